@@ -5,11 +5,9 @@ Needs transformers. Trainers that derive from its Trainer do as well.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +46,8 @@ def exchange_gradients(trainer: Trainer, **options: Any) -> GradientExchange:
     Each checkpoint with an optimiser's state has the residuals of all ranks in ``telegrad.safetensors``, which rank 0
     writes (``GatheredState``); ``train(resume_from_checkpoint=…)`` restores them on any number of ranks. What waits
     after a ``train`` goes on in the next one of the same model. What cannot go on, as another model has come, a
-    parameter was frozen or a checkpoint without it was read, is a ``RuntimeWarning`` that says how much it is. An
+    parameter was frozen, a checkpoint without it was read or ``load_best_model_at_end`` has brought other weights, is a
+    ``RuntimeWarning`` that says how much it is; in a search of hyperparameters each trial begins without a word. An
     exception in ``train`` ends the other ranks' sums at once.
 
     The Trainer clips averages to a norm of 1 unless told otherwise, and sparse ones must not be (``RuntimeWarning``):
@@ -56,16 +55,21 @@ def exchange_gradients(trainer: Trainer, **options: Any) -> GradientExchange:
 
     In a job of one process nothing is exchanged (``RuntimeWarning``). Raises ``TypeError`` for an option that does not
     exist or what is no Trainer, and ``ValueError`` for a trainer that has an exchange. ``train`` raises ``ValueError``
-    where the model is not wrapped in DistributedDataParallel, as with ``fsdp`` and ``deepspeed``, and where some ranks
-    find a checkpoint's ``telegrad.safetensors`` and others do not; ``TypeError`` and ``ValueError`` as DDPState does.
+    where the model is not wrapped in DistributedDataParallel, as with ``fsdp`` and ``deepspeed``, where a checkpoint's
+    ``telegrad.safetensors`` is damaged, does not fit or is not found by all ranks, and where the callback was removed
+    after a ``train``; ``TypeError`` and ``ValueError`` as DDPState does.
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(f"trainer is a {type(trainer).__name__}: it must be a transformers.Trainer")
-    if any(isinstance(one, GradientExchange) for one in trainer.callback_handler.callbacks):
-        raise ValueError("trainer exchanges its gradients already: call exchange_gradients() once")
+    if isinstance(getattr(trainer.train, "__self__", None), GradientExchange):
+        raise ValueError(
+            "trainer exchanges its gradients already: call exchange_gradients() once, and make a new Trainer for other "
+            "options"
+        )
     exchange = GradientExchange(trainer, options)
-    trainer.add_callback(exchange)
-    vars(trainer)["train"] = exchange.watching(trainer.train)
+    # The first one, so that callbacks that upload checkpoints, as those of report_to do, find its file there.
+    trainer.callback_handler.callbacks.insert(0, exchange)
+    vars(trainer)["train"] = exchange.train
     return exchange
 
 
@@ -75,30 +79,39 @@ class GradientExchange(TrainerCallback):
     def __init__(self, trainer: Trainer, options: dict[str, Any]) -> None:
         self._joining, self._options = divided_options("exchange_gradients()", options)
         self._trainer = trainer
+        self._train = trainer.train
         self._hooked: _Hooked | None = None
         self._waiting: dict[str, Any] | None = None  # of the train() before, until a state has taken it over
         self._module: torch.nn.Module | None = None  # whose gradients these are
-        self._resumed: Any = None  # what train() was told to resume from
+        self._moved = False  # what waits is of other weights than the model has
+        self._resumed: Any = None  # what train() was told to resume from, until that has been read
+        self._trial: Any = None  # of a search of hyperparameters
 
     @property
     def state(self) -> DDPState | None:
         """Of the last ``train``; ``None`` before the first, and in a job of one process."""
         return None if self._hooked is None else self._hooked.state
 
-    def watching(self, train: Callable[..., Any]) -> Callable[..., Any]:
-        """``trainer.train``: no event of the Trainer tells which checkpoint it resumes from, nor of an exception."""
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        """In the place of ``trainer.train``, whose arguments it takes: no event of the Trainer tells which checkpoint
+        it resumes from, nor of an exception. A method, so that a copy of the trainer trains the copy.
 
-        @functools.wraps(train)
-        def watched(*arguments: Any, **named: Any) -> Any:
-            self._resumed = named.get("resume_from_checkpoint", arguments[0] if arguments else None)
-            try:
-                return train(*arguments, **named)
-            except BaseException as error:
-                if self.state is not None:
-                    self.state.comm.abort(f"{type(error).__name__}: {error}")
-                raise
-
-        return watched
+        Raises ``ValueError`` where this callback was removed after a ``train``: the model would go on with its hook.
+        """
+        if self._hooked is not None and self not in self._trainer.callback_handler.callbacks:
+            raise ValueError(
+                "the callback of exchange_gradients() was removed from the trainer, but its model keeps the hook: make "
+                "a new Trainer to train without it"
+            )
+        given = dict(zip(("resume_from_checkpoint", "trial"), arguments, strict=False)) | named
+        self._resumed, self._trial = given.get("resume_from_checkpoint"), given.get("trial")
+        try:
+            _forget_evaluation(self._trainer)
+            return self._train(*arguments, **named)
+        except BaseException as error:
+            if self.state is not None:
+                self.state.comm.abort(f"{type(error).__name__}: {error}")
+            raise
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -115,7 +128,8 @@ class GradientExchange(TrainerCallback):
             )
             return
         checkpoint = self._checkpoint(args)
-        options = with_found(self._options, [self._trainer.optimizer], self._trainer.accelerator.scaler)
+        optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)  # of Accelerate's around it
+        options = with_found(self._options, [optimizer], self._trainer.accelerator.scaler)
         warn_of_clipping(options, args.max_grad_norm, "TrainingArguments(max_grad_norm=0)")
         if self._hooked is not None:
             self._waiting = close_for_next(self._hooked.state) or self._waiting
@@ -126,20 +140,35 @@ class GradientExchange(TrainerCallback):
             ddp.register_comm_hook(self._hooked, ddp_hook)
         self._hooked.state = exchanging
         loaded = None if checkpoint is None else _read(exchanging.comm, checkpoint / FILE)
-        if loaded is not None:
-            GatheredState(exchanging).load_state_dict(loaded)
+        if checkpoint is not None and loaded is not None:
+            try:
+                GatheredState(exchanging).load_state_dict(loaded)
+            except ValueError as error:
+                raise ValueError(
+                    f"{checkpoint / FILE} does not fit: {error}; or remove the file, to go on without what was not sent"
+                ) from error
         elif checkpoint is not None:
             why = f"the checkpoint {checkpoint} has no {FILE}"
             if waiting is not None:
                 warn_of_loss(waiting, why)
-            warnings.warn(f"{why}: training goes on without what its ranks had not sent", RuntimeWarning, 2)
+            if options.get("mode") != "dense" or options.get("momentum"):
+                warnings.warn(f"{why}: training goes on without what its ranks had not sent", RuntimeWarning, 2)
         elif waiting is not None and self._module is not ddp.module:
-            warn_of_loss(waiting, "the training before was of another model")
-        elif waiting is not None and args.load_best_model_at_end:
+            if self._trial is None:  # a search has a model for each trial
+                warn_of_loss(waiting, "the training before was of another model")
+        elif waiting is not None and self._moved:
             warn_of_loss(waiting, "load_best_model_at_end has brought other weights")
         elif waiting is not None:
             go_on(exchanging, waiting)
-        self._module = ddp.module
+        self._module, self._moved = ddp.module, False
+        self._resumed = None  # in this train() the weights are read once, however often it begins
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The Trainer calls it when it has read the best weights."""
+        best = state.best_model_checkpoint is not None and state.best_global_step != state.global_step
+        self._moved = args.load_best_model_at_end and best
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """The Trainer calls it on all ranks, when the other files of a checkpoint are written."""
@@ -148,11 +177,12 @@ class GradientExchange(TrainerCallback):
         gathered = GatheredState(self.state).state_dict()
         if self.state.comm.rank != 0:
             return
-        folder = Path(args.output_dir or "") / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        run = Path(self._trainer._get_output_dir(self._trial))  # of a search of hyperparameters each trial has its own
+        folder = run / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         if not folder.is_dir():
             warnings.warn(
-                f"the checkpoint of step {state.global_step} is not in {folder}, as in a search of hyperparameters: it "
-                "lacks the gradients that were not sent yet",
+                f"the checkpoint of step {state.global_step} is not in {folder}, as the Trainer's are: it lacks the "
+                "gradients that were not sent yet",
                 RuntimeWarning,
                 2,
             )
@@ -164,20 +194,33 @@ class GradientExchange(TrainerCallback):
         are several, and it is wrapped otherwise."""
         model = self._trainer.model_wrapped
         model = getattr(model, "_orig_mod", model)  # of torch.compile
-        if isinstance(model, DistributedDataParallel):
-            return model
-        if self._trainer.args.world_size > 1:
+        if self._trainer.args.world_size == 1:  # torchrun has DDP made of one process too, where it would only compress
+            return None
+        if not isinstance(model, DistributedDataParallel):
             raise ValueError(
                 f"the trainer trains a {type(model).__name__}, which is not wrapped in DistributedDataParallel: leave "
                 "fsdp and deepspeed out of its TrainingArguments"
             )
-        return None
+        return model
 
     def _checkpoint(self, args: TrainingArguments) -> Path | None:
         folder = self._resumed
         if folder is True:
             folder = get_last_checkpoint(args.output_dir)  # type: ignore[no-untyped-call]
         return Path(folder) if folder else None
+
+
+def _forget_evaluation(trainer: Trainer) -> None:
+    """Lets ``train`` wrap a model that ``evaluate`` or ``predict`` has used before the first training: Accelerate 1.15
+    takes it for prepared, and without DistributedDataParallel each rank would train a model of its own."""
+    model = getattr(trainer.model_wrapped, "_orig_mod", trainer.model_wrapped)  # of torch.compile
+    if trainer.args.world_size == 1 or not isinstance(model, torch.nn.Module) or model is not trainer.model:
+        return
+    if vars(model).pop("_is_accelerate_prepared", False):
+        forward = vars(model).pop("_original_forward", None)  # without the autocast that is wrapped around it again
+        if forward is not None:
+            model.forward = forward
+        trainer.model_wrapped = model
 
 
 class _Hooked:

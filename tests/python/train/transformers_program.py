@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import re
@@ -18,7 +19,8 @@ import torch
 import transformers_ddp as example
 from lightning_program import comm_text
 from safetensors import safe_open
-from transformers import Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback, integrations
+from transformers.trainer_utils import HPSearchBackend
 
 import telegrad
 from telegrad import Communicator
@@ -138,13 +140,6 @@ def transformers_goes_on_in_the_next_training(comm: Communicator) -> None:
         assert residual.any()
         assert torch.equal(residual, begun[0][name])
 
-    training.trainer.args.load_best_model_at_end = True
-    with warned() as said:
-        training.run()
-    assert len(said) == 2  # residual and velocity
-    assert "load_best_model_at_end has brought other weights" in said[0]
-    training.trainer.args.load_best_model_at_end = False
-
     plain = Training(root / "plain", None, 1)
     plain.run()
     with warned() as said:
@@ -160,6 +155,78 @@ def transformers_goes_on_in_the_next_training(comm: Communicator) -> None:
         training.run()
     assert len(said) == 2
     assert "the training before was of another model" in said[0]
+
+
+def transformers_best_model(comm: Communicator) -> None:
+    """What waits belongs to the last weights, not to the best ones that are read at the end."""
+    root = Path(comm_text(comm, tempfile.mkdtemp()))
+    for greater, count in ((True, 2), (False, 0)):  # of losses that fall the greatest is the first one
+        best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": greater}
+        training = Training(root, SPARSE, 2, eval_strategy="epoch", **best)
+        training.run()
+        arguments = training.trainer.args
+        arguments.load_best_model_at_end, arguments.max_steps = False, 1
+        with warned() as said:
+            training.run()
+        assert len(said) == count  # residual and velocity
+        assert all("load_best_model_at_end has brought other weights" in one for one in said)
+
+
+def transformers_evaluates_first(comm: Communicator) -> None:
+    """Accelerate would not wrap a model that it has prepared for evaluation."""
+    root = Path(comm_text(comm, tempfile.mkdtemp()))
+    plain = Training(root, None, 1, bf16=True, max_steps=4)
+    dense = Training(root, {"mode": "dense"}, 1, bf16=True, max_steps=4)
+    with contextlib.redirect_stdout(io.StringIO()):
+        dense.trainer.evaluate()
+    assert plain.run() == dense.run()
+    assert_equal(plain, dense)
+
+
+def transformers_copies_and_searches(comm: Communicator) -> None:
+    root = Path(comm_text(comm, tempfile.mkdtemp()))
+    training = Training(root, SPARSE, 1, max_steps=4)
+    trainer = copy.deepcopy(training.trainer)
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    assert (trainer.state.global_step, training.trainer.state.global_step) == (4, 0)
+
+    trainer = training.trainer
+    trainer.model_init, trainer.hp_search_backend = example.Network, HPSearchBackend.OPTUNA
+    trainer.hp_space = lambda trial: trial.params
+    found: list[bool] = []
+
+    class Uploads(TrainerCallback):
+        def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+            found.append((root / f"run-{number}" / f"checkpoint-{state.global_step}" / FILE).exists())
+
+    trainer.callback_handler.callbacks.insert(1, Uploads())  # as those that the trainer was made with
+    with warned() as said, contextlib.redirect_stdout(io.StringIO()), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(integrations, "hp_params", lambda trial: trial.params)  # it asks optuna, which need not be here
+        for number in range(2):
+            trainer.train(trial=SimpleNamespace(number=number, params={}))
+    assert said == []
+    assert found == [True, True] or comm.rank != 0
+
+    assert training.exchange is not None
+    trainer.remove_callback(training.exchange)
+    with pytest.raises(ValueError, match="was removed from the trainer, but its model keeps the hook: make a new"):
+        trainer.train()
+    with pytest.raises(ValueError, match="once, and make a new Trainer for other options"):
+        exchange_gradients(trainer)
+
+
+def transformers_resumes_other_options(comm: Communicator) -> None:
+    root = Path(comm_text(comm, tempfile.mkdtemp()))
+    for folder, exchange in (("sparse", SPARSE), ("plain", None)):
+        Training(root / folder, exchange, 1, max_steps=2, save_strategy="steps", save_steps=2).run()
+    with pytest.raises(ValueError, match=rf"checkpoint-2.{FILE} does not fit: state has .*; or remove the file"):
+        Training(root / "sparse", {"mode": "dense"}, 1, max_steps=4).run(True)
+    with warned() as said:
+        Training(root / "plain", {"mode": "dense"}, 1, max_steps=4, save_strategy="no").run(True)
+    assert said == []  # nothing waits in dense training
+    with pytest.raises(ValueError, match="optimizer is AdamW: momentum= is for SGD"):
+        Training(root, SPARSE, 1, optim="adamw_torch").run()
 
 
 def transformers_example_learns_as_plain_ddp(comm: Communicator) -> None:
@@ -188,15 +255,16 @@ def transformers_refusals(comm: Communicator) -> None:
     with pytest.raises(ValueError, match="timeout_s=-1"):
         Training(root, {"timeout_s": -1}, 1).run()
 
-    def begin(world_size: int) -> None:
+    def begin(world_size: int, model: torch.nn.Module) -> None:
         arguments = SimpleNamespace(world_size=world_size)
-        trainer: Any = SimpleNamespace(model_wrapped=torch.nn.Linear(4, 4), args=arguments)
+        trainer: Any = SimpleNamespace(model_wrapped=model, args=arguments)
+        trainer.train = None
         GradientExchange(trainer, {}).on_train_begin(arguments, None, None)  # type: ignore[arg-type]
 
     with pytest.raises(ValueError, match=r"trains a Linear.*leave fsdp and deepspeed out"):
-        begin(2)
+        begin(2, torch.nn.Linear(4, 4))
     with pytest.warns(RuntimeWarning, match=r"runs in one process.*torchrun --nproc-per-node 2 "):
-        begin(1)
+        begin(1, torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)))  # torchrun --nproc-per-node 1
     for exchange, count in ((SPARSE, 1), ({"mode": "dense"}, 0)):
         with warned() as said:
             Training(root, exchange, 1, max_grad_norm=1.0, max_steps=1).run()
@@ -247,6 +315,10 @@ SCENARIOS = [
     transformers_trains_and_resumes,
     transformers_accumulates_and_evaluates,
     transformers_goes_on_in_the_next_training,
+    transformers_best_model,
+    transformers_evaluates_first,
+    transformers_copies_and_searches,
+    transformers_resumes_other_options,
     transformers_example_learns_as_plain_ddp,
     transformers_refusals,
 ]
