@@ -115,7 +115,8 @@ def advise(
         text = "\n".join(["", *(f"• {one}" for one in found.reasons), "", *(f"Mind: {one}" for one in found.cautions)])
         panel = f"[bold]{found.verdict}[/]{text}"
         console.print(Panel(panel, title="advice", title_align="left"), highlight=False)
-        console.print(Syntax(found.line, "python", background_color="default", word_wrap=True))
+        # Not wrapped by us: whoever copies it must get one line.
+        console.print(Syntax("", "python", background_color="default").highlight(found.line), soft_wrap=True, end="")
         if nodes == 1:
             about = "none is used: all ranks share a node"
         within = _about_within(cluster)

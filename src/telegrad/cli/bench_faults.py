@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import TextColumn
 
 from telegrad.bench.fault_judge import Seen, Verdict
 from telegrad.bench.fault_runs import run_trials
 from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
 from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.cli.console import table_console
 from telegrad.cli.options import rank_range
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.cli.progress import counting
@@ -51,7 +51,7 @@ def faults(
     repeated alone; chance remains in the timing. Ends with status 1 on any violation; times are judged with
     [bold]--strict-times[/] only, for they are the machine's too.
     """
-    console = Console()
+    console = table_console()
     options = _checked(ranks, network, kinds, liveness)
     check_all_writable({"--json": json_file, "--plot": plot_file})
     machine = describe_machine()

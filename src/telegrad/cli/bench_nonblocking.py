@@ -11,6 +11,7 @@ from rich.table import Table
 from telegrad.bench.nonblocking import run
 from telegrad.bench.plan import Plan, text_of
 from telegrad.bench.runner import Row
+from telegrad.cli.console import table_console
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_writable, end_with_rows
 from telegrad.cli.progress import counting
@@ -33,7 +34,7 @@ def nonblocking(
     Times are medians of the slowest rank. [bold]computing[/] is the time until a sum is over while the main thread
     multiplies small matrices (one takes [bold]matmul[/], the resolution). Ratios are to blocking.
     """
-    console = Console()
+    console = table_console()
     networks, sizes_in_bytes = networks_of([name.strip() for name in network.split(",")]), byte_sizes(sizes)
     check_writable(json_file, "--json")
     rows: list[Row] = []

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from telegrad.bench.peers import title_of
 
-_FILE_COLUMNS = 120
+_FILE_COLUMNS = 140  # the widest: sums among ranks that are dealt out to nodes, beside both peers
 
 
 def table_console() -> Console:

@@ -108,8 +108,9 @@ def test_a_peer_that_does_not_start_is_left_out_and_told_why(tmp_path: Path, mon
 def test_non_blocking_sums_beside_blocking_ones(tmp_path: Path) -> None:
     found = tmp_path / "rows.json"
     options = ["--ranks", "2", "--sizes", "4,1KiB", "--samples", "3", "--timeout", "90", "--json", str(found)]
-    done = CliRunner().invoke(app, ["nonblocking", *options])
+    done = CliRunner().invoke(app, ["nonblocking", *options], env={"COLUMNS": "80"})
     assert done.exit_code == 0, done.output
+    assert "…" not in done.output, "in a file every cell is whole"
     rows = json.loads(found.read_text())["rows"]
     assert [(row["op"], row["network"], row["ranks"], row["bytes"], row["wrong"]) for row in rows] == [
         ("nonblocking", "shm", 2, size, 0) for size in (4, 1024)

@@ -6,13 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
-from telegrad.bench.fault_judge import Seen, judge
+from telegrad.bench.fault_judge import Seen, Verdict, judge
 from telegrad.bench.fault_runs import _processes_with, _unused
 from telegrad.bench.fault_trials import Options, draw
 from telegrad.cli.bench import app
@@ -43,6 +44,17 @@ def test_trials_write_verdicts_and_a_plot(tmp_path: Path) -> None:
     assert drawn.read_bytes()[:4] == b"\x89PNG"
     assert "3 trials" in output
     assert "0 hangs" in output
+
+
+def test_the_table_is_whole_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_trials(seeds: list[int], options: Options, **kwargs: object) -> list[Verdict]:
+        verdict = judge(draw(seeds[0], options), Seen({}, [None] * 9, hung=(0,)))
+        return [replace(verdict, detected_s={1: 0.12345}, closed_s=0.32691)]
+
+    monkeypatch.setattr("telegrad.cli.bench_faults.run_trials", run_trials)
+    done = CliRunner().invoke(app, ["faults"], env={"COLUMNS": "80"})
+    assert "123.45 ms" in done.output
+    assert "…" not in done.output
 
 
 @_needs_ucx

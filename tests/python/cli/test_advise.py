@@ -52,6 +52,14 @@ def test_resnet_on_a_fast_network() -> None:
     assert "divided by multiplications" in words(output)
 
 
+def test_the_line_of_code_is_one_line_however_narrow_the_terminal() -> None:
+    status, output = advice("--model", "vgg16", "--network", "1gbit", columns=60)
+    assert status == 0
+    (line,) = (one for one in output.splitlines() if one.startswith("sync = "))
+    compile(line, "line", "exec")
+    assert line.endswith('collective="oktopk")  # instead of DDP')
+
+
 def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = tmp_path / "vgg.svg"

@@ -1,0 +1,22 @@
+"""How wide commands print where they do not print to a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from telegrad.bench.peers import PEERS
+from telegrad.cli.console import table_console
+from telegrad.report.allreduce import table_of
+
+
+def test_a_file_holds_the_widest_table_of_sums_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    row: dict[str, object] = {"op": "allreduce", "algorithm": "recursive_doubling, interleaved", "chosen": None}
+    row |= {"ranks": 8, "bytes": 1 << 20, "wire_bytes": 1835008.0, "bound_s": 0.01, "wrong": 0, "measured_again": True}
+    row |= {"median_s": 0.12883, "p90_s": 0.17658}
+    for peer in PEERS:
+        row |= {f"{peer}_median_s": 0.12883, f"{peer}_p90_s": 0.17658, f"{peer}_wrong": 0, f"ratio_to_{peer}": 2.95}
+    console = table_console()
+    with console.capture() as printed:
+        console.print(table_of([row], "all_reduce, 8 ranks on 2 nodes, 1gbit"))
+    assert "…" not in printed.get()
