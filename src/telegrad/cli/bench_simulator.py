@@ -15,7 +15,6 @@ from telegrad.cli.options import RowsFile
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 
-
 _LEAST_RANKS = min(case.ranks for case in CASES)
 
 
