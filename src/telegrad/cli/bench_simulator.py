@@ -15,12 +15,10 @@ from telegrad.cli.options import RowsFile
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.cli.progress import counting
 
-_LEAST_RANKS = min(case.ranks for case in CASES)
-
 
 def simulator(
     most_ranks: Annotated[
-        int, typer.Option(min=_LEAST_RANKS, help="Leave out the cases with more ranks than this.")
+        int, typer.Option(min=2, help="Leave out the cases with more ranks than this (the smallest has 1,024).")
     ] = 4096,
     json_file: RowsFile = None,
 ) -> None:
@@ -33,6 +31,9 @@ def simulator(
     console = Console()
     check_writable(json_file, "--json")
     cases = [case for case in CASES if case.ranks <= most_ranks]
+    if not cases:
+        least = min(case.ranks for case in CASES)
+        raise typer.BadParameter(f"no case has so few ranks: give at least {least}", param_hint="--most-ranks")
     with counting(console) as progress:
         task = progress.add_task("cases", total=len(cases))
         rows = run_cases(cases, on_row=lambda _: progress.advance(task))
