@@ -98,7 +98,7 @@ def warn_of_loss(waiting: dict[str, Any], why: str) -> None:
         if any(norms.values()):
             warnings.warn(
                 f"a {kind} of norm {math.hypot(*norms.values()):.3g}, of {len(norms)} parameters, such as "
-                f"{next(iter(norms))!r}, does not go on in this fit: {why}",
+                f"{next(iter(norms))!r}, does not go on: {why}",
                 RuntimeWarning,
                 3,
             )
