@@ -286,7 +286,8 @@ def test_what_the_engine_may_have_is_kept_until_close(
     assert not in_use(staging) & seen
     for comm in comms:
         comm.close()
-    streams[0].synchronize()
+    for stream in streams:
+        stream.synchronize()
     assert in_use(staging) >= seen
     staging.check_all_came_back()
 
