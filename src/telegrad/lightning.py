@@ -17,7 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 from telegrad.comm import Communicator
 from telegrad.errors import TransportError
 from telegrad.train import DDPState, GatheredState, ddp_hook
-from telegrad.train.fits import close_for_next, divided_options, go_on, warn_of_clipping, warn_of_loss, with_found
+from telegrad.train.fits import (
+    close_for_next,
+    divided_options,
+    go_on,
+    may_wait,
+    warn_of_clipping,
+    warn_of_loss,
+    with_found,
+)
 
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
@@ -81,7 +89,7 @@ class GradientExchange(Callback):
         scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
         options = with_found(self._options, trainer.optimizers, scaler)
         warn_of_clipping(options, getattr(trainer, "gradient_clip_val", None), "Trainer(gradient_clip_val=None)")
-        if _ends_with_fit(trainer) and (options.get("mode") != "dense" or options.get("momentum")):
+        if _ends_with_fit(trainer) and may_wait(options):
             warnings.warn(
                 "the processes of this strategy end with fit, and with them what they have not sent: later fits begin "
                 "without it, and only checkpoints that are written inside fit have it; use strategy='ddp'",

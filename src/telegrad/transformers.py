@@ -19,7 +19,15 @@ from telegrad.comm import Communicator
 from telegrad.train import DDPState, GatheredState, ddp_hook
 from telegrad.train.bucket import GradBucket
 from telegrad.train.checkpoint import packed, unpacked
-from telegrad.train.fits import close_for_next, divided_options, go_on, warn_of_clipping, warn_of_loss, with_found
+from telegrad.train.fits import (
+    close_for_next,
+    divided_options,
+    go_on,
+    may_wait,
+    warn_of_clipping,
+    warn_of_loss,
+    with_found,
+)
 
 try:
     from safetensors import SafetensorError, safe_open
@@ -81,7 +89,6 @@ class GradientExchange(TrainerCallback):
         self._trainer = trainer
         self._train = trainer.train
         self._hooked: _Hooked | None = None
-        self._waiting: dict[str, Any] | None = None  # of the train() before, until a state has taken it over
         self._module: torch.nn.Module | None = None  # whose gradients these are
         self._moved = False  # what waits is of other weights than the model has
         self._resumed: Any = None  # what train() was told to resume from, until that has been read
@@ -131,9 +138,7 @@ class GradientExchange(TrainerCallback):
         optimizer = getattr(self._trainer.optimizer, "optimizer", self._trainer.optimizer)  # of Accelerate's around it
         options = with_found(self._options, [optimizer], self._trainer.accelerator.scaler)
         warn_of_clipping(options, args.max_grad_norm, "TrainingArguments(max_grad_norm=0)")
-        if self._hooked is not None:
-            self._waiting = close_for_next(self._hooked.state) or self._waiting
-        waiting, self._waiting = self._waiting, None
+        waiting = None if self._hooked is None else close_for_next(self._hooked.state)
         exchanging = DDPState(Communicator.from_torch(**self._joining), ddp.named_parameters(), **options)
         if self._hooked is None or self._hooked.ddp is not ddp:
             self._hooked = _Hooked(ddp, exchanging)
@@ -151,7 +156,7 @@ class GradientExchange(TrainerCallback):
             why = f"the checkpoint {checkpoint} has no {FILE}"
             if waiting is not None:
                 warn_of_loss(waiting, why)
-            if options.get("mode") != "dense" or options.get("momentum"):
+            if may_wait(options):
                 warnings.warn(f"{why}: training goes on without what its ranks had not sent", RuntimeWarning, 2)
         elif waiting is not None and self._module is not ddp.module:
             if self._trial is None:  # a search has a model for each trial

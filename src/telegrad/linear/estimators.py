@@ -20,7 +20,6 @@ from telegrad import Communicator
 from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.arguments import checked_flag, checked_number
 from telegrad.comm.texts import all_gather_text
-from telegrad.linear.convergence import last_fall
 from telegrad.linear.losses import F32
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
@@ -115,8 +114,7 @@ class _Linear(BaseEstimator):
             )
         if diverged:
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
-        fall = last_fall([trained.loss_at_zero, *(report.loss for report in trained.epochs)])
-        return trained.model.weights, trained.model.bias, fall
+        return trained.model.weights, trained.model.bias, trained.last_fall
 
     def _warn_of(self, fall: float) -> None:
         """Called by ``fit``, whose caller the warning names."""

@@ -23,7 +23,6 @@ from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.texts import all_gather_text
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
-from telegrad.linear.convergence import last_fall
 from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm
 from telegrad.linear.losses import label_counts
 from telegrad.linear.model import LinearModel
@@ -152,7 +151,7 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         except OSError as error:
             raise OSError(f"cannot write the model to {job.model}: {error.strerror or error}") from error
     end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
-    fall = 0.0 if diverged else last_fall([trained.loss_at_zero, *(report.loss for report in trained.epochs)])
+    fall = 0.0 if diverged else trained.last_fall
     end |= {"first_learning_rate": trained.first_rate, "last_fall": fall}
     say({"kind": "end", **end, "diverged": diverged})
 

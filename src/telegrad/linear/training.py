@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from telegrad import Communicator
 from telegrad.linear.aggregation import Aggregation, Gathering
+from telegrad.linear.convergence import last_fall
 from telegrad.linear.coordinate_descent import CoordinateDescent
 from telegrad.linear.losses import is_classification, losses_of, signed
 from telegrad.linear.minibatch import MiniBatches
@@ -62,6 +63,11 @@ class Trained:
 
     first_rate: float
     """The learning rate of the first step, the default where settings have none; 0 with coordinate descent."""
+
+    @property
+    def last_fall(self) -> float:
+        """By what part the loss has fallen in an epoch in the end; 0 where that may be chance."""
+        return last_fall([self.loss_at_zero, *(report.loss for report in self.epochs)])
 
     @property
     def diverged(self) -> bool:

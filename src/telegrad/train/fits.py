@@ -44,6 +44,11 @@ def with_found(options: Mapping[str, Any], optimizers: Sequence[Any], scaler: An
     return found
 
 
+def may_wait(options: Mapping[str, Any]) -> bool:
+    """Whether a DDPState with these options has a residual or a velocity to lose."""
+    return options.get("mode") != "dense" or bool(options.get("momentum"))
+
+
 def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str) -> None:
     """Where a trainer clips averages to ``norm``, which hold gradients of several steps where they are sparse.
 
