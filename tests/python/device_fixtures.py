@@ -8,6 +8,7 @@ import pytest
 from computing_device import ComputingRuntime
 from device_ranks import RANKS
 from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream
+from new_tensors import garbage_in_new_tensors
 
 from telegrad import Communicator
 from telegrad.comm.device import runtime as runtimes
@@ -18,8 +19,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[ComputingRuntime]:
     runtime = ComputingRuntime()
     monkeypatch.setitem(runtimes._makers, DEVICE_TYPE, lambda: runtime)
     monkeypatch.setitem(runtimes._runtimes, DEVICE_TYPE, runtime)
-    yield runtime
-    runtime.stop()
+    with garbage_in_new_tensors():
+        yield runtime
+        runtime.stop()
 
 
 @pytest.fixture

@@ -61,7 +61,10 @@ def _spare_the_interpreter() -> None:
 
 
 if DEVICE == "cpu":
+    import kernel_memory
+
     _spare_the_interpreter()
+    kernel_memory.watch()
 
 
 def turn_blocks_round(patch: pytest.MonkeyPatch) -> None:
