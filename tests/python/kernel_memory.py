@@ -17,6 +17,7 @@ And lanes that the mask of a load leaves out hold garbage where no ``other`` is 
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 from bisect import bisect_right
 from enum import IntEnum
@@ -168,12 +169,12 @@ class Launch:
         self._spans |= spans
         ordered = sorted(self._spans)
         self._starts = [start for start, _ in ordered]
-        self._ends = [start + size for start, size in ordered]
+        # The farthest so far: of what was freed, too, so that one may lie in another.
+        self._ends = [*itertools.accumulate((start + size for start, size in ordered), max)]
 
     def _outside(self, first: int, end: int) -> bool:
         place = bisect_right(self._starts, first)
-        # of what was freed, too, so that one may lie in another
-        return all(end > one for one in self._ends[max(0, place - 3) : place])
+        return place == 0 or end > self._ends[place - 1]
 
 
 def _spans_of(tensors: list[torch.Tensor]) -> set[Span]:
