@@ -178,7 +178,23 @@ void bind_linear(nb::module_& module) {
             descent.write_weights(memory<float>(out, count));
           },
           nb::arg("out"), nb::arg("count"), unlocked)
-      .def_prop_ro("bias", &Descent::bias);
+      .def("settle", &Descent::settle, unlocked)
+      .def(
+          "write_squares",
+          [](const Descent& descent, std::uintptr_t out, std::size_t count) {
+            descent.write_squares(memory<float>(out, count));
+          },
+          nb::arg("out"), nb::arg("count"), unlocked)
+      .def(
+          "restore",
+          [](Descent& descent, std::uintptr_t weights, std::uintptr_t squares, std::size_t count, double bias,
+             double bias_squares) {
+            descent.restore(memory<const float>(weights, count),
+                            memory<const float>(squares, squares == 0 ? 0 : count), bias, bias_squares);
+          },
+          nb::arg("weights"), nb::arg("squares"), nb::arg("count"), nb::arg("bias"), nb::arg("bias_squares"), unlocked)
+      .def_prop_ro("bias", &Descent::bias)
+      .def_prop_ro("bias_squares", &Descent::bias_squares);
   nb::class_<RankGradient>(module, "RankGradient")
       .def(nb::init<const Descent&, const Numbering*, Team&>(), nb::arg("descent"), nb::arg("numbering").none(),
            nb::arg("team"), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), unlocked)

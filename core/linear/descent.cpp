@@ -147,15 +147,20 @@ void Descent::finish_step(double slope, double rate, double rows) {
   }
   if (rule_ == Rule::sgd) {
     scale_ /= 1 + rate * penalty_.l2;
-    if (scale_ < kSmallestScale) fold_scale();
+    if (scale_ < kSmallestScale) settle();
   }
 }
 
-void Descent::fold_scale() {
-  for (std::size_t place = 0; place < weights_.size(); ++place) weights_[place] = worth_at(place);
+void Descent::settle() {
+  // What is 0 stays so, and so does memory that nobody has written.
+  for (std::size_t place = 0; place < weights_.size(); ++place) {
+    if (weights_[place] != 0) weights_[place] = worth_at(place);
+  }
   scale_ = 1;
   if (last_.empty()) return;
-  std::fill(last_.begin(), last_.end(), 0);
+  for (std::uint32_t& last : last_) {
+    if (last != 0) last = 0;
+  }
   clock_.assign(1, 0);
   owed_.clock = clock_;
   owed_.now = 0;
@@ -163,6 +168,26 @@ void Descent::fold_scale() {
 
 void Descent::write_weights(std::span<float> out) const {
   for (std::size_t i = 0; i < weights_.size(); ++i) out[i] = worth_at(place_of(static_cast<std::uint32_t>(i)));
+}
+
+void Descent::write_squares(std::span<float> out) const {
+  for (std::size_t i = 0; i < squares_.size(); ++i) out[i] = squares_[place_of(static_cast<std::uint32_t>(i))];
+}
+
+void Descent::restore(std::span<const float> weights, std::span<const float> squares, double bias,
+                      double bias_squares) {
+  TELEGRAD_CHECK(weights.size() == weights_.size() && squares.size() == squares_.size());
+  bias_ = bias;
+  bias_squares_ = bias_squares;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    const std::uint32_t place = place_of(static_cast<std::uint32_t>(i));
+    // Most are 0, and so is the memory, which need not be there where nobody has written.
+    if (weights[i] != 0) weights_[place] = weights[i];
+    if (squares.empty() || (squares[i] == 0 && weights[i] == 0)) continue;
+    squares_[place] = squares[i];
+    if (!paces_.empty()) paces_[place] = static_cast<float>(pace_of(static_cast<double>(squares[i])));
+  }
+  if (!last_.empty()) owed_ = {last_, clock_, clock_.back(), paces_, penalty_.l1, rule_ == Rule::sgd ? 0 : penalty_.l2};
 }
 
 }  // namespace telegrad::linear

@@ -60,9 +60,21 @@ class Descent {
   /// The weights with all that they owe, by features.
   void write_weights(std::span<float> out) const;
 
+  /// Takes from the weights all that they owe, which rounds. Steps go on from here as from what restore() is given.
+  void settle();
+
+  /// AdaGrad's sums of squared gradients, by features; `out` is empty with another rule.
+  void write_squares(std::span<float> out) const;
+
+  /// Before any step: goes on from what another had after settle(), to the bit.
+  void restore(std::span<const float> weights, std::span<const float> squares, double bias, double bias_squares);
+
   std::size_t features() const { return weights_.size(); }
 
   double bias() const { return bias_; }
+
+  /// AdaGrad's sum of the bias's.
+  double bias_squares() const { return bias_squares_; }
 
  private:
   std::uint32_t place_of(std::uint32_t feature) const {
@@ -76,7 +88,6 @@ class Descent {
   template <class Do>
   auto by_rule(double rate, double rows, const Do& act);
   void finish_step(double slope, double rate, double rows);
-  void fold_scale();
 
   Rule rule_;
   Penalty penalty_;

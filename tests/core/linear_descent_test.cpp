@@ -179,6 +179,44 @@ TEST("a rank alone steps by its rows, with the same bits however many threads it
   }
 }
 
+TEST("what is restored goes on as what was settled, to the bit, with and without a numbering") {
+  const Steps before = steps_of(3, 25, 0.3), behind = steps_of(4, 25, 0.3);
+  const std::vector<std::uint32_t> own{2, 3, 17, 30};
+  const Numbering numbering(own, kFeatures);
+  Team team(2);
+  for (const Rule rule : {Rule::sgd, Rule::adagrad}) {
+    for (const Penalty penalty : {Penalty{}, Penalty{0, 0.3}, Penalty{0.05, 0}, Penalty{0.02, 0.2}}) {
+      const auto go = [](Descent& descent, const Steps& steps) {
+        for (std::size_t step = 0; step < steps.rates.size(); ++step) {
+          descent.step(steps.indices[step], steps.sums[step], steps.slopes[step], steps.rates[step], kRows);
+        }
+      };
+      const auto weights_of = [](const Descent& descent) {
+        std::vector<float> weights(kFeatures);
+        descent.write_weights(weights);
+        return weights;
+      };
+      Descent first(kFeatures, rule, penalty, true, team);
+      go(first, before);
+      const std::vector<float> owing = weights_of(first);
+      first.settle();
+      const std::vector<float> settled = weights_of(first);
+      EXPECT(settled == owing);
+      std::vector<float> squares(rule == Rule::adagrad ? kFeatures : 0);
+      first.write_squares(squares);
+      Descent second(kFeatures, rule, penalty, true, team, &numbering);
+      second.restore(settled, squares, first.bias(), first.bias_squares());
+      EXPECT(weights_of(second) == settled);
+      go(first, behind);
+      go(second, behind);
+      EXPECT(weights_of(second) == weights_of(first));
+      EXPECT(weights_of(second) != settled);
+      EXPECT_EQ(second.bias(), first.bias());
+      EXPECT_EQ(second.bias_squares(), first.bias_squares());
+    }
+  }
+}
+
 TEST("a flow can be cut anywhere, ends at 0, and keeps what is no number") {
   for (const double l1 : {0.0, 0.3}) {
     for (const double l2 : {0.0, 1e-9, 0.7}) {

@@ -71,6 +71,15 @@ def train_command(
     loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = "logistic",
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Processes to start on this machine.")] = 4,
     model: Annotated[Path, typer.Option(dir_okay=False, help="Where the model goes (npz).")] = Path("model.npz"),
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Keep here, epoch by epoch, what the training goes on from when the same command is given again after "
+            "it was broken off, or with more --epochs. It is a model's file, too.",
+        ),
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Epochs from one checkpoint to the next.")] = 1,
     optimizer: Optimizer = "sgd",
     l2: L2 = 1e-6,
     l1: L1 = 0.0,
@@ -126,33 +135,32 @@ def train_command(
             coordinates=coordinates,
             threads=threads,
         )
-        job = Job(
-            str(data.resolve()), str(model.resolve()), LibsvmFormat(features, index_base, strict), settings, cache
+        form, kept = (
+            LibsvmFormat(features, index_base, strict),
+            None if checkpoint is None else str(checkpoint.resolve()),
         )
+        job = Job(str(data.resolve()), str(model.resolve()), form, settings, cache, kept, checkpoint_every)
     except ValueError as error:
         raise bad_option(error) from error
     of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
     refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
+    if checkpoint is None:
+        refuse_given(context, ("checkpoint_every",), "without --checkpoint there is none")
     networks_of([network])
     if not data.is_file():
         raise typer.BadParameter(
             f"{data} is no regular file, of which ranks could read parts: write it to one", param_hint="DATA"
         )
-    check_all_writable({"--model": model, "--json": json_file})
-    _check_apart(model, "--model", data)
-    _check_apart(json_file, "--json", data)
-    partial = _Partial(job.partial)
-
-    def said_when_interrupted() -> str:
-        return (
-            f"interrupted; the model so far: {partial.path}" if partial.is_new() else "interrupted; no model is written"
-        )
-
+    outputs = {"--model": model, "--checkpoint": checkpoint, "--json": json_file}
+    check_all_writable(outputs)
+    for option, output in outputs.items():
+        _check_apart(output, option, data)
+    left = _Left(job)
     if is_rank_of_another_launcher():
-        said = _as_one_rank(console, job, partial)
+        said = _as_one_rank(console, job, left)
     else:
-        with ended_by_interrupt(console, said_when_interrupted):
-            said = _as_launcher(console, job, ranks, network, timeout, partial)
+        with ended_by_interrupt(console, lambda: f"interrupted; {left.said() or 'no model is written'}"):
+            said = _as_launcher(console, job, ranks, network, timeout, left)
     if said is None:
         return
     about, end = said["rows"], said["end"]
@@ -175,6 +183,8 @@ def train_command(
         if end["last_fall"] > _STILL_FALLS:
             console.print(_still_falls(settings, end), style="yellow", highlight=False, soft_wrap=True)
         console.print(f"model: {model}", highlight=False, soft_wrap=True)
+    if checkpoint is not None and checkpoint.exists():
+        console.print(f"checkpoint: {checkpoint}", highlight=False, soft_wrap=True)
     if json_file is not None:
         asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
         figures = {"data": data.name, **asked, **about, "epochs": said["epochs"], **end}
@@ -302,22 +312,27 @@ def _print_damaged(console: Console, lines: Sequence[str]) -> None:
         console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
-class _Partial:
-    """What is left of a training that is broken off, if anything."""
+class _Left:
+    """What a training that is broken off leaves, if anything."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._before = self._state()
+    def __init__(self, job: Job) -> None:
+        self._files = {"the model so far: ": job.partial}
+        if job.checkpoint is not None:
+            self._files["the same command goes on from "] = Path(job.checkpoint)
+        self._before = {text: _state_of(path) for text, path in self._files.items()}
 
-    def is_new(self) -> bool:
-        return self._state() not in (None, self._before)
+    def said(self) -> str:
+        """Of the files that are new."""
+        found = ((text, path, _state_of(path)) for text, path in self._files.items())
+        return "; ".join(f"{text}{path}" for text, path, state in found if state not in (None, self._before[text]))
 
-    def _state(self) -> tuple[int, int] | None:
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_mtime_ns
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 class _Shown:
@@ -342,6 +357,10 @@ class _Shown:
                 self._bar.console.print(what, highlight=False)
         elif kind == "step":
             self._bar.update(self._task, description="training", completed=message["done"])
+        elif kind == "resumed":
+            self.said["epochs"] += message["epochs"]
+            count = _counted(len(message["epochs"]), "epoch")
+            self._bar.console.print(f"the checkpoint has {count}: these are not trained again", highlight=False)
         elif kind == "error":
             self.error = self.error or message["said"]
         else:
@@ -359,9 +378,7 @@ def _bar(console: Console) -> Iterator[_Shown]:
         yield _Shown(bar)
 
 
-def _as_launcher(
-    console: Console, job: Job, ranks: int, network: str, timeout_s: float, partial: _Partial
-) -> dict[str, Any]:
+def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s: float, left: _Left) -> dict[str, Any]:
     shown = None
     try:
         with _bar(console) as shown, open_network(network, ranks) as opened:
@@ -382,20 +399,20 @@ def _as_launcher(
                 started.wait()
         return shown.said
     except (LaunchError, NetlabError) as error:
-        left = f"\nthe model so far: {partial.path}" if partial.is_new() else ""
+        files = f"\n{left.said()}" if left.said() else ""
         if shown is None or not (shown.error or shown.said["epochs"]):
-            _fail(console, str(error) + left)
+            _fail(console, str(error) + files)
         if shown.error is None and isinstance(error, RanksTimedOut):
             # where ranks were tells nothing of a training that went on
             at = f"epoch {len(shown.said['epochs']) + 1} of {job.settings.epochs}"
             _fail(
                 console,
-                f"ranks were in {at} after {timeout_s:g} s: give more time (--timeout), or fewer --epochs{left}",
+                f"ranks were in {at} after {timeout_s:g} s: give more time (--timeout), or fewer --epochs{files}",
             )
-        _fail(console, (shown.error or str(error)) + left)
+        _fail(console, (shown.error or str(error)) + files)
 
 
-def _as_one_rank(console: Console, job: Job, partial: _Partial) -> dict[str, Any] | None:
+def _as_one_rank(console: Console, job: Job, left: _Left) -> dict[str, Any] | None:
     """What is to be shown, on rank 0, which also says what is left of a training that is broken off."""
     try:
         with join_other_launcher() as comm:
@@ -407,8 +424,8 @@ def _as_one_rank(console: Console, job: Job, partial: _Partial) -> dict[str, Any
                     run_rank(job, comm, shown.take)
                     return shown.said
             except BaseException:
-                if partial.is_new():
-                    console.print(f"the model so far: {partial.path}", style="yellow", soft_wrap=True)
+                if said := left.said():
+                    console.print(said, style="yellow", highlight=False, soft_wrap=True)
                 raise
     except (ValueError, OSError, ImportError, TransportError) as error:
         _fail(console, str(error))

@@ -23,7 +23,7 @@ from telegrad import SparseStream, _core
 from telegrad.linear.aggregation import U32, Gathering, SparseGather
 from telegrad.linear.losses import CURVATURE_BOUND, F32, F64
 from telegrad.linear.model import LinearModel
-from telegrad.linear.passes import Pass
+from telegrad.linear.passes import Pass, State
 from telegrad.linear.problem import Problem
 
 _PASS = 2  # of the seed's streams of random numbers, behind those of ``shares``
@@ -66,6 +66,23 @@ class CoordinateDescent:
 
     def model(self) -> LinearModel:
         return self._problem.model(self._weights.copy(), self._bias)
+
+    def settle(self) -> None:
+        """Scores then are those of the weights, without what changes have rounded."""
+        self._scores[:] = 0
+        indices = np.flatnonzero(self._weights).astype(np.uint32)
+        weights = np.ascontiguousarray(self._weights[indices])
+        self._columns.move(
+            indices.ctypes.data, weights.ctypes.data, indices.size, self._scores.ctypes.data, self._scores.size
+        )
+
+    def state(self) -> State:
+        return State(self.model())
+
+    def restore(self, state: State) -> None:
+        self._weights[:] = self._problem.of_own(state.model.weights)
+        self._bias = state.model.bias
+        self.settle()
 
     def _coordinates(self) -> tuple[U32, int]:
         """The features that some row has, and how many entries all rows have."""

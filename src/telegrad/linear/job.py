@@ -1,7 +1,7 @@
 """What each rank of ``telegrad linear train`` does, and how it finds the others.
 
 That is under telegrad's own launcher, torchrun or mpiexec. Rank 0 says how it goes, in messages:
-``{"kind": "rows" | "step" | "epoch" | "end", …}``.
+``{"kind": "rows" | "resumed" | "step" | "epoch" | "end", …}``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from telegrad.launch.joining import RANK
 from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm
 from telegrad.linear.losses import label_counts
 from telegrad.linear.model import LinearModel
+from telegrad.linear.passes import EpochReport
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
-from telegrad.linear.training import EpochReport, objective, train
+from telegrad.linear.training import objective, train
 
 _STEP_MESSAGE_S = 0.1
 _MOST_DAMAGED = 8  # lines that are named
@@ -48,6 +49,8 @@ class Job:
     format: LibsvmFormat
     settings: TrainingSettings
     cache: bool
+    checkpoint: str | None = None
+    checkpoint_every: int = 1
 
     @property
     def partial(self) -> Path:
@@ -135,11 +138,26 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         epochs += 1
         say({"kind": "epoch", **dataclasses.asdict(report)})
 
+    def on_resume(reports: list[EpochReport]) -> None:
+        nonlocal epochs
+        epochs += len(reports)
+        say({"kind": "resumed", "epochs": [dataclasses.asdict(report) for report in reports]})
+
     def on_break_off(model: LinearModel) -> None:
         if comm.rank == 0 and has_begun and np.isfinite(model.bias) and np.isfinite(model.weights).all():
             model.save(job.partial)
 
-    trained = train(rows, job.settings, comm, on_epoch=on_epoch, on_step=on_step, on_break_off=on_break_off)
+    trained = train(
+        rows,
+        job.settings,
+        comm,
+        on_epoch=on_epoch,
+        on_step=on_step,
+        on_break_off=on_break_off,
+        checkpoint=job.checkpoint,
+        checkpoint_every=job.checkpoint_every,
+        on_resume=on_resume,
+    )
     reached = objective(trained.model, rows, job.settings.l2, comm, job.settings.l1)
     of_trained = reached
     if job.settings.held_out:

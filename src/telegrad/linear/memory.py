@@ -25,12 +25,23 @@ _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
 def bytes_needed(
-    features: int, nnz: int, settings: TrainingSettings, *, rows: int = 0, total: int = 0, alone: bool = False
+    features: int,
+    nnz: int,
+    settings: TrainingSettings,
+    *,
+    rows: int = 0,
+    total: int = 0,
+    alone: bool = False,
+    with_checkpoints: bool = False,
 ) -> int:
     """What a rank with ``rows`` of ``total`` rows and ``nnz`` entries takes at most beside its rows. ``alone``: only
     features that occur have a weight."""
     # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
     held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
+    if with_checkpoints:
+        # of all features sums of squares, and what is finite; of weights and sums that are not 0 which ones, and copies
+        sums = 2 if settings.optimizer == "adagrad" else 1
+        held += features * (4 * (sums - 1) + 1) + min(features, nnz if alone else features) * 12 * sums
     return max(held, total * _DRAWN)
 
 
@@ -65,10 +76,13 @@ def check_memory(
     rows: int,
     total: int,
     alone: bool,
+    with_checkpoints: bool,
 ) -> None:
     """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
     place = zlib.crc32(platform.node().encode())
-    needed = bytes_needed(features, nnz, settings, rows=rows, total=total, alone=alone)
+    needed = bytes_needed(
+        features, nnz, settings, rows=rows, total=total, alone=alone, with_checkpoints=with_checkpoints
+    )
     own = np.array([place, needed, available_bytes()], np.int64)
     every = own[None] if comm is None else comm.all_gather(own)
     for one in np.unique(every[:, 0]):

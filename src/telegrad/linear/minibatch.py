@@ -19,7 +19,7 @@ import numpy.typing as npt
 from telegrad import SparseStream, _core
 from telegrad.linear.aggregation import Aggregation, OverlappedAggregation, SparseSum, SumInFlight
 from telegrad.linear.model import LinearModel
-from telegrad.linear.passes import Pass
+from telegrad.linear.passes import Pass, State
 from telegrad.linear.problem import EXTRA, Problem
 
 
@@ -74,6 +74,28 @@ class MiniBatches:
         weights = np.empty(self._problem.features, np.float32)
         self._descent.write_weights(weights.ctypes.data, weights.size)
         return self._problem.model(weights, self._descent.bias)
+
+    def settle(self) -> None:
+        self._descent.settle()
+
+    def state(self) -> State:
+        squares: npt.NDArray[np.float32] | None = None
+        if self._problem.settings.optimizer == "adagrad":
+            squares = np.empty(self._problem.features, np.float32)
+            self._descent.write_squares(squares.ctypes.data, squares.size)
+            squares = self._problem.of_all(squares)
+        return State(self.model(), squares, self._descent.bias_squares)
+
+    def restore(self, state: State) -> None:
+        weights = self._problem.of_own(state.model.weights)
+        squares = None if state.squares is None else self._problem.of_own(state.squares)
+        self._descent.restore(
+            weights.ctypes.data,
+            0 if squares is None else squares.ctypes.data,
+            weights.size,
+            state.model.bias,
+            state.bias_squares,
+        )
 
     def _step_alone(self, found: Pass, chosen: npt.NDArray[np.uint64], rate: float) -> None:
         """``_step`` to rounding, without the sorting that others need."""

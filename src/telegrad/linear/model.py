@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from telegrad import _core
+from telegrad.linear.array_files import read_arrays
 from telegrad.linear.losses import F32, is_classification
 from telegrad.linear.rows import MOST_FEATURES, Rows, check_rows
 from telegrad.linear.whole_files import write_whole
@@ -53,9 +53,26 @@ class LinearModel:
         """Writes an ``npz`` file with the weights that are not 0; an older file stays until that is done. Raises
         ``OSError`` where that cannot be, and ``ValueError`` for a model that ``load()`` would refuse: of another loss,
         or whose numbers are not finite."""
+        arrays = self.to_arrays()
+        write_whole(path, lambda file: np.savez(file, **arrays))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> LinearModel:
+        """What ``save()`` has written, or a training's checkpoint. Raises ``ValueError`` for any other file and for a
+        model whose numbers are not finite, ``OSError`` without one."""
+        try:
+            return cls.from_arrays(read_arrays(path, {*_FIELDS, _BASE}))
+        except ValueError as error:
+            raise ValueError(
+                f"{path} is no model of telegrad linear train, but {error}: name a file that its --model, or "
+                "LinearModel.save(), has written"
+            ) from error
+
+    def to_arrays(self) -> dict[str, Any]:
+        """What a file has of it, by name. Raises ``ValueError`` for a model that ``from_arrays()`` would refuse."""
         base: dict[str, Any] = {} if self.index_base is None else {_BASE: np.uint8(self.index_base)}
         indices = np.flatnonzero(self.weights).astype(np.uint32)
-        arrays = {
+        arrays: dict[str, Any] = {
             "indices": indices,
             "values": self.weights[indices],
             "n_features": np.uint64(self.weights.size),
@@ -67,25 +84,19 @@ class LinearModel:
             _check(arrays)
         except ValueError as error:
             raise ValueError(f"the model cannot be saved: {error}") from error
-        write_whole(path, lambda file: np.savez(file, **arrays))
+        return arrays
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> LinearModel:
-        """What ``save()`` has written. Raises ``ValueError`` for any other file and for a model whose numbers are not
-        finite, ``OSError`` without one."""
-        with open(path, "rb") as file:
-            # asked first, as numpy would take such a file for a pickle, and tell how to load that
-            if not zipfile.is_zipfile(file):
-                raise _no_model(path, "no npz file")
-            file.seek(0)
-            try:
-                with np.load(file) as arrays:
-                    found = {name: arrays[name] for name in (*_FIELDS, *({_BASE} & {*arrays.files}))}
-                _check(found)
-            except KeyError as error:
-                raise _no_model(path, "an npz file without some of a model's arrays") from error
-            except Exception as error:  # damaged bytes lead the readers of numpy and of zipfile to errors of many kinds
-                raise _no_model(path, "an npz file whose arrays are damaged or not a model's") from error
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> LinearModel:
+        """Of a file's, of which there may be others. Raises ``ValueError`` with what the file is where these are no
+        model's."""
+        if not {*_FIELDS} <= arrays.keys():
+            raise ValueError("an npz file without some of a model's arrays")
+        found = {name: arrays[name] for name in (*_FIELDS, *({_BASE} & arrays.keys()))}
+        try:
+            _check(found)
+        except Exception as error:  # arrays of any kind lead numpy to errors of many kinds
+            raise ValueError("an npz file whose arrays are damaged or not a model's") from error
         weights = np.zeros(int(found["n_features"]), np.float32)
         weights[found["indices"]] = found["values"]
         return cls(weights, float(found["bias"]), str(found["loss"]), int(found[_BASE]) if _BASE in found else None)
@@ -111,10 +122,3 @@ def _check(arrays: Mapping[str, Any]) -> None:
     is_classification(str(loss))
     if arrays.get(_BASE, 0) not in (0, 1):
         raise ValueError(f"{_BASE}={arrays[_BASE]}")
-
-
-def _no_model(path: str | os.PathLike[str], found: str) -> ValueError:
-    return ValueError(
-        f"{path} is no model of telegrad linear train, but {found}: name a file that its --model, or "
-        "LinearModel.save(), has written"
-    )

@@ -43,19 +43,36 @@ class Problem:
 
     Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
     caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
-    feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong.
-    Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has none.
+    feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
+    ``all_features``. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has
+    none.
     """
 
-    def __init__(self, rows: Rows, settings: TrainingSettings, comm: Communicator | None, *, alone: bool) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        settings: TrainingSettings,
+        comm: Communicator | None,
+        *,
+        alone: bool,
+        checkpoint_every: int | None = None,
+    ) -> None:
         self.rows, self.settings, self.comm = rows, settings, comm
+        self._told = _told_by(settings) | {"checkpoint_every": checkpoint_every}
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss)
         self.features, counts, self.index_base = self._agree()
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
         check_memory(
-            self.features, rows.nnz, settings, comm, rows=int(counts[self.rank]), total=self.total, alone=alone
+            self.features,
+            rows.nnz,
+            settings,
+            comm,
+            rows=int(counts[self.rank]),
+            total=self.total,
+            alone=alone,
+            with_checkpoints=checkpoint_every is not None,
         )
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
         if self.share.trained_total == 0:
@@ -68,7 +85,7 @@ class Problem:
         self._whole_batch = 0
         if settings.optimizer == "sgd" and settings.learning_rate is None:
             self._whole_batch = self._most_rows_of_a_step()
-        self._all_features = self.features
+        self.all_features = self.features
         self._used: U32 | None = None
         self.numbering: _core.Numbering | None = None
         self._numbered = rows  # whose memory the view is of
@@ -145,11 +162,11 @@ class Problem:
         """The number of features, every rank's rows, and ``index_base``."""
         labels = self.rows.labels
         kinds = label_counts(labels)
-        told = _digests(self.settings)
+        told = [zlib.crc32(repr(value).encode()) for value in self._told.values()]
         base = -1 if self.rows.index_base is None else self.rows.index_base
-        own = np.array([self.rows.n_features, len(labels), base, *kinds, *told.values()], np.int64)
+        own = np.array([self.rows.n_features, len(labels), base, *kinds, *told], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
-        self._check_alike([*told], every[:, 3 + len(kinds) :])
+        self._check_alike(every[:, 3 + len(kinds) :])
         features, counts = int(every[:, 0].max()), every[:, 1]
         bases = set(every[counts > 0, 2].tolist())
         minus, zero, plus = every[:, 3 : 3 + len(kinds)].sum(0)
@@ -176,20 +193,28 @@ class Problem:
             return f"row {int(counts[:rank].sum() + row)} (from 0) has {label:g}, and "
         return ""
 
-    def _check_alike(self, names: list[str], digests: np.ndarray[Any, np.dtype[np.int64]]) -> None:
+    def _check_alike(self, digests: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         for rank, column in zip(*np.nonzero(digests != digests[0]), strict=True):
+            name, value = [*self._told.items()][column]
             raise ValueError(
-                f"settings.{names[column]} of rank {rank} is another than that of rank 0 (here it is "
-                f"{getattr(self.settings, names[column])!r}): give all ranks the same"
+                f"{name} of rank {rank} is another than that of rank 0 (here it is {value!r}): give all ranks the same"
             )
 
     def model(self, weights: F32, bias: float) -> LinearModel:
         """Of weights of ``features``, in an array that may become the model's."""
-        if self._used is not None:
-            every = np.zeros(self._all_features, np.float32)
-            every[self._used] = weights
-            weights = every
-        return LinearModel(weights, bias, self.settings.loss, self.index_base)
+        return LinearModel(self.of_all(weights), bias, self.settings.loss, self.index_base)
+
+    def of_all(self, own: F32) -> F32:
+        """Of all ranks' features what ``own`` has of ``features``; the same array if these are all."""
+        if self._used is None:
+            return own
+        every = np.zeros(self.all_features, np.float32)
+        every[self._used] = own
+        return every
+
+    def of_own(self, every: F32) -> F32:
+        """The other way."""
+        return every if self._used is None else np.ascontiguousarray(every[self._used])
 
     def on_held_out(self, model: LinearModel) -> tuple[float, float, float]:
         """Mean loss, accuracy and area under the curve."""
@@ -211,7 +236,7 @@ def _in_places(rows: Rows, numbering: _core.Numbering) -> Rows:
     return replace(rows, indices=places, n_features=numbering.size)
 
 
-def _digests(settings: TrainingSettings) -> dict[str, int]:
-    """Of what all ranks must have alike, which is all but the threads."""
+def _told_by(settings: TrainingSettings) -> dict[str, Any]:
+    """What all ranks must have alike, which is all but the threads."""
     names = [one.name for one in fields(settings) if one.name != "threads"]
-    return {name: zlib.crc32(repr(getattr(settings, name)).encode()) for name in names}
+    return {f"settings.{name}": getattr(settings, name) for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -10,40 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
+from telegrad.comm.arguments import checked_integer
 from telegrad.linear.aggregation import Aggregation, Gathering
+from telegrad.linear.checkpoint import Checkpoints
 from telegrad.linear.convergence import last_fall
 from telegrad.linear.coordinate_descent import CoordinateDescent
 from telegrad.linear.losses import is_classification, losses_of, signed
 from telegrad.linear.minibatch import MiniBatches
 from telegrad.linear.model import LinearModel
-from telegrad.linear.passes import Optimizer
+from telegrad.linear.passes import EpochReport, Optimizer
 from telegrad.linear.problem import Problem
 from telegrad.linear.rows import Rows, check_rows
 from telegrad.linear.settings import TrainingSettings
 
 _FAR = 10  # times the loss of a model that knows nothing
-
-
-@dataclass(frozen=True)
-class EpochReport:
-    """One pass over the data.
-
-    ``loss``: mean over the epoch's rows, each at its own step; with coordinate descent at its end. ``compute_s`` and
-    ``comm_s``: this rank's seconds in gradients and updates, and in sums, waiting for slower ranks included; where
-    these overlap, only what was waited for. ``entries``: that this rank has sent, over all steps; without others, that
-    it has added up. The rest is of held-out rows of all ranks, NaN where there are none: mean loss, share of right
-    classes, area under the ROC curve; of the squared error ``accuracy`` and ``auc`` are NaN.
-    """
-
-    epoch: int
-    steps: int
-    loss: float
-    compute_s: float
-    comm_s: float
-    entries: int
-    held_out_loss: float
-    accuracy: float
-    auc: float
 
 
 @dataclass(frozen=True)
@@ -95,6 +76,9 @@ def train(
     on_epoch: Callable[[EpochReport], None] = lambda report: None,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     on_break_off: Callable[[LinearModel], None] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 1,
+    on_resume: Callable[[list[EpochReport]], None] = lambda reports: None,
 ) -> Trained:
     """Trains on the rows of all ranks of ``comm``; each calls this with its own, in the order of the data.
 
@@ -102,9 +86,18 @@ def train(
     features is the largest of all ranks. ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called
     after each; ``on_break_off`` gets the model as it then is where anything, such as Ctrl-C, ends the training early.
     The result depends on the number of ranks by rounding only; with coordinate descent if all ranks
-    together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent. Raises
-    ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes, and
-    where there is no row to train on, too many features or threads, or too little memory; ``TypeError`` for
+    together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent.
+
+    ``checkpoint``: a file that rank 0 writes after every ``checkpoint_every`` epochs and the last one. Where it exists,
+    the training goes on from it, to the same bits as if it had not been broken off, also among other ranks but for
+    rounding; first ``on_resume`` gets rank 0's reports of the epochs that
+    it has. It is a model's file, too
+    (``LinearModel.load``). Writing one rounds weights that a penalty has not yet reached, so without checkpoints, or
+    with others, last bits may differ. Give more ``epochs`` to train on.
+
+    Raises ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes,
+    a checkpoint of another training, and where there is no row to train on, too many features or threads, or too
+    little memory; ``OSError`` on every rank for a checkpoint that rank 0 cannot read or write; ``TypeError`` for
     arguments of another type, and for an ``aggregation`` that is not for these settings.
     """
     check_rows(rows)
@@ -113,21 +106,35 @@ def train(
         raise TypeError(f"settings is {type(settings).__name__}: it must be TrainingSettings, or None")
     if comm is not None and not isinstance(comm, Communicator):
         raise TypeError(f"comm is {type(comm).__name__}: it must be a telegrad Communicator, or None")
-    problem = Problem(rows, settings, comm, alone=aggregation is None and (comm is None or comm.world_size == 1))
+    checkpoint_every = checked_integer(checkpoint_every, "checkpoint_every", "an int of at least 1")
+    if checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every={checkpoint_every} must be at least 1: so many epochs lie between two")
+    if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
+        raise TypeError(f"checkpoint={checkpoint!r} must be a path, or None")
+    alone = aggregation is None and (comm is None or comm.world_size == 1)
+    every = None if checkpoint is None else checkpoint_every
+    problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every)
     optimizer: Optimizer
     if settings.optimizer == "coordinate_descent":
         optimizer = CoordinateDescent(problem, cast(Any, aggregation))
     else:
         optimizer = MiniBatches(problem, cast(Any, aggregation))
     judges = problem.share.trained_total < problem.total
-    reports = []
+    reports: list[EpochReport] = []
+    checkpoints = None if checkpoint is None else Checkpoints(checkpoint, problem)
+    if checkpoints is not None and (before := checkpoints.restored()) is not None:
+        optimizer.restore(before.state)
+        reports += before.reports
+        on_resume(before.reports)
     try:
-        for epoch in range(settings.epochs):
+        for epoch in range(len(reports), settings.epochs):
             found = optimizer.epoch(epoch, on_step)
             judged = problem.on_held_out(optimizer.model()) if judges else (float("nan"),) * 3
             took = (found.steps, found.loss, found.compute_s, found.comm_s, found.entries)
             report = EpochReport(epoch + 1, *took, *judged)
             reports.append(report)
+            if checkpoints is not None and (report.epoch % checkpoint_every == 0 or report.epoch == settings.epochs):
+                checkpoints.write(optimizer, reports)
             on_epoch(report)
     except BaseException:
         if on_break_off is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from typer.testing import CliRunner
 
 from telegrad.cli import linear, make_app
 from telegrad.linear import LinearModel
+from telegrad.linear.checkpoint import Checkpoint
 
 ENDLESS = ("--epochs", "1000000", "--batch", "20", "--ranks", "2")
 
@@ -37,6 +40,39 @@ def model(tmp_path: Path) -> Path:
     found = tmp_path / "model.npz"
     LinearModel(np.array([-1, 1], np.float32), 0.0, "logistic", 1).save(found)
     return found
+
+
+def test_a_training_goes_on_from_its_checkpoint(path: Path, tmp_path: Path) -> None:
+    file, figures = tmp_path / "state.npz", tmp_path / "figures.json"
+    command = ["train", str(path), "--model", str(tmp_path / "m.npz"), "--checkpoint", str(file), "--ranks", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "telegrad", "linear", *command, "--epochs", "1000000", "--batch", "20"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "epoch 1: loss" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert f"the same command goes on from {file}" in process.stdout.read()
+    kept = len(Checkpoint.load(file).reports)
+    more = ("--batch", "20", "--epochs", str(kept + 2), "--json", str(figures))
+    status, said = run(*command, *more)
+    assert status == 0, said
+    assert f"the checkpoint has {kept:,} epoch" in said
+    assert f"epoch {kept}: loss" not in said  # again
+    assert f"epoch {kept + 1}: loss" in said
+    assert f"checkpoint: {file}" in said
+    epochs = json.loads(figures.read_text())["epochs"]
+    assert [one["epoch"] for one in epochs] == [*range(1, kept + 3)]
+    assert not any(math.isnan(one["loss"]) for one in epochs)
+
+    status, said = run(*command, "--batch", "30")
+    assert status == 1
+    assert "is of a training with --batch 20, and here it is 30: give the same, or another file, or remove" in said
+    assert "goes on from" not in said
+    status, said = run(*command[:4], "--checkpoint-every", "2")
+    assert status == 2
+    assert "without --checkpoint there is none: leave this out" in said
 
 
 def test_what_a_lost_rank_leaves_is_said(path: Path, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ def rows_of(count, features, entries=10):
     offsets = np.arange(0, indices.size + 1, entries, dtype=np.uint64)
     return Rows(offsets, indices, np.ones(indices.size, np.float32), labels, features)
 
-optimizer, alone, count, features, l1 = sys.argv[1], sys.argv[2] == "alone", *map(float, sys.argv[3:])
+optimizer, alone, checkpoint = sys.argv[1], sys.argv[2] == "alone", sys.argv[3] or None
+count, features, l1 = map(float, sys.argv[4:])
 coordinates = max(int(features) // 20, 1)  # so that a pass is short
 settings = TrainingSettings(optimizer=optimizer, epochs=2, batch=int(count) // 4, l1=l1, coordinates=coordinates)
 others = None if alone else SparseGather(None) if optimizer == "coordinate_descent" else SparseSum(None)
@@ -40,8 +41,9 @@ rows = rows_of(int(count), int(features))
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
 before = status("VmRSS")
-train(rows, settings, aggregation=others)
-said = bytes_needed(rows.n_features, rows.nnz, settings, rows=len(rows), total=len(rows), alone=alone)
+train(rows, settings, aggregation=others, checkpoint=checkpoint)
+among = dict(rows=len(rows), total=len(rows), alone=alone, with_checkpoints=checkpoint is not None)
+said = bytes_needed(rows.n_features, rows.nnz, settings, **among)
 print(status("VmHWM") - before, said)
 """
 
@@ -58,9 +60,13 @@ print(status("VmHWM") - before, said)
         ("coordinate_descent", 0, "among", "wide"),
     ],
 )
-def test_training_takes_the_memory_that_is_said(optimizer: str, l1: float, alone: str, shape: str) -> None:
+@pytest.mark.parametrize("checkpoint", ["", "state.npz"])
+def test_training_takes_the_memory_that_is_said(
+    optimizer: str, l1: float, alone: str, shape: str, checkpoint: str, tmp_path: Path
+) -> None:
     count, features = SHAPES[shape]
-    command = [sys.executable, "-c", PROGRAM, optimizer, alone, str(count), str(features), str(l1)]
+    file = str(tmp_path / checkpoint) if checkpoint else ""
+    command = [sys.executable, "-c", PROGRAM, optimizer, alone, file, str(count), str(features), str(l1)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     taken, said = map(int, done.stdout.split())
     assert 0.5 * said < taken < 1.1 * said + 12 * 2**20  # arrays begin in pages of 2 MiB of their own

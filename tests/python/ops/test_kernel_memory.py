@@ -13,6 +13,9 @@ from triton_arrays import DEVICE, torch
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="Triton's interpreter is watched, not a GPU")
 
 
+FAR = tl.constexpr(1 << 40)  # beyond what any tensor of this process may be
+
+
 @triton.jit
 def all_to_one(x, BLOCK: tl.constexpr):
     tl.store(x, tl.program_id(0))
@@ -44,12 +47,12 @@ def count(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def beyond(x, BLOCK: tl.constexpr):
-    tl.load(x + tl.arange(0, BLOCK) * 1000)
+    tl.load(x + tl.arange(0, BLOCK).to(tl.int64) * FAR)
 
 
 @triton.jit
 def beyond_but_masked(x, BLOCK: tl.constexpr):
-    where = tl.arange(0, BLOCK) * 1000
+    where = tl.arange(0, BLOCK).to(tl.int64) * FAR
     tl.store(x, tl.sum(tl.load(x + where, mask=where < 1, other=0)))
 
 
