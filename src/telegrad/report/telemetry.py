@@ -74,10 +74,12 @@ class Step:
 @dataclass(slots=True)
 class Run:
     """One rank of a training, with its steps in order. Where it went on from an earlier step, what had come after that
-    step is left out; of a step that was run twice, the later one counts."""
+    step is left out; of a step that was run twice, the later one counts. ``dropped``: observed passes that were, also
+    those after which their step was run again."""
 
     rank: int
     steps: list[Step] = field(default_factory=list)
+    dropped: int = 0
 
     @property
     def world_sizes(self) -> list[int]:
@@ -148,9 +150,11 @@ def read(path: Path) -> Run:
     """
     run: Run | None = None
     steps: dict[int, Step] = {}
+    dropped: list[int] = []
     columns: Sequence[str] = ()
     world_size = jobs = 0
     begins = False
+    last: Step | None = None
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         if number == len(lines) and not line.endswith("\n"):
@@ -172,8 +176,12 @@ def read(path: Path) -> Run:
                 step = _step_of(said, columns, world_size, jobs)
                 if begins:
                     steps = {number: one for number, one in steps.items() if number < step.step}
+                    dropped = [number for number in dropped if number < step.step]
                     begins = False
-                steps[step.step] = step
+                elif last is not None and (step.step < last.step or (step.step == last.step and not last.dropped)):
+                    raise ValueError(f"step {step.step} after step {last.step}: several have written this file")
+                steps[step.step] = last = step
+                dropped += [step.step] if step.dropped else []
             else:
                 raise ValueError("no run")
         except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -183,7 +191,7 @@ def read(path: Path) -> Run:
             ) from error
     if run is None or not steps:
         raise ValueError(f"{path} holds no step: it must be a file of telegrad.train.JsonLines")
-    run.steps = [steps[number] for number in sorted(steps)]
+    run.steps, run.dropped = [steps[number] for number in sorted(steps)], len(dropped)
     return run
 
 
@@ -262,11 +270,10 @@ def _summary(name: str, steps: Sequence[TensorStep]) -> Summary:
 
 def title_of(run: Run) -> str:
     """The run in one line."""
-    dropped = sum(step.dropped for step in run.steps)
     parts = [
         f"rank {run.rank} of {', then '.join(map(str, run.world_sizes))}",
         f"{len(run.steps)} steps observed, to step {run.steps[-1].step}",
-        *([f"{dropped} of them dropped"] if dropped else []),
+        *([f"{run.dropped} dropped"] if run.dropped else []),
     ]
     if (sent := run.bytes_per_step) is not None:
         ratio = f" (1/{run.ring_bytes_per_step / sent:.1f} of a dense ring's)" if sent else ""
@@ -304,7 +311,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "rank": run.rank,
         "world_sizes": run.world_sizes,
         "steps": len(run.steps),
-        "dropped": sum(step.dropped for step in run.steps),
+        "dropped": run.dropped,
         "bytes_sent_per_step": run.bytes_per_step,
         "ring_bytes_per_step": run.ring_bytes_per_step,
         "words_per_step": run.words_per_step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -78,7 +79,8 @@ class Telemetry(Protocol):
 
 
 class JsonLines:
-    """Appends to a file, one JSON object a line: first ``{"kind": "run", …}``, then one ``"step"`` for each step.
+    """Appends to a file, one JSON object a line: first ``{"kind": "run", …}``, then one ``"step"`` for each step. Where
+    steps go back, as those of another state do, there is a ``"run"`` line again.
 
     ``path``: a file of such lines goes on. ``every``: observes steps 0, every, 2·every, …. A step holds
     ``"tensors"``: lists in the order of ``"columns"`` in the ``"run"`` line; norms are of unscaled gradients. Draw it
@@ -94,14 +96,26 @@ class JsonLines:
             _check_is_telemetry(Path(path))
             _drop_unfinished_line(Path(path))
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (it stays open)
-        self._begun = False
+        self._last: StepRecord | None = None
+        self._error: OSError | None = None
 
     def write(self, record: StepRecord) -> None:
         """One line, flushed: a job that is killed leaves whole steps. Raises ``OSError`` where it cannot be written, as
-        once the file is closed."""
+        once the file is closed; after the first such error the file is, and each call raises it."""
+        if self._error is not None:
+            raise self._error
         if self._file.closed:
             raise OSError("this JsonLines is closed: keep it open until the training ends")
-        if not self._begun:
+        try:
+            self._write(record)
+        except OSError as error:
+            self._error = error
+            with contextlib.suppress(OSError):  # what is left in its buffer, which cannot be written either
+                self._file.close()
+            raise
+
+    def _write(self, record: StepRecord) -> None:
+        if self._last is None or _begins_anew(self._last, record):
             self._line(
                 {
                     "kind": "run",
@@ -112,7 +126,7 @@ class JsonLines:
                     "columns": self.COLUMNS,
                 }
             )
-            self._begun = True
+        self._last = record
         self._line(
             {
                 "kind": "step",
@@ -148,8 +162,9 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Writes scalars for TensorBoard: ``telegrad/<figure>/<tensor>`` for each tensor, and ``telegrad/bytes_sent``,
-    ``kept``, ``words_sent`` and ``words_received``.
+    """Writes scalars for TensorBoard: ``telegrad/<figure>/<tensor>`` for each tensor, of the figures ``selected_to_k``,
+    ``compression``, ``residual_to_gradient`` and ``threshold``, and ``telegrad/bytes_sent``, ``kept``, ``words_sent``,
+    ``words_received`` and ``dropped`` (0 or 1).
 
     ``writer``: a ``torch.utils.tensorboard.SummaryWriter``, or the folder for a new one, which needs the package
     ``tensorboard``; without that ``ImportError`` is raised.
@@ -208,6 +223,13 @@ def write_record(telemetry: Telemetry, record: StepRecord) -> Telemetry | None:
         warnings.warn(f"telemetry ends at step {record.step}: {error}", RuntimeWarning, stacklevel=3)
         return None
     return telemetry
+
+
+def _begins_anew(last: StepRecord, record: StepRecord) -> bool:
+    """Whether ``record`` is of another state than ``last``, or of one that was loaded; a dropped step is run again."""
+    if (record.rank, record.world_size) != (last.rank, last.world_size):
+        return True
+    return record.step < last.step or (record.step == last.step and not last.dropped)
 
 
 _BEGINNING = json.dumps({"kind": "run", "format": FORMAT}, separators=(",", ":"))[:-1].encode()

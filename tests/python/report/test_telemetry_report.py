@@ -119,7 +119,7 @@ def test_a_run_that_went_on_with_fewer_ranks(run: Run, file: Path) -> None:
 def test_the_table(run: Run, file: Path) -> None:
     result = run(file)
     assert result.exit_code == 0
-    assert "rank 1 of 4 · 20 steps observed, to step 38 · 1 of them dropped · 0.0015 MB sent per step" in result.output
+    assert "rank 1 of 4 · 20 steps observed, to step 38 · 1 dropped · 0.0015 MB sent per step" in result.output
     (row,) = [line for line in result.output.splitlines() if "large" in line]
     for figure in ("10,000", "100", "1.00", "0.90 … 1.10", "100x", "9.75", "0.5"):
         assert figure in row
@@ -226,6 +226,29 @@ def test_files_of_two_ranks_are_not_mixed(file: Path) -> None:
     file.write_text("".join([*lines, lines[0].replace('"rank":1', '"rank":2')]))
     with pytest.raises(ValueError, match="line 22: rank 2 in the file of rank 1"):
         read(file)
+
+
+def test_a_dropped_pass_counts_where_its_step_was_run_again(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with JsonLines(path) as telemetry:
+        for step, dropped in ((0, False), (1, True), (1, True), (1, False), (2, True)):
+            telemetry.write(StepRecord(step, 0, 2, dropped=dropped))
+    assert "3 steps observed, to step 2 · 3 dropped" in run(path).output
+    assert json.JSONDecoder().raw_decode(run(path, "--json").stdout)[0]["dropped"] == 3
+    with JsonLines(path) as telemetry:  # goes on from step 1: what came after is no part of it
+        telemetry.write(StepRecord(1, 0, 2))
+    assert (read(path).dropped, len(read(path).steps)) == (0, 2)
+
+
+def test_shards_whose_replicas_count_alike_are_not_mixed(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    with JsonLines(path) as one, JsonLines(path) as other:
+        for step in range(3):
+            for telemetry in (one, other):
+                telemetry.write(StepRecord(step, 0, 2, dropped=step == 1))
+    result = run(path)
+    assert result.exit_code == 2
+    assert "line 8: step 2 after step 2: several have written this file" in " ".join(result.output.split())
 
 
 def test_bad_arguments(run: Run, file: Path, tmp_path: Path) -> None:

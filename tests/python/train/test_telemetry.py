@@ -204,6 +204,39 @@ def test_a_closed_file_ends_the_telemetry_and_says_why(on_ranks: OnRanks, tmp_pa
         on_ranks(1, run)
 
 
+def test_a_state_that_begins_anew_has_a_run_of_its_own(on_ranks: OnRanks, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def run(comm: Communicator) -> None:
+        with JsonLines(path) as telemetry:
+            for steps in (1, 3, 2):
+                trainer = Trainer(comm, telemetry=telemetry, nonfinite="skip")
+                for step in range(steps):
+                    gradients = gradients_of(comm.rank, step)
+                    if (steps, step) == (3, 1):
+                        gradients["scale"][0] = np.nan  # its number comes again, in the same run
+                    trainer.step(gradients, REBUILT)
+                trainer.state.state_dict()  # waits for the last step's verdict
+            telemetry.write(StepRecord(2, 0, 2))
+
+    on_ranks(1, run)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line.get("step", "run") for line in lines] == ["run", 0, "run", 0, 1, 1, "run", 0, 1, "run", 2]
+    assert [line["world_size"] for line in lines if line["kind"] == "run"] == [1, 1, 1, 2]
+
+
+def test_a_file_on_a_full_disk_can_be_left(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> None:
+        with JsonLines("/dev/full") as telemetry:
+            trainer = Trainer(comm, telemetry=telemetry)
+            trainer.step(gradients_of(0, 0), REBUILT)
+            with pytest.raises(OSError, match="No space left on device"):  # a later training says why, too
+                telemetry.write(StepRecord(1, 0, 1))
+
+    with pytest.warns(RuntimeWarning, match="telemetry ends at step 0: .*No space left on device"):
+        on_ranks(1, run)
+
+
 class Writer:
     """What TensorBoard's SummaryWriter is to us."""
 
