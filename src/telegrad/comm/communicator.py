@@ -294,6 +294,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         child.use(joined.tuning or self._tuning_of_part(child))
         return child
 
+    def _split_own(self) -> Communicator:
+        """Of the same ranks, for what exchanges by itself beside its owner's calls: it is over when this one is."""
+        own = self.split(0, self.rank)
+        assert own is not None
+        self._dependents.add(own)
+        return own
+
     def _tuning_of_part(self, child: Communicator) -> Tuning | None:
         if self._tuning is None:
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from types import TracebackType
@@ -64,6 +65,7 @@ class Member:
         self._untouched = False  # closed: the network touches nothing any more
         self._crowded = _CROWDED
         self._transfers: dict[str, Transfers] = {}  # by kind of device
+        self._dependents: weakref.WeakSet[Member] = weakref.WeakSet()  # which a program knows by this one alone
         self._device_short_way: _core.DeviceShortWay | None = None  # by which the core begins sums itself
         self._trace_path = start_trace(core)
         lifetime.opened(self)
@@ -109,6 +111,8 @@ class Member:
         core = self._live  # once: another thread may close it
         if core is not None:
             core.abort(reason.encode(errors="backslashreplace").decode())
+            for one in list(self._dependents):
+                one.abort(reason)
 
     def close(self) -> None:
         """Leaves the group; operations still running fail.
@@ -124,6 +128,8 @@ class Member:
             return
         self._live = None
         lifetime.closed(self)
+        for one in list(self._dependents):  # ranks that wait there would not come to close this one
+            one._part()
         for transfers in self._transfers.values():
             transfers.conclude()
         self._core.close()

@@ -139,8 +139,7 @@ class Synchronizer:
         except (ValueError, TypeError) as found:
             error, description = found, {}
         check_alike(comm, description, error)
-        own = comm.split(0, comm.rank)  # sums are paired by their order, which nobody else's calls must change
-        assert own is not None
+        own = comm._split_own()  # sums are paired by their order, which nobody else's calls must change
         self._comm = own
         # A rank's own gradient is clipped, all of it, before any of it leaves.
         self._own_norm: float | None = None
