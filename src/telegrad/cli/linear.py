@@ -41,7 +41,7 @@ from telegrad.linear.data import LibsvmFormat
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
-from telegrad.report.linear import table_of
+from telegrad.report.linear import loss_text, table_of
 
 _STILL_FALLS = 1e-3  # of the loss in an epoch: worth a word
 
@@ -349,8 +349,8 @@ class _Shown:
         if kind == "epoch":
             self.said["epochs"].append(message)
             held_out = message["held_out_loss"]
-            judged = "" if math.isnan(held_out) else f", held-out {_loss_text(held_out)}"
-            what = f"epoch {message['epoch']}: loss {_loss_text(message['loss'])}{judged}"
+            judged = "" if math.isnan(held_out) else f", held-out {loss_text(held_out)}"
+            what = f"epoch {message['epoch']}: loss {loss_text(message['loss'])}{judged}"
             if self._bar.console.is_terminal:
                 self._bar.update(self._task, what=what)
             else:
@@ -365,10 +365,6 @@ class _Shown:
             self.error = self.error or message["said"]
         else:
             self.said[kind] = message
-
-
-def _loss_text(loss: float) -> str:
-    return f"{loss:.5f}" if abs(loss) < 1e5 else f"{loss:.4g}"
 
 
 @contextmanager

@@ -20,10 +20,12 @@ _PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".webp", ".
 
 
 def check_writable(path: Path | None, option: str) -> None:
-    """Raises ``BadParameter`` if ``path``, given as ``option``, cannot be written, or is to be a plot and has the
-    suffix of no picture. What is in it stays; if it does not exist, it does not afterwards."""
+    """Raises ``BadParameter`` if ``path``, given as ``option``, cannot be written, is the next option's name, or is to
+    be a plot and has the suffix of no picture. What is in it stays; if it does not exist, it does not afterwards."""
     if path is None:
         return
+    if str(path).startswith("--"):  # what follows an option is taken for its value
+        raise typer.BadParameter(f"{path} is an option, and this one wants a file before it", param_hint=option)
     if not path.parent.is_dir():
         raise typer.BadParameter(f"the folder {path.parent} does not exist: make it first", param_hint=option)
     if "plot" in option and path.suffix and path.suffix.lower() not in _PICTURES:

@@ -17,8 +17,8 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "epoch": lambda one: str(one["epoch"]),
-        "loss": lambda one: f"{one['loss']:.5f}",
-        "held-out\nloss": lambda one: _or_blank(one["held_out_loss"], "{:.5f}"),
+        "loss": lambda one: loss_text(one["loss"]),
+        "held-out\nloss": lambda one: "" if math.isnan(one["held_out_loss"]) else loss_text(one["held_out_loss"]),
         "accuracy": lambda one: _or_blank(100 * one["accuracy"], "{:.2f} %"),
         "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
         "compute": lambda one: duration(one["compute_s"]),
@@ -36,3 +36,8 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 def _or_blank(value: float, text: str) -> str:
     return "" if math.isnan(value) else text.format(value)
+
+
+def loss_text(loss: float) -> str:
+    """Short, also where a training has diverged."""
+    return f"{loss:.5f}" if abs(loss) < 1e5 else f"{loss:.4g}"

@@ -16,9 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad.cli import make_app
-from telegrad.cli.linear import _divergence, _loss_text
+from telegrad.cli.linear import _divergence
 from telegrad.cli.linear_options import in_options
 from telegrad.linear import LinearModel, TrainingSettings, objective, read_libsvm, train
+from telegrad.report.linear import loss_text
 
 SETTINGS = ("--batch", "50", "--epochs", "4", "--l2", "0.001", "--held-out", "0.2")
 
@@ -417,8 +418,8 @@ def test_one_class_alone_is_warned_of(path: Path, tmp_path: Path, label: str, on
     assert "all labels" not in said
 
 
-def test_large_losses_are_short_in_the_bar() -> None:
-    assert [_loss_text(loss) for loss in (0.69314718, 99999.0, 1.23456e12)] == ["0.69315", "99999.00000", "1.235e+12"]
+def test_large_losses_are_short() -> None:
+    assert [loss_text(loss) for loss in (0.69314718, 99999.0, 1.23456e12)] == ["0.69315", "99999.00000", "1.235e+12"]
 
 
 def test_labels_that_a_model_cannot_be_judged_by(path: Path, tmp_path: Path) -> None:
