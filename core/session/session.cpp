@@ -311,7 +311,9 @@ bool Session::fail_if_abandoned(const Job& job) {
     const Peer& other = peers_[peer];
     if (peer == rank() || !other.parted || precedes(job.sequence(), other.called.value_or(0))) continue;
     fail(failure_of(job, FailureKind::peer_failed, peer,
-                    "rank " + std::to_string(peer) + " closed its communicator without this operation"));
+                    "rank " + std::to_string(peer) +
+                        " closed its communicator without this operation: it made fewer calls, as with fewer batches, or "
+                        "went on after an error"));
     return true;
   }
   return false;

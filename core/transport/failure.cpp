@@ -21,6 +21,13 @@ std::string Group::ranks_text(Rank rank, Rank peer) const {
                           : "ranks " + here + " here are ranks " + there + " of its parent";
 }
 
+bool Group::numbers_as_parent() const {
+  for (Rank one = 0; one < parent_ranks.size(); ++one) {
+    if (parent_ranks[one] != one) return false;
+  }
+  return true;
+}
+
 Rank Failure::in_parent(Rank of_group) const {
   return group && of_group < group->parent_ranks.size() ? group->parent_ranks[of_group] : kNoRank;
 }
@@ -37,7 +44,11 @@ std::string Failure::message() const {
     if (!host.empty()) text += " on host " + host + ", process " + std::to_string(pid);
     text += "]";
   }
-  if (group) text += " [" + group->name + ": " + group->ranks_text(rank, peer) + "]";
+  if (group) {
+    text += " [" + group->name;
+    if (!group->numbers_as_parent()) text += ": " + group->ranks_text(rank, peer);
+    text += "]";
+  }
   return text;
 }
 

@@ -23,6 +23,9 @@ struct Group {
 
   /// Which ranks of the parent its ranks are: all of them where they are few, else `rank` and `peer` (kNoRank: none).
   std::string ranks_text(Rank rank, Rank peer) const;
+
+  /// Whether each rank here has the same number in the parent.
+  bool numbers_as_parent() const;
 };
 
 struct Failure {

@@ -48,27 +48,29 @@ class _Entry:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What rank 0 publishes: of each rank the entry that it has found (``None``: none), or what is wrong."""
+    """What rank 0 publishes: of each rank the entry that it has found (``None``: none), or what is wrong, with the rank
+    that it is wrong with, if one."""
 
     size: int
     marks: list[str | None]
     places: list[str | None]
     error: str
+    peer: int | None
     blobs: list[bytes]
 
     def packed(self) -> bytes:
-        header = [self.size, self.marks, self.places, self.error, [len(blob) for blob in self.blobs]]
+        header = [self.size, self.marks, self.places, self.error, self.peer, [len(blob) for blob in self.blobs]]
         return json.dumps(header).encode() + b"\n" + b"".join(self.blobs)
 
     @classmethod
     def unpacked(cls, packed: bytes) -> _Answer:
         header, _, joined = packed.partition(b"\n")
-        size, marks, places, error, lengths = json.loads(header)
+        size, marks, places, error, peer, lengths = json.loads(header)
         blobs, at = [], 0
         for length in lengths:
             blobs.append(joined[at : at + length])
             at += length
-        return cls(size, marks, places, error, blobs)
+        return cls(size, marks, places, error, peer, blobs)
 
 
 class StoreLost(RendezvousError):  # noqa: N818
@@ -132,20 +134,22 @@ class StoreExchange:
             self._store.set("job", self._job)
             self._store.set(self._session_key, self._session)
         entries: list[_Entry | None] = [own]
-        error = ""
+        error, culprit = "", None
         for peer in range(1, self._size):  # once time is up, or something is wrong, only who is there already
             found = self._value(self._key(number, peer), 0.0 if error else deadline_s - time.monotonic())
             entry = None if found is None else _Entry.unpacked(found)
             entries.append(entry)
             if entry is not None and entry.size != self._size and not error:
+                culprit = peer
                 error = (
                     f"rank 0 ({self._at}) counts {self._size} ranks, rank {peer} ({entry.at}) {entry.size}: give all "
                     "processes the same WORLD_SIZE"
                 )
-        missing = [str(peer) for peer, entry in enumerate(entries) if entry is None]
+        missing = [peer for peer, entry in enumerate(entries) if entry is None]
         if missing and not error:
+            culprit = missing[0] if len(missing) == 1 else None
             error = (
-                f"no peers found: of {self._size} ranks, rank {', '.join(missing)} did not join within "
+                f"no peers found: of {self._size} ranks, rank {', '.join(map(str, missing))} did not join within "
                 f"{self._timeout_s:g} s: look at the logs of those ranks; every rank must call {self._call}"
             )
         answer = _Answer(
@@ -153,11 +157,12 @@ class StoreExchange:
             [None if one is None else one.mark for one in entries],
             [None if one is None else one.at for one in entries],
             error,
+            culprit,
             [] if error else [one.blob for one in entries if one is not None],
         )
         self._store.set(self._key(number, "all"), answer.packed())
         if error:
-            raise RendezvousError(error, rank=0, operation="rendezvous")
+            raise RendezvousError(error, rank=0, peer=culprit, operation="rendezvous")
         return answer.blobs
 
     def _hear(self, number: int, own: _Entry, deadline_s: float) -> list[bytes]:
@@ -186,7 +191,7 @@ class StoreExchange:
                 continue
             self._session = session
             if answer.error:
-                raise RendezvousError(answer.error, rank=self._rank, operation="rendezvous")
+                raise RendezvousError(answer.error, rank=self._rank, peer=answer.peer, operation="rendezvous")
             return answer.blobs
         raise self._nothing_heard(stale)
 

@@ -68,10 +68,14 @@ def _left_by_two_ranks() -> Any:
     return store
 
 
-def _failure(call: Callable[[], Any]) -> str:
+def _failed(call: Callable[[], Any]) -> RendezvousError:
     with pytest.raises(RendezvousError) as caught:
         call()
-    return str(caught.value)
+    return caught.value
+
+
+def _failure(call: Callable[[], Any]) -> str:
+    return str(_failed(call))
 
 
 def _free_port() -> int:
@@ -142,8 +146,9 @@ def test_who_was_there_hears_at_once_that_another_was_not() -> None:
     exchanges += [StoreExchange(exchanges[0]._store, rank, 4, 60.0) for rank in (1, 3)]
     begin_s = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
-        texts = set(pool.map(lambda one: _failure(lambda: one(b"here")), exchanges))
-    assert texts == {
+        errors = list(pool.map(lambda one: _failed(lambda: one(b"here")), exchanges))
+    assert [error.peer for error in errors] == [2] * 3
+    assert {str(error) for error in errors} == {
         "no peers found: of 4 ranks, rank 2 did not join within 0.2 s: look at the logs of those ranks; every rank "
         "must call from_torch()"
     }
@@ -155,9 +160,10 @@ def test_ranks_that_count_differently() -> None:
     store = dist.HashStore()
     exchanges = [StoreExchange(store, 0, 2, 2.0), StoreExchange(store, 1, 3, 2.0)]
     with ThreadPoolExecutor(2) as pool:
-        texts = list(pool.map(lambda one: _failure(lambda: one(b"here")), exchanges))
-    assert all("counts 2 ranks, rank 1 (process" in text for text in texts)
-    assert all(text.endswith(") 3: give all processes the same WORLD_SIZE") for text in texts)
+        errors = list(pool.map(lambda one: _failed(lambda: one(b"here")), exchanges))
+    assert [error.peer for error in errors] == [1] * 2
+    assert all("counts 2 ranks, rank 1 (process" in str(error) for error in errors)
+    assert all(str(error).endswith(") 3: give all processes the same WORLD_SIZE") for error in errors)
     beyond = _failure(lambda: StoreExchange(store, 2, 3, 0.1)(b"here"))
     assert "counts 2 ranks" in beyond
 
