@@ -61,11 +61,10 @@ class Launch:
         self._name = name
         self._accesses: list[Access] = []
         self._program, self._barriers = 0, 0
-        self._released: dict[
-            int, int
-        ] = {}  # by program: its last access that lies behind a barrier and before a release
-        self._acquired: dict[int, int] = {}  # by program: its first access behind an acquisition
-        self._barrier_at = 0
+        self._barrier_at = 0  # the first access of this program behind its last barrier
+        # By program: the first access that its last release does not cover, and the first behind an acquisition.
+        self._released: dict[int, int] = {}
+        self._acquired: dict[int, int] = {}
         self._spans: set[Span] = set()
         self._know(_spans_of(tensors))
 

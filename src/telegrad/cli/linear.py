@@ -38,7 +38,7 @@ from telegrad.errors import TransportError
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks, RanksTimedOut
 from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
 from telegrad.linear.data import LibsvmFormat
-from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher
+from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
 from telegrad.report.linear import loss_text, table_of
@@ -152,9 +152,11 @@ def train_command(
             f"{data} is no regular file, of which ranks could read parts: write it to one", param_hint="DATA"
         )
     outputs = {"--model": model, "--checkpoint": checkpoint, "--json": json_file}
-    check_all_writable(outputs)
+    if writes_files():
+        check_all_writable(outputs)
     for option, output in outputs.items():
         _check_apart(output, option, data)
+    _check_checkpoint(checkpoint, job.partial)
     left = _Left(job)
     if is_rank_of_another_launcher():
         said = _as_one_rank(console, job, left)
@@ -184,7 +186,7 @@ def train_command(
             console.print(_still_falls(settings, end), style="yellow", highlight=False, soft_wrap=True)
         console.print(f"model: {model}", highlight=False, soft_wrap=True)
     if checkpoint is not None and checkpoint.exists():
-        console.print(f"checkpoint: {checkpoint}", highlight=False, soft_wrap=True)
+        console.print(f"checkpoint: {checkpoint}", highlight=False, markup=False, soft_wrap=True)
     if json_file is not None:
         asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
         figures = {"data": data.name, **asked, **about, "epochs": said["epochs"], **end}
@@ -433,6 +435,20 @@ def _check_apart(path: Path | None, option: str, *others: Path) -> None:
         return
     if any(path.resolve() == one.resolve() for one in others) or path.suffix == ".rows":
         raise typer.BadParameter(f"{path} is read by this command: name another file", param_hint=option)
+
+
+def _check_checkpoint(path: Path | None, partial: Path) -> None:
+    """Raises ``BadParameter`` for one that cannot be read again. ``partial``: see ``Job``."""
+    if path is None:
+        return
+    if path.resolve() == partial.resolve():
+        raise typer.BadParameter(
+            f"{path} is where Ctrl-C leaves the model so far: name another file", param_hint="--checkpoint"
+        )
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(
+            f"{path} is no regular file, from which the training could go on: name one", param_hint="--checkpoint"
+        )
 
 
 def _fail(console: Console, said: str) -> NoReturn:

@@ -28,26 +28,52 @@ from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.whole_files import write_whole
 
 _MODEL = ("indices", "values", "n_features", "bias", "loss", "index_base")
-_OWN = ("square_indices", "squares", "bias_squares", "settings", "data", "epochs")
+# of each array of its own its dimensions, and numpy's kinds of what it holds
+_OWN = {
+    "square_indices": (1, "u"),
+    "squares": (1, "f"),
+    "bias_squares": (0, "f"),
+    "settings": (0, "U"),
+    "data": (1, "f"),
+    "epochs": (2, "f"),
+}
 _MAY_CHANGE = ("epochs", "threads")
 _FIELDS = [one.name for one in dataclasses.fields(EpochReport)]
 _COUNTS = ("epoch", "steps", "entries")
 _SAME = 1e-6  # ranks sum what describes the data in an order of their own
+_RAISED = (OSError, ValueError, MemoryError, RuntimeError)  # by all ranks; the last for all else
 
 
 @dataclass(frozen=True)
 class Data:
     """By what other data are told from those of the training: rows of all ranks, features, the objective where all
-    weights are 0, the first learning rate."""
+    weights are 0, the first learning rate, entries, labels above 0, the sum of all values' squares."""
 
     rows: int
     features: int
     loss_at_zero: float
     first_rate: float
+    entries: int
+    positive_labels: int
+    sum_of_squares: float
 
     @classmethod
     def of(cls, problem: Problem) -> Data:
-        return cls(problem.total, problem.all_features, problem.loss_at_zero, problem.first_rate)
+        """Called on all ranks."""
+        values = problem.rows.values
+        squares = np.einsum("i,i->", values, values, dtype=np.float64)
+        sums = np.array([values.size, np.count_nonzero(problem.targets > 0), squares], np.float64)
+        if problem.comm is not None:
+            problem.comm.all_reduce(sums)
+        return cls.of_numbers(
+            [problem.total, problem.all_features, problem.loss_at_zero, problem.first_rate, *sums.tolist()]
+        )
+
+    @classmethod
+    def of_numbers(cls, numbers: list[float]) -> Data:
+        """In the order of the fields. Raises ``ValueError`` where there are more or fewer."""
+        rows, features, loss_at_zero, first_rate, entries, positive, squares = numbers
+        return cls(int(rows), int(features), loss_at_zero, first_rate, int(entries), int(positive), squares)
 
 
 @dataclass(frozen=True)
@@ -83,7 +109,7 @@ class Checkpoint:
         try:
             arrays = read_arrays(path, {*_MODEL, *_OWN})
             model = LinearModel.from_arrays(arrays)
-            if not {*_OWN} <= arrays.keys():
+            if not _OWN.keys() <= arrays.keys():
                 raise ValueError("a model without what a training goes on from")
             return cls._of_arrays(model, arrays)
         except ValueError as error:
@@ -95,20 +121,27 @@ class Checkpoint:
     @classmethod
     def _of_arrays(cls, model: LinearModel, arrays: Mapping[str, Any]) -> Checkpoint:
         try:
-            settings = json.loads(str(arrays["settings"]))
-            rows, features, *numbers = arrays["data"].tolist()
+            for name, (dimensions, kinds) in _OWN.items():
+                if arrays[name].ndim != dimensions or arrays[name].dtype.kind not in kinds:
+                    raise ValueError(f"{name} is {arrays[name].ndim}-D {arrays[name].dtype}")
+            settings, data = json.loads(str(arrays["settings"])), Data.of_numbers(arrays["data"].tolist())
             reports = [
                 EpochReport(**{name: int(x) if name in _COUNTS else x for name, x in zip(_FIELDS, row, strict=True)})
                 for row in arrays["epochs"].tolist()
             ]
-            squares: F32 | None = None
-            if settings["optimizer"] == "adagrad":
-                squares = np.zeros(model.weights.size, np.float32)
-                squares[arrays["square_indices"]] = arrays["squares"]
-            state = State(model, squares, float(arrays["bias_squares"]))
-            if not (reports and state.is_finite and features == model.weights.size):
-                raise ValueError
-            return cls(state, reports, settings, Data(int(rows), int(features), *numbers))
+            bias_squares = float(arrays["bias_squares"])
+            if not (
+                isinstance(settings, dict)
+                and data.features == model.weights.size
+                and reports
+                and [report.epoch for report in reports] == [*range(1, len(reports) + 1)]
+                and 0 <= bias_squares < math.inf
+            ):
+                raise ValueError("numbers that no training has")
+            squares = _squares_of(arrays, data.features) if settings["optimizer"] == "adagrad" else None
+            return cls(State(model, squares, bias_squares), reports, settings, data)
+        except MemoryError:
+            raise
         except Exception as error:  # arrays of any kind lead numpy to errors of many kinds
             raise ValueError("an npz file whose arrays are damaged or not a checkpoint's") from error
 
@@ -118,46 +151,61 @@ class Checkpoints:
 
     def __init__(self, path: str | os.PathLike[str], problem: Problem) -> None:
         self._path, self._problem, self._comm = Path(path), problem, problem.comm
+        self._data = Data.of(problem)
 
-    def restored(self) -> Checkpoint | None:
-        """What the file has, if there is one. Raises on all ranks ``ValueError`` for what is not of this training or no
-        checkpoint, ``OSError`` for a file that cannot be read."""
+    def restore(self, optimizer: Optimizer) -> list[EpochReport]:
+        """Gives ``optimizer`` what the file has, if there is one: rank 0's reports until then. Raises on all ranks
+        ``ValueError`` for what is not of this training or no checkpoint, ``OSError`` for a file that cannot be read,
+        ``MemoryError``."""
         found: Checkpoint | None = None
         error: Exception | None = None
         if self._problem.rank == 0:
             try:
                 if self._path.exists():
+                    if not (self._path.is_file() or self._path.is_dir()):  # opening a pipe would wait for its writer
+                        raise ValueError(f"the checkpoint {self._path} is no regular file: name another")
                     found = Checkpoint.load(self._path)
                     self._check(found)
-            except ValueError as raised:
-                error = raised
-            except OSError as raised:
-                error = OSError(f"cannot read the checkpoint {self._path}: {raised.strerror or raised}")
+            except Exception as raised:  # none may leave the others waiting
+                error = self._told("read", raised)
         self._agree(error)
-        if self._comm is None or self._comm.world_size == 1:
-            return found
-        return _from_rank_0(found, self._problem, self._comm)
+        state, reports = (None, []) if found is None else (found.state, found.reports)
+        if self._comm is not None and self._comm.world_size > 1:
+            state, reports = _from_rank_0(state, reports, self._problem, self._comm)
+        if state is not None:
+            optimizer.restore(state)
+        return reports
 
     def write(self, optimizer: Optimizer, reports: list[EpochReport]) -> None:
-        """Raises ``OSError`` on all ranks where rank 0 cannot. What is not finite leaves the file as it is."""
+        """Raises on all ranks what rank 0 does, ``OSError`` for a file that cannot be written. What is not finite
+        leaves the file as it is."""
         optimizer.settle()
         error: Exception | None = None
         if self._problem.rank == 0:
-            settings, data = _settings_of(self._problem.settings), Data.of(self._problem)
             try:
-                found = Checkpoint(optimizer.state(), reports, settings, data)
+                found = Checkpoint(optimizer.state(), reports, _settings_of(self._problem.settings), self._data)
                 if found.state.is_finite:
                     found.save(self._path)
-            except OSError as raised:
-                error = OSError(f"cannot write the checkpoint {self._path}: {raised.strerror or raised}")
+            except Exception as raised:  # none may leave the others waiting
+                error = self._told("write", raised)
         self._agree(error)
 
+    def _told(self, what: str, raised: Exception) -> Exception:
+        """What all ranks raise, as ``raised`` came where rank 0 was to ``what`` the file."""
+        if isinstance(raised, ValueError):
+            return raised
+        kind = next((one for one in _RAISED if isinstance(raised, one)), _RAISED[-1])
+        why = (isinstance(raised, OSError) and raised.strerror) or str(raised) or type(raised).__name__
+        return kind(f"cannot {what} the checkpoint {self._path}: {why}")
+
     def _agree(self, error: Exception | None) -> None:
-        said = "" if error is None else f"{'S' if isinstance(error, OSError) else 'V'}{error}"
+        said = ""
+        if error is not None:
+            said = f"{next(at for at, kind in enumerate(_RAISED) if isinstance(error, kind))}{error}"
         with own_error_first(error):
             every = [said] if self._comm is None else all_gather_text(self._comm, said)
         for text in filter(None, every):
-            raise (OSError if text[0] == "S" else ValueError)(text[1:]) from error
+            raise _RAISED[int(text[0])](text[1:]) from error
 
     def _check(self, found: Checkpoint) -> None:
         """Raises ``ValueError`` where it is of another training."""
@@ -165,11 +213,18 @@ class Checkpoints:
         for name, value in _settings_of(settings).items():
             if name not in _MAY_CHANGE and found.settings.get(name) != value:
                 self._refuse(f"{name}={found.settings.get(name)!r}, and here it is {value!r}")
-        before, now = (dataclasses.asdict(data) for data in (found.data, Data.of(self._problem)))
+        base, own = found.state.model.index_base, self._problem.index_base
+        if None not in (base, own) and base != own:
+            self._refuse(f"index_base={base}, and here it is {own}")
+        before, now = (dataclasses.asdict(data) for data in (found.data, self._data))
         for name, value in now.items():
-            if not math.isclose(before[name], value, rel_tol=_SAME):
+            if isinstance(value, int):
+                is_same, form = before[name] == value, "d"
+            else:
+                is_same, form = math.isclose(before[name], value, rel_tol=_SAME), ".9g"
+            if not is_same:
                 what = name.replace("_", " ")
-                self._refuse(f"data whose {what} is {before[name]:g}, and here it is {value:g}")
+                self._refuse(f"data whose {what} is {before[name]:{form}}, and here it is {value:{form}}")
         if len(found.reports) > settings.epochs:
             self._refuse(f"{len(found.reports)} epochs, and here are epochs={settings.epochs}")
 
@@ -184,27 +239,34 @@ def _settings_of(settings: TrainingSettings) -> dict[str, Any]:
     return {name: value for name, value in dataclasses.asdict(settings).items() if name not in _MAY_CHANGE}
 
 
-def _from_rank_0(found: Checkpoint | None, problem: Problem, comm: Communicator) -> Checkpoint | None:
-    """On all ranks what rank 0 has found."""
-    about = "" if found is None else json.dumps([[*map(dataclasses.astuple, found.reports)], dict(found.settings)])
-    about = all_gather_text(comm, about)[0]
-    if not about:
-        return None
-    reports, settings = json.loads(about)
-    arrays = [np.zeros(problem.features, np.float32)]
-    if problem.settings.optimizer == "adagrad":
-        arrays.append(np.zeros(problem.features, np.float32))
-    numbers = np.zeros(6)
-    if found is not None:
-        state = found.state
-        arrays = [one for one in (state.model.weights, state.squares) if one is not None]
-        numbers = np.array([state.model.bias, state.bias_squares, *dataclasses.astuple(found.data)])
-    for array in (*arrays, numbers):
-        comm.broadcast(array, 0)
-    bias, bias_squares, rows, features, *rest = numbers.tolist()
-    return Checkpoint(
-        State(problem.model(arrays[0], bias), arrays[1] if len(arrays) > 1 else None, bias_squares),
-        [EpochReport(*report) for report in reports],
-        settings,
-        Data(int(rows), int(features), *rest),
-    )
+def _squares_of(arrays: Mapping[str, Any], features: int) -> F32:
+    """Raises ``ValueError`` or ``IndexError`` for what are none."""
+    indices, values = arrays["square_indices"], arrays["squares"]
+    if indices.size != values.size or (indices[1:] <= indices[:-1]).any():
+        raise ValueError("square_indices do not rise, or are not as many as squares")
+    squares = np.zeros(features, np.float32)
+    with np.errstate(over="ignore"):
+        squares[indices] = values
+    if not ((values >= 0).all() and np.isfinite(squares[indices]).all()):
+        raise ValueError("squares are no squares")
+    return squares
+
+
+def _from_rank_0(
+    state: State | None, reports: list[EpochReport], problem: Problem, comm: Communicator
+) -> tuple[State | None, list[EpochReport]]:
+    """On all ranks what rank 0 has."""
+    about = all_gather_text(comm, json.dumps([dataclasses.astuple(report) for report in reports]))[0]
+    reports = [EpochReport(*report) for report in json.loads(about)]
+    if not reports:
+        return None, []
+    with_squares = problem.settings.optimizer == "adagrad"
+    if state is None:
+        zeros = [np.zeros(problem.features, np.float32) for _ in range(1 + with_squares)]
+        state = State(problem.model(zeros[0], 0.0), zeros[1] if with_squares else None)
+    numbers = np.array([state.model.bias, state.bias_squares])
+    for array in (state.model.weights, state.squares, numbers):
+        if array is not None:
+            comm.broadcast(array, 0)
+    bias, bias_squares = numbers.tolist()
+    return State(problem.model(state.model.weights, bias), state.squares, bias_squares), reports

@@ -6,6 +6,7 @@ That is under telegrad's own launcher, torchrun or mpiexec. Rank 0 says how it g
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -90,6 +91,12 @@ def is_rank_of_another_launcher() -> bool:
     return _has_torchrun() or any(name in os.environ for name in _MPI_RANKS)
 
 
+def writes_files() -> bool:
+    """Does this process write the files? Of another launcher's ranks only the first must be able to."""
+    names = ("RANK",) if _has_torchrun() else _MPI_RANKS
+    return not is_rank_of_another_launcher() or any(os.environ.get(name) == "0" for name in names)
+
+
 def _has_torchrun() -> bool:
     return os.environ.keys() >= {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
 
@@ -145,7 +152,8 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
 
     def on_break_off(model: LinearModel) -> None:
         if comm.rank == 0 and has_begun and np.isfinite(model.bias) and np.isfinite(model.weights).all():
-            model.save(job.partial)
+            with contextlib.suppress(OSError):  # what ended the training is to be heard: maybe that the disk is full
+                model.save(job.partial)
 
     trained = train(
         rows,

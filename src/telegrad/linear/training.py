@@ -89,16 +89,15 @@ def train(
     together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent.
 
     ``checkpoint``: a file that rank 0 writes after every ``checkpoint_every`` epochs and the last one. Where it exists,
-    the training goes on from it, to the same bits as if it had not been broken off, also among other ranks but for
-    rounding; first ``on_resume`` gets rank 0's reports of the epochs that
-    it has. It is a model's file, too
-    (``LinearModel.load``). Writing one rounds weights that a penalty has not yet reached, so without checkpoints, or
-    with others, last bits may differ. Give more ``epochs`` to train on.
+    the training goes on from it, to the same bits as if it had not been broken off, also among other ranks, as far as
+    the result does not depend on these; first ``on_resume`` gets rank 0's reports of the epochs that it has. It is a
+    model's file, too (``LinearModel.load``). Writing one rounds weights that a penalty has not yet reached,
+    so without checkpoints, or with others, last bits may differ. Give more ``epochs`` to train on.
 
     Raises ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes,
     a checkpoint of another training, and where there is no row to train on, too many features or threads, or too
-    little memory; ``OSError`` on every rank for a checkpoint that rank 0 cannot read or write; ``TypeError`` for
-    arguments of another type, and for an ``aggregation`` that is not for these settings.
+    little memory; ``OSError`` or ``MemoryError`` on every rank for a checkpoint that rank 0 cannot read or write;
+    ``TypeError`` for arguments of another type, and for an ``aggregation`` that is not for these settings.
     """
     check_rows(rows)
     settings = TrainingSettings() if settings is None else settings
@@ -120,12 +119,10 @@ def train(
     else:
         optimizer = MiniBatches(problem, cast(Any, aggregation))
     judges = problem.share.trained_total < problem.total
-    reports: list[EpochReport] = []
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, problem)
-    if checkpoints is not None and (before := checkpoints.restored()) is not None:
-        optimizer.restore(before.state)
-        reports += before.reports
-        on_resume(before.reports)
+    reports = [] if checkpoints is None else checkpoints.restore(optimizer)
+    if reports:
+        on_resume([*reports])
     try:
         for epoch in range(len(reports), settings.epochs):
             found = optimizer.epoch(epoch, on_step)

@@ -35,6 +35,8 @@ def _replace(target: Path, write: Callable[[IO[Any]], None]) -> None:
     try:
         with beside.open("xb") as file:
             write(file)
+            file.flush()
+            os.fsync(file.fileno())  # before its name: or a machine that fails may keep the name alone
         if target.exists():
             shutil.copymode(target, beside)
         beside.replace(target)

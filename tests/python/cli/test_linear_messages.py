@@ -15,9 +15,14 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from telegrad import Communicator
 from telegrad.cli import linear, make_app
-from telegrad.linear import LinearModel
+from telegrad.launch.joining import RANK
+from telegrad.linear import LinearModel, TrainingSettings
 from telegrad.linear.checkpoint import Checkpoint
+from telegrad.linear.data import LibsvmFormat
+from telegrad.linear.job import Job, writes_files
+from telegrad.linear.job import run as run_rank
 
 ENDLESS = ("--epochs", "1000000", "--batch", "20", "--ranks", "2")
 
@@ -73,6 +78,39 @@ def test_a_training_goes_on_from_its_checkpoint(path: Path, tmp_path: Path) -> N
     status, said = run(*command[:4], "--checkpoint-every", "2")
     assert status == 2
     assert "without --checkpoint there is none: leave this out" in said
+
+
+def test_a_checkpoint_that_could_not_be_read_again_is_refused(path: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = ["train", str(path), "--model", str(tmp_path / "m.npz"), "--checkpoint"]
+    for name, why in {
+        "m.partial.npz": "is where Ctrl-C leaves",
+        "m.npz": "--model writes",
+        "pipe": "no regular",
+    }.items():
+        status, said = run(*command, str(tmp_path / name))
+        assert status == 2
+        assert why in said
+
+
+def test_a_checkpoint_that_cannot_be_written_is_said_where_the_model_cannot_be_either(
+    path: Path, tmp_path: Path
+) -> None:
+    there = tmp_path / "no folder"
+    files = {"model": str(there / "m.npz"), "checkpoint": str(there / "state.npz")}
+    job = Job(data=str(path), format=LibsvmFormat(), settings=TrainingSettings(epochs=2), cache=False, **files)
+    with Communicator.local(1)[0] as comm, pytest.raises(OSError, match="cannot write the checkpoint"):
+        run_rank(job, comm, lambda message: None)
+
+
+def test_only_rank_0_of_another_launcher_must_be_able_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(RANK, raising=False)
+    assert writes_files()
+    for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert not writes_files()
+    monkeypatch.setenv("RANK", "0")
+    assert writes_files()
 
 
 def test_what_a_lost_rank_leaves_is_said(path: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,6 +16,7 @@ from scipy import sparse
 
 from telegrad import Communicator
 from telegrad.linear import EpochReport, LinearModel, Rows, Trained, TrainingSettings, train
+from telegrad.linear.checkpoint import Checkpoint
 
 FEATURES, COUNT = 90, 400
 SETTINGS = {
@@ -53,7 +56,7 @@ def train_among(rows: Rows, world_size: int | None, settings: TrainingSettings, 
 def _given(function: Any, *arguments: Any, **named: Any) -> Any:
     try:
         return function(*arguments, **named)
-    except (ValueError, OSError, TypeError, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:
         return error
 
 
@@ -162,30 +165,120 @@ def test_a_checkpoint_of_other_data_is_refused(world_size: int | None, tmp_path:
             assert f"data whose {said}" in str(error)
 
 
-def damaged(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[:-40])
+@pytest.mark.parametrize("world_size", [None, 2])
+def test_data_that_differ_by_little_are_refused(world_size: int | None, tmp_path: Path) -> None:
+    rows, file = some_rows(), tmp_path / "state.npz"
+    wide, settings = replace(rows, n_features=2_000_000), replace(SETTINGS["adagrad"], epochs=1)
+    train(wide, settings, checkpoint=file)
+    labels, values, fewer = rows.labels.copy(), rows.values.copy(), rows.offsets.copy()
+    labels[0] *= -1
+    values[0] += 0.5
+    fewer[-1] -= 1
+    last = int(fewer[-1])
+    others = {
+        "features is 2000000, and here it is 2000001": replace(rows, n_features=2_000_001),
+        "positive labels is": replace(wide, labels=labels),
+        "sum of squares is": replace(wide, values=values),
+        "entries is": replace(wide, offsets=fewer, indices=rows.indices[:last], values=rows.values[:last]),
+    }
+    for said, other in others.items():
+        for error in train_among(other, world_size, settings, file):
+            assert isinstance(error, ValueError)
+            assert f"data whose {said}" in str(error)
 
 
-def not_a_number(file: Path) -> None:
-    with np.load(file) as arrays:
-        changed = {**arrays, "squares": np.full_like(arrays["squares"], np.nan)}
-    np.savez(file, **changed)
+def test_another_index_base_is_refused(tmp_path: Path) -> None:
+    rows, file, settings = some_rows(), tmp_path / "state.npz", replace(SETTINGS["sgd"], epochs=1)
+    train(replace(rows, index_base=1), settings, checkpoint=file)
+    with pytest.raises(ValueError, match="index_base=1, and here it is 0"):
+        train(replace(rows, index_base=0), settings, checkpoint=file)
+    train(rows, settings, checkpoint=file)  # of which nobody knows
 
 
-def without_epochs(file: Path) -> None:
-    with np.load(file) as arrays:
-        changed = {**arrays, "epochs": arrays["epochs"][:0]}
-    np.savez(file, **changed)
+STRUCTURE = np.dtype([("rows", "i8"), ("features", "i8"), ("loss", "U3"), ("rate", "f8")])
+DAMAGES: dict[str, Any] = {
+    "squares that are no numbers": lambda own: {"squares": np.full_like(own["squares"], np.nan)},
+    "squares below 0": lambda own: {"squares": -own["squares"]},
+    "squares too large": lambda own: {"squares": own["squares"].astype(np.float64) * 1e300},
+    "too few squares": lambda own: {"squares": own["squares"][:1]},
+    "indices below 0": lambda own: {"square_indices": -own["square_indices"].astype(np.int64)},
+    "indices too large": lambda own: {"square_indices": own["square_indices"] + np.uint32(50)},
+    "indices that fall": lambda own: {"square_indices": own["square_indices"][::-1]},
+    "flags": lambda own: {"square_indices": np.ones(FEATURES, bool), "squares": np.ones(FEATURES, np.float32)},
+    "a sum of squares below 0": lambda own: {"bias_squares": np.float64(-1)},
+    "a text": lambda own: {"bias_squares": np.str_("1")},
+    "no epochs": lambda own: {"epochs": own["epochs"][:0]},
+    "epochs that fall": lambda own: {"epochs": own["epochs"][::-1]},
+    "other columns": lambda own: {"epochs": own["epochs"][:, :5]},
+    "no object": lambda own: {"settings": np.str_("[1]")},
+    "no optimizer": lambda own: {"settings": np.str_("{}")},
+    "a structure": lambda own: {"data": np.array((COUNT, FEATURES, "x", 0.1), STRUCTURE)},
+    "objects": lambda own: {"data": np.array([1, None], object)},
+    "other features": lambda own: {"n_features": np.uint64(FEATURES + 1)},
+}
 
 
-@pytest.mark.parametrize("damage", [damaged, not_a_number, without_epochs])
-def test_a_damaged_checkpoint_is_refused_on_all_ranks(damage: Any, tmp_path: Path) -> None:
-    rows, file, settings = some_rows(), tmp_path / "state.npz", SETTINGS["adagrad"]
+@pytest.mark.parametrize("name", [None, *DAMAGES])
+def test_a_damaged_checkpoint_is_refused_on_all_ranks(name: str | None, tmp_path: Path) -> None:
+    rows, file, settings = some_rows(), tmp_path / "state.npz", replace(SETTINGS["adagrad"], epochs=2)
     train(rows, settings, checkpoint=file)
-    damage(file)
+    if name is None:
+        file.write_bytes(file.read_bytes()[:-40])
+    else:
+        with np.load(file) as arrays:
+            changed = {**arrays}
+        np.savez(file, **(changed | DAMAGES[name](changed)))
     for error in train_among(rows, 2, settings, file, tmp_path / "seen by rank 0 alone"):
         assert isinstance(error, ValueError)
         assert "is no checkpoint of a linear model's training" in str(error)
+
+
+def test_a_pipe_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    os.mkfifo(file := tmp_path / "pipe")
+    for error in train_among(some_rows(), 2, SETTINGS["sgd"], file):
+        assert isinstance(error, ValueError)
+        assert str(error) == f"the checkpoint {file} is no regular file: name another"
+
+
+@pytest.mark.parametrize("name", ["load", "save"])
+@pytest.mark.parametrize(
+    ("raised", "kind", "why"),
+    [(MemoryError(), MemoryError, "MemoryError"), (TypeError("a slip"), RuntimeError, "a slip")],
+)
+def test_whatever_rank_0_meets_ends_all_ranks(
+    name: str, raised: Exception, kind: type[Exception], why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows, file, settings = some_rows(), tmp_path / "state.npz", replace(SETTINGS["sgd"], epochs=1)
+    train(rows, settings, checkpoint=file)
+
+    def fail(*arguments: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(Checkpoint, name, fail)
+    what = {"load": "read", "save": "write"}[name]
+    for error in train_among(rows, 2, replace(settings, epochs=2), file):
+        assert type(error) is kind
+        assert str(error) == f"cannot {what} the checkpoint {file}: {why}"
+
+
+def test_what_was_read_is_not_kept(tmp_path: Path) -> None:
+    rows, file, features = some_rows(), tmp_path / "state.npz", 1_000_000
+    wide, settings = replace(rows, n_features=features), replace(SETTINGS["adagrad"], epochs=1)
+    train_among(wide, 1, settings, file)
+    held: list[int] = []
+    tracemalloc.start()
+    try:
+        train_among(
+            wide,
+            1,
+            replace(settings, epochs=2),
+            file,
+            on_step=lambda *_: held.append(tracemalloc.get_traced_memory()[0]),
+        )
+    finally:
+        tracemalloc.stop()
+    assert held
+    assert max(held) < features
 
 
 def test_a_model_is_no_checkpoint(tmp_path: Path) -> None:
