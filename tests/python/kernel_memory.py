@@ -16,6 +16,7 @@ And lanes that the mask of a load leaves out hold garbage where no ``other`` is 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import sys
@@ -177,8 +178,13 @@ class Launch:
 
 
 def _spans_of(tensors: list[torch.Tensor]) -> set[Span]:
-    storages = [one.untyped_storage() for one in tensors if one.layout is torch.strided and one.device.type == "cpu"]
-    return {(one.data_ptr(), one.nbytes()) for one in storages if one.nbytes()}
+    found = set()
+    for one in tensors:
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # of fake and functional ones: they have no memory
+            storage = one.untyped_storage()
+            if storage.device.type == "cpu" and storage.nbytes() and storage.data_ptr():
+                found.add((storage.data_ptr(), storage.nbytes()))
+    return found
 
 
 _last_seen: set[Span] = set()

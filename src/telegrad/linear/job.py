@@ -71,7 +71,7 @@ class Job:
 def main(job_json: str) -> None:
     """What telegrad's launcher calls in each rank's process. Rank 0 prints its messages; a rank whose lines or labels
     are wrong prints ``{"kind": "error", "said"}`` and ends with status 1."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # how the launcher breaks off: see ``Job.partial``
+    signal.signal(signal.SIGTERM, _interrupt_once)  # how the launcher breaks off: see ``Job.partial``
     with join() as comm:
 
         def say(message: dict[str, Any]) -> None:
@@ -82,6 +82,11 @@ def main(job_json: str) -> None:
         except (ValueError, OSError, ImportError) as error:
             say({"kind": "error", "said": str(error)})
             sys.exit(1)
+
+
+def _interrupt_once(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # what is left is written undisturbed; who cannot wait kills
+    raise KeyboardInterrupt
 
 
 def is_rank_of_another_launcher() -> bool:

@@ -135,7 +135,10 @@ def train(
             on_epoch(report)
     except BaseException:
         if on_break_off is not None:
-            on_break_off(optimizer.model())
+            try:
+                on_break_off(optimizer.model())
+            except KeyboardInterrupt:  # a lost rank's job is told to end just as this one hears of the loss
+                on_break_off(optimizer.model())
         raise
     held_out = problem.share.held_out
     return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero, held_out, problem.first_rate)

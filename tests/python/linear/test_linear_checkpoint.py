@@ -336,3 +336,20 @@ def test_ranks_that_do_not_agree_about_it(tmp_path: Path) -> None:
     for error in train_among(some_rows(), 2, SETTINGS["sgd"], tmp_path / "state.npz", None):
         assert isinstance(error, ValueError)
         assert "checkpoint_every of rank 1 is another than that of rank 0" in str(error)
+
+
+def test_an_interrupt_does_not_disturb_what_a_break_leaves() -> None:
+    left: list[LinearModel] = []
+
+    def on_step(step: int, steps: int) -> None:
+        if step == 3:
+            raise ValueError("the end")
+
+    def on_break_off(model: LinearModel) -> None:
+        left.append(model)
+        if len(left) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(ValueError, match="the end"):
+        train(some_rows(), SETTINGS["sgd"], on_step=on_step, on_break_off=on_break_off)
+    assert len(left) == 2

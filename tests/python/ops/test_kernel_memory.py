@@ -147,6 +147,16 @@ def test_tensors_that_only_an_address_leads_to_are_known() -> None:
         addresses_of_others[(1,)](x, BLOCK=8)
 
 
+def test_tensors_without_memory_are_passed_over() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        fake = torch.zeros(64)
+    held = [fake, torch.zeros(64, device="meta"), torch.sparse_coo_tensor([[1]], [1.0], (4,))]
+    test_tensors_that_only_an_address_leads_to_are_known()
+    assert len(held) == 3
+
+
 def test_lanes_that_are_left_out_hold_no_zeros() -> None:
     assert launched(no_other, 1)[0] != 0
 
