@@ -3,7 +3,7 @@
 The interpreter runs one program after the other, each operation as a whole, in the host's memory: so it forgives what
 no GPU does. A watched launch fails, with the lines of the kernel, where
 
-- an address lies in no tensor (a GPU ends the process, or reads what is another's),
+- an address lies in no tensor (a GPU ends the process, or reads what is another's), unless the kernel was given some,
 - two programs touch the same memory, one of them by a plain store, or one by an atomic operation and the other by a
   plain load: which comes first is not said, unless the one has released (``sem="acq_rel"``, behind a
   ``tl.debug_barrier()`` that all of its threads reach) before the other acquired,
@@ -16,9 +16,7 @@ And lanes that the mask of a load leaves out hold garbage where no ``other`` is 
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import itertools
+import ctypes
 import sys
 from bisect import bisect_right
 from enum import IntEnum
@@ -30,10 +28,6 @@ from triton.runtime import interpreter
 
 # Of float32, float64 and bfloat16 something large, finite and odd; as an index it is far outside.
 GARBAGE = bytes([0x5B, 0xA7, 0x5B, 0x7A] * 2)
-
-
-Span = tuple[int, int]
-"""Address and bytes."""
 
 
 class Kind(IntEnum):
@@ -66,8 +60,12 @@ class Launch:
         # By program: the first access that its last release does not cover, and the first behind an acquisition.
         self._released: dict[int, int] = {}
         self._acquired: dict[int, int] = {}
-        self._spans: set[Span] = set()
-        self._know(_spans_of(tensors))
+        spans = sorted({(one.untyped_storage().data_ptr(), one.untyped_storage().nbytes()) for one in tensors})
+        self._starts = [start for start, _ in spans]
+        self._ends = [start + size for start, size in spans]
+        # How long others are whose addresses lie in these is not known, and to ask for all tensors that there are
+        # (``gc.get_objects()``) disturbs other threads, whose half-made tuples that finds, too.
+        self._has_addresses = any(_holds_addresses(one) for one in tensors if one.dtype == torch.int64)
 
     def begin_program(self, number: int) -> None:
         self._program, self._barriers, self._barrier_at = number, 0, len(self._accesses)
@@ -155,57 +153,24 @@ class Launch:
                     found[f"programs meet, {earlier} and {later}: nothing says which is first"] = None
 
     def _check_inside(self, addresses: np.ndarray, size: int, where: str) -> None:
-        if not self._outside(int(addresses.min()), int(addresses.max()) + size):
+        if self._has_addresses or not self._outside(int(addresses.min()), int(addresses.max()) + size):
             return
-        for spans in (_seen, _look_for_tensors):  # tensors whose addresses lie in others
-            outside = [one for one in addresses.tolist() if self._outside(one, one + size)]
-            if not outside:
-                return
-            self._know(spans())
         if outside := [one for one in addresses.tolist() if self._outside(one, one + size)]:
             raise AssertionError(f"{self._name}: {len(outside)} addresses at {where} lie in no tensor")
-
-    def _know(self, spans: set[Span]) -> None:
-        self._spans |= spans
-        ordered = sorted(self._spans)
-        self._starts = [start for start, _ in ordered]
-        # The farthest so far: of what was freed, too, so that one may lie in another.
-        self._ends = [*itertools.accumulate((start + size for start, size in ordered), max)]
 
     def _outside(self, first: int, end: int) -> bool:
         place = bisect_right(self._starts, first)
         return place == 0 or end > self._ends[place - 1]
 
 
-def _spans_of(tensors: list[torch.Tensor]) -> set[Span]:
-    found = set()
-    for one in tensors:
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # of fake and functional ones: they have no memory
-            storage = one.untyped_storage()
-            if storage.device.type == "cpu" and storage.nbytes() and storage.data_ptr():
-                found.add((storage.data_ptr(), storage.nbytes()))
-    return found
-
-
-_last_seen: set[Span] = set()
-
-
-def _seen() -> set[Span]:
-    """Where tensors were when they were last looked for, which takes long: some may be no more."""
-    return _last_seen
-
-
-def _look_for_tensors() -> set[Span]:
-    global _last_seen
-    is_tensor: dict[type, bool] = {}
-
-    def found(kind: type) -> bool:
-        if kind not in is_tensor:
-            is_tensor[kind] = issubclass(kind, torch.Tensor)
-        return is_tensor[kind]
-
-    _last_seen = _spans_of([one for one in gc.get_objects() if found(type(one))])
-    return _last_seen
+def _holds_addresses(table: torch.Tensor) -> bool:
+    """Asked of its memory: operations on tensors are counted by those who watch launches."""
+    storage = table.untyped_storage()
+    if not storage.nbytes():
+        return False
+    words = storage.nbytes() // 8
+    values = np.frombuffer((ctypes.c_int64 * words).from_address(storage.data_ptr()), np.int64)
+    return bool(((values >= 1 << 32) & (values < 1 << 47)).any())
 
 
 def _line_of_kernel() -> str:
