@@ -143,7 +143,7 @@ void Descent::finish_step(double slope, double rate, double rows) {
   }
   if (!last_.empty()) {
     clock_.push_back(clock_.back() + rate / scale_);
-    owed_ = {last_, clock_, clock_.back(), paces_, penalty_.l1, rule_ == Rule::sgd ? 0 : penalty_.l2};
+    see_owed();
   }
   if (rule_ == Rule::sgd) {
     scale_ /= 1 + rate * penalty_.l2;
@@ -162,8 +162,11 @@ void Descent::settle() {
     if (last != 0) last = 0;
   }
   clock_.assign(1, 0);
-  owed_.clock = clock_;
-  owed_.now = 0;
+  see_owed();
+}
+
+void Descent::see_owed() {
+  owed_ = {last_, clock_, clock_.back(), paces_, penalty_.l1, rule_ == Rule::sgd ? 0 : penalty_.l2};
 }
 
 void Descent::write_weights(std::span<float> out) const {
@@ -187,7 +190,7 @@ void Descent::restore(std::span<const float> weights, std::span<const float> squ
     squares_[place] = squares[i];
     if (!paces_.empty()) paces_[place] = static_cast<float>(pace_of(static_cast<double>(squares[i])));
   }
-  if (!last_.empty()) owed_ = {last_, clock_, clock_.back(), paces_, penalty_.l1, rule_ == Rule::sgd ? 0 : penalty_.l2};
+  if (!last_.empty()) see_owed();
 }
 
 }  // namespace telegrad::linear

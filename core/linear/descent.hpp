@@ -88,6 +88,8 @@ class Descent {
   template <class Do>
   auto by_rule(double rate, double rows, const Do& act);
   void finish_step(double slope, double rate, double rows);
+  // Where there are such weights, whenever the clock has changed, whose memory owed_ refers to.
+  void see_owed();
 
   Rule rule_;
   Penalty penalty_;

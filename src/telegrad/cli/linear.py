@@ -135,10 +135,8 @@ def train_command(
             coordinates=coordinates,
             threads=threads,
         )
-        form, kept = (
-            LibsvmFormat(features, index_base, strict),
-            None if checkpoint is None else str(checkpoint.resolve()),
-        )
+        form = LibsvmFormat(features, index_base, strict)
+        kept = None if checkpoint is None else str(checkpoint.resolve())
         job = Job(str(data.resolve()), str(model.resolve()), form, settings, cache, kept, checkpoint_every)
     except ValueError as error:
         raise bad_option(error) from error

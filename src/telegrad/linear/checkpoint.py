@@ -21,13 +21,12 @@ from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.texts import all_gather_text
 from telegrad.linear.array_files import read_arrays
 from telegrad.linear.losses import F32
-from telegrad.linear.model import LinearModel
+from telegrad.linear.model import MODEL_ARRAYS, LinearModel
 from telegrad.linear.passes import EpochReport, Optimizer, State
 from telegrad.linear.problem import Problem
 from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.whole_files import write_whole
 
-_MODEL = ("indices", "values", "n_features", "bias", "loss", "index_base")
 # of each array of its own its dimensions, and numpy's kinds of what it holds
 _OWN = {
     "square_indices": (1, "u"),
@@ -107,7 +106,7 @@ class Checkpoint:
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """What ``save()`` has written. Raises ``ValueError`` for any other file, ``OSError`` without one."""
         try:
-            arrays = read_arrays(path, {*_MODEL, *_OWN})
+            arrays = read_arrays(path, {*MODEL_ARRAYS, *_OWN})
             model = LinearModel.from_arrays(arrays)
             if not _OWN.keys() <= arrays.keys():
                 raise ValueError("a model without what a training goes on from")

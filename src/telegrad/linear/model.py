@@ -18,6 +18,8 @@ from telegrad.linear.whole_files import write_whole
 # of each array its dimensions, and numpy's kinds of what it holds
 _FIELDS = {"indices": (1, "iu"), "values": (1, "f"), "n_features": (0, "iu"), "bias": (0, "f"), "loss": (0, "U")}
 _BASE, _OF_BASE = "index_base", (0, "iu")  # not in every file
+MODEL_ARRAYS = (*_FIELDS, _BASE)
+"""What ``from_arrays()`` looks at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,7 @@ class LinearModel:
         """What ``save()`` has written, or a training's checkpoint. Raises ``ValueError`` for any other file and for a
         model whose numbers are not finite, ``OSError`` without one."""
         try:
-            return cls.from_arrays(read_arrays(path, {*_FIELDS, _BASE}))
+            return cls.from_arrays(read_arrays(path, MODEL_ARRAYS))
         except ValueError as error:
             raise ValueError(
                 f"{path} is no model of telegrad linear train, but {error}: name a file that its --model, or "
