@@ -17,12 +17,15 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/dispatch.hpp"
 #include "kernels/entries.hpp"
+#include "kernels/marks.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/operations.hpp"
+#include "kernels/reduce_marked.hpp"
 #include "kernels/scatter.hpp"
 
 namespace {
@@ -185,6 +188,30 @@ void measure(Bench& bench, double density, Reduction reduction) {
   });
 }
 
+// What an owner of a filled sum adds: marks and values of some ranks.
+template <class V>
+void measure_marked(Bench& bench, double density) {
+  const std::uint32_t n = bench.settings().elements;
+  std::mt19937_64 random(2);
+  std::vector<std::vector<std::uint64_t>> marks;
+  std::vector<std::vector<V>> values;
+  std::vector<kernels::MarkedValues<V>> inputs;
+  std::vector<V> sum(n);
+  std::size_t bytes = n * sizeof(V);
+  for (const std::size_t ranks : {2U, 4U, 8U}) {
+    while (values.size() < ranks) {
+      Run<V> run = uniform<V>(random, n, density);
+      marks.emplace_back(kernels::mark_words(n));
+      kernels::mark(run.indices, 0, n, marks.back());
+      values.push_back(std::move(run.values));
+      inputs.push_back({marks.back(), values.back()});
+      bytes += marks.back().size() * sizeof(std::uint64_t) + values.back().size() * sizeof(V);
+    }
+    bench.row("sum of " + std::to_string(ranks) + " marked " + name_of<V>(), density, n, bytes,
+              [&] { kernels::reduce_marked<V>(Reduction::sum, inputs, sum); });
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -198,5 +225,8 @@ int main(int argc, char** argv) {
   measure<bf16>(bench, 0.01, Reduction::sum);
   measure<f16>(bench, 0.01, Reduction::sum);
   measure<float>(bench, 0.01, Reduction::min);
+  for (const double density : {0.5, 0.75, 0.95}) measure_marked<float>(bench, density);
+  measure_marked<double>(bench, 0.75);
+  measure_marked<bf16>(bench, 0.75);
   return 0;
 }

@@ -7,7 +7,6 @@
 #include "collectives/allreduce_filled.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <deque>
 #include <optional>
@@ -20,8 +19,7 @@
 #include "collectives/partition.hpp"
 #include "collectives/sparse_cost.hpp"
 #include "kernels/marks.hpp"
-#include "kernels/operations.hpp"
-#include "kernels/reduce.hpp"
+#include "kernels/reduce_marked.hpp"
 #include "kernels/scale.hpp"
 #include "transport/window.hpp"
 
@@ -32,53 +30,11 @@ namespace {
 // longer messages of most densities take less time.
 constexpr std::size_t kMemoryBlockBytes = std::size_t{512} << 10;
 constexpr std::size_t kNetworkBlockBytes = std::size_t{1} << 20;
-constexpr std::size_t kChunkBytes = std::size_t{8} << 10;    // of a block, which is reduced in the first-level cache
 constexpr std::size_t kSharesAhead = 2;                      // of each rank, whose blocks come while one is reduced
 constexpr std::size_t kSendsMost = 24;                       // messages under way in each part
 constexpr Step kSumSteps = Step{1} << 29;                    // from here on blocks of sums
 
 using Marks = Array<std::uint64_t>;
-
-// A rank's entries in one block.
-template <class V>
-struct Share {
-  bool dense = false;
-  std::span<const std::uint64_t> marks;
-  std::span<const V> values;
-};
-
-// sum = all shares of one block, in their order; an average is left to divide.
-template <class V>
-void reduce_block(std::vector<Share<V>>& shares, Reduction reduction, std::span<V> sum) {
-  constexpr std::size_t kChunk = kChunkBytes / sizeof(V);
-  constexpr std::size_t kWordsOfChunk = kernels::mark_words(kChunk);
-  alignas(64) std::array<std::byte, kChunkBytes> room;
-  const std::span<V> expanded(reinterpret_cast<V*>(room.data()), kChunk);
-  const V absent = kernels::absent_element<V>(reduction);
-  const V neutral = kernels::on_operation(
-      reduction, []<class Operation>(Operation) { return Operation::template kNeutral<V>; });
-  for (std::size_t begin = 0; begin < sum.size(); begin += kChunk) {
-    const std::span<V> out = sum.subspan(begin, std::min(kChunk, sum.size() - begin));
-    bool first = true;
-    for (Share<V>& share : shares) {
-      std::size_t taken = out.size();
-      const std::span<V> here = first ? out : expanded.first(out.size());
-      ConstBytes addend = std::as_bytes(here);
-      if (share.dense) {
-        addend = std::as_bytes(share.values.first(taken));
-        if (first) std::ranges::copy(share.values.first(taken), out.begin());
-      } else {
-        const auto marks = share.marks.subspan(begin / 64, std::min(kWordsOfChunk, share.marks.size() - begin / 64));
-        taken = kernels::count_marks(marks);
-        kernels::expand_marks(here, marks, share.values.first(taken), first ? absent : neutral);
-      }
-      share.values = share.values.subspan(taken);
-      const Bytes whole = std::as_writable_bytes(out);
-      if (!first) kernels::reduce_to(dtype_of<V>, reduction, whole, addend, whole);
-      first = false;
-    }
-  }
-}
 
 template <class V>
 class FilledSum {
@@ -203,12 +159,11 @@ class FilledSum {
   Task<void> sum_block(std::size_t number) {
     const Rank rank = net_.rank();
     const Range range = block(rank, number);
-    std::vector<Share<V>> shares(net_.size());
+    std::vector<kernels::MarkedValues<V>> shares(net_.size());
     std::vector<std::pair<Buffer, Buffer>> messages(net_.size());
     Marks own_marks;
     begin_receives(number);
     co_await share_of(rank, range, own_marks, shares[rank].values);
-    shares[rank].dense = mine_.dense;
     shares[rank].marks = own_marks.span();
     std::size_t bytes = 0;
     for (Rank source = 0; source < net_.size(); ++source) {
@@ -220,8 +175,7 @@ class FilledSum {
         coming_[source].pop_front();
         const std::string error = share_error(range, marks, values);
         if (!error.empty()) co_await fail_damaged(net_, source, "entries", error);
-        shares[source] = {marks.empty(),
-                          {reinterpret_cast<const std::uint64_t*>(marks.data()), marks.size() / sizeof(std::uint64_t)},
+        shares[source] = {{reinterpret_cast<const std::uint64_t*>(marks.data()), marks.size() / sizeof(std::uint64_t)},
                           {reinterpret_cast<const V*>(values.data()), values.size() / sizeof(V)}};
       }
       bytes += shares[source].values.size_bytes();
@@ -229,7 +183,7 @@ class FilledSum {
     begin_receives(number + 1);
     const std::span<V> sum = output_.subspan(range.begin, range.size());
     co_await net_.compute(std::min(bytes, Transport::kSliceBytes), [&] {
-      reduce_block(shares, reduction_, sum);
+      kernels::reduce_marked<V>(reduction_, shares, sum);
       if (reduction_ == Reduction::avg) kernels::scale(dtype_of<V>, std::as_writable_bytes(sum), 1.0 / net_.size());
     });
   }

@@ -8,6 +8,7 @@ FILLED = "collectives/allreduce_filled.cpp"
 SPARSE_OPEN = "collectives/sparse_open.cpp"
 STREAM = "sparse/stream.cpp"
 MARKS = "kernels/marks.cpp"
+REDUCE_MARKED = "kernels/reduce_marked.cpp"
 
 FILLED_MUTANTS = (
     mutant(
@@ -30,21 +31,40 @@ FILLED_MUTANTS = (
     ),
     mutant(
         "filled: a chunk's values are those of the first one",
-        FILLED,
-        "share.values = share.values.subspan(taken);",
-        "share.values = share.values.subspan(share.dense ? taken : 0);",
+        REDUCE_MARKED,
+        "  input.values = input.values.subspan(count);",
+        "  input.values = input.values.subspan(input.marks.empty() ? count : 0);",
     ),
     mutant(
         "filled: what a rank lacks is 0 to all reductions",
-        FILLED,
-        "share.values.first(taken), first ? absent : neutral);",
-        "share.values.first(taken), V{});",
+        REDUCE_MARKED,
+        "if (!next.marks.empty()) expand(expanded, next, neutral);",
+        "if (!next.marks.empty()) expand(expanded, next, V{});",
     ),
     mutant(
-        "filled: its own dense share is missing",
+        "filled: the last input of a sum is missing",
+        REDUCE_MARKED,
+        "words = kSum<V>(std::span(left), out.data(), out.size() / kWord);",
+        "words = kSum<V>(std::span(left).first(left.size() - 1), out.data(), out.size() / kWord), left.back().values = {};",
+    ),
+    mutant(
+        "filled: from the fifth input on sums begin anew",
+        REDUCE_MARKED,
+        "      sum_some<false>(",
+        "      sum_some<true>(",
+    ),
+    mutant(
+        "filled: at the end of an input a vector's first value is the one before",
+        REDUCE_MARKED,
+        "const auto next = kReadsOn ? Vector::load(first) :",
+        "const auto next = kReadsOn ? Vector::load(first) : before != 0 ? Vector::load(first - 1, std::popcount(mask)) :",
+    ),
+    mutant(
+        "filled: its own share is missing",
         FILLED,
-        "shares[rank].dense = mine_.dense;",
-        "shares[rank].dense = false;",
+        "co_await share_of(rank, range, own_marks, shares[rank].values);",
+        "co_await share_of(rank, range, own_marks, shares[rank].values);\n"
+        "    std::ranges::fill(own_marks.span(), 0U);",
     ),
     mutant(
         "filled: an owner's sums go to the rank before only",
