@@ -1,7 +1,5 @@
 #include "collectives/allreduce.hpp"
 
-#include <utility>
-
 #include "base/check.hpp"
 #include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
@@ -11,9 +9,9 @@ namespace telegrad {
 
 namespace {
 
-Task<void> made_first(InputMaker& maker, std::size_t elements, Task<void> sum) {
-  co_await maker.make({0, elements});
-  co_await std::move(sum);
+Task<void> made_first(InputMaker& maker, Transport& net, Algorithm algorithm, DType dtype, Reduction reduction, Bytes output) {
+  co_await maker.make({0, output.size() / size_of(dtype)}, output);
+  co_await allreduce(net, algorithm, dtype, reduction, output, output);
 }
 
 }  // namespace
@@ -21,7 +19,7 @@ Task<void> made_first(InputMaker& maker, std::size_t elements, Task<void> sum) {
 Task<void> allreduce(Transport& net, Algorithm algorithm, DType dtype, Reduction reduction, ConstBytes input,
                      Bytes output, InputMaker* maker) {
   if (maker != nullptr && algorithm != Algorithm::ring) {
-    return made_first(*maker, input.size() / size_of(dtype), allreduce(net, algorithm, dtype, reduction, input, output));
+    return made_first(*maker, net, algorithm, dtype, reduction, output);
   }
   switch (algorithm) {
     case Algorithm::ring: return allreduce_ring(net, dtype, reduction, input, output, {}, maker);

@@ -34,8 +34,11 @@ Task<void> allreduce_ring(Transport& net, DType dtype, Reduction reduction, Cons
                           LaneTuning tuning, InputMaker* maker) {
   TELEGRAD_CHECK(input.size() == output.size() && input.size() % size_of(dtype) == 0);
   if (net.size() == 1) {
-    if (maker != nullptr) co_await maker->make({0, input.size() / size_of(dtype)});
-    co_await copy(net, input, output);
+    if (maker != nullptr) {
+      co_await maker->make({0, output.size() / size_of(dtype)}, output);
+    } else {
+      co_await copy(net, input, output);
+    }
     co_return;
   }
   const Ring ring(net, dtype, reduction, input, Partition(input.size() / size_of(dtype), net.size()), tuning, maker);

@@ -1,6 +1,7 @@
 #include "collectives/sparse_open.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "collectives/sparse_cost.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/operations.hpp"
+#include "kernels/reduce_marked.hpp"
 #include "sparse/counted.hpp"
 
 namespace telegrad {
@@ -45,37 +47,57 @@ bool may_fill(std::uint64_t dimension, const SparseReduction& how) {
          is_for_filling(how.choice->dense().size(), dimension * sizeof(V));
 }
 
-// A vector that is written from entries which nobody has checked, as it is read. Each index is read once to be used, as the caller may
-// change it meanwhile, and checked by the mark that it leaves. Before the last element is read all entries have been found.
+// A vector that is held as entries which nobody has checked. Each index is read once to be used, as the caller may change it
+// meanwhile, and checked by the mark that it leaves. Before the last element is asked for all entries have been found.
 template <class V>
 class BorrowedEntries final : public InputMaker {
  public:
-  BorrowedEntries(Transport& net, StreamView<V> claimed, Reduction reduction, std::span<V> output)
-      : net_(net), claimed_(claimed), absent_(kernels::absent_element<V>(reduction)), output_(output) {}
+  BorrowedEntries(Transport& net, StreamView<V> claimed, Reduction reduction)
+      : net_(net), claimed_(claimed), reduction_(reduction) {}
 
-  Task<void> make(Range elements) override {
+  Task<void> make(Range elements, Bytes out) override {
+    return visit(elements, [this, out](Range block, std::span<const std::uint64_t> marks, std::span<const V> values) {
+      kernels::expand_marks<V>(values_of(out, block), marks, values, kernels::absent_element<V>(reduction_));
+    });
+  }
+
+  Task<void> reduce(Range elements, ConstBytes partial, Bytes out) override {
+    return visit(elements, [this, partial, out](Range block, std::span<const std::uint64_t> marks, std::span<const V> values) {
+      const std::span<const V> before(reinterpret_cast<const V*>(partial.data()) + block.begin, block.size());
+      const std::array<kernels::MarkedValues<V>, 2> both{{{{}, before}, {marks, values}}};
+      kernels::reduce_marked<V>(reduction_, both, values_of(out, block));
+    });
+  }
+
+ private:
+  static std::span<V> values_of(Bytes bytes, Range block) {
+    return {reinterpret_cast<V*>(bytes.data()) + block.begin, block.size()};
+  }
+
+  // Calls what(block, its marks, its values) for blocks of these elements, counted from the first of them.
+  template <class What>
+  Task<void> visit(Range elements, What what) {
     constexpr std::size_t kBlock = std::size_t{16} << 10;  // elements, whose marks and values stay in the cache
     const Array<std::uint64_t> room(kernels::mark_words(kBlock));
     std::size_t next = place_of(elements.begin);
     const std::size_t first = next;
     for (std::size_t begin = elements.begin; begin < elements.end; begin += kBlock) {
-      const std::span<V> block = output_.subspan(begin, std::min(kBlock, elements.end - begin));
+      const Range block{begin, std::min(begin + kBlock, elements.end)};
       const auto marks = room.span().first(kernels::mark_words(block.size()));
       std::optional<std::size_t> count;
-      co_await decide(net_, block.size_bytes(), [&] {
-        count = mark_block(claimed_, {begin, begin + block.size()}, next, marks);
-        if (count) kernels::expand_marks<V>(block, marks, claimed_.values.subspan(next, *count), absent_);
+      co_await decide(net_, block.size() * sizeof(V), [&] {
+        count = mark_block(claimed_, {block.begin, block.end}, next, marks);
+        if (count) what({begin - elements.begin, block.end - elements.begin}, marks, claimed_.values.subspan(next, *count));
       });
       if (!count) co_await fail_own_indices(net_, claimed_.range.end);
       next += *count;
     }
     made_ += elements.size();
     found_ += next - first;
-    const bool lacks_some = made_ == output_.size() && found_ != claimed_.nnz();
+    const bool lacks_some = made_ == claimed_.range.size() && found_ != claimed_.nnz();
     if (next != place_of(elements.end) || lacks_some) co_await fail_own_indices(net_, claimed_.range.end);
   }
 
- private:
   // Where its entries begin; once for the two pieces that meet there, as the indices may change between them.
   std::size_t place_of(std::size_t element) {
     const auto [found, is_new] = places_.try_emplace(element, 0);
@@ -88,8 +110,7 @@ class BorrowedEntries final : public InputMaker {
 
   Transport& net_;
   const StreamView<V> claimed_;
-  const V absent_;
-  const std::span<V> output_;
+  const Reduction reduction_;
   std::unordered_map<std::size_t, std::size_t> places_;  // of pieces' ends
   std::size_t made_ = 0;   // elements
   std::size_t found_ = 0;  // entries
@@ -256,8 +277,8 @@ Task<void> OpenSum<V>::sum_densely_into(std::span<V> output) {
     if (mine.dense) {
       addend = std::as_bytes(mine.values);
     } else if (borrows_entries()) {
-      BorrowedEntries<V> maker(net_, mine, how_.reduction, output);
-      co_await sum_elements(addend, sum, &maker);
+      BorrowedEntries<V> maker(net_, mine, how_.reduction);
+      co_await sum_elements(sum, sum, &maker);
       co_return;
     } else {
       co_await write_view(net_, mine, output, how_.reduction);
@@ -270,7 +291,7 @@ template <class V>
 Task<void> OpenSum<V>::sum_elements(ConstBytes addend, Bytes sum, InputMaker* maker) {
   const Algorithm algorithm = decision_.dense_algorithm();
   if (algorithm == Algorithm::two_level) {
-    if (maker != nullptr) co_await maker->make({0, static_cast<std::size_t>(dimension_)});
+    if (maker != nullptr) co_await maker->make({0, static_cast<std::size_t>(dimension_)}, sum);
     co_await allreduce_two_level(net_, *how_.nodes, dtype_of<V>, how_.reduction, addend, sum);
   } else {
     co_await allreduce(net_, algorithm, dtype_of<V>, how_.reduction, addend, sum, maker);

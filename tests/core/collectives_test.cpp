@@ -142,17 +142,22 @@ TEST("allreduce of integers is exact: every way, world, P, length, dtype, sum an
   }
 }
 
-// Writes elements of a vector when it is asked for them, some at a time, and counts how often it is.
+// A vector whose elements are written or added when it is asked for them, some at a time, and which counts how often it is.
 class Maker final : public InputMaker {
  public:
-  Maker(Transport& net, std::span<float> vector, Rank rank) : net_(net), vector_(vector), rank_(rank), asked_(vector.size()) {}
+  Maker(Transport& net, std::size_t count, Rank rank) : net_(net), rank_(rank), asked_(count) {}
 
-  Task<void> make(Range elements) override {
-    for (std::size_t begin = elements.begin; begin < elements.end; begin += kAtOnce) {
+  Task<void> make(Range elements, Bytes out) override { return reduce(elements, {}, out); }
+  Task<void> reduce(Range elements, ConstBytes partial, Bytes out) override {
+    EXPECT_EQ(out.size(), elements.size() * sizeof(float));
+    const auto* const before = reinterpret_cast<const float*>(partial.data());
+    auto* const result = reinterpret_cast<float*>(out.data());
+    for (std::size_t begin = 0; begin < elements.size(); begin += kAtOnce) {
       co_await net_.compute(kAtOnce * sizeof(float), [&] {
-        for (std::size_t i = begin; i < std::min(begin + kAtOnce, elements.end); ++i) {
-          vector_[i] = small_integer(Reduction::sum, rank_, i);
-          ++asked_[i];
+        for (std::size_t i = begin; i < std::min(begin + kAtOnce, elements.size()); ++i) {
+          const float own = small_integer(Reduction::sum, rank_, elements.begin + i);
+          result[i] = partial.empty() ? own : before[i] + own;
+          ++asked_[elements.begin + i];
         }
       });
     }
@@ -163,30 +168,30 @@ class Maker final : public InputMaker {
   static constexpr std::size_t kAtOnce = 50;
 
   Transport& net_;
-  std::span<float> vector_;
   const Rank rank_;
   std::vector<int> asked_;
 };
 
-TEST("an input that is made as it is read is made once, before it is read") {
+TEST("an input that is held otherwise is asked for once, and for nothing else, and a mean of it is divided") {
   for (const World world : kWorlds) {
     for (const Rank size : {Rank{1}, Rank{2}, Rank{3}, Rank{8}}) {
       for (const std::size_t count : {std::size_t{5}, std::size_t{1000}, std::size_t{4099}}) {
         for (const Algorithm algorithm : kAllreduceAlgorithms) {
           for (const bool segmented : {false, true}) {
             if (segmented && algorithm != Algorithm::ring) continue;
+            const Reduction reduction = segmented || size == 8 ? Reduction::avg : Reduction::sum;
             Vectors<float> vectors(size, count, true, [](Rank, std::size_t) { return Vectors<float>::kMark; });
             std::vector<char> once(size);
             const auto ended = run_ranks(world, size, [&](Rank rank) {
-              const Call call{.operation = Operation::allreduce, .dtype = DType::f32, .reduction = Reduction::sum};
+              const Call call{.operation = Operation::allreduce, .dtype = DType::f32, .reduction = reduction};
               return std::make_shared<Request>(call, [&, rank](Transport& net) -> Task<void> {
-                Maker maker(net, vectors.result(rank), rank);
+                Maker maker(net, count, rank);
                 const Bytes whole = vectors.output(rank);
                 const LaneTuning lanes{.message_bytes = 64, .lanes = 3};
                 if (segmented) {
-                  co_await allreduce_ring(net, DType::f32, Reduction::sum, whole, whole, lanes, &maker);
+                  co_await allreduce_ring(net, DType::f32, reduction, whole, whole, lanes, &maker);
                 } else {
-                  co_await allreduce(net, algorithm, DType::f32, Reduction::sum, whole, whole, &maker);
+                  co_await allreduce(net, algorithm, DType::f32, reduction, whole, whole, &maker);
                 }
                 once[rank] = maker.asked_once_for_all() ? 1 : 0;
               });
@@ -195,7 +200,7 @@ TEST("an input that is made as it is read is made once, before it is read") {
             EXPECT_EQ(std::ranges::count(once, 1), std::ptrdiff_t{size});
             for (Rank rank = 0; rank < size; ++rank) {
               for (std::size_t i = 0; i < count; ++i) {
-                EXPECT_EQ(vectors.result(rank)[i], expected_result<float>(Reduction::sum, size, i));
+                EXPECT_EQ(vectors.result(rank)[i], expected_result<float>(reduction, size, i));
               }
             }
           }

@@ -45,19 +45,18 @@ _COLLECTIVES = (
     _mutant(
         "ring: a slice ends too early",
         RING,
-        "const Partial own{input(net.rank())};\n"
-        "  co_await reduce_last(net, ring.dtype, ring.reduction, others, own, mine);",
+        "co_await reduce_last(net, ring.dtype, ring.reduction, others, Partial{input(net.rank())}, mine);",
         "const std::size_t early = mine.size() / 8 * 4;\n"
-        "  const Partial less{others.values.first(early), others.halvings};\n"
-        "  const Partial own{input(net.rank()).first(early)};\n"
-        "  co_await reduce_last(net, ring.dtype, ring.reduction, less, own, mine.first(early));",
+        "    const Partial less{others.values.first(early), others.halvings};\n"
+        "    const Partial own{input(net.rank()).first(early)};\n"
+        "    co_await reduce_last(net, ring.dtype, ring.reduction, less, own, mine.first(early));",
     ),
     Mutant(
         "ring: a send is awaited too late, its scratch is used again",
         RING,
         (
             ("#include <utility>", "#include <deque>\n#include <utility>"),
-            ("ConstBytes partial =", "std::deque<Transport::Sending> late;\n  ConstBytes partial ="),
+            ("ConstBytes partial;", "std::deque<Transport::Sending> late;\n  ConstBytes partial;"),
             (
                 "auto sending = net.send(ring.right(), first_step + t, partial);",
                 "late.emplace_back(net, ring.right(), first_step + t, partial);",
@@ -76,13 +75,13 @@ _COLLECTIVES = (
         "ring: copied instead of added",
         RING,
         "co_await reduce_partial(net, ring.dtype, ring.reduction, before, one, received, halvings_of(t + 2));",
-        "co_await copy(net, own, received);",
+        "co_await copy(net, one.values, received);",
     ),
     _mutant(
         "ring: the mean is a sum",
         RING,
-        "co_await reduce_last(net, ring.dtype, ring.reduction, others, own, mine);",
-        "co_await reduce_to(net, ring.dtype, ring.reduction, others.values, own.values, mine);",
+        "co_await reduce_last(net, ring.dtype, ring.reduction, others, Partial{input(net.rank())}, mine);",
+        "co_await reduce_to(net, ring.dtype, ring.reduction, others.values, input(net.rank()), mine);",
     ),
     _mutant(
         "ring: gathered blocks go where their neighbour's belong",
@@ -93,9 +92,9 @@ _COLLECTIVES = (
     _mutant(
         "ring: writes to the output at once",
         RING,
-        "ConstBytes partial = input(ring.before(1));",
+        "partial = input(ring.before(1));",
         "if (mine.data() != input(net.rank()).data()) co_await copy(net, input(net.rank()), mine);\n"
-        "  ConstBytes partial = input(ring.before(1));",
+        "    partial = input(ring.before(1));",
     ),
     _mutant(
         "halving: the block in the middle is not kept",

@@ -8,6 +8,7 @@ FILLED = "collectives/allreduce_filled.cpp"
 SPARSE_OPEN = "collectives/sparse_open.cpp"
 STREAM = "sparse/stream.cpp"
 MARKS = "kernels/marks.cpp"
+RING = "collectives/ring.cpp"
 REDUCE_MARKED = "kernels/reduce_marked.cpp"
 
 FILLED_MUTANTS = (
@@ -87,8 +88,20 @@ FILLED_MUTANTS = (
     mutant(
         "filled, borrowed: what nobody has is 0 to all reductions",
         SPARSE_OPEN,
-        "absent_(kernels::absent_element<V>(reduction)), output_(output) {}",
-        "absent_(V{}), output_(output) {}",
+        "kernels::expand_marks<V>(values_of(out, block), marks, values, kernels::absent_element<V>(reduction_));",
+        "kernels::expand_marks<V>(values_of(out, block), marks, values, V{});",
+    ),
+    mutant(
+        "filled, borrowed: round a ring all blocks of a piece are added to its first one",
+        SPARSE_OPEN,
+        "const std::span<const V> before(reinterpret_cast<const V*>(partial.data()) + block.begin, block.size());",
+        "const std::span<const V> before(reinterpret_cast<const V*>(partial.data()), block.size());",
+    ),
+    mutant(
+        "filled, borrowed: round a ring a rank's own block lacks its share",
+        RING,
+        "co_await ring.maker->reduce(ring.piece(net.rank(), segment), others.values, mine);",
+        "co_await copy(net, others.values, mine);",
     ),
     mutant(
         "filled, borrowed: a copy lacks the last value",
