@@ -46,7 +46,8 @@ FILLED_MUTANTS = (
         "filled: the last input of a sum is missing",
         REDUCE_MARKED,
         "words = kSum<V>(std::span(left), out.data(), out.size() / kWord);",
-        "words = kSum<V>(std::span(left).first(left.size() - 1), out.data(), out.size() / kWord), left.back().values = {};",
+        "words = kSum<V>(std::span(left).first(left.size() - 1), out.data(), out.size() / kWord);\n"
+        "    left.back().values = {};",
     ),
     mutant(
         "filled: from the fifth input on sums begin anew",
@@ -58,14 +59,15 @@ FILLED_MUTANTS = (
         "filled: at the end of an input a vector's first value is the one before",
         REDUCE_MARKED,
         "const auto next = kReadsOn ? Vector::load(first) :",
-        "const auto next = kReadsOn ? Vector::load(first) : before != 0 ? Vector::load(first - 1, std::popcount(mask)) :",
+        "const auto next = kReadsOn      ? Vector::load(first)\n"
+        "                          : before != 0 ? Vector::load(first - 1, std::popcount(mask))\n"
+        "                                        :",
     ),
     mutant(
         "filled: its own share is missing",
         FILLED,
         "co_await share_of(rank, range, own_marks, shares[rank].values);",
-        "co_await share_of(rank, range, own_marks, shares[rank].values);\n"
-        "    std::ranges::fill(own_marks.span(), 0U);",
+        "co_await share_of(rank, range, own_marks, shares[rank].values);\n    std::ranges::fill(own_marks.span(), 0U);",
     ),
     mutant(
         "filled: an owner's sums go to the rank before only",
