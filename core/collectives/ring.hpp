@@ -23,7 +23,7 @@ struct Ring {
   ConstBytes input;
   Partition partition;
   Lanes lanes;
-  InputMaker* maker;  // in place of `input`; not of averages of 16-bit floats (CHECKed), of which partial sums are halved
+  InputMaker* maker;  // in place of `input`; not for averages of f16 (CHECKed), of which partial sums are halved
 
   Rank right() const { return (net.rank() + 1) % net.size(); }
   Rank left() const { return (net.rank() + net.size() - 1) % net.size(); }

@@ -45,11 +45,11 @@ _COLLECTIVES = (
     _mutant(
         "ring: a slice ends too early",
         RING,
-        "co_await reduce_last(net, ring.dtype, ring.reduction, others, Partial{input(net.rank())}, mine);",
+        "co_await reduce_last(net, ring.dtype, ring.reduction, others, own, mine);",
         "const std::size_t early = mine.size() / 8 * 4;\n"
-        "    const Partial less{others.values.first(early), others.halvings};\n"
-        "    const Partial own{input(net.rank()).first(early)};\n"
-        "    co_await reduce_last(net, ring.dtype, ring.reduction, less, own, mine.first(early));",
+        "  const Partial less{others.values.first(early), others.halvings};\n"
+        "  own.values = own.values.first(early);\n"
+        "  co_await reduce_last(net, ring.dtype, ring.reduction, less, own, mine.first(early));",
     ),
     Mutant(
         "ring: a send is awaited too late, its scratch is used again",
@@ -68,8 +68,8 @@ _COLLECTIVES = (
     _mutant(
         "ring: one scratch buffer for what comes and what leaves",
         RING,
-        "const Bytes received = scratch[t % 2]",
-        "const Bytes received = scratch[(t + 2 < size ? 0 : size) % 2]",
+        "const Bytes received = in_scratch(t, coming);",
+        "const Bytes received = in_scratch(t + 2 < size ? 0 : size, coming);",
     ),
     _mutant(
         "ring: copied instead of added",
@@ -80,8 +80,8 @@ _COLLECTIVES = (
     _mutant(
         "ring: the mean is a sum",
         RING,
-        "co_await reduce_last(net, ring.dtype, ring.reduction, others, Partial{input(net.rank())}, mine);",
-        "co_await reduce_to(net, ring.dtype, ring.reduction, others.values, input(net.rank()), mine);",
+        "co_await reduce_last(net, ring.dtype, ring.reduction, others, own, mine);",
+        "co_await reduce_to(net, ring.dtype, ring.reduction, others.values, own.values, mine);",
     ),
     _mutant(
         "ring: gathered blocks go where their neighbour's belong",

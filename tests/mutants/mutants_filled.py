@@ -102,8 +102,8 @@ FILLED_MUTANTS = (
     mutant(
         "filled, borrowed: round a ring a rank's own block lacks its share",
         RING,
-        "co_await ring.maker->reduce(ring.piece(net.rank(), segment), others.values, mine);",
-        "co_await copy(net, others.values, mine);",
+        "    own.values = made;",
+        "    own.values = made;\n    std::ranges::fill(made, std::byte{0});",
     ),
     mutant(
         "filled, borrowed: a copy lacks the last value",
