@@ -15,6 +15,7 @@ CHECKS: tuple[Check, ...] = (
     Check("rdma", transports.rdma, timeout_s=transports.MEETING_S + 15.0),
     Check("single copy", transports.single_copy, timeout_s=15.0),
     Check("/dev/shm", host.shared_memory_size),
+    Check("pages", host.pages),
     Check("limits", host.limits),
     Check("cores", host.cores),
     Check("interfaces", network.interfaces),

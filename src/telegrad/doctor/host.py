@@ -1,4 +1,4 @@
-"""The machine's own limits: cores, shared memory, descriptors, locked memory."""
+"""The machine's own limits: cores, shared memory, pages, descriptors, locked memory."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import resource
 from pathlib import Path
 
 from telegrad.doctor.finding import Finding
+from telegrad.doctor.installation import is_installed
 
 _SHM = Path("/dev/shm")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SHM_BYTES_PER_RANK = 4_400_000
 """Measured, 2 to 8 ranks on one machine, UCX 1.22."""
 _OTHERS_SHM_BYTES = 64 << 20  # torch's DataLoader workers pass batches through it
@@ -67,6 +69,30 @@ def shared_memory_size() -> list[Finding]:
             Finding("/dev/shm", "note", f"{said}: enough for telegrad, little for torch's DataLoader workers", mend)
         ]
     return [Finding("/dev/shm", "ok", f"{said}; a rank takes {_mib(SHM_BYTES_PER_RANK)}")]
+
+
+def pages() -> list[Finding]:
+    """Whether long arrays lie in huge pages: the kernel copies between processes page by page."""
+    slow = "sums of long arrays among ranks of one host take up to twice as long"
+    try:
+        chosen = _HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        chosen = ""
+    if chosen == "always":
+        return [Finding("pages", "ok", "huge ones, for all long arrays")]
+    if chosen != "madvise":
+        said = "small ones" + (f" ({_HUGE_PAGES} says {chosen})" if chosen else "")
+        return [Finding("pages", "note", f"{said}: {slow}", f"as root: echo madvise > {_HUGE_PAGES}")]
+    if not is_installed("torch") or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1":
+        return [Finding("pages", "ok", "huge ones, for long arrays of numpy, telegrad and who asks for them")]
+    return [
+        Finding(
+            "pages",
+            "note",
+            f"huge ones for who asks for them, and PyTorch does not: {slow} if they are tensors of the CPU",
+            "before the job: export THP_MEM_ALLOC_ENABLE=1, and PyTorch asks",
+        )
+    ]
 
 
 def limits() -> list[Finding]:

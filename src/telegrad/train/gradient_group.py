@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from telegrad.comm import Communicator, Work
 from telegrad.train.clocks import Mark
+from telegrad.train.host_memory import zeros
 from telegrad.train.memory_order import MemoryOrder
 
 PASS_NUMBERS = 4
@@ -117,7 +118,9 @@ class GradientGroup:
         for dtype in dict.fromkeys(one.dtype for one in self.parameters):
             members = [one for one in self.parameters if one.dtype == dtype]
             count = len(members)
-            buffer = members[0].detach().new_zeros(sum(one.numel() for one in members) + count + 1)
+            size = sum(one.numel() for one in members) + count + 1
+            on_host = members[0].device.type == "cpu"
+            buffer = zeros(size, dtype) if on_host else members[0].detach().new_zeros(size)
             ends = [*accumulate(one.numel() for one in members)]
             starts = {id(one): end - one.numel() for one, end in zip(members, ends, strict=True)}
             tails = [_tail(buffer, count, number_of(number)) for number in range(PASS_NUMBERS)]

@@ -21,6 +21,7 @@ from telegrad.comm.texts import all_gather_text
 from telegrad.train.arguments import check_choice
 from telegrad.train.bucket import GradBucket, check_dtype
 from telegrad.train.ddp import DDPState
+from telegrad.train.host_memory import zeros
 from telegrad.train.nonfinite import REMEDY_WITHOUT_SKIP
 from telegrad.train.parameter_watch import check_same_parameters
 from telegrad.train.settings import SelectionOptions
@@ -296,7 +297,7 @@ def _buckets_of(shards: Mapping[str, nn.Parameter]) -> Iterator[_Bucket]:
         size += one.nbytes
     for place, names in enumerate(groups):
         held = [shards[name] for name in names]
-        memory = torch.zeros(sum(one.numel() for one in held), dtype=held[0].dtype)
+        memory = zeros(sum(one.numel() for one in held), held[0].dtype)
         pieces = torch.split(memory, [one.numel() for one in held])
         yield _Bucket(place, place == len(groups) - 1, memory, held, dict(zip(names, pieces, strict=True)))
 

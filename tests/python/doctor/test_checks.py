@@ -240,6 +240,40 @@ def test_single_copy_is_tried_between_siblings(monkeypatch: pytest.MonkeyPatch) 
     assert "SYS_PTRACE" in finding.mend
 
 
+@pytest.mark.parametrize(
+    ("enabled", "asks", "torch", "status", "said"),
+    [
+        ("[always] madvise never", None, True, "ok", "all long arrays"),
+        ("always [madvise] never", None, True, "note", "THP_MEM_ALLOC_ENABLE=1"),
+        ("always [madvise] never", "0", True, "note", "PyTorch does not"),
+        ("always [madvise] never", "1", True, "ok", "numpy, telegrad"),
+        ("always [madvise] never", None, False, "ok", "numpy, telegrad"),
+        ("always madvise [never]", "1", True, "note", "echo madvise"),
+        (None, "1", True, "note", "small ones"),
+    ],
+)
+def test_who_has_huge_pages(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    enabled: str | None,
+    asks: str | None,
+    torch: bool,
+    status: str,
+    said: str,
+) -> None:
+    file = tmp_path / "enabled"
+    if enabled is not None:
+        file.write_text(enabled + "\n")
+    monkeypatch.setattr(host, "_HUGE_PAGES", file)
+    monkeypatch.setattr(host, "is_installed", lambda module: torch and module == "torch")
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    if asks is not None:
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", asks)
+    finding = _only(host.pages())
+    assert finding.status == status
+    assert said in finding.text + finding.mend
+
+
 def test_a_single_core_and_a_quota_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(host, "cpu_quota", lambda: None)
