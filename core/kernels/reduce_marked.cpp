@@ -52,11 +52,8 @@ MarkedValues<V> take(MarkedValues<V>& input, std::size_t range) {
 
 template <class V>
 void expand(std::span<V> dense, const MarkedValues<V>& input, V absent) {
-  if (input.marks.empty()) {
-    std::ranges::copy(input.values, dense.begin());
-  } else {
-    expand_marks(dense, input.marks, input.values, absent);
-  }
+  if (!input.marks.empty()) return expand_marks(dense, input.marks, input.values, absent);
+  if (input.values.data() != dense.data()) std::ranges::copy(input.values, dense.begin());
 }
 
 template <class V>

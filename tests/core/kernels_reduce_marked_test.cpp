@@ -58,6 +58,11 @@ void expect_reduced(std::size_t range, const std::vector<double>& densities, std
       kernels::reduce_marked<V>(reduction, read, out.span());
       EXPECT_EQ(samples::bits(out.copy()), samples::bits(expected));
       EXPECT(out.intact());
+      if (!inputs[0].marks.empty() || range == 0) return;
+      read[0].values = values[0].span();
+      kernels::reduce_marked<V>(reduction, read, values[0].span());  // in place
+      EXPECT_EQ(samples::bits(values[0].copy()), samples::bits(expected));
+      EXPECT(values[0].intact());
     });
   }
 }
