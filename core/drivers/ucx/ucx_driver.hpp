@@ -15,6 +15,7 @@
 
 #include "base/buffer.hpp"
 #include "drivers/processes/process_watch.hpp"
+#include "drivers/processes/read_memory.hpp"
 #include "transport/driver.hpp"
 
 namespace telegrad {
@@ -80,6 +81,7 @@ class UcxDriver final : public AddressedDriver {
   bool shares_memory_ = false;
   int descriptor_ = -1;  // over both workers' and that of deaths_
   ProcessWatch deaths_;
+  ReadMemory read_memory_;
   bool control_armed_ = false;  // nothing has been done with it since
   unsigned turns_without_control_ = 0;
   std::unique_ptr<Worker> worker_;

@@ -39,6 +39,11 @@ UcxConfig configured(Rank rank, const std::string& interface) {
   return owned;
 }
 
+bool wants_huge_pages() {
+  const char* const wanted = std::getenv("TELEGRAD_HUGE_PAGES");
+  return wanted == nullptr || std::string_view(wanted) != "0";
+}
+
 std::string transports_of(const ucp_config_t* config) {
   char* text = nullptr;
   std::size_t length = 0;

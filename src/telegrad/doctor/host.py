@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import resource
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from telegrad.doctor.installation import is_installed
 
 _SHM = Path("/dev/shm")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_COLLAPSES = (6, 1)  # the first Linux that puts memory into huge pages as it stands (madvise, MADV_COLLAPSE)
 SHM_BYTES_PER_RANK = 4_400_000
 """Measured, 2 to 8 ranks on one machine, UCX 1.22."""
 _OTHERS_SHM_BYTES = 64 << 20  # torch's DataLoader workers pass batches through it
@@ -83,6 +86,8 @@ def pages() -> list[Finding]:
     if chosen != "madvise":
         said = "small ones" + (f" ({_HUGE_PAGES} says {chosen})" if chosen else "")
         return [Finding("pages", "note", f"{said}: {slow}", f"as root: echo madvise > {_HUGE_PAGES}")]
+    if _kernel() >= _COLLAPSES and os.environ.get("TELEGRAD_HUGE_PAGES") != "0":
+        return [Finding("pages", "ok", "huge ones for who asks; what is exchanged again and again is put into them")]
     if not is_installed("torch") or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1":
         return [Finding("pages", "ok", "huge ones, for long arrays of numpy, telegrad and who asks for them")]
     return [
@@ -93,6 +98,11 @@ def pages() -> list[Finding]:
             "before the job: export THP_MEM_ALLOC_ENABLE=1, and PyTorch asks",
         )
     ]
+
+
+def _kernel() -> tuple[int, int]:
+    major, minor = [*re.findall(r"\d+", platform.release()), "0", "0"][:2]
+    return int(major), int(minor)
 
 
 def limits() -> list[Finding]:

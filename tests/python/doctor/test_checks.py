@@ -241,22 +241,25 @@ def test_single_copy_is_tried_between_siblings(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("enabled", "asks", "torch", "status", "said"),
+    ("enabled", "kernel", "environment", "torch", "status", "said"),
     [
-        ("[always] madvise never", None, True, "ok", "all long arrays"),
-        ("always [madvise] never", None, True, "note", "THP_MEM_ALLOC_ENABLE=1"),
-        ("always [madvise] never", "0", True, "note", "PyTorch does not"),
-        ("always [madvise] never", "1", True, "ok", "numpy, telegrad"),
-        ("always [madvise] never", None, False, "ok", "numpy, telegrad"),
-        ("always madvise [never]", "1", True, "note", "echo madvise"),
-        (None, "1", True, "note", "small ones"),
+        ("[always] madvise never", "5.4", {}, True, "ok", "all long arrays"),
+        ("always [madvise] never", "6.1.0-rc1", {}, True, "ok", "again and again"),
+        ("always [madvise] never", "6.12", {"TELEGRAD_HUGE_PAGES": "0"}, True, "note", "PyTorch does not"),
+        ("always [madvise] never", "5.15.0-91", {}, True, "note", "THP_MEM_ALLOC_ENABLE=1"),
+        ("always [madvise] never", "unknown", {"THP_MEM_ALLOC_ENABLE": "0"}, True, "note", "PyTorch does not"),
+        ("always [madvise] never", "5.15", {"THP_MEM_ALLOC_ENABLE": "1"}, True, "ok", "numpy, telegrad"),
+        ("always [madvise] never", "5.15", {}, False, "ok", "numpy, telegrad"),
+        ("always madvise [never]", "6.12", {"THP_MEM_ALLOC_ENABLE": "1"}, True, "note", "echo madvise"),
+        (None, "6.12", {}, True, "note", "small ones"),
     ],
 )
 def test_who_has_huge_pages(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     enabled: str | None,
-    asks: str | None,
+    kernel: str,
+    environment: dict[str, str],
     torch: bool,
     status: str,
     said: str,
@@ -266,9 +269,11 @@ def test_who_has_huge_pages(
         file.write_text(enabled + "\n")
     monkeypatch.setattr(host, "_HUGE_PAGES", file)
     monkeypatch.setattr(host, "is_installed", lambda module: torch and module == "torch")
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-    if asks is not None:
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", asks)
+    monkeypatch.setattr(host.platform, "release", lambda: kernel)
+    for name in ("THP_MEM_ALLOC_ENABLE", "TELEGRAD_HUGE_PAGES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     finding = _only(host.pages())
     assert finding.status == status
     assert said in finding.text + finding.mend
