@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -208,10 +207,9 @@ class _Training:
         last = str(error)
         if isinstance(error, RankFailed):
             first = error.exits[0]
-            how = f"status {first.returncode}" if first.returncode >= 0 else signal.Signals(-first.returncode).name
             last = "\n".join(first.stderr.rstrip().splitlines()[-_LAST_LINES:]) or "(it said nothing)"
             self._console.print(
-                f"[red]{name}: rank {first.rank} ended with {how}; all ranks are stopped. Its last words:[/]"
+                f"[red]{name}: rank {first.rank} ended with {first.how}; all ranks are stopped. Its last words:[/]"
             )
         self._console.print(last, markup=False, highlight=False, soft_wrap=True)
         self.missing[name] = last

@@ -223,8 +223,7 @@ def _ended_badly(exits: Sequence[RankExit]) -> str:
 
 
 def _words(end: RankExit) -> str:
-    how = signal.Signals(-end.returncode).name if end.returncode < 0 else f"status {end.returncode}"
-    return f"rank {end.rank} ended with {how}: {_last(end.stderr) or '(it said nothing)'}"
+    return f"rank {end.rank} ended with {end.how}: {_last(end.stderr) or '(it said nothing)'}"
 
 
 def _last(text: str) -> str:

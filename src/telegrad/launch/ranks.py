@@ -41,9 +41,20 @@ class RankExit:
     returncode: int
     stderr: str
 
+    @property
+    def how(self) -> str:
+        """Such as ``"exit status 1"`` or ``"SIGSEGV"``; of SIGKILL also who it may be from."""
+        if self.returncode >= 0:
+            return f"exit status {self.returncode}"
+        if self.returncode == -signal.SIGKILL:
+            return "SIGKILL (where memory runs out it is the kernel's: `dmesg` says so)"
+        try:
+            return signal.Signals(-self.returncode).name
+        except ValueError:  # most real-time signals have no name
+            return f"signal {-self.returncode}"
+
     def __str__(self) -> str:
-        how = f"exit status {self.returncode}" if self.returncode >= 0 else signal.Signals(-self.returncode).name
-        return f"rank {self.rank} ended with {how}; its stderr:\n{self.stderr.rstrip() or '(empty)'}"
+        return f"rank {self.rank} ended with {self.how}; its stderr:\n{self.stderr.rstrip() or '(empty)'}"
 
 
 class LaunchError(Exception):

@@ -55,7 +55,7 @@ def test_a_lost_entry_of_a_sparse_vector_is_found_on_all_ranks() -> None:
 def test_a_rank_that_dies_is_told_with_its_last_words_and_the_rest_goes_on() -> None:
     wrong = _wrong("a rank dies")
     first, *others = CASES
-    assert "rank 1 ended with status 1: rank 1 does not feel well" in wrong[first]
+    assert "rank 1 ended with exit status 1: rank 1 does not feel well" in wrong[first]
     assert {wrong[check] for check in others} == {"not reached"}
     assert not {KILLED, MISMATCHED} & set(wrong)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from telegrad.errors import RendezvousError
-from telegrad.launch import RankFailed, Ranks, RanksTimedOut, join
+from telegrad.launch import RankExit, RankFailed, Ranks, RanksTimedOut, join
 
 pytestmark = pytest.mark.ranks("exec")
 
@@ -67,6 +67,19 @@ def test_the_first_failure_ends_all_and_is_shown() -> None:
     assert "LookupError: a mistake of rank 1" in str(caught.value)
     assert caught.value.exits[0].rank == 1
     assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize(
+    ("returncode", "how"),
+    [
+        (3, "exit status 3"),
+        (-11, "SIGSEGV"),
+        (-9, "SIGKILL (where memory runs out it is the kernel's"),
+        (-40, "signal 40"),
+    ],
+)
+def test_how_a_rank_ended(returncode: int, how: str) -> None:
+    assert str(RankExit(2, returncode, "last\n")).startswith(f"rank 2 ended with {how}")
 
 
 def test_a_time_out_kills_and_shows_where_the_ranks_were() -> None:
