@@ -22,26 +22,27 @@ void ReadMemory::leaves(ConstBytes bytes) {
   if (!enabled_ || bytes.empty()) return;
   const auto begin = reinterpret_cast<std::uintptr_t>(bytes.data());
   const std::uintptr_t end = begin + bytes.size();
-  for (std::uintptr_t block = begin / kBlockBytes; block * kBlockBytes < end; ++block) {
-    const std::uint64_t here = std::min(end, (block + 1) * kBlockBytes) - std::max(begin, block * kBlockBytes);
-    if (bytes_until_.size() == kBlocksMost && !bytes_until_.contains(block)) bytes_until_.clear();
-    std::uint64_t& until = bytes_until_.try_emplace(block, kReadBefore * kBlockBytes).first->second;
-    if (until > here) {
-      until -= here;
+  for (std::uintptr_t number = begin / kBlockBytes; number * kBlockBytes < end; ++number) {
+    const std::uint64_t here = std::min(end, (number + 1) * kBlockBytes) - std::max(begin, number * kBlockBytes);
+    if (blocks_.size() == kBlocksMost && !blocks_.contains(number)) blocks_.clear();
+    Block& block = blocks_[number];
+    if (block.bytes_left > here) {
+      block.bytes_left -= here;
     } else {
-      settle(block, until);
+      settle(number, block);
     }
   }
 }
 
-void ReadMemory::settle(std::uintptr_t block, std::uint64_t& until) {
-  until = kReadAgain * kBlockBytes;
+void ReadMemory::settle(std::uintptr_t number, Block& block) {
   const int caller_errno = errno;
-  const bool failed = ::madvise(reinterpret_cast<void*>(block * kBlockBytes), kBlockBytes, MADV_COLLAPSE) != 0;
-  // Memory that is none of these, at an array's ends for instance, says nothing of others.
-  const bool found_none = failed && errno != EINVAL;
+  const bool done = ::madvise(reinterpret_cast<void*>(number * kBlockBytes), kBlockBytes, MADV_COLLAPSE) == 0;
+  const int error = done ? 0 : errno;
   errno = caller_errno;
-  failures_ = found_none ? failures_ + 1 : 0;
+  // Busy: somebody reads it just now, or has it pinned for good.
+  block.bytes_left = (error == EAGAIN ? block.retry : kReadAgain) * kBlockBytes;
+  if (error == EAGAIN) block.retry = std::min(2 * block.retry, kReadAgain);
+  failures_ = error == ENOMEM || error == EBUSY ? failures_ + 1 : 0;  // no page, or no room in the control group
   if (failures_ == kFailuresMost) enabled_ = false;
 }
 

@@ -23,11 +23,16 @@ class ReadMemory {
   static constexpr std::uint64_t kReadBefore = 3;                   // times: by then it is memory that stays
 
  private:
-  void settle(std::uintptr_t block, std::uint64_t& until);
+  struct Block {
+    std::uint64_t bytes_left = kReadBefore * kBlockBytes;  // that are read until it is looked at
+    std::uint64_t retry = 1;                               // times that it is read, if it is busy then
+  };
+
+  void settle(std::uintptr_t number, Block& block);
 
   bool enabled_;
-  std::unordered_map<std::uintptr_t, std::uint64_t> bytes_until_;  // of each block, by its number
-  unsigned failures_ = 0;                                          // one after the other
+  std::unordered_map<std::uintptr_t, Block> blocks_;  // by their numbers
+  unsigned failures_ = 0;                             // one after the other
 };
 
 }  // namespace telegrad

@@ -1,4 +1,4 @@
-"""What ranks of one host read from each other again and again is put into huge pages, unless the environment says no."""
+"""What ranks of one host read from each other again and again lies in huge pages, unless the environment says no."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def main() -> None:
         array += communicator.rank + 1
         communicator.all_reduce(array)
         before = _huge_mib()
-        for _ in range(6):
+        for _ in range(20):  # some more than need be: blocks that are being read are tried again
             communicator.all_reduce(array)
-        assert (array == 3 * communicator.world_size**6).all()
+        assert (array == 3 * communicator.world_size**20).all()
         print(_huge_mib() - before, flush=True)
 
 
-@pytest.mark.parametrize(("wanted", "least", "most"), [("1", 14, 24), ("0", 0, 6)])
+@pytest.mark.parametrize(("wanted", "least", "most"), [("1", 12, 24), ("0", 0, 6)])
 def test_sums_of_one_array(wanted: str, least: int, most: int) -> None:
     if not _kernel_collapses():
         pytest.skip("this kernel puts no memory into huge pages (Linux 6.1)")
