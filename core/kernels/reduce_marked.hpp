@@ -17,9 +17,9 @@ struct MarkedValues {
 };
 
 /// out[i] = the reduction of the inputs' i-th elements in the inputs' order, the sum for an average; absent_element(reduction) where
-/// nobody has one. A NaN is canonical. There are two inputs or more, each with as many marks as out.size() has, and as many values as
-/// marks, or without marks out.size() values (all CHECKed); `out` may be the
-/// values of the first one where that has no marks, and overlaps none otherwise.
+/// nobody has one. A NaN is canonical. There are two inputs or more, each with mark_words(out.size()) words of marks and as many values
+/// as are marked, or without marks with out.size() values (all CHECKed). `out` may be the values of the first one where that has no
+/// marks, and overlaps none otherwise.
 template <class V>
 void reduce_marked(Reduction reduction, std::span<const MarkedValues<V>> inputs, std::span<V> out);
 

@@ -14,10 +14,12 @@
 #include <vector>
 
 #include "collectives/allreduce_filled.hpp"
+#include "collectives/allreduce_ring.hpp"
 #include "collectives/any_size.hpp"
 #include "collectives/sparse_cost.hpp"
 #include "collectives/sparse_open.hpp"
 #include "kernels/marks.hpp"
+#include "kernels/operations.hpp"
 #include "kernels/scatter.hpp"
 #include "session/reductions.hpp"
 #include "sparse/slices.hpp"
@@ -301,7 +303,7 @@ SparseReduction goes_round_a_ring(double entries) {
   return how;
 }
 
-TEST("borrowed entries become a vector while it goes round a ring") {
+TEST("borrowed entries are added to what comes round a ring") {
   const auto inputs = inputs_of<float>(4, 0.97);
   const auto expected = dense_result(inputs, kN, Reduction::sum);
   const auto entries = static_cast<double>(inputs[0].indices.size());
@@ -318,6 +320,47 @@ TEST("borrowed entries become a vector while it goes round a ring") {
       REQUIRE(ended.all_succeeded());
       for (const auto& output : outputs) EXPECT(output == expected);
     }
+  }
+}
+
+// Of entries that are added to what comes round the ring, and of the vectors that they are.
+template <class V>
+void expect_bits_of_vectors(Rank size, Reduction reduction) {
+  constexpr NetworkCosts kSlow{.alpha_s = 1e-9, .beta_s_per_byte = 1e-6, .gamma_s_per_byte = 1e-10};
+  const AllreduceTable table(size, {{0, Algorithm::ring}});
+  const auto inputs = inputs_of<V>(size, 0.97);
+  std::vector<std::vector<V>> outputs(size, std::vector<V>(kN));
+  std::vector<std::vector<V>> vectors(size, std::vector<V>(kN, kernels::absent_element<V>(reduction)));
+  std::vector<char> borrowed(size);
+  const Ended ended = run_ranks(World::local, size, [&](Rank rank) {
+    const Input<V>& mine = inputs[rank];
+    const SparseReduction how{.reduction = reduction, .algorithm = Algorithm::automatic, .choice = std::make_shared<SparseChoice>(table, kSlow)};
+    auto addend = addend_of<V>(kN, mine.indices, mine.values, how, {});
+    borrowed[rank] = addend.is_borrowed() && !addend.is_dense() ? 1 : 0;
+    return make_all_reduce_into(std::move(addend), std::span(outputs[rank]), how);
+  });
+  REQUIRE(ended.all_succeeded());
+  EXPECT_EQ(std::ranges::count(borrowed, 1), std::ptrdiff_t{size});
+  const Ended densely = run_ranks(World::local, size, [&](Rank rank) {
+    const Input<V>& mine = inputs[rank];
+    for (std::size_t i = 0; i < mine.indices.size(); ++i) vectors[rank][mine.indices[i]] = mine.values[i];
+    const Bytes whole = std::as_writable_bytes(std::span(vectors[rank]));
+    const Call call{.operation = Operation::allreduce, .dtype = dtype_of<V>, .reduction = reduction};
+    return std::make_shared<Request>(
+        call, [=](Transport& net) { return allreduce_ring(net, dtype_of<V>, reduction, whole, whole); });
+  });
+  REQUIRE(densely.all_succeeded());
+  for (Rank rank = 0; rank < size; ++rank) EXPECT(samples::bits(outputs[rank]) == samples::bits(vectors[rank]));
+}
+
+TEST("round a ring borrowed entries have the bits of vectors, whatever their type, reduction and number of ranks") {
+  for (const Rank size : {Rank{2}, Rank{3}, Rank{5}}) {
+    for (const Reduction reduction : {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max_abs}) {
+      expect_bits_of_vectors<float>(size, reduction);
+      expect_bits_of_vectors<bf16>(size, reduction);
+    }
+    expect_bits_of_vectors<double>(size, Reduction::avg);
+    expect_bits_of_vectors<f16>(size, Reduction::max);
   }
 }
 

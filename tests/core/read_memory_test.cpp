@@ -1,6 +1,9 @@
 #include "drivers/processes/read_memory.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -86,23 +89,85 @@ TEST("what is read for the third time lies in huge pages, with what it holds; wh
   }
 }
 
-TEST("memory that cannot be moved is left alone, errno too, and what is not wanted is not done") {
+TEST("what lies beside an array is not moved, also where both share a block") {
   const Memory memory(3);
-  ::mprotect(memory.bytes().data() + kBlock, kBlock, PROT_NONE);  // nobody's, within a range that is read
+  const std::size_t before = huge_blocks();
   ReadMemory read(true);
-  ReadMemory unwanted(false);
-  errno = ENOSPC;
-  for (int time = 0; time < 20; ++time) {
-    leave(read, memory.bytes().subspan(100, 2 * kBlock + 100), kBlock);
-    leave(read, ConstBytes(static_cast<const std::byte*>(nullptr), std::size_t{0}), kBlock);
-  }
-  EXPECT_EQ(errno, ENOSPC);
-  ::mprotect(memory.bytes().data() + kBlock, kBlock, PROT_READ | PROT_WRITE);
+  for (int time = 0; time < 20; ++time) leave(read, memory.bytes().subspan(100, 2 * kBlock), kBlock);
+  EXPECT_EQ(huge_blocks(), before + (kernel_collapses() ? 1 : 0));
   EXPECT(memory.unchanged());
+}
+
+TEST("one message moves a few blocks at most, the next ones the others") {
+  if (!kernel_collapses()) return;
+  constexpr std::size_t kBlocks = 2 * ReadMemory::kAtOnce + 3;
+  const Memory memory(kBlocks);
+  const std::size_t before = huge_blocks();
+  ReadMemory read(true);
+  for (std::uint64_t time = 1; time < ReadMemory::kReadBefore; ++time) read.leaves(memory.bytes());
+  EXPECT_EQ(huge_blocks(), before);
+  for (std::size_t moved = ReadMemory::kAtOnce; moved < kBlocks + ReadMemory::kAtOnce; moved += ReadMemory::kAtOnce) {
+    read.leaves(memory.bytes());
+    EXPECT_EQ(huge_blocks(), before + std::min(moved, kBlocks));
+  }
+  EXPECT(memory.unchanged());
+}
+
+TEST("blocks that are pinned are tried again, and moved once they are free") {
+  if (!kernel_collapses()) return;
+  const Memory memory(1);
+  int ends[2];
+  EXPECT_EQ(::pipe(ends), 0);
+  iovec page{memory.bytes().data() + 4096, 4096};
+  EXPECT_EQ(::vmsplice(ends[1], &page, 1, 0), ssize_t{4096});
+  const std::size_t before = huge_blocks();
+  ReadMemory read(true);
+  for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());
+  EXPECT_EQ(huge_blocks(), before);
+  ::close(ends[0]);
+  ::close(ends[1]);
+  for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());
+  EXPECT_EQ(huge_blocks(), before + 1);
+  EXPECT(memory.unchanged());
+}
+
+TEST("memory that is not there is left alone, errno too, and after some such nothing is moved any more") {
+  errno = ENOSPC;
+  for (const unsigned failures : {ReadMemory::kFailuresMost - 1, ReadMemory::kFailuresMost}) {
+    ReadMemory read(true);
+    Bytes gone;
+    {
+      const Memory memory(2 * ReadMemory::kFailuresMost);
+      gone = memory.bytes();
+    }
+    for (unsigned failure = 0; failure < failures; ++failure) {
+      for (std::uint64_t time = 0; time < ReadMemory::kReadBefore; ++time) {
+        read.leaves(gone.subspan(2 * failure * kBlock, kBlock));
+      }
+    }
+    EXPECT_EQ(errno, ENOSPC);
+    const Memory memory(2);
+    const std::size_t before = huge_blocks();
+    for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());
+    const bool moves = failures < ReadMemory::kFailuresMost && kernel_collapses();
+    EXPECT_EQ(huge_blocks(), before + (moves ? 2 : 0));
+  }
+}
+
+TEST("what may have no huge pages is left alone and says nothing of others; what is not wanted is not done") {
+  const Memory memory(2);
+  ::madvise(memory.bytes().data(), memory.bytes().size(), MADV_NOHUGEPAGE);
   const Memory other(2);
   const std::size_t before = huge_blocks();
-  for (int time = 0; time < 20; ++time) leave(unwanted, other.bytes(), kBlock);
+  ReadMemory unwanted(false);
+  for (int time = 0; time < 20; ++time) unwanted.leaves(other.bytes());
+  ReadMemory read(true);
+  for (int time = 0; time < 20; ++time) {
+    for (std::size_t begin = 0; begin < memory.bytes().size(); begin += kBlock) read.leaves(memory.bytes().subspan(begin, kBlock));
+  }
   EXPECT_EQ(huge_blocks(), before);
+  for (int time = 0; time < 20; ++time) read.leaves(other.bytes());
+  EXPECT_EQ(huge_blocks(), before + (kernel_collapses() ? 2 : 0));
 }
 
 }  // namespace

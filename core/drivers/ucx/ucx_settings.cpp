@@ -3,6 +3,8 @@
 #include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 #include <string_view>
 
 #include "drivers/ucx/ucx_worker.hpp"
@@ -41,7 +43,11 @@ UcxConfig configured(Rank rank, const std::string& interface) {
 
 bool wants_huge_pages() {
   const char* const wanted = std::getenv("TELEGRAD_HUGE_PAGES");
-  return wanted == nullptr || std::string_view(wanted) != "0";
+  if (wanted != nullptr && std::string_view(wanted) == "0") return false;
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string settings;
+  // The kernel would do it nevertheless.
+  return std::getline(file, settings) && settings.find("[never]") == std::string::npos;
 }
 
 std::string transports_of(const ucp_config_t* config) {

@@ -16,7 +16,7 @@ using UcxConfig = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
 /// `interface`: the network's, such as "eth0"; empty: UCX chooses. Throws TransportError.
 UcxConfig configured(Rank rank, const std::string& interface);
 
-/// Unless TELEGRAD_HUGE_PAGES is 0: whether memory may be moved to huge pages.
+/// Whether memory may be moved to huge pages: unless TELEGRAD_HUGE_PAGES is 0, or the system has none for anybody.
 bool wants_huge_pages();
 
 /// UCX_TLS as UCX has it from wherever it reads its configuration.

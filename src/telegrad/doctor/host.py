@@ -83,9 +83,11 @@ def pages() -> list[Finding]:
         chosen = ""
     if chosen == "always":
         return [Finding("pages", "ok", "huge ones, for all long arrays")]
+    if not chosen:
+        return [Finding("pages", "note", f"small ones, this kernel has no others: {slow}")]
     if chosen != "madvise":
-        said = "small ones" + (f" ({_HUGE_PAGES} says {chosen})" if chosen else "")
-        return [Finding("pages", "note", f"{said}: {slow}", f"as root: echo madvise > {_HUGE_PAGES}")]
+        said = f"small ones ({_HUGE_PAGES} says {chosen}): {slow}"
+        return [Finding("pages", "note", said, f"as root: echo madvise > {_HUGE_PAGES}")]
     if _kernel() >= _COLLAPSES and os.environ.get("TELEGRAD_HUGE_PAGES") != "0":
         return [Finding("pages", "ok", "huge ones for who asks; what is exchanged again and again is put into them")]
     if not is_installed("torch") or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1":

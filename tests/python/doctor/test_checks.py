@@ -251,7 +251,7 @@ def test_single_copy_is_tried_between_siblings(monkeypatch: pytest.MonkeyPatch) 
         ("always [madvise] never", "5.15", {"THP_MEM_ALLOC_ENABLE": "1"}, True, "ok", "numpy, telegrad"),
         ("always [madvise] never", "5.15", {}, False, "ok", "numpy, telegrad"),
         ("always madvise [never]", "6.12", {"THP_MEM_ALLOC_ENABLE": "1"}, True, "note", "echo madvise"),
-        (None, "6.12", {}, True, "note", "small ones"),
+        (None, "6.12", {}, True, "note", "this kernel has no others"),
     ],
 )
 def test_who_has_huge_pages(

@@ -19,6 +19,7 @@ def test_zeros_are_those_of_torch(dtype: torch.dtype, count: int) -> None:
     assert made.dtype == dtype
     assert torch.equal(made, torch.zeros(count, dtype=dtype))
     assert made.is_contiguous()
+    assert made.data_ptr() % 64 == 0 or not count
     assert not made.requires_grad
 
 
@@ -37,4 +38,5 @@ def test_long_ones_lie_where_numpy_s_do() -> None:
     before = _huge_kib()
     made = zeros(8 << 20, torch.float32)
     made.fill_(1.0)
-    assert _huge_kib() - before > 0
+    assert _huge_kib() - before == 32 << 10
+    assert made.data_ptr() % (2 << 20) == 0
