@@ -70,10 +70,10 @@ SparseVerdict SparseDecision::cheapest(const SparseSumShape& shape, const SumGro
   double split_s = levels ? levels->two_level_s(entries, members, sum_entries) : flat_s;
   double filled_s = levels ? levels->filled_s(entries) : costs.filled_s(entries);
   double vectors_s = levels ? levels->dense_s(dense_algorithm_) : costs.dense_s(dense_algorithm_);
-  // Entries that are read where they lie become a vector while messages go round a ring.
+  // Entries that are read where they lie are added to what comes round a ring: no vector is made of them.
   const double copied_s = is_dense ? 0.0 : costs.copied_s(entries);
-  const bool made_beside = copied_s > 0.0 && !shape.shares_memory && dense_algorithm_ == Algorithm::ring;
-  if (!is_dense && !made_beside) vectors_s += costs.made_dense_s();
+  const bool added_beside = copied_s > 0.0 && !shape.shares_memory && dense_algorithm_ == Algorithm::ring;
+  if (!is_dense && !added_beside) vectors_s += costs.made_dense_s();
   for (double* const sparse_s : {&doubling_s, &flat_s, &split_s}) *sparse_s += copied_s + costs.written_s(sum_entries);
   if (!shape.shares_memory) filled_s *= 1.0 + kWaitPerSender * (shape.ranks - 1.0);
   // Where all hold vectors, nobody has marks to make; in memory what has filled in always goes so.
