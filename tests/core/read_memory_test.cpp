@@ -62,9 +62,15 @@ std::size_t huge_blocks() {
 }
 
 bool kernel_collapses() {
-  const Memory memory(1);
-  const std::size_t before = huge_blocks();
-  return ::madvise(memory.bytes().data(), kBlock, 25) == 0 && huge_blocks() == before + 1;
+  static const bool collapses = [] {
+    const Memory memory(1);
+    const std::size_t before = huge_blocks();
+    for (int time = 0; time < 5; ++time) {  // it may be busy
+      if (::madvise(memory.bytes().data(), kBlock, 25) == 0) return huge_blocks() == before + 1;
+    }
+    return false;
+  }();
+  return collapses;
 }
 
 void leave(ReadMemory& read, ConstBytes bytes, std::size_t at_once) {
@@ -73,7 +79,7 @@ void leave(ReadMemory& read, ConstBytes bytes, std::size_t at_once) {
   }
 }
 
-TEST("what is read for the third time lies in huge pages, with what it holds; what is read twice stays as it is") {
+TEST("what is read for the third time or soon after lies in huge pages, with what it holds; what is read twice stays as it is") {
   const bool collapses = kernel_collapses();
   if (!collapses) std::printf("          this kernel has no huge pages to give: only what memory holds is looked at\n");
   for (const std::size_t at_once : {std::size_t{200'000}, kBlock, 5 * kBlock}) {
@@ -84,6 +90,7 @@ TEST("what is read for the third time lies in huge pages, with what it holds; wh
       if (collapses) EXPECT_EQ(huge_blocks(), before);
       leave(read, memory.bytes(), at_once);
     }
+    for (int time = 0; time < 20; ++time) leave(read, memory.bytes(), at_once);  // what was busy is tried again
     if (collapses) EXPECT_EQ(huge_blocks(), before + 4);
     EXPECT(memory.unchanged());
   }
@@ -108,8 +115,10 @@ TEST("one message moves a few blocks at most, the next ones the others") {
   EXPECT_EQ(huge_blocks(), before);
   for (std::size_t moved = ReadMemory::kAtOnce; moved < kBlocks + ReadMemory::kAtOnce; moved += ReadMemory::kAtOnce) {
     read.leaves(memory.bytes());
-    EXPECT_EQ(huge_blocks(), before + std::min(moved, kBlocks));
+    EXPECT(huge_blocks() <= before + std::min(moved, kBlocks));
   }
+  for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());  // what was busy is tried again
+  EXPECT_EQ(huge_blocks(), before + kBlocks);
   EXPECT(memory.unchanged());
 }
 
