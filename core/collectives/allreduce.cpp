@@ -1,5 +1,7 @@
 #include "collectives/allreduce.hpp"
 
+#include <utility>
+
 #include "base/check.hpp"
 #include "collectives/allreduce_rabenseifner.hpp"
 #include "collectives/allreduce_recursive_doubling.hpp"
@@ -9,9 +11,9 @@ namespace telegrad {
 
 namespace {
 
-Task<void> made_first(InputMaker& maker, Transport& net, Algorithm algorithm, DType dtype, Reduction reduction, Bytes output) {
-  co_await maker.make({0, output.size() / size_of(dtype)}, output);
-  co_await allreduce(net, algorithm, dtype, reduction, output, output);
+Task<void> made_first(InputMaker& maker, Range all, Bytes output, Task<void> sum) {
+  co_await maker.make(all, output);
+  co_await std::move(sum);
 }
 
 }  // namespace
@@ -19,7 +21,8 @@ Task<void> made_first(InputMaker& maker, Transport& net, Algorithm algorithm, DT
 Task<void> allreduce(Transport& net, Algorithm algorithm, DType dtype, Reduction reduction, ConstBytes input,
                      Bytes output, InputMaker* maker) {
   if (maker != nullptr && algorithm != Algorithm::ring) {
-    return made_first(*maker, net, algorithm, dtype, reduction, output);
+    return made_first(*maker, {0, output.size() / size_of(dtype)}, output,
+                      allreduce(net, algorithm, dtype, reduction, output, output));
   }
   switch (algorithm) {
     case Algorithm::ring: return allreduce_ring(net, dtype, reduction, input, output, {}, maker);

@@ -43,6 +43,7 @@ class Memory {
     }
     return true;
   }
+
  private:
   std::size_t size_;
   std::size_t blocks_ = 0;

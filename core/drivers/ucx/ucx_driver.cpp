@@ -31,7 +31,6 @@ constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never an
 // Control connections run over TCP where data goes through shared memory, and a look at TCP is a system call. Nothing
 // that is on time depends on them, so they are looked at in some turns only; before a sleep always.
 constexpr unsigned kControlTurns = 32;
-constexpr std::size_t kReadByPeersLeast = std::size_t{128} << 10;  // within a host: shorter ones go with their announcement
 
 bool watch_descriptor(int epoll, int descriptor, std::uint64_t data) {
   epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
@@ -237,7 +236,7 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER;
   param.cb.send = &Worker::on_sent;
   if (worker_->peers[to].data == nullptr) return;  // it was dead from the beginning, which is about to be told
-  if (bytes.size() >= kReadByPeersLeast && worker_->peers[to].shares_memory) read_memory_.leaves(bytes);
+  if (bytes.size() >= kHostRendezvousLeast && worker_->peers[to].shares_memory) read_memory_.leaves(bytes);
   Transfer* const transfer = make_transfer(to, pending);
   param.user_data = transfer;
   void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, &envelope, sizeof envelope, bytes.data(),

@@ -20,6 +20,7 @@ struct Setting {
   const char* name;
   const char* value;
 };
+static_assert(kHostRendezvousLeast == std::size_t{128} << 10);  // as text below
 constexpr std::array kSettings{Setting{"RNDV_THRESH", "intra:128k,inter:auto"}, Setting{"TCP_TX_SEG_SIZE", "64k"}};
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <ucp/api/ucp.h>
 
+#include <cstddef>
 #include <memory>
 #include <string>
 
@@ -11,6 +12,10 @@
 namespace telegrad {
 
 using UcxConfig = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
+
+/// Messages within a host that are read where they lie, unless the environment says otherwise; shorter ones go with their
+/// announcement.
+inline constexpr std::size_t kHostRendezvousLeast = std::size_t{128} << 10;
 
 /// UCX's configuration with what telegrad needs, and with what is faster unless the environment says otherwise.
 /// `interface`: the network's, such as "eth0"; empty: UCX chooses. Throws TransportError.
