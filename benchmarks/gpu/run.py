@@ -126,6 +126,7 @@ PARTS: Mapping[str, Part] = {
     "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110"), environment=ENVIRONMENT),
     "overlap": Part(150, _bench("overlap", "--timeout", "70"), environment=ENVIRONMENT),
     "demo": Part(320, _demo, environment=ENVIRONMENT),
+    "hook": Part(170, _program("hook.py"), needs=("cuda.bindings", "triton"), environment=ENVIRONMENT),
     "select": Part(200, _select, needs=("triton",), stands_on=()),
     "blocks": _BLOCKS,
 }

@@ -1,4 +1,4 @@
-"""benchmarks/gpu/smoke.py and blocks.py: what they run and tell, on the CPU and in Triton's interpreter."""
+"""benchmarks/gpu/smoke.py, blocks.py and hook.py: what they run and tell, on the CPU and in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,3 +160,16 @@ def test_rows_of_blocks(program: Callable[[str], ModuleType]) -> None:
     marked = np.unpackbits(made.marks.numpy().view(np.uint8), bitorder="little")
     assert np.flatnonzero(marked).tolist() == reached.tolist()
     assert 0 < reached.size < 100
+
+
+def test_rows_of_the_hook(program: Callable[[str], ModuleType]) -> None:
+    from telegrad.demo.settings import ModelSize
+
+    rows: list[dict[str, Any]] = []
+    hook = program("hook")
+    hook.measure("cpu", rows.append, size=ModelSize(width=80, layers=1, heads=2, context=8), passes=2)
+    assert [row["compression"] for row in rows] == ["bare", "dense", "topk", "trimmed", "reused"]
+    for row in rows:
+        assert 0 < row["median_host_in_hook_s"] < row["median_host_in_backward_s"] < row["median_pass_s"]
+        assert row["first_pass_s"] > 0
+        assert len(row["calls"]) == hook._CALLS

@@ -293,7 +293,7 @@ def test_the_commands_of_all_parts_are_what_the_command_line_takes(
     from telegrad.cli import make_app
 
     monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
-    programs = {"smoke", "probe", "blocks"}
+    programs = {"smoke", "probe", "hook", "blocks"}
     for name, part in [*runner.PARTS.items(), *runner.BRIEF.items()]:
         command = part.command(tmp_path / name)
         if name in programs:
