@@ -99,6 +99,23 @@ class FakeStream:
                 self._error = self._error or error
 
 
+class FakeCapture:
+    """What would be done in ``stream``, in the place of a stream while that is found out."""
+
+    def __init__(self, stream: FakeStream) -> None:
+        self.stream = stream
+        self.actions: list[Callable[[], object]] = []
+        self.replays = 0
+        self._is_open = True
+
+    def put(self, action: Callable[[], object]) -> None:
+        if self._is_open:  # afterwards memory is given back that it has made; nobody else ever gets it
+            self.actions.append(action)
+
+    def close(self) -> None:
+        self._is_open = False
+
+
 class FakeFuture(torch.futures.Future[Any]):
     """As torch's of CUDA tensors: ``wait()`` makes the current stream wait for ``event``."""
 
@@ -121,6 +138,8 @@ class FakeRuntime:
         self.streams: list[FakeStream] = []  # all that were ever made
         self._interpreter = threading.Lock()  # Triton's has one state for all threads
         self.kept: list[tuple[Any, FakeStream]] = []
+        self.captures: list[FakeCapture] = []  # all that were ever made
+        self.replaying = threading.local()  # ``on``: in a stream's thread, while it does what was captured
         self.host_waits = 0  # for what was not there yet
         self.identities: dict[FakeStream, tuple[str, str]] = {}  # of ranks that are on a piece of hardware of their own
 
@@ -156,6 +175,8 @@ class FakeRuntime:
         return self.streams[-1]
 
     def pinned(self, nbytes: int) -> torch.Tensor:
+        if isinstance(getattr(self._local, "stream", None), FakeCapture):
+            raise RuntimeError("pinned memory cannot be captured")
         return torch.full((nbytes,), 0x55, dtype=torch.uint8)  # not what anybody wants to see
 
     def enter(self, device: Any) -> None:
@@ -188,6 +209,28 @@ class FakeRuntime:
 
         stream.put(run)
 
+    def capture(self, stream: FakeStream, work: Callable[[], object], beside: FakeCapture | None) -> FakeCapture:
+        assert beside is None or beside.stream is stream
+        made = FakeCapture(stream)
+        with self.on(made):  # type: ignore[arg-type]
+            work()
+        made.close()
+        self.captures.append(made)
+        return made
+
+    def replay(self, captured: FakeCapture) -> None:
+        captured.replays += 1
+
+        def do() -> None:
+            self.replaying.on = True
+            try:
+                for action in captured.actions:
+                    action()
+            finally:
+                self.replaying.on = False
+
+        captured.stream.put(do)
+
     def write_value(self, stream: FakeStream, address: int, value: int) -> None:
         def write() -> None:
             ctypes.c_uint32.from_address(address).value = value
@@ -204,6 +247,7 @@ class FakeRuntime:
         stream.put(wait)
 
     def record(self, stream: FakeStream) -> FakeEvent:
+        assert isinstance(stream, FakeStream), "an event of a capture is none of a stream"
         event = FakeEvent()
         stream.put(lambda: event.pass_by(stream))
         return event

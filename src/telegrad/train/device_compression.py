@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from telegrad.compress import Compressor, Part
 from telegrad.ops.feedback import Collected, Moved, kernels_of
 from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
+from telegrad.train.captured_work import CapturedWork
 from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.device_quantised import Addend, sum_quantised
 from telegrad.train.device_selection import Choice, Chosen, check_selections, queue_selections
@@ -64,6 +65,7 @@ class DeviceCompression:
         self._counts: deque[LateRead] = deque()
         self._keeping: list[DeviceWork] = []
         self._tables = DeviceTables()
+        self._captured: CapturedWork[_Made] = CapturedWork()
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives their devices what selections need there. The host waits once for each device: otherwise it would
@@ -108,31 +110,70 @@ class DeviceCompression:
         if self.telemetry is not None:
             self.telemetry.add_bucket(layout, buffer, sparse=bool(parts))
         with torch.no_grad():
-            releases = releases and not sparse and wire is None
-            waiting = [one for one in layout.parts if releases and self.feedback.waits(one.entry)]
-            found = None
-            if parts or waiting or looks or wire is not None or self.compressor.momentum is not None:
-                found = _Found.of(layout.members, buffer)
-            if found is not None:
-                self._correct(dense, buffer, found)
-                for part in waiting:
-                    self._release(part, buffer, found)
             if wire is not None:
-                assert found is not None
-                return self._start_quantised(layout, buffer, found, wire)
+                return self._start_quantised(layout, buffer, wire)
+            releases = releases and not sparse
+            waiting = tuple(one for one in layout.parts if releases and self.feedback.waits(one.entry))
+            plan = _Plan(layout, parts, dense, waiting, looks)
+            made = self._prepared(plan, buffer) if plan.has_work or self.compressor.momentum is not None else None
             if not parts:
                 work: DeviceWork = self.comm.all_reduce(buffer, "avg", async_op=True)
             else:
                 self._stats.wanted += layout.wanted
-                assert found is not None
-                work = self._send(layout, buffer, found)
-            names = [] if found is None else [*found.places]
-            return Started(work, names, None if found is None else found.broken | (found.faults != 0))
+                assert made is not None
+                assert made.leaving is not None
+                work = self._send(layout, buffer, made.leaving)
+            faulty = None if made is None else made.faulty
+            return Started(work, [] if faulty is None else [one.name for one in plan.filled], faulty)
 
     def take_counts(self, *, wait: bool) -> None:
         """Adds to ``stats.selected`` what is known by now; ``wait``: all."""
         while self._counts and (wait or self._counts[0].is_known):
             self._stats.selected += int(self._counts.popleft().values()[0])
+
+    def _prepared(self, plan: _Plan, buffer: torch.Tensor) -> _Made | None:
+        """What a stream makes of the bucket before anything of it is communicated; ``None``: there is nothing in it."""
+        if not plan.filled:
+            return None
+
+        def make() -> _Made:
+            faulty = buffer.new_empty(len(plan.filled), dtype=torch.bool) if plan.looks else None
+            if not plan.parts:
+                return _Made(faulty, None)
+            taken = self._used(plan.parts)
+            room = self.compressor.capacity(taken)
+            ends = (buffer.new_empty if taken else buffer.new_zeros)(len(taken) or 1, dtype=torch.int64)
+            return _Made(faulty, _Leaving(buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends))
+
+        def prepare(made: _Made) -> None:
+            found = _Found(plan.filled, buffer)
+            self._correct(plan.dense, buffer, found)
+            for part in plan.waiting:
+                self._release(part, buffer, found)
+            if made.leaving is not None:
+                self._select(plan, buffer, found, made.leaving)
+            if made.faulty is not None:
+                torch.logical_or(found.broken, found.faults != 0, out=made.faulty)
+
+        about = self._about_to_change(plan, buffer)
+        if self.telemetry is not None and self.telemetry.observes:
+            made = make()
+            prepare(made)
+            return made
+        return self._captured.run(plan.name, plan.layout, about, buffer, make, prepare)
+
+    def _about_to_change(self, plan: _Plan, buffer: torch.Tensor) -> Hashable:
+        """Has the current stream make what is remembered fit for this pass; returns all that the rest depends on but
+        the plan's layout and the contents of tensors."""
+        entries = [part.entry for part in (*self._used(plan.parts), *self._used(plan.waiting))]
+        residuals = self.feedback.residuals(entries, buffer)
+        tensors = [buffer, *(one for held in residuals for one in (held.values, held.threshold, held.calls))]
+        if self.compressor.momentum is not None:
+            names = [one.name for one in plan.dense if one.size] + [part.entry.name for part in plan.parts]
+            tensors += self.feedback.velocities(names, buffer)
+        addresses = tuple(one.data_ptr() for one in tensors)
+        chosen = tuple((entry.name, entry.k) for entry in entries)
+        return plan.parts is plan.layout.parts, plan.looks, buffer.dtype, addresses, chosen
 
     def _correct(self, members: tuple[Member, ...], buffer: torch.Tensor, found: _Found) -> None:
         """With momentum: makes of gradients that are to be summed densely what is to be summed, in place."""
@@ -187,21 +228,26 @@ class DeviceCompression:
 
         runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
 
-    def _send(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceWork:
-        entries = self._select(layout, buffer, found)
+    def _send(self, layout: BucketLayout, buffer: torch.Tensor, leaving: _Leaving) -> DeviceWork:
+        count = leaving.ends[-1:]
+        self._counts.append(LateRead(count))
+        entries = DeviceEntries(leaving.indices, leaving.values, count, layout.elements)
         lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
         dense = self._begin_dense_members(layout, buffer)
         work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
+        self._captured.read_by(_name_of(layout), work)
         self._put_dense_members(layout, buffer, dense, work)
         if lost is not None:
             self._keep_lost(layout, lost, work)
         return work
 
-    def _start_quantised(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found, wire: str) -> Started:
+    def _start_quantised(self, layout: BucketLayout, buffer: torch.Tensor, wire: str) -> Started:
+        found = _Found(_filled(layout.members), buffer)
+        self._correct(layout.members, buffer, found)
         dense = self._begin_dense_members(layout, buffer)
         used = (found.active > 0) | found.broken  # a gradient of zeros takes no part
         shares = used.to(torch.float32)
-        entries = [part.entry for part in self._used(layout)]
+        entries = [part.entry for part in self._used(layout.parts)]
         residuals = {
             entry.name: held.values
             for entry, held in zip(entries, self.feedback.residuals(entries, buffer), strict=True)
@@ -245,7 +291,7 @@ class DeviceCompression:
         work.then(put, [sums, buffer])
 
     def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
-        parts = self._used(layout)
+        parts = self._used(layout.parts)
         residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], lost)]
         errors = [lost[part.offset : part.offset + part.entry.size] for part in parts]
 
@@ -257,14 +303,14 @@ class DeviceCompression:
             work.then(keep, [lost, *residuals])
             self._keeping.append(work)
 
-    def _select(self, layout: BucketLayout, buffer: torch.Tensor, found: _Found) -> DeviceEntries:
-        given = self._norms(layout, buffer)  # before momentum overwrites what it is of
+    def _select(self, plan: _Plan, buffer: torch.Tensor, found: _Found, leaving: _Leaving) -> None:
+        """Of parts of which nothing can be chosen nothing is taken up, and nothing sent."""
+        given = self._norms(plan.layout, buffer)  # before momentum overwrites what it is of
         gradient = buffer
         if self.compressor.momentum is not None:
-            gradient = self._corrected(layout.parts, buffer, found)
-        taken = self._used(layout)  # of others nothing is taken up, and nothing sent
+            gradient = self._corrected(plan.parts, buffer, found)
+        taken = self._used(plan.parts)
         starts = [0, *accumulate(self.compressor.capacity([part]) for part in taken)]
-        leaving = buffer.new_empty(starts[-1], dtype=torch.uint32), buffer.new_empty(starts[-1])
         chosen = Chosen(
             gradient,
             buffer.new_empty(starts[-1], dtype=torch.uint32),
@@ -284,28 +330,25 @@ class DeviceCompression:
         if given is not None and self.telemetry is not None:
             unit = None if self.scale is None else self.scale.unit(buffer)
             self.telemetry.add_selections(choices, chosen, given, unit)
-        count = buffer.new_zeros(1, dtype=torch.int64)
         if taken:
             broken = found.broken.to(torch.int64)
-            ends = (chosen.counts + torch.cat([broken[found.places[part.entry.name]] for part in taken])).cumsum(0)
+            of_taken = torch.cat([broken[found.places[part.entry.name]] for part in taken])
+            torch.cumsum(chosen.counts + of_taken, 0, out=leaving.ends)
             parts = self._collected(taken, starts, found, buffer)
             table = self._table_of(taken[0].entry.name, parts)
             own = (chosen.indices, chosen.values, chosen.counts)
-            self._collect(parts, table, (*own, broken, ends, *leaving, found.faults))
-            count = ends[-1:]
-        self._counts.append(LateRead(count))
-        return DeviceEntries(*leaving, count, layout.elements)
+            self._collect(parts, table, (*own, broken, leaving.ends, leaving.indices, leaving.values, found.faults))
 
     def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> list[torch.Tensor] | None:
         """Of the gradients that selections will be from; ``None``: nobody wants them."""
         if self.telemetry is None or not self.telemetry.observes:
             return None
-        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout)]
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout.parts)]
         return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
 
-    def _used(self, layout: BucketLayout) -> list[Part]:
-        """The parts of which something can be chosen."""
-        return [part for part in layout.parts if self.compressor.unit_of(part.entry) > 0]
+    def _used(self, parts: Sequence[Part]) -> list[Part]:
+        """Those of which something can be chosen."""
+        return [part for part in parts if self.compressor.unit_of(part.entry) > 0]
 
     def _corrected(self, parts: Sequence[Part], buffer: torch.Tensor, found: _Found) -> torch.Tensor:
         """What momentum makes of the gradients of ``parts``, float32, where these lie, which it overwrites if it
@@ -359,28 +402,68 @@ class DeviceCompression:
         return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
 
 
+class _Plan(NamedTuple):
+    """What is to be done with a bucket. ``parts``: those that are compressed now; ``dense``: members that are not;
+    ``waiting``: parts that are among these, and take along what waits."""
+
+    layout: BucketLayout
+    parts: tuple[Part, ...]
+    dense: tuple[Member, ...]
+    waiting: tuple[Part, ...]
+    looks: bool
+
+    @property
+    def filled(self) -> list[Member]:
+        return _filled(self.layout.members)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.parts or self.waiting or self.looks)
+
+    @property
+    def name(self) -> str:
+        return _name_of(self.layout)
+
+
+class _Leaving(NamedTuple):
+    """The entries of all parts, one behind the other; ``ends``: int64, where those of each end."""
+
+    indices: torch.Tensor
+    values: torch.Tensor
+    ends: torch.Tensor
+
+
+class _Made(NamedTuple):
+    """What a stream makes of a bucket. ``faulty``: by filled member, if anybody looks."""
+
+    faulty: torch.Tensor | None
+    leaving: _Leaving | None
+
+
 class _Found:
     """What a bucket's gradients are like, on the device. ``places``: by name, those of one element each in ``active``
     (int64: there is something in the gradient, and all of it is finite), and in ``faults`` (int32, zeros at first).
     ``broken``: by parameter, whether its gradient is not finite."""
 
-    def __init__(self, places: dict[str, slice], most: torch.Tensor) -> None:
-        finite = most < math.inf  # which no NaN is
-        self.places = places
-        self.broken = finite.logical_not()
-        self.active = ((most > 0) & finite).to(torch.int64)
-        self.faults = most.new_zeros(len(places), dtype=torch.int32)
-
-    @classmethod
-    def of(cls, members: tuple[Member, ...], buffer: torch.Tensor) -> _Found | None:
-        """``None``: there is nothing in the bucket."""
-        filled = [one for one in members if one.size]
-        if not filled:
-            return None
+    def __init__(self, filled: Sequence[Member], buffer: torch.Tensor) -> None:
+        """``filled``: at least one."""
         gradients = [buffer[one.offset : one.offset + one.size] for one in filled]
         # The largest magnitude is NaN or infinite where an entry is, and cannot overflow as a sum can.
         most = torch.stack([*torch._foreach_norm(gradients, math.inf)])
-        return cls({one.name: slice(number, number + 1) for number, one in enumerate(filled)}, most)
+        finite = most < math.inf  # which no NaN is
+        self.places = {one.name: slice(number, number + 1) for number, one in enumerate(filled)}
+        self.broken = finite.logical_not()
+        self.active = ((most > 0) & finite).to(torch.int64)
+        self.faults = most.new_zeros(len(filled), dtype=torch.int32)
+
+
+def _filled(members: Iterable[Member]) -> list[Member]:
+    return [one for one in members if one.size]
+
+
+def _name_of(layout: BucketLayout) -> str:
+    """No two buckets that there are at a time have the same."""
+    return layout.members[0].name
 
 
 def check_fits_device(compressor: Compressor, collective: str) -> None:

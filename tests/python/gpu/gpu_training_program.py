@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from gpu_compression_scenarios import compressed_bits
 from gpu_jobs import run_scenarios
+from gpu_scenario_device import DEVICE, ON_GPU
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -24,8 +26,6 @@ import telegrad.train
 from telegrad import Communicator, DDPState, NonFiniteGradient, Synchronizer
 from telegrad.errors import TransportError
 
-DEVICE = torch.device(os.environ.get("TELEGRAD_TEST_DEVICE", "cuda"))
-ON_GPU = DEVICE.type == "cuda"
 STEPS = 6
 WARM_UP = 3  # DDP plans its buckets after the first pass, for which it waits
 CLIP = 0.05
@@ -181,53 +181,6 @@ def compressed_hook() -> None:
             assert not any(map(torch.equal, net.parameters(), model().parameters()))
             assert_alike(net)
             assert state.stats.selected > 0
-
-
-def compressed_bits() -> None:
-    """What the device averages, and what waits there, has the bits of the host's compression of the same gradients."""
-    from handmade_buckets import Bucket
-
-    shapes = {"large": (600, 600), "middle": (40, 300), "small": (50,)}
-    buckets = [["middle", "small"], ["large"]]
-    for options in (
-        {"selection": "topk"},
-        {"selection": "reused", "interval": 3},
-        {"selection": "topk", "momentum": 0.9, "nesterov": True},
-        {"selection": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
-        {"selection": "topk", "wire": "packed-bf16"},
-        {"selection": "topk", "wire": "int8", "nonfinite": "skip"},
-    ):
-        dtype = options.pop("dtype", torch.float32)
-        given = {"density": 0.02, "small_tensor_elements": 100, "wire": "packed", **options}
-        with Communicator.from_torch(timeout_s=60) as comm:
-            states, parameters = [], []
-            for device in (torch.device("cpu"), DEVICE):
-                own = {
-                    name: nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)) for name, shape in shapes.items()
-                }
-                optimizer = {"optimizer": torch.optim.SGD(own.values(), lr=0.1)} if "momentum" in given else {}
-                states.append(DDPState(comm, own.items(), **given, **optimizer))
-                parameters.append(own)
-            for step in range(6):
-                generator = torch.Generator().manual_seed(100 * step + comm.rank)
-                for number, names in enumerate(buckets):
-                    sizes = [parameters[0][name].numel() for name in names]
-                    gradient = torch.randn(sum(sizes), generator=generator).pow(3).to(dtype)
-                    averages = []
-                    for state, own in zip(states, parameters, strict=True):
-                        buffer = gradient.to(own[names[0]].device, copy=True)
-                        bucket = Bucket([own[name] for name in names], buffer, number, number == len(buckets) - 1)
-                        averages.append((buffer, telegrad.ddp_hook(state, bucket)))
-                    if number == len(buckets) - 1 or given.get("nonfinite") != "skip":
-                        for _, future in averages:
-                            future.wait()
-                        assert torch.equal(averages[0][0], averages[1][0].cpu()), (options, step, names)
-            host, device_state = (state.state_dict()["compressor"] for state in states)
-            for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
-                for name, entry in host.get(group, {}).items():
-                    assert torch.equal(entry[kind], device_state[group][name][kind]), (options, name)
-            states[0].load_state_dict(states[1].state_dict())
-            comm.barrier()
 
 
 def compressed_synchronizer() -> None:

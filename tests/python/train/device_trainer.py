@@ -30,6 +30,7 @@ class DeviceTrainer:
         **options: Any,
     ) -> None:
         self.device, self.comm, self.stream, self.dtype = device, comm, stream, dtype
+        self._buffers: dict[tuple[Any, ...], Any] = {}
         self.parameters = {
             name: torch.nn.Parameter(computed_on(device, torch.zeros(shape, dtype=dtype)))
             for name, shape in SHAPES.items()
@@ -40,18 +41,30 @@ class DeviceTrainer:
         with device.on(stream):
             self.state = DDPState(comm, self.parameters.items(), **{**usual, **options})
 
-    def start(self, gradients: Gradients, buckets: Sequence[Sequence[str]]) -> list[tuple[Sequence[str], Any, Any]]:
-        """A backward pass, whose futures nobody has waited for."""
+    def start(
+        self, gradients: Gradients, buckets: Sequence[Sequence[str]], *, anew: bool = False
+    ) -> list[tuple[Sequence[str], Any, Any]]:
+        """A backward pass, whose futures nobody has waited for. ``anew``: in memory of its own, as nobody has waited
+        for the one before either."""
         found = []
         with self.device.on(self.stream):
             for index, names in enumerate(buckets):
                 own = torch.from_numpy(np.concatenate([gradients[name] for name in names])).to(self.dtype)
-                buffer = computed_on(self.device, own)
+                buffer = computed_on(self.device, own) if anew else self._filled(own, (index, *names))
                 parameters = [self.parameters[name] for name in names]
                 bucket = Bucket(parameters, buffer, index, index == len(buckets) - 1)
                 future = telegrad.ddp_hook(self.state, bucket)  # type: ignore[arg-type]
                 found.append((names, buffer, future))
         return found
+
+    def _filled(self, gradient: torch.Tensor, bucket: tuple[Any, ...]) -> Any:
+        """The memory of one bucket, which is the same in each pass, as DDP's, with this in it."""
+        memory = self._buffers.get(bucket)
+        if memory is None:
+            memory = self._buffers[bucket] = computed_on(self.device, gradient)
+        else:
+            memory.copy_(computed_on(self.device, gradient))
+        return memory
 
     def wait(self, started: list[tuple[Sequence[str], Any, Any]]) -> list[tuple[Sequence[str], Any]]:
         """What the stream finds behind the futures, once it has come there."""

@@ -298,7 +298,8 @@ def test_what_a_wire_rounds_waits(make: Make, wire: str) -> None:
     given = [[drawn(rank, step) for step in range(steps)] for rank in range(RANKS)]
     sent = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     started = [
-        [trainer.start(own, REBUILT) for own in of_rank] for trainer, of_rank in zip(trainers, given, strict=True)
+        [trainer.start(own, REBUILT, anew=True) for own in of_rank]
+        for trainer, of_rank in zip(trainers, given, strict=True)
     ]
     for trainer, passes in zip(trainers, started, strict=True):
         for of_pass in passes:
@@ -373,7 +374,7 @@ def test_passes_that_nobody_waits_for_come_in_their_order(make: Make) -> None:
         else:
             for trainer, of_rank in zip(trainers, given, strict=True):
                 for gradients in of_rank:
-                    trainer.start(gradients, REBUILT)
+                    trainer.start(gradients, REBUILT, anew=True)
         kept.append([trainer.memory() for trainer in trainers])
         assert [trainer.state.step for trainer in trainers] == [2] * RANKS
     for one, other in zip(*kept, strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -63,11 +64,21 @@ class TimedEvent(CudaEvent):
         self._idle.append(self.of_torch)
 
 
+class CudaGraph:
+    """One of torch's, and the stream that it is for."""
+
+    __slots__ = ("of_torch", "stream")
+
+    def __init__(self, stream: CudaStream, of_torch: Any) -> None:
+        self.stream, self.of_torch = stream, of_torch
+
+
 class _Entered(threading.local):
-    """The devices whose contexts this thread has pushed."""
+    """The devices whose contexts this thread has pushed, and whether it captures."""
 
     def __init__(self) -> None:
         self.devices: list[int] = []
+        self.captures = False
 
 
 class CudaRuntime:
@@ -95,6 +106,7 @@ class CudaRuntime:
         self._addresses: dict[tuple[int, int], int] = {}  # of words: by device, and by their addresses here
         self._contexts: dict[int, Any] = {}  # the primary ones, by device
         self._streams_ahead: dict[int, list[Any]] = {}  # by device: the driver's, that nobody has yet
+        self._capturing: dict[int, Any] = {}  # by device: streams in which nothing is ever done
         self._meeting = threading.Lock()
 
     def enter(self, device: Any) -> None:
@@ -141,7 +153,11 @@ class CudaRuntime:
             stream = CudaStream(index, handle, self._driver.CUstream(handle or _LEGACY), of_torch)
             self._streams[index, handle] = stream
         # The default stream, 0, cannot be captured, and must not be asked while another one is.
-        if handle and int(self._called(index, "cuStreamIsCapturing", stream.driven)) != _NOT_CAPTURING:
+        if (
+            handle
+            and not self._entered.captures
+            and int(self._called(index, "cuStreamIsCapturing", stream.driven)) != _NOT_CAPTURING
+        ):
             raise RuntimeError(
                 "an operation of a communicator cannot be captured in a CUDA graph, as every replay would need an "
                 "operation of its own: call it outside of the graph"
@@ -158,6 +174,8 @@ class CudaRuntime:
         return CudaStream(device.index, int(made), made, of_torch)
 
     def pinned(self, nbytes: int) -> Any:
+        if self._entered.captures:
+            raise RuntimeError("pinned memory is another one each time, which no graph knows")
         return self._torch.empty(nbytes, dtype=self._torch.uint8, device="cpu", pin_memory=True)
 
     def copy_to_host(self, stream: Any, address: int, x: Any, first: int, nbytes: int) -> None:
@@ -174,6 +192,31 @@ class CudaRuntime:
     def launch(self, stream: Any, kernels: Callable[..., None], *tensors: Any) -> None:
         with self.on(stream):
             kernels(*tensors)
+
+    # In a stream of its own, as torch captures no default stream. Other threads may call what they like meanwhile.
+    def capture(self, stream: Any, work: Callable[[], object], beside: Any) -> CudaGraph:
+        graph = self._torch.cuda.CUDAGraph()
+        side = self._capturing.get(stream.device)
+        if side is None:
+            side = self._capturing[stream.device] = self.new_stream(self._torch.device("cuda", stream.device))
+        pool = None if beside is None else beside.of_torch.pool()
+        with self.on(side):
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            self._entered.captures = True
+            try:
+                work()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            finally:
+                self._entered.captures = False
+            graph.capture_end()
+        return CudaGraph(stream, graph)
+
+    def replay(self, captured: Any) -> None:
+        with self.on(captured.stream):
+            captured.of_torch.replay()
 
     def write_value(self, stream: Any, address: int, value: int) -> None:
         device = stream.device
@@ -251,8 +294,12 @@ class CudaRuntime:
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream.of_torch)
 
+    # Mostly it is the current one: making it that, as torch does it, costs as much as a launch.
     def on(self, stream: Any) -> Any:
-        return self._torch.cuda.stream(stream.of_torch)
+        index, torch = stream.device, self._torch
+        if torch.cuda.current_device() == index and torch._C._cuda_getCurrentRawStream(index) == stream.handle:
+            return nullcontext()
+        return torch.cuda.stream(stream.of_torch)
 
     def future(self, device: Any) -> Any:
         return self._torch.futures.Future(devices=[device])

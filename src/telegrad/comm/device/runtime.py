@@ -22,6 +22,13 @@ Event = Any
 """A point in a stream."""
 
 
+class Captured(Protocol):
+    """Work to be done in ``stream`` by each replay."""
+
+    @property
+    def stream(self) -> Stream: ...
+
+
 class DeviceRuntime(Protocol):
     """Streams of one kind of device. Tensors are torch's; ``device`` is a tensor's. Only ``wait_on_host`` waits."""
 
@@ -61,6 +68,15 @@ class DeviceRuntime(Protocol):
 
     def launch(self, stream: Stream, kernels: Callable[..., None], *tensors: Any) -> None:
         """Puts what ``kernels(*tensors)`` does into the stream; it waits for nothing. Tensors may be pinned ones."""
+
+    def capture(self, stream: Stream, work: Callable[[], object], beside: Captured | None) -> Captured:
+        """What ``work()`` has the device do in its current stream, which is not done now, to be done in ``stream`` by
+        each ``replay``. Tensors that it uses stay where they are until then; those that it makes, which nobody holds
+        once it is over, have memory of its own, or that of ``beside``, another one for the same stream. Raises
+        ``RuntimeError`` for what cannot be captured, such as pinned memory that is allocated."""
+
+    def replay(self, captured: Captured) -> None:
+        """Puts it into its stream once more."""
 
     def write_value(self, stream: Stream, address: int, value: int) -> None:
         """Writes 32 bits into pinned memory, after all that the stream has written before."""

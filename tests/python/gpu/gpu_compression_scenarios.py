@@ -1,0 +1,77 @@
+"""Scenarios of gpu_training_program.py that hold a device's compression against the host's, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gpu_scenario_device import DEVICE, ON_GPU
+from torch import nn
+
+import telegrad
+from telegrad import Communicator, DDPState
+from telegrad.comm.device.runtime import runtime_of
+
+STEPS = 6
+
+
+def compressed_bits() -> None:
+    """What the device averages, and what waits there, has the bits of the host's compression of the same gradients;
+    from the second step on what was captured is replayed."""
+    from handmade_buckets import Bucket
+
+    shapes = {"large": (600, 600), "middle": (40, 300), "small": (50,)}
+    buckets = [["middle", "small"], ["large"]]
+    for options in (
+        {"selection": "topk"},
+        {"selection": "reused", "interval": 3},
+        {"selection": "topk", "momentum": 0.9, "nesterov": True},
+        {"selection": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
+        {"selection": "topk", "wire": "packed-bf16"},
+        {"selection": "topk", "wire": "int8", "nonfinite": "skip"},
+    ):
+        dtype = options.pop("dtype", torch.float32)
+        given = {"density": 0.02, "small_tensor_elements": 100, "wire": "packed", **options}
+        with Communicator.from_torch(timeout_s=60) as comm:
+            states, parameters, buffers = [], [], {}
+            for device in (torch.device("cpu"), DEVICE):
+                own = {
+                    name: nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)) for name, shape in shapes.items()
+                }
+                optimizer = {"optimizer": torch.optim.SGD(own.values(), lr=0.1)} if "momentum" in given else {}
+                states.append(DDPState(comm, own.items(), **given, **optimizer))
+                parameters.append(own)
+            replays = _counted_replays()
+            for step in range(STEPS):
+                generator = torch.Generator().manual_seed(100 * step + comm.rank)
+                for number, names in enumerate(buckets):
+                    sizes = [parameters[0][name].numel() for name in names]
+                    gradient = torch.randn(sum(sizes), generator=generator).pow(3).to(dtype)
+                    averages = []
+                    for state, own in zip(states, parameters, strict=True):
+                        made = torch.empty_like(gradient, device=own[names[0]].device)
+                        buffer = buffers.setdefault((number, id(state)), made)
+                        buffer.copy_(gradient)
+                        bucket = Bucket([own[name] for name in names], buffer, number, number == len(buckets) - 1)
+                        averages.append((buffer, telegrad.ddp_hook(state, bucket)))
+                    if number == len(buckets) - 1 or given.get("nonfinite") != "skip":
+                        for _, future in averages:
+                            future.wait()
+                        assert torch.equal(averages[0][0], averages[1][0].cpu()), (options, step, names)
+            host, device_state = (state.state_dict()["compressor"] for state in states)
+            for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
+                for name, entry in host.get(group, {}).items():
+                    assert torch.equal(entry[kind], device_state[group][name][kind]), (options, name)
+            states[0].load_state_dict(states[1].state_dict())
+            assert len(replays) == (len(buckets) * (STEPS - 1) if ON_GPU else 0)
+            comm.barrier()
+
+
+def _counted_replays() -> list[Any]:
+    """Of captured work, from here on."""
+    found: list[Any] = []
+    if ON_GPU:
+        runtime = runtime_of(DEVICE.type)
+        plain = type(runtime).replay
+        runtime.replay = lambda captured: [found.append(captured), plain(runtime, captured)]  # type: ignore[method-assign]
+    return found
