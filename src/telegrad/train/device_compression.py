@@ -122,7 +122,7 @@ class DeviceCompression:
                 self._stats.wanted += layout.wanted
                 assert made is not None
                 assert made.leaving is not None
-                work = self._send(layout, buffer, made.leaving)
+                work = self._send(layout, buffer, made.leaving, made.dense)
             faulty = None if made is None else made.faulty
             return Started(work, [] if faulty is None else [one.name for one in plan.filled], faulty)
 
@@ -139,11 +139,13 @@ class DeviceCompression:
         def make() -> _Made:
             faulty = buffer.new_empty(len(plan.filled), dtype=torch.bool) if plan.looks else None
             if not plan.parts:
-                return _Made(faulty, None)
+                return _Made(faulty)
             taken = self._used(plan.parts)
             room = self.compressor.capacity(taken)
             ends = (buffer.new_empty if taken else buffer.new_zeros)(len(taken) or 1, dtype=torch.int64)
-            return _Made(faulty, _Leaving(buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends))
+            leaving = _Leaving(buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends)
+            elements = sum(run.stop - run.start for run in plan.layout.dense_runs)
+            return _Made(faulty, leaving, buffer.new_empty(elements) if elements else None)
 
         def prepare(made: _Made) -> None:
             found = _Found(plan.filled, buffer)
@@ -152,6 +154,8 @@ class DeviceCompression:
                 self._release(part, buffer, found)
             if made.leaving is not None:
                 self._select(plan, buffer, found, made.leaving)
+            if made.dense is not None:
+                torch.cat([buffer[run] for run in plan.layout.dense_runs], out=made.dense)
             if made.faulty is not None:
                 torch.logical_or(found.broken, found.faults != 0, out=made.faulty)
 
@@ -228,15 +232,18 @@ class DeviceCompression:
 
         runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
 
-    def _send(self, layout: BucketLayout, buffer: torch.Tensor, leaving: _Leaving) -> DeviceWork:
+    def _send(
+        self, layout: BucketLayout, buffer: torch.Tensor, leaving: _Leaving, dense: torch.Tensor | None
+    ) -> DeviceWork:
         count = leaving.ends[-1:]
         self._counts.append(LateRead(count))
         entries = DeviceEntries(leaving.indices, leaving.values, count, layout.elements)
         lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
-        dense = self._begin_dense_members(layout, buffer)
+        if dense is not None:
+            self.comm.all_reduce(dense, "avg", async_op=True)
         work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
-        self._captured.read_by(_name_of(layout), work)
         self._put_dense_members(layout, buffer, dense, work)
+        self._captured.read_by(_name_of(layout), work)
         if lost is not None:
             self._keep_lost(layout, lost, work)
         return work
@@ -244,7 +251,10 @@ class DeviceCompression:
     def _start_quantised(self, layout: BucketLayout, buffer: torch.Tensor, wire: str) -> Started:
         found = _Found(_filled(layout.members), buffer)
         self._correct(layout.members, buffer, found)
-        dense = self._begin_dense_members(layout, buffer)
+        dense = None
+        if layout.dense_runs:
+            dense = torch.cat([buffer[run] for run in layout.dense_runs])
+            self.comm.all_reduce(dense, "avg", async_op=True)
         used = (found.active > 0) | found.broken  # a gradient of zeros takes no part
         shares = used.to(torch.float32)
         entries = [part.entry for part in self._used(layout.parts)]
@@ -265,13 +275,6 @@ class DeviceCompression:
         self._keeping.append(work)
         names = [*found.places, *(part.entry.name for part in layout.parts)]
         return Started(work, names, torch.cat([found.broken | (found.faults != 0), overflowed]))
-
-    def _begin_dense_members(self, layout: BucketLayout, buffer: torch.Tensor) -> torch.Tensor | None:
-        if not layout.dense_runs:
-            return None
-        dense = torch.cat([buffer[run] for run in layout.dense_runs])
-        self.comm.all_reduce(dense, "avg", async_op=True)
-        return dense
 
     def _put_dense_members(
         self, layout: BucketLayout, buffer: torch.Tensor, sums: torch.Tensor | None, work: DeviceWork
@@ -434,10 +437,12 @@ class _Leaving(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """What a stream makes of a bucket. ``faulty``: by filled member, if anybody looks."""
+    """What a stream makes of a bucket. ``faulty``: by filled member, if anybody looks. ``dense``: where entries leave,
+    what is sent beside them, if there is any."""
 
     faulty: torch.Tensor | None
-    leaving: _Leaving | None
+    leaving: _Leaving | None = None
+    dense: torch.Tensor | None = None
 
 
 class _Found:

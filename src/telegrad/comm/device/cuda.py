@@ -73,6 +73,26 @@ class CudaGraph:
         self.stream, self.of_torch = stream, of_torch
 
 
+class _OnStream:
+    """As ``torch.cuda.stream`` on the current device, which costs as much as a launch, mostly to find out its number."""
+
+    __slots__ = ("_before", "_core", "_stream")
+
+    def __init__(self, core: Any, stream: CudaStream) -> None:
+        self._core, self._stream = core, stream
+
+    def __enter__(self) -> None:
+        of_torch = self._stream.of_torch
+        self._before = self._core._cuda_getCurrentStream(self._stream.device)
+        self._set(of_torch.stream_id, of_torch.device_index, of_torch.device_type)
+
+    def __exit__(self, *_: object) -> None:
+        self._set(*self._before)
+
+    def _set(self, stream: int, device: int, kind: int) -> None:
+        self._core._cuda_setStream(stream_id=stream, device_index=device, device_type=kind)
+
+
 class _Entered(threading.local):
     """The devices whose contexts this thread has pushed, and whether it captures."""
 
@@ -294,12 +314,13 @@ class CudaRuntime:
     def keep(self, tensor: Any, stream: Any) -> None:
         tensor.record_stream(stream.of_torch)
 
-    # Mostly it is the current one: making it that, as torch does it, costs as much as a launch.
     def on(self, stream: Any) -> Any:
-        index, torch = stream.device, self._torch
-        if torch.cuda.current_device() == index and torch._C._cuda_getCurrentRawStream(index) == stream.handle:
+        index, core = stream.device, self._torch._C
+        if core._cuda_getDevice() != index:
+            return self._torch.cuda.stream(stream.of_torch)
+        if core._cuda_getCurrentRawStream(index) == stream.handle:
             return nullcontext()
-        return torch.cuda.stream(stream.of_torch)
+        return _OnStream(core, stream)
 
     def future(self, device: Any) -> Any:
         return self._torch.futures.Future(devices=[device])
