@@ -2,10 +2,9 @@
 
     python benchmarks/gpu/hook.py --json FILE
 
-A row for each compression, in the file as it comes: of passes (forward and backward, until the device is through) the
+A row for each way, in the file as it comes: of passes (forward and backward, until the device is through) the
 first one's time, in which Triton compiles, and the median of later ones; of these how long the host was in the hook
-and in all of ``backward()``; and which of Triton's and torch's calls of one pass the host was longest in. ``bare`` is a
-hook that hands the gradients back.
+and in all of ``backward()``; and which of torch's calls of one pass the host was longest in.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -33,6 +32,7 @@ from telegrad.cli.outputs import GrowingResult
 from telegrad.demo.model import ByteGPT, loss_of
 from telegrad.demo.settings import ModelSize
 from telegrad.launch import Ranks
+from telegrad.train.captured_work import SWITCH
 
 _RANKS = 2
 _SIZE = ModelSize(width=1024, heads=16, layers=8, context=256)
@@ -41,12 +41,26 @@ _PASSES = 12
 _WARM_UP = 3  # DDP plans its buckets after the first
 _CALLS = 15
 _LIMIT_S = 150.0
-_WAYS: dict[str, dict[str, Any] | None] = {
-    "bare": None,
-    "dense": {"mode": "dense"},
-    "topk": {"density": 0.01, "selection": "topk"},
-    "trimmed": {"density": 0.01, "selection": "trimmed"},
-    "reused": {"density": 0.01, "selection": "reused"},
+
+
+class Way(NamedTuple):
+    """``options``: of DDPState; ``None``: a hook that hands gradients back. ``captures``: whether CUDA graphs hold what
+    each pass repeats, as they do unless one says otherwise."""
+
+    options: dict[str, Any] | None
+    bucket_mb: int = 25  # DDP's own
+    captures: bool = True
+
+
+_TOPK, _REUSED = {"density": 0.01, "selection": "topk"}, {"density": 0.01, "selection": "reused"}
+WAYS: Mapping[str, Way] = {
+    "bare": Way(None),
+    "dense": Way({"mode": "dense"}),
+    "topk": Way(_TOPK),
+    "topk, launched": Way(_TOPK, captures=False),
+    "topk, 100 MiB": Way(_TOPK, bucket_mb=100),
+    "reused": Way(_REUSED),
+    "reused, launched": Way(_REUSED, captures=False),
 }
 
 
@@ -75,19 +89,20 @@ def rank(meeting: str, device: str, size: str, passes: str) -> None:
         timeout=datetime.timedelta(seconds=60),
     )
     with telegrad.Communicator.from_torch(timeout_s=60.0) as comm:
-        for name, options in _WAYS.items():
-            row = measured(comm, options, torch.device(device), ModelSize(**json.loads(size)), int(passes))
+        for name, way in WAYS.items():
+            row = measured(comm, way, torch.device(device), ModelSize(**json.loads(size)), int(passes))
             if comm.rank == 0:
-                print(json.dumps({"compression": name, **row}), flush=True)
+                print(json.dumps({"way": name, **row}), flush=True)
     dist.destroy_process_group()
 
 
 def measured(
-    comm: telegrad.Communicator, options: dict[str, Any] | None, device: torch.device, size: ModelSize, passes: int
+    comm: telegrad.Communicator, way: Way, device: torch.device, size: ModelSize, passes: int
 ) -> dict[str, Any]:
     torch.manual_seed(1)
-    ddp = DistributedDataParallel(ByteGPT(size).to(device))
-    state = None if options is None else telegrad.DDPState(comm, ddp.named_parameters(), **options)
+    os.environ[SWITCH] = str(int(way.captures))
+    ddp = DistributedDataParallel(ByteGPT(size).to(device), bucket_cap_mb=way.bucket_mb)
+    state = None if way.options is None else telegrad.DDPState(comm, ddp.named_parameters(), **way.options)
     hook = Timed(_handed_back if state is None else telegrad.ddp_hook)
     ddp.register_comm_hook(state, hook.call)
     tokens = torch.randint(256, (_BATCH, size.context + 1), generator=torch.Generator().manual_seed(comm.rank))

@@ -53,9 +53,15 @@ class CompressionOnDevice(Compression):
     def open_pass(self) -> None:
         """As Compression's. Raises ``NonFiniteGradient`` for what the host knows by now of passes before, and ends the
         communicator."""
+        self._close_reads()  # of a pass that was broken off
         self._look(wait=False)
         self.device.settle()
         super().open_pass()
+
+    def close_pass(self) -> None:
+        """As Compression's."""
+        super().close_pass()
+        self._close_reads()
 
     def start_in_stream(self, layout: BucketLayout, buffer: torch.Tensor, *, way: str) -> DeviceWork:
         """As ``start``, of a group's memory on the device."""
@@ -71,6 +77,7 @@ class CompressionOnDevice(Compression):
         """As Compression's; waits for the device. Raises what has gone wrong, ``NonFiniteGradient`` and
         ``TransportError``."""
         self._comm.synchronize()
+        self._close_reads()  # of a pass that was broken off
         self._look(wait=True)
         self.device.settle()
         self.device.feedback.save()
@@ -81,6 +88,10 @@ class CompressionOnDevice(Compression):
         super().load_state_dict(state)
         self.device.feedback.forget()
         self._faults.forget()
+
+    def _close_reads(self) -> None:
+        self.device.close_pass()
+        self._faults.close()
 
     def _look(self, *, wait: bool) -> None:
         self.device.take_counts(wait=wait)

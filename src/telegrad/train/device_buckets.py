@@ -107,6 +107,8 @@ class DeviceBuckets:
     def look(self, *, wait: bool = False) -> None:
         """Takes in what the host can know by now; ``wait``: all of what has been called. Raises ``NonFiniteGradient``
         and ``TransportError``."""
+        if wait:
+            self._close_reads()  # of a pass that was broken off
         self.settle(wait=wait)
         self._compression.take_counts(wait=wait)
         if self._compression.telemetry is not None:
@@ -145,6 +147,7 @@ class DeviceBuckets:
         self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
         if self._last_verdict is not None:
             self._last_verdict.wait()  # what it undoes is undone before it changes
+        self._close_reads()  # of a pass that was broken off
         self._compression.settle()
         if self._compression.scale is not None:
             self._compression.scale.begin()
@@ -177,12 +180,17 @@ class DeviceBuckets:
                 self._held.append(one)
             else:
                 work.complete(one.future, one.buffer)
+        self._close_reads()
         if self._compression.telemetry is not None:
             self._compression.telemetry.close()
         if self._nonfinite == "skip":
             self._agree()
         else:
             self._settle_pass(dropped=False)
+
+    def _close_reads(self) -> None:
+        self._compression.close_pass()
+        self._faults.close()
 
     def _settle_pass(self, *, dropped: bool) -> None:
         self._settled(dropped)

@@ -4,7 +4,6 @@ sparse sum. The host knows where things lie and how much there can be, and waits
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -13,7 +12,6 @@ import torch
 
 from telegrad import _core
 from telegrad.comm import Communicator, DeviceEntries
-from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.device.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.encoded import encoding_of
@@ -28,6 +26,7 @@ from telegrad.train.device_selection import Choice, Chosen, check_selections, qu
 from telegrad.train.device_tables import DeviceTables
 from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import most_of
+from telegrad.train.gathered_reads import GatheredReads
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.stats import DDPStats
 
@@ -62,7 +61,7 @@ class DeviceCompression:
         self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
         self.scale, self.telemetry = scale, telemetry
         self.feedback = DeviceFeedback(compressor, scale)
-        self._counts: deque[LateRead] = deque()
+        self._counts: GatheredReads[None] = GatheredReads()
         self._keeping: list[DeviceWork] = []
         self._tables = DeviceTables()
         self._captured: CapturedWork[_Made] = CapturedWork()
@@ -126,10 +125,14 @@ class DeviceCompression:
             faulty = None if made is None else made.faulty
             return Started(work, [] if faulty is None else [one.name for one in plan.filled], faulty)
 
+    def close_pass(self) -> None:
+        """What buckets have left on the device for the host to know is read, before the next pass changes it."""
+        self._counts.close()
+
     def take_counts(self, *, wait: bool) -> None:
-        """Adds to ``stats.selected`` what is known by now; ``wait``: all."""
-        while self._counts and (wait or self._counts[0].is_known):
-            self._stats.selected += int(self._counts.popleft().values()[0])
+        """Adds to ``stats.selected`` what is known by now; ``wait``: all of passes that were closed."""
+        for _, found in self._counts.known(wait=wait):
+            self._stats.selected += int(found)
 
     def _prepared(self, plan: _Plan, buffer: torch.Tensor) -> _Made | None:
         """What a stream makes of the bucket before anything of it is communicated; ``None``: there is nothing in it."""
@@ -236,7 +239,7 @@ class DeviceCompression:
         self, layout: BucketLayout, buffer: torch.Tensor, leaving: _Leaving, dense: torch.Tensor | None
     ) -> DeviceWork:
         count = leaving.ends[-1:]
-        self._counts.append(LateRead(count))
+        self._counts.add(None, count)
         entries = DeviceEntries(leaving.indices, leaving.values, count, layout.elements)
         lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
         if dense is not None:

@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -139,16 +140,25 @@ def test_raise_names_the_parameter_once_the_host_knows(make: Make, value: float)
         next_pass()
 
 
-def test_raise_may_end_the_pass_itself(make: Make) -> None:
-    """Where the device has come to the first bucket by the time of the second."""
+@pytest.mark.parametrize("asks", [True, False])
+def test_what_a_pass_has_found_that_was_broken_off_is_heard_of(make: Make, asks: bool) -> None:
     ranks = make()
-    with ranks.device.on(ranks.streams[0]):
-        parameters = [ranks.parameters[0]["bias"]]
-        buffer = computed_on(ranks.device, torch.full((4,), math.nan))
-        telegrad.ddp_hook(ranks.states[0], Bucket(parameters, buffer, 0, False))  # type: ignore[arg-type]
-        assert ranks.states[0]._device_buckets._faults._looks[0].faulty.values().any()
-        with pytest.raises(NonFiniteGradient, match="rank 0, step 0: the gradient of 'bias'"):
-            telegrad.ddp_hook(ranks.states[0], Bucket(parameters, buffer, 1, True))  # type: ignore[arg-type]
+
+    def call(rank: int, number: int) -> None:
+        with ranks.device.on(ranks.streams[rank]):
+            buffer = computed_on(ranks.device, torch.full((4,), math.nan if rank == 0 else 1.0))
+            bucket = Bucket([ranks.parameters[rank]["bias"]], buffer, number, number == 1)
+            telegrad.ddp_hook(ranks.states[rank], bucket)  # type: ignore[arg-type]
+
+    for rank in range(len(ranks.states)):
+        call(rank, 0)
+    if not asks:
+        call(0, 0)
+        wait_for([ranks.streams[0]])
+    ask = ranks.states[0].synchronize if asks else partial(call, 0, 1)
+    said = "rank 0, step 0: the gradient of 'bias'"
+    with ranks.device.on(ranks.streams[0]), pytest.raises(NonFiniteGradient, match=said):
+        ask()
 
 
 @pytest.mark.parametrize("asked", ["synchronize", "state_dict"])

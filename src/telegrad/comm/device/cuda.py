@@ -74,7 +74,7 @@ class CudaGraph:
 
 
 class _OnStream:
-    """As ``torch.cuda.stream`` on the current device, which costs as much as a launch, mostly to find out its number."""
+    """As ``torch.cuda.stream``, which costs as much as a launch, mostly to find out the device: the current one."""
 
     __slots__ = ("_before", "_core", "_stream")
 
