@@ -120,21 +120,132 @@ def test_flags_are_stream_memory_operations(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-def test_kernels_are_launched_into_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    runtime = use(monkeypatch, FakeDriver())
-    current: list[Any] = []
+class CurrentStreams:
+    """What torch knows of them: the current device, and each one's stream, by handle; ``changes``: all that they were
+    made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, device: int = 0) -> None:
+        self.device, self.streams, self.changes = device, {0: 0, 1: 0}, list[tuple[int, int]]()
+        for name in ("getDevice", "getCurrentRawStream", "getCurrentStream", "setStream"):
+            monkeypatch.setattr(torch._C, f"_cuda_{name}", getattr(self, f"_{name}"), raising=False)
+        monkeypatch.setattr(torch.cuda, "stream", self._by_torch)
+
+    def _getDevice(self) -> int:  # noqa: N802
+        return self.device
+
+    def _getCurrentRawStream(self, device: int) -> int:  # noqa: N802
+        return self.streams[device]
+
+    def _getCurrentStream(self, device: int) -> tuple[int, int, int]:  # noqa: N802
+        return 10 * self.streams[device], device, 1
+
+    def _setStream(self, *, stream_id: int, device_index: int, device_type: int) -> None:  # noqa: N802
+        assert device_type == 1
+        self.device, self.streams[device_index] = device_index, stream_id // 10
+        self.changes.append((device_index, stream_id // 10))
 
     @contextmanager
-    def on(stream: Any) -> Iterator[None]:
-        current.append(stream)
+    def _by_torch(self, stream: Any) -> Iterator[None]:
+        before = self.device, self.streams[stream.device_index]
+        self._setStream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=1)
         yield
-        current.pop()
+        self._setStream(stream_id=10 * before[1], device_index=stream.device_index, device_type=1)
+        self.device = before[0]
 
-    monkeypatch.setattr(torch.cuda, "stream", on)
+
+def torch_stream(device: int, handle: int) -> CudaStream:
+    of_torch = SimpleNamespace(stream_id=10 * handle, device_index=device, device_type=1)
+    return stream_of(device, handle, of_torch)
+
+
+@pytest.mark.parametrize(("device", "changes"), [(0, [(0, 77), (0, 5)]), (1, [(1, 77), (1, 0)])])
+def test_kernels_are_launched_into_the_stream(
+    monkeypatch: pytest.MonkeyPatch, device: int, changes: list[tuple[int, int]]
+) -> None:
+    """On the current device, and on another one."""
+    runtime, torchs = use(monkeypatch, FakeDriver()), CurrentStreams(monkeypatch)
+    torchs.streams[0] = 5
     launched: list[Any] = []
-    runtime.launch(stream_of(0, 77, "a stream"), lambda *tensors: launched.append((tensors, list(current))), 1, 2)
-    assert launched == [((1, 2), ["a stream"])]
-    assert current == []
+
+    def kernels(*tensors: int) -> None:
+        launched.append((tensors, torchs.device, torchs.streams[device]))
+        with runtime.on(torch_stream(device, 77)):  # it is
+            launched.append(list(torchs.changes))
+
+    runtime.launch(torch_stream(device, 77), kernels, 1, 2)
+    assert launched == [((1, 2), device, 77), changes[:1]]
+    assert torchs.changes == changes
+    assert torchs.device == 0
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph. ``told``: what all of them were told."""
+
+    told: list[Any]
+
+    def capture_begin(self, *, pool: Any, capture_error_mode: str) -> None:
+        self.told.append(("begin", pool, capture_error_mode))
+
+    def capture_end(self) -> None:
+        self.told.append("end")
+
+    def replay(self) -> None:
+        self.told.append("replay")
+
+    def pool(self) -> str:
+        return "its pool"
+
+
+def test_work_is_captured_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver()
+    runtime, torchs = use(monkeypatch, driver), CurrentStreams(monkeypatch)
+    told: list[Any] = []
+    monkeypatch.setattr(Graph, "told", told, raising=False)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(runtime, "new_stream", lambda device: torch_stream(device.index, 9))
+    stream, driver.capturing, driver.CUstream = torch_stream(0, 5), 1, str
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace())
+
+    def work() -> None:
+        told.append(runtime.current_stream(torch.device("cuda", 0)).handle)
+        with pytest.raises(RuntimeError, match="pinned memory is another one each time"):
+            runtime.pinned(8)
+
+    first = runtime.capture(stream, work, None)
+    second = runtime.capture(stream, work, first)
+    begins = [("begin", pool, "thread_local") for pool in (None, "its pool")]
+    assert told == [begins[0], 9, "end", begins[1], 9, "end"]
+    assert first.stream is second.stream is stream
+    torchs.streams[0] = 5
+    told.clear()
+    runtime.replay(second)
+    assert told == ["replay"]
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+        runtime.current_stream(torch.device("cuda", 0))  # of a graph of the caller's
+
+
+def test_a_capture_that_breaks_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = use(monkeypatch, FakeDriver())
+    torchs = CurrentStreams(monkeypatch)
+    told: list[Any] = []
+
+    class Spoilt(Graph):
+        def capture_end(self) -> None:
+            super().capture_end()
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(Spoilt, "told", told, raising=False)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Spoilt)
+    monkeypatch.setattr(runtime, "new_stream", lambda device: torch_stream(device.index, 9))
+
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runtime.capture(torch_stream(0, 5), work, None)
+    assert told[-1] == "end"
+    assert torchs.changes == [(0, 9), (0, 0)]
+    assert runtime._entered.captures is False
 
 
 def test_every_device_is_met_in_its_own_context(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,30 +276,21 @@ def test_other_errors_are_told_as_they_are(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_future_is_completed_in_the_operations_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """There torch records the event that streams wait for."""
-    runtime = use(monkeypatch, FakeDriver())
+    runtime, torchs = use(monkeypatch, FakeDriver()), CurrentStreams(monkeypatch, device=1)
     said: list[Any] = []
-
-    @contextmanager
-    def stream(chosen: str) -> Iterator[None]:
-        said.append(f"into {chosen}")
-        yield
-        said.append(f"out of {chosen}")
 
     class Future:
         def __init__(self, *, devices: list[Any]) -> None:
             said.append(devices)
 
         def set_result(self, value: str) -> None:
-            said.append(value)
+            said.append((value, torchs.streams[1]))
 
-    monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.futures, "Future", Future)
-    with runtime.on(stream_of(1, 5, "one")):
-        said.append("a kernel")
     device = torch.device("cuda", 1)
-    runtime.complete(runtime.future(device), stream_of(1, 6, "another"), "the tensor")
-    one, another = ["into one", "a kernel", "out of one"], ["into another", "the tensor", "out of another"]
-    assert said == [*one, [device], *another]
+    runtime.complete(runtime.future(device), torch_stream(1, 6), "the tensor")
+    assert said == [[device], ("the tensor", 6)]
+    assert torchs.streams[1] == 0
 
 
 def test_an_operations_calls_share_one_context(monkeypatch: pytest.MonkeyPatch) -> None:
