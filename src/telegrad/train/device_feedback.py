@@ -3,7 +3,7 @@ the Compressor of host memory, so that a state says nothing of where it was made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +25,11 @@ _LARGEST = float(np.finfo(np.float32).max)
 class Remembered:
     """One parameter's array there: float32, flat; ``values * unit`` is what it says. ``unit``: where the loss has a
     scale, or a step that changes it may be undone, a tensor, float64, of one element. ``before`` and ``small_before``:
-    what it was when the step began that may yet be undone."""
+    if it ``is_kept``, what it was when the step began that may yet be undone."""
 
     values: torch.Tensor
     unit: float | torch.Tensor
+    is_kept: bool = False
     before: torch.Tensor | None = None
     small_before: list[torch.Tensor] | None = None
     wanted: torch.Tensor | None = None  # the unit that it has been given last
@@ -135,7 +136,8 @@ class DeviceFeedback:
         return [held.values for held in found]
 
     def begin(self) -> None:
-        """Opens a step that can be undone, at the cost of a copy of all that it changes. One that is open is undone."""
+        """Opens a step that can be undone, at the cost of a copy of all that it changes, for which memory is kept from
+        then on. One that is open is undone."""
         self._undo_open_step()
         self._is_open, self._units = True, {}
 
@@ -151,7 +153,7 @@ class DeviceFeedback:
             self._restore([one for one in changed if one.values.device == device], wanted)
         _restore_small(changed, wanted)
         for one in changed:
-            one.before, one.small_before = None, None
+            one.is_kept = False
 
     def save(self) -> None:
         """Writes all into the compressor. The host waits for the current streams; a step that is open says nothing."""
@@ -177,13 +179,14 @@ class DeviceFeedback:
         if self._scale is None and not (self._is_open and self._compressor.feedback == "steps"):
             for one, unit in changing:
                 one.rescale(unit)
-                self._about_to_change(one)
+            self._keep([one for one, _ in changing])
             return
         rescaled: dict[int, list[Remembered]] = {}
-        for one, unit in changing:
+        for one, _ in changing:
             if not isinstance(one.unit, torch.Tensor):
                 one.unit = like.new_full((1,), one.unit, dtype=torch.float64)
-            self._about_to_change(one)
+        self._keep([one for one, _ in changing])
+        for one, unit in changing:
             wanted = self._unit(like, unit)
             if one.wanted is not wanted:  # once in a pass
                 one.wanted = wanted
@@ -229,18 +232,29 @@ class DeviceFeedback:
             found = self._units[like.device, unit] = like.new_full((1,), unit, dtype=torch.float64)
         return found
 
-    def _about_to_change(self, one: Remembered) -> None:
-        if not self._is_open or one.before is not None:
+    def _keep(self, ones: Sequence[Remembered]) -> None:
+        """What they are, if a step is open, until it is over: by as few launches as of one."""
+        changing = [one for one in ones if self._is_open and not one.is_kept]
+        if not changing:
             return
-        one.before = one.values.clone()
-        one.small_before = [small.clone() for small in one.small]
-        self._changed.append(one)
+        kept = []
+        for one in changing:
+            if one.before is None:
+                one.before = torch.empty_like(one.values)
+            if one.small_before is None or len(one.small_before) < len(one.small):  # the unit has become a tensor
+                one.small_before = [torch.empty_like(small) for small in one.small]
+            one.is_kept = True
+            kept.append(one.before)
+        self._changed += changing
+        torch._foreach_copy_(kept, [one.values for one in changing])
+        for now, before in _small_by_dtype(changing):
+            torch._foreach_copy_(before, now)
 
     def _undo_open_step(self) -> None:
         if self._is_open and self._changed:
             self.undo(self._changed[0].values.new_ones(1, dtype=torch.int32))
         for one in self._changed:
-            one.before, one.small_before = None, None  # nobody has asked whether to undo it
+            one.is_kept = False  # nobody has asked whether to undo it
         self._is_open, self._changed = False, []
 
 
@@ -251,13 +265,18 @@ def _tensors_of(one: Remembered) -> list[torch.Tensor]:
 
 def _restore_small(changed: Sequence[Remembered], wanted: torch.Tensor) -> None:
     """If ``wanted`` is above 0; of all at once, as each alone is a launch for a number."""
+    for now, before in _small_by_dtype(changed):
+        restored = torch.where(wanted > 0, torch.cat(before), torch.cat(now))
+        torch._foreach_copy_(now, [*restored.split(1)])  # type: ignore[no-untyped-call]
+
+
+def _small_by_dtype(changed: Sequence[Remembered]) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor]]]:
+    """What they are, and were."""
     pairs = [pair for one in changed for pair in zip(one.small, one.small_before or (), strict=True)]
     for dtype in (torch.float64, torch.int64):
         of_dtype = [pair for pair in pairs if pair[0].dtype == dtype]
         if of_dtype:
-            now, before = zip(*of_dtype, strict=True)
-            restored = torch.where(wanted > 0, torch.cat(before), torch.cat(now))
-            torch._foreach_copy_([*now], [*restored.split(1)])  # type: ignore[no-untyped-call]
+            yield [now for now, _ in of_dtype], [before for _, before in of_dtype]
 
 
 def _copied(entry: Entry, like: torch.Tensor) -> torch.Tensor:
