@@ -100,7 +100,7 @@ _KERNEL_TESTS = [
 # Ranks in one process: one of them may load a kernel, for which the driver waits for the device, while the stream of
 # another waits for it. Where ranks are processes that is only slow, and what users have.
 _IN_ONE_PROCESS = {**ENVIRONMENT, "CUDA_MODULE_LOADING": "EAGER"}
-_FIRST_TESTS = ("test_gpu_transfers.py", "test_gpu_short_way.py", "test_gpu_entries.py", "test_gpu_memory.py")
+_FIRST_TESTS = tuple(f"test_gpu_{name}.py" for name in ("transfers", "short_way", "entries", "memory", "captures"))
 
 _SMOKE = Part(180, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=ENVIRONMENT)
 _PROBE = Part(240, _program("probe.py"), stands_on=())

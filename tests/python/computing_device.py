@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream, FakeTensor
+from fake_device import DEVICE_TYPE, FakeCapture, FakeRuntime, FakeStream, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _WAITING = {
@@ -39,6 +39,8 @@ class Block:
     def __init__(self, memory: torch.Tensor, runtime: FakeRuntime) -> None:
         self._storage, self._runtime = memory.untyped_storage(), runtime
         self._own: FakeStream | None = getattr(runtime._local, "stream", None)
+        if isinstance(self._own, FakeCapture):
+            self._own.made.append(self._storage)
         self.kept_for: list[FakeStream] = []
         self.is_seen = False  # a test has its plain memory
 

@@ -105,6 +105,7 @@ class FakeCapture:
     def __init__(self, stream: FakeStream) -> None:
         self.stream = stream
         self.actions: list[Callable[[], object]] = []
+        self.made: list[torch.UntypedStorage] = []  # its own memory, which others have behind each replay
         self.replays = 0
         self._is_open = True
 
@@ -226,6 +227,8 @@ class FakeRuntime:
             try:
                 for action in captured.actions:
                     action()
+                for memory in captured.made:
+                    torch.empty(0, dtype=torch.uint8).set_(memory).fill_(0xFF)  # type: ignore[call-overload]
             finally:
                 self.replaying.on = False
 

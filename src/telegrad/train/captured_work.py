@@ -51,22 +51,28 @@ class CapturedWork(Generic[T]):
         like: torch.Tensor,
         make: Callable[[], T],
         work: Callable[[T], None],
+        *,
+        replays: bool = True,
     ) -> T:
         """Has the current stream do ``work(made)``, and returns ``made``: tensors from ``make()``, which is not part of
         it, or those that it wrote last time.
 
         ``owner`` (this very object) and ``about``: all that it depends on but the contents of tensors, among it where
         these lie; what it allocates itself it must hold no longer than it runs. It may have no effect on the host that
-        has to be had each time, and allocates no pinned memory. Raises what ``work`` does, and what the operation that
-        read the tensors last has failed with.
+        has to be had each time, unless it is done as it comes (``replays=False``), and allocates no pinned memory.
+        Raises what ``work`` does, and what the operation that read the tensors last has failed with.
         """
         runtime = runtime_of(like.device.type)
         stream = runtime.current_stream(like.device)
         known = self._known.get(name)
-        if known is None or known.owner is not owner or known.about != (stream, about) or not self._is_on:
-            self._known[name] = _Known(owner, (stream, about))
+        is_known = known is not None and known.owner is owner and known.about == (stream, about)
+        if known is None or not is_known or not replays or not self._is_on:
+            if not is_known:  # what it knew of other tensors holds no longer
+                self._known.pop(name, None)
             made = make()
             work(made)
+            if not is_known:
+                self._known[name] = _Known(owner, (stream, about))
             return made
         if known.captured is None or known.made is None:
             known.made = make()
@@ -74,7 +80,7 @@ class CapturedWork(Generic[T]):
             if known.captured is None:
                 work(known.made)
                 return known.made
-        if known.reader is not None:  # of a pass that was broken off, for which nobody has waited
+        if known.reader is not None:  # mostly over: but nobody has waited for it where a pass was broken off
             known.reader.wait()
             known.reader = None
         runtime.replay(known.captured)
@@ -84,6 +90,10 @@ class CapturedWork(Generic[T]):
         """``reader`` reads what the work of this name has made last, in a stream of its own."""
         if name in self._known:
             self._known[name].reader = reader
+
+    def forget(self) -> None:
+        """All is done as it comes the next time."""
+        self._known.clear()
 
     def _capture(self, runtime: DeviceRuntime, stream: Stream, work: Callable[[T], None], made: T) -> Captured | None:
         """``None``: it cannot be, and nothing will be from here on."""

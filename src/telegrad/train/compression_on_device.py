@@ -86,7 +86,7 @@ class CompressionOnDevice(Compression):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """As Compression's."""
         super().load_state_dict(state)
-        self.device.feedback.forget()
+        self.device.forget()
         self._faults.forget()
 
     def _close_reads(self) -> None:

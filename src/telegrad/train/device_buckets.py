@@ -82,7 +82,7 @@ class DeviceBuckets:
         """Starts the sum of one bucket in a stream. ``passes``: of the warm-up, that were before.
 
         The future is complete by the end of the pass's last call, and who waits for it makes the current stream wait.
-        Raises what is known by now to have gone wrong in earlier calls: ``NonFiniteGradient``, ``TransportError``.
+        Raises what is known by now to have gone wrong before: ``NonFiniteGradient``, ``TransportError``.
         """
         self.look()
         if bucket.index() == 0:
@@ -140,7 +140,7 @@ class DeviceBuckets:
             self._compression.telemetry.forget()
         self._verdicts.clear()
         self._last_verdict = None
-        self._compression.feedback.forget()
+        self._compression.forget()
 
     def _open_pass(self, passes: int) -> None:
         self._passes = passes

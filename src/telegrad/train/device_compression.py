@@ -125,6 +125,12 @@ class DeviceCompression:
             faulty = None if made is None else made.faulty
             return Started(work, [] if faulty is None else [one.name for one in plan.filled], faulty)
 
+    def forget(self) -> None:
+        """What is remembered is the compressor's, and lies elsewhere from here on."""
+        self.feedback.forget()
+        self._captured.forget()  # first: it has the addresses of tables
+        self._tables = DeviceTables()
+
     def close_pass(self) -> None:
         """What buckets have left on the device for the host to know is read, before the next pass changes it."""
         self._counts.close()
@@ -163,11 +169,8 @@ class DeviceCompression:
                 torch.logical_or(found.broken, found.faults != 0, out=made.faulty)
 
         about = self._about_to_change(plan, buffer)
-        if self.telemetry is not None and self.telemetry.observes:
-            made = make()
-            prepare(made)
-            return made
-        return self._captured.run(plan.name, plan.layout, about, buffer, make, prepare)
+        observes = self.telemetry is not None and self.telemetry.observes
+        return self._captured.run(plan.name, plan.layout, about, buffer, make, prepare, replays=not observes)
 
     def _about_to_change(self, plan: _Plan, buffer: torch.Tensor) -> Hashable:
         """Has the current stream make what is remembered fit for this pass; returns all that the rest depends on but

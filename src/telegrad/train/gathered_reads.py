@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 
 from telegrad.comm.device.late_read import LateRead
+from telegrad.comm.device.runtime import Stream, runtime_of
 
 T = TypeVar("T")
 
@@ -26,22 +27,24 @@ class GatheredReads(Generic[T]):
     """Small tensors of one dtype, each with what the host knows about it."""
 
     def __init__(self) -> None:
-        self._open: dict[torch.device, tuple[list[T], list[torch.Tensor]]] = {}
+        self._open: dict[tuple[torch.device, Stream], tuple[list[T], list[torch.Tensor]]] = {}
         self._reads: deque[_Read[T]] = deque()
 
     def add(self, about: T, tensor: torch.Tensor) -> None:
-        """``tensor``: flat, as it is by ``close``."""
-        abouts, tensors = self._open.setdefault(tensor.device, ([], []))
+        """``tensor``: flat, as the current stream has it by ``close``."""
+        stream = runtime_of(tensor.device.type).current_stream(tensor.device)
+        abouts, tensors = self._open.setdefault((tensor.device, stream), ([], []))
         abouts.append(about)
         tensors.append(tensor)
 
     def close(self) -> None:
-        """Reads all that was added when the current stream comes to here."""
+        """Reads all that was added, when its streams come to here."""
         taken, self._open = self._open, {}
-        for abouts, tensors in taken.values():
+        for (device, stream), (abouts, tensors) in taken.items():
             sizes = [tensor.numel() for tensor in tensors]
-            together = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
-            self._reads.append(_Read(abouts, sizes, LateRead(together)))
+            with runtime_of(device.type).on(stream):
+                together = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+                self._reads.append(_Read(abouts, sizes, LateRead(together)))
 
     def known(self, *, wait: bool) -> Iterator[tuple[T, Any]]:
         """What the host can know by now, each once, as host tensors; ``wait``: all that was closed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import sys
 from collections.abc import Iterator
@@ -192,9 +193,6 @@ class Graph:
     def replay(self) -> None:
         self.told.append("replay")
 
-    def pool(self) -> str:
-        return "its pool"
-
 
 def test_work_is_captured_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = FakeDriver()
@@ -202,6 +200,8 @@ def test_work_is_captured_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch
     told: list[Any] = []
     monkeypatch.setattr(Graph, "told", told, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    pools = itertools.count(1)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: f"pool {next(pools)}")
     monkeypatch.setattr(runtime, "new_stream", lambda device: torch_stream(device.index, 9))
     stream, driver.capturing, driver.CUstream = torch_stream(0, 5), 1, str
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace())
@@ -213,8 +213,7 @@ def test_work_is_captured_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch
 
     first = runtime.capture(stream, work, None)
     second = runtime.capture(stream, work, first)
-    begins = [("begin", pool, "thread_local") for pool in (None, "its pool")]
-    assert told == [begins[0], 9, "end", begins[1], 9, "end"]
+    assert told == 2 * [("begin", "pool 1", "thread_local"), 9, "end"]
     assert first.stream is second.stream is stream
     torchs.streams[0] = 5
     told.clear()
@@ -224,7 +223,8 @@ def test_work_is_captured_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch
         runtime.current_stream(torch.device("cuda", 0))  # of a graph of the caller's
 
 
-def test_a_capture_that_breaks_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("end", ["_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"])
+def test_a_capture_that_breaks_off_is_ended(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     runtime = use(monkeypatch, FakeDriver())
     torchs = CurrentStreams(monkeypatch)
     told: list[Any] = []
@@ -236,6 +236,9 @@ def test_a_capture_that_breaks_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Spoilt, "told", told, raising=False)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Spoilt)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "a pool")
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool", raising=False)
+    monkeypatch.setattr(torch._C, end, lambda *arguments: told.append(arguments), raising=False)
     monkeypatch.setattr(runtime, "new_stream", lambda device: torch_stream(device.index, 9))
 
     def work() -> None:
@@ -243,7 +246,7 @@ def test_a_capture_that_breaks_off_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(KeyboardInterrupt):
         runtime.capture(torch_stream(0, 5), work, None)
-    assert told[-1] == "end"
+    assert told[1:] == ["end", (0, "a pool")]
     assert torchs.changes == [(0, 9), (0, 0)]
     assert runtime._entered.captures is False
 

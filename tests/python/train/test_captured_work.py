@@ -100,7 +100,7 @@ def test_passes_that_are_observed_are_launched(make: Make, monkeypatch: pytest.M
     assert [line["step"] for line in observed] == [0, 2, 4]
     selected = lines[0]["columns"].index("selected")
     assert all(one[selected] > 0 for line in observed for one in line["tensors"])
-    assert [one.replays for one in trainer.device.captures] == [2] * len(REBUILT)  # passes 3 and 5
+    assert [one.replays for one in trainer.device.captures] == [3] * len(REBUILT)  # passes 1, 3 and 5
 
 
 def test_what_cannot_be_captured_is_launched(
@@ -117,6 +117,54 @@ def test_what_cannot_be_captured_is_launched(
     (said,) = [record.getMessage() for record in caplog.records if record.name == "telegrad"]
     assert "(CUDA error: operation not permitted): kernels are launched one by one" in said
     assert f"{SWITCH}=0" in said
+
+
+def test_what_broke_off_the_first_time_is_not_captured_the_second(device: ComputingRuntime) -> None:
+    """It has not been done yet: kernels are not compiled."""
+    stream, captured = device.new_stream(), CapturedWork[torch.Tensor]()
+    total = computed_on(device, torch.zeros(1))
+    breaks = [True, False, False]
+
+    def work(made: torch.Tensor) -> None:
+        if breaks.pop(0):
+            raise KeyboardInterrupt
+        made.copy_(total.add_(1))
+
+    def do() -> Any:
+        with device.on(stream):
+            return captured.run("x", captured, 0, total, lambda: total.new_empty(1), work)
+
+    with pytest.raises(KeyboardInterrupt):
+        do()
+    for wanted, captures in ((1, 0), (2, 1), (3, 1)):
+        made = do()
+        wait_for([stream])
+        assert (made.memory.item(), len(device.captures)) == (wanted, captures)
+
+
+def test_what_is_done_as_it_comes_and_is_another_is_forgotten(device: ComputingRuntime) -> None:
+    """A graph may have the addresses of what the other one has replaced."""
+    stream, captured = device.new_stream(), CapturedWork[torch.Tensor]()
+    total = computed_on(device, torch.zeros(1))
+    runs: list[int] = []
+
+    def work(made: torch.Tensor) -> None:
+        runs.append(1)
+        made.copy_(total.add_(1))
+
+    with device.on(stream):
+        for about, replays, launches in (
+            *((0, True, 1), (0, True, 1), (0, False, 1), (0, True, 0)),
+            *((1, False, 1), (0, True, 1), (0, True, 1), (0, True, 0)),
+        ):
+            runs.clear()
+            captured.run("x", captured, about, total, lambda: total.new_empty(1), work, replays=replays)
+            assert len(runs) == launches
+        captured.forget()
+        captured.run("x", captured, 0, total, lambda: total.new_empty(1), work)
+    wait_for([stream])
+    assert len(runs) == 1
+    assert total.memory.item() == 9
 
 
 def test_another_owner_stream_or_place_is_done_as_it_comes(device: ComputingRuntime) -> None:

@@ -65,12 +65,12 @@ class TimedEvent(CudaEvent):
 
 
 class CudaGraph:
-    """One of torch's, and the stream that it is for."""
+    """One of torch's, the stream that it is for, and the pool that it has its memory from."""
 
-    __slots__ = ("of_torch", "stream")
+    __slots__ = ("of_torch", "pool", "stream")
 
-    def __init__(self, stream: CudaStream, of_torch: Any) -> None:
-        self.stream, self.of_torch = stream, of_torch
+    def __init__(self, stream: CudaStream, of_torch: Any, pool: Any) -> None:
+        self.stream, self.of_torch, self.pool = stream, of_torch, pool
 
 
 class _OnStream:
@@ -126,7 +126,8 @@ class CudaRuntime:
         self._addresses: dict[tuple[int, int], int] = {}  # of words: by device, and by their addresses here
         self._contexts: dict[int, Any] = {}  # the primary ones, by device
         self._streams_ahead: dict[int, list[Any]] = {}  # by device: the driver's, that nobody has yet
-        self._capturing: dict[int, Any] = {}  # by device: streams in which nothing is ever done
+        self._capturing: dict[int, Any] = {}  # by device: streams that nothing is launched into
+        self._one_capture = threading.Lock()
         self._meeting = threading.Lock()
 
     def enter(self, device: Any) -> None:
@@ -213,26 +214,42 @@ class CudaRuntime:
         with self.on(stream):
             kernels(*tensors)
 
-    # In a stream of its own, as torch captures no default stream. Other threads may call what they like meanwhile.
+    # In a stream of its own, as torch captures no default stream. Other threads may launch and allocate meanwhile.
     def capture(self, stream: Any, work: Callable[[], object], beside: Any) -> CudaGraph:
-        graph = self._torch.cuda.CUDAGraph()
-        side = self._capturing.get(stream.device)
-        if side is None:
-            side = self._capturing[stream.device] = self.new_stream(self._torch.device("cuda", stream.device))
-        pool = None if beside is None else beside.of_torch.pool()
-        with self.on(side):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            self._entered.captures = True
-            try:
-                work()
-            except BaseException:
-                with suppress(RuntimeError):
+        cuda, device = self._torch.cuda, stream.device
+        graph = cuda.CUDAGraph()
+        pool = cuda.graph_pool_handle() if beside is None else beside.pool
+        with self._one_capture:
+            side = self._capturing.get(device)
+            if side is None:
+                side = self._capturing[device] = self.new_stream(self._torch.device("cuda", device))
+            with self.on(side):
+                try:
+                    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                    self._entered.captures = True
+                    try:
+                        work()
+                    except BaseException:
+                        with suppress(RuntimeError):
+                            graph.capture_end()
+                        raise
+                    finally:
+                        self._entered.captures = False
                     graph.capture_end()
-                raise
-            finally:
-                self._entered.captures = False
-            graph.capture_end()
-        return CudaGraph(stream, graph)
+                except BaseException:
+                    self._end_pool(device, pool)
+                    raise
+        return CudaGraph(stream, graph, pool)
+
+    # torch before 2.13 leaves its allocator in the pool where CUDA has found fault with a capture: it would then
+    # put off for ever what other streams give back.
+    def _end_pool(self, device: int, pool: Any) -> None:
+        core = self._torch._C
+        names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # of torch 2.8, and before
+        end = next((getattr(core, name) for name in names if hasattr(core, name)), None)
+        if end is not None:
+            with suppress(RuntimeError):  # mostly it is over
+                end(device, pool)
 
     def replay(self, captured: Any) -> None:
         with self.on(captured.stream):
