@@ -4,8 +4,7 @@
 
 A row for each way, in the file as it comes: of passes (forward and backward, until the device is through) the
 first one's time, in which Triton compiles, and the median of later ones; of these how long the host was in the hook
-and in all of ``backward()``; the most memory that torch took from the device; and which of torch's calls of one pass
-the host was longest in.
+and in all of ``backward()``; and which of torch's calls of one pass the host was longest in.
 """
 
 from __future__ import annotations
@@ -100,9 +99,6 @@ def rank(meeting: str, device: str, size: str, passes: str) -> None:
 def measured(
     comm: telegrad.Communicator, way: Way, device: torch.device, size: ModelSize, passes: int
 ) -> dict[str, Any]:
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # of the way before
-        torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(1)
     os.environ[SWITCH] = str(int(way.captures))
     ddp = DistributedDataParallel(ByteGPT(size).to(device), bucket_cap_mb=way.bucket_mb)
@@ -122,7 +118,6 @@ def measured(
         "second_pass_s": found[1]["pass_s"],
         "parameters": sum(1 for one in ddp.parameters() if one.requires_grad),
         **{f"median_{name}": statistics.median(one[name] for one in later) for name in first},
-        "reserved_bytes": torch.cuda.max_memory_reserved() if device.type == "cuda" else None,
         "calls": [{"name": one.key, "count": one.count, "self_s": one.self_cpu_time_total * 1e-6} for one in calls],
     }
 
