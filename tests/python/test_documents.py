@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import re
 from collections.abc import Iterator
@@ -102,6 +103,16 @@ def test_time_outs_that_are_named_are_arguments_with_the_defaults_that_are_told(
         assert f"| `{name}` |" in ERRORS
         (row,) = re.findall(rf"^\| `{name}` \|.*$", ERRORS, flags=re.MULTILINE)
         assert f"| {default:,.0f} s |" in row
+
+
+def test_the_reference_is_that_of_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("torch", "transformers", "sklearn"):
+        pytest.importorskip(package)
+    monkeypatch.syspath_prepend(str(DOCS))
+    made = importlib.import_module("make_reference").page()
+    assert (DOCS / "reference.md").read_text() == made, "python docs/make_reference.py writes it anew"
+    for name in telegrad.__all__:
+        assert f"`{name}" in made or f"### telegrad.{name}\n" in made or inspect.ismodule(getattr(telegrad, name))
 
 
 def test_what_security_says_of_ucx() -> None:
