@@ -99,7 +99,7 @@ def accumulate_topk(
 ) -> Chosen:
     """As ``cpu.accumulate_topk``. Waits once; twice where a sample misled.
 
-    Where it did, and where there is none (fewer than 32,768 elements, or a large share of them is wanted), another 20
+    Where it did, and where there is none (fewer than 32,768 elements, or a large share of them is wanted), another 24
     bytes of every element are read.
     """
     check_arguments(residual, gradient, indices, values, k, k)
@@ -137,7 +137,7 @@ def accumulate_search(
 ) -> Chosen:
     """As ``cpu.accumulate_search``. Waits twice; three times where a sample misled.
 
-    Where it did, and where there is none, another 32 bytes of every element are read: see ``accumulate_topk``.
+    Where it did, and where there is none, another 40 bytes of every element are read: see ``accumulate_topk``.
     """
     most = min(2 * k, residual.numel())
     check_arguments(residual, gradient, indices, values, most, k)
