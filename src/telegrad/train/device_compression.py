@@ -152,7 +152,8 @@ class DeviceCompression:
             taken = self._used(plan.parts)
             room = self.compressor.capacity(taken)
             ends = (buffer.new_empty if taken else buffer.new_zeros)(len(taken) or 1, dtype=torch.int64)
-            leaving = _Leaving(buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends)
+            given = buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends[-1:]
+            leaving = _Leaving(DeviceEntries(*given, plan.layout.elements), ends)
             elements = sum(run.stop - run.start for run in plan.layout.dense_runs)
             return _Made(faulty, leaving, buffer.new_empty(elements) if elements else None)
 
@@ -241,9 +242,8 @@ class DeviceCompression:
     def _send(
         self, layout: BucketLayout, buffer: torch.Tensor, leaving: _Leaving, dense: torch.Tensor | None
     ) -> DeviceWork:
-        count = leaving.ends[-1:]
-        self._counts.add(None, count)
-        entries = DeviceEntries(leaving.indices, leaving.values, count, layout.elements)
+        entries = leaving.entries
+        self._counts.add(None, entries.count)
         lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
         if dense is not None:
             self.comm.all_reduce(dense, "avg", async_op=True)
@@ -346,7 +346,8 @@ class DeviceCompression:
             parts = self._collected(taken, starts, found, buffer)
             table = self._table_of(taken[0].entry.name, parts)
             own = (chosen.indices, chosen.values, chosen.counts)
-            self._collect(parts, table, (*own, broken, leaving.ends, leaving.indices, leaving.values, found.faults))
+            to = (leaving.entries.indices, leaving.entries.values)
+            self._collect(parts, table, (*own, broken, leaving.ends, *to, found.faults))
 
     def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> list[torch.Tensor] | None:
         """Of the gradients that selections will be from; ``None``: nobody wants them."""
@@ -437,8 +438,7 @@ class _Plan(NamedTuple):
 class _Leaving(NamedTuple):
     """The entries of all parts, one behind the other; ``ends``: int64, where those of each end."""
 
-    indices: torch.Tensor
-    values: torch.Tensor
+    entries: DeviceEntries
     ends: torch.Tensor
 
 

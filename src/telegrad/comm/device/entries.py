@@ -7,7 +7,7 @@ by what the engine says of it there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 _INDEX_BYTES, _LOST_BYTES, _WORD_BYTES = 4, 4, 8
 _ALIGNED = 4  # indices: 16 bytes, which is what Triton tells addresses apart by
 _FAILED = -1
+_MOST_VIEWS = 8  # that a lease keeps: numbers of entries may be others in each pass
 _COUNTS = ("int32", "int64")
 
 
@@ -160,10 +161,8 @@ class EntriesPart:
 
     def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         entries = self._entries
-        indices, values = _sections(lease.input, self._room, self._out.dtype)
-        count = lease.words.given.view(self._form.dtype)
         given = (entries.indices, flat(entries.values), flat(entries.count))
-        runtime.launch(stream, kernels_of(entries.values).stage, *given, count, indices, values)
+        runtime.launch(stream, kernels_of(entries.values).stage, *given, *_viewed(lease, self._input_views))
 
     def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
         counted, form = int(lease.words.given.data_ptr()), int(lease.words.told.data_ptr())
@@ -188,8 +187,6 @@ class EntriesPart:
 
     def _queue_sum(self, runtime: DeviceRuntime, stream: Stream, lease: Lease, *, fails: bool) -> None:
         """The kernels that write ``out`` by ``form``, or, if it ``fails``, by one that says so."""
-        dense = lease.output[: self._dense_bytes].view(self._out.dtype)
-        entries = _sections(lease.output, self._sum_room, self._out.dtype)
         kernels, absent = kernels_of(self._out), self._absent
 
         def write_sum(out: Any, form: Any, dense: Any, indices: Any, values: Any, *errors: Any) -> None:
@@ -199,12 +196,38 @@ class EntriesPart:
             if errors:
                 kernels.add_sum(errors[0], form[1:], *errors[1:])
 
-        tensors = [self._out, self._form, dense, *entries]
+        tensors = [self._out, self._form, *_viewed(lease, self._sum_views)]
         if self._error is not None:
-            last = self._lost_first + self._entries.length * _LOST_BYTES
-            lost = lease.output[self._lost_first : last].view(self._error.dtype)
-            tensors += [self._error, lost, *_sections(lost, self._lost_room, self._error.dtype)]
+            tensors += [self._error, *_viewed(lease, self._lost_views)]
         runtime.launch(stream, write_sum, *tensors)
+
+    # What each of these makes of a lease depends on its key alone: the views of one operation may be those of another.
+    @property
+    def _input_views(self) -> _Views:
+        room, dtype, counted = self._room, self._out.dtype, self._form.dtype
+        return _Views(
+            ("input", room, dtype),
+            lambda lease: (lease.words.given.view(counted), *_sections(lease.input, room, dtype)),
+        )
+
+    @property
+    def _sum_views(self) -> _Views:
+        nbytes, room, dtype = self._dense_bytes, self._sum_room, self._out.dtype
+        return _Views(
+            ("sum", nbytes, dtype),
+            lambda lease: (lease.output[:nbytes].view(dtype), *_sections(lease.output, room, dtype)),
+        )
+
+    @property
+    def _lost_views(self) -> _Views:
+        first, room, dtype = self._lost_first, self._lost_room, self._error.dtype
+        last = first + self._entries.length * _LOST_BYTES
+
+        def make(lease: Lease) -> tuple[Any, ...]:
+            lost = lease.output[first:last].view(dtype)
+            return lost, *_sections(lost, room, dtype)
+
+        return _Views(("lost", first, last), make)
 
     def _compiled_for(self) -> tuple[Any, ...]:
         """What Triton compiles kernels anew for."""
@@ -226,6 +249,22 @@ class EntriesPart:
 
 
 _prepared: set[tuple[Any, ...]] = set()
+
+
+class _Views(NamedTuple):
+    """Of a lease's buffers."""
+
+    key: Hashable
+    make: Callable[[Lease], tuple[Any, ...]]
+
+
+def _viewed(lease: Lease, views: _Views) -> tuple[Any, ...]:
+    found = lease.views.get(views.key)
+    if found is None:
+        if len(lease.views) >= _MOST_VIEWS:
+            lease.views.clear()
+        found = lease.views[views.key] = views.make(lease)
+    return found
 
 
 def _sections(buffer: Any, room: int, dtype: Any) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ class Lease:
         "output",
         "output_address",
         "request",
+        "views",
         "words",
     )
 
@@ -70,6 +71,7 @@ class Lease:
         self.output_address = 0 if output is None else int(output.data_ptr())
         self.request: _core.Request | None = None  # of the operation that has it
         self.handed = False  # the engine may have it, also where there is no request
+        self.views: dict[Hashable, Any] = {}  # of its buffers, as operations have made them, which mostly come again
         self.is_message = False
         self.is_lent = False
 
