@@ -9,18 +9,15 @@ elements in the same turns.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+import rows
 import torch
 
 from telegrad.bench.select_gpu import seconds_between_events
-from telegrad.cli.outputs import GrowingResult
 from telegrad.ops.select.triton import cuts, passes, sources
 from telegrad.ops.triton import launch, numbers_on
 
@@ -126,23 +123,10 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=Path("gpu-blocks.json"), help="where rows go")
-    asked = parser.parse_args(arguments)
-    from telegrad.bench.device import describe_gpu, gpu_name
+    def measured(tell: rows.Tell) -> None:
+        measure(_ELEMENTS, "cuda", seconds_between_events, tell)
 
-    gpu = gpu_name()
-    if gpu is None:
-        print("no GPU: torch sees none here, and nothing was measured")
-        return 1
-    result = GrowingResult(asked.json, {"machine": describe_gpu(gpu)})
-
-    def tell(row: dict[str, Any]) -> None:
-        print(json.dumps(row), flush=True)
-        result.add(row)
-
-    measure(_ELEMENTS, "cuda", seconds_between_events, tell)
-    return 0
+    return rows.run(__doc__, "blocks", measured, arguments)
 
 
 if __name__ == "__main__":

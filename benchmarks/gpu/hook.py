@@ -9,7 +9,6 @@ and in all of ``backward()``; and which of torch's calls of one pass the host wa
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -19,16 +18,17 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import rows
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
 from telegrad.bench.device import ENVIRONMENT
-from telegrad.cli.outputs import GrowingResult
 from telegrad.demo.model import ByteGPT, loss_of
 from telegrad.demo.settings import ModelSize
 from telegrad.launch import Ranks
@@ -175,23 +175,7 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path, default=Path("gpu-hook.json"), help="where rows go")
-    asked = parser.parse_args(arguments)
-    from telegrad.bench.device import describe_gpu, gpu_name
-
-    gpu = gpu_name()
-    if gpu is None:
-        print("no GPU: torch sees none here, and nothing was measured")
-        return 1
-    result = GrowingResult(asked.json, {"machine": describe_gpu(gpu)})
-
-    def tell(row: dict[str, Any]) -> None:
-        print(json.dumps({name: value for name, value in row.items() if name != "calls"}), flush=True)
-        result.add(row)
-
-    measure("cuda", tell)
-    return 0
+    return rows.run(__doc__, "hook", partial(measure, "cuda"), arguments, unsaid=("calls",))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,41 @@
+"""The command of a benchmark that tells a row at a time: each is printed, and in a file as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from telegrad.cli.outputs import GrowingResult
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+def run(
+    what: str,
+    name: str,
+    measure: Callable[[Tell], None],
+    arguments: Sequence[str] | None,
+    *,
+    unsaid: Sequence[str] = (),
+) -> int:
+    """The status. ``what``: it is, in a line; ``unsaid``: what of a row is in the file alone."""
+    parser = argparse.ArgumentParser(description=what)
+    parser.add_argument("--json", type=Path, default=Path(f"gpu-{name}.json"), help="where rows go")
+    asked = parser.parse_args(arguments)
+    from telegrad.bench.device import describe_gpu, gpu_name
+
+    gpu = gpu_name()
+    if gpu is None:
+        print("no GPU: torch sees none here, and nothing was measured")
+        return 1
+    result = GrowingResult(asked.json, {"machine": describe_gpu(gpu)})
+
+    def tell(row: dict[str, Any]) -> None:
+        print(json.dumps({key: value for key, value in row.items() if key not in unsaid}), flush=True)
+        result.add(row)
+
+    measure(tell)
+    return 0
