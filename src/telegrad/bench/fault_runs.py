@@ -26,6 +26,7 @@ TRIAL_LIMIT_S = 30.0
 _SHARED_MEMORY = Path("/dev/shm")
 _MARK = "TELEGRAD_FAULT_TRIAL"
 _LISTEN_S = 0.2
+_LEFT_S, _LOOK_S = 5.0, 0.2
 
 
 class Stopped(Exception):  # noqa: N818
@@ -38,9 +39,11 @@ def run_trials(
     *,
     jobs: int,
     on_verdict: Callable[[Verdict, Seen], None] = lambda *_: None,
+    on_left: Callable[[Violation], None] = lambda _: None,
 ) -> list[Verdict]:
-    """The verdicts in the order of ``seeds``; ``on_verdict`` sees each as it comes, on this thread. ``jobs`` trials run
-    at a time. Ctrl-C ends all their processes."""
+    """The verdicts in the order of ``seeds``; ``on_verdict`` sees each as it comes, on this thread, ``on_left`` what is
+    found in the end of which nobody knows whose it is: the last verdict has it. ``jobs`` trials run at a time. Ctrl-C
+    ends all their processes."""
     stop = threading.Event()
     before = _shared_memory()
     verdicts: dict[int, Verdict] = {}  # by place in ``seeds``, where one may come several times
@@ -63,9 +66,11 @@ def run_trials(
         finally:
             stop.set()
     found = [verdicts[place] for place in range(len(seeds))]
-    left = _unused(_shared_memory() - before)
+    left = _left_for_good(_shared_memory() - before)
     if left and found:  # of which trial cannot be said
         of_all = tuple(Violation(LEFT, None, f"{path}, of one of the trials") for path in sorted(left))
+        for violation in of_all:
+            on_left(violation)
         last = found[-1]
         found[-1] = Verdict(last.trial, last.violations + of_all, last.detected_s, last.closed_s, last.checked)
     return found
@@ -160,6 +165,15 @@ def _shared_memory() -> set[Path]:
             if path.stat().st_uid == os.getuid():
                 found.add(path)
     return found
+
+
+def _left_for_good(paths: set[Path]) -> set[Path]:
+    """Without those that are gone, or in use, after a while: programs beside us make files before they map them, and
+    who cleans up behind a killed one does it later."""
+    until_s = time.monotonic() + _LEFT_S
+    while (paths := _unused(paths)) and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    return paths
 
 
 def _unused(paths: set[Path]) -> set[Path]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.progress import TextColumn
 
-from telegrad.bench.fault_judge import Seen, Verdict
+from telegrad.bench.fault_judge import Seen, Verdict, Violation
 from telegrad.bench.fault_runs import run_trials
 from telegrad.bench.fault_trials import KINDS, LIVENESS_TIMEOUT_S, Options
 from telegrad.bench.machine import describe_machine, machine_text
@@ -65,7 +65,10 @@ def faults(
             if verdict.violations:
                 console.print(failed(verdict, seen, options), highlight=False, markup=False, soft_wrap=True)
 
-        verdicts = run_trials(seeds, options, jobs=jobs, on_verdict=show)
+        def show_left(violation: Violation) -> None:
+            console.print(str(violation), highlight=False, markup=False, soft_wrap=True)
+
+        verdicts = run_trials(seeds, options, jobs=jobs, on_verdict=show, on_left=show_left)
     networks = ", ".join(options.networks)
     title = f"{len(verdicts)} fault trials, {options.ranks[0]} to {options.ranks[1]} ranks over {networks}"
     console.print(table_of(verdicts, title))

@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
+from telegrad.bench import fault_runs
 from telegrad.bench.fault_judge import Seen, Verdict, judge
 from telegrad.bench.fault_runs import _processes_with, _unused
-from telegrad.bench.fault_trials import Options, draw
+from telegrad.bench.fault_trials import Options, Trial, draw
 from telegrad.cli.bench import app
 
 pytestmark = pytest.mark.ranks("exec")
@@ -109,6 +110,41 @@ def test_what_a_trial_leaves_is_seen(tmp_path: Path) -> None:
     assert _processes_with(mark) == []
     (tmp_path / "segment").touch()
     assert _unused({tmp_path / "segment", tmp_path / "gone"}) == {tmp_path / "segment"}
+
+
+def test_files_that_go_a_little_later_are_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of another program's killed ranks, and the file that it is about to map."""
+    stays, goes = tmp_path / "stays", tmp_path / "goes"
+    looks: list[set[Path]] = []
+
+    def look(paths: set[Path]) -> set[Path]:
+        looks.append(paths)
+        if len(looks) == 3:
+            goes.unlink()
+        return _unused(paths)
+
+    monkeypatch.setattr(fault_runs, "_unused", look)
+    monkeypatch.setattr(fault_runs, "_LOOK_S", 0.01)
+    goes.touch()
+    assert fault_runs._left_for_good({goes}) == set()
+    monkeypatch.setattr(fault_runs, "_LEFT_S", 0.1)
+    stays.touch()
+    assert fault_runs._left_for_good({stays}) == {stays}
+
+
+def test_what_nobody_can_be_told_for_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of one trial of several that run at a time."""
+    monkeypatch.setattr(fault_runs, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(fault_runs, "_LEFT_S", 0.1)
+
+    def run_trial(trial: Trial, *_: object) -> Seen:
+        (tmp_path / "segment").touch()
+        return Seen({}, [None] * trial.size)
+
+    monkeypatch.setattr(fault_runs, "run_trial", run_trial)
+    status, output = _bench("--trials", "1", "--kinds", "none")
+    assert status == 1
+    assert f"left behind: {tmp_path}/segment, of one of the trials" in output
 
 
 @pytest.mark.parametrize(
