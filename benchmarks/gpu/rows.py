@@ -14,15 +14,15 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 def run(
-    what: str,
+    doc: str,
     name: str,
     measure: Callable[[Tell], None],
     arguments: Sequence[str] | None,
     *,
     unsaid: Sequence[str] = (),
 ) -> int:
-    """The status. ``what``: it is, in a line; ``unsaid``: what of a row is in the file alone."""
-    parser = argparse.ArgumentParser(description=what)
+    """The status. ``doc``: the program's; ``unsaid``: what of a row is in the file alone."""
+    parser = argparse.ArgumentParser(description=" ".join(doc.partition("\n\n")[0].split()))
     parser.add_argument("--json", type=Path, default=Path(f"gpu-{name}.json"), help="where rows go")
     asked = parser.parse_args(arguments)
     from telegrad.bench.device import describe_gpu, gpu_name

@@ -3,7 +3,6 @@ sparse sum. The host knows where things lie and how much there can be, and waits
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.captured_work import CapturedWork
 from telegrad.train.device_feedback import DeviceFeedback
+from telegrad.train.device_prepared import Found, Leaving, Made, Plan, filled_of, name_of
 from telegrad.train.device_quantised import Addend, sum_quantised
 from telegrad.train.device_selection import Choice, Chosen, check_selections, queue_selections
 from telegrad.train.device_tables import DeviceTables
@@ -64,7 +64,7 @@ class DeviceCompression:
         self._counts: GatheredReads[None] = GatheredReads()
         self._keeping: list[DeviceWork] = []
         self._tables = DeviceTables()
-        self._captured: CapturedWork[_Made] = CapturedWork()
+        self._captured: CapturedWork[Made] = CapturedWork()
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives their devices what selections need there. The host waits once for each device: otherwise it would
@@ -113,7 +113,7 @@ class DeviceCompression:
                 return self._start_quantised(layout, buffer, wire)
             releases = releases and not sparse
             waiting = tuple(one for one in layout.parts if releases and self.feedback.waits(one.entry))
-            plan = _Plan(layout, parts, dense, waiting, looks)
+            plan = Plan(layout, filled_of(layout), parts, dense, waiting, looks)
             made = self._prepared(plan, buffer) if plan.has_work or self.compressor.momentum is not None else None
             if not parts:
                 work: DeviceWork = self.comm.all_reduce(buffer, "avg", async_op=True)
@@ -140,25 +140,25 @@ class DeviceCompression:
         for _, found in self._counts.known(wait=wait):
             self._stats.selected += int(found)
 
-    def _prepared(self, plan: _Plan, buffer: torch.Tensor) -> _Made | None:
+    def _prepared(self, plan: Plan, buffer: torch.Tensor) -> Made | None:
         """What a stream makes of the bucket before anything of it is communicated; ``None``: there is nothing in it."""
         if not plan.filled:
             return None
 
-        def make() -> _Made:
+        def make() -> Made:
             faulty = buffer.new_empty(len(plan.filled), dtype=torch.bool) if plan.looks else None
             if not plan.parts:
-                return _Made(faulty)
+                return Made(faulty)
             taken = self._used(plan.parts)
             room = self.compressor.capacity(taken)
             ends = (buffer.new_empty if taken else buffer.new_zeros)(len(taken) or 1, dtype=torch.int64)
             given = buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends[-1:]
-            leaving = _Leaving(DeviceEntries(*given, plan.layout.elements), ends)
+            leaving = Leaving(DeviceEntries(*given, plan.layout.elements), ends)
             elements = sum(run.stop - run.start for run in plan.layout.dense_runs)
-            return _Made(faulty, leaving, buffer.new_empty(elements) if elements else None)
+            return Made(faulty, leaving, buffer.new_empty(elements) if elements else None)
 
-        def prepare(made: _Made) -> None:
-            found = _Found(plan.filled, buffer)
+        def prepare(made: Made) -> None:
+            found = Found(plan.filled, buffer)
             self._correct(plan.dense, buffer, found)
             for part in plan.waiting:
                 self._release(part, buffer, found)
@@ -171,9 +171,9 @@ class DeviceCompression:
 
         about = self._about_to_change(plan, buffer)
         observes = self.telemetry is not None and self.telemetry.observes
-        return self._captured.run(plan.name, plan.layout, about, buffer, make, prepare, replays=not observes)
+        return self._captured.run(name_of(plan.layout), plan.layout, about, buffer, make, prepare, replays=not observes)
 
-    def _about_to_change(self, plan: _Plan, buffer: torch.Tensor) -> Hashable:
+    def _about_to_change(self, plan: Plan, buffer: torch.Tensor) -> Hashable:
         """Has the current stream make what is remembered fit for this pass; returns all that the rest depends on but
         the plan's layout and the contents of tensors."""
         entries = [part.entry for part in (*self._used(plan.parts), *self._used(plan.waiting))]
@@ -186,7 +186,7 @@ class DeviceCompression:
         chosen = tuple((entry.name, entry.k) for entry in entries)
         return plan.parts is plan.layout.parts, plan.looks, buffer.dtype, addresses, chosen
 
-    def _correct(self, members: tuple[Member, ...], buffer: torch.Tensor, found: _Found) -> None:
+    def _correct(self, members: tuple[Member, ...], buffer: torch.Tensor, found: Found) -> None:
         """With momentum: makes of gradients that are to be summed densely what is to be summed, in place."""
         if self.compressor.momentum is not None:
             filled = [(one.name, one.offset) for one in members if one.size]
@@ -198,7 +198,7 @@ class DeviceCompression:
             with torch.no_grad():
                 self.feedback.residual(part.entry, values).values.add_(values)
 
-    def _release(self, part: Part, buffer: torch.Tensor, found: _Found) -> None:
+    def _release(self, part: Part, buffer: torch.Tensor, found: Found) -> None:
         """Adds what waits to a gradient that is summed densely. Nothing waits then, but for what bfloat16 rounds off;
         or all of it, if the gradient takes no part."""
         if self.compressor.unit_of(part.entry) <= 0:
@@ -215,7 +215,7 @@ class DeviceCompression:
         held.calls.copy_(torch.where(active, torch.zeros_like(held.calls), held.calls))
 
     def _move_velocities(
-        self, members: Sequence[tuple[str, int]], gradient: torch.Tensor, out: torch.Tensor, found: _Found
+        self, members: Sequence[tuple[str, int]], gradient: torch.Tensor, out: torch.Tensor, found: Found
     ) -> None:
         """``members``: names, and where they begin in both."""
         momentum = self.compressor.momentum
@@ -240,7 +240,7 @@ class DeviceCompression:
         runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
 
     def _send(
-        self, layout: BucketLayout, buffer: torch.Tensor, leaving: _Leaving, dense: torch.Tensor | None
+        self, layout: BucketLayout, buffer: torch.Tensor, leaving: Leaving, dense: torch.Tensor | None
     ) -> DeviceWork:
         entries = leaving.entries
         self._counts.add(None, entries.count)
@@ -249,13 +249,13 @@ class DeviceCompression:
             self.comm.all_reduce(dense, "avg", async_op=True)
         work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
         self._put_dense_members(layout, buffer, dense, work)
-        self._captured.read_by(_name_of(layout), work)
+        self._captured.read_by(name_of(layout), work)
         if lost is not None:
             self._keep_lost(layout, lost, work)
         return work
 
     def _start_quantised(self, layout: BucketLayout, buffer: torch.Tensor, wire: str) -> Started:
-        found = _Found(_filled(layout.members), buffer)
+        found = Found(filled_of(layout), buffer)
         self._correct(layout.members, buffer, found)
         dense = None
         if layout.dense_runs:
@@ -312,7 +312,7 @@ class DeviceCompression:
             work.then(keep, [lost, *residuals])
             self._keeping.append(work)
 
-    def _select(self, plan: _Plan, buffer: torch.Tensor, found: _Found, leaving: _Leaving) -> None:
+    def _select(self, plan: Plan, buffer: torch.Tensor, found: Found, leaving: Leaving) -> None:
         """Of parts of which nothing can be chosen nothing is taken up, and nothing sent."""
         given = self._norms(plan.layout, buffer)  # before momentum overwrites what it is of
         gradient = buffer
@@ -360,7 +360,7 @@ class DeviceCompression:
         """Those of which something can be chosen."""
         return [part for part in parts if self.compressor.unit_of(part.entry) > 0]
 
-    def _corrected(self, parts: Sequence[Part], buffer: torch.Tensor, found: _Found) -> torch.Tensor:
+    def _corrected(self, parts: Sequence[Part], buffer: torch.Tensor, found: Found) -> torch.Tensor:
         """What momentum makes of the gradients of ``parts``, float32, where these lie, which it overwrites if it
         can."""
         made = buffer if buffer.dtype == torch.float32 else buffer.new_empty(buffer.numel(), dtype=torch.float32)
@@ -368,7 +368,7 @@ class DeviceCompression:
         return made
 
     def _collected(
-        self, parts: Sequence[Part], starts: Sequence[int], found: _Found, like: torch.Tensor
+        self, parts: Sequence[Part], starts: Sequence[int], found: Found, like: torch.Tensor
     ) -> list[Collected]:
         """What is to be known of the residuals of ``parts``, whose chosen entries begin at ``starts``."""
         residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], like)]
@@ -410,71 +410,6 @@ class DeviceCompression:
         arrays = [one for part in parts for one in (part.residual, part.velocity) if one is not None]
         contents = [(one.data_ptr(), one.numel()) for one in arrays], [part[2:] for part in parts]
         return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
-
-
-class _Plan(NamedTuple):
-    """What is to be done with a bucket. ``parts``: those that are compressed now; ``dense``: members that are not;
-    ``waiting``: parts that are among these, and take along what waits."""
-
-    layout: BucketLayout
-    parts: tuple[Part, ...]
-    dense: tuple[Member, ...]
-    waiting: tuple[Part, ...]
-    looks: bool
-
-    @property
-    def filled(self) -> list[Member]:
-        return _filled(self.layout.members)
-
-    @property
-    def has_work(self) -> bool:
-        return bool(self.parts or self.waiting or self.looks)
-
-    @property
-    def name(self) -> str:
-        return _name_of(self.layout)
-
-
-class _Leaving(NamedTuple):
-    """The entries of all parts, one behind the other; ``ends``: int64, where those of each end."""
-
-    entries: DeviceEntries
-    ends: torch.Tensor
-
-
-class _Made(NamedTuple):
-    """What a stream makes of a bucket. ``faulty``: by filled member, if anybody looks. ``dense``: where entries leave,
-    what is sent beside them, if there is any."""
-
-    faulty: torch.Tensor | None
-    leaving: _Leaving | None = None
-    dense: torch.Tensor | None = None
-
-
-class _Found:
-    """What a bucket's gradients are like, on the device. ``places``: by name, those of one element each in ``active``
-    (int64: there is something in the gradient, and all of it is finite), and in ``faults`` (int32, zeros at first).
-    ``broken``: by parameter, whether its gradient is not finite."""
-
-    def __init__(self, filled: Sequence[Member], buffer: torch.Tensor) -> None:
-        """``filled``: at least one."""
-        gradients = [buffer[one.offset : one.offset + one.size] for one in filled]
-        # The largest magnitude is NaN or infinite where an entry is, and cannot overflow as a sum can.
-        most = torch.stack([*torch._foreach_norm(gradients, math.inf)])
-        finite = most < math.inf  # which no NaN is
-        self.places = {one.name: slice(number, number + 1) for number, one in enumerate(filled)}
-        self.broken = finite.logical_not()
-        self.active = ((most > 0) & finite).to(torch.int64)
-        self.faults = most.new_zeros(len(filled), dtype=torch.int32)
-
-
-def _filled(members: Iterable[Member]) -> list[Member]:
-    return [one for one in members if one.size]
-
-
-def _name_of(layout: BucketLayout) -> str:
-    """No two buckets that there are at a time have the same."""
-    return layout.members[0].name
 
 
 def check_fits_device(compressor: Compressor, collective: str) -> None:

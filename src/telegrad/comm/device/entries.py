@@ -162,7 +162,7 @@ class EntriesPart:
     def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         entries = self._entries
         given = (entries.indices, flat(entries.values), flat(entries.count))
-        runtime.launch(stream, kernels_of(entries.values).stage, *given, *_viewed(lease, self._input_views))
+        runtime.launch(stream, kernels_of(entries.values).stage, *given, *self._input_views(lease))
 
     def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
         counted, form = int(lease.words.given.data_ptr()), int(lease.words.told.data_ptr())
@@ -196,38 +196,37 @@ class EntriesPart:
             if errors:
                 kernels.add_sum(errors[0], form[1:], *errors[1:])
 
-        tensors = [self._out, self._form, *_viewed(lease, self._sum_views)]
+        tensors = [self._out, self._form, *self._sum_views(lease)]
         if self._error is not None:
-            tensors += [self._error, *_viewed(lease, self._lost_views)]
+            tensors += [self._error, *self._lost_views(lease)]
         runtime.launch(stream, write_sum, *tensors)
 
     # What each of these makes of a lease depends on its key alone: the views of one operation may be those of another.
-    @property
-    def _input_views(self) -> _Views:
-        room, dtype, counted = self._room, self._out.dtype, self._form.dtype
-        return _Views(
-            ("input", room, dtype),
-            lambda lease: (lease.words.given.view(counted), *_sections(lease.input, room, dtype)),
-        )
+    def _input_views(self, lease: Lease) -> tuple[Any, ...]:
+        room, dtype = self._room, self._out.dtype
 
-    @property
-    def _sum_views(self) -> _Views:
-        nbytes, room, dtype = self._dense_bytes, self._sum_room, self._out.dtype
-        return _Views(
-            ("sum", nbytes, dtype),
-            lambda lease: (lease.output[:nbytes].view(dtype), *_sections(lease.output, room, dtype)),
-        )
+        def make() -> tuple[Any, ...]:
+            return lease.words.given.view(self._form.dtype), *_sections(lease.input, room, dtype)
 
-    @property
-    def _lost_views(self) -> _Views:
-        first, room, dtype = self._lost_first, self._lost_room, self._error.dtype
+        return _viewed(lease, ("input", room, dtype), make)
+
+    def _sum_views(self, lease: Lease) -> tuple[Any, ...]:
+        nbytes, dtype = self._dense_bytes, self._out.dtype
+
+        def make() -> tuple[Any, ...]:
+            return lease.output[:nbytes].view(dtype), *_sections(lease.output, self._sum_room, dtype)
+
+        return _viewed(lease, ("sum", nbytes, dtype), make)
+
+    def _lost_views(self, lease: Lease) -> tuple[Any, ...]:
+        first, dtype = self._lost_first, self._error.dtype
         last = first + self._entries.length * _LOST_BYTES
 
-        def make(lease: Lease) -> tuple[Any, ...]:
+        def make() -> tuple[Any, ...]:
             lost = lease.output[first:last].view(dtype)
-            return lost, *_sections(lost, room, dtype)
+            return lost, *_sections(lost, self._lost_room, dtype)
 
-        return _Views(("lost", first, last), make)
+        return _viewed(lease, ("lost", first, last), make)
 
     def _compiled_for(self) -> tuple[Any, ...]:
         """What Triton compiles kernels anew for."""
@@ -251,19 +250,12 @@ class EntriesPart:
 _prepared: set[tuple[Any, ...]] = set()
 
 
-class _Views(NamedTuple):
-    """Of a lease's buffers."""
-
-    key: Hashable
-    make: Callable[[Lease], tuple[Any, ...]]
-
-
-def _viewed(lease: Lease, views: _Views) -> tuple[Any, ...]:
-    found = lease.views.get(views.key)
+def _viewed(lease: Lease, key: Hashable, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+    found = lease.views.get(key)
     if found is None:
         if len(lease.views) >= _MOST_VIEWS:
             lease.views.clear()
-        found = lease.views[views.key] = views.make(lease)
+        found = lease.views[key] = make()
     return found
 
 
