@@ -105,7 +105,10 @@ def linear(
 # what reading says of Python's arguments, which this command has no options for
 _NOT_OPTIONS = {
     "; strict=False leaves out damaged lines": "; remove the line from the file that --data names",
-    "; use index_base=0 if the file's first feature is 0": ", in every file that --data names",
+    ": give zero_based=True if they begin with 0": (
+        ": if they begin with 0, put the line '# Column indices are zero-based' above the rows of the file that --data "
+        "names"
+    ),
 }
 
 

@@ -29,8 +29,10 @@ from telegrad.cli.linear_options import (
     Optimizer,
     Overlap,
     Threads,
+    ZeroBasedOption,
     bad_option,
     in_options,
+    zero_based_option,
 )
 from telegrad.cli.options import networks_of, refuse_given
 from telegrad.cli.outputs import check_all_writable, check_writable, write_result, written
@@ -38,9 +40,11 @@ from telegrad.errors import TransportError
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks, RanksTimedOut
 from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
 from telegrad.linear.data import LibsvmFormat
+from telegrad.linear.index_base import ContradictingBase
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
+from telegrad.linear.rows import Rows
 from telegrad.report.linear import loss_text, table_of
 
 _STILL_FALLS = 1e-3  # of the loss in an epoch: worth a word
@@ -57,7 +61,13 @@ _Data = Annotated[
 _Features = Annotated[
     int | None, typer.Option(help="How many there are; more are an error. Default: as many as occur.")
 ]
-_IndexBase = Annotated[int, typer.Option(min=0, max=1, help="What the file calls its first feature.")]
+_ZeroBased = Annotated[
+    ZeroBasedOption,
+    typer.Option(
+        help="Whether the file's first feature is 0 (true) or 1 (false). auto: as a comment above the rows says; "
+        "without one, 0 if that is among the indices of the first 16 MiB."
+    ),
+]
 _Strict = Annotated[
     bool, typer.Option("--strict/--skip-damaged", help="Stop at a damaged line, or leave such lines out.")
 ]
@@ -94,7 +104,7 @@ def train_command(
     overlap: Overlap = False,
     threads: Threads = 1,
     features: _Features = None,
-    index_base: _IndexBase = 1,
+    zero_based: _ZeroBased = ZeroBasedOption.auto,
     strict: _Strict = True,
     cache: _Cache = True,
     network: Annotated[
@@ -135,7 +145,7 @@ def train_command(
             coordinates=coordinates,
             threads=threads,
         )
-        form = LibsvmFormat(features, index_base, strict)
+        form = LibsvmFormat(features, zero_based.value_in_python, strict)
         kept = None if checkpoint is None else str(checkpoint.resolve())
         job = Job(str(data.resolve()), str(model.resolve()), form, settings, cache, kept, checkpoint_every)
     except ValueError as error:
@@ -203,13 +213,11 @@ def predict_command(
     ] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write scores instead of classes.")] = False,
     features: _Features = None,
-    index_base: Annotated[
-        int | None,
+    zero_based: Annotated[
+        ZeroBasedOption | None,
         typer.Option(
-            min=0,
-            max=1,
-            help="What the file calls its first feature. Default: as the model's training data did. Another is an "
-            "error, and only a model that does not say needs this option.",
+            help="Whether the file's first feature is 0 (true) or 1 (false). Default: as in the model's training data. "
+            "Another is an error, and only a model that does not say needs this option.",
             show_default=False,
         ),
     ] = None,
@@ -228,8 +236,7 @@ def predict_command(
     _check_apart(out, "--out", data, model)
     try:
         found = LinearModel.load(model)
-        base = _base_of(console, found, model, index_base)
-        rows = read_libsvm(data, features=features, index_base=base, strict=strict, cache=cache)
+        rows = _rows_for(console, found, model, data, zero_based, features=features, strict=strict, cache=cache)
     except (ValueError, ImportError, OSError) as error:
         _fail(console, str(error))
     values = found.scores(rows)
@@ -253,27 +260,41 @@ def predict_command(
     _print_damaged(console, rows.first_damaged)
 
 
-def _base_of(console: Console, found: LinearModel, model: Path, asked: int | None) -> int:
-    """What the data to predict for call their first feature. Raises ``BadParameter`` if another is asked for than the
-    model's: each weight would meet its neighbour's feature, which nothing but bad predictions would show."""
+def _rows_for(
+    console: Console, found: LinearModel, model: Path, data: Path, asked: ZeroBasedOption | None, **options: Any
+) -> Rows:
+    """The rows to predict for, whose first feature is the model's. Raises ``BadParameter`` if the user asks for another
+    base than the model's, and ``ValueError`` if the data say that they have another: each weight would meet its
+    neighbour's feature, which nothing but bad predictions would show."""
     if found.index_base is None:
-        if asked is None:
+        rows = read_libsvm(data, zero_based="auto" if asked is None else asked.value_in_python, **options)
+        if asked is None and rows.index_base is not None:
             console.print(
-                f"{model} does not say with which --index-base it was trained: 1 is taken; give --index-base 0 if it "
-                "was that one, 1 to agree",
+                f"{model} does not say whether the indices that it was trained on begin with 0 or 1: "
+                f"{zero_based_option(rows.index_base)} is taken, as in {data.name}; give that option to agree",
                 style="yellow",
                 highlight=False,
                 markup=False,
                 soft_wrap=True,
             )
-        return 1 if asked is None else asked
-    if asked not in (None, found.index_base):
+        return rows
+    known = zero_based_option(found.index_base)
+    if asked not in (None, ZeroBasedOption.auto) and asked.value_in_python != (found.index_base == 0):
         raise typer.BadParameter(
-            f"{asked} is not that of {model}, which was trained with --index-base {found.index_base}: leave the option "
-            f"out, and if features of the data begin with {asked}, renumber them from {found.index_base}",
-            param_hint="--index-base",
+            f"{asked.value} is not that of {model}, which was trained with {known}: leave the option "
+            f"out, and if features of the data begin with {1 - found.index_base}, renumber them from "
+            f"{found.index_base}",
+            param_hint="--zero-based",
         )
-    return found.index_base
+    try:
+        return read_libsvm(data, zero_based=found.index_base == 0, **options)
+    except ContradictingBase as error:
+        guess = ", which was guessed" if found.base_is_guessed else ""
+        raise ValueError(
+            f"{data}: a comment above the rows means {zero_based_option(error.base)}, but {model} was trained with "
+            f"{known}{guess}: train again with {zero_based_option(error.base)} if that is right for both files, else "
+            f"renumber the features of {data.name} from {found.index_base} and correct the comment"
+        ) from error
 
 
 def _steps_of(settings: TrainingSettings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 from telegrad.cli.options import bad_setting
 from telegrad.linear import TrainingSettings
 from telegrad.linear.data import LibsvmFormat
+from telegrad.linear.index_base import ZeroBased
 from telegrad.linear.settings import OPTIMIZERS
 
 Optimizer = Annotated[
@@ -55,10 +57,30 @@ Threads = Annotated[
     int, typer.Option(help="Of each rank. Ranks times threads should not exceed the cores; no result depends on them.")
 ]
 
+
+class ZeroBasedOption(enum.StrEnum):
+    """What ``zero_based`` is called here."""
+
+    auto = "auto"
+    true = "true"
+    false = "false"
+
+    @property
+    def value_in_python(self) -> ZeroBased:
+        return "auto" if self is self.auto else self is self.true
+
+
+def zero_based_option(index_base: int) -> str:
+    """How this command is told that a file's first feature is ``index_base``."""
+    return f"--zero-based {'false' if index_base else 'true'}"
+
+
 _FIELDS = {field.name for one in (TrainingSettings, LibsvmFormat) for field in dataclasses.fields(one)}
 _OF_PYTHON = {
     "overlap=True": "--overlap",
     "strict=False": "--skip-damaged",
+    "zero_based=True": "--zero-based true",
+    "zero_based=False": "--zero-based false",
     ", or None": ", or left out",
 }
 

@@ -24,7 +24,7 @@ import numpy as np
 from telegrad.linear.rows import Rows
 
 _MAGIC = b"telegrad rows\n"
-_VERSION = 1
+_VERSION = 2
 _HEADER_BYTES = 8192
 _ALIGNMENT = 64
 _ARRAYS = {"offsets": "uint64", "starts": "uint64", "labels": "float32", "indices": "uint32", "values": "float32"}
@@ -77,6 +77,8 @@ def keep(
     header = {
         **_made_of(state, settings),
         "n_features": rows.n_features,
+        "index_base": rows.index_base,
+        "base_is_guessed": rows.base_is_guessed,
         "damaged": rows.damaged,
         "first_damaged": rows.first_damaged,
         "text_bytes": text_bytes,
@@ -142,7 +144,8 @@ def _load(path: Path, made_of: Mapping[str, Any]) -> tuple[Rows, int] | None:
             n_features=header["n_features"],
             damaged=header["damaged"],
             first_damaged=tuple(header["first_damaged"]),
-            index_base=header["settings"]["index_base"],
+            index_base=header["index_base"],
+            base_is_guessed=header["base_is_guessed"],
         )
         return rows, header["text_bytes"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -6,6 +6,7 @@ This module must not know of training.
 
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -16,13 +17,16 @@ from typing import Any
 import numpy as np
 
 from telegrad import _core
-from telegrad.comm.arguments import checked_integer
+from telegrad.comm.arguments import checked_flag, checked_integer
 from telegrad.linear.cache import cached, keep
 from telegrad.linear.compression import COMPRESSED, blocks_of, check_suffix
+from telegrad.linear.index_base import HEAD_BYTES, IndexBase, ZeroBased, base_of
 from telegrad.linear.rows import MOST_FEATURES, Rows, joined
 
 _BLOCK_BYTES = 16 << 20  # of decompressed text at a time
 _DESCRIPTORS = (Path("/dev"), Path("/dev/fd"))  # whose names are of what a process has open: no cache belongs there
+
+_WANTED_BASE = "'auto', True or False: is the file's first feature 0 (True) or 1 (False)"
 
 _EMPTY = "{}: the file is empty: name one that has rows"
 
@@ -31,7 +35,7 @@ _REASONS = {
     "bad_index": "{!r} is no index:value pair, whose index is a whole number",
     "bad_value": "{!r} has no value: it must be a finite decimal number",
     "not_finite": "{!r} is more than float32 can hold",
-    "below_base": "{!r}: indices begin with 1; use index_base=0 if the file's first feature is 0",
+    "below_base": "{!r}: {below}",
     "not_rising": "{!r}: indices must rise within a line, and occur once",
     "beyond_32_bits": "{!r}: indices must be below 2**32 - 1; hash them",
     "beyond_features": "{!r} is beyond the {features} features that are declared: declare more, or none",
@@ -55,15 +59,16 @@ class LibsvmFormat:
     """How a text is to be read. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
 
     features: int | None = None
-    index_base: int = 1
+    zero_based: ZeroBased = "auto"
     strict: bool = True
 
     def __post_init__(self) -> None:
         # Python's own, as caches and jobs hold them as JSON
-        base = checked_integer(self.index_base, "index_base", "0 or 1: what the first feature is called")
-        object.__setattr__(self, "index_base", base)
-        if self.index_base not in (0, 1):
-            raise ValueError(f"index_base={self.index_base!r} must be 0 or 1: what the first feature is called")
+        if isinstance(self.zero_based, str):
+            if self.zero_based != "auto":
+                raise ValueError(f"zero_based={self.zero_based!r} must be {_WANTED_BASE}")
+        else:
+            object.__setattr__(self, "zero_based", checked_flag(self.zero_based, "zero_based", ", or 'auto'"))
         if self.features is None:
             return
         wanted = f"from 1 to {MOST_FEATURES}, or None for as many as occur"
@@ -76,7 +81,7 @@ def read_libsvm(
     path: str | os.PathLike[str],
     *,
     features: int | None = None,
-    index_base: int = 1,
+    zero_based: ZeroBased = "auto",
     strict: bool = True,
     rank: int = 0,
     world_size: int = 1,
@@ -87,8 +92,13 @@ def read_libsvm(
     Of ``world_size`` equal ranges of the text's bytes, ``rank``'s is read: from a plain file directly; a ``.gz``,
     ``.bz2``, ``.xz`` or ``.zst`` (needs ``zstandard``) file is decompressed up to there, once before to learn its
     length if there are several ranks. Blank lines and ``# comments`` are passed over. ``features``: how many are
-    declared, else ``n_features`` is one more than the largest index in this share. ``index_base``: 1 or 0, the file's
-    first feature.
+    declared, else ``n_features`` is one more than the largest index in this share.
+
+    ``zero_based``: does the file number its first feature 0 (``True``) or 1 (``False``)? ``"auto"`` takes the comment
+    ``# Column indices are zero-based`` or ``one-based`` above the rows, as scikit-learn's ``dump_svmlight_file`` writes
+    it. Without one, indices are zero-based if a 0 is among those of the first 16 MiB of text, else one-based. Every
+    rank looks at the same bytes. Give ``zero_based=train_rows.index_base == 0`` for a second file, such as a test set,
+    in which a 0 may not occur.
 
     What is no regular file, such as a pipe, is read from its beginning to its end, by one rank, and never kept.
 
@@ -99,11 +109,11 @@ def read_libsvm(
     Raises ``DamagedLine``, a ``ValueError``, with the line number (of the whole file, from 1) for a damaged line: a
     label, an index or a value that is none or not finite, indices that do not rise, ``qid``; with ``strict=False`` such
     lines are left out and counted in ``Rows.damaged``. An index beyond ``features`` always is an error, as are a
-    damaged archive, one whose name does not say that it is one, and a file without a byte. Raises ``ValueError`` and
-    ``TypeError`` for other arguments that cannot be, ``OSError`` for a file that cannot be read, ``ImportError``
-    without ``zstandard``.
+    damaged archive, one whose name does not say that it is one, a file without a byte, and a comment that contradicts
+    ``zero_based``. Raises ``ValueError`` and ``TypeError`` for other arguments that cannot be, ``OSError`` for a file
+    that cannot be read, ``ImportError`` without ``zstandard``.
     """
-    how = LibsvmFormat(features, index_base, strict)
+    how = LibsvmFormat(features, zero_based, strict)
     world_size = checked_integer(world_size, "world_size", "an int of at least 1")
     if world_size < 1:
         raise ValueError(f"world_size={world_size} must be at least 1")
@@ -141,6 +151,7 @@ def _read_plain(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> tu
     size = file.stat().st_size
     # An empty file cannot be mapped.
     text = np.memmap(file, np.uint8, mode="r") if size else np.empty(0, np.uint8)
+    base = base_of(text[:HEAD_BYTES].tobytes(), how.zero_based, file)
     begin, end = _core.whole_lines(text.ctypes.data, size, size * rank // world_size, size * (rank + 1) // world_size)
 
     def lines_before() -> int:
@@ -149,7 +160,7 @@ def _read_plain(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> tu
             for at in range(0, begin, _BLOCK_BYTES)
         )
 
-    rows, _ = _parse(text[begin:end], how, begin, file, lines_before)
+    rows, _ = _parse(text[begin:end], how, base, begin, file, lines_before)
     return rows, size
 
 
@@ -161,7 +172,8 @@ def _read_blocks(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> t
         begin, end = size * rank // world_size, size * (rank + 1) // world_size
     parts: list[Rows] = []
     at = lines = 0
-    for block in _line_blocks(file):
+    base, blocks = _base_and_blocks(file, how)
+    for block in blocks:
         if at >= end:
             break
         text = np.frombuffer(block, np.uint8)
@@ -170,12 +182,21 @@ def _read_blocks(file: Path, how: LibsvmFormat, rank: int, world_size: int) -> t
         )
         lines += block.count(b"\n", 0, first)
         if first < last:
-            part, read = _parse(text[first:last], how, at + first, file, lambda before=lines: before)
+            part, read = _parse(text[first:last], how, base, at + first, file, lambda before=lines: before)
             parts.append(part)
             lines += read
         at += text.size
     n_features = max((part.n_features for part in parts), default=how.features or 0)
     return joined(parts, n_features), size if world_size > 1 else at
+
+
+def _base_and_blocks(file: Path, how: LibsvmFormat) -> tuple[IndexBase, Iterator[bytes]]:
+    """Of a text that can be read once only, and is short where it has no ``HEAD_BYTES``."""
+    blocks = _line_blocks(file)
+    first: list[bytes] = []
+    while sum(map(len, first)) < HEAD_BYTES and (block := next(blocks, None)) is not None:
+        first.append(block)
+    return base_of(b"".join(first)[:HEAD_BYTES], how.zero_based, file), itertools.chain(first, blocks)
 
 
 def _line_blocks(file: Path) -> Iterator[bytes]:
@@ -192,7 +213,9 @@ def _line_blocks(file: Path) -> Iterator[bytes]:
         yield rest
 
 
-def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: Any) -> tuple[Rows, int]:
+def _parse(
+    text: Any, how: LibsvmFormat, base: IndexBase, start: int, file: Path, lines_before: Any
+) -> tuple[Rows, int]:
     """The rows of whole lines that begin at byte ``start`` of the text, and how many lines there are."""
     most_rows, most_entries = _core.libsvm_bounds(text.ctypes.data, text.size)
     offsets, starts = np.empty(most_rows + 1, np.uint64), np.empty(most_rows, np.uint64)
@@ -208,13 +231,13 @@ def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: A
         most_entries,
     )
     features = MOST_FEATURES if how.features is None else how.features
-    found = _core.parse_libsvm(text.ctypes.data, text.size, how.index_base, features, how.strict, out)
+    found = _core.parse_libsvm(text.ctypes.data, text.size, base.number, features, how.strict, out)
     said: tuple[str, ...] = ()
     if found.first_damaged:
         before = lines_before() + 1
         said = tuple(
             f"{file}, line {before + line}: "
-            + _REASONS[damage.name].format(token.decode(errors="replace"), features=features)
+            + _REASONS[damage.name].format(token.decode(errors="replace"), features=features, below=base.below)
             for line, damage, token in found.first_damaged
         )
     if not found.complete:
@@ -230,6 +253,7 @@ def _parse(text: Any, how: LibsvmFormat, start: int, file: Path, lines_before: A
         starts[: found.rows] + np.uint64(start),
         found.damaged,
         said,
-        how.index_base,
+        base.number,
+        base.source == "guess",
     )
     return rows, found.lines

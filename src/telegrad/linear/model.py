@@ -17,8 +17,10 @@ from telegrad.linear.whole_files import write_whole
 
 # of each array its dimensions, and numpy's kinds of what it holds
 _FIELDS = {"indices": (1, "iu"), "values": (1, "f"), "n_features": (0, "iu"), "bias": (0, "f"), "loss": (0, "U")}
-_BASE, _OF_BASE = "index_base", (0, "iu")  # not in every file
-MODEL_ARRAYS = (*_FIELDS, _BASE)
+# not in every file
+_BASE, _GUESSED = "index_base", "base_is_guessed"
+_OF_BASE = {_BASE: (0, "iu"), _GUESSED: (0, "b")}
+MODEL_ARRAYS = (*_FIELDS, *_OF_BASE)
 """What ``from_arrays()`` looks at."""
 
 
@@ -27,17 +29,21 @@ class LinearModel:
     """``weights``: float32, one for each feature. ``loss``: what it was trained for. ``index_base``: what the text that
     it was trained on calls its first feature, 0 or 1, so that others can be read alike; ``None`` if rows were not read
     from a text, or with different ones, or the model is from a file that does not say. ``weights`` begin with the first
-    feature in any case."""
+    feature in any case. ``base_is_guessed``: neither an argument nor a comment in the text said so."""
 
     weights: F32
     bias: float
     loss: str
     index_base: int | None = None
+    base_is_guessed: bool = False
 
     def scores(self, rows: Rows) -> F32:
         """``weights · row + bias`` of each row, float32. Features that the model does not know have no weight. Raises
-        ``TypeError`` for what is no ``Rows``."""
+        ``TypeError`` for what is no ``Rows``, and ``ValueError`` for rows whose text has another ``index_base`` than
+        the model's, if one of both is guessed: most likely one guess is wrong, and each weight would meet its
+        neighbour's feature."""
         check_rows(rows)
+        self._check_base(rows)
         weights = np.ascontiguousarray(self.weights, np.float32)
         if rows.n_features > weights.size:
             rows = rows.first_features(weights.size)
@@ -45,6 +51,19 @@ class LinearModel:
         model = _core.ModelView(weights.ctypes.data, weights.size, 1.0, self.bias)
         _core.score_rows(rows.view(), 0, model, scores.ctypes.data, scores.size)
         return scores
+
+    def _check_base(self, rows: Rows) -> None:
+        is_same = rows.index_base == self.index_base or None in (rows.index_base, self.index_base)
+        if is_same or not (rows.base_is_guessed or self.base_is_guessed):
+            return
+        guessed = "index_base of rows" if rows.base_is_guessed else "index_base of the model's training data"
+        zero_based = (self.index_base if rows.base_is_guessed else rows.index_base) == 0
+        what = "these rows" if rows.base_is_guessed else "the training data"
+        raise ValueError(
+            f"the model has index_base={self.index_base} and rows index_base={rows.index_base}, but the {guessed} is "
+            f"guessed: read {what} with zero_based={zero_based} if both texts number features alike, else with "
+            f"zero_based={not zero_based}"
+        )
 
     def predict(self, rows: Rows) -> F32:
         """Of each row the class, -1 or 1, or the number if the loss is the squared error."""
@@ -72,7 +91,9 @@ class LinearModel:
 
     def to_arrays(self) -> dict[str, Any]:
         """What a file has of it, by name. Raises ``ValueError`` for a model that ``from_arrays()`` would refuse."""
-        base: dict[str, Any] = {} if self.index_base is None else {_BASE: np.uint8(self.index_base)}
+        base: dict[str, Any] = {}
+        if self.index_base is not None:
+            base = {_BASE: np.uint8(self.index_base), _GUESSED: np.bool_(self.base_is_guessed)}
         indices = np.flatnonzero(self.weights).astype(np.uint32)
         arrays: dict[str, Any] = {
             "indices": indices,
@@ -94,20 +115,21 @@ class LinearModel:
         model's."""
         if not {*_FIELDS} <= arrays.keys():
             raise ValueError("an npz file without some of a model's arrays")
-        found = {name: arrays[name] for name in (*_FIELDS, *({_BASE} & arrays.keys()))}
+        found = {name: arrays[name] for name in (*_FIELDS, *(_OF_BASE.keys() & arrays.keys()))}
         try:
             _check(found)
         except Exception as error:  # arrays of any kind lead numpy to errors of many kinds
             raise ValueError("an npz file whose arrays are damaged or not a model's") from error
         weights = np.zeros(int(found["n_features"]), np.float32)
         weights[found["indices"]] = found["values"]
-        return cls(weights, float(found["bias"]), str(found["loss"]), int(found[_BASE]) if _BASE in found else None)
+        base = int(found[_BASE]) if _BASE in found else None
+        return cls(weights, float(found["bias"]), str(found["loss"]), base, bool(found.get(_GUESSED, False)))
 
 
 def _check(arrays: Mapping[str, Any]) -> None:
     """Raises ``ValueError`` for arrays that are not a model's."""
     for name, array in arrays.items():
-        dimensions, kinds = _FIELDS.get(name, _OF_BASE)
+        dimensions, kinds = (_FIELDS | _OF_BASE)[name]
         if array.ndim != dimensions or array.dtype.kind not in kinds:
             raise ValueError(f"{name} is {array.ndim}-D {array.dtype}")
     indices, values, size, bias, loss = (arrays[name] for name in _FIELDS)

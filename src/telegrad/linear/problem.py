@@ -39,7 +39,8 @@ class Problem:
     classes, and where there is no row to train on, too many features or threads, or too little memory.
 
     ``loss_at_zero``: the objective where all weights are 0. ``index_base``: that of all ranks' rows, ``None`` if they
-    do not have the same.
+    do not have the same; ``base_is_guessed`` if that of some rank is. Raises ``ValueError`` on every rank where ranks'
+    rows differ in it and one of them is guessed.
 
     Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
     caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
@@ -61,7 +62,7 @@ class Problem:
         self._told = _told_by(settings) | {"checkpoint_every": checkpoint_every}
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss)
-        self.features, counts, self.index_base = self._agree()
+        self.features, counts, self.index_base, self.base_is_guessed = self._agree()
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
         check_memory(
@@ -158,30 +159,38 @@ class Problem:
         assert team is not None
         return team
 
-    def _agree(self) -> tuple[int, I64, int | None]:
-        """The number of features, every rank's rows, and ``index_base``."""
+    def _agree(self) -> tuple[int, I64, int | None, bool]:
+        """The number of features, every rank's rows, ``index_base`` and ``base_is_guessed``."""
         labels = self.rows.labels
         kinds = label_counts(labels)
         told = [zlib.crc32(repr(value).encode()) for value in self._told.values()]
         base = -1 if self.rows.index_base is None else self.rows.index_base
-        own = np.array([self.rows.n_features, len(labels), base, *kinds, *told], np.int64)
+        about = [self.rows.n_features, len(labels), base, int(self.rows.base_is_guessed)]
+        own = np.array([*about, *kinds, *told], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
-        self._check_alike(every[:, 3 + len(kinds) :])
+        self._check_alike(every[:, len(about) + len(kinds) :])
         features, counts = int(every[:, 0].max()), every[:, 1]
-        bases = set(every[counts > 0, 2].tolist())
-        minus, zero, plus = every[:, 3 : 3 + len(kinds)].sum(0)
+        found = every[counts > 0]
+        bases, is_guessed = set(found[:, 2].tolist()), bool(found[:, 3].any())
+        minus, zero, plus = every[:, len(about) : len(about) + len(kinds)].sum(0)
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
             raise ValueError(
                 f"labels are not two classes for loss={self.settings.loss!r}: {self._first_other_label(counts)}of "
                 f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; make them -1 and 1 or 0 and "
                 "1, or use loss='squared_error' for numbers"
             )
+        if is_guessed and {0, 1} <= bases:
+            zero, one = (int(np.flatnonzero((counts > 0) & (every[:, 2] == base))[0]) for base in (0, 1))
+            raise ValueError(
+                f"rows of rank {zero} have index_base=0 and rows of rank {one} index_base=1, and some ranks have "
+                "guessed theirs from their own file: give read_libsvm zero_based=True or False on every rank"
+            )
         if features + EXTRA > MOST_FEATURES:
             raise ValueError(
                 f"{features} features are more than the {MOST_FEATURES - EXTRA} that a model can be trained on "
                 "(the bias and the loss are summed as two more): hash them"
             )
-        return features, counts, bases.pop() if bases in ({0}, {1}) else None
+        return features, counts, bases.pop() if bases in ({0}, {1}) else None, is_guessed
 
     def _first_other_label(self, counts: I64) -> str:
         """Of all ranks' rows the first label that no class has, if there is one. Called on all ranks."""
@@ -202,7 +211,8 @@ class Problem:
 
     def model(self, weights: F32, bias: float) -> LinearModel:
         """Of weights of ``features``, in an array that may become the model's."""
-        return LinearModel(self.of_all(weights), bias, self.settings.loss, self.index_base)
+        base = (self.index_base, self.base_is_guessed and self.index_base is not None)
+        return LinearModel(self.of_all(weights), bias, self.settings.loss, *base)
 
     def of_all(self, own: F32) -> F32:
         """Of all ranks' features what ``own`` has of ``features``; the same array if these are all."""

@@ -27,8 +27,8 @@ class Rows:
     ``n_features``; ``values`` and ``labels``: float32. ``starts``: uint64, of each row the first byte of its line in
     the text that it was read from, or ``None``. ``damaged``: lines that were left out, and ``first_damaged`` what is
     wrong with some of them. ``index_base``: what that text calls its first feature, 0 or 1, or ``None`` without a text;
-    ``indices`` are from 0 in any case. Raises ``TypeError`` for other dtypes, ``ValueError`` for arrays that do not fit
-    together.
+    ``indices`` are from 0 in any case. ``base_is_guessed``: neither an argument nor a comment said so. Raises
+    ``TypeError`` for other dtypes, ``ValueError`` for arrays that do not fit together.
     """
 
     offsets: U64
@@ -40,6 +40,7 @@ class Rows:
     damaged: int = 0
     first_damaged: tuple[str, ...] = field(default=())
     index_base: int | None = None
+    base_is_guessed: bool = False
 
     def __post_init__(self) -> None:
         wanted = {"offsets": np.uint64, "indices": np.uint32, "values": np.float32, "labels": np.float32}
@@ -104,6 +105,7 @@ class Rows:
             self.n_features,
             None if self.starts is None else self.starts[first:last],
             index_base=self.index_base,
+            base_is_guessed=self.base_is_guessed,
         )
 
     def view(self) -> _core.RowsView:
@@ -185,4 +187,5 @@ def joined(parts: list[Rows], n_features: int) -> Rows:
         sum(part.damaged for part in parts),
         tuple(text for part in parts for text in part.first_damaged)[:8],
         index_bases.pop() if len(index_bases) == 1 else None,
+        any(part.base_is_guessed for part in parts),
     )

@@ -23,9 +23,9 @@ GOOD = "1 1:1\n-1 2:1\n"
         ),
         (
             "data.svm",
-            "1 0:1\n" * 8,
-            "'0:1': indices begin with 1, in every file that --data names; remove the line from the file that --data "
-            "names",
+            "# Column indices are one-based\n" + "1 0:1\n" * 8,
+            "'0:1': indices begin with 1, as a comment above the rows says: correct that line, or this one; remove the "
+            "line from the file that --data names",
         ),
         ("data.svm", GOOD * 4 + "3 1:1\n", "data.svm: labels are not two classes: they must be -1 and 1 or 0 and 1"),
         ("data.svm", "1 1:1\n", "data.svm has too few rows for 2 ranks: 1"),
@@ -41,5 +41,5 @@ def test_a_file_that_ranks_cannot_train_on(tmp_path: Path, name: str, content: s
     output = " ".join(done.output.split())
     assert done.exit_code == 1, output
     assert said in output
-    for other in ("Traceback", "strict=", "index_base=", "--skip-damaged", "--index-base"):
+    for other in ("Traceback", "strict=", "zero_based=", "--skip-damaged", "--zero-based"):
         assert other not in output

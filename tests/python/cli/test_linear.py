@@ -277,19 +277,19 @@ def test_a_file_that_is_no_model(path: Path) -> None:
 def test_predictions_are_made_with_the_base_of_the_training(path: Path, tmp_path: Path) -> None:
     """Indices from 1 are read with the base 0 as well, so that only the model knows."""
     model, out = tmp_path / "m.npz", tmp_path / "predictions.txt"
-    trained(path, model, "--ranks", "2", "--index-base", "0")
+    trained(path, model, "--ranks", "2", "--zero-based", "true")
     found = LinearModel.load(model)
     assert found.index_base == 0
-    for options in ((), ("--index-base", "0")):
+    for options in ((), ("--zero-based", "auto"), ("--zero-based", "true")):
         status, said = run("predict", str(path), "--model", str(model), "--out", str(out), "--scores", *options)
         assert status == 0, said
-        assert np.allclose(np.loadtxt(out), found.scores(read_libsvm(path, index_base=0)))
-        assert "--index-base" not in said
-    status, said = run("predict", str(path), "--model", str(model), "--index-base", "1")
+        assert np.allclose(np.loadtxt(out), found.scores(read_libsvm(path, zero_based=True)))
+        assert "--zero-based" not in said
+    status, said = run("predict", str(path), "--model", str(model), "--zero-based", "false")
     assert status == 2
     said = " ".join(said.replace("│", "").split())
-    assert "Invalid value for --index-base: 1 is not that of" in said
-    assert "which was trained with --index-base 0: leave the option out, and if features of the data begin" in said
+    assert "Invalid value for --zero-based: false is not that of" in said
+    assert "which was trained with --zero-based true: leave the option out, and if features of the data begin" in said
 
 
 def test_a_model_that_does_not_say_its_base_is_warned_of(path: Path, tmp_path: Path) -> None:
@@ -297,11 +297,33 @@ def test_a_model_that_does_not_say_its_base_is_warned_of(path: Path, tmp_path: P
     trained(path, model, "--ranks", "1")
     found = replace(LinearModel.load(model), index_base=None)
     found.save(model)
-    for options, base in (((), 1), (("--index-base", "1"), 1), (("--index-base", "0"), 0)):
+    for options, base in (((), 1), (("--zero-based", "false"), 1), (("--zero-based", "true"), 0)):
         status, said = run("predict", str(path), "--model", str(model), "--out", str(out), "--scores", *options)
         assert status == 0, said
-        assert np.allclose(np.loadtxt(out), found.scores(read_libsvm(path, index_base=base)))
-        assert ("m.npz does not say with which --index-base it was trained: 1 is taken" in said) is (not options)
+        assert np.allclose(np.loadtxt(out), found.scores(read_libsvm(path, zero_based=base == 0)))
+        warned = "m.npz does not say whether the indices that it was trained on begin with 0 or 1: --zero-based false"
+        assert (warned in said) is (not options)
+
+
+def test_the_comment_above_the_rows_tells_training_and_prediction_their_base(path: Path, tmp_path: Path) -> None:
+    model, test = tmp_path / "m.npz", tmp_path / "test.svm"
+    says_zero = tmp_path / "zero.svm"
+    says_zero.write_text("# Column indices are zero-based\n" + path.read_text())
+    trained(says_zero, model, "--ranks", "2")
+    found = LinearModel.load(model)
+    assert (found.index_base, found.base_is_guessed) == (0, False)
+    for text in (path.read_text(), says_zero.read_text()):  # the first has no index 0
+        test.write_text(text)
+        status, said = run("predict", str(test), "--model", str(model))
+        assert status == 0, said
+    test.write_text("# Column indices are one-based\n" + path.read_text())
+    status, said = run("predict", str(test), "--model", str(model))
+    assert status == 1
+    assert "a comment above the rows means --zero-based false, but" in said
+    assert "was trained with --zero-based true: train again with --zero-based false if that is right for both" in said
+    status, said = run("train", str(says_zero), "--model", str(model), "--zero-based", "false", "--ranks", "2")
+    assert status == 1
+    assert "column indices are zero-based, and --zero-based false that they are not: give --zero-based auto" in said
 
 
 def started_by(launcher: str) -> list[str]:

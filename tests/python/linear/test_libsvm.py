@@ -101,8 +101,8 @@ def test_a_file_without_a_byte_is_refused_alike(tmp_path: Path, suffix: str, cac
 
 def test_features_are_those_declared_or_those_that_occur(tmp_path: Path) -> None:
     path = written(tmp_path, b"1 0:1 4:1\n")
-    assert read_libsvm(path, index_base=0).n_features == 5
-    assert read_libsvm(path, index_base=0, features=9).n_features == 9
+    assert read_libsvm(path).n_features == 5
+    assert read_libsvm(path, zero_based=True, features=9).n_features == 9
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,6 @@ def test_features_are_those_declared_or_those_that_occur(tmp_path: Path) -> None
         ("1 a:1", "'a:1' is no index:value pair"),
         ("1 1:", "'1:' has no value"),
         ("1 1:1e99", "'1:1e99' is more than float32 can hold"),
-        ("1 0:1", "'0:1': indices begin with 1; use index_base=0"),
         ("1 2:1 1:1", "'1:1': indices must rise"),
         ("1 5000000000:1", "'5000000000:1': indices must be below 2"),
         ("1 12:1", "'12:1' is beyond the 11 features that are declared"),
@@ -236,7 +235,7 @@ def test_a_folder_that_is_named_like_an_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"index_base": 2}, "index_base=2 must be 0 or 1"),
+        ({"zero_based": "one"}, "zero_based='one' must be 'auto', True or False"),
         ({"features": 0}, "features=0 must be from 1"),
         ({"features": 2**32}, "features=4294967296 must be from 1"),
         ({"rank": 2, "world_size": 2}, "rank=2 must be from 0 to world_size - 1, which is 1"),

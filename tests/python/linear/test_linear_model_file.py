@@ -84,6 +84,8 @@ def refused(path: Path, found: str) -> None:
         ("index_base", np.uint8(7)),
         ("index_base", np.float64(0.5)),
         ("index_base", np.array([1])),
+        ("base_is_guessed", np.uint8(1)),
+        ("base_is_guessed", np.array([True])),
     ],
 )
 def test_arrays_that_are_not_a_model_s(tmp_path: Path, name: str, array: Any) -> None:

@@ -273,10 +273,10 @@ def test_a_model_keeps_what_its_text_calls_the_first_feature(tmp_path: Path) -> 
     made = Rows.from_csr(*data())
     for base in (0, 1):
         for cache in (False, True, True):  # the last from the cache
-            rows = read_libsvm(path, index_base=base, cache=cache)
+            rows = read_libsvm(path, zero_based=base == 0, cache=cache)
             train(rows, TrainingSettings(epochs=1)).model.save(tmp_path / "model.npz")
             assert LinearModel.load(tmp_path / "model.npz").index_base == base
-        shares = [read_libsvm(path, index_base=base, cache=True, rank=rank, world_size=2) for rank in range(2)]
+        shares = [read_libsvm(path, zero_based=base == 0, cache=True, rank=rank, world_size=2) for rank in range(2)]
         assert [rows.index_base for rows in shares] == [base, base]
         assert rows.first_features(2).index_base == base
     assert train(made, TrainingSettings(epochs=1)).model.index_base is None
@@ -285,10 +285,10 @@ def test_a_model_keeps_what_its_text_calls_the_first_feature(tmp_path: Path) -> 
 def test_packed_text_is_read_with_its_base(tmp_path: Path) -> None:
     path = tmp_path / "data.svm.gz"
     path.write_bytes(gzip.compress(b"1 1:1\n-1 2:1\n"))
-    assert read_libsvm(path, index_base=np.int64(0), cache=True).index_base == 0  # type: ignore[arg-type]
-    assert read_libsvm(path, index_base=0, cache=True).index_base == 0
-    with pytest.raises(TypeError, match="index_base=True must be 0 or 1: what the first feature is called"):
-        read_libsvm(path, index_base=True)
+    assert read_libsvm(path, zero_based=np.bool_(True), cache=True).index_base == 0  # type: ignore[arg-type]
+    assert read_libsvm(path, zero_based=True, cache=True).index_base == 0
+    with pytest.raises(TypeError, match="zero_based=0 must be True or False, or 'auto'"):
+        read_libsvm(path, zero_based=0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ def test_the_whole_file_s_cache_serves_every_share(
     assert sum(one.damaged for one in cut) == whole.damaged == 1
 
 
-@pytest.mark.parametrize("change", ["longer", "later", "features", "index_base", "strict"])
+@pytest.mark.parametrize("change", ["longer", "later", "features", "zero_based", "strict"])
 def test_a_cache_of_something_else_is_not_used(path: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read(path, index_base=0)
-    options: dict[str, Any] = {"index_base": 0, "strict": False, "cache": True}
+    read(path, zero_based=True)
+    options: dict[str, Any] = {"zero_based": True, "strict": False, "cache": True}
     match change:
         case "longer":
             path.write_bytes(TEXT + b"\n1 1:1")
@@ -88,8 +88,8 @@ def test_a_cache_of_something_else_is_not_used(path: Path, change: str, monkeypa
             os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
         case "features":
             options["features"] = 50
-        case "index_base":
-            options["index_base"] = 1
+        case "zero_based":
+            options["zero_based"] = False
         case "strict":
             options["strict"] = True
     unreadable(monkeypatch)
