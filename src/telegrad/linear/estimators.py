@@ -10,7 +10,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +21,7 @@ from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.arguments import checked_flag, checked_number
 from telegrad.comm.texts import all_gather_text
 from telegrad.linear.losses import F32
+from telegrad.linear.optimality import gap_above_optimum
 from telegrad.linear.rows import Rows
 from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.training import objective, train
@@ -39,7 +40,21 @@ except ModuleNotFoundError as error:
 F64 = npt.NDArray[np.float64]
 _Checked = tuple[Any, Any, TrainingSettings]
 
-_CONVERGED = 1e-4
+_CONVERGED = 0.01  # above the optimum
+# of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
+_NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    """One model, and by what part of the optimum it is above it, at least. ``without``: the objective of a model
+    without weights, if that of this one, ``reached``, is worse."""
+
+    weights: F32
+    bias: float
+    gap: float
+    reached: float
+    without: float | None
 
 
 class _Linear(BaseEstimator):
@@ -104,27 +119,56 @@ class _Linear(BaseEstimator):
             seed=int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
         )
 
-    def _weights(self, rows: Rows, settings: TrainingSettings) -> tuple[F32, float, float]:
-        """Those of one model, its bias, and by what part its loss still fell in the end."""
+    def _fitted(self, rows: Rows, matrix: Any, count: int, settings: TrainingSettings) -> _Fitted:
+        """One model of ``rows``, which are also in ``matrix``, float64. ``count``: the rows of all ranks."""
         trained = train(rows, settings, self.comm)
-        diverged = trained.diverged_to(objective(trained.model, rows, settings.l2, self.comm, settings.l1))
+        reached = objective(trained.model, rows, settings.l2, self.comm, settings.l1)
+        diverged = trained.diverged_to(reached)
         if diverged and self.learning_rate is None:
             raise ValueError(
                 "the training diverges with learning_rate=None, which is safe but for rounding: scale X and y"
             )
         if diverged:
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
-        return trained.model.weights, trained.model.bias, trained.last_fall
-
-    def _warn_of(self, fall: float) -> None:
-        """Called by ``fit``, whose caller the warning names."""
-        if fall > _CONVERGED:
-            warnings.warn(
-                f"max_iter={self.max_iter} ended the training while an epoch's loss still fell by {100 * fall:.2g} % "
-                f"an epoch, which is more than {100 * _CONVERGED:g} %: give more, a larger learning_rate, or scale X",
-                ConvergenceWarning,
-                stacklevel=3,
+        negligible = max(_NEGLIGIBLE * trained.loss_without_weights, _NEGLIGIBLE_OF_ZEROS * trained.loss_at_zero)
+        gap = 0.0
+        if negligible > 0:
+            gap = gap_above_optimum(
+                matrix,
+                rows.labels.astype(np.float64),
+                trained.model.weights,
+                trained.model.bias if settings.bias else None,
+                loss=settings.loss,
+                l2=settings.l2,
+                rows=count,
+                negligible=negligible,
+                enough=_CONVERGED,
+                comm=self.comm,
             )
+        without = trained.loss_without_weights if trained.is_worse_than_no_weights(reached) else None
+        return _Fitted(trained.model.weights, trained.model.bias, gap, reached, without)
+
+    def _warn_of(self, models: list[_Fitted]) -> None:
+        """Called by ``fit``, whose caller the warning names."""
+        said = ""
+        worse = [model for model in models if model.without is not None]
+        farthest = max(model.gap for model in models)
+        if worse:
+            remedy = "scale X, or give more max_iter"
+            if self.learning_rate is not None:
+                remedy = f"use a smaller learning_rate than {self.learning_rate:g}, or None, or scale X"
+            said = (
+                f"the fit is worse than a model without weights: its objective is {worse[0].reached:.4g}, and without "
+                f"weights {worse[0].without:.4g}; {remedy}"
+            )
+        elif farthest >= _CONVERGED:
+            said = (
+                f"max_iter={self.max_iter} ended the training when the objective was at least {100 * farthest:,.1f} % "
+                f"above the optimum, which is more than {100 * _CONVERGED:g} %: give more, another learning_rate, or "
+                "scale X"
+            )
+        if said:
+            warnings.warn(said, ConvergenceWarning, stacklevel=3)
 
     def _told(self) -> dict[str, str]:
         """What all ranks must have alike: of ``random_state`` rank 0's counts."""
@@ -193,20 +237,21 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         self.classes_ = np.array(found, _common_dtype(y.dtype, [said["dtype"] for said in every]))
         if self.classes_.size < 2:
             raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
-        l2 = 1 / (self.C * sum(said["rows"] for said in every))
+        count = sum(said["rows"] for said in every)
+        l2 = 1 / (self.C * count)
         if math.isinf(l2):
             raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
         settings = replace(settings, l2=l2, seed=every[0]["seed"])
-        rows = _rows_of(X, np.zeros(X.shape[0]))
+        rows, matrix = _rows_of(X, np.zeros(X.shape[0])), sparse.csr_array(X, dtype=np.float64)
         ones = self.classes_[1:] if self.classes_.size == 2 else self.classes_
         models = []
         for one in ones:
             labels = np.where(y == one, np.float32(1), np.float32(-1))
-            models.append(self._weights(replace(rows, labels=labels), settings))
-        self.coef_ = np.stack([weights for weights, _, _ in models])
-        self.intercept_ = np.array([bias for _, bias, _ in models])
+            models.append(self._fitted(replace(rows, labels=labels), matrix, count, settings))
+        self.coef_ = np.stack([model.weights for model in models])
+        self.intercept_ = np.array([model.bias for model in models])
         self.n_iter_ = self.max_iter
-        self._warn_of(max(fall for _, _, fall in models))
+        self._warn_of(models)
         return self
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
@@ -229,9 +274,9 @@ class LogisticRegression(_Classifier):
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
 
-    ``fit`` warns (``ConvergenceWarning``) if ``max_iter`` ended it while the loss still fell by more than 0.01 % an
-    epoch: the mean over an epoch's rows, each at its own step, and over the last 10 epochs, against the 10 before, if
-    the difference is more than chance.
+    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum: a few Newton steps at
+    the end, which do not change the model, find how much lower it can be at least. It also warns if the model is worse
+    than one without weights.
     """
 
     def __init__(
@@ -330,10 +375,12 @@ class Ridge(RegressorMixin, _Linear):
             return (rows, numbers, settings), {}
 
         (X, y, settings), every = self._agree(look)  # noqa: N806
-        settings = replace(settings, l2=self.alpha / sum(said["rows"] for said in every), seed=every[0]["seed"])
-        self.coef_, self.intercept_, fall = self._weights(_rows_of(X, y), settings)
+        count = sum(said["rows"] for said in every)
+        settings = replace(settings, l2=self.alpha / count, seed=every[0]["seed"])
+        model = self._fitted(_rows_of(X, y), sparse.csr_array(X, dtype=np.float64), count, settings)
+        self.coef_, self.intercept_ = model.weights, model.bias
         self.n_iter_ = self.max_iter
-        self._warn_of(fall)
+        self._warn_of([model])
         return self
 
     def predict(self, X: Any) -> F64:  # noqa: N803

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,6 +32,31 @@ def losses_of(loss: str, scores: npt.ArrayLike, targets: npt.ArrayLike) -> F64:
         return np.asarray(np.logaddexp(0, -margins))
     short = np.maximum(0, 1 - margins)
     return np.asarray(short if loss == "hinge" else short**2)
+
+
+def slopes_and_curvatures(loss: str, scores: F64, targets: F64, smoothing: float) -> tuple[F64, F64]:
+    """Of each row's loss the first and second derivative by the score. The hinge's kink has no curvature: there a
+    parabola joins both lines, over margins of 1 - ``smoothing`` to 1 + ``smoothing``."""
+    if not is_classification(loss):
+        return scores - targets, np.ones_like(scores)
+    margins = scores * targets
+    if loss == "logistic":
+        small = np.exp(-np.abs(margins))
+        return -targets * np.where(margins < 0, 1, small) / (1 + small), small / (1 + small) ** 2
+    if loss == "squared_hinge":
+        return -2 * targets * np.maximum(0, 1 - margins), np.where(margins < 1, 2.0, 0.0)
+    part = (1 + smoothing - margins) / (2 * smoothing)
+    inside = (part > 0) & (part < 1)
+    return -targets * np.clip(part, 0, 1), np.where(inside, 1 / (2 * smoothing), 0.0)
+
+
+def least_loss_of_classes(loss: str, positive: float) -> float:
+    """The least mean loss of a model without weights, but with a bias, for labels of which the share ``positive`` is 1
+    and all others are -1."""
+    shares = [share for share in (positive, 1 - positive) if share > 0]
+    if loss == "logistic":
+        return -sum(share * math.log(share) for share in shares)
+    return 2 * min(positive, 1 - positive) if loss == "hinge" else 4 * positive * (1 - positive)
 
 
 def label_counts(labels: F32) -> tuple[int, int, int]:

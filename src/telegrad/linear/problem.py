@@ -18,6 +18,7 @@ from telegrad.linear.losses import (
     area_under_curve,
     is_classification,
     label_counts,
+    least_loss_of_classes,
     losses_of,
     signed,
 )
@@ -38,7 +39,8 @@ class Problem:
     """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
     classes, and where there is no row to train on, too many features or threads, or too little memory.
 
-    ``loss_at_zero``: the objective where all weights are 0. ``index_base``: that of all ranks' rows, ``None`` if they
+    ``loss_at_zero``: the objective where all weights are 0. ``loss_without_weights``: that of the best model that has a
+    bias alone, if settings have one, of the rows to train on. ``index_base``: that of all ranks' rows, ``None`` if they
     do not have the same; ``base_is_guessed`` if that of some rank is. Raises ``ValueError`` on every rank where ranks'
     rows differ in it and one of them is guessed.
 
@@ -81,6 +83,7 @@ class Problem:
             raise ValueError(f"of {self.total} rows none is left to train on: {remedy}")
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
         self.loss_at_zero = self._loss_at_zero()
+        self.loss_without_weights = self._loss_without_weights()
         self.first_rate = settings.learning_rate or self._default_rate(counts)
         # A safe rate is one of whole batches: the rows of a shorter last one weigh more in its mean.
         self._whole_batch = 0
@@ -147,6 +150,21 @@ class Problem:
         if self.comm is not None:
             self.comm.all_reduce(own)
         return float(own[0]) / self.total
+
+    def _loss_without_weights(self) -> float:
+        targets, rows = self.targets[self.share.trained.astype(np.int64)].astype(np.float64), self.share.trained_total
+
+        def mean_of(values: F64) -> float:
+            own = np.array([values.sum()])
+            if self.comm is not None:
+                self.comm.all_reduce(own)
+            return float(own[0]) / rows
+
+        if not self.settings.bias:
+            return mean_of(losses_of(self.settings.loss, np.zeros(targets.size), targets))
+        if self.is_classification:
+            return least_loss_of_classes(self.settings.loss, mean_of((targets > 0).astype(np.float64)))
+        return mean_of((targets - mean_of(targets)) ** 2) / 2
 
     def _start_team(self) -> _core.Team:
         team: _core.Team | None = None

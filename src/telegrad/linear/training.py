@@ -25,6 +25,7 @@ from telegrad.linear.rows import Rows, check_rows
 from telegrad.linear.settings import TrainingSettings
 
 _FAR = 10  # times the loss of a model that knows nothing
+_WORSE = 1.001  # times the same: more than rounding and the last steps make of a model that is as good
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,9 @@ class Trained:
 
     loss_at_zero: float
     """The objective where all weights are 0: mean loss of all rows."""
+
+    loss_without_weights: float
+    """The least objective of a model without weights, which has a bias if ``settings`` do, of the rows trained on."""
 
     held_out: npt.NDArray[np.uint64]
     """Which of this rank's rows were not trained on, from 0, rising."""
@@ -62,6 +66,11 @@ class Trained:
     def diverged_to(self, reached: float) -> bool:
         """The same where the ``objective`` of the model, of the rows it was trained on, is ``reached``."""
         return self.diverged or self._is_far(reached)
+
+    def is_worse_than_no_weights(self, reached: float) -> bool:
+        """Is ``reached``, the ``objective`` of the rows it was trained on, above that of a model without weights, by
+        more than a thousandth? Where labels are all the same that model's bias is 0."""
+        return reached > _WORSE * (self.loss_without_weights or self.loss_at_zero)
 
     def _is_far(self, loss: float) -> bool:
         return not np.isfinite(loss) or loss > _FAR * self.loss_at_zero
@@ -140,8 +149,15 @@ def train(
             except KeyboardInterrupt:  # a lost rank's job is told to end just as this one hears of the loss
                 on_break_off(optimizer.model())
         raise
-    held_out = problem.share.held_out
-    return Trained(optimizer.model(), reports, problem.total, problem.loss_at_zero, held_out, problem.first_rate)
+    return Trained(
+        optimizer.model(),
+        reports,
+        problem.total,
+        problem.loss_at_zero,
+        problem.loss_without_weights,
+        problem.share.held_out,
+        problem.first_rate,
+    )
 
 
 def objective(

@@ -8,7 +8,6 @@ import pickle
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,7 +25,6 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from telegrad import Communicator
 from telegrad.linear import LinearSVC, LogisticRegression, Ridge
-from telegrad.linear.convergence import last_fall
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
 
@@ -106,38 +104,6 @@ def test_the_optimum_of_a_machine_whose_intercept_is_not_regularised(loss: str) 
     own = LinearSVC(loss=loss, C=c, **settings).fit(x, y)
     found = of_machine(loss, own.coef_, own.intercept_[0], x, y, c)
     assert best * (1 - 1e-5) <= found <= best * (1 + 1e-3)
-
-
-@pytest.mark.parametrize("name", ESTIMATORS)
-def test_a_fit_that_ends_too_early_is_warned_of(name: str) -> None:
-    x, y = data()
-    with pytest.warns(ConvergenceWarning, match="max_iter=3 ended the training while an epoch's loss still fell by"):
-        ESTIMATORS[name](max_iter=3, random_state=0).fit(x, y)
-    with pytest.warns(ConvergenceWarning, match="max_iter=1 "):
-        ESTIMATORS[name](max_iter=1, random_state=0).fit(x, y)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        settings: dict[str, Any] = {"batch": 400, "learning_rate": 0.05, "random_state": 0}
-        ESTIMATORS[name](max_iter=1000, **settings).fit(x, y)
-
-
-def test_models_of_several_classes_are_warned_of_once() -> None:
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        LogisticRegression(max_iter=2, random_state=0).fit(*data(3))
-    assert [one.category for one in found] == [ConvergenceWarning]
-    assert found[0].filename == __file__
-
-
-def test_last_fall() -> None:
-    assert last_fall([2.0, 1.0]) == 0.5
-    assert last_fall([9.0, 2.0, 2.0, 1.0, 1.0]) == pytest.approx(0.25)  # two epochs later
-    assert last_fall([100.0] * 20 + [10.0] * 10 + [5.0] * 10) == pytest.approx(0.05)
-    assert last_fall([0.999**epoch for epoch in range(100)]) == pytest.approx(0.001, rel=0.02)
-    assert last_fall([1.0, 0.0, 0.0, 0.0, 0.0]) == 0
-    assert last_fall([1.0, 2.0]) == 0
-    uneven = np.random.default_rng(0).normal(10, 1, (500, 40))
-    assert sum(last_fall(losses.tolist()) > 0 for losses in uneven) <= 3  # of 500 that do not fall
 
 
 @pytest.mark.parametrize("wrong", ["y", "error"])
