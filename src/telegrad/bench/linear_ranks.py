@@ -28,6 +28,7 @@ from telegrad.linear.aggregation import DenseGather, SparseGather
 
 _TIMEOUT_S, _JOIN_TIMEOUT_S = 300.0, 120.0
 _L2 = 1e-6
+COORDINATES = 100  # of a rank in a step, as in SparCML
 
 Row = dict[str, Any]
 Vector = npt.NDArray[np.float32]
@@ -156,7 +157,7 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
     an epoch, computing grows with the rows, and communication with the columns."""
     rows = rows.part(0, min(plan.rows, len(rows)))
     columns, n = columns_of(rows, comm), rows.n_features
-    settings = TrainingSettings(l2=_L2, epochs=2, optimizer="coordinate_descent")
+    settings = TrainingSettings(l2=_L2, epochs=2, optimizer="coordinate_descent", coordinates=COORDINATES)
     received = _Received(comm)
     comm.barrier()
     gathering = DenseGather(comm) if dense else SparseGather(comm)
@@ -164,7 +165,7 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
     row = _times(comm, trained, None, received.bytes())
     comm_s = row["steps"] * row["step_comm_s"] * about["non_empty_columns"] / columns
     compute_s = row["steps"] * (row["step_s"] - row["step_comm_s"]) * about["scaled_to_rows"] / (len(rows) * plan.ranks)
-    others = settings.coordinates * (plan.ranks - 1)
+    others = COORDINATES * (plan.ranks - 1)
     return {
         "optimizer": "coordinate_descent",
         "rows_a_step": len(rows) * plan.ranks,
@@ -174,7 +175,7 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
         "entries_of_sum": None,
         "bound_bytes": 4 * n * (plan.ranks - 1) / plan.ranks
         if dense
-        else others * _entry_bytes(settings.coordinates * plan.ranks / n),
+        else others * _entry_bytes(COORDINATES * plan.ranks / n),
         "objective": objective(trained.model, rows, _L2, comm),
     }
 

@@ -100,7 +100,7 @@ def train_command(
     bias: Annotated[bool, typer.Option(help="Whether there is one; it is not regularised.")] = True,
     held_out: Annotated[float, typer.Option(help="The share of rows to judge the model by.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of who is held out, and of the order of rows.")] = 0,
-    coordinates: Coordinates = 100,
+    coordinates: Coordinates = None,
     overlap: Overlap = False,
     threads: Threads = 1,
     features: _Features = None,
@@ -190,7 +190,9 @@ def train_command(
     if end["diverged"]:
         console.print(_divergence(settings, end), style="red", highlight=False, soft_wrap=True)
     else:
-        if end["last_fall"] > _STILL_FALLS:
+        if end["worse_than_no_weights"]:
+            console.print(_worse_than_no_weights(settings, end), style="yellow", highlight=False, soft_wrap=True)
+        elif end["last_fall"] > _STILL_FALLS:
             console.print(_still_falls(settings, end), style="yellow", highlight=False, soft_wrap=True)
         console.print(f"model: {model}", highlight=False, soft_wrap=True)
     if checkpoint is not None and checkpoint.exists():
@@ -299,17 +301,30 @@ def _rows_for(
 
 def _steps_of(settings: TrainingSettings) -> str:
     if settings.optimizer == "coordinate_descent":
-        return f"{settings.coordinates:,} coordinates a rank and step"
+        chosen = "coordinate descent, blocks by density"
+        return chosen if settings.coordinates is None else f"{settings.coordinates:,} coordinates a rank and step"
     text = f"batches of {settings.batch:,}" + (", overlapped" if settings.overlap else "")
     return text if settings.optimizer == "sgd" else f"{text}, {settings.optimizer}"
 
 
-def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
-    remedy = "scale the features"
+def _lower_rate(settings: TrainingSettings) -> str:
     if settings.learning_rate is not None:
-        remedy = f"try a lower --learning-rate than {settings.learning_rate:g}, or leave it out"
-    elif settings.optimizer == "adagrad":
-        remedy = "try a lower --learning-rate than 0.1"
+        return f"try a lower --learning-rate than {settings.learning_rate:g}, or leave it out"
+    return "try a lower --learning-rate than 0.1" if settings.optimizer == "adagrad" else "scale the features"
+
+
+def _worse_than_no_weights(settings: TrainingSettings, end: dict[str, Any]) -> str:
+    without, reached = end["objective_without_weights"], end["objective"]
+    has_rate = settings.learning_rate is not None or settings.optimizer == "adagrad"
+    return (
+        f"the model is worse than one without weights (objective {reached:.6g}, without weights {without:.6g}): "
+        + _lower_rate(settings)
+        + ("" if has_rate else ", or give more --epochs")
+    )
+
+
+def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
+    remedy = _lower_rate(settings)
     reached = f"objective {end['objective']:.6g}, with no weights {end['objective_at_zero']:.6g}"
     return f"the training has diverged ({reached}), so no model is written: {remedy}"
 

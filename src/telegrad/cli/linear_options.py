@@ -37,13 +37,17 @@ Batch = Annotated[
 LearningRate = Annotated[
     float | None,
     typer.Option(
-        help="Of the first step. Default: of sgd what the rows' lengths make safe, often ten times too small; of "
-        "adagrad 0.1.",
+        help="Of the first step. Default: of sgd what the rows' lengths make safe, often slow; of adagrad 0.1.",
         show_default=False,
     ),
 ]
 Coordinates = Annotated[
-    int, typer.Option(help="Weights that each rank moves in a step of coordinate descent; an epoch moves all once.")
+    int | None,
+    typer.Option(
+        help="Weights that each rank moves in a step of coordinate descent; an epoch moves all once. Default: up to "
+        "100, and fewer the more features rows have in common.",
+        show_default=False,
+    ),
 ]
 Overlap = Annotated[
     bool,

@@ -8,7 +8,8 @@ scores of its rows, and no score ever travels. (With columns held by ranks deriv
 would have to send the changed scores of all rows with any feature of the block: with popular features nearly all.)
 
 The move minimises a bound of the objective that holds for the whole block at once (``core/linear/columns.hpp``): so no
-step makes it worse, and there is no learning rate.
+step makes it worse, and there is no learning rate. The more entries a row has in a block, the shorter the bound makes
+the moves: on dense rows large blocks hardly move at all.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ from telegrad.linear.losses import CURVATURE_BOUND, F32, F64
 from telegrad.linear.model import LinearModel
 from telegrad.linear.passes import Pass, State
 from telegrad.linear.problem import Problem
+
+_MOST = 100  # coordinates of a rank in a step, as in SparCML
+_STRETCH = 1.5  # by which a row's entries in a block may raise the bound of a coordinate's curvature, in the mean
 
 _PASS = 2  # of the seed's streams of random numbers, behind those of ``shares``
 
@@ -44,8 +48,8 @@ class CoordinateDescent:
         self._scores: F64 = np.zeros(trained.size)  # of this rank's rows, without the bias
         self._targets = problem.targets[trained.astype(np.int64)]
         self._moved, entries = self._coordinates()
-        block = problem.settings.coordinates * problem.world_size
-        self.steps = max(-(-self._moved.size // block), 1)
+        self._block = self._block_size()
+        self.steps = max(-(-self._moved.size // self._block), 1)
         # The bias's derivative takes all rows: so it is moved as often as costs about as much as all else together.
         self._bias_steps = max(min(problem.share.trained_total * self.steps // max(entries, 1), self.steps), 1)
 
@@ -53,7 +57,7 @@ class CoordinateDescent:
         """One pass over all coordinates, in blocks of the order of pass ``number``, from 0."""
         problem, found = self._problem, Pass(self.steps)
         order = np.random.default_rng([problem.settings.seed, _PASS, number]).permutation(self._moved.size)
-        size = problem.settings.coordinates * problem.world_size
+        size = self._block
         for step in range(self.steps):
             if problem.settings.bias and step % self._bias_steps == 0:
                 self._move_bias(found)
@@ -83,6 +87,24 @@ class CoordinateDescent:
         self._weights[:] = self._problem.of_own(state.model.weights)
         self._bias = state.model.bias
         self.settle()
+
+    def _block_size(self) -> int:
+        """Coordinates of all ranks in a step. A coordinate's bound is raised by the other entries that its rows have in
+        a block of B of d features, in the mean by (B - 1)·(m - 1)/(d - 1), m the entries of an entry's row."""
+        problem, ranks = self._problem, self._problem.world_size
+        if problem.settings.coordinates is not None:
+            return problem.settings.coordinates * ranks
+        offsets, trained = problem.rows.offsets.astype(np.int64), problem.share.trained.astype(np.int64)
+        entries = (offsets[trained + 1] - offsets[trained]).astype(np.float64)
+        own = np.array([entries.sum(), (entries**2).sum()])
+        if problem.comm is not None:
+            problem.comm.all_reduce(own)
+        shared = float(own[1] / own[0]) - 1 if own[0] else 0.0
+        most = _MOST * ranks
+        if shared <= 0:
+            return most
+        block = 1 + (_STRETCH - 1) * (self._moved.size - 1) / shared
+        return int(min(max(block, ranks), most))
 
     def _coordinates(self) -> tuple[U32, int]:
         """The features that some row has, and how many entries all rows have."""

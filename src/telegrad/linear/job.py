@@ -184,6 +184,8 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
     fall = 0.0 if diverged else trained.last_fall
     end |= {"first_learning_rate": trained.first_rate, "last_fall": fall}
+    end["objective_without_weights"] = trained.loss_without_weights
+    end["worse_than_no_weights"] = trained.is_worse_than_no_weights(of_trained)
     say({"kind": "end", **end, "diverged": diverged})
 
 

@@ -11,7 +11,8 @@ from telegrad.linear.losses import CURVATURE_BOUND, is_classification
 OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")
 
 _INTEGERS = {
-    **dict.fromkeys(("epochs", "batch", "coordinates", "threads"), "an int of at least 1"),
+    **dict.fromkeys(("epochs", "batch", "threads"), "an int of at least 1"),
+    "coordinates": "an int of at least 1, or None",
     "seed": "an int, 0 or more",
 }
 _NUMBERS = {
@@ -34,10 +35,11 @@ class TrainingSettings:
     squared length of the ``batch`` longest rows + 1)), which no batch makes diverge, half of that with ``overlap``; a
     shorter last batch then has as much less as it has fewer rows. ``held_out``: the share of rows that are not trained
     on. ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
-    ``coordinates``: that each rank moves in a step of coordinate descent, for which ``batch`` means nothing and
-    ``learning_rate``, ``decay`` and ``overlap`` are refused. ``threads``: of each rank, at most 1024; no result depends
-    on them. numpy's numbers become Python's. Raises ``TypeError`` for what is no number or flag where one belongs,
-    ``ValueError`` for what cannot be.
+    ``coordinates``: that each rank moves in a step of coordinate descent. ``None`` takes up to 100, but fewer if rows
+    have many features in common: then all that are moved at once can move little. For coordinate descent
+    ``batch`` means nothing and ``learning_rate``, ``decay`` and ``overlap`` are refused. ``threads``: of each rank, at
+    most 1024; no result depends on them. numpy's numbers become Python's. Raises ``TypeError`` for what is no number or
+    flag where one belongs, ``ValueError`` for what cannot be.
     """
 
     loss: str = "logistic"
@@ -52,13 +54,15 @@ class TrainingSettings:
     optimizer: str = "sgd"
     l1: float = 0.0
     overlap: bool = False
-    coordinates: int = 100
+    coordinates: int | None = None
     threads: int = 1
 
     def __post_init__(self) -> None:
         is_classification(self.loss)
         self._take_python_s()
         for name in ("epochs", "batch", "coordinates", "threads"):
+            if getattr(self, name) is None:
+                continue
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
             if name != "threads" and getattr(self, name) > _MOST_COUNT:
@@ -98,6 +102,8 @@ class TrainingSettings:
         """Python's int, float or bool in each field, so that ranks which mean the same compare alike."""
         taken: dict[str, int | float] = {}
         for name, wanted in _INTEGERS.items():
+            if name == "coordinates" and self.coordinates is None:
+                continue
             taken[name] = checked_integer(getattr(self, name), name, wanted)
         for name, wanted in _NUMBERS.items():
             if name != "learning_rate" or self.learning_rate is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,10 @@ from scipy import sparse
 from scipy.optimize import minimize
 from sklearn.datasets import load_breast_cancer, load_digits, make_classification
 from sklearn.exceptions import ConvergenceWarning
+from typer.testing import CliRunner
 
 from telegrad import Communicator
+from telegrad.cli import make_app
 from telegrad.linear import LinearSVC, LogisticRegression, Ridge, Rows, TrainingSettings, objective, train
 from telegrad.linear.convergence import last_fall
 from telegrad.linear.losses import least_loss_of_classes, losses_of, slopes_and_curvatures
@@ -269,6 +273,22 @@ def test_a_model_as_good_as_none_is_not_worse() -> None:
     assert trained.is_worse_than_no_weights(0.7)
     assert replace(trained, loss_without_weights=0.0).is_worse_than_no_weights(0.7)  # labels that are all the same
     assert not replace(trained, loss_without_weights=0.0).is_worse_than_no_weights(0.1)
+
+
+@pytest.mark.parametrize("rate", [("--learning-rate", "20"), ("--optimizer", "adagrad", "--learning-rate", "9")])
+def test_a_model_that_is_worse_than_none_is_said_to_be(tmp_path: Path, rate: tuple[str, ...]) -> None:
+    signs, rows = np.random.default_rng(1).integers(0, 2, 200), np.random.default_rng(2).normal(size=(200, 2))
+    noise = tmp_path / "noise.svm"
+    noise.write_text("".join(f"{y} 1:{a:.3f} 2:{b:.3f}\n" for y, (a, b) in zip(signs, rows, strict=True)))
+    asked = ["linear", "train", str(noise), "--model", str(tmp_path / "m.npz"), "--ranks", "2", "--batch", "150", *rate]
+    done = CliRunner().invoke(make_app(), asked, env={"COLUMNS": "200"})
+    status, said = done.exit_code, " ".join(done.output.split())
+    assert status == 0, said
+    assert "the model is worse than one without weights (objective " in said
+    assert f"without weights 0.69): try a lower --learning-rate than {rate[-1]}, or leave it out" in re.sub(
+        r"(0\.69)\d+\)", r"\1)", said
+    )
+    assert "give more --epochs" not in said
 
 
 def test_last_fall() -> None:
