@@ -9,16 +9,21 @@ import torch
 from telegrad import _core
 from telegrad.comm.stream_wire import formats_named
 from telegrad.train.bucket import check_dtype
+from telegrad.train.steps_in_backward import check_no_optimizer_in_backward
+
+Named = dict[str, torch.nn.Parameter]
 
 
-def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.nn.Parameter]:
-    """Those that require a gradient, by name. Raises ``TypeError`` and ``ValueError`` for what is no such list."""
+def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> tuple[Named, Named]:
+    """Those that require a gradient, and the others, by name. Raises ``TypeError`` and ``ValueError`` for what is no
+    such list."""
     if isinstance(named, torch.nn.Module) or not isinstance(named, Iterable):
         raise TypeError(
             f"named_parameters is a {type(named).__name__}: pass ddp.named_parameters(), which gives pairs of a name "
             "and a parameter"
         )
-    parameters: dict[str, torch.nn.Parameter] = {}
+    parameters: Named = {}
+    frozen: Named = {}
     owners: dict[int, str] = {}
     for item in named:
         if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
@@ -29,6 +34,7 @@ def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[
         if not isinstance(parameter, torch.Tensor):
             raise TypeError(f"parameter {name!r} is a {type(parameter).__name__}: it must be a torch tensor")
         if not parameter.requires_grad:
+            frozen[name] = parameter
             continue
         if name in parameters:
             raise ValueError(
@@ -46,7 +52,8 @@ def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[
         raise ValueError(
             "named_parameters has no parameter that requires a gradient: pass ddp.named_parameters() of the model"
         )
-    return parameters
+    check_no_optimizer_in_backward(parameters, "the DDP hook")
+    return parameters, frozen
 
 
 def encoding_of_wire(wire: str, parameters: Mapping[str, torch.nn.Parameter]) -> _core.ValueEncoding:

@@ -22,6 +22,7 @@ from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.agreement import AgreedStep
 from telegrad.train.arguments import check_choice, checked_parameters, encoding_of_wire
 from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill, is_current, layout_of, tensor_of
+from telegrad.train.bucket_watch import BucketWatch
 from telegrad.train.clipping import HeldBuckets, checked_norm
 from telegrad.train.device_buckets import DeviceBuckets
 from telegrad.train.device_buckets import check_options as check_device_options
@@ -30,11 +31,10 @@ from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.memory_order import MemoryOrders
-from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks_of_ddp, told_to_all
+from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import check_dense, compressor_of, correct_momentum, policy_of, warm_up_of
 from telegrad.train.stats import DDPStats
-from telegrad.train.synchronised_model import check_alike
 from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
 from telegrad.train.uncopied import Uncopied
 from telegrad.train.units import Units, check_moves_by_rates
@@ -160,7 +160,7 @@ class DDPState(Uncopied):
             if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
                 scaler = None  # it scales nothing, and steps whatever comes
             self._warm_up = warm_up_of(warmup_steps, warmup)
-            self._parameters = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
+            self._parameters, frozen = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
             encoding = encoding_of_wire(wire, self._parameters)
             chosen = policy_of(policy, **entries)
@@ -232,6 +232,7 @@ class DDPState(Uncopied):
             self._settled,
         )
         self._device_buckets.prepare(self._parameters.values())
+        self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
         self._layouts: dict[int, BucketLayout] = {}
         self._orders = MemoryOrders(self._parameters)
         self._has_device_buckets = False
@@ -308,10 +309,12 @@ class DDPState(Uncopied):
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
         started_s = time.perf_counter()
         try:
+            self._watch.look(bucket)
             outcome = self._take_on_device(bucket) if on_device(bucket.buffer()) else self._take_on_host(bucket)
         except Exception as error:
             self._leave_job(error)
             raise
+        self._watch.started(bucket, outcome)
         self.stats.hook_s += time.perf_counter() - started_s
         return outcome
 
@@ -434,12 +437,8 @@ class DDPState(Uncopied):
         return self._future(sending, layout, bits)
 
     def _check_ranks(self) -> None:
-        if not self._ranks_are_those_of_ddp or not torch.distributed.is_initialized():
-            return  # no DDP without it: somebody calls the hook by hand
-        check_ranks_of_ddp(self._comm, self._group)
-        if not self._asked and can_ask(self._comm):  # it was made before the process group
-            check_alike(self._comm, self._alike, None)
-            self._asked = True
+        if self._ranks_are_those_of_ddp:
+            self._asked = check_ranks(self._comm, self._group, self._alike, asked=self._asked)
 
     def _future(self, sending: Sending, layout: BucketLayout, bits: Bits) -> torch.futures.Future[torch.Tensor]:
         def finish(dropped: bool = False) -> torch.Tensor:

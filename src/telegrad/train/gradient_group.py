@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import is_
@@ -49,14 +49,16 @@ class Flat:
 
 class Run:
     """Neighbours in a group's memory, whose gradients become views when the last of them has come. ``came``: by
-    position, 1 for a gradient of this pass, always the same object; ``left``: how many have not come. ``views``: see
+    position, 1 for a gradient of this pass, always the same object; ``left``: how many have not come. ``versions``: of
+    the parameters, when their gradients came; ``early``: 1 where a hook before that takes it. ``views``: see
     ``set_views``."""
 
-    __slots__ = ("_places", "_views", "came", "left", "parameters")
+    __slots__ = ("_places", "_views", "came", "early", "left", "parameters", "versions")
 
     def __init__(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
         self.parameters = [*parameters]
-        self.came = bytearray(len(self.parameters))
+        self.came, self.early = bytearray(len(self.parameters)), bytearray(len(self.parameters))
+        self.versions = [0] * len(self.parameters)
         self.set_views(views)
         self.open_pass()
 
@@ -271,6 +273,14 @@ class GradientGroup:
         for one in self.parameters:
             if one.grad is not None:
                 one.grad = one.grad.clone()
+
+
+def present_in(
+    parameters: Iterable[nn.Parameter], groups: Iterable[GradientGroup], earlier: Set[int]
+) -> list[nn.Parameter]:
+    """Those whose gradients have come, in this pass or, by their ids, in ``earlier`` ones."""
+    present = {*earlier}.union(*(group.came() for group in groups))
+    return [one for one in parameters if id(one) in present]
 
 
 def number_of(number: int) -> float:

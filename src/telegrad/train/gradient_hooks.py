@@ -17,3 +17,14 @@ def on_gradient(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -
         return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
     finally:
         parameter.requires_grad_(is_trained)
+
+
+def before_gradient(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
+    """As ``register_hook``, which is called before the gradient is accumulated, also of a parameter that is frozen for
+    now."""
+    is_trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    try:
+        return parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+    finally:
+        parameter.requires_grad_(is_trained)

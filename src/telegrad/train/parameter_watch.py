@@ -1,5 +1,6 @@
-"""Whether a model still has the parameters whose gradients are averaged: what was added, replaced or unfrozen since
-would be trained by each rank alone, and replicas would drift apart without an error. Averages nothing."""
+"""Whether a model still has the parameters whose gradients are averaged, and whether nobody steps before they are: what
+was added, replaced or unfrozen since, or stepped early, would be trained by each rank alone, and replicas would drift
+apart without an error. Averages nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from telegrad.comm import Communicator
 from telegrad.train.forward_hooks import ForwardHooks, takes_hooks
+from telegrad.train.gradient_group import GradientGroup
+from telegrad.train.steps_in_backward import BackwardSteps, changed_error, first_changed
 
 
 def check_same_parameters(
@@ -39,10 +43,16 @@ class ParameterWatch:
     ``torch.func.functional_call`` puts there: it must have left when a gradient comes to it.
 
     What is compiled is not looked at before a pass, as Dynamo would compile the look; nor is TorchScript.
+
+    A step inside the backward pass is a ``RuntimeError`` too, of which the other ranks of ``comm`` hear: of an
+    optimizer before it changes anything, of another hook at the end of the pass.
     """
 
-    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], comm: Communicator) -> None:
         self._model: nn.Module | None = model
+        self._comm = comm
+        self._steps = BackwardSteps(parameters, "the Synchronizer", self._fail)
+        self._names = {id(one): name for name, one in parameters.items()}
         self._parameters = [*parameters.values()]
         self._known = {id(one) for one in self._parameters}
         self._places: list[tuple[dict[str, Any], str, object]] = []
@@ -52,19 +62,29 @@ class ParameterWatch:
         self._strangers: dict[tuple[int, str, int], tuple[weakref.ref[nn.Parameter], Any]] = {}
         self._hooks = ForwardHooks(model, before=self._before_forward) if takes_hooks(model) else None
 
-    def look(self, *, everywhere: bool) -> None:
-        """At the end of a backward pass. ``everywhere``: walks through the model, as long as tens of hooks take."""
+    def look(self, groups: Iterable[GradientGroup], *, everywhere: bool) -> None:
+        """At the end of a backward pass, whose gradients are in ``groups``. ``everywhere``: walks through the model, as
+        long as tens of hooks take."""
+        changed = first_changed(run for group in groups for run in group.runs)
+        if changed is not None:
+            error = changed_error(self._names[id(changed)], "the Synchronizer")
+            self._fail(error)
+            raise error
         if self._model is not None and (everywhere or any(one.requires_grad for one in self._frozen)):
             check_same_parameters(self._model, self._parameters)
 
     def close(self) -> None:
         """Removes the hooks, and lets go of the model."""
+        self._steps.close()
         if self._hooks is not None:
             self._hooks.close()
         for _, handle in [*self._strangers.values()]:
             handle.remove()
         self._model = None
         self._parameters, self._frozen, self._places, self._strangers = [], [], [], {}
+
+    def _fail(self, error: Exception) -> None:
+        self._comm.abort(f"{type(error).__name__}: {error}")
 
     def _before_forward(self) -> None:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._model is None:

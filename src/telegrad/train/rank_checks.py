@@ -58,6 +58,18 @@ def check_group(group: Any) -> None:
         )
 
 
+def check_ranks(comm: Communicator, group: Any, alike: dict[str, str], *, asked: bool) -> bool:
+    """At the first bucket. ``asked``: whether ranks have compared what they must have ``alike``; returns whether they
+    have now. Raises ``ValueError`` where ``comm`` does not fit DDP's process group, or ranks differ."""
+    if not torch.distributed.is_initialized():
+        return asked  # no DDP without it: somebody calls the hook by hand
+    check_ranks_of_ddp(comm, group)
+    if not asked and can_ask(comm):  # the state was made before the process group
+        check_alike(comm, alike, None)
+        return True
+    return asked
+
+
 def check_ranks_of_ddp(comm: Communicator, group: Any) -> None:
     """Raises ``ValueError`` unless this process has the same rank in ``comm`` as in the process group."""
     rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)

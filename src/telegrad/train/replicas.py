@@ -26,6 +26,7 @@ from telegrad.train.nonfinite import REMEDY_WITHOUT_SKIP
 from telegrad.train.parameter_watch import check_same_parameters
 from telegrad.train.settings import SelectionOptions
 from telegrad.train.stats import DDPStats
+from telegrad.train.steps_in_backward import BackwardSteps, check_no_optimizer_in_backward
 from telegrad.train.synchronised_model import check_alike, check_expanded, copy_from_rank_0
 from telegrad.train.telemetry import Telemetry
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 BUCKET_BYTES = 25 << 20
 """As DistributedDataParallel's: the next bucket is filled and selected from while one is under way."""
+_OWNER = "the ReplicaSynchronizer"
 _NONFINITE = ("raise", "send")  # "skip" would drop the step of this shard alone
 
 
@@ -89,6 +91,7 @@ class ReplicaSynchronizer:
         _check_places(comm, self._shard)
         check_alike(comm, description, None)
         self._model, self._comm = model, comm
+        self._steps = BackwardSteps(self._parameters, _OWNER, self._state.fail)
         self._buckets = list(_buckets_of(self._shards))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(_local(tensor).detach(), comm)
@@ -188,6 +191,10 @@ class _ReplicaState(DDPState):
         super().__init__(comm, shards.items(), **options)
         self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
 
+    def fail(self, error: Exception) -> None:
+        """The other replicas must not wait for this one."""
+        self._leave_job(error)
+
     @property
     def alike(self) -> dict[str, str]:
         """What all replicas must have alike."""
@@ -246,6 +253,7 @@ def sharded_parameters(model: nn.Module) -> dict[str, DTensor]:
             raise ValueError(f"parameter {name!r} is on {one.device}: this version trains on the CPU")
         check_dtype(one.dtype, name)
         found[name] = one
+    check_no_optimizer_in_backward(found, _OWNER)
     if not found:
         raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
     return found

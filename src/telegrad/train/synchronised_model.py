@@ -19,6 +19,7 @@ from telegrad.train.compression import Compression
 from telegrad.train.forward_hooks import check_takes_hooks
 from telegrad.train.group_planning import TIMED
 from telegrad.train.memory_order import MemoryOrder
+from telegrad.train.steps_in_backward import check_no_optimizer_in_backward
 
 _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
 
@@ -36,6 +37,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     if not parameters:
         raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
     check_expanded(model)
+    check_no_optimizer_in_backward(parameters, "the Synchronizer")
     for name, one in parameters.items():
         if not _is_reached(one) or one.dtype not in _DTYPES:
             raise ValueError(

@@ -25,7 +25,7 @@ from telegrad.train.compression import Compression, CompressionOptions, check_op
 from telegrad.train.compression_on_device import CompressionOnDevice, group_of
 from telegrad.train.device_clipping import clip_together
 from telegrad.train.device_group import check_fits_device, dense_cost, is_on_device
-from telegrad.train.gradient_group import GradientGroup, Run
+from telegrad.train.gradient_group import GradientGroup, Run, present_in
 from telegrad.train.gradient_hooks import on_gradient
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline
@@ -35,6 +35,7 @@ from telegrad.train.replanning import LOOK_EVERY, checked_factor
 from telegrad.train.stats import DDPStats
 from telegrad.train.step_planning import StepPlanning
 from telegrad.train.step_report import StepReport, slowest_of
+from telegrad.train.steps_in_backward import note_before_others
 from telegrad.train.synchronised_model import (
     check_alike,
     check_fits,
@@ -188,7 +189,7 @@ class Synchronizer:
             if optimizers:
                 self._step_wait = StepWait(optimizers, model, self.wait)
                 undo.callback(self._step_wait.close)
-            self._watch = ParameterWatch(model, self._parameters)
+            self._watch = ParameterWatch(model, self._parameters, own)
             undo.callback(self._watch.close)
             claim(self._parameters.values())
             self._undo = undo.pop_all()
@@ -344,18 +345,20 @@ class Synchronizer:
     def _hook_of(self, number: int, run: Run, position: int) -> Callable[[torch.Tensor], None]:
         """What is called when that gradient has come. Models have hundreds: as little as can be is done for each."""
         task_id = torch._C._current_graph_task_id
-        name, came = id(run.parameters[position]), run.came
+        parameter, came, versions, early = run.parameters[position], run.came, run.versions, run.early
 
         def arrive(_: torch.Tensor) -> None:
             if task_id() != self._graph_task:
                 if not self._synchronises:
                     self.wait()
-                    self._earlier.add(name)
+                    self._earlier.add(id(parameter))
                     return
                 self._open_pass()
             if came[position]:
                 return
             came[position] = 1
+            if not early[position]:
+                versions[position] = parameter._version
             run.left = left = run.left - 1
             if not left:
                 self._take(number, run)
@@ -406,12 +409,10 @@ class Synchronizer:
         if self._own_norm is None:
             self._timeline.backward_over()
         is_whole = all(group.is_whole for group in self._groups)
-        self._watch.look(everywhere=self._passes % LOOK_EVERY == 0 or not is_whole)
+        self._watch.look(self._groups, everywhere=self._passes % LOOK_EVERY == 0 or not is_whole)
         if self._own_norm is not None:
-            present = self._earlier.union(*(group.came() for group in self._groups))
-            came = [one for one in self._parameters.values() if id(one) in present]
-            clip = clip_together if self._is_on_device else clip_own
-            clip(came, self._own_norm)
+            present = present_in(self._parameters.values(), self._groups, self._earlier)
+            (clip_together if self._is_on_device else clip_own)(present, self._own_norm)
         while len(self._works) < len(self._groups):
             self._launch()
         if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
@@ -491,6 +492,7 @@ class Synchronizer:
             for run in group.runs
             for position, one in enumerate(run.parameters)
         ]
+        self._handles += note_before_others(run for group in self._groups for run in group.runs)
         self._timeline = MeasuredTimeline([group.bytes for group in self._groups], self._clock)
         self._say_what_is_before()
 

@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from ddp_program import SCENARIOS as SCENARIOS_OF_HOOKS
 from ddp_program import Net, assert_equal, data
 from ddp_program import run_all as run_scenarios
+from ddp_watch_program import SCENARIOS as SCENARIOS_OF_MISUSE
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
@@ -362,5 +363,5 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
 
 
 def run_all(init_method: str) -> None:
-    """Those of ddp_program, and then these."""
-    run_scenarios(init_method, [*SCENARIOS_OF_HOOKS, *SCENARIOS])
+    """Those of ddp_program, these, and those of ddp_watch_program."""
+    run_scenarios(init_method, [*SCENARIOS_OF_HOOKS, *SCENARIOS, *SCENARIOS_OF_MISUSE])

@@ -275,6 +275,33 @@ def models_that_change_are_refused(world: Communicator) -> None:
                 synchronizer.average()
 
 
+def steps_inside_the_backward_pass_are_refused(world: Communicator) -> None:
+    """They would use averages over the shards alone."""
+    model = sharded(Net(), mesh()["shard"])
+    before = [whole(one.detach()).clone() for one in model.parameters()]
+    one = model.second.weight
+    optimizer = torch.optim.SGD([one], lr=0.1)
+    with replica_comm() as comm:
+        synchronizer = ReplicaSynchronizer(model, comm, mode="dense")
+        world.barrier()
+        with pytest.raises(
+            RuntimeError, match="SGD steps inside .* ReplicaSynchronizer has averaged .* 'second.weight'"
+        ):
+            step_inside(model, one, optimizer)
+        with pytest.raises(TransportError, match="SGD steps inside"):
+            synchronizer.average()
+    for was, now in zip(before, model.parameters(), strict=True):
+        assert torch.equal(was, whole(now.detach()))
+    one._in_backward_optimizers = [optimizer]  # what _apply_optimizer_in_backward leaves
+    with replica_comm() as comm, pytest.raises(ValueError, match="'second.weight' has an optimizer that steps inside"):
+        ReplicaSynchronizer(model, comm, mode="dense")
+
+
+def step_inside(model: Net, one: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
+    one.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    model(torch.ones(3, 24)).sum().backward()
+
+
 def mixed() -> Net:
     """One layer on another mesh than the rest."""
     network = Net()
@@ -283,7 +310,13 @@ def mixed() -> Net:
     return fully_shard(network, mesh=mesh()["shard"])  # type: ignore[return-value]
 
 
-SCENARIOS = [dense_is_ddp_and_hsdp, sparse_learns_and_resumes, refusals, models_that_change_are_refused]
+SCENARIOS = [
+    dense_is_ddp_and_hsdp,
+    sparse_learns_and_resumes,
+    refusals,
+    models_that_change_are_refused,
+    steps_inside_the_backward_pass_are_refused,
+]
 
 
 def run(init_method: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import ddp_methods_program
 import ddp_program
+import ddp_watch_program
 import pytest
 
 from telegrad.launch import Ranks
@@ -38,12 +39,13 @@ def _ranks(function: str, folder: Path, lines: list[list[str]], **options: objec
 SCENARIOS = {
     "ddp_program": [scenario.__name__ for scenario in ddp_program.SCENARIOS],
     "ddp_methods_program": [scenario.__name__ for scenario in ddp_methods_program.SCENARIOS],
+    "ddp_watch_program": [scenario.__name__ for scenario in ddp_watch_program.SCENARIOS],
 }
 
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each rank said of each scenario. One job runs those of both programs: importing torch is slow."""
+    """What each rank said of each scenario. One job runs those of all programs: importing torch is slow."""
     lines: list[list[str]] = [[] for _ in range(RANKS)]
     folder = tmp_path_factory.mktemp("job")
     with _ranks("ddp_methods_program:run_all", folder, lines, timeout_s=360) as ranks:

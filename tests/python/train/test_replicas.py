@@ -15,7 +15,13 @@ from telegrad.launch import Ranks
 pytestmark = pytest.mark.ranks("torch")
 
 RANKS = 4
-SCENARIOS = ["dense_is_ddp_and_hsdp", "sparse_learns_and_resumes", "refusals", "models_that_change_are_refused"]
+SCENARIOS = [
+    "dense_is_ddp_and_hsdp",
+    "sparse_learns_and_resumes",
+    "refusals",
+    "models_that_change_are_refused",
+    "steps_inside_the_backward_pass_are_refused",
+]
 
 
 @pytest.fixture(scope="module")
