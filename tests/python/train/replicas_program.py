@@ -278,11 +278,11 @@ def models_that_change_are_refused(world: Communicator) -> None:
 def steps_inside_the_backward_pass_are_refused(world: Communicator) -> None:
     """They would use averages over the shards alone."""
     model = sharded(Net(), mesh()["shard"])
-    before = [whole(one.detach()).clone() for one in model.parameters()]
     one = model.second.weight
     optimizer = torch.optim.SGD([one], lr=0.1)
     with replica_comm() as comm:
         synchronizer = ReplicaSynchronizer(model, comm, mode="dense")
+        before = [whole(own.detach()).clone() for own in model.parameters()]
         world.barrier()
         with pytest.raises(
             RuntimeError, match="SGD steps inside .* ReplicaSynchronizer has averaged .* 'second.weight'"
