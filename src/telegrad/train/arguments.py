@@ -8,7 +8,8 @@ import torch
 
 from telegrad import _core
 from telegrad.comm.stream_wire import formats_named
-from telegrad.train.bucket import check_dtype
+from telegrad.comm.tensors import on_device
+from telegrad.train.bucket import COMPRESSIBLE, check_dtype
 from telegrad.train.steps_in_backward import check_no_optimizer_in_backward
 
 Named = dict[str, torch.nn.Parameter]
@@ -45,7 +46,7 @@ def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> tuple
                 f"parameters {owners[id(parameter)]!r} and {name!r} are the same tensor: name a shared parameter "
                 "once, as named_parameters() does by default"
             )
-        check_dtype(parameter.dtype, name)
+        check_dtype(parameter.dtype, name, on_device=on_device(parameter))
         parameters[name] = parameter
         owners[id(parameter)] = name
     if not parameters:
@@ -65,6 +66,8 @@ def encoding_of_wire(wire: str, parameters: Mapping[str, torch.nn.Parameter]) ->
         raise ValueError("wire=None does not exist: use 'auto', or leave it out")
     encodings = set()
     for name, parameter in parameters.items():
+        if parameter.dtype not in COMPRESSIBLE:
+            continue  # it is sent densely, as it is
         dtype = "f32" if parameter.dtype == torch.float32 else "bf16"
         try:
             encodings.add(formats_named(wire, dtype).values)

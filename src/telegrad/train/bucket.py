@@ -23,7 +23,13 @@ else:
     from torch.distributed import GradBucket as GradBucket
 
 Bits = npt.NDArray[Any]
-"""The memory of a buffer: float32, or uint16 that holds bfloat16."""
+"""The memory of a buffer: float32, uint16 that holds bfloat16, float16 or float64; of complex numbers their parts."""
+
+COMPRESSIBLE = (torch.float32, torch.bfloat16)
+"""Gradients of which the largest entries alone can be sent, and which the kernels of a GPU take."""
+
+_DENSE = (torch.float16, torch.float64, torch.complex64, torch.complex128)
+"""Those that the host averages besides, always densely."""
 
 
 class Member(NamedTuple):
@@ -48,6 +54,7 @@ class BucketLayout:
     wanted: int  # entries at exactly the density
     indices: npt.NDArray[np.uint32]
     values: npt.NDArray[np.float32]
+    is_complex: bool = False
     errors: npt.NDArray[np.float32] | None = None
     topk: TopkState | None = None  # of the sums that keep a part
     outcome: torch.futures.Future[torch.Tensor] | None = None
@@ -97,12 +104,16 @@ def layout_of(
     """``names``: parameters' names by id. ``is_first``: current for this pass only, as DDP lays buckets out once more
     after its first one, maybe with the same parameters. Raises ``ValueError`` for a parameter that has no name."""
     buffer = bucket.buffer()
+    parts = 2 if buffer.is_complex() else 1  # of an element
     members = []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
         name = name_in(bucket, parameter, names)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
-        members.append(Member(name, offset, gradient.numel()))
-    return layout_of_members(members, buffer.numel(), compressor, identity=() if is_first else identity_of(bucket))
+        members.append(Member(name, offset * parts, gradient.numel() * parts))
+    identity = () if is_first else identity_of(bucket)
+    layout = layout_of_members(members, buffer.numel() * parts, compressor, identity=identity)
+    layout.is_complex = buffer.is_complex()
+    return layout
 
 
 def layout_of_members(
@@ -157,39 +168,48 @@ def _runs_of(members: tuple[Member, ...]) -> Iterator[slice]:
 def bits_of(buffer: torch.Tensor, first_name: str) -> Bits:
     """The memory of a buffer on the host. Raises ``TypeError``, naming a parameter, for what telegrad cannot reduce."""
     check_reducible(buffer, first_name)
-    if buffer.dtype == torch.float32:
-        return buffer.numpy()
-    return buffer.view(torch.int16).numpy().view(np.uint16)
+    if buffer.dtype == torch.bfloat16:
+        return buffer.view(torch.int16).numpy().view(np.uint16)
+    return (torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer).numpy()
 
 
-def check_reducible(buffer: torch.Tensor, first_name: str) -> None:
+def check_reducible(buffer: torch.Tensor, first_name: str, *, on_device: bool = False) -> None:
     """Raises ``TypeError``, naming a parameter, for gradients that are sparse or of a dtype that cannot be reduced."""
     if buffer.layout != torch.strided:
         raise TypeError(
             f"the gradient of {first_name!r} is {buffer.layout}: make it dense, e.g. "
             "torch.nn.Embedding(sparse=False); telegrad finds out by itself what is worth sending"
         )
-    check_dtype(buffer.dtype, first_name)
+    check_dtype(buffer.dtype, first_name, on_device=on_device)
 
 
-def check_dtype(dtype: torch.dtype, name: str) -> None:
-    """Raises ``TypeError``, naming the parameter, unless its gradient is float32 or bfloat16."""
-    if dtype not in (torch.float32, torch.bfloat16):
-        raise TypeError(
-            f"the gradient of {name!r} has dtype {dtype}: telegrad reduces float32 and bfloat16; use model.float() or "
-            "model.bfloat16() (autocast keeps float32 gradients)"
-        )
+def check_dtype(dtype: torch.dtype, name: str, *, on_device: bool = False) -> None:
+    """Raises ``TypeError``, naming the parameter, for a gradient that telegrad does not average there: on the host
+    those of 16 to 64 bits, real or complex, on a device float32 and bfloat16."""
+    if dtype in COMPRESSIBLE or (dtype in _DENSE and not on_device):
+        return
+    if dtype.is_complex:
+        remedy = "keep real and imaginary parts in a real parameter, and use torch.view_as_complex() in forward()"
+    elif dtype == torch.float64:
+        remedy = "use model.float()"
+    else:
+        remedy = "keep parameters in float32 and use torch.autocast, or use model.bfloat16()"
+    where, taken = (
+        ("on a GPU ", "float32 and bfloat16") if on_device else ("", "floats and complex numbers of usual sizes")
+    )
+    raise TypeError(f"the gradient of {name!r} has dtype {dtype}: {where}telegrad reduces {taken}; {remedy}")
 
 
-def tensor_of(bits: Bits) -> torch.Tensor:
+def tensor_of(bits: Bits, *, is_complex: bool = False) -> torch.Tensor:
     """The memory as the tensor that it is."""
-    if bits.dtype == np.float32:
-        return torch.from_numpy(bits)
-    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    if bits.dtype == np.uint16:
+        return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+    tensor = torch.from_numpy(bits)
+    return torch.view_as_complex(tensor.view(-1, 2)) if is_complex else tensor
 
 
 def fill(bits: Bits, value: float) -> None:
-    """Every element becomes ``value``, which bfloat16 must hold exactly."""
+    """Every element becomes ``value``, which bfloat16 must hold exactly; of complex ones both parts."""
     tensor_of(bits).fill_(value)
 
 

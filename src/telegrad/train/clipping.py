@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -96,15 +97,15 @@ def clip_own(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(held, most, norm)
 
 
-def _squares(x: npt.NDArray[np.float32]) -> float:
+def _squares(x: npt.NDArray[Any]) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
-        quick = float(np.dot(x, x))
+        quick = float(np.dot(x, x)) if x.dtype != np.float16 else math.inf
         return quick if math.isfinite(quick) else float(np.square(x.astype(np.float64)).sum())
 
 
 def _scale(bits: Bits, factor: float) -> None:
     scaled = as_float32(bits)
     if scaled is bits:
-        scaled *= np.float32(factor)
+        scaled *= scaled.dtype.type(factor)
     else:
         bits[:] = rounded_to_bf16(scaled * np.float32(factor))

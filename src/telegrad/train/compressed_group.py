@@ -90,10 +90,10 @@ class CompressedGroup(GradientGroup):
     def _layout_of(self, flat: Flat) -> BucketLayout:
         layout = self._layouts.get(id(flat))
         if layout is None or not has_current_density(layout):
-            members = [
-                Member(self._compression.names[id(one)], flat.starts[id(one)], one.numel()) for one in flat.parameters
-            ]
-            tail = len(flat.parameters) + 1
-            layout = layout_of_members(members, flat.buffer.numel(), self._compression.compressor, tail=tail)
+            parts = 2 if flat.buffer.is_complex() else 1  # of an element
+            names, starts = self._compression.names, flat.starts
+            members = [Member(names[id(one)], starts[id(one)] * parts, one.numel() * parts) for one in flat.parameters]
+            tail = (len(flat.parameters) + 1) * parts
+            layout = layout_of_members(members, flat.buffer.numel() * parts, self._compression.compressor, tail=tail)
             self._layouts[id(flat)] = layout
         return layout

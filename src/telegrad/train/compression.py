@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator
+from telegrad.comm.tensors import on_device
 from telegrad.train import nonfinite as nonfinite_values
 from telegrad.train.arguments import check_choice, encoding_of_wire
-from telegrad.train.bucket import Bits, BucketLayout, check_dtype
+from telegrad.train.bucket import COMPRESSIBLE, Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.memory_order import MemoryOrder, MemoryOrders
 from telegrad.train.rank_state import checked_step, state_of
@@ -85,8 +86,8 @@ def check_options(options: Mapping[str, Any], compression: str | None) -> None:
 class Compression:
     """``kind``: ``"topk"``, all of the parameters that the policy does not leave dense are sent sparsely;
     ``"quantised"``: all of their values in a wire of ``quantised``; ``"auto"``: what the plan finds cheapest.
-    ``parameters``: by name; float32 or bfloat16. ``options``: see ``CompressionOptions``. ``comm``: where sums are
-    made, until ``move_to`` names another one.
+    ``parameters``: by name; those that are not float32 or bfloat16 go densely. ``options``: see ``CompressionOptions``.
+    ``comm``: where sums are made, until ``move_to`` names another one.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments.
     """
@@ -98,7 +99,7 @@ class Compression:
         given: CompressionOptions = {**_DEFAULTS, **options}
         check_choice(given["nonfinite"], "nonfinite", NONFINITE)
         for name, one in parameters.items():
-            check_dtype(one.dtype, name)
+            check_dtype(one.dtype, name, on_device=on_device(one))
         self.kind = kind
         self.names = {id(one): name for name, one in parameters.items()}
         self._parameters, self._orders = parameters, MemoryOrders(parameters)
@@ -250,7 +251,7 @@ def _checked_wires(given: str | Sequence[str], kind: str, parameters: Mapping[st
     if kind == "quantised" and not wires:
         raise ValueError(f"compression='quantised' needs quantised=, one or more of {', '.join(QUANTISED)}")
     for name, parameter in parameters.items():
-        if wires and parameter.dtype != torch.float32:
+        if wires and parameter.dtype in COMPRESSIBLE and parameter.dtype != torch.float32:
             raise TypeError(f"quantised={given!r} is for float32 gradients, and that of {name!r} is {parameter.dtype}")
     return wires
 

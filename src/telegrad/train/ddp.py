@@ -446,7 +446,7 @@ class DDPState(Uncopied):
                 fill(bits, self._dropped_value)
             else:
                 sending.write()
-            return tensor_of(bits)
+            return tensor_of(bits, is_complex=layout.is_complex)
 
         def finish_and_keep() -> torch.Tensor:
             sending.keep()

@@ -89,7 +89,7 @@ class DeviceBuckets:
             self._open_pass(passes)
         buffer = bucket.buffer()
         name = self._names.get(id(bucket.parameters()[0]), "unknown")
-        check_reducible(buffer, name)
+        check_reducible(buffer, name, on_device=True)
         if not has_runtime(buffer.device.type):
             raise TypeError(f"the gradient of {name!r} is on {buffer.device}: train on the CPU or on CUDA")
         layout = self._layouts.get(bucket.index())

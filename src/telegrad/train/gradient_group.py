@@ -19,7 +19,14 @@ PASS_NUMBERS = 4
 """Passes are counted modulo this, and the number travels as a power of two: sums of up to ``EXACT_RANKS`` equal ones,
 and so their averages, are exact."""
 
-EXACT_RANKS = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11, torch.float32: 1 << 24, torch.float64: 1 << 53}
+EXACT_RANKS = {
+    torch.bfloat16: 1 << 8,
+    torch.float16: 1 << 11,
+    torch.float32: 1 << 24,
+    torch.float64: 1 << 53,
+    torch.complex64: 1 << 24,
+    torch.complex128: 1 << 53,
+}
 """With more ranks nothing follows from the average of the passes' numbers."""
 
 _gradient_of: Callable[[nn.Parameter], Tensor | None] = vars(torch._C.TensorBase)["grad"].__get__  # quick with map
@@ -230,7 +237,8 @@ class GradientGroup:
 
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         """The sums of one dtype."""
-        work = comm.all_reduce(flat.buffer, "avg", async_op=True)
+        buffer = torch.view_as_real(flat.buffer) if flat.buffer.is_complex() else flat.buffer
+        work = comm.all_reduce(buffer, "avg", async_op=True)
         assert work is not None
         return [work]
 

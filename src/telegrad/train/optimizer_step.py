@@ -95,7 +95,7 @@ class HiddenGradients:
 
 
 def _was_written(shown: Tensor) -> bool:
-    return shown.numel() > 0 and not math.isnan(shown.as_strided((), ()).item())
+    return shown.numel() > 0 and not shown.as_strided((), ()).isnan().item()
 
 
 def checked_optimizers(given: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:

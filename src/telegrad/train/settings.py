@@ -10,6 +10,7 @@ import torch
 from telegrad.compress import BySize, Compressor, Momentum, Policy, Tensor, WarmUp
 from telegrad.compress.arguments import checked_count
 from telegrad.compress.treatment import check_selections, treatments
+from telegrad.train.bucket import COMPRESSIBLE
 from telegrad.train.units import check_without_momentum
 
 
@@ -119,11 +120,13 @@ def compressor_of(
     feedback: str,
     density: float,
 ) -> Compressor:
-    """A compressor of those ``parameters`` that ``policy`` does not leave dense."""
+    """A compressor of those ``parameters`` that ``policy`` does not leave dense. Those of other dtypes than float32 and
+    bfloat16 always are."""
     outputs = _outputs(parameters, output)
     if isinstance(policy, BySize) and parameters and (unknown := sorted(set(policy.dense) - parameters.keys())):
         raise ValueError(f"dense names {unknown[0]!r}, which named_parameters does not have: use its names")
-    sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
+    compressible = {name: one for name, one in parameters.items() if one.dtype in COMPRESSIBLE}
+    sizes = {name: parameter.numel() for name, parameter in compressible.items() if parameter.numel()}
     tensors = (Tensor(name, size, parameters[name].dim(), name in outputs) for name, size in sizes.items())
     chosen = {name: one for name, one in treatments(policy, tensors).items() if one.selection is not None}
     return Compressor(
@@ -162,6 +165,12 @@ def correct_momentum(
         raise ValueError("masking=False needs momentum=, as 0.9: without it no entry has a velocity that it could keep")
     if isinstance(momentum, bool) or momentum != 0:
         sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
+        for name, parameter in parameters.items():
+            if parameter.dtype not in COMPRESSIBLE:
+                raise TypeError(
+                    f"momentum= has float32 velocities, and parameter {name!r} is {parameter.dtype}: leave momentum to "
+                    "the optimizer, or leave that parameter out of the model that is averaged"
+                )
         made = Momentum(sizes, momentum, nesterov=nesterov, masking=masking)
         check_without_momentum(optimizer)
         compressor.momentum = made

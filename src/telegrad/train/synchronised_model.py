@@ -29,6 +29,7 @@ STAGED_BYTES = 256 << 20
 _MOST_SHOWN = 60  # characters of a value in a message
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_HOST_DTYPES = (torch.complex64, torch.complex128)
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -39,10 +40,12 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     check_expanded(model)
     check_no_optimizer_in_backward(parameters, "the Synchronizer")
     for name, one in parameters.items():
-        if not _is_reached(one) or one.dtype not in _DTYPES:
+        taken = one.dtype in _DTYPES or (one.dtype in _HOST_DTYPES and one.device.type == "cpu")
+        if not _is_reached(one) or not taken:
             raise ValueError(
                 f"parameter {name!r} is {one.dtype} on {one.device}: it must be of float32, float64, bfloat16 or "
-                "float16, on the CPU or on CUDA; use DistributedDataParallel for others"
+                "float16, on the CPU or on CUDA, or complex64 or complex128, on the CPU; use DistributedDataParallel "
+                "for others"
             )
     for name, buffer in model.named_buffers():
         if not _is_reached(buffer) or buffer.layout != torch.strided:
