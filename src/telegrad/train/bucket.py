@@ -113,6 +113,12 @@ def layout_of(
     identity = () if is_first else identity_of(bucket)
     layout = layout_of_members(members, buffer.numel() * parts, compressor, identity=identity)
     layout.is_complex = buffer.is_complex()
+    if buffer.dtype not in COMPRESSIBLE and (layout.parts or compressor.momentum is not None):
+        name = layout.parts[0].entry.name if layout.parts else layout.members[0].name
+        raise TypeError(
+            f"the gradient of {name!r} has dtype {buffer.dtype}, and what waits for it is of float32 or bfloat16 "
+            "gradients: use model.float() or model.bfloat16(), or make the DDPState after the model was converted"
+        )
     return layout
 
 

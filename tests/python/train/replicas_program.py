@@ -219,7 +219,7 @@ def refusals(world: Communicator) -> None:
         refused(ValueError, "on a mesh of 2 dimensions.*mesh\\['shard'\\]", sharded(Net(), mesh()), comm)
         refused(ValueError, "is on another mesh than those before", mixed(), comm)
         refused(ValueError, "no parameter that requires a gradient", sharded(Net().requires_grad_(False), shards), comm)
-        refused(TypeError, "dtype torch.float64", sharded(Net().double(), shards), comm)
+        refused(TypeError, "dtype torch.float8_e5m2", sharded(Net().to(torch.float8_e5m2), shards), comm)
         # Other ranks than those of one shard.
         refused(ValueError, "comm's rank 1 holds shard 1 of 2, and its rank 0 shard 0 of 2", good, world)
         refused(ValueError, "density of rank 1 and rank 0 differ", good, comm, density=0.1 + 0.1 * comm.rank)
@@ -297,6 +297,22 @@ def steps_inside_the_backward_pass_are_refused(world: Communicator) -> None:
         ReplicaSynchronizer(model, comm, mode="dense")
 
 
+def other_dtypes_are_averaged(world: Communicator) -> None:
+    for dtype in (torch.float64, torch.float16, torch.complex64):
+        with replica_comm() as comm:
+            torch.manual_seed(comm.rank)
+            model = nn.Linear(6, 4, bias=False).to(dtype)
+            fully_shard(model, mesh=mesh()["shard"])
+            replicas = ReplicaSynchronizer(model, comm, density=0.1, small_tensor_elements=1)
+            model.weight.grad = torch.full_like(model.weight, 1.0 + comm.rank)
+            replicas.average()
+            assert isinstance(model.weight.grad, DTensor)
+            assert torch.equal(model.weight.grad.to_local(), torch.full_like(model.weight.to_local(), 1.5))
+            weights = model.weight.to_local().detach()
+            for other in comm.all_gather(torch.view_as_real(weights) if weights.is_complex() else weights):
+                assert torch.equal(torch.view_as_complex(other) if weights.is_complex() else other, weights)
+
+
 def step_inside(model: Net, one: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
     one.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     model(torch.ones(3, 24)).sum().backward()
@@ -316,6 +332,7 @@ SCENARIOS = [
     refusals,
     models_that_change_are_refused,
     steps_inside_the_backward_pass_are_refused,
+    other_dtypes_are_averaged,
 ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from given_gradients import SHAPES, Rank, gradients_of
-from handmade_buckets import named
+from handmade_buckets import named, plain_sgd
 from synchronised_net import OnRanks
 from torch import nn
 
@@ -62,7 +62,11 @@ def of_one(parameters: Any) -> torch.optim.Optimizer:
         ({"feedback": "steps", "optimizer": adam}, ValueError, "feedback='steps' is for SGD"),
         ({"policy": 3}, TypeError, "policy is a int"),
         ({"policy": BySize(), "density": 0.1}, ValueError, "leave density, selection and what belongs to them"),
-        ({"dtype": torch.float64}, TypeError, "has dtype torch.float64: telegrad reduces float32 and bfloat16"),
+        (
+            {"dtype": torch.float64, "momentum": 0.9, "optimizer": plain_sgd},
+            TypeError,
+            "momentum= has float32 velocities, and",
+        ),
     ],
     ids=named,
 )

@@ -81,8 +81,16 @@ def _frozen() -> torch.nn.Module:
         ),
         (lambda: _frozen().named_parameters(), ValueError, "no parameter that requires a gradient"),
         (list, ValueError, "no parameter that requires a gradient"),
-        (lambda: _model().half().named_parameters(), TypeError, "gradient of '0.weight' has dtype torch.float16"),
-        (lambda: _model().double().named_parameters(), TypeError, "gradient of '0.weight' has dtype torch.float64"),
+        (
+            lambda: _model().to(torch.float8_e4m3fn).named_parameters(),
+            TypeError,
+            "'0.weight' has dtype torch.float8_e4m3fn",
+        ),
+        (
+            lambda: _model().to(torch.float8_e5m2).named_parameters(),
+            TypeError,
+            "of '0.weight' has dtype torch.float8_e5m2",
+        ),
     ],
 )
 def test_bad_parameters(local: Local, named: Callable[[], Any], error: type[Exception], message: str) -> None:

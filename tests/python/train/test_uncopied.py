@@ -37,5 +37,5 @@ def test_optimisers_of_trainers_are_unwrapped() -> None:
 
 @pytest.mark.parametrize("mode", ["sparse", "dense"])
 def test_dtypes_that_are_not_reduced_are_refused_at_once(mode: str) -> None:
-    with Communicator.local(1)[0] as comm, pytest.raises(TypeError, match="'weight' has dtype torch.float64"):
-        DDPState(comm, torch.nn.Linear(2, 2).double().named_parameters(), mode=mode)
+    with Communicator.local(1)[0] as comm, pytest.raises(TypeError, match="'weight' has dtype torch.float8_e5m2"):
+        DDPState(comm, torch.nn.Linear(2, 2).to(torch.float8_e5m2).named_parameters(), mode=mode)
