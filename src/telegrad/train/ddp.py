@@ -94,7 +94,8 @@ class DDPState(Uncopied):
 
     ``telemetry``: where figures of each tensor go (``JsonLines``, ``TensorBoard``), or ``None``.
 
-    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device.
+    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device; on the
+    CPU float16, float64 and complex ones are sent densely.
     docs/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as the host
     knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and
     ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a

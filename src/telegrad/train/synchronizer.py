@@ -82,8 +82,8 @@ class Synchronizer:
     ``options``: those of DDPState, see ``CompressionOptions``. ``clip_norm`` is local then, as DDPState's: each rank
     scales its own gradient down to clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass.
     ``nonfinite="raise"`` (the default with compression): NonFiniteGradient on the rank that has a NaN or an infinity,
-    TransportError on the others; ``"send"``: it arrives on all ranks. Gradients are float32 or bfloat16 then. On a
-    CUDA device it is ``"topk"`` or ``"quantised"``, and errors come later (docs/gpu.md).
+    TransportError on the others; ``"send"``: it arrives on all ranks. Gradients of other dtypes than float32 and
+    bfloat16 go densely. On a CUDA device it is ``"topk"`` or ``"quantised"``, and errors come later (docs/gpu.md).
 
     ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
     go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at
@@ -449,9 +449,8 @@ class Synchronizer:
             self._adopt(plan)
 
     def _drop(self) -> None:
-        """Another pass begins before one is over: an exception has ended that one, or a reentrant checkpoint has begun
-        this one inside of it. What was launched ends before its memory is used again. It counts, unless gradients have
-        been set to ``None`` since."""
+        """Another pass begins before one is over, after an exception or inside a reentrant checkpoint. Launched sums end
+        before their memory is used again; they count, unless gradients have been set to ``None`` since."""
         if self._graph_task is None:
             return
         self._graph_task = None
