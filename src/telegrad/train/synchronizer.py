@@ -449,8 +449,8 @@ class Synchronizer:
             self._adopt(plan)
 
     def _drop(self) -> None:
-        """Another pass begins before one is over, after an exception or inside a reentrant checkpoint. Launched sums end
-        before their memory is used again; they count, unless gradients have been set to ``None`` since."""
+        """Another pass begins before one is over, after an exception or inside a reentrant checkpoint. Launched sums
+        end before their memory is used again; they count, unless gradients have been set to ``None`` since."""
         if self._graph_task is None:
             return
         self._graph_task = None

@@ -39,6 +39,7 @@ def test_names_exist() -> None:
     ):
         assert "same_sign" in inspect.signature(SELECTIONS[name]).parameters
     of_trainers = {"precision", "strategy", "mixed_precision", "max_grad_norm"}
+    of_ddp = {"find_unused_parameters", "divide_by_initial_world_size"}
     for option in re.findall(r"`(\w+)=", TEXT):
-        known = {*inspect.signature(DDPState).parameters, *of_trainers, "weight_decay", "keep", "output"}
+        known = {*inspect.signature(DDPState).parameters, *of_trainers, *of_ddp, "weight_decay", "keep", "output"}
         assert option in known, option
