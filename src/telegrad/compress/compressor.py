@@ -275,13 +275,33 @@ class Compressor:
         for store in self._stores():
             store.drop_step()
 
+    def record(self, on: bool) -> None:
+        """Whether what changes from now on can be undone by ``revert``, parameter by parameter, until ``confirm``.
+        Costs a copy of what changes, once between two ``confirm``."""
+        for store in self._stores():
+            store.records = on
+
+    def unconfirmed(self) -> list[str]:
+        """The parameters of which something would be undone."""
+        return [*dict.fromkeys(name for store in self._stores() for name in store.unconfirmed())]
+
+    def confirm(self, names: Sequence[str]) -> None:
+        """What residuals and velocities of these parameters are now stays."""
+        for store in self._stores():
+            store.confirm(names)
+
+    def revert(self, names: Sequence[str]) -> None:
+        """Residuals and velocities of these parameters are bitwise as when last confirmed."""
+        for store in self._stores():
+            store.revert(names)
+
     def _stores(self) -> Iterator[ResidualStore | Momentum]:
         yield self.residuals
         if self.momentum is not None:
             yield self.momentum
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all state, as plain numpy arrays and numbers; of an open step it says nothing."""
+        """A copy of all state, as plain numpy arrays and numbers; without an open step, and what is not confirmed."""
         state = {**self.residuals.state_dict(), "feedback": self.feedback}
         return state if self.momentum is None else {**state, "velocities": self.momentum.state_dict()}
 

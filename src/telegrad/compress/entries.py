@@ -60,7 +60,9 @@ E = TypeVar("E", bound=Entry)
 class EntryStore(Generic[E]):
     """Entries by name, in the order in which they were given. ``kind``: what the arrays are, for messages and states.
 
-    Between ``begin()`` and ``keep_step()`` or ``drop_step()`` it copies each entry before its first change.
+    It can undo two things, and copies an entry before its first change for either. A step that is open, between
+    ``begin()`` and ``keep_step()`` or ``drop_step()``. And, with ``records``, everything since an entry was last told
+    that it stays: ``confirm()`` says so, ``revert()`` undoes it.
     """
 
     def __init__(self, kind: str, entries: Iterable[E]) -> None:
@@ -70,9 +72,11 @@ class EntryStore(Generic[E]):
             if entry.values.size < 1:
                 raise ValueError(f"sizes[{entry.name!r}]=0: a parameter with a {kind} needs at least one element")
             self._by_name[entry.name] = entry
+        self.records = False
         self._open = False
         self._before: dict[str, E] = {}  # what the open step has changed, as it was
-        self._copies: dict[str, Floats] = {}  # memory for that, kept from step to step
+        self._confirmed: dict[str, E] = {}  # what has changed since it was confirmed, as it was
+        self._copies: dict[str, list[Floats]] = {}  # memory for these, kept from step to step
 
     def __getitem__(self, name: str) -> E:
         try:
@@ -95,31 +99,65 @@ class EntryStore(Generic[E]):
         self._open = True
 
     def about_to_change(self, entry: E) -> None:
-        """To be called before ``entry`` changes; copies it if a step is open that has not changed it yet."""
-        if self._open and entry.name not in self._before:
-            if entry.name not in self._copies:
-                self._copies[entry.name] = np.empty_like(entry.values)
-            np.copyto(self._copies[entry.name], entry.values)
-            self._before[entry.name] = dataclasses.replace(entry, values=self._copies[entry.name])
+        """To be called before ``entry`` changes; copies it where a change may be undone and is the first."""
+        name = entry.name
+        if self._open:
+            if name not in self._before:
+                self._before[name] = self._copy(entry)
+        elif self.records and name not in self._confirmed:
+            self._confirmed[name] = self._copy(entry)
 
     def keep_step(self) -> None:
-        """Closes the open step, if there is one; it cannot be undone any more."""
-        self._open = False
-        self._before.clear()
+        """Closes the open step, if there is one. With ``records`` it can still be undone by ``revert``."""
+        before, self._before, self._open = self._before, {}, False
+        for name, copy in before.items():
+            if self.records and name not in self._confirmed:
+                self._confirmed[name] = copy
+            else:
+                self._free(copy)
 
     def drop_step(self) -> None:
         """Undoes the open step, if there is one: all is bitwise as it was at ``begin()``."""
-        for before in self._before.values():
-            entry = self._by_name[before.name]
-            np.copyto(entry.values, before.values)
-            for one in dataclasses.fields(before):
-                if one.name not in ("name", "values"):
-                    setattr(entry, one.name, getattr(before, one.name))
-        self.keep_step()
+        before, self._before, self._open = self._before, {}, False
+        for copy in before.values():
+            self._restore(copy)
+
+    def unconfirmed(self) -> list[str]:
+        """The names of the entries that ``revert`` would change."""
+        return [*self._confirmed]
+
+    def confirm(self, names: Iterable[str]) -> None:
+        """What these entries are now stays. Names of others are passed over."""
+        for name in names:
+            if name in self._confirmed:
+                self._free(self._confirmed.pop(name))
+
+    def revert(self, names: Iterable[str]) -> None:
+        """These entries are bitwise as they were when last confirmed. Names of others are passed over."""
+        for name in names:
+            if name in self._confirmed:
+                self._restore(self._confirmed.pop(name))
 
     def settled(self) -> list[E]:
-        """All entries; of an open step they say nothing: they are as at ``begin()``. Not copies."""
-        return [self._before.get(entry.name, entry) for entry in self]
+        """All entries, without what is not confirmed, and as at ``begin()`` of an open step. Not copies."""
+        return [self._confirmed.get(entry.name) or self._before.get(entry.name, entry) for entry in self]
+
+    def _copy(self, entry: E) -> E:
+        free = self._copies.get(entry.name)
+        values = free.pop() if free else np.empty_like(entry.values)
+        np.copyto(values, entry.values)
+        return dataclasses.replace(entry, values=values)
+
+    def _restore(self, copy: E) -> None:
+        entry = self._by_name[copy.name]
+        np.copyto(entry.values, copy.values)
+        for one in dataclasses.fields(copy):
+            if one.name not in ("name", "values"):
+                setattr(entry, one.name, getattr(copy, one.name))
+        self._free(copy)
+
+    def _free(self, copy: E) -> None:
+        self._copies.setdefault(copy.name, []).append(copy.values)
 
     def fitting(self, given: Mapping[str, Any], where: str) -> dict[str, Floats]:
         """The arrays in ``given``, a mapping of a state at ``where``, if it fits this store.
@@ -162,8 +200,9 @@ class EntryStore(Generic[E]):
             raise ValueError(f"{where}[{self.kind!r}] is no float32 array: {error}") from error
 
     def take_over(self, arrays: Mapping[str, Floats], given: Mapping[str, Any]) -> None:
-        """Fills in what ``fitting`` has found, with its units, and closes an open step."""
+        """Fills in what ``fitting`` has found, with its units, and closes an open step; all of it is confirmed."""
         self.keep_step()
+        self.confirm(self.unconfirmed())
         for entry in self:
             entry.values[:] = arrays[entry.name]
             entry.unit = given[entry.name].get("unit", 1.0)

@@ -16,6 +16,7 @@ from telegrad.train.arguments import check_choice, encoding_of_wire
 from telegrad.train.bucket import COMPRESSIBLE, Bits, BucketLayout, check_dtype
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.memory_order import MemoryOrder, MemoryOrders
+from telegrad.train.pass_use import Revertible, use_of
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import (
     SPARSE_DEFAULTS,
@@ -140,12 +141,19 @@ class Compression:
         kept = [name for name in _DEFAULTS if name not in ("policy", "output", "optimizer")]
         self._config = {"compression": kind, **{name: _plain(given[name]) for name in kept}}  # type: ignore[literal-required]
         self._entries = {one.name: one.k for one in self.compressor.residuals}
+        self._optimizer = optimizer
         self.move_to(comm)
 
     def move_to(self, comm: Communicator) -> None:
         """Sums are made there from now on."""
         self._comm = comm
         self._exchange = Exchange(comm, self.compressor, self.wire, self.encoding, self.collective, self.stats)
+        self._use = use_of(self._parameters, self.compressor, self._memory, self.stats, self._optimizer)
+
+    @property
+    def _memory(self) -> Revertible:
+        """What remembers the gradients of passes."""
+        return self.compressor
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -183,12 +191,18 @@ class Compression:
 
     def open_pass(self) -> None:
         """A backward pass begins. Raises ``ValueError`` as ``Units.rates_of``."""
+        self._use.open()
         self.compressor.set_units(1.0, self._units.rates_of(self.compressor))
         self.compressor.residuals.raise_density(self._warm_up.least_density(self.step))
 
     def close_pass(self) -> None:
         """All averages of the pass are there."""
         self.step += 1
+        self._use.close()
+
+    def decide(self) -> None:
+        """Gradients that were cleared without a step leave nothing behind."""
+        self._use.decide()
 
     def start(self, layout: BucketLayout, bits: Bits, *, way: str) -> Sending:
         """Begins to average a group's memory: ``"sparse"``, its parts compressed; ``"dense"``, all of it, with what
@@ -222,6 +236,7 @@ class Compression:
 
     def state_dict(self) -> dict[str, Any]:
         """See ``Synchronizer.state_dict``."""
+        self.decide()
         sums = self._exchange.topk_states
         state = state_of(self._comm, self.step, self._config, self.compressor, self._orders)
         return {**state, "sums": () if sums is None else sums.state_dict()}

@@ -19,6 +19,7 @@ from telegrad.train.device_compression import DeviceCompression, check_fits_devi
 from telegrad.train.device_faults import LateFaults
 from telegrad.train.device_group import DeviceGroup
 from telegrad.train.gradient_group import Flat, GradientGroup
+from telegrad.train.pass_use import Revertible
 
 _REMEDY = (
     "the averages of that pass were NaN or infinite on all ranks, and the optimiser may have had them: go on from a "
@@ -46,9 +47,13 @@ class CompressionOnDevice(Compression):
 
     def move_to(self, comm: Communicator) -> None:
         """As Compression's; before anything has been summed."""
-        super().move_to(comm)
         self.device = DeviceCompression(comm, self.compressor, self.wire, self.encoding, self.stats)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
+        super().move_to(comm)
+
+    @property
+    def _memory(self) -> Revertible:
+        return self.device.feedback
 
     def open_pass(self) -> None:
         """As Compression's. Raises ``NonFiniteGradient`` for what the host knows by now of passes before, and ends the
@@ -57,6 +62,7 @@ class CompressionOnDevice(Compression):
         self._look(wait=False)
         self.device.settle()
         super().open_pass()
+        self.device.feedback.apply_reverts()
 
     def close_pass(self) -> None:
         """As Compression's."""
@@ -80,6 +86,7 @@ class CompressionOnDevice(Compression):
         self._close_reads()  # of a pass that was broken off
         self._look(wait=True)
         self.device.settle()
+        self.decide()
         self.device.feedback.save()
         return super().state_dict()
 

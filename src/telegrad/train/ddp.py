@@ -31,9 +31,10 @@ from telegrad.train.device_telemetry import DeviceTelemetry
 from telegrad.train.exchange import Exchange, Sending
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.memory_order import MemoryOrders
+from telegrad.train.pass_use import Memories, PassUse, use_of
 from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
 from telegrad.train.rank_state import checked_step, state_of
-from telegrad.train.settings import check_dense, compressor_of, correct_momentum, policy_of, warm_up_of
+from telegrad.train.settings import check_dense, compressor_of, correct_momentum, plain_options, policy_of, warm_up_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
 from telegrad.train.uncopied import Uncopied
@@ -65,13 +66,15 @@ class DDPState(Uncopied):
     ``"allgather"``: every rank gets every rank's. ``warmup_steps`` at first are dense, or, with ``warmup="falling"``,
     go from 25 % down to 0.1 % or the density.
 
-    *What residuals hold.* ``feedback``: ``"gradients"``, or ``"steps"``: gradients times the learning rate of their
-    day, so that a falling rate does not hold back what waits, nor a rising one blow it up; for SGD, with
-    ``optimizer``. ``momentum``: momentum correction, for an ``optimizer`` that is an SGD with ``momentum=0``: the hook
-    applies it, to dense tensors too; ``nesterov`` as in SGD; ``masking``: what is sent loses its momentum.
-    ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals
-    take it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
-    ``clip_norm`` is of gradients without the scale; a scaler that is not enabled is none.
+    *What residuals hold.* A backward pass is taken up when an optimizer steps; if its gradients are cleared before
+    that, residuals and velocities are as before it (docs/several-losses.md). ``feedback``: ``"gradients"``, or
+    ``"steps"``: gradients times the learning rate of their day, so that a falling rate does not hold back what waits,
+    nor a rising one blow it up; for SGD, with ``optimizer``. ``momentum``: momentum correction, for an ``optimizer``
+    that is an SGD with ``momentum=0``: the hook applies it, to dense tensors too; ``nesterov`` as in SGD; ``masking``:
+    what is sent loses its momentum. ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm /
+    sqrt(ranks) before residuals take it up; communication then begins after the backward pass. ``scaler``: the
+    GradScaler that scales the loss; ``clip_norm`` is of gradients without the scale; a scaler that is not enabled is
+    none.
 
     ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
     finite one makes its residual or velocity overflow. Neither ever holds such a value.
@@ -181,27 +184,10 @@ class DDPState(Uncopied):
             self._clip_norm = checked_norm(clip_norm)
             self.stats = DDPStats()
             self._exchange = Exchange(comm, self._compressor, wire, encoding, collective, self.stats)
-            self._config = {
-                "mode": mode,
-                "density": float(density),
-                "selection": selection if isinstance(selection, str) else repr(selection),
-                "interval": None if interval is None else int(interval),
-                "small_tensor_elements": int(small_tensor_elements),
-                "large_tensor_elements": None if large_tensor_elements is None else int(large_tensor_elements),
-                "large_selection": large_selection if isinstance(large_selection, str) else repr(large_selection),
-                "same_sign": bool(same_sign),
-                "policy": None if policy is None else repr(policy),
-                "wire": wire,
-                "collective": collective,
-                "warmup_steps": int(warmup_steps),
-                "warmup": warmup,
-                "feedback": feedback,
-                "momentum": float(momentum),
-                "nesterov": bool(nesterov),
-                "masking": bool(masking),
-                "clip_norm": self._clip_norm,
-                "nonfinite": nonfinite,
-            }
+            given = entries | {"policy": policy, "wire": wire, "collective": collective, "warmup_steps": warmup_steps}
+            given |= {"warmup": warmup, "feedback": feedback, "momentum": momentum, "nesterov": nesterov}
+            given |= {"masking": masking, "clip_norm": self._clip_norm, "nonfinite": nonfinite}
+            self._config = plain_options({"mode": mode, **given})
             self._collective = collective
             if any(map(on_device, self._parameters.values())):
                 self._check_device_options()
@@ -234,6 +220,7 @@ class DDPState(Uncopied):
         )
         self._device_buckets.prepare(self._parameters.values())
         self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
+        self._use = self._use_of_passes(optimizer)
         self._layouts: dict[int, BucketLayout] = {}
         self._orders = MemoryOrders(self._parameters)
         self._has_device_buckets = False
@@ -245,6 +232,10 @@ class DDPState(Uncopied):
         self._skipped = False
         self._record: StepRecord | None = None  # of the step that is under way, if it is recorded
         self.failure: Exception | None = None
+
+    def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
+        memories = Memories([self._compressor, self._device_buckets.feedback])
+        return use_of(self._parameters, self._compressor, memories, self.stats, optimizer)
 
     @property
     def step(self) -> int:
@@ -279,6 +270,7 @@ class DDPState(Uncopied):
         ``synchronize()`` does. See the class for what it says after a failed step.
         """
         self.synchronize()
+        self._use.decide()
         self._device_buckets.save()
         if self._agreed is not None and self._agreed.closed:
             self._agreed.leave()
@@ -343,7 +335,11 @@ class DDPState(Uncopied):
             self._check_ranks()
             self._device_buckets.prepare([bucket.buffer()])
             self._has_device_buckets = True
+        if bucket.index() == 0:
+            self._use.open()
         future = self._device_buckets.take(bucket, self._step, self._warmup_passes)
+        if bucket.is_last():
+            self._use.close()
         self._warmup_passes += bucket.is_last()
         return future
 
@@ -369,6 +365,7 @@ class DDPState(Uncopied):
         if not self._layouts:
             self._check_ranks()
         compressor = self._compressor
+        self._use.open()
         self._set_units()
         if self._nonfinite == "skip":
             self._agreed = AgreedStep([compressor, *self._exchange.undoable], self._settled, self._failed)
@@ -403,6 +400,7 @@ class DDPState(Uncopied):
             self.stats.clipped_steps += self._held.release(self._start, self._compressor.gradient_unit) < 1
             self._held = None
         self._pass_is_open = False
+        self._use.close()
         if self._agreed is not None:
             self._agreed.close(self._comm)
         else:

@@ -18,6 +18,7 @@ from telegrad.train.bucket import BucketLayout, GradBucket, check_reducible, is_
 from telegrad.train.device_clipping import clip_tensors
 from telegrad.train.device_compression import DeviceCompression
 from telegrad.train.device_faults import LateFaults
+from telegrad.train.device_feedback import DeviceFeedback
 from telegrad.train.stats import DDPStats
 
 _REMEDY = (
@@ -73,6 +74,11 @@ class DeviceBuckets:
         self._held: list[_Held] = []  # of the pass, with "skip"
         self._faulty: list[torch.Tensor] = []
         self._passes = 0
+
+    @property
+    def feedback(self) -> DeviceFeedback:
+        """What is remembered there."""
+        return self._compression.feedback
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """As ``DeviceCompression.prepare``."""
@@ -149,6 +155,7 @@ class DeviceBuckets:
             self._last_verdict.wait()  # what it undoes is undone before it changes
         self._close_reads()  # of a pass that was broken off
         self._compression.settle()
+        self._compression.feedback.apply_reverts()
         if self._compression.scale is not None:
             self._compression.scale.begin()
         if self._compression.telemetry is not None:

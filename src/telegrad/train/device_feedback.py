@@ -3,9 +3,9 @@ the Compressor of host memory, so that a state says nothing of where it was made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,23 +21,41 @@ from telegrad.train.loss_scale import LossScale
 _LARGEST = float(np.finfo(np.float32).max)
 
 
+class Confirmed(NamedTuple):
+    """A copy of what is remembered; ``unit``: if the host knows it."""
+
+    values: torch.Tensor
+    small: list[torch.Tensor]
+    unit: float | None
+    k: int
+
+
 @dataclass(slots=True, eq=False)
 class Remembered:
     """One parameter's array there: float32, flat; ``values * unit`` is what it says. ``unit``: where the loss has a
     scale, or a step that changes it may be undone, a tensor, float64, of one element. ``before`` and ``small_before``:
-    if it ``is_kept``, what it was when the step began that may yet be undone."""
+    if it ``is_kept``, what it was when the step began that may yet be undone. ``confirmed``: what it was when it was
+    last confirmed, if it has changed since."""
 
     values: torch.Tensor
     unit: float | torch.Tensor
     is_kept: bool = False
     before: torch.Tensor | None = None
     small_before: list[torch.Tensor] | None = None
+    confirmed: Confirmed | None = None
     wanted: torch.Tensor | None = None  # the unit that it has been given last
+    spare: list[torch.Tensor] = field(default_factory=list)  # memory of an earlier ``confirmed``
 
     @property
     def small(self) -> list[torch.Tensor]:
         """What is remembered beside the values, of one element each."""
         return [self.unit] if isinstance(self.unit, torch.Tensor) else []
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """What it was when the step began, if it ``is_kept``: of ``[values, *small]``."""
+        assert self.before is not None
+        return [self.before, *(self.small_before or ())]
 
     @property
     def remade(self) -> Remade:
@@ -88,6 +106,8 @@ class DeviceFeedback:
         self._residuals: dict[str, DeviceResidual] = {}
         self._velocities: dict[str, Remembered] = {}
         self._is_open = False
+        self._records = False
+        self._reverted: list[Remembered] = []  # but for the copies, which the stream has not been given yet
         self._units: dict[tuple[torch.device, float], torch.Tensor] = {}  # of the step that is open
         self._changed: list[Remembered] = []
         self._tables = DeviceTables()
@@ -154,15 +174,64 @@ class DeviceFeedback:
         _restore_small(changed, wanted)
         for one in changed:
             one.is_kept = False
+            if self._records and one.confirmed is None:  # dropped or not, it was that
+                assert one.before is not None
+                one.confirmed = _confirmed(one, one.before, one.small_before or [])
+                one.before, one.small_before = one.spare.pop() if one.spare else None, None
+
+    def record(self, on: bool) -> None:
+        """As ``Revertible.record``: costs a copy on the device."""
+        self._records = on
+
+    def unconfirmed(self) -> list[str]:
+        """As ``Revertible.unconfirmed``."""
+        return [*dict.fromkeys(name for name, one in self._all() if one.confirmed is not None)]
+
+    def confirm(self, names: Sequence[str]) -> None:
+        """As ``Revertible.confirm``."""
+        for one in self._changed_since_confirmed(names):
+            assert one.confirmed is not None
+            one.spare, one.confirmed = [one.confirmed.values], None
+
+    def revert(self, names: Sequence[str]) -> None:
+        """As ``Revertible.revert``; ``apply_reverts`` gives it to the stream, before anything else changes."""
+        self._reverted += self._changed_since_confirmed(names)
+
+    def apply_reverts(self) -> None:
+        """What was reverted is so in the current stream."""
+        reverted, self._reverted = self._reverted, []
+        copies = []
+        for one in reverted:
+            copy, one.confirmed = one.confirmed, None
+            assert copy is not None
+            if copy.unit is not None:
+                one.unit = copy.unit
+            if isinstance(one, DeviceResidual):
+                one.k = copy.k
+            one.wanted, one.spare = None, [copy.values]
+            copies.append(([one.values, *one.small], [copy.values, *copy.small]))
+        _copy_all(copies)
+
+    def _all(self) -> Iterator[tuple[str, Remembered]]:
+        yield from self._residuals.items()
+        yield from self._velocities.items()
+
+    def _changed_since_confirmed(self, names: Sequence[str]) -> list[Remembered]:
+        wanted, reverted = {*names}, {*map(id, self._reverted)}
+        found = (one for name, one in self._all() if name in wanted and one.confirmed is not None)
+        return [one for one in found if id(one) not in reverted]
 
     def save(self) -> None:
-        """Writes all into the compressor. The host waits for the current streams; a step that is open says nothing."""
+        """Writes all into the compressor, without a step that is open and what is not confirmed. The host waits for
+        the current streams."""
         self._undo_open_step()
+        self.apply_reverts()
         for name, held in self._residuals.items():
             entry = self._compressor.residuals[name]
             _read_into(entry, held)
-            threshold, calls = (LateRead(one).values().item() for one in (held.threshold, held.calls))
-            fits = held.k == entry.k
+            k, small = (held.k, held.small) if held.confirmed is None else (held.confirmed.k, held.confirmed.small)
+            threshold, calls = (LateRead(one).values().item() for one in small[:2])
+            fits = k == entry.k
             entry.threshold, entry.calls = (threshold if threshold > 0 and fits else None), (calls if fits else 0)
         if self._compressor.momentum is not None:
             for name, velocity in self._velocities.items():
@@ -172,14 +241,14 @@ class DeviceFeedback:
         """The compressor's is what counts."""
         self._residuals, self._velocities = {}, {}
         self._tables = DeviceTables()
-        self._is_open, self._changed = False, []
+        self._is_open, self._changed, self._reverted = False, [], []
 
     def _use(self, changing: Sequence[tuple[Remembered, float]], like: torch.Tensor) -> None:
         """They are about to change, each in this unit without the loss's."""
         if self._scale is None and not (self._is_open and self._compressor.feedback == "steps"):
+            self._keep([one for one, _ in changing])
             for one, unit in changing:
                 one.rescale(unit)
-            self._keep([one for one, _ in changing])
             return
         rescaled: dict[int, list[Remembered]] = {}
         for one, _ in changing:
@@ -234,21 +303,32 @@ class DeviceFeedback:
 
     def _keep(self, ones: Sequence[Remembered]) -> None:
         """What they are, if a step is open, until it is over: by as few launches as of one."""
-        changing = [one for one in ones if self._is_open and not one.is_kept]
+        if not self._is_open:
+            if self._records:
+                self._keep_confirmed([one for one in ones if one.confirmed is None])
+            return
+        changing = [one for one in ones if not one.is_kept]
         if not changing:
             return
-        kept = []
         for one in changing:
             if one.before is None:
                 one.before = torch.empty_like(one.values)
             if one.small_before is None or len(one.small_before) < len(one.small):  # the unit has become a tensor
                 one.small_before = [torch.empty_like(small) for small in one.small]
             one.is_kept = True
-            kept.append(one.before)
         self._changed += changing
-        torch._foreach_copy_(kept, [one.values for one in changing])
-        for now, before in _small_by_dtype(changing):
-            torch._foreach_copy_(before, now)
+        _copy_all((one.kept, [one.values, *one.small]) for one in changing)
+
+    def _keep_confirmed(self, ones: Sequence[Remembered]) -> None:
+        """What they are, by as few launches as of one."""
+        for one in ones:
+            values = one.spare.pop() if one.spare else torch.empty_like(one.values)
+            one.confirmed = _confirmed(one, values, [torch.empty_like(small) for small in one.small])
+        _copy_all(
+            ([one.confirmed.values, *one.confirmed.small], [one.values, *one.small])
+            for one in ones
+            if one.confirmed is not None
+        )
 
     def _undo_open_step(self) -> None:
         if self._is_open and self._changed:
@@ -259,8 +339,20 @@ class DeviceFeedback:
 
 
 def _tensors_of(one: Remembered) -> list[torch.Tensor]:
-    assert one.before is not None
-    return [one.values, one.before, *one.small, *(one.small_before or ())]
+    return [one.values, *one.small, *one.kept]
+
+
+def _confirmed(one: Remembered, values: torch.Tensor, small: list[torch.Tensor]) -> Confirmed:
+    unit = one.unit if isinstance(one.unit, float) else None
+    return Confirmed(values, small, unit, one.k if isinstance(one, DeviceResidual) else 0)
+
+
+def _copy_all(copies: Iterable[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> None:
+    """Each of the first into, from the second: by a launch for each dtype."""
+    pairs = [pair for into, from_ in copies for pair in zip(into, from_, strict=True)]
+    for dtype in (torch.float32, torch.float64, torch.int64):
+        if of_dtype := [pair for pair in pairs if pair[0].dtype == dtype]:
+            torch._foreach_copy_([into for into, _ in of_dtype], [from_ for _, from_ in of_dtype])
 
 
 def _restore_small(changed: Sequence[Remembered], wanted: torch.Tensor) -> None:
@@ -292,7 +384,10 @@ def _copied(entry: Entry, like: torch.Tensor) -> torch.Tensor:
 
 
 def _read_into(entry: Entry, held: Remembered) -> None:
-    entry.values[:] = LateRead(held.values).values().numpy()
+    copy = held.confirmed
+    entry.values[:] = LateRead(held.values if copy is None else copy.values).values().numpy()
     unit = held.unit
+    if copy is not None:
+        unit = copy.small[-1] if copy.unit is None else copy.unit
     entry.unit = unit if isinstance(unit, float) else float(LateRead(unit).values()[0])
     entry.peak = np.inf

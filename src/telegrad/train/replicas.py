@@ -24,6 +24,7 @@ from telegrad.train.ddp import DDPState
 from telegrad.train.host_memory import zeros
 from telegrad.train.nonfinite import REMEDY_WITHOUT_SKIP
 from telegrad.train.parameter_watch import check_same_parameters
+from telegrad.train.pass_use import PassUse, use_of
 from telegrad.train.settings import SelectionOptions
 from telegrad.train.stats import DDPStats
 from telegrad.train.steps_in_backward import BackwardSteps, check_no_optimizer_in_backward
@@ -61,7 +62,8 @@ class ReplicaSynchronizer:
 
     The average is the same on all replicas, bit for bit, and is that over all ranks, since the reduce-scatter of
     ``fully_shard`` has averaged over the shards. Clip after it: ``clip_grad_norm_`` then sees the averages of all
-    shards. To accumulate gradients, call ``average()`` after the last backward pass of a step only. Where a gradient is
+    shards. To accumulate gradients, call ``average()`` after the last backward pass of a step only. Where gradients are
+    set to ``None`` after ``average()`` without a step of an optimizer, residuals are as before that call. Where one is
     NaN or infinite ``average()`` raises as ``backward()`` does with DDPState, on the replicas of that shard.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks of ``comm``.
@@ -83,7 +85,8 @@ class ReplicaSynchronizer:
             self._shard = mesh.get_local_rank(), mesh.size()
             # DDPState's parameters are what the buckets have: this rank's shards, which share their memory.
             self._shards = {name: nn.Parameter(one.to_local().detach()) for name, one in self._parameters.items()}
-            self._state = _ReplicaState(comm, self._shards, self._shard, cast(dict[str, Any], options))
+            given, trained = cast(dict[str, Any], options), cast(Mapping[str, nn.Parameter], self._parameters)
+            self._state = _ReplicaState(comm, self._shards, self._shard, trained, given)
             description = self._state.alike
         except (ValueError, TypeError) as found:
             error = found
@@ -145,6 +148,7 @@ class ReplicaSynchronizer:
                         parameter.grad = torch.zeros_like(parameter)
                     target = _local(parameter.grad)
                     target.copy_(piece.view(target.shape))
+        self._state.close_call()
 
     def _check_model(self) -> None:
         _reshard(self._model)
@@ -186,14 +190,23 @@ class _ReplicaState(DDPState):
         comm: Communicator,
         shards: Mapping[str, nn.Parameter],
         shard: tuple[int, int],
+        trained: Mapping[str, nn.Parameter],
         options: Mapping[str, Any],
     ) -> None:
+        self._trained = trained
         super().__init__(comm, shards.items(), **options)
         self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
 
     def fail(self, error: Exception) -> None:
         """The other replicas must not wait for this one."""
         self._leave_job(error)
+
+    def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
+        return use_of(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
+
+    def close_call(self) -> None:
+        """The gradients are the averages."""
+        self._use.close()
 
     @property
     def alike(self) -> dict[str, str]:

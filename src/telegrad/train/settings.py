@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import torch
 
@@ -102,6 +103,21 @@ def check_dense(options: Mapping[str, object]) -> None:
                 f"{name}={value!r} is not used with mode='dense', which sums all values as they are: leave it out, or "
                 "use mode='sparse'"
             )
+
+
+def plain_options(options: Mapping[str, object]) -> dict[str, object]:
+    """Options as a checkpoint may hold them, alike for equal numbers of another type."""
+    plain: dict[str, object] = {}
+    for name, value in options.items():
+        if value is None or isinstance(value, (str, bool)):
+            plain[name] = value
+        elif name in ("density", "momentum"):
+            plain[name] = float(cast(float, value))
+        elif isinstance(value, numbers.Integral):
+            plain[name] = int(value)
+        else:
+            plain[name] = float(value) if isinstance(value, numbers.Real) else repr(value)
+    return plain
 
 
 def warm_up_of(steps: int, kind: str, *, prefix: str = "") -> WarmUp:

@@ -22,6 +22,7 @@ class DDPStats:
     nonfinite_buckets: int = 0  # had NaN or infinity in them here, or made a residual overflow
     clipped_steps: int = 0  # in which this rank scaled its gradient down (clip_norm)
     skipped_steps: int = 0  # dropped on all ranks (nonfinite="skip")
+    discarded_passes: int = 0  # gradients cleared before an optimizer stepped; residuals are as before the pass
     hook_s: float = 0.0  # time in the hook on the thread of the backward pass, most of it selection
 
     @property

@@ -284,8 +284,7 @@ class Synchronizer:
 
     @property
     def is_settled(self) -> bool:
-        """Whether groups stay as they are, until times leave the prediction: no times are taken, and no plans tried.
-        The same on all ranks."""
+        """Whether groups stay until times leave the prediction: no plans are tried. The same on all ranks."""
         return self._planning is None or self._planning.is_settled
 
     def report(self, *, slowest: bool = False) -> StepReport:
@@ -315,15 +314,16 @@ class Synchronizer:
 
     @_disable_dynamo
     def wait(self) -> None:
-        """With ``wait_in``, after a backward pass: gradients are the averages when this returns, as they are without
-        it when ``backward()`` does. Called on all ranks, as what follows a pass may be a plan, which all ranks make
-        together. Errors are those of ``backward()``. Otherwise it does nothing."""
+        """With ``wait_in``, after a backward pass: returns when gradients are the averages; otherwise it does nothing.
+        Called on all ranks, which may make a plan together then. Errors are those of ``backward()``."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
         restore = pending.hidden.put_back()
         self._receive(pending.works, pending.number, elsewhere_s=time.perf_counter() - pending.since)
         restore()
+        if self._compression is not None:
+            self._compression.decide()
 
     def close(self) -> None:
         """Lets go of the model, whose gradients have memory of their own again. Called twice it does nothing."""

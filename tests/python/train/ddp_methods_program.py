@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ddp_discards_program import SCENARIOS as SCENARIOS_OF_DISCARDS
 from ddp_program import SCENARIOS as SCENARIOS_OF_HOOKS
 from ddp_program import Net, assert_equal, data
 from ddp_program import run_all as run_scenarios
@@ -363,5 +364,5 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
 
 
 def run_all(init_method: str) -> None:
-    """Those of ddp_program, these, and those of ddp_watch_program."""
-    run_scenarios(init_method, [*SCENARIOS_OF_HOOKS, *SCENARIOS, *SCENARIOS_OF_MISUSE])
+    """Those of ddp_program and ddp_discards_program, these, and those of ddp_watch_program."""
+    run_scenarios(init_method, [*SCENARIOS_OF_HOOKS, *SCENARIOS_OF_DISCARDS, *SCENARIOS, *SCENARIOS_OF_MISUSE])

@@ -12,7 +12,7 @@ import torch
 from computing_device import ComputingRuntime, computed_on, model_on
 from device_ranks import RANKS
 from fake_device import FakeStream
-from given_gradients import Given, gradients_of
+from given_gradients import Given, gradients_of, sgd
 from given_gradients import Rank as HostRank
 from torch import Tensor
 
@@ -32,6 +32,7 @@ class DeviceRank:
     ) -> None:
         self.device, self.comm, self.stream = device, comm, stream
         self.model = model_on(device, Given(dtype))
+        self.trains = sgd(self.model.parameters())
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.model.parameters())
         own: dict[str, Any] = {"compression": "topk", "small_tensor_elements": 16}
@@ -40,13 +41,16 @@ class DeviceRank:
         self.sync = Synchronizer(self.model, comm, **{**own, **options})
 
     def step(self, gradients: dict[str, Tensor], *, keeps: bool = False) -> dict[str, Tensor]:
-        """The averages, as copies on the host. ``keeps``: gradients of the pass before are added to."""
+        """The averages, as copies on the host; a step of the optimizer has used them, which gradients do not depend on.
+        ``keeps``: gradients of the pass before are added to."""
         if not keeps:
             self.model.zero_grad()
         self.model({name: computed_on(self.device, one) for name, one in gradients.items()}).backward()
         self.stream.synchronize()
         named_parameters = self.model.named_parameters()
-        return {name: one.grad.memory.clone() for name, one in named_parameters if one.grad is not None}  # type: ignore[attr-defined]
+        averages = {name: one.grad.memory.clone() for name, one in named_parameters if one.grad is not None}  # type: ignore[attr-defined]
+        self.trains.step()
+        return averages
 
 
 OnEach = Callable[..., list[Any]]

@@ -70,7 +70,13 @@ class Rank:
         self.sync = Synchronizer(self.model, comm, wait_in=self.trains if waits else None, **options)
 
     def step(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The averages, as copies."""
+        """The averages, as copies; a step of the optimizer has used them, which gradients do not depend on."""
+        averages = self.backward(gradients)
+        self.trains.step()
+        return averages
+
+    def backward(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The averages, as copies, which no optimizer uses yet."""
         self.model.zero_grad()
         self.model(gradients).backward()
         return self.averages()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ddp_discards_program
 import ddp_methods_program
 import ddp_program
 import ddp_watch_program
@@ -38,6 +39,7 @@ def _ranks(function: str, folder: Path, lines: list[list[str]], **options: objec
 
 SCENARIOS = {
     "ddp_program": [scenario.__name__ for scenario in ddp_program.SCENARIOS],
+    "ddp_discards_program": [scenario.__name__ for scenario in ddp_discards_program.SCENARIOS],
     "ddp_methods_program": [scenario.__name__ for scenario in ddp_methods_program.SCENARIOS],
     "ddp_watch_program": [scenario.__name__ for scenario in ddp_watch_program.SCENARIOS],
 }

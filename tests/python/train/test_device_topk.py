@@ -102,6 +102,7 @@ def _keeping(rank: Any) -> Callable[..., dict[str, Tensor]]:
     def step(gradients: dict[str, Tensor], *, keeps: bool) -> dict[str, Tensor]:
         assert keeps
         rank.model(gradients).backward()
+        rank.trains.step()
         return rank.averages()  # type: ignore[no-any-return]
 
     return step

@@ -1,0 +1,307 @@
+"""Whether the gradients of a backward pass were used: error feedback and momentum correction may only remember those
+that an optimizer step has applied.
+
+Programs throw gradients away: a GAN's generator loss leaves some in the discriminator, adversarial examples need those
+of the input alone, SAM looks at a first gradient and steps with a second one, and steps are skipped. Such a pass has
+changed residuals and velocities nevertheless, since its gradients were compressed. So every change can be undone until
+it is decided, for each parameter:
+
+- an optimizer that has the parameter has stepped: the changes stay;
+- the gradient was cleared (``None``, or all zero) without such a step: the changes are undone;
+- the gradient is still there, to be added to: nothing is decided yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from telegrad.comm.device.late_read import LateRead
+from telegrad.comm.tensors import on_device
+from telegrad.compress import Compressor
+from telegrad.train.stats import DDPStats
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Revertible(Protocol):
+    """What remembers something of parameters, by their names, from pass to pass."""
+
+    def record(self, on: bool) -> None:
+        """Whether what changes from now on can be undone."""
+
+    def unconfirmed(self) -> list[str]:
+        """The parameters of which something would be undone."""
+
+    def confirm(self, names: Sequence[str]) -> None:
+        """What is remembered of these parameters stays."""
+
+    def revert(self, names: Sequence[str]) -> None:
+        """What is remembered of these parameters is as when last confirmed."""
+
+
+class PassUse:
+    """Confirms or reverts what ``memory`` has taken up in backward passes. ``parameters``: by name, those that it
+    remembers something of. ``optimizer``: of which it is known that it steps them, or ``None``. ``stats`` count passes
+    that are reverted.
+
+    Its owner calls ``open`` when a pass begins to change the memory, and ``close`` when the pass is over. Optimizers
+    tell it of their steps by torch's global hooks. For a parameter that none of them has ever stepped, such as one that
+    the program updates by hand, a pass counts as used if the parameter has another value than after the pass; a warning
+    says so once. A pass outside of autograd, where the owner is called by hand, is confirmed at once.
+
+    ``explicit``: each pass is one call of the user's after a backward pass, whose beginning nobody sees. A gradient
+    counts as cleared then if it is another tensor than after the last call.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, torch.nn.Parameter],
+        memory: Revertible,
+        stats: DDPStats,
+        *,
+        optimizer: torch.optim.Optimizer | None = None,
+        explicit: bool = False,
+    ) -> None:
+        self._parameters, self._memory, self._stats, self._explicit = parameters, memory, stats, explicit
+        self._names = {id(one): name for name, one in parameters.items()}
+        self._stepped: set[str] = set()  # of which a step of an optimizer was seen, or is known to come
+        self._sums: dict[str, torch.Tensor] = {}  # of the others: what their values were after the last pass
+        self._is_open = False
+        self._is_by_hand = False
+        self._cleared: list[str] = []  # while a pass was open, by the beginning of another one
+        self._graph_task = -1
+        self._has_warned = False
+        self._gradients: dict[str, weakref.ref[torch.Tensor]] = {}  # if explicit: after the last call
+        if optimizer is not None:
+            self._stepped.update(self._names_in(optimizer))
+        seen = weakref.ref(self)
+        for one in parameters.values() if not explicit else ():
+            # It is called before autograd adds to the gradient.
+            handle = one.register_hook(_begin_of(seen))  # type: ignore[no-untyped-call]
+            weakref.finalize(self, handle.remove)
+        if parameters:
+            _follow_steps(self)
+
+    def open(self) -> None:
+        """A pass begins to change the memory, and no earlier one does any more."""
+        if not self._parameters:
+            return
+        task = torch._C._current_graph_task_id()
+        by_hand = self._is_by_hand = not self._explicit and task == -1
+        if self._explicit:
+            self.decide()
+        elif task != self._graph_task and not by_hand:  # only gradients of other parameters have come so far
+            self._graph_task = task
+            self.begin_backward()
+        if by_hand:
+            self._memory.confirm(self._memory.unconfirmed())
+        else:
+            self._revert(self._cleared)
+        self._memory.record(not by_hand)
+        self._is_open, self._cleared = True, []
+
+    def close(self) -> None:
+        """The pass is over. If its gradients are still summed, optimizers and backward passes wait for that."""
+        self._is_open = False
+        for name, parameter in self._parameters.items() if not self._is_by_hand else ():
+            if name not in self._stepped:
+                self._sums[name] = _sum_of(parameter)
+            if self._explicit:
+                self._gradients.pop(name, None)
+                if parameter.grad is not None:
+                    self._gradients[name] = weakref.ref(parameter.grad)
+
+    def decide(self) -> None:
+        """Confirms or reverts what can be decided by now."""
+        if self._is_open:
+            return
+        undecided = self._memory.unconfirmed()
+        changed = [name for name in undecided if name not in self._stepped and self._has_changed(name)]
+        if changed:
+            self._warn(changed[0])
+            self._memory.confirm(changed)
+        self._revert(self._cleared_of(self._memory.unconfirmed()))
+
+    def begin_backward(self) -> None:
+        """A backward pass begins to come to the parameters, and has added to no gradient."""
+        if self._is_open:  # an exception has ended that pass, or this one is within it, or it is still summed
+            self._cleared = [name for name in self._memory.unconfirmed() if self._parameters[name].grad is None]
+        else:
+            self.decide()
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """A step that finds no gradient does not use what was there before."""
+        if not self._is_open:
+            self._revert([name for name in self._names_in(optimizer) if self._parameters[name].grad is None])
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """It has used the gradients of its parameters."""
+        names = self._names_in(optimizer)
+        self._stepped.update(names)
+        for name in names:
+            self._sums.pop(name, None)
+        if not self._is_open:
+            self._memory.confirm(names)
+
+    def _revert(self, names: Iterable[str]) -> None:
+        undecided = {*self._memory.unconfirmed()}
+        found = [name for name in names if name in undecided]
+        if found:
+            self._stats.discarded_passes += 1
+            self._memory.revert(found)
+
+    def _cleared_of(self, names: Sequence[str]) -> list[str]:
+        if not self._explicit:
+            return cleared_of({name: self._parameters[name] for name in names})
+        found = []
+        for name in names:
+            gradient, before = self._parameters[name].grad, self._gradients.get(name)
+            if gradient is None or before is None or before() is not gradient:
+                found.append(name)
+        return found
+
+    def _names_in(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        held = (id(one) for group in optimizer.param_groups for one in group["params"])
+        return [self._names[one] for one in held if one in self._names]
+
+    def _has_changed(self, name: str) -> bool:
+        before = self._sums.get(name)
+        return before is not None and _read(before) != _read(_sum_of(self._parameters[name]))
+
+    def _warn(self, name: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"no torch.optim.Optimizer has stepped parameter {name!r} yet, but its value has changed since its "
+                "last backward pass: telegrad takes that pass as used. If its gradient was thrown away, give "
+                "optimizer= (docs/several-losses.md)",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def cleared_of(parameters: Mapping[str, torch.Tensor]) -> list[str]:
+    """Whose gradients hold nothing: ``None``, or all zero as ``zero_grad(set_to_none=False)`` leaves them. The host
+    waits for a device only where there is a gradient."""
+    cleared: list[str] = []
+    there: dict[torch.device, dict[str, torch.Tensor]] = {}
+    for name, one in parameters.items():
+        gradient = one.grad
+        if gradient is None or (not on_device(gradient) and _is_zero(gradient.detach())):
+            cleared.append(name)
+        elif on_device(gradient):
+            there.setdefault(gradient.device, {})[name] = gradient.detach()
+    with torch.no_grad():
+        counts = {device: torch.stack([one.count_nonzero() for one in of.values()]) for device, of in there.items()}
+        for device, of_device in there.items():
+            for name, count in zip(of_device, LateRead(counts[device]).values().tolist(), strict=True):
+                if count == 0:
+                    cleared.append(name)
+    return cleared
+
+
+def _is_zero(x: torch.Tensor) -> bool:
+    return not bool(x[(0,) * x.dim()]) and not bool(x.any())
+
+
+def _begin_of(seen: weakref.ref[PassUse]) -> Any:
+    """What is called with the first gradient of each backward pass that comes to a parameter, and with all others."""
+    task_id = torch._C._current_graph_task_id
+
+    def begin(_: torch.Tensor) -> None:
+        use = seen()
+        if use is not None and use._graph_task != (task := task_id()):
+            use._graph_task = task
+            use.begin_backward()
+
+    return begin
+
+
+_following: weakref.WeakSet[PassUse] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def _follow_steps(use: PassUse) -> None:
+    """From now on it hears of the steps of all optimizers."""
+    with _lock:
+        if not _handles:
+            _handles.append(register_optimizer_step_pre_hook(_before_step))
+            _handles.append(register_optimizer_step_post_hook(_after_step))
+        _following.add(use)
+
+
+_handles: list[Any] = []
+
+
+def _all() -> list[PassUse]:
+    with _lock:
+        return [*_following]
+
+
+def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for one in _all():
+        one.before_step(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    for one in _all():
+        one.after_step(optimizer)
+
+
+def _sum_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Of the bits of all values: almost surely another one when any of them has changed. A version number would not
+    do: neither ``.data`` nor torch's fused optimizers raise it."""
+    with torch.no_grad():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        return local.detach().view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)
+
+
+def _read(x: torch.Tensor) -> int:
+    return int(LateRead(x.view(1)).values()[0]) if on_device(x) else int(x)
+
+
+class Memories:
+    """Several as one: of the host and of a device."""
+
+    def __init__(self, memories: Sequence[Revertible]) -> None:
+        self._memories = memories
+
+    def record(self, on: bool) -> None:
+        for one in self._memories:
+            one.record(on)
+
+    def unconfirmed(self) -> list[str]:
+        return [*dict.fromkeys(name for one in self._memories for name in one.unconfirmed())]
+
+    def confirm(self, names: Sequence[str]) -> None:
+        for one in self._memories:
+            one.confirm(names)
+
+    def revert(self, names: Sequence[str]) -> None:
+        for one in self._memories:
+            one.revert(names)
+
+
+def use_of(
+    parameters: Mapping[str, torch.nn.Parameter],
+    compressor: Compressor,
+    memory: Revertible,
+    stats: DDPStats,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    explicit: bool = False,
+) -> PassUse:
+    """Of those ``parameters`` of which ``compressor`` remembers something."""
+    remembered = {
+        name: one
+        for name, one in parameters.items()
+        if name in compressor.residuals or (compressor.momentum is not None and name in compressor.momentum)
+    }
+    return PassUse(remembered, memory, stats, optimizer=optimizer, explicit=explicit)

@@ -1,0 +1,296 @@
+"""Gradients that the program throws away leave nothing in residuals and velocities: training is, bit for bit, as if
+their backward passes had never been."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from given_gradients import Given, Rank, gradients_of, sgd
+from handmade_buckets import named
+from synchronised_net import Broken, OnRanks
+from torch import Tensor
+
+from telegrad import Communicator
+
+STEPS = 5
+Discard = Callable[[Rank, dict[str, Tensor]], None]
+
+
+def backward(rank: Rank, gradients: dict[str, Tensor]) -> None:
+    rank.model(gradients).backward()
+
+
+def clears(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    """As a GAN's step of the generator does to the discriminator."""
+    backward(rank, thrown_away)
+    rank.model.zero_grad()
+
+
+def fills_with_zeros(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    backward(rank, thrown_away)
+    rank.model.zero_grad(set_to_none=False)
+
+
+def clears_twice(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    for _ in range(2):
+        clears(rank, thrown_away)
+
+
+def clears_what_was_added(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    """Two passes without a step between them, one on top of the other."""
+    for _ in range(2):
+        backward(rank, thrown_away)
+    rank.model.zero_grad()
+
+
+def clears_after_no_sync(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    clears(rank, thrown_away)
+    with rank.sync.no_sync():
+        backward(rank, thrown_away)
+    rank.model.zero_grad()
+
+
+def moves_and_returns(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    """As SAM's first half: the parameters move by hand, and back after the second."""
+    backward(rank, thrown_away)
+    with torch.no_grad():
+        for one in rank.model.parameters():
+            one.add_(one.grad)
+            one.sub_(one.grad)
+            one.add_(1.0)
+    rank.model.zero_grad()
+
+
+def steps_another_optimizer(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    """The optimizer of the other player's parameters uses nothing of these."""
+    backward(rank, thrown_away)
+    other = torch.nn.Parameter(torch.ones(3))
+    other.grad = torch.ones(3)
+    sgd([other]).step()
+    rank.model.zero_grad()
+
+
+def steps_without_gradients(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    clears(rank, thrown_away)
+    rank.trains.step()
+
+
+def breaks_off(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    """An exception ends the pass when one group has left."""
+    parts = [Broken.apply(rank.model.embedding.flatten()[:1].clone()).sum(), rank.model(thrown_away)]
+    with contextlib.suppress(ArithmeticError):
+        torch.stack(parts).sum().backward()
+    rank.model.zero_grad()
+
+
+DISCARDS: list[Discard] = [
+    clears,
+    fills_with_zeros,
+    clears_twice,
+    clears_what_was_added,
+    clears_after_no_sync,
+    moves_and_returns,
+    steps_another_optimizer,
+    steps_without_gradients,
+]
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"selection": "topk"},
+    {"momentum": 0.5, "optimizer": sgd},
+    {"momentum": 0.5, "optimizer": sgd, "nesterov": True, "plan": "wfbp"},
+    {"feedback": "steps", "optimizer": sgd},
+    {"wire": "packed-bf16"},
+    {"compression": "quantised", "quantised": "int8"},
+    {"clip_norm": 1000.0},
+]
+
+
+def memory(rank: Rank) -> dict[str, Any]:
+    return rank.sync.state_dict()["compressor"]
+
+
+def assert_same_memory(mine: Any, expected: Any) -> None:
+    assert mine.keys() == expected.keys()
+    for key, one in mine.items():
+        if isinstance(one, dict):
+            assert_same_memory(one, expected[key])
+        elif hasattr(one, "dtype"):
+            assert (one == expected[key]).all(), key
+        else:
+            assert one == expected[key], key
+
+
+def trained(comm: Communicator, discard: Discard | None, **options: Any) -> tuple[Any, ...]:
+    """Averages of all steps, what is remembered at the end, and how many passes were discarded."""
+    rank = Rank(comm, **{"plan": "fixed", **options})
+    averages = []
+    for step in range(STEPS):
+        averages.append(rank.step(gradients_of(comm.rank, step)))
+        rank.model.zero_grad()
+        if discard is not None:
+            discard(rank, {name: 100 * one for name, one in gradients_of(comm.rank, 50 + step).items()})
+    assert rank.sync.stats is not None
+    return averages, memory(rank), rank.sync.stats.discarded_passes
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=named)
+@pytest.mark.parametrize("discard", DISCARDS)
+def test_is_as_if_it_had_never_been(on_ranks: OnRanks, discard: Discard, options: dict[str, Any]) -> None:
+    expected = on_ranks(2, lambda comm: trained(comm, None, **options))
+    found = on_ranks(2, lambda comm: trained(comm, discard, **options))
+    for (averages, remembered, discarded), (right, right_memory, none) in zip(found, expected, strict=True):
+        assert discarded >= STEPS
+        assert none == 0
+        for mine, theirs in zip(averages, right, strict=True):
+            assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        assert_same_memory(remembered, right_memory)
+
+
+def test_a_pass_that_broke_off_leaves_nothing(on_ranks: OnRanks) -> None:
+    expected = on_ranks(2, lambda comm: trained(comm, None, plan="wfbp"))
+    found = on_ranks(2, lambda comm: trained(comm, breaks_off, plan="wfbp"))
+    for (averages, remembered, _), (right, right_memory, _) in zip(found, expected, strict=True):
+        for mine, theirs in zip(averages, right, strict=True):
+            assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+        assert_same_memory(remembered, right_memory)
+
+
+def test_only_parameters_without_a_step_are_reverted(on_ranks: OnRanks) -> None:
+    """Generator and discriminator in one model, with an optimizer each."""
+
+    def run(comm: Communicator) -> Any:
+        rank = Rank(comm, plan="fixed")
+        mine, other = sgd([rank.model.embedding]), sgd([rank.model.hidden])
+        for _ in range(2):
+            rank.backward(gradients_of(comm.rank, 0))
+            mine.step()
+            other.step()
+        before = memory(rank)["parameters"]
+        rank.backward(gradients_of(comm.rank, 1))
+        mine.step()
+        rank.model.zero_grad()
+        return before, memory(rank)["parameters"]
+
+    for before, after in on_ranks(2, run):
+        assert (before["hidden"]["residual"] == after["hidden"]["residual"]).all()
+        assert (before["embedding"]["residual"] != after["embedding"]["residual"]).any()
+
+
+def accumulates(rank: Rank, gradients: dict[str, Tensor], more: dict[str, Tensor]) -> None:
+    """Without ``no_sync``: the second pass averages the first one's average again."""
+    rank.backward(gradients)
+    backward(rank, more)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_gradients_that_are_added_to_count_with_the_step(on_ranks: OnRanks, in_place: bool) -> None:
+    """Nothing is lost: what both passes gave is in the average and in what waits."""
+
+    def run(comm: Communicator) -> Any:
+        rank = Rank(comm, plan="fixed", selection="topk")
+        accumulates(rank, gradients_of(comm.rank, 0), gradients_of(comm.rank, 1))
+        average = rank.averages()
+        rank.trains.step()
+        rank.model.zero_grad(set_to_none=not in_place)
+        assert rank.sync.stats is not None
+        assert rank.sync.stats.discarded_passes == 0
+        return average, rank.waiting()
+
+    (average, waits), (_, others_wait) = on_ranks(2, run)
+    for name in ("embedding", "hidden"):
+        given = sum(gradients_of(rank, step)[name].double() for rank in range(2) for step in range(2))
+        torch.testing.assert_close(2 * average[name].double() + waits[name] + others_wait[name], given, rtol=0, atol=0)
+
+
+def test_a_state_has_nothing_of_gradients_that_no_step_has_used(on_ranks: OnRanks) -> None:
+    """Where training goes on from it, that pass is made again."""
+
+    def run(comm: Communicator) -> None:
+        rank = Rank(comm, plan="fixed")
+        rank.step(gradients_of(comm.rank, 0))
+        before = memory(rank)
+        rank.backward(gradients_of(comm.rank, 1))
+        assert_same_memory(memory(rank), before)
+        rank.trains.step()
+        assert (memory(rank)["parameters"]["hidden"]["residual"] != before["parameters"]["hidden"]["residual"]).any()
+
+    on_ranks(2, run)
+
+
+def by_hand(model: Given) -> None:
+    with torch.no_grad():
+        for one in model.parameters():
+            one -= 0.1 * one.grad
+
+
+def by_data(model: Given) -> None:
+    for one in model.parameters():
+        one.data.add_(one.grad.data, alpha=-0.1)
+
+
+@pytest.mark.parametrize("update", [by_hand, by_data])
+def test_parameters_that_the_program_updates_itself(on_ranks: OnRanks, update: Callable[[Given], None]) -> None:
+    """Nobody says when: the passes after which values have changed count, and a warning says so once."""
+
+    def run(comm: Communicator) -> Any:
+        rank = Rank(comm, plan="fixed")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for step in range(STEPS):
+                clears(rank, gradients_of(comm.rank, 50 + step))
+                rank.backward(gradients_of(comm.rank, step))
+                update(rank.model)
+            remembered = memory(rank)
+        assert rank.sync.stats is not None
+        assert rank.sync.stats.discarded_passes == STEPS
+        return remembered, [str(one.message) for one in told if "takes that pass as used" in str(one.message)]
+
+    expected = on_ranks(2, lambda comm: trained(comm, None))
+    with warnings.catch_warnings():  # threads share the filters
+        warnings.simplefilter("ignore")
+        found = on_ranks(2, run)
+    for (remembered, _), (_, right, _) in zip(found, expected, strict=True):
+        assert_same_memory(remembered, right)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[Rank]:
+    with Communicator.local(1)[0] as comm:
+        yield Rank(comm, plan="fixed")
+
+
+def test_the_warning_names_the_parameter_and_comes_once(one_rank: Rank) -> None:
+    one_rank.backward(gradients_of(0, 0))
+    by_hand(one_rank.model)
+    with pytest.warns(RuntimeWarning, match=r"no torch.optim.Optimizer has stepped parameter 'hidden' .*optimizer="):
+        one_rank.backward(gradients_of(0, 1))
+    by_hand(one_rank.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one_rank.backward(gradients_of(0, 2))
+
+
+def test_no_warning_where_an_optimizer_steps(one_rank: Rank) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(3):
+            clears(one_rank, gradients_of(0, 50 + step))
+            one_rank.step(gradients_of(0, step))
+        one_rank.sync.state_dict()
+
+
+def test_hooks_go_with_the_synchronizer(one_rank: Rank) -> None:
+    import gc
+
+    assert one_rank.model.hidden._backward_hooks
+    one_rank.sync.close()
+    model = one_rank.model
+    del one_rank.sync
+    gc.collect()
+    assert not model.hidden._backward_hooks
