@@ -192,7 +192,7 @@ class Netlab:
         """Removes it; a second call does nothing. A Ctrl-C meanwhile waits until it is done."""
         if not self._created:
             return
-        with _uninterrupted():
+        with uninterrupted():
             self._close_memory()
             for name in _namespaces():
                 if name == self.hub or name.startswith(f"{self._prefix}n"):
@@ -252,7 +252,7 @@ def _run(command: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
+def uninterrupted() -> Iterator[None]:
     """Postpones SIGINT and SIGTERM; where signals are somebody else's (another thread), does nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -160,7 +160,7 @@ def test_a_signal_while_removing_is_kept_until_the_end() -> None:
     seen = []
     before = signal.signal(signal.SIGINT, lambda *_: seen.append(time.monotonic()))
     try:
-        with netlab._uninterrupted():
+        with netlab.uninterrupted():
             signal.raise_signal(signal.SIGINT)
             assert not seen
         assert len(seen) == 1

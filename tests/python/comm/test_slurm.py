@@ -1,5 +1,4 @@
-"""Jobs that Slurm starts: what telegrad reads of its variables, and the scripts of examples/slurm with a Slurm that
-starts its tasks here."""
+"""Jobs that Slurm starts: what telegrad reads of its variables."""
 
 from __future__ import annotations
 
@@ -7,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,6 @@ import telegrad
 from telegrad.comm.slurm import hosts_of, name_of_step, variables_of_step, why_not_found
 from telegrad.errors import RendezvousError
 
-SCRIPTS = sorted((Path(__file__).parents[3] / "examples" / "slurm").glob("*.sbatch"))
 STEP = {
     "SLURM_PROCID": "3",
     "SLURM_STEP_NUM_TASKS": "8",
@@ -24,39 +21,6 @@ STEP = {
     "SLURM_STEP_ID": "2",
     "SLURM_LOCALID": "1",
 }
-
-SRUN = r"""#!/bin/bash
-# Nodes, two unless it is told, are all this machine.
-nodes=2
-while [[ $1 == --* ]]; do
-  [[ $1 == --nodes=* ]] && nodes=${1#*=}
-  shift
-done
-export SLURM_NTASKS=$((nodes * SLURM_NTASKS_PER_NODE)) SLURM_STEP_ID=0
-pids=()
-for ((rank = 0; rank < SLURM_NTASKS; rank++)); do
-  SLURM_PROCID=$rank SLURM_LOCALID=$((rank % SLURM_NTASKS_PER_NODE)) "$@" &
-  pids+=($!)
-done
-status=0
-for pid in "${pids[@]}"; do wait "$pid" || status=1; done
-exit $status
-"""
-SCONTROL = r"""#!/bin/bash
-[ "$*" = "show hostnames cluster[1-2]" ] && printf 'localhost\nlocalhost\n'
-"""
-# The second node, which is localhost by another name, is lost when it has failed once.
-SINFO = r"""#!/bin/bash
-[[ "$*" == *"--nodes=cluster[1-2]"* ]] || exit 1
-echo localhost
-[ -e "$LOST" ] || printf 'localhost.\nlocalhost.\n'
-"""
-PROGRAM = """
-import os, sys
-names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "OMP_NUM_THREADS"
-assert os.environ["MASTER_ADDR"] and int(os.environ["MASTER_PORT"])
-sys.stdout.write(" ".join([*(os.environ[name] for name in names), *sys.argv[1:]]) + "\\n")  # a line in one piece
-"""
 
 
 def test_a_step_says_all_that_torch_asks() -> None:
@@ -209,72 +173,3 @@ def test_srun_without_torchrun() -> None:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], said
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_starts_all_ranks(script: Path, tmp_path: Path) -> None:
-    said = _said(script, tmp_path, PROGRAM, ["an argument"])
-    assert said == [f"{rank} 4 {rank % 2} 4 an argument" for rank in range(4)]
-
-
-FAILING = (
-    PROGRAM
-    + """
-if os.environ["WORLD_SIZE"] == "4":
-    import time
-    mark, rank = os.environ["LOST"], os.environ["RANK"]
-    open(mark + rank, "w").close()
-    # The last rank is lost when all have said who they are: a torchrun whose rank has left stops the others.
-    for other in "0123":
-        while not os.path.exists(mark + other):
-            time.sleep(0.05)
-    if rank == "3":
-        open(mark, "w").close()
-        os._exit(1)
-    while not os.path.exists(mark):
-        time.sleep(0.05)
-    sys.exit(1)  # as with telegrad's PeerFailed; a torchrun that has the store would wait for the lost one
-"""
-)
-
-
-def test_a_lost_node(tmp_path: Path) -> None:
-    (script,) = (one for one in SCRIPTS if one.stem == "elastic")
-    said = _said(script, tmp_path, FAILING, [])
-    of_four = [f"{rank} 4 {rank % 2} 4" for rank in range(4)]
-    assert said == sorted([*of_four, *(f"{rank} 2 {rank} 4" for rank in range(2))])
-
-
-def _said(script: Path, tmp_path: Path, program_text: str, arguments: list[str]) -> list[str]:
-    """What the ranks print, in alphabetical order."""
-    text = script.read_text()
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(\S+)$", text, re.MULTILINE))
-    after = text[text.index("\nset -e") :]
-    assert "#SBATCH" not in after, "sbatch reads no option behind the first command"
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for name, body in {"srun": SRUN, "scontrol": SCONTROL, "sinfo": SINFO}.items():
-        (folder / name).write_text(body)
-        (folder / name).chmod(0o755)
-    (program := tmp_path / "program.py").write_text(program_text)
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMP_"))},
-        "PATH": os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "SLURM_JOB_ID": str(os.getpid() + 1 + SCRIPTS.index(script)),  # a port of this run's own
-        "SLURM_JOB_NODELIST": "cluster[1-2]",
-        "SLURM_NNODES": "2",
-        "LOST": str(tmp_path / "lost"),
-        "SECONDS_TO_NOTICE": "0",
-        "SLURM_NTASKS_PER_NODE": asked["ntasks-per-node"],
-        "SLURM_CPUS_PER_TASK": asked["cpus-per-task"],
-    }
-    done = subprocess.run(
-        ["bash", str(script), str(program), *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return sorted(done.stdout.splitlines())
