@@ -63,7 +63,6 @@ def second_node_is_killed(cluster: Cluster) -> None:
     job = _training(cluster)
     cluster.lose("node2")
     _resumed(job, 2)
-    job.expect("PeerFailed" in job.said(), "no rank has said that a peer failed")
     _finished(job)
 
 
