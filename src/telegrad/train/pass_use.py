@@ -75,6 +75,7 @@ class PassUse:
         self._sums: dict[str, torch.Tensor] = {}  # of the others: what their values were after the last pass
         self._is_open = False
         self._is_by_hand = False
+        self._used_inside: list[str] = []  # by a step within the open pass
         self._cleared: list[str] = []  # while a pass was open, by the beginning of another one
         self._graph_task = -1
         self._has_warned = False
@@ -105,11 +106,13 @@ class PassUse:
         else:
             self._revert(self._cleared)
         self._memory.record(not by_hand)
-        self._is_open, self._cleared = True, []
+        self._is_open, self._cleared, self._used_inside = True, [], []
 
     def close(self) -> None:
         """The pass is over. If its gradients are still summed, optimizers and backward passes wait for that."""
         self._is_open = False
+        used, self._used_inside = self._used_inside, []
+        self._memory.confirm(used)
         for name, parameter in self._parameters.items() if not self._is_by_hand else ():
             if name not in self._stepped:
                 self._sums[name] = _sum_of(parameter)
@@ -147,7 +150,9 @@ class PassUse:
         self._stepped.update(names)
         for name in names:
             self._sums.pop(name, None)
-        if not self._is_open:
+        if self._is_open:  # such as of a callback on a bucket's future, which has the average
+            self._used_inside += names
+        else:
             self._memory.confirm(names)
 
     def _revert(self, names: Iterable[str]) -> None:

@@ -77,7 +77,7 @@ def sharpness_aware(comm: Communicator) -> None:
     own: list[torch.Tensor] = []
     weight.register_hook(lambda gradient: own.append(gradient.clone()))
     training.step(0)  # the optimizer is known from here on
-    waited = training.memory()["module.middle.weight"]["residual"].copy()
+    waited = training.memory()["module.middle.weight"]["residual"].clone()
     training.optimizer.zero_grad()
     for step in range(1, 5):
 
@@ -89,7 +89,7 @@ def sharpness_aware(comm: Communicator) -> None:
 
         training.backward(step)
         sam.step(second)
-    waits = torch.from_numpy(training.memory()["module.middle.weight"]["residual"] - waited).view_as(weight)
+    waits = (training.memory()["module.middle.weight"]["residual"] - waited).view_as(weight)
     parts = [sum(comm.all_gather(one.contiguous())) for one in (given, waits)]
     torch.testing.assert_close(parts[0], comm.world_size * sent + parts[1], rtol=1e-4, atol=1e-6)
 
