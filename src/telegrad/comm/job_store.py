@@ -110,7 +110,7 @@ def _connected(place: JobPlace, timeout_s: float) -> Any:
                 f"the store at {place.where} (MASTER_ADDR, MASTER_PORT) cannot be used: if rank 0 runs there, another "
                 "program has its port: choose a free MASTER_PORT"
             )
-        raise RendezvousError(f"{text} ({first_line(error)})", operation="rendezvous") from error
+        raise RendezvousError(f"{text} ({first_line(error)})", operation="rendezvous") from None
 
 
 def _opened(place: JobPlace, serves: bool, timeout_s: float) -> Any:
@@ -166,7 +166,7 @@ def _wait_for_server(place: JobPlace, timeout_s: float, deadline_s: float) -> No
                     f"no peers found at {place.where} within {round(timeout_s, 1):g} s: is rank 0 running there, and "
                     f"is the port open? ({what}: {failure})",
                     operation="rendezvous",
-                ) from failure
+                ) from None
         time.sleep(_TRIES_AGAIN_S)
 
 

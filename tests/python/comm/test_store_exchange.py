@@ -230,3 +230,95 @@ def test_a_store_over_tcp() -> None:
     for blob in (b"once", b"again"):
         exchanges = [StoreExchange(store, rank, 3, 20.0) for rank, store in enumerate(stores)]
         assert _all(exchanges, blob) == [[blob] * 3] * 3
+
+
+class _Clock:
+    """Time passes by sleeping alone."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class _Looked:
+    """A store that nobody writes to, and in which nobody may wait."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.looks += 1
+        return False
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, 400), (1000, 150)])
+def test_a_rank_that_waits_does_not_keep_the_store_busy(monkeypatch: pytest.MonkeyPatch, size: int, most: int) -> None:
+    monkeypatch.setattr("telegrad.comm.store_exchange.time", _Clock())
+    store = _Looked()
+    _failure(lambda: StoreExchange(store, 1, size, 5.0)(b"here"))  # rank 0 has 5 s more
+    assert store.looks <= 2 * most  # for the session, and for another job
+
+
+def test_a_late_rank_makes_nobody_write_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch's client writes a warning each time that a wait in the store is over without a value."""
+    served = dist.TCPStore("127.0.0.1", 0, 3, True, timedelta(seconds=20), wait_for_workers=False)
+    stores = [served, *(dist.TCPStore("127.0.0.1", served.port, 3, False) for _ in range(2))]
+    exchanges = [StoreExchange(store, rank, 3, 20.0) for rank, store in enumerate(stores)]
+    with ThreadPoolExecutor(3) as pool:
+        early = [pool.submit(exchanges[rank], b"here") for rank in (0, 1)]
+        time.sleep(1.0)
+        assert exchanges[2](b"here") == [b"here"] * 3
+        assert [one.result() for one in early] == [[b"here"] * 3] * 2
+    assert capfd.readouterr().err == ""
+
+
+def _gone(left_s: float) -> Any:
+    raise RendezvousError("no peers found: is rank 0 running there? (Connection refused)", operation="rendezvous")
+
+
+class _Leaving:
+    """A store of the job ``job`` that is gone after so many looks."""
+
+    def __init__(self, job: str, looks: int) -> None:
+        self._job, self._looks = job, looks
+
+    def check(self, keys: list[str]) -> bool:
+        self._looks -= 1
+        if self._looks < 0:
+            raise RuntimeError("Connection reset by peer\nframe #0: of torch's")
+        return keys == ["job"]
+
+    def get(self, key: str) -> bytes:
+        return self._job.encode()
+
+
+@pytest.mark.parametrize("again", [_gone, None], ids=["with another try", "without"])
+def test_two_jobs_at_one_port_of_which_the_other_ends_first(again: Callable[[float], Any] | None) -> None:
+    error = _failed(
+        lambda: StoreExchange(_Leaving("one", 4), 1, 2, 20.0, job="another", again=again, address="a")(b"there")
+    )
+    assert "is of the job 'another', and found the job 'one' at this address and port" in str(error)
+    assert error.__cause__ is None
+    assert error.__suppress_context__  # no frames of torch's below it
+
+
+def test_a_job_that_loses_its_own_store_is_told_so() -> None:
+    error = _failed(lambda: StoreExchange(_Leaving("mine", 4), 1, 2, 20.0, job="mine", again=_gone)(b"there"))
+    assert "is rank 0 running there" in str(error)
+    assert error.__suppress_context__
+
+
+def test_a_store_that_is_gone_when_it_is_written_to() -> None:
+    class Closed:
+        def set(self, key: str, value: str) -> None:
+            raise RuntimeError("Broken pipe\nframe #0: of torch's")
+
+    error = _failed(lambda: StoreExchange(Closed(), 0, 2, 20.0)(b"here"))
+    assert "rank 0 of 2 lost the store" in str(error)
+    assert "(Broken pipe)" in str(error)
+    assert error.__suppress_context__
