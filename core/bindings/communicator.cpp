@@ -15,8 +15,10 @@
 #include "bindings/reductions.hpp"
 #include "bindings/unlocked.hpp"
 #include "drivers/local/local_driver.hpp"
+#include "drivers/ucx/join_failure.hpp"
 #include "drivers/ucx/ucx_driver.hpp"
 #include "joining/join.hpp"
+#include "joining/ucx.hpp"
 #include "progress/report_signal.hpp"
 
 namespace telegrad::bindings {
@@ -54,9 +56,9 @@ std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::
   return all;
 }
 
-// Without the interpreter's lock, but while Python is asked.
-CommunicatorPtr join_over(std::unique_ptr<AddressedDriver> driver, const nb::callable& exchange,
-                          CommunicatorOptions options) {
+// Without the interpreter's lock, but while Python is asked. `join`: makes a communicator by an exchange and a way to wait.
+template <class Join>
+CommunicatorPtr join_by(const nb::callable& exchange, Join join) {
   const Exchange swap = [&](ConstBytes mine) {
     const nb::gil_scoped_acquire locked;
     const nb::object answer = exchange(nb::bytes(mine.data(), mine.size()));
@@ -73,7 +75,7 @@ CommunicatorPtr join_over(std::unique_ptr<AddressedDriver> driver, const nb::cal
     return with_signals(deadline_s, attempt);
   };
   const Unlocked unlocked;
-  return join(std::move(driver), std::move(options), swap, waiting);
+  return join(swap, waiting);
 }
 
 CommunicatorOptions options_of(double timeout_s, std::optional<double> liveness_timeout_s,
@@ -88,7 +90,7 @@ CommunicatorOptions options_of(double timeout_s, std::optional<double> liveness_
 CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
                          std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface,
                          const std::string& report_folder, bool checks, const std::string& group_name,
-                         std::vector<Rank> parent_ranks) {
+                         std::vector<Rank> parent_ranks, const std::optional<std::string>& devices) {
   CommunicatorOptions options =
       options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks));
   if (!checks) {
@@ -96,15 +98,10 @@ CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, dou
     options.session.heartbeat_s = kNever_s;
     options.session.probe_s = kNever_s;
   }
-  std::unique_ptr<AddressedDriver> driver;
-  try {
-    driver = std::make_unique<UcxDriver>(rank, size, UcxOptions{.interface = interface.value_or("")});
-  } catch (const TransportError& error) {
-    Failure failure = error.failure();
-    failure.group = options.session.group;
-    throw TransportError(std::move(failure));
-  }
-  return join_over(std::move(driver), exchange, std::move(options));
+  const UcxOptions ucx{.interface = interface.value_or(""), .devices = devices.value_or("")};
+  return join_by(exchange, [&](const Exchange& swap, const Waiting& waiting) {
+    return telegrad::ucx::join(rank, size, ucx, std::move(options), swap, waiting);
+  });
 }
 
 // `driver`: a capsule of another extension module, which holds a driver until it is joined.
@@ -113,8 +110,10 @@ CommunicatorPtr make_over(const nb::capsule& driver, const nb::callable& exchang
                           const std::string& group_name, std::vector<Rank> parent_ranks) {
   auto& held = *static_cast<std::unique_ptr<AddressedDriver>*>(driver.data(kDriverCapsule));
   if (!held) throw nb::value_error("this driver is joined already: make another");
-  return join_over(std::move(held), exchange,
-                   options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks)));
+  return join_by(exchange, [&](const Exchange& swap, const Waiting& waiting) {
+    return join(std::move(held),
+                options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks)), swap, waiting);
+  });
 }
 
 nb::dict counters_of(Communicator& self) {
@@ -196,7 +195,8 @@ void bind_communicator(nb::module_& module) {
                           nb::arg("parent_ranks") = std::vector<Rank>{})
       .def_static("ucx", &make_ucx, nb::arg("rank"), nb::arg("size"), nb::arg("exchange"), nb::arg("timeout_s"),
                   nb::arg("liveness_timeout_s").none(), nb::arg("interface").none(), nb::arg("report_folder") = "",
-                  nb::arg("checks") = true, nb::arg("group") = "", nb::arg("parent_ranks") = std::vector<Rank>{})
+                  nb::arg("checks") = true, nb::arg("group") = "", nb::arg("parent_ranks") = std::vector<Rank>{},
+                  nb::arg("devices") = nb::none())
       .def_static("over", &make_over, nb::arg("driver"), nb::arg("exchange"), nb::arg("timeout_s"),
                   nb::arg("liveness_timeout_s").none(), nb::arg("report_folder") = "", nb::arg("group") = "",
                   nb::arg("parent_ranks") = std::vector<Rank>{})
@@ -204,6 +204,7 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)
       .def_prop_ro("shares_memory", &Communicator::shares_memory)
+      .def_prop_ro("warning", &Communicator::warning)
       .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<Unlocked>())
       .def("part", &Communicator::part, nb::call_guard<Unlocked>())
       .def("close", &Communicator::close, nb::call_guard<Unlocked>())
@@ -219,6 +220,7 @@ void bind_communicator(nb::module_& module) {
   module.def("set_engine_core", &Engine::set_core, nb::arg("core"));
   module.def("report_on_signal", &report_on_signal, nb::arg("signal"));
   module.def("ucx_version", &UcxDriver::version);
+  module.def("join_remedy", [](const std::string& reason) { return join_remedy(reason); }, nb::arg("reason"));
 }
 
 }  // namespace telegrad::bindings

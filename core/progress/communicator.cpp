@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "base/ending.hpp"
 #include "progress/report_file.hpp"
 
 namespace telegrad {
@@ -38,6 +39,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
       size_(driver->size()),
       driver_name_(driver->name()),
       shares_memory_(driver->shares_memory()),
+      warning_(driver->warning()),
       allreduce_table_(size_),
       sparse_choice_(std::make_shared<SparseChoice>(allreduce_table_)),
       epoch_(options.session.epoch),
@@ -55,7 +57,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
 
 Communicator::~Communicator() {
   if (!engine_->forked()) {
-    close();
+    or_end("closing cannot go on", [this] { close(); });
     return;
   }
   // The network belongs to the parent process.

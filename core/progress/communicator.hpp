@@ -38,6 +38,9 @@ class Communicator {
   /// See Transport::shares_memory().
   bool shares_memory() const { return shares_memory_; }
 
+  /// See Driver::warning().
+  const std::string& warning() const { return warning_; }
+
   /// What chooses where a call names no algorithm; at first the built-in table.
   const AllreduceTable& allreduce_table() const { return allreduce_table_; }
   /// The same for sums of sparse streams: give it to each of them.
@@ -104,6 +107,7 @@ class Communicator {
   Rank size_;
   const char* driver_name_;
   bool shares_memory_;
+  std::string warning_;
   AllreduceTable allreduce_table_;
   std::shared_ptr<SparseChoice> sparse_choice_;
   std::shared_ptr<const Nodes> nodes_;

@@ -12,11 +12,10 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <system_error>
 
 #include "base/check.hpp"
+#include "base/ending.hpp"
 #include "progress/descriptors.hpp"
 #include "progress/report_signal.hpp"
 
@@ -42,8 +41,7 @@ void give_up(Session& session, const std::exception& thrown) noexcept {
   try {
     session.fail(thrown);
   } catch (const std::exception&) {
-    std::fputs("telegrad: out of memory; ending the process\n", stderr);
-    std::abort();
+    end_process("out of memory");
   }
 }
 
@@ -84,7 +82,7 @@ Engine::Engine() : process_(::getpid()) {
     epoll_event event{.events = EPOLLIN, .data = {.fd = descriptor}};
     checked(::epoll_ctl(epoll_, EPOLL_CTL_ADD, descriptor, &event), "epoll_ctl");
   }
-  thread_ = std::make_unique<std::thread>([this] { thread_main(); });
+  thread_ = std::make_unique<std::thread>([this] { or_end("its own thread cannot go on", [this] { thread_main(); }); });
 }
 
 Engine::~Engine() {
@@ -101,7 +99,7 @@ Engine::~Engine() {
   baton_free_.notify_all();
   ring(thread_event_);
   thread_->join();
-  run_commands(now_s());
+  or_end("closing cannot go on", [this] { run_commands(now_s()); });
   for (const int descriptor : {epoll_, thread_event_, caller_event_, alarm_}) ::close(descriptor);
 }
 
@@ -338,7 +336,9 @@ void Engine::release_baton() {
 
 struct Engine::Releasing {
   Engine& engine;
-  ~Releasing() { engine.release_baton(); }
+  ~Releasing() {
+    or_end("a caller cannot hand its operations over", [this] { engine.release_baton(); });
+  }
 };
 
 void Engine::with_baton(const std::function<void()>& action) {

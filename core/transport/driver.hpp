@@ -76,6 +76,9 @@ class Driver {
   virtual bool shares_memory() const { return false; }
   /// The same of this rank and one other. If it holds of two pairs with a rank in common, then of the third too.
   virtual bool shares_memory_with(Rank) const { return shares_memory(); }
+  /// What the user should hear of the way that was found, once it is connected: one rank of those concerned says it, the
+  /// others nothing.
+  virtual std::string warning() const { return {}; }
   virtual void attach(EventSink& sink) = 0;
 
   virtual void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) = 0;

@@ -5,14 +5,13 @@
 #include <algorithm>
 #include <coroutine>
 #include <cstddef>
-#include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/buffer.hpp"
+#include "base/ending.hpp"
 #include "base/types.hpp"
 #include "transport/task.hpp"
 
@@ -43,8 +42,7 @@ class Pending {
   /// memory then, so the process ends instead.
   ~Pending() {
     if (!done_ && std::uncaught_exceptions() > 0 && !ready_->is_network_gone()) {
-      std::fputs("telegrad: out of memory in a collective with messages under way; ending the process\n", stderr);
-      std::abort();
+      end_process("out of memory in a collective with messages under way");
     }
   }
   Pending(const Pending&) = delete;
@@ -92,7 +90,7 @@ class Transport {
     struct Awaiter {
       Pending* pending;
       bool await_ready() const noexcept { return pending->done(); }
-      void await_suspend(std::coroutine_handle<> waiter) const noexcept { pending->wait(waiter); }
+      void await_suspend(std::coroutine_handle<> waiter) const { pending->wait(waiter); }
       void await_resume() const noexcept {}
     };
     Awaiter operator co_await() noexcept { return {this}; }
@@ -106,7 +104,7 @@ class Transport {
     struct Awaiter {
       Pending* pending;
       bool await_ready() const noexcept { return pending->done(); }
-      void await_suspend(std::coroutine_handle<> waiter) const noexcept { pending->wait(waiter); }
+      void await_suspend(std::coroutine_handle<> waiter) const { pending->wait(waiter); }
       std::size_t await_resume() const noexcept { return pending->bytes(); }
     };
     Awaiter operator co_await() noexcept { return {this}; }
@@ -120,7 +118,7 @@ class Transport {
     struct Awaiter {
       ReceivingAny* pending;
       bool await_ready() const noexcept { return pending->done(); }
-      void await_suspend(std::coroutine_handle<> waiter) const noexcept { pending->wait(waiter); }
+      void await_suspend(std::coroutine_handle<> waiter) const { pending->wait(waiter); }
       Buffer await_resume() const noexcept { return std::move(pending->buffer_); }
     };
     Awaiter operator co_await() noexcept { return {this}; }

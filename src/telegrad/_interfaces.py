@@ -15,7 +15,8 @@ _ADDRESS_AT = {socket.AF_INET: (4, 4), socket.AF_INET6: (8, 16)}  # where it is 
 
 @dataclass(frozen=True)
 class Interface:
-    """``mbit_per_s``: what the driver says, None where it does not. ``addresses``: IPv4 first."""
+    """``mbit_per_s``: what the driver says, None where it does not. ``addresses``: IPv4 first; ``prefixes``: of each,
+    how many of its bits name its network."""
 
     name: str
     up: bool
@@ -24,6 +25,8 @@ class Interface:
     mbit_per_s: int | None = None
     mtu_bytes: int | None = None
     virtual: bool = False
+    bridge: bool = False
+    prefixes: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         speed = "" if self.mbit_per_s is None else f", {self.mbit_per_s} Mbit/s"
@@ -48,7 +51,7 @@ _Ifaddrs._fields_ = [
 @dataclass
 class _Seen:
     flags: int
-    addresses: list[tuple[int, str]] = field(default_factory=list)
+    addresses: list[tuple[int, str, int]] = field(default_factory=list)  # family, text, prefix; one family's as given
 
 
 def interfaces() -> list[Interface]:
@@ -63,33 +66,44 @@ def interfaces() -> list[Interface]:
         while at:
             entry = at.contents
             one = seen.setdefault(os.fsdecode(entry.name), _Seen(entry.flags))
-            address = _address_of(entry.address)
-            if address is not None:
-                one.addresses.append(address)
+            found = _bytes_of(entry.address)
+            if found is not None:
+                family, address = found
+                mask = _bytes_of(entry.mask)
+                prefix = 8 * len(address) if mask is None else int.from_bytes(mask[1], "big").bit_count()
+                one.addresses.append((family, socket.inet_ntop(family, address), prefix))
             at = entry.next
     finally:
         library.freeifaddrs(first)
     return [_interface(name, one) for name, one in seen.items()]
 
 
-def _address_of(sockaddr: int | None) -> tuple[int, str] | None:
+def rdma_ports() -> list[str]:
+    """What UCX calls the ports of InfiniBand and RoCE adapters, such as ``mlx5_0:1``."""
+    return sorted(f"{port.parts[-3]}:{port.name}" for port in Path("/sys/class/infiniband").glob("*/ports/*"))
+
+
+def _bytes_of(sockaddr: int | None) -> tuple[int, bytes] | None:
     if not sockaddr:
         return None
     family = int.from_bytes(ctypes.string_at(sockaddr, _FAMILY_BYTES), "little")
     for known, (offset, length) in _ADDRESS_AT.items():
         if family == known:
-            return int(known), socket.inet_ntop(known, ctypes.string_at(sockaddr + offset, length))
+            return int(known), ctypes.string_at(sockaddr + offset, length)
     return None
 
 
 def _interface(name: str, one: _Seen) -> Interface:
     folder = Path("/sys/class/net") / name
     speed = _number(folder / "speed")
+    addresses = sorted(one.addresses, key=lambda address: address[0])  # the first of a kind is the one that UCX takes
     return Interface(
         name=name,
         up=bool(one.flags & _IFF_UP) and bool(one.flags & _IFF_RUNNING),
         loopback=bool(one.flags & _IFF_LOOPBACK),
-        addresses=tuple(text for _, text in sorted(one.addresses)),
+        addresses=tuple(text for _, text, _ in addresses),
+        prefixes=tuple(prefix for _, _, prefix in addresses),
+        bridge=(folder / "bridge").is_dir(),
         mbit_per_s=speed if speed is not None and speed > 0 else None,
         mtu_bytes=_number(folder / "mtu"),
         virtual="/virtual/" in os.path.realpath(folder),

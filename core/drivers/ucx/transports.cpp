@@ -7,6 +7,8 @@ namespace telegrad {
 namespace {
 
 constexpr std::array<std::string_view, 6> kMemory{"sm", "shm", "mm", "posix", "sysv", "xpmem"};
+// With them goes what only speeds them up, or reaches this process alone.
+constexpr std::array<std::string_view, 3> kNoNetwork{"cma", "knem", "self"};
 
 }  // namespace
 
@@ -27,6 +29,26 @@ bool allows_shared_memory(std::string_view list) {
     list.remove_prefix(end + 1);
   }
   return excludes ? !(all || whole) : (all || some);
+}
+
+std::string without_shared_memory(std::string_view list) {
+  if (list.starts_with('^')) return std::string(list) + ",sm";
+  std::string kept;
+  bool reaches_others = false;
+  while (true) {
+    const std::size_t end = list.find(',');
+    const std::string_view written = list.substr(0, end);
+    const std::string_view name = written.starts_with('\\') ? written.substr(1) : written;
+    if (name == "all") return "^sm";
+    if (std::ranges::find(kMemory, name) == kMemory.end()) {
+      if (!name.empty() && !kept.empty()) kept += ',';
+      kept += written;
+      reaches_others = reaches_others || (!name.empty() && std::ranges::find(kNoNetwork, name) == kNoNetwork.end());
+    }
+    if (end == std::string_view::npos) break;
+    list.remove_prefix(end + 1);
+  }
+  return reaches_others ? kept : "";
 }
 
 }  // namespace telegrad

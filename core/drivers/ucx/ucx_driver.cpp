@@ -14,8 +14,10 @@
 
 #include "base/check.hpp"
 #include "base/copy.hpp"
+#include "base/ending.hpp"
 #include "drivers/processes/control_wire.hpp"
 #include "drivers/processes/process_identity.hpp"
+#include "drivers/ucx/join_failure.hpp"
 #include "drivers/ucx/transports.hpp"
 #include "drivers/ucx/ucx_settings.hpp"
 #include "drivers/ucx/ucx_worker.hpp"
@@ -117,18 +119,36 @@ void UcxDriver::guarded(Body body) noexcept {
 }
 
 UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
-    : rank_(rank), size_(size), read_memory_(wants_huge_pages()), worker_(std::make_unique<Worker>()) {
+    : rank_(rank), size_(size), options_(options), read_memory_(wants_huge_pages()), worker_(std::make_unique<Worker>()) {
   try {
-    open(options);
+    open_or_shut_down();
+  } catch (const TransportError& error) {
+    if (!allows_memory_) throw;
+    lost_memory_ = why_no_memory_file();
+    if (lost_memory_.empty()) throw;
+    try {
+      open_or_shut_down();
+    } catch (const TransportError&) {
+      throw error;  // which is about what was asked for
+    }
+  }
+}
+
+void UcxDriver::open_or_shut_down() {
+  try {
+    open();
   } catch (const TransportError&) {
     shut_down();
     throw;
   }
 }
 
-void UcxDriver::open(const UcxOptions& options) {
-  const UcxConfig config = configured(rank_, options.interface);
-  allows_memory_ = allows_shared_memory(transports_of(config.get()));
+void UcxDriver::open() {
+  const UcxConfig config = configured(rank_, options_);
+  if (!lost_memory_.empty() && !leave_out_memory(config.get())) {
+    throw TransportError({.rank = rank_, .operation = "join", .reason = "UCX has no transport but shared memory"});
+  }
+  allows_memory_ = allows_shared_memory(setting_of(config.get(), "UCX_TLS"));
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
@@ -144,14 +164,16 @@ void UcxDriver::open(const UcxOptions& options) {
   }
 }
 
-UcxDriver::~UcxDriver() { shut_down(); }
+UcxDriver::~UcxDriver() {
+  or_end("closing UCX cannot go on", [this] { shut_down(); });
+}
 
 std::string UcxDriver::version() { return ucp_get_version_string(); }
 
 std::vector<std::byte> UcxDriver::address() const {
   std::vector<std::byte> bytes;
   ProcessIdentity::of_this_process().append_to(bytes);
-  bytes.push_back(static_cast<std::byte>(allows_memory_));
+  bytes.push_back(static_cast<std::byte>(lost_memory_.empty() ? (allows_memory_ ? Memory::used : Memory::unused) : Memory::lost));
   for (const ucp_worker_h worker : {worker_->data, worker_->control}) append_address(worker, rank_, bytes);
   return bytes;
 }
@@ -161,6 +183,8 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   worker_->peers.resize(size_);  // never again: UCX keeps pointers to the elements
   const ProcessIdentity self = ProcessIdentity::of_this_process();
   shares_memory_ = allows_memory_;
+  std::vector<Rank> without;  // of this host's ranks
+  bool beside = false;        // others of this host are
   for (Rank rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     Worker::Peer& peer = worker_->peers[rank];
@@ -168,7 +192,7 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     peer.rank = rank;
     std::span<const std::byte> address = addresses[rank];
     const auto identity = ProcessIdentity::take_from(address);
-    const bool peer_allows_memory = !address.empty() && address.front() != std::byte{};
+    const auto peer_memory = address.empty() ? Memory::unused : static_cast<Memory>(address.front());
     if (!address.empty()) address = address.subspan(1);
     const ConstBytes data_address = take_address(address);
     const ConstBytes control_address = take_address(address);
@@ -180,7 +204,10 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                                       " is damaged; install the same telegrad on all hosts"});
     }
     peer.identity = {identity->host, identity->pid};
-    peer.shares_memory = allows_memory_ && peer_allows_memory && identity->shares_memory_with(self);
+    const bool same_host = identity->shares_memory_with(self);
+    if (same_host && peer_memory == Memory::lost) without.push_back(rank);
+    beside = beside || same_host;
+    peer.shares_memory = allows_memory_ && peer_memory == Memory::used && same_host;
     shares_memory_ = shares_memory_ && peer.shares_memory;
     if (!deaths_.add(rank, *identity)) {
       dead_.push_back(rank);
@@ -208,6 +235,11 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     create(worker_->control, control_address, peer.control);
   }
   watch_processes();
+  // One rank of the host says it: the first of those that it concerns.
+  if (!lost_memory_.empty() && beside && (without.empty() || rank_ < without.front())) {
+    without.insert(without.begin(), rank_);
+    warning_ = lost_memory_text(identity(rank_).host, without, lost_memory_);
+  }
 }
 
 bool UcxDriver::shares_memory_with(Rank rank) const {
@@ -219,10 +251,8 @@ PeerIdentity UcxDriver::identity(Rank rank) const {
 }
 
 void UcxDriver::watch_processes() {
-  worker_->peers[rank_].identity = [] {
-    const auto self = ProcessIdentity::of_this_process();
-    return PeerIdentity{self.host, self.pid};
-  }();
+  const auto self = ProcessIdentity::of_this_process();
+  worker_->peers[rank_].identity = {self.host, self.pid};
   if (deaths_.descriptor() >= 0 && !watch_descriptor(descriptor_, deaths_.descriptor(), 0)) {
     throw TransportError({.rank = rank_,
                           .operation = "join",

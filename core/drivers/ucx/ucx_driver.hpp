@@ -16,18 +16,14 @@
 #include "base/buffer.hpp"
 #include "drivers/processes/process_watch.hpp"
 #include "drivers/processes/read_memory.hpp"
+#include "drivers/ucx/ucx_options.hpp"
 #include "transport/driver.hpp"
 
 namespace telegrad {
 
-struct UcxOptions {
-  /// Network interface to use, such as "eth0"; empty: UCX chooses.
-  std::string interface;
-};
-
 class UcxDriver final : public AddressedDriver {
  public:
-  /// Opens UCX; throws TransportError saying what UCX said.
+  /// Opens UCX, without shared memory where that is allowed and cannot be had; throws TransportError saying what UCX said.
   UcxDriver(Rank rank, Rank size, const UcxOptions& options);
   ~UcxDriver() override;
 
@@ -43,6 +39,7 @@ class UcxDriver final : public AddressedDriver {
   PeerIdentity identity(Rank rank) const override;
   bool shares_memory() const override { return shares_memory_; }
   bool shares_memory_with(Rank rank) const override;
+  std::string warning() const override { return warning_; }
   void attach(EventSink& sink) override { sink_ = &sink; }
 
   void send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) override;
@@ -61,6 +58,8 @@ class UcxDriver final : public AddressedDriver {
   struct Worker;    // UCX's objects and callbacks, so that its headers stay out of this one
   struct Incoming;  // a message that has arrived and is not yet accepted
   struct Transfer;  // a message that UCX sends or receives for a Pending
+  // What a rank says of shared memory with its address.
+  enum class Memory : std::uint8_t { unused = 0, used = 1, lost = 2 };
 
   template <class Body>
   void guarded(Body body) noexcept;
@@ -70,14 +69,18 @@ class UcxDriver final : public AddressedDriver {
   void recycle(Incoming* incoming);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
   void say(Rank to, const Control& control);
-  void open(const UcxOptions& options);
+  void open();
+  void open_or_shut_down();
   bool take_data(ConstBytes header, void* data, std::size_t length, std::uint64_t attributes);
   void watch_processes();
 
   Rank rank_;
   Rank size_;
   EventSink* sink_ = nullptr;
+  UcxOptions options_;
   bool allows_memory_ = false;  // UCX may use it here
+  std::string lost_memory_;     // why it cannot, though it is allowed
+  std::string warning_;         // of what was lost, on one rank of the host
   bool shares_memory_ = false;
   int descriptor_ = -1;  // over both workers' and that of deaths_
   ProcessWatch deaths_;

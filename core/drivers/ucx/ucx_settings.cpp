@@ -1,5 +1,6 @@
 #include "drivers/ucx/ucx_settings.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "drivers/ucx/transports.hpp"
 #include "drivers/ucx/ucx_worker.hpp"
 
 namespace telegrad {
@@ -23,23 +25,35 @@ struct Setting {
 static_assert(kHostRendezvousLeast == std::size_t{128} << 10);  // as text below
 constexpr std::array kSettings{Setting{"RNDV_THRESH", "intra:128k,inter:auto"}, Setting{"TCP_TX_SEG_SIZE", "64k"}};
 
+constexpr const char* kAllDevices = "all";
+
+// Unless the user knows better. A UCX that does not know the setting is slower, or reaches less, but works.
+void propose(ucp_config_t* config, const char* name, const char* value) {
+  if (std::getenv((std::string("UCX_") + name).c_str()) == nullptr) ucp_config_modify(config, name, value);
+}
+
 }  // namespace
 
-UcxConfig configured(Rank rank, const std::string& interface) {
+UcxConfig configured(Rank rank, const UcxOptions& options) {
   ucp_config_t* config = nullptr;
   check_ucx(ucp_config_read(nullptr, nullptr, &config), rank, "ucp_config_read");
   UcxConfig owned(config, &ucp_config_release);
   check_ucx(ucp_config_modify(config, "KEEPALIVE_INTERVAL", "200ms"), rank, "ucp_config_modify(KEEPALIVE_INTERVAL)");
-  for (const Setting& setting : kSettings) {
-    if (std::getenv((std::string("UCX_") + setting.name).c_str()) != nullptr) continue;  // the user knows better
-    // A UCX that does not know one is slower, but works.
-    ucp_config_modify(config, setting.name, setting.value);
+  for (const Setting& setting : kSettings) propose(config, setting.name, setting.value);
+  std::string devices = setting_of(config, "UCX_NET_DEVICES");
+  if (!options.interface.empty() || (!options.devices.empty() && devices == kAllDevices)) {
+    devices = options.interface.empty() ? options.devices : options.interface;
+    check_ucx(ucp_config_modify(config, "NET_DEVICES", devices.c_str()), rank,
+              "ucp_config_modify(NET_DEVICES=" + devices + ")");
   }
-  if (!interface.empty()) {
-    check_ucx(ucp_config_modify(config, "NET_DEVICES", interface.c_str()), rank,
-              "ucp_config_modify(NET_DEVICES=" + interface + ")");
-  }
+  // Who names interfaces means them: UCX leaves bridges out, since those of containers have one address on all hosts.
+  if (!devices.empty() && devices != kAllDevices && !devices.starts_with('^')) propose(config, "TCP_BRIDGE_ENABLE", "y");
   return owned;
+}
+
+bool leave_out_memory(ucp_config_t* config) {
+  const std::string transports = without_shared_memory(setting_of(config, "UCX_TLS"));
+  return !transports.empty() && ucp_config_modify(config, "TLS", transports.c_str()) == UCS_OK;
 }
 
 bool wants_huge_pages() {
@@ -51,7 +65,7 @@ bool wants_huge_pages() {
   return std::getline(file, settings) && settings.find("[never]") == std::string::npos;
 }
 
-std::string transports_of(const ucp_config_t* config) {
+std::string setting_of(const ucp_config_t* config, std::string_view name) {
   char* text = nullptr;
   std::size_t length = 0;
   std::FILE* const stream = ::open_memstream(&text, &length);
@@ -59,12 +73,14 @@ std::string transports_of(const ucp_config_t* config) {
   ucp_config_print(config, stream, nullptr, UCS_CONFIG_PRINT_CONFIG);
   std::fclose(stream);
   const std::unique_ptr<char, decltype(&std::free)> owned(text, &std::free);
+  const std::string begin = std::string(name) + "=";
   std::string_view rest(text, length);
-  constexpr std::string_view kName = "UCX_TLS=";
-  const std::size_t begin = rest.find(kName);
-  if (begin == std::string_view::npos) return "";
-  rest.remove_prefix(begin + kName.size());
-  return std::string(rest.substr(0, rest.find('\n')));
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    if (line.starts_with(begin)) return std::string(line.substr(begin.size()));
+    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+  }
+  return "";
 }
 
 }  // namespace telegrad

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/types.hpp"
+#include "drivers/ucx/ucx_options.hpp"
 
 namespace telegrad {
 
@@ -17,14 +19,17 @@ using UcxConfig = std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)>;
 /// announcement.
 inline constexpr std::size_t kHostRendezvousLeast = std::size_t{128} << 10;
 
-/// UCX's configuration with what telegrad needs, and with what is faster unless the environment says otherwise.
-/// `interface`: the network's, such as "eth0"; empty: UCX chooses. Throws TransportError.
-UcxConfig configured(Rank rank, const std::string& interface);
+/// UCX's configuration with what telegrad needs, and with what is faster unless the environment says otherwise. Throws
+/// TransportError.
+UcxConfig configured(Rank rank, const UcxOptions& options);
+
+/// Leaves UCX no transport through memory. False where there is no other left, or UCX does not take it.
+bool leave_out_memory(ucp_config_t* config);
 
 /// Whether memory may be moved to huge pages: unless TELEGRAD_HUGE_PAGES is 0, or the system has none for anybody.
 bool wants_huge_pages();
 
-/// UCX_TLS as UCX has it from wherever it reads its configuration.
-std::string transports_of(const ucp_config_t* config);
+/// A setting, such as "UCX_TLS", as UCX has it from wherever it reads its configuration; empty: it has none of that name.
+std::string setting_of(const ucp_config_t* config, std::string_view name);
 
 }  // namespace telegrad

@@ -2,13 +2,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
 // The library's own headers first: once telegrad.hpp is read, its names stand beside theirs.
-#include "drivers/ucx/ucx_driver.hpp"
-#include "joining/join.hpp"
+#include "joining/ucx.hpp"
 #include "telegrad/joined.hpp"
 
 #include "telegrad/ucx.hpp"
@@ -52,12 +52,14 @@ api::Communicator join(Rank rank, Rank size, const Exchange& exchange, const api
     auto joined = std::make_shared<api::detail::Joined>();
     joined->options = options;
     joined->connect = [interface](Rank own, Rank all, CommunicatorOptions how, const telegrad::Exchange& swap) {
-      auto driver = std::make_unique<UcxDriver>(own, all, UcxOptions{.interface = interface});
-      return telegrad::join(std::move(driver), std::move(how), swap);
+      return join(own, all, UcxOptions{.interface = interface}, std::move(how), swap);
     };
     joined->core = joined->connect(rank, size, api::detail::own_options(options), [&](ConstBytes mine) {
       return exchange(std::vector<std::byte>(mine.begin(), mine.end()));
     });
+    if (const std::string& warning = joined->core->warning(); !warning.empty()) {
+      std::fprintf(stderr, "telegrad: %s\n", warning.c_str());
+    }
     return api::Communicator(std::move(joined));
   });
 }

@@ -138,9 +138,8 @@ def _pair_of(communicator: Communicator, partners: Partners, timeout_s: float) -
     if not pair:
         exchange(b"")
         return None
-    interface = communicator.place.interface if communicator.place else None
     return Communicator.from_exchange(
-        pair.index(communicator.rank), 2, exchange, timeout_s=timeout_s, interface=interface, tuning=None
+        pair.index(communicator.rank), 2, exchange, timeout_s=timeout_s, interface=communicator.interface, tuning=None
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from telegrad.comm.groups import (
 )
 from telegrad.comm.moves import Moves
 from telegrad.comm.mpi import find_mpi_peers
+from telegrad.comm.network_choice import agree, alone
 from telegrad.comm.nodes import checked_node, checked_nodes, numbered
 from telegrad.comm.point_to_point import PointToPoint
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
@@ -141,7 +143,9 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     ) -> Communicator:
         """Joins ``size`` ranks that find each other by ``exchange``.
 
-        It takes this rank's bytes and returns every rank's, by rank; it is called once. ``device_group``: of the same
+        It takes this rank's bytes and returns every rank's, by rank; it is called once. If it has an attribute
+        ``repeats`` that is true, it may be called several times: then the hosts choose their network interfaces
+        together, by the route to its ``address``, if it has one (docs/networks.md). ``device_group``: of the same
         ranks, whose NCCL may sum CUDA tensors (``telegrad.comm.device.nccl.TorchGroup(group)``); ``None`` on all ranks:
         there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say so; empty: they have
         no other numbers. The other arguments and the errors are those of ``from_torch``.
@@ -229,7 +233,11 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         )
         bind_engine()
         report_on_signal()
+        if options.driver == "ucx" and size > 1:
+            options = replace(options, devices=_network_devices(rank, exchange, options.interface))
         core = join_core(rank, size, agreement.swap, options, report_folder(), options.group, job_ranks)
+        if core.warning:
+            warnings.warn(core.warning, RuntimeWarning, stacklevel=3)
         communicator = cls(core, replace(options, tuning=None if agreement.is_built_in else AUTO))
         communicator._place = agreement.place
         communicator._use_nodes(agreement.nodes)
@@ -322,6 +330,12 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         return self._place
 
     @property
+    def interface(self) -> str | None:
+        """The network interfaces that this rank uses, separated by commas: those that it was told, or those that the
+        hosts have chosen. ``None``: UCX chooses, as among ranks of one host."""
+        return self._options.interface or self._options.devices
+
+    @property
     def nodes(self) -> tuple[int, ...]:
         """By rank the number of the node that it lives on, the same on all ranks: what ``algorithm="two_level"``
         and the choice of an algorithm go by."""
@@ -360,6 +374,12 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         """
         report: dict[str, Any] = json.loads(self._usable().report())
         return report
+
+
+def _network_devices(rank: int, exchange: Exchange, interface: str | None) -> str | None:
+    if getattr(exchange, "repeats", False):
+        return agree(rank, exchange, interface, getattr(exchange, "address", None))
+    return alone(interface)
 
 
 def _checked_options(

@@ -34,6 +34,8 @@ class Options:
     timeout_s: float = 1800.0
     liveness_timeout_s: float | None = 8.0
     interface: str | None = None
+    devices: str | None = None
+    """What UCX uses where neither ``interface`` nor the environment says it; ``None``: what it likes."""
     group: str = ""
     """What errors call the communicator itself; empty: it was not split from another."""
     tuning: Tuning | str | None = AUTO
@@ -140,6 +142,7 @@ def join_core(
         report_folder,
         group=group,
         parent_ranks=parent_ranks,
+        devices=options.devices,
     )
 
 

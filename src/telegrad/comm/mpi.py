@@ -146,6 +146,8 @@ def _mismatch(what: str, theirs: str) -> str:
 class MpiExchange:
     """Allgather of bytes over mpi4py's ``comm``; waits for the others at most ``timeout_s``, and Ctrl-C ends it."""
 
+    repeats = True
+
     def __init__(self, comm: Any, mpi: Any, timeout_s: float) -> None:
         self._comm = comm
         self._mpi = mpi

@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from telegrad._interfaces import rdma_ports
 from telegrad.comm.job_store import VARIABLES, JobPlace, attempt, check_not_inherited, store_again, store_of
 from telegrad.comm.slurm import name_of_step, variables_of_step, why_not_found
 from telegrad.comm.store_exchange import StoreExchange
+from telegrad.comm.torch_terms import address_of
 from telegrad.errors import RendezvousError
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -81,17 +83,21 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
         job=os.environ.get("TORCHELASTIC_RUN_ID") or _step,
         attempt=attempt(),
         again=None if place is None else lambda left_s: own(prefix, store_again(place, left_s)),
+        address=address_of(store) if place is None else place.address,
     )
     return Peers(rank, size, exchange)
 
 
 def check_interface(interface: str | None) -> None:
-    """Raises ``ValueError`` if this machine has no network interface of that name."""
+    """Raises ``ValueError`` if this machine has no network interface, nor a port of RDMA, of that name, or of one of
+    several that are separated by commas."""
     if interface is None:
         return
-    present = [name for _, name in socket.if_nameindex()]
-    if interface not in present:
-        raise ValueError(f"interface={interface!r} does not exist on this machine: use one of {', '.join(present)}")
+    present = [*(name for _, name in socket.if_nameindex()), *rdma_ports()]
+    for name in interface.split(","):
+        if name not in present:
+            asked = f"interface={interface!r}" + (f": {name!r}" if name != interface else "")
+            raise ValueError(f"{asked} does not exist on this machine: use one of {', '.join(present)}")
 
 
 def _place_in_environment() -> JobPlace:

@@ -22,8 +22,8 @@ from telegrad.errors import RendezvousError
 RANK_0_GIVES_UP_FIRST_S = 5.0
 """So that the others hear from it who is missing."""
 
-# A rank looks whether there is an answer, rather than to wait in the store, whose client writes to stderr each time that
-# such a wait is over. It looks more rarely the longer it waits, and the more ranks ask one store.
+# A rank looks whether there is an answer. It does not wait in the store, whose client writes to stderr each time that a
+# wait is over. It looks more rarely the longer it waits, and the more ranks ask one store.
 _PAUSE_LEAST_S, _PAUSE_MOST_S = 1e-3, 0.05
 _PAUSE_LEAST_PER_RANK_S, _PAUSE_MOST_PER_RANK_S = 2e-5, 2e-4
 _PAUSE_SHARE = 0.1  # of what it has waited
@@ -257,8 +257,8 @@ class StoreExchange:
         if self._other_job is None:
             return None
         return RendezvousError(
-            f"rank {self._rank} of {self._size} is of the job {self._job!r}, and found the job {self._other_job!r} at this "
-            "address and port: give each job a MASTER_PORT of its own",
+            f"rank {self._rank} of {self._size} is of the job {self._job!r}, and found the job {self._other_job!r} at "
+            "this address and port: give each job a MASTER_PORT of its own",
             rank=self._rank,
             peer=0,
             operation="rendezvous",
@@ -287,8 +287,8 @@ class StoreExchange:
 
     def _lost(self, error: Exception) -> StoreLost:
         return StoreLost(
-            f"rank {self._rank} of {self._size} lost the store that ranks find each other by: is the process that serves "
-            f"it (torchrun, or rank 0) running? ({first_line(error)})",
+            f"rank {self._rank} of {self._size} lost the store that ranks find each other by: is the process that "
+            f"serves it (torchrun, or rank 0) running? ({first_line(error)})",
             rank=self._rank,
             peer=0,
             operation="rendezvous",

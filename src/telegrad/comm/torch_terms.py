@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 _LONGEST_S = 1e8  # infinity it cannot be told
 
@@ -15,3 +16,11 @@ def first_line(error: BaseException) -> str:
 def torch_timeout(seconds: float) -> timedelta:
     """So many seconds, which may be infinity."""
     return timedelta(seconds=min(seconds, _LONGEST_S))
+
+
+def address_of(store: Any) -> str | None:
+    """Where a store is served, as its processes were told; ``None``: it is not served over TCP, or does not say."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    return host if isinstance(host, str) and host else None

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from telegrad._interfaces import interfaces
 from telegrad.bench.machine import describe_machine
 from telegrad.doctor.host import cpu_quota
 from telegrad.doctor.installation import gpus, loaded_ucx, version_of
-from telegrad.doctor.interfaces import interfaces
 from telegrad.doctor.isolated import ProbeFailed
 
 _PACKAGES = (

@@ -58,9 +58,9 @@ def cpu_quota() -> float | None:
 
 def shared_memory_size() -> list[Finding]:
     """Room in /dev/shm for UCX's segments of one rank per core, and for others."""
-    mend = "in a container: docker run --shm-size=1g or --ipc=host; else mount -o remount,size=1g /dev/shm"
+    mend = "in a container: docker run --shm-size=1g or --ipc=host; else mount -o remount,rw,size=1g /dev/shm"
     if not _SHM.is_dir() or not os.access(_SHM, os.W_OK):
-        return [Finding("/dev/shm", "note", "not there or not writable: ranks of one machine may talk by TCP", mend)]
+        return [Finding("/dev/shm", "note", "not there or not writable: ranks of one machine talk by TCP", mend)]
     room = os.statvfs(_SHM)
     free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     needed = len(os.sched_getaffinity(0)) * SHM_BYTES_PER_RANK

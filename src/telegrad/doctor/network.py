@@ -6,9 +6,9 @@ import ipaddress
 import os
 import socket
 
+from telegrad._interfaces import interfaces as all_interfaces
 from telegrad.bench.netlab import Netlab, NetlabError, why_unavailable
 from telegrad.doctor.finding import Finding
-from telegrad.doctor.interfaces import interfaces as all_interfaces
 
 _LABORATORY_RATE = "100mbit"
 

@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from telegrad._interfaces import Interface, interfaces
 from telegrad.doctor.finding import Finding, NotTried
 from telegrad.doctor.installation import loaded_ucx
-from telegrad.doctor.interfaces import Interface, interfaces
 from telegrad.doctor.isolated import ProbeFailed, ask
 
 MEETING_S = 20.0
@@ -72,6 +72,15 @@ def meet(transports: str | None, interface: str = "") -> Meeting:
     )
 
 
+def with_remedy(said: str, otherwise: str) -> tuple[str, str]:
+    """What two ranks said as they did not come together, and the remedy: that which their error names, and so does that
+    of a job, or ``otherwise``."""
+    from telegrad import _core
+
+    remedy = _core.join_remedy(said)
+    return said.replace(f": {remedy}", "") if remedy else said, remedy or otherwise
+
+
 def ranks() -> list[Finding]:
     """Two ranks with this environment's settings: what every job on this machine does."""
     set_here = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("UCX_")]
@@ -83,7 +92,9 @@ def ranks() -> list[Finding]:
     try:
         meeting = meet(None)
     except ProbeFailed as error:
-        return [Finding("ranks", "error", f"two processes of this machine do not come together: {error}", mend)]
+        said, own = with_remedy(str(error), mend)
+        mend = f"{mend}; {own}" if set_here and own != mend else own
+        return [Finding("ranks", "error", f"two processes of this machine do not come together: {said}", mend)]
     if not meeting.right:
         return [Finding("ranks", "error", "two processes of this machine get a wrong sum", "report it: telegrad env")]
     way = "TCP" if meeting.over_network else "shared memory"
@@ -99,7 +110,8 @@ def shared_memory() -> list[Finding]:
     try:
         meeting = meet("shm,tcp,self")  # TCP carries the heartbeats: shared memory does not notice a death
     except ProbeFailed as error:
-        return [Finding("shared memory", "note", f"does not work: {error}", mend)]
+        said, mend = with_remedy(str(error), mend)
+        return [Finding("shared memory", "note", f"does not work: {said}", mend)]
     if not meeting.right:
         return [Finding("shared memory", "error", "gives a wrong sum", "report it: telegrad env")]
     if meeting.over_network:
@@ -140,11 +152,12 @@ def _is_link_local(address: str) -> bool:
 
 def _tcp_over(one: Interface) -> Finding:
     name = f"tcp {one.name}"
-    mend = f"is there a firewall on {one.name}? Choose another one by interface= of from_torch() or UCX_NET_DEVICES"
+    mend = "choose another interface by interface= of from_torch() or UCX_NET_DEVICES"
     try:
         meeting = meet("tcp,self", one.name)
     except ProbeFailed as error:
-        return Finding(name, "note", f"does not work: {error}", mend)
+        said, mend = with_remedy(str(error), mend)
+        return Finding(name, "note", f"does not work: {said}", mend)
     if not meeting.right:
         return Finding(name, "error", "gives a wrong sum", "report it: telegrad env")
     return Finding(name, "ok", f"two processes of this machine meet at {one.addresses[0]}")

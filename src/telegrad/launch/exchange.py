@@ -27,6 +27,8 @@ class SocketExchange:
     cannot be.
     """
 
+    repeats = True
+
     def __init__(self, descriptor: int, rank: int, size: int, timeout_s: float) -> None:
         self._rank = rank
         self._size = size

@@ -21,6 +21,7 @@ from telegrad.comm import Communicator
 from telegrad.comm.device.runtime import has_runtime
 from telegrad.comm.job_store import attempt
 from telegrad.comm.store_exchange import StoreExchange
+from telegrad.comm.torch_terms import address_of
 from telegrad.comm.work import Work
 from telegrad.errors import TimeoutExpired
 from telegrad.torch_backend import short_forms
@@ -66,7 +67,7 @@ class ProcessGroup(dist.ProcessGroup):
         seconds = timeout.total_seconds()
         store = PrefixStore("telegrad", store)
         call = "init_process_group() or new_group()"
-        exchange = StoreExchange(store, rank, size, seconds, call=call, attempt=attempt())
+        exchange = StoreExchange(store, rank, size, seconds, call=call, attempt=attempt(), address=address_of(store))
         nccl = own_nccl(options.device_algorithm, store, rank, size, timeout, lambda: exchange.session)
         communicator = Communicator.from_exchange(
             rank,

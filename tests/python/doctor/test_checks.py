@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from telegrad._interfaces import Interface, interfaces
 from telegrad.doctor import host, installation, network, transports
 from telegrad.doctor.checks import CHECKS
 from telegrad.doctor.finding import Finding, NotTried
-from telegrad.doctor.interfaces import Interface, interfaces
 from telegrad.doctor.isolated import ProbeFailed
 from telegrad.doctor.transports import Meeting
 

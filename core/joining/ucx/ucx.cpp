@@ -1,0 +1,23 @@
+#include "joining/ucx.hpp"
+
+#include <utility>
+
+#include "drivers/ucx/join_failure.hpp"
+#include "drivers/ucx/ucx_driver.hpp"
+
+namespace telegrad::ucx {
+
+std::shared_ptr<Communicator> join(Rank rank, Rank size, const UcxOptions& ucx, CommunicatorOptions options,
+                                   const Exchange& exchange, const Waiting& waiting) {
+  const auto group = options.session.group;
+  try {
+    return telegrad::join(std::make_unique<UcxDriver>(rank, size, ucx), std::move(options), exchange, waiting);
+  } catch (const TransportError& error) {
+    Failure failure = error.failure();
+    failure.group = group;
+    failure.reason = explained(failure.reason, ucx);
+    throw TransportError(std::move(failure));
+  }
+}
+
+}  // namespace telegrad::ucx
