@@ -70,7 +70,9 @@ def test_without_an_interface_ranks_listen_on_single_addresses_only() -> None:
         assert one["right"]
 
 
-@pytest.mark.parametrize("interface", ["nosuch0", "lo,eth0", "127.0.0.1"])
+@pytest.mark.parametrize("interface", ["nosuch0", "lo,nosuch0", "127.0.0.1", "lo,"])
 def test_an_interface_that_is_not_there_is_refused(interface: str) -> None:
     for one in _told(interface, "all"):
-        assert f"interface={interface!r} does not exist on this machine" in one["error"]
+        name = interface.rpartition(",")[2]
+        asked = f"interface={interface!r}" + (f": {name!r}" if name != interface else "")
+        assert f"{asked} does not exist on this machine" in one["error"]
