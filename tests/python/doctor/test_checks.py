@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from telegrad import _core
 from telegrad._interfaces import Interface, interfaces
 from telegrad.doctor import host, installation, network, transports
 from telegrad.doctor.checks import CHECKS
@@ -182,6 +183,24 @@ def test_ranks_that_do_not_come_together_are_an_error_and_a_lost_way_is_a_note(m
     assert "Destination is unreachable" in finding.text
     assert _only(transports.shared_memory()).status == "note"
     assert {finding.status for finding in transports.tcp()} == {"note"}
+
+
+def test_the_remedy_is_that_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose error names it too: there it is told once."""
+    with pytest.raises(ProbeFailed) as failed:
+        transports.meet("self")
+    remedy = _core.join_remedy("Destination is unreachable")
+    assert f"file descriptors are open): {remedy}" in str(failed.value)
+    for name in ("UCX_TLS", "UCX_NET_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    _meetings(monkeypatch, str(failed.value))
+    for check in (transports.ranks, transports.shared_memory, transports.tcp):
+        for finding in check():
+            assert finding.mend == remedy
+            assert "Destination is unreachable (set: UCX_TLS=self; interfaces tried: " in finding.text
+            assert remedy not in finding.text
+    _meetings(monkeypatch, "two ranks were not done within 20 s")
+    assert "choose another interface by interface=" in transports.tcp()[0].mend
 
 
 def test_shared_memory_that_ucx_does_not_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
