@@ -2,13 +2,14 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint build wheel bench gpu offline without-network clean sanitize test-core test-python
+.PHONY: help demo test lint build release bench gpu offline without-network clean sanitize test-core test-python
 
 PYTHON ?= python3
 FOR ?= python3
 OFFLINE ?=
 T ?=
 ARGS ?=
+PYTHONS ?=
 venv := .venv$(if $(OFFLINE),-offline)
 say = @printf '\n== %s\n'
 tools := PATH="$(CURDIR)/$(venv)/bin:$$PATH"
@@ -41,11 +42,8 @@ offline: build  ## what `make gpu OFFLINE=.offline` needs where there is no netw
 
 build: $(venv)/built  ## compile the core and install telegrad into .venv, editable
 
-wheel: $(venv)/built  ## build dist/telegrad-….whl, which carries its UCX and installs where no compiler is
-	@rm -rf dist
-	@$(tools) $(venv)/bin/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps \
-	  --config-settings=build-dir=build/py --config-settings=cmake.define.TELEGRAD_BUILT="$(CURDIR)/build/core" -w dist .
-	@ls dist/*.whl
+release: $(venv)/ready  ## the sdist and wheels that can be published, in dist/, checked (PYTHONS="python3.11 python3.12")
+	@PYTHONS='$(PYTHONS)' $(if $(PLAT),PLAT='$(PLAT)') .ci/release
 
 ifeq ($(T),)
 test: test-core lint test-python  ## C++ tests, lint, Python tests; T=tests/…/file.py::name or T=tests/core/file.cpp: one

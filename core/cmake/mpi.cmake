@@ -1,6 +1,8 @@
 # Defines telegrad::mpi_api, what drivers/mpi compiles and links against, from TELEGRAD_MPI = auto | on | off; without MPI
 # auto says so and leaves it undefined. Before an MPI of the system comes the one of the Python environment in PATH or,
 # in a build of the Python package, of its interpreter (pip install mpich).
+# If that MPI also has the standard ABI (MPI 5.0), which its compiler wrapper mpicxx_abi shows, telegrad::mpi_abi_api is
+# the same for that ABI.
 set(TELEGRAD_MPI auto CACHE STRING "Build the mpi driver: auto (if there is an MPI), on, off")
 set_property(CACHE TELEGRAD_MPI PROPERTY STRINGS auto on off)
 if(NOT TELEGRAD_MPI MATCHES "^(auto|on|off|ON|OFF)$")
@@ -35,3 +37,32 @@ add_library(telegrad::mpi_api ALIAS telegrad_mpi_api)
 target_include_directories(telegrad_mpi_api SYSTEM INTERFACE ${MPI_CXX_INCLUDE_DIRS})
 target_compile_definitions(telegrad_mpi_api INTERFACE MPICH_SKIP_MPICXX OMPI_SKIP_MPICXX)
 target_link_libraries(telegrad_mpi_api INTERFACE ${MPI_CXX_LIBRARIES})
+
+get_filename_component(mpi_folder "${MPI_CXX_COMPILER}" DIRECTORY)
+find_program(TELEGRAD_MPICXX_ABI mpicxx_abi PATHS "${mpi_folder}" NO_DEFAULT_PATH
+  DOC "The compiler wrapper of MPI's standard ABI; NOTFOUND builds no driver for it")
+if(NOT TELEGRAD_MPICXX_ABI)
+  return()
+endif()
+execute_process(COMMAND "${TELEGRAD_MPICXX_ABI}" -show
+  OUTPUT_VARIABLE shown RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+separate_arguments(shown UNIX_COMMAND "${shown}")
+set(includes ${shown})
+list(FILTER includes INCLUDE REGEX "^-I")
+list(TRANSFORM includes REPLACE "^-I" "")
+set(definitions ${shown})
+list(FILTER definitions INCLUDE REGEX "^-D")
+list(TRANSFORM definitions REPLACE "^-D" "")
+set(folders ${shown})
+list(FILTER folders INCLUDE REGEX "^-L")
+list(TRANSFORM folders REPLACE "^-L" "")
+find_library(TELEGRAD_MPI_ABI_LIBRARY mpi_abi PATHS ${folders} NO_DEFAULT_PATH)
+if(failed OR NOT includes OR NOT TELEGRAD_MPI_ABI_LIBRARY)
+  message(FATAL_ERROR "`${TELEGRAD_MPICXX_ABI} -show` names no include folder, or no folder with libmpi_abi: '${shown}'.\n"
+    "Mend this MPI, or give -DTELEGRAD_MPICXX_ABI=NO to build no driver for MPI's standard ABI.")
+endif()
+add_library(telegrad_mpi_abi_api INTERFACE)
+add_library(telegrad::mpi_abi_api ALIAS telegrad_mpi_abi_api)
+target_include_directories(telegrad_mpi_abi_api SYSTEM INTERFACE ${includes})
+target_compile_definitions(telegrad_mpi_abi_api INTERFACE ${definitions} MPICH_SKIP_MPICXX OMPI_SKIP_MPICXX)
+target_link_libraries(telegrad_mpi_abi_api INTERFACE "${TELEGRAD_MPI_ABI_LIBRARY}")

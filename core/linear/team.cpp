@@ -1,8 +1,20 @@
 #include "linear/team.hpp"
 
+#include <chrono>
+
 #include "base/check.hpp"
 
 namespace telegrad::linear {
+namespace {
+
+// condition_variable::wait() of GCC 12 is a symbol that libstdc++ of GCC 11 lacks; wheels are built for that one, too.
+template <class Condition>
+void wait(std::condition_variable& changed, std::unique_lock<std::mutex>& lock, Condition holds) {
+  while (!changed.wait_for(lock, std::chrono::hours(1), holds)) {
+  }
+}
+
+}  // namespace
 
 Team::Team(std::size_t threads) {
   TELEGRAD_CHECK(threads >= 1);
@@ -39,13 +51,13 @@ void Team::run(const std::function<void(std::size_t)>& work) {
   begun_.notify_all();
   work(0);
   std::unique_lock lock(mutex_);
-  done_.wait(lock, [this] { return working_ == 0; });
+  wait(done_, lock, [this] { return working_ == 0; });
 }
 
 void Team::help(std::size_t part) {
   std::unique_lock lock(mutex_);
   for (std::uint64_t seen = 0;;) {
-    begun_.wait(lock, [&] { return ends_ || round_ != seen; });
+    wait(begun_, lock, [&] { return ends_ || round_ != seen; });
     if (ends_) return;
     seen = round_;
     const auto& work = *work_;

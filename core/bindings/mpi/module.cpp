@@ -1,4 +1,5 @@
-// telegrad._mpi: drivers over MPI, for telegrad._core. A module of its own, so that no other part needs an MPI library.
+// telegrad._mpi and telegrad._mpi_abi (TELEGRAD_MODULE): drivers over MPI, for telegrad._core. Modules of their own, so that
+// no other part needs an MPI library.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -54,7 +55,7 @@ nb::capsule make_driver(const std::shared_ptr<MpiNetwork>& network, Rank rank, R
 
 }  // namespace
 
-NB_MODULE(_mpi, module) {
+NB_MODULE(TELEGRAD_MODULE, module) {
   module.doc() = "telegrad's mpi driver. Use telegrad.Communicator.from_mpi() instead.";
   nb::set_leak_warnings(false);
   translate_transport_errors();

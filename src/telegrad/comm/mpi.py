@@ -30,8 +30,8 @@ def _note_fork() -> None:
 
 os.register_at_fork(after_in_child=_note_fork)
 _BUILD = (
-    "install it again from its repository where mpicxx of that MPI is in PATH: "
-    "`pip install . -C cmake.define.TELEGRAD_MPI=on` (for MPICH, `pip install mpich` has mpicxx)"
+    "build telegrad from source where mpicxx of that MPI is in PATH: `pip install . -C cmake.define.TELEGRAD_MPI=on` "
+    "in its repository or sdist"
 )
 
 
@@ -106,15 +106,27 @@ def checked_intracommunicator(comm: Any) -> Any:
     return mpi
 
 
+def driver_module(mpi: Any) -> str:
+    """The name of telegrad's module for the ABI of ``mpi``, mpi4py's module ``MPI``.
+
+    ``telegrad._mpi_abi`` for the standard ABI (MPI 5.0, ``libmpi_abi.so.1``), else ``telegrad._mpi``, which has the
+    ABI of the MPI that telegrad was built with: MPICH's in telegrad's wheels.
+    """
+    asked = getattr(mpi, "Get_abi_version", None)  # of mpi4py 4.1; older ones know no standard ABI
+    return "telegrad._mpi_abi" if asked is not None and asked()[0] > 0 else "telegrad._mpi"
+
+
 def load_driver(mpi: Any) -> Any:
-    """``telegrad._mpi``. Raises ``ImportError`` if it is not there, or runs on another MPI than mpi4py."""
-    theirs = " ".join(mpi.Get_library_version().split("\n")[0].split())
+    """telegrad's module for mpi4py's ``mpi``. Raises ``ImportError`` if it is not there, or runs on another MPI."""
+    theirs = _first_line(mpi.Get_library_version())
+    name = driver_module(mpi)
     try:
-        native = importlib.import_module("telegrad._mpi")
+        native = importlib.import_module(name)
     except ModuleNotFoundError as error:
+        lacks = "MPI" if name == "telegrad._mpi" else "a driver for MPI's standard ABI, which mpi4py uses here"
         raise ImportError(
-            f"this telegrad was built without MPI, so it has no mpi driver: {_BUILD}; or give driver='ucx', which "
-            "needs MPI only to find the peers"
+            f"this telegrad was built without {lacks}: {_BUILD}; or give driver='ucx', which needs MPI only to find "
+            "the peers"
         ) from error
     except ImportError as error:
         raise ImportError(_mismatch(f"does not load beside it ({error})", theirs)) from error
@@ -124,22 +136,23 @@ def load_driver(mpi: Any) -> Any:
 
 def check_same_mpi(mpi: Any, native: Any) -> None:
     """Raises ``ImportError`` unless mpi4py's ``mpi`` and telegrad's module are on one and the same MPI library."""
-    theirs, ours = (
-        " ".join(text.split("\n")[0].split()) for text in (mpi.Get_library_version(), native.library_version())
-    )
+    theirs, ours = _first_line(mpi.Get_library_version()), _first_line(native.library_version())
     if mpi._sizeof(mpi.COMM_WORLD) != native.handle_bytes or theirs != ours:
         raise ImportError(_mismatch(f"was built for another ({ours})", theirs))
     if not native.is_initialized():
-        raise ImportError(
-            _mismatch("has loaded another copy of it (mpi4py may be using the library of the standard ABI)", theirs)
-        )
+        raise ImportError(_mismatch("has loaded another copy of it", theirs))
+
+
+def _first_line(version: str) -> str:
+    return " ".join(version.split("\n")[0].split())
 
 
 def _mismatch(what: str, theirs: str) -> str:
     return (
-        f"mpi4py runs on {theirs}, and telegrad's mpi driver {what}. It has the ABI of the MPI that telegrad was built "
-        f"with (MPICH's serves MPICH, Intel MPI, Cray MPI and MVAPICH). For another, {_BUILD}; or give driver='ucx', "
-        "which needs MPI only to find the peers"
+        f"mpi4py runs on {theirs.split(',')[0]}, and telegrad's mpi driver {what}. The driver has the ABI of the MPI "
+        "that telegrad was built with. Wheels have MPICH's ABI (MPICH, Intel MPI, Cray MPI, MVAPICH) and MPI's "
+        f"standard ABI (MPICH 5, Open MPI 6, Intel MPI). For another MPI {_BUILD}; or give driver='ucx', which needs "
+        "MPI only to find the peers"
     )
 
 

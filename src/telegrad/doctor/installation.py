@@ -41,12 +41,15 @@ _MPI = """
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
+import importlib
+from telegrad.comm.mpi import driver_module
 driver = error = None
 try:
-    from telegrad import _mpi
-    driver = _mpi.library_version()
+    driver = importlib.import_module(driver_module(MPI)).library_version()
+except ModuleNotFoundError:
+    pass
 except ImportError as failure:
-    error = None if "cannot import name" in str(failure) else str(failure)
+    error = str(failure)
 library = MPI.Get_library_version()
 print(json.dumps({"mpi4py": mpi4py.__version__, "library": library, "driver": driver, "error": error}))
 """
@@ -207,7 +210,7 @@ def mpi() -> list[Finding]:
             "mpi",
             "note",
             f"{found}; telegrad's mpi driver is not for it ({why})",
-            "from_mpi(driver='ucx'), or build telegrad with this MPI's mpicxx in PATH: docs/mpi.md",
+            "from_mpi(driver='ucx'), or build telegrad from source with this MPI's mpicxx in PATH: docs/mpi.md",
         )
     ]
 
