@@ -9,6 +9,7 @@
 #include "bindings/device_short_way.hpp"
 #include "bindings/names.hpp"
 #include "bindings/operation.hpp"
+#include "bindings/python_type.hpp"
 #include "bindings/short_way.hpp"
 #include "bindings/work.hpp"
 #include "progress/communicator.hpp"
@@ -49,9 +50,9 @@ struct Arguments {
 std::optional<Arguments> arguments_of(PyObject* const* given, std::size_t count, PyObject* names) {
   if (count < 2 || count > 3) return std::nullopt;
   Arguments arguments{given[0], given[1], count == 3 ? given[2] : nullptr, {}, {}};
-  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_GET_SIZE(names);
+  const Py_ssize_t named = names == nullptr ? 0 : PyTuple_Size(names);
   for (Py_ssize_t i = 0; i < named; ++i) {
-    PyObject* const name = PyTuple_GET_ITEM(names, i);
+    PyObject* const name = PyTuple_GetItem(names, i);
     nb::handle* const place = name == known().op          ? &arguments.op
                               : name == known().algorithm ? &arguments.algorithm
                               : name == known().async_op  ? &arguments.async_op
@@ -107,7 +108,7 @@ nb::object on_device(const Arguments& arguments, nb::handle held, bool waits) {
 // A Work, which is whole before anything begins.
 nb::object begun(const Arguments& arguments, Communicator& communicator, nb::handle held, const RequestPtr& request) {
   if (PyObject_Size(attribute(arguments.self, known().kept).ptr()) != 0) {
-    const auto let_go = nb::steal(PyObject_CallMethodNoArgs(arguments.self.ptr(), known().let_go));
+    const auto let_go = nb::steal(call_method(arguments.self.ptr(), known().let_go));
     if (!let_go.is_valid()) throw nb::python_error();
   }
   const nb::object over = attribute(arguments.self, known().over);  // what is called now never reaches the network

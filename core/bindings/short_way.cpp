@@ -26,6 +26,8 @@ struct ShortWayObject {
 constexpr std::array kWays{std::pair{std::string_view("all_reduce"), &all_reduce_shortly},
                            std::pair{std::string_view("wait"), &wait_shortly}};
 
+PyObject* method_type = nullptr;  // types.MethodType
+
 PyObject* call(PyObject* callable, PyObject* const* given, std::size_t flags, PyObject* names) {
   auto* const self = reinterpret_cast<ShortWayObject*>(callable);
   try {
@@ -64,7 +66,7 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* names) {
   }
   const ShortWay way = way_of(method);
   if (way == nullptr) return nullptr;
-  auto* const self = reinterpret_cast<ShortWayObject*>(type->tp_alloc(type, 0));
+  auto* const self = reinterpret_cast<ShortWayObject*>(allocated(type));
   if (self == nullptr) return nullptr;
   self->vectorcall = &call;
   self->way = way;
@@ -73,7 +75,7 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* names) {
 }
 
 PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
-  return object == nullptr ? Py_NewRef(self) : PyMethod_New(self, object);
+  return object == nullptr ? Py_NewRef(self) : PyObject_CallFunctionObjArgs(method_type, self, object, nullptr);
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
@@ -92,12 +94,10 @@ int clear(PyObject* object) {
 }
 
 void free_it(PyObject* object) {
-  PyTypeObject* const type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   PyObject_ClearWeakRefs(object);
   clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
+  free_memory(object);
 }
 
 PyObject* text(PyObject* object) {
@@ -133,6 +133,7 @@ void bind_short_way(nb::module_& module) {
       .itemsize = 0,
       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
       .slots = slots};
+  method_type = nb::object(nb::module_::import_("types").attr("MethodType")).release().ptr();
   module.attr("ShortWay") = made(&spec);
 }
 

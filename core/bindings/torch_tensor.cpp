@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "bindings/names.hpp"
+#include "bindings/python_type.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -69,7 +70,7 @@ class Torch {
     return nb::steal(result);
   }
   static nb::object get(nb::handle x, PyObject* name) { return checked(PyObject_GetAttr(x.ptr(), name)); }
-  static nb::object call(nb::handle x, PyObject* name) { return checked(PyObject_CallMethodNoArgs(x.ptr(), name)); }
+  static nb::object call(nb::handle x, PyObject* name) { return checked(call_method(x.ptr(), name)); }
   static bool is_true(const nb::object& answer) { return answer.ptr() == Py_True; }
 
   nb::handle tensor_;

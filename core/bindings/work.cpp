@@ -28,7 +28,11 @@ Operation* operation_in(const WorkState& state) {
 }
 
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
-  PyObject* const self = type->tp_alloc(type, 0);
+  if (type == state_type) {
+    PyErr_SetString(PyExc_TypeError, "WorkState is the base of telegrad.comm.work.Work: make a Work");
+    return nullptr;
+  }
+  PyObject* const self = allocated(type);
   if (self != nullptr) state_of(self)->process = this_process;
   return self;
 }
@@ -50,13 +54,11 @@ int clear(PyObject* object) {
   return 0;
 }
 
+// All are of classes written in Python, whose deallocation has called hand_over(): the stable ABI has no call for that.
 void free_it(PyObject* object) {
-  if (PyObject_CallFinalizerFromDealloc(object) != 0) return;
-  PyTypeObject* const type = Py_TYPE(object);
   PyObject_GC_UnTrack(object);
   clear(object);
-  type->tp_free(object);
-  Py_DECREF(type);
+  free_memory(object);
 }
 
 // In a forked child the network is another process's, and locks may be held for ever.
