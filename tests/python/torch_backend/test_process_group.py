@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from telegrad import Communicator, MismatchedCall, PeerFailed, TimeoutExpired
-from telegrad.torch_backend import NAME, Options, ProcessGroup, _create
+from telegrad.torch_backend import NAME, Options, ProcessGroup
+from telegrad.torch_backend.creation import create
 
 SUM = SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=0)
 
@@ -156,7 +157,7 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
     with pytest.raises(ValueError, match="tensor_list has tensors of torch.float32, torch.int64: give one dtype"):
         group.allgather([[x, x, x.long()]], [x])
     with pytest.raises(TypeError, match=r"pg_options=1: give telegrad.torch_backend.Options\(...\)"):
-        _create(None, 1)
+        create(None, 1)
     both(groups, lambda rank, group: group.barrier())  # nothing of it has gone
 
 
