@@ -93,6 +93,16 @@ def test_a_user_needs_numpy_only(user: Path) -> None:
 
 
 @pytest.mark.timeout(600)
+def test_the_wheel_says_what_torch_calls(user: Path) -> None:
+    program = """
+from importlib.metadata import entry_points
+(entry,) = entry_points(group="torch.backends")
+print(entry.load().__module__)
+"""
+    assert run(user, "-c", program).strip() == "telegrad_autoload"
+
+
+@pytest.mark.timeout(600)
 def test_the_extension_finds_only_the_bundled_ucx(user: Path) -> None:
     package = package_of(user)
     (extension,) = package.glob("_core.*.so")
