@@ -37,6 +37,9 @@ def register() -> None:
 
     if dist.is_available() and NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        # From 2.15 on torch attaches its flight recorder to every group that says for which devices it is, unless the
+        # backend's name is in this set. A group in Python raises then.
+        getattr(dist.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set[str]()).add(NAME)
 
 
 def _create(options: Any, backend_options: Any) -> Any:
