@@ -73,7 +73,7 @@ $(tools) cmake -S core -B build/$(2) -G Ninja --log-level=WARNING -DTELEGRAD_SAN
   -Ducx_ROOT="$$($(venv)/bin/python -c 'import libucx; print(*libucx.__path__)')" $(ccache)
 $(tools) cmake --build build/$(2)
 printf '\n== %s sanitizer: tests\n' $(1)
-$(tools) TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 LSAN_OPTIONS=suppressions=$(CURDIR)/tests/core/leaks.supp \
+$(tools) TSAN_OPTIONS=halt_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 LSAN_OPTIONS="suppressions='$(CURDIR)/tests/core/leaks.supp'" \
   ctest --test-dir build/$(2) --output-on-failure --no-tests=error -j$(CMAKE_BUILD_PARALLEL_LEVEL)
 endef
 ccache := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)

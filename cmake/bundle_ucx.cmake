@@ -112,7 +112,7 @@ foreach(name ucp ucs)
   target_link_libraries(telegrad_ucx_api INTERFACE telegrad_bundled_${name})
 endforeach()
 target_include_directories(telegrad_ucx_api SYSTEM INTERFACE "${ucx_wheel}/include")
-target_compile_options(telegrad_ucx_api INTERFACE "SHELL:-include ${ucx_bundle}/private_names.h")
+target_compile_options(telegrad_ucx_api INTERFACE "SHELL:-include \"${ucx_bundle}/private_names.h\"")
 target_link_options(telegrad_ucx_api INTERFACE "LINKER:-rpath-link,${ucx_bundle}/lib")
 
 install(DIRECTORY "${ucx_bundle}/lib" DESTINATION telegrad/_ucx USE_SOURCE_PERMISSIONS)

@@ -60,9 +60,9 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
             raise ValueError(
                 f"group does not hold this process (rank {dist.get_rank()}): call from_torch(group) on its members only"
             )
-        members = dist.get_process_group_ranks(group)
-        size = len(members)
-        name = "all" if size == dist.get_world_size() else _name_of(members)
+        size = dist.get_world_size(group)
+        # Torch 2.6 has no get_process_group_ranks(None).
+        name = "all" if size == dist.get_world_size() else _name_of(dist.get_process_group_ranks(group))
         store: Any = dist.distributed_c10d._get_default_store()  # the only way to the job's store, public or not
         check_not_inherited(store)
     else:

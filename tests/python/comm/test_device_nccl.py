@@ -366,7 +366,15 @@ def test_without_a_group_there_is_no_nccl(
 
 @pytest.mark.parametrize(
     ("config", "found"),
-    [("cuda:nccl", True), ("cpu:gloo,cuda:nccl", True), ("cpu:gloo,cuda:gloo", False), ("cpu:gloo", False)],
+    [
+        ("cuda:nccl", True),
+        ("cpu:gloo,cuda:nccl", True),
+        ("cuda:nccl2", True),  # these three are names of torch 2.15
+        ("cpu:gloo,cuda:nccl-lazy", True),
+        ("cuda:nccl-legacy", True),
+        ("cpu:gloo,cuda:gloo", False),
+        ("cpu:gloo", False),
+    ],
 )
 def test_the_groups_backend_for_cuda_is_asked(monkeypatch: pytest.MonkeyPatch, config: str, found: bool) -> None:
     asked: list[Any] = []

@@ -164,6 +164,23 @@ def test_an_initialised_job_is_used_again_and_again() -> None:
 
 
 @pytest.mark.usefixtures("job_of_one")
+def test_torch_2_6_takes_none_for_a_group_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = dist.get_process_group_ranks
+
+    def ranks_of(group: object) -> list[int]:
+        if group is None:
+            raise KeyError(None)  # as torch 2.6 does
+        return asked(group)
+
+    monkeypatch.setattr(dist, "get_process_group_ranks", ranks_of)
+    for group in (None, dist.group.WORLD):
+        peers = find_peers(group)
+        assert (peers.rank, peers.size) == (0, 1)
+        with Communicator.from_torch(group) as comm:
+            comm.barrier()
+
+
+@pytest.mark.usefixtures("job_of_one")
 def test_a_group_without_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_rank", lambda group=None: 0 if group is None else -1)
     with pytest.raises(ValueError, match=r"group does not hold this process \(rank 0\)"):

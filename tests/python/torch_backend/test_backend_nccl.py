@@ -63,10 +63,20 @@ def test_torch_is_asked_for_nccl_in_the_first_sum(backends: list[Backend]) -> No
     for tensors, options in backend.called:
         assert tensors == [x]
         assert options.reduceOp == dist.ReduceOp.SUM
-        assert options.asyncOp
+        assert getattr(options, "asyncOp", True)  # torch 2.6 has no such option
     made.close()
     made.close()
     assert backend.shutdowns == 1
+
+
+@pytest.mark.skipif(
+    not dist.is_nccl_available() or torch.cuda.is_available(), reason="needs a torch built with NCCL, and no GPU"
+)
+def test_torchs_own_class_takes_what_it_is_given() -> None:
+    made = own_nccl("auto", dist.HashStore(), 0, 1, TIMEOUT, lambda: "one")
+    assert made is not None
+    with pytest.raises(ValueError, match="only supported with GPUs"):  # and not a TypeError
+        made.begin_sum(torch.ones(3))
 
 
 def test_a_torch_whose_sums_have_no_such_option(backends: list[Backend], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +52,18 @@ def test_it_is_registered_for_tensors_of_the_cpu_and_of_cuda() -> None:
     group.shutdown()
     with pytest.raises(ValueError, match="closed"):
         group.barrier()
+
+
+def test_torchs_flight_recorder_leaves_the_groups_alone() -> None:
+    """From 2.15 on torch attaches it to groups whose backend this set does not hold, which a group in Python fails."""
+    program = """
+import torch.distributed as dist
+names = dist.distributed_c10d._FR_SELF_RECORDING_BACKENDS = {"gloo"}
+import telegrad.torch_backend
+assert names == {"gloo", "telegrad"}, names
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
 
 
 def test_tensors_that_are_not_contiguous_are_written_where_they_are(groups: list[ProcessGroup]) -> None:

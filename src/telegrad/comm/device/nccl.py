@@ -16,6 +16,7 @@ from telegrad.plan.device_tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
 
 AUTO = "auto"
 SETTINGS = (AUTO, *DEVICE_ALGORITHMS)
+_NCCL_BACKENDS = {"nccl", "nccl2", "nccl-lazy", "nccl-legacy"}  # torch 2.15 has four that are NCCL
 
 _log = logging.getLogger("telegrad")
 _said: set[str] = set()
@@ -55,7 +56,7 @@ def nccl_group(group: Any, setting: str) -> TorchGroup | None:
     if setting == HOST_TRANSFER:
         return None
     found = _backend_for_cuda(group)
-    if found == NCCL:
+    if found in _NCCL_BACKENDS:
         return TorchGroup(group)
     if setting == NCCL:
         raise ValueError(
