@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint build release bench gpu offline without-network clean sanitize test-core test-python
+.PHONY: help demo test lint build release compatibility bench gpu offline without-network clean sanitize test-core test-python
 
 PYTHON ?= python3
 FOR ?= python3
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 inputs := CMakeLists.txt pyproject.toml $(shell find core cmake -type f) $(shell find core cmake -type d)
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
 	@echo "Variables: PYTHON=python3 (3.11 or newer, to make .venv), T=one test, ARGS=\"arguments of the command\""
 
 demo: build  ## train a language model over Gloo, telegrad dense and telegrad sparse, and compare (ARGS="--help")
@@ -44,6 +44,13 @@ build: $(venv)/built  ## compile the core and install telegrad into .venv, edita
 
 release: $(venv)/ready  ## the sdist and wheels that can be published, in dist/, checked (PYTHONS="python3.11 python3.12")
 	@PYTHONS='$(PYTHONS)' $(if $(PLAT),PLAT='$(PLAT)') .ci/release
+
+# Not in CI: an environment for each row, of 5 GB where pip brings torch for CUDA, and an hour of tests.
+compatibility: $(venv)/built  ## tests with the oldest and newest torch, numpy, Triton, into docs/compatibility.md (ARGS="--rows oldest")
+	@rm -rf build/compatibility/wheel
+	@$(tools) $(venv)/bin/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w build/compatibility/wheel \
+	  --config-settings=build-dir=build/py --config-settings=cmake.define.TELEGRAD_BUILT="$(CURDIR)/build/core" .
+	@$(venv)/bin/python tests/compatibility/run_compatibility.py --wheel build/compatibility/wheel/telegrad-*.whl $(ARGS)
 
 ifeq ($(T),)
 test: test-core lint test-python  ## C++ tests, lint, Python tests; T=tests/…/file.py::name or T=tests/core/file.cpp: one

@@ -33,6 +33,8 @@ else:
 if TYPE_CHECKING:
     from telegrad.train import DDPState, ReplicaSynchronizer, Synchronizer, ddp_hook
 
+    __version__: str
+
 __all__ = [
     "BoundedTopkState",
     "Communicator",
@@ -52,6 +54,7 @@ __all__ = [
     "TransportError",
     "Tuning",
     "Work",
+    "__version__",
     "calibrate",
     "ddp_hook",
     "errors",
@@ -62,6 +65,8 @@ _PACKAGES = {"compress", "launch", "linear", "sim", "train"}  # not those that a
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _NEEDS_TORCH | _PACKAGES:
         raise AttributeError(f"module 'telegrad' has no attribute {name!r}")
     try:
@@ -74,4 +79,14 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_NEEDS_TORCH, *_PACKAGES})
+    return sorted({*globals(), *_NEEDS_TORCH, *_PACKAGES, "__version__"})
+
+
+def _version() -> str:
+    """Of the installed package; ``"unknown"`` where its files were copied without what pip knows of it."""
+    import importlib.metadata  # slow to import, and hardly ever needed
+
+    try:
+        return importlib.metadata.version("telegrad")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -67,7 +67,7 @@ class StandIn:
                 self._rounds.append(_Round())
             here = self._rounds[number]
         self.sums[rank].append(x.nbytes)
-        memory = getattr(x, "memory", x.as_subclass(torch.Tensor))
+        memory = x.memory if hasattr(x, "memory") else x.as_subclass(torch.Tensor)
         runtime.wait_event(stream, runtime.record(runtime.current_stream(DEVICE)))
         stream.put(lambda: self._add(here, rank, memory))
         return StandInWork(runtime, runtime.record(stream))

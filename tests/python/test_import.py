@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pickle
 import subprocess
@@ -60,6 +61,17 @@ def test_public_names() -> None:
     assert all(hasattr(telegrad, name) for name in telegrad.__all__)
     with pytest.raises(AttributeError, match="module 'telegrad' has no attribute 'AllReduce'"):
         telegrad.AllReduce  # noqa: B018
+
+
+def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert telegrad.__version__ == importlib.metadata.version("telegrad")
+    assert _run("import sys, telegrad; print('importlib.metadata' in sys.modules)") == "False"
+    monkeypatch.setattr(importlib.metadata, "version", _no_package)
+    assert telegrad.__version__ == "unknown"
+
+
+def _no_package(name: str) -> str:
+    raise importlib.metadata.PackageNotFoundError(name)
 
 
 def test_ucx_variables_exist_only_while_loading() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import telegrad
 from telegrad.calibration.device_sums import DeviceSums, measure_device_sums
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.calibration.keeping import (
@@ -165,7 +166,7 @@ def measure(
         costs=costs,
         allreduce=measured_allreduce_table(communicator.world_size, sweep.samples, predicted),
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        telegrad_version=_version(),
+        telegrad_version=telegrad.__version__,
         residual=fit.residual(medians),
         within=within,
         alone=alone,
@@ -249,15 +250,6 @@ def _measure_probes(
                 times[index].append(taken.per_call_s)
                 spent_s += taken.spent_s
     return {probe: statistics.median(of) for probe, of in zip(todo, times, strict=True)}
-
-
-def _version() -> str:
-    import importlib.metadata  # dear to every import of telegrad, and hardly ever needed
-
-    try:
-        return importlib.metadata.version("telegrad")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
 
 
 def _of_rank_0(communicator: Communicator, tuning: Tuning) -> Tuning:
