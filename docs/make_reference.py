@@ -59,7 +59,8 @@ def _module(name: str, what: str, seen: set[int]) -> Iterator[str]:
             table = [f"| `{method}{_signature(one)}` | {_sentence(one)} |" for method, one in _methods(value)]
             classes.append("\n".join(["| | |", "|---|---|", *table]) + "\n")
         else:
-            rows.append(f"| `{public}{_signature(value)}` | {_sentence(value)} |")
+            said = "The installed package's version." if public == "__version__" else _sentence(value)
+            rows.append(f"| `{public}{_signature(value)}` | {said} |")
     if rows:
         yield "\n".join(["| | |", "|---|---|", *rows]) + "\n"
     yield from classes

@@ -116,7 +116,7 @@ def collect_entries(
     residual = tl.load(row_of(table, parts, 7) + part).to(tl.pointer_type(tl.float32))
     counted = tl.load(counts + part)
     is_broken = tl.load(broken + place) > 0
-    inside = (lane < counted) & (lane < room) & (~is_broken)
+    inside = lane < tl.where(is_broken, 0, tl.minimum(counted, room))
     index = tl.load(indices + start + lane, mask=inside, other=0)
     x = tl.load(values + start + lane, mask=inside, other=0.0)
     stored = x
@@ -139,7 +139,7 @@ def collect_entries(
     tl.store(to_indices + to, index, mask=inside)
     tl.store(to_values + to, stored, mask=inside)
     tl.atomic_or(faults + place, 1, mask=tl.max((inside & (~finite)).to(tl.int32)) > 0, sem="relaxed")
-    alone = is_broken & (lane == 0)
+    alone = lane < tl.where(is_broken, 1, 0)
     last = end - 1 + lane
     tl.store(to_indices + last, (tl.zeros_like(lane) + offset).to(tl.uint32), mask=alone)
     nothing = rounded(tl.full([BLOCK], float("nan"), tl.float32), KIND)

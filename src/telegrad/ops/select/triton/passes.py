@@ -48,9 +48,10 @@ def fused_pass(
     first = block.to(tl.int64) * BLOCK
     # 32 bits: positions of 64 in every lane would take twice the registers.
     lane = tl.arange(0, words)[:, None] * 32 + tl.arange(0, 32)[None, :]
-    inside = lane < tl.minimum(size - first, BLOCK).to(tl.int32)
+    there = tl.minimum(size - first, BLOCK).to(tl.int32)
     if HELD:
-        inside = inside & (tl.load(active) > 0)
+        there = tl.where(tl.load(active) > 0, there, 0)
+    inside = lane < there
     x = added(residual + first, gradient + first, lane, inside, ADD)
     bits = x.to(tl.int32, bitcast=True)
     key = tl.where(inside, (bits ^ FLIP) & MASK, -1)

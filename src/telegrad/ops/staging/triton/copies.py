@@ -26,7 +26,7 @@ def begin_sum(out, form, dense, size, absent, DENSE: tl.constexpr, BLOCK: tl.con
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = lane < size
     shape = tl.load(form)
-    there = tl.load(dense + lane, mask=inside & (shape == DENSE), other=0)
+    there = tl.load(dense + lane, mask=lane < tl.where(shape == DENSE, size, 0), other=0)
     without = tl.where(shape < 0, -1, absent).to(out.dtype.element_ty)
     tl.store(out + lane, tl.where(shape == DENSE, there, without), mask=inside)
 
@@ -35,6 +35,6 @@ def begin_sum(out, form, dense, size, absent, DENSE: tl.constexpr, BLOCK: tl.con
 def add_dense(out, form, dense, size, DENSE: tl.constexpr, BLOCK: tl.constexpr):
     """``out`` += ``dense`` (pinned) if form is DENSE; otherwise reads nothing."""
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = (lane < size) & (tl.load(form) == DENSE)
+    inside = lane < tl.where(tl.load(form) == DENSE, size, 0)
     added = tl.load(dense + lane, mask=inside, other=0.0)
     tl.store(out + lane, tl.load(out + lane, mask=inside, other=0.0) + added, mask=inside)
