@@ -21,7 +21,7 @@ import time
 import tomllib
 import xml.etree.ElementTree as ET
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
@@ -32,7 +32,7 @@ BUILD = ROOT / "build" / "compatibility"
 ROWS = ("oldest", "newest")
 DOCUMENT = ROOT / "docs" / "compatibility.md"
 MARKERS = "<!-- begin make compatibility -->", "<!-- end make compatibility -->"
-FOLDERS = ("tests/python/train", "tests/python/torch_backend", "tests/python/compress", "tests/conformance")
+FOLDERS = ("tests/python/torch_backend", "tests/python/compress", "tests/conformance", "tests/python/train")
 SHOWN = ("torch", "numpy", "triton", "mpich")  # the columns of versions
 EXTRAS = ("cli", "linear", "estimators", "lightning", "accelerate", "transformers", "test")
 OTHERS = ("libucx-cu12", "nanobind", "cmake", "ninja")  # what tests of the package's own build ask for
@@ -194,8 +194,8 @@ def replaced(document: str, rows: Sequence[Row]) -> str:
     return f"{before}{begin}\n" + "\n".join([head, rule, *ordered]) + f"\n{end}{after}"
 
 
-def run_row(name: str, wheel: Path, folders: Sequence[str], workers: int) -> Row:
-    """Raises ``SetupFailed``."""
+def run_row(name: str, wheel: Path, folders: Sequence[str], workers: int) -> Iterator[Row]:
+    """The row, as far as it has come, after each folder. Raises ``SetupFailed``."""
     text, folder = (HERE / f"{name}.txt").read_text(), BUILD / name
     print(f"{name}: environment in {folder.relative_to(ROOT)}", flush=True)
     python = environment(folder, text, wheel)
@@ -211,12 +211,13 @@ def run_row(name: str, wheel: Path, folders: Sequence[str], workers: int) -> Row
         begun_s = time.monotonic()
         if tests in found and found[tests].failed == 0:
             print(f"{name}: {number} of {len(folders)}: {tests}: {found[tests]}, from an earlier run", flush=True)
+            yield Row(name, date.today().isoformat(), versions, dict(found))
             continue
         print(f"{name}: {number} of {len(folders)}: {tests} …", end="", flush=True)
         found[tests] = tested(python, tests, folder, workers)
         kept.write_text(json.dumps({"of": state, "counts": {one: asdict(counts) for one, counts in found.items()}}))
         print(f" {found[tests]} (passed / skipped / failed), {(time.monotonic() - begun_s) / 60:.0f} min", flush=True)
-    return Row(name, date.today().isoformat(), versions, found)
+        yield Row(name, date.today().isoformat(), versions, dict(found))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -228,17 +229,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if not given.wheel.is_file():
         parser.error(f"--wheel={given.wheel} is no file: build it (make wheel)")
-    rows = []
-    for name in given.rows:
-        try:
-            rows.append(run_row(name, given.wheel.resolve(), given.tests, given.workers))
-        except SetupFailed as error:
-            print(f"\nerror: {name}: {error}", file=sys.stderr)
-            return 2
-        if tuple(given.tests) == FOLDERS:
-            DOCUMENT.write_text(replaced(DOCUMENT.read_text(), rows[-1:]))
-    print("\n".join(table(rows, given.tests)))
-    return int(any(counts.failed for row in rows for counts in row.counts.values()))
+    rows: dict[str, Row] = {}
+    try:
+        for name in given.rows:
+            for row in run_row(name, given.wheel.resolve(), given.tests, given.workers):
+                rows[name] = row
+                if tuple(given.tests) == FOLDERS:
+                    DOCUMENT.write_text(replaced(DOCUMENT.read_text(), [row]))
+    except SetupFailed as error:
+        print(f"\nerror: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(table([*rows.values()], given.tests)))
+    return int(any(counts.failed for row in rows.values() for counts in row.counts.values()))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="GPU kernels work on torch tensors")
-pytest.importorskip("triton", reason="GPU kernels are compiled, or interpreted, by Triton")
+pytest.importorskip(
+    "triton", minversion="3.4", reason="GPU kernels are compiled, or interpreted, by Triton 3.4 or newer"
+)
 
 import triton  # noqa: E402
 

@@ -10,6 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
@@ -139,7 +140,6 @@ def load_resharded(
     # It takes seconds to import, and who trains without it need not wait.
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-    from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = FileSystemReader(checkpoint_id)
     metadata = reader.read_metadata()
@@ -161,9 +161,7 @@ def load_resharded(
             flat[name] = torch.empty(kept.size, dtype=kept.properties.dtype)
         else:
             flat[name] = None
-    with warnings.catch_warnings():  # torch says that no process group is used; that is what is meant
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        load(flat, storage_reader=reader, no_dist=True)
+    _load_alone(flat, reader)
     ranks: dict[str, Any] = {}
     for name, path in paths.items():
         place = ranks
@@ -174,6 +172,19 @@ def load_resharded(
         one.setdefault("compressor", {}).setdefault("parameters", {})
     made = reshard(ranks.values(), state.comm.world_size, keep=keep)
     state.load_state_dict(made[state.comm.rank])
+
+
+def _load_alone(flat: dict[str, Any], reader: Any) -> None:
+    """Fills ``flat`` without a process group, of which each rank may read other names."""
+    from torch.distributed.checkpoint import state_dict_loader
+
+    with warnings.catch_warnings():  # torch says that no process group is used; that is what is meant
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        if "no_dist" in signature(state_dict_loader.load).parameters:
+            state_dict_loader.load(flat, storage_reader=reader, no_dist=True)
+        else:  # torch 2.6 has it in the deprecated function only
+            warnings.filterwarnings("ignore", message=".*load_state_dict.*deprecated", category=FutureWarning)
+            state_dict_loader.load_state_dict(flat, reader, no_dist=True)
 
 
 def _name_of(state: Resumable) -> str:

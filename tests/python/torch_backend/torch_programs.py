@@ -24,6 +24,11 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # names of before 2.13, which programs still use
+GLOO_TAKES_LISTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (
+    2,
+    8,
+)  # in 2.6 these two operations refuse them
+TRAINS_SHARDS = hasattr(torch.cpu.Stream, "record_event")  # without, fully_shard trains no model on the CPU (torch 2.6)
 
 
 def of_rank(*shape: int, dtype: torch.dtype = torch.float32, rank: int | None = None) -> torch.Tensor:
@@ -88,8 +93,9 @@ def scatters() -> Any:
     dist.scatter(out, [of_rank(2, 2, rank=peer) for peer in range(size)] if rank == 1 else None, src=1)
     block = torch.empty(3)
     dist.reduce_scatter_tensor(block, of_rank(3 * size))
-    listed = torch.empty(2, 2)
-    dist.reduce_scatter(listed, [of_rank(2, 2) + peer for peer in range(size)])
+    listed = torch.zeros(2, 2)
+    if GLOO_TAKES_LISTS:
+        dist.reduce_scatter(listed, [of_rank(2, 2) + peer for peer in range(size)])
     reduced = of_rank(5)
     dist.reduce(reduced, dst=0, op=dist.ReduceOp.MAX)
     return [out, block, listed, reduced if rank == 0 else None]
@@ -102,8 +108,9 @@ def all_to_all() -> Any:
     # rank r sends r + 1 rows to everybody
     uneven = torch.empty(sum(range(1, size + 1)), 2)
     dist.all_to_all_single(uneven, of_rank(size * (rank + 1), 2), list(range(1, size + 1)), [rank + 1] * size)
-    listed = [torch.empty(2) for _ in range(size)]
-    dist.all_to_all(listed, [of_rank(2) + peer for peer in range(size)])
+    listed = [torch.zeros(2) for _ in range(size)]
+    if GLOO_TAKES_LISTS:
+        dist.all_to_all(listed, [of_rank(2) + peer for peer in range(size)])
     return [out, uneven, listed]
 
 
