@@ -314,7 +314,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         groups,
         training,
         uneven_inputs,
-        sharding,
+        *([sharding] if TRAINS_SHARDS else []),
         asynchronous_checkpoint,
         short_forms,
         compiled,
