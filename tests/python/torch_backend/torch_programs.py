@@ -24,10 +24,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 warnings.filterwarnings("ignore", category=FutureWarning)  # names of before 2.13, which programs still use
-GLOO_TAKES_LISTS = tuple(map(int, torch.__version__.split(".")[:2])) >= (
-    2,
-    8,
-)  # in 2.6 these two operations refuse them
+_RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+GLOO_TAKES_LISTS = _RELEASE >= (2, 8)  # in 2.6 it refuses reduce_scatter and all_to_all of them
 TRAINS_SHARDS = hasattr(torch.cpu.Stream, "record_event")  # without, fully_shard trains no model on the CPU (torch 2.6)
 
 
