@@ -3,7 +3,7 @@ environment of its own, and writes what passed into docs/compatibility.md. `make
 
     python tests/compatibility/run_compatibility.py --wheel dist/telegrad-….whl [--rows oldest] [--tests FOLDER …]
 
-A row is a file of pinned releases beside this one; the other packages are those of constraints.txt. An interrupted run
+A row is a file of pinned releases beside this one; other tools are those of constraints.txt. An interrupted run
 goes on where it stopped: environments stay in build/compatibility/, and so do the counts of folders whose tests ran
 with this wheel, these pins and these sources of the tests. A row takes 5 GB where pip brings torch for CUDA.
 """
@@ -72,10 +72,12 @@ def pins(text: str) -> dict[str, str]:
     return {name.lower(): version for name, version in found.items()}
 
 
-def constraints(row: str, common: str) -> str:
-    """The pins of a row, and those of ``common`` that it says nothing about. The text of a constraints file."""
-    own = pins(row)
-    return "".join(f"{name}=={version}\n" for name, version in {**pins(common), **own}.items())
+def constraints(row: str, common: str, names: Iterable[str]) -> str:
+    """The pins of a row, and those of ``common`` for other packages of ``names``. The text of a constraints file.
+
+    What those packages require is left to pip: old releases refuse the newest of it."""
+    others = {name: version for name, version in pins(common).items() if name in set(names)}
+    return "".join(f"{name}=={version}\n" for name, version in {**others, **pins(row)}.items())
 
 
 def requirements(project: dict[str, object]) -> list[str]:
@@ -112,8 +114,8 @@ def environment(folder: Path, row: str, wheel: Path) -> Path:
     """The Python that has the row's packages and the wheel; what is there already stays. Raises ``SetupFailed``."""
     folder.mkdir(parents=True, exist_ok=True)
     constraint, log, python = folder / "constraints.txt", folder / "setup.log", folder / "venv" / "bin" / "python"
-    constraint.write_text(constraints(row, (ROOT / "constraints.txt").read_text()))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    constraint.write_text(constraints(row, (ROOT / "constraints.txt").read_text(), requirements(project)))
     wanted = [*requirements(project), constraint.read_text(), sys.version]
     made = folder / "made_from"
     if not python.exists() or not made.exists() or made.read_text() != "\n".join(wanted):

@@ -42,8 +42,9 @@ def test_a_row_pins_what_the_project_asks_for(row: str) -> None:
 
 
 def test_other_packages_are_those_of_the_common_constraints() -> None:
-    text = compatibility.constraints("torch==2.6.0  # why\n", "# head\ntorch==2.13.0\nrich==15.0.0\n")
-    assert pins(text) == {"torch": "2.6.0", "rich": "15.0.0"}
+    common = "# head\ntorch==2.13.0\nrich==15.0.0\nsympy==1.14.0\n"
+    text = compatibility.constraints("torch==2.6.0  # why\n", common, ["torch", "rich"])
+    assert pins(text) == {"torch": "2.6.0", "rich": "15.0.0"}, "sympy is what torch asks for"
 
 
 def test_requirements_are_names() -> None:
