@@ -1,7 +1,7 @@
 """Runs the tests of what touches torch, numpy and Triton with their oldest and newest supported releases, each in an
 environment of its own, and writes what passed into docs/compatibility.md. `make compatibility` calls it.
 
-    python tests/compatibility/run_compatibility.py --wheel dist/telegrad-….whl [--rows oldest] [--tests FOLDER …]
+    python tests/compatibility/run_compatibility.py --wheel FILE.whl [--rows oldest] [--tests FOLDER …]
 
 A row is a file of pinned releases beside this one; other tools are those of constraints.txt. An interrupted run
 goes on where it stopped: environments stay in build/compatibility/, and so do the counts of folders whose tests ran
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2, help="test processes at a time")
     given = parser.parse_args(arguments)
     if not given.wheel.is_file():
-        parser.error(f"--wheel={given.wheel} is no file: build it (make wheel)")
+        parser.error(f"--wheel={given.wheel} is no file: build it (make compatibility does)")
     rows: dict[str, Row] = {}
     try:
         for name in given.rows:
