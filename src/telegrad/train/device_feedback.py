@@ -177,7 +177,7 @@ class DeviceFeedback:
             if self._records and one.confirmed is None:  # dropped or not, it was that
                 assert one.before is not None
                 one.confirmed = _confirmed(one, one.before, one.small_before or [])
-                one.before, one.small_before = one.spare.pop() if one.spare else None, None
+                one.before, one.small_before = None, None
 
     def record(self, on: bool) -> None:
         """As ``Revertible.record``: costs a copy on the device."""
@@ -312,7 +312,7 @@ class DeviceFeedback:
             return
         for one in changing:
             if one.before is None:
-                one.before = torch.empty_like(one.values)
+                one.before = one.spare.pop() if one.spare else torch.empty_like(one.values)
             if one.small_before is None or len(one.small_before) < len(one.small):  # the unit has become a tensor
                 one.small_before = [torch.empty_like(small) for small in one.small]
             one.is_kept = True
