@@ -3,6 +3,7 @@
 from telegrad.compress import BySize, Tensor, Treatment
 from telegrad.train.checkpoint import GatheredState, RankState, load_resharded
 from telegrad.train.ddp import DDPState, ddp_hook
+from telegrad.train.pass_use import gradients_used
 from telegrad.train.profile import StepProfile
 from telegrad.train.replicas import ReplicaSynchronizer
 from telegrad.train.resharding import reshard
@@ -26,6 +27,7 @@ __all__ = [
     "TensorBoard",
     "Treatment",
     "ddp_hook",
+    "gradients_used",
     "load_resharded",
     "reshard",
 ]

@@ -81,7 +81,7 @@ class PassUse:
         self._has_warned = False
         self._gradients: dict[str, weakref.ref[torch.Tensor]] = {}  # if explicit: after the last call
         if optimizer is not None:
-            self._stepped.update(self._names_in(optimizer))
+            self._stepped.update(self._names_of(_parameters_of(optimizer)))
         seen = weakref.ref(self)
         for one in parameters.values() if not explicit else ():
             # It is called before autograd adds to the gradient.
@@ -142,11 +142,12 @@ class PassUse:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step that finds no gradient does not use what was there before."""
         if not self._is_open:
-            self._revert([name for name in self._names_in(optimizer) if self._parameters[name].grad is None])
+            names = self._names_of(_parameters_of(optimizer))
+            self._revert([name for name in names if self._parameters[name].grad is None])
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """It has used the gradients of its parameters."""
-        names = self._names_in(optimizer)
+    def after_step(self, parameters: Iterable[torch.Tensor]) -> None:
+        """It has used the gradients of these."""
+        names = self._names_of(parameters)
         self._stepped.update(names)
         for name in names:
             self._sums.pop(name, None)
@@ -172,9 +173,8 @@ class PassUse:
                 found.append(name)
         return found
 
-    def _names_in(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        held = (id(one) for group in optimizer.param_groups for one in group["params"])
-        return [self._names[one] for one in held if one in self._names]
+    def _names_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+        return [self._names[one] for one in map(id, parameters) if one in self._names]
 
     def _has_changed(self, name: str) -> bool:
         before = self._sums.get(name)
@@ -185,11 +185,29 @@ class PassUse:
             self._has_warned = True
             warnings.warn(
                 f"no torch.optim.Optimizer has stepped parameter {name!r} yet, but its value has changed since its "
-                "last backward pass: telegrad takes that pass as used. If its gradient was thrown away, give "
-                "optimizer= (docs/several-losses.md)",
+                "last backward pass: telegrad takes that pass as used. Give optimizer= if one will step it, or call "
+                "telegrad.train.gradients_used() after each update by hand (docs/several-losses.md)",
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def gradients_used(parameters: Iterable[torch.Tensor]) -> None:
+    """Says that the program has used the gradients of ``parameters``, as a step of an optimizer would: residuals and
+    velocities keep what the last backward pass added.
+
+    For programs that update parameters by hand, or that take gradients away to combine them later. Without it telegrad
+    takes a gradient that is cleared before a step as thrown away. ``parameters``: as ``model.parameters()``; those that
+    no hook or Synchronizer compresses are passed over. Raises ``TypeError`` for anything but tensors.
+    """
+    if isinstance(parameters, (torch.nn.Module, torch.Tensor)) or not isinstance(parameters, Iterable):
+        raise TypeError(f"parameters is a {type(parameters).__name__}: give several, as model.parameters()")
+    given = [*parameters]
+    for one in given:
+        if not isinstance(one, torch.Tensor):
+            raise TypeError(f"parameters has a {type(one).__name__}: give tensors, as model.parameters()")
+    for use in _all():
+        use.after_step(given)
 
 
 def cleared_of(parameters: Mapping[str, torch.Tensor]) -> list[str]:
@@ -256,8 +274,13 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    parameters = _parameters_of(optimizer)
     for one in _all():
-        one.after_step(optimizer)
+        one.after_step(parameters)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
 
 
 def _sum_of(parameter: torch.Tensor) -> torch.Tensor:

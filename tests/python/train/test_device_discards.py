@@ -99,8 +99,7 @@ def test_ddp(
         for step in range(STEPS):
             averages.append(one_pass(step, 1.0))
             for trainer, optimizer in zip(trainers, optimizers, strict=True):
-                assert trainer.state._use is not None
-                trainer.state._use.after_step(optimizer)
+                trainer.state._use.after_step(optimizer.param_groups[0]["params"])
             for one in range(discards):
                 one_pass(50 + 2 * step + one, 9.0)
         return averages, [trainer.memory() for trainer in trainers]

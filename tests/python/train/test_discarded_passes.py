@@ -16,6 +16,7 @@ from synchronised_net import Broken, OnRanks
 from torch import Tensor
 
 from telegrad import Communicator
+from telegrad.train import gradients_used
 
 STEPS = 5
 Discard = Callable[[Rank, dict[str, Tensor]], None]
@@ -283,6 +284,37 @@ def test_no_warning_where_an_optimizer_steps(one_rank: Rank) -> None:
             clears(one_rank, gradients_of(0, 50 + step))
             one_rank.step(gradients_of(0, step))
         one_rank.sync.state_dict()
+
+
+def test_gradients_that_are_taken_away_to_be_combined(on_ranks: OnRanks) -> None:
+    """As gradient surgery does: said to be used, nothing of them is lost."""
+
+    def run(comm: Communicator) -> Any:
+        rank = Rank(comm, plan="fixed", selection="topk")
+        taken = []
+        for step in range(2):
+            taken.append(rank.backward(gradients_of(comm.rank, step)))
+            gradients_used(rank.model.parameters())
+            rank.model.zero_grad()
+        assert rank.sync.stats is not None
+        waits = rank.waiting()
+        assert rank.sync.stats.discarded_passes == 0
+        return taken, waits
+
+    (taken, waits), (_, others_wait) = on_ranks(2, run)
+    for name in ("embedding", "hidden"):
+        given = sum(gradients_of(rank, step)[name].double() for rank in range(2) for step in range(2))
+        sent = sum(2 * one[name].double() for one in taken)
+        torch.testing.assert_close(sent + waits[name] + others_wait[name], given, rtol=0, atol=0)
+
+
+def test_gradients_used_takes_parameters() -> None:
+    for wrong in (torch.nn.Linear(2, 2), torch.ones(2), 3):
+        with pytest.raises(TypeError, match=r"parameters is a \w+: give several, as model.parameters\(\)"):
+            gradients_used(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="parameters has a str: give tensors"):
+        gradients_used(["weight"])  # type: ignore[list-item]
+    gradients_used([torch.nn.Parameter(torch.ones(2))])
 
 
 def test_hooks_go_with_the_synchronizer(one_rank: Rank) -> None:
