@@ -326,6 +326,26 @@ def mixed() -> Net:
     return fully_shard(network, mesh=mesh()["shard"])  # type: ignore[return-value]
 
 
+def averages_thrown_away(world: Communicator) -> None:
+    """Averages that no optimizer uses leave nothing in residuals."""
+    options = {"density": 0.1, "small_tensor_elements": 16, "selection": "topk"}
+    with contextlib.closing(replica_comm()) as first, contextlib.closing(replica_comm()) as second:
+        discarding, reference = Training(dict(options), first), Training(dict(options), second)
+        assert discarding.replicas is not None
+        for step in range(4):
+            for again in range(step % 3):  # none, one, or two
+                x, y = data(100 * again + step, dist.get_rank())
+                nn.functional.mse_loss(discarding.model(x, True), y).backward()
+                discarding.replicas.average()
+                discarding.optimizer.zero_grad()
+            assert discarding.step(step) == reference.step(step)
+            assert torch.equal(discarding.flat(), reference.flat())
+        mine, expected = discarding.residuals(), reference.residuals()
+        assert all(torch.equal(mine[name], expected[name]) for name in expected)
+        assert any(one.any() for one in expected.values())
+        assert discarding.replicas.stats.discarded_passes == 3
+
+
 SCENARIOS = [
     dense_is_ddp_and_hsdp,
     sparse_learns_and_resumes,
@@ -333,6 +353,7 @@ SCENARIOS = [
     models_that_change_are_refused,
     steps_inside_the_backward_pass_are_refused,
     other_dtypes_are_averaged,
+    averages_thrown_away,
 ]
 
 

@@ -28,6 +28,7 @@ SCENARIOS = [
     "models_that_change_are_refused",
     "steps_inside_the_backward_pass_are_refused",
     "other_dtypes_are_averaged",
+    "averages_thrown_away",
 ]
 
 
