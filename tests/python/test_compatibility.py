@@ -115,4 +115,4 @@ def test_a_run_of_tests_that_cannot_begin(tmp_path: Path) -> None:
 def test_a_wheel_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         compatibility.main(["--wheel", "/nowhere.whl"])
-    assert "--wheel=/nowhere.whl is no file: build it (make wheel)" in capsys.readouterr().err
+    assert "--wheel=/nowhere.whl is no file: build it (make compatibility does)" in capsys.readouterr().err

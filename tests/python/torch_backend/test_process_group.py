@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -63,7 +64,9 @@ names = dist.distributed_c10d._FR_SELF_RECORDING_BACKENDS = {"gloo"}
 import telegrad.torch_backend
 assert names == {"gloo", "telegrad"}, names
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # else it is registered before the set is there
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 0, done.stderr
 
 

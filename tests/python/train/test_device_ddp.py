@@ -146,8 +146,10 @@ def test_what_a_pass_has_found_that_was_broken_off_is_heard_of(make: Make, asks:
 
     def call(rank: int, number: int) -> None:
         with ranks.device.on(ranks.streams[rank]):
-            buffer = computed_on(ranks.device, torch.full((4,), math.nan if rank == 0 else 1.0))
-            bucket = Bucket([ranks.parameters[rank]["bias"]], buffer, number, number == 1)
+            members = [ranks.parameters[rank][name] for name in (["weight", "empty"] if number else ["bias"])]
+            size = sum(one.numel() for one in members)
+            buffer = computed_on(ranks.device, torch.full((size,), math.nan if rank == 0 else 1.0))
+            bucket = Bucket(members, buffer, number, number == 1)
             telegrad.ddp_hook(ranks.states[rank], bucket)  # type: ignore[arg-type]
 
     for rank in range(len(ranks.states)):
@@ -285,7 +287,7 @@ def test_a_model_that_was_moved_after_the_state_was_made(make: Make) -> None:
     ranks.states[0] = DDPState(ranks.comms[0], host.items(), collective="gtopk", small_tensor_elements=4)
     with pytest.raises(TypeError, match="collective='gtopk' works in host memory"):
         ranks.start(0, 1.0)
-    meta = Bucket([host["bias"]], torch.zeros(4, device="meta"), 0, True)
+    meta = Bucket([host["bias"]], torch.zeros(4, device="meta"), 0, False)
     state = DDPState(ranks.comms[1], host.items(), mode="dense")
     with pytest.raises(TypeError, match="the gradient of 'bias' is on meta: train on the CPU or on CUDA"):
         telegrad.ddp_hook(state, meta)  # type: ignore[arg-type]
