@@ -10,7 +10,7 @@ import torch
 
 from telegrad.comm.device.work import DeviceWork
 from telegrad.comm.work import Work
-from telegrad.torch_backend.group_work import GroupWork
+from telegrad.torch_backend.group_work import GroupWork, _kept
 
 
 class DeviceGroupWork(GroupWork):
@@ -33,6 +33,7 @@ class DeviceGroupWork(GroupWork):
         operation failed with, if that is known by now; else the group's next operation does."""
         for work in self.operations:
             work.wait()
+        _kept.pop(id(self), None)
         return True
 
     def is_completed(self) -> bool:

@@ -14,6 +14,22 @@ import torch.distributed as dist
 from telegrad.comm.completion import completion_thread
 from telegrad.comm.work import Work, future_of_all
 
+_LOSES_WORKS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
+"""Whether C++ that waits for a Work of Python's, as DistributedDataParallel does, does not keep it alive: it then waits
+for ever."""
+
+_MOST_KEPT = 256
+_kept: dict[int, GroupWork] = {}
+"""With such a torch, those that nobody has waited for: all that are not over, and the last ones that are."""
+
+
+def _keep(work: GroupWork) -> None:
+    _kept[id(work)] = work
+    if len(_kept) > _MOST_KEPT:
+        for name, one in [*_kept.items()][:-_MOST_KEPT]:
+            if one.is_completed():
+                _kept.pop(name, None)
+
 
 class GroupWork(dist.Work):
     """Over when all ``operations`` are and ``finish``, which runs once, has given ``tensors`` their contents."""
@@ -26,6 +42,8 @@ class GroupWork(dist.Work):
         self.most = timedelta(0)
         self._lock = threading.Lock()
         self._error: Exception | None = None
+        if _LOSES_WORKS:
+            _keep(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Blocks until it is over. ``timeout``: 0 leaves it to ``most``, and where that is 0 to the group's own. Raises
@@ -42,6 +60,7 @@ class GroupWork(dist.Work):
                     self._error = error
                 raise
         self._conclude()
+        _kept.pop(id(self), None)
         return True
 
     def synchronize(self) -> None:
