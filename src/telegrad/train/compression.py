@@ -148,7 +148,8 @@ class Compression:
         """Sums are made there from now on."""
         self._comm = comm
         self._exchange = Exchange(comm, self.compressor, self.wire, self.encoding, self.collective, self.stats)
-        self._use = use_of(self._parameters, self.compressor, self._memory, self.stats, self._optimizer)
+        memory, keeps_all = self._memory, self._exchange.topk_states is None
+        self._use = use_of(self._parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
 
     @property
     def _memory(self) -> Revertible:

@@ -235,7 +235,8 @@ class DDPState(Uncopied):
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
         memories = Memories([self._compressor, self._device_buckets.feedback])
-        return use_of(self._parameters, self._compressor, memories, self.stats, optimizer)
+        keeps_all = self._exchange.topk_states is None
+        return use_of(self._parameters, self._compressor, memories, self.stats, optimizer, keeps_all=keeps_all)
 
     @property
     def step(self) -> int:

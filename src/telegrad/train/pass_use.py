@@ -56,6 +56,9 @@ class PassUse:
     the program updates by hand, a pass counts as used if the parameter has another value than after the pass; a warning
     says so once. A pass outside of autograd, where the owner is called by hand, is confirmed at once.
 
+    ``keeps_all``: whether sums keep all entries that ranks send. Where they keep a part, the average of a parameter may
+    be all zero, and only ``None`` counts as cleared.
+
     ``explicit``: each pass is one call of the user's after a backward pass, whose beginning nobody sees. A gradient
     counts as cleared then if it is another tensor than after the last call.
     """
@@ -68,8 +71,10 @@ class PassUse:
         *,
         optimizer: torch.optim.Optimizer | None = None,
         explicit: bool = False,
+        keeps_all: bool = True,
     ) -> None:
         self._parameters, self._memory, self._stats, self._explicit = parameters, memory, stats, explicit
+        self._keeps_all = keeps_all
         self._names = {id(one): name for name, one in parameters.items()}
         self._stepped: set[str] = set()  # of which a step of an optimizer was seen, or is known to come
         self._sums: dict[str, torch.Tensor] = {}  # of the others: what their values were after the last pass
@@ -126,10 +131,11 @@ class PassUse:
         if self._is_open:
             return
         undecided = self._memory.unconfirmed()
-        changed = [name for name in undecided if name not in self._stepped and self._has_changed(name)]
-        if changed:
-            self._warn(changed[0])
-            self._memory.confirm(changed)
+        unknown = [name for name in undecided if name not in self._stepped]
+        changed = next(filter(self._has_changed, unknown), None)
+        if changed is not None:  # an update by hand; where an average was zero it changes nothing
+            self._warn(changed)
+            self._memory.confirm(unknown)
         self._revert(self._cleared_of(self._memory.unconfirmed()))
 
     def begin_backward(self) -> None:
@@ -142,8 +148,9 @@ class PassUse:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step that finds no gradient does not use what was there before."""
         if not self._is_open:
-            names = self._names_of(_parameters_of(optimizer))
-            self._revert([name for name in names if self._parameters[name].grad is None])
+            undecided = {*self._memory.unconfirmed()}
+            names = [name for name in self._names_of(_parameters_of(optimizer)) if name in undecided]
+            self._revert(self._cleared_of(names, waits=False))
 
     def after_step(self, parameters: Iterable[torch.Tensor]) -> None:
         """It has used the gradients of these."""
@@ -163,9 +170,10 @@ class PassUse:
             self._stats.discarded_passes += 1
             self._memory.revert(found)
 
-    def _cleared_of(self, names: Sequence[str]) -> list[str]:
+    def _cleared_of(self, names: Sequence[str], *, waits: bool = True) -> list[str]:
         if not self._explicit:
-            return cleared_of({name: self._parameters[name] for name in names})
+            given = {name: self._parameters[name] for name in names}
+            return cleared_of(given, zeros=self._keeps_all, waits=waits)
         found = []
         for name in names:
             gradient, before = self._parameters[name].grad, self._gradients.get(name)
@@ -210,16 +218,16 @@ def gradients_used(parameters: Iterable[torch.Tensor]) -> None:
         use.after_step(given)
 
 
-def cleared_of(parameters: Mapping[str, torch.Tensor]) -> list[str]:
-    """Whose gradients hold nothing: ``None``, or all zero as ``zero_grad(set_to_none=False)`` leaves them. The host
-    waits for a device only where there is a gradient."""
+def cleared_of(parameters: Mapping[str, torch.Tensor], *, zeros: bool = True, waits: bool = True) -> list[str]:
+    """Whose gradients hold nothing: ``None``, or with ``zeros`` all zero, as ``zero_grad(set_to_none=False)`` leaves
+    them. The host waits for a device only where there is a gradient; without ``waits`` it takes such a one for full."""
     cleared: list[str] = []
     there: dict[torch.device, dict[str, torch.Tensor]] = {}
     for name, one in parameters.items():
         gradient = one.grad
-        if gradient is None or (not on_device(gradient) and _is_zero(gradient.detach())):
+        if gradient is None or (zeros and not on_device(gradient) and _is_zero(gradient.detach())):
             cleared.append(name)
-        elif on_device(gradient):
+        elif zeros and waits and on_device(gradient):
             there.setdefault(gradient.device, {})[name] = gradient.detach()
     with torch.no_grad():
         counts = {device: torch.stack([one.count_nonzero() for one in of.values()]) for device, of in there.items()}
@@ -230,8 +238,12 @@ def cleared_of(parameters: Mapping[str, torch.Tensor]) -> list[str]:
     return cleared
 
 
+_LOOK = 1 << 14  # entries per look for one that is not zero: the first look finds one, as a rule
+
+
 def _is_zero(x: torch.Tensor) -> bool:
-    return not bool(x[(0,) * x.dim()]) and not bool(x.any())
+    flat = x.reshape(-1)
+    return not any(bool(flat[start : start + _LOOK].any()) for start in range(0, flat.numel(), _LOOK))
 
 
 def _begin_of(seen: weakref.ref[PassUse]) -> Any:
@@ -325,6 +337,7 @@ def use_of(
     optimizer: torch.optim.Optimizer | None,
     *,
     explicit: bool = False,
+    keeps_all: bool = True,
 ) -> PassUse:
     """Of those ``parameters`` of which ``compressor`` remembers something."""
     remembered = {
@@ -332,4 +345,4 @@ def use_of(
         for name, one in parameters.items()
         if name in compressor.residuals or (compressor.momentum is not None and name in compressor.momentum)
     }
-    return PassUse(remembered, memory, stats, optimizer=optimizer, explicit=explicit)
+    return PassUse(remembered, memory, stats, optimizer=optimizer, explicit=explicit, keeps_all=keeps_all)

@@ -81,6 +81,13 @@ def steps_without_gradients(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
     rank.trains.step()
 
 
+def steps_on_zeros(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
+    """As programs do that zero a bad gradient and step nevertheless."""
+    backward(rank, thrown_away)
+    rank.model.zero_grad(set_to_none=False)
+    rank.trains.step()
+
+
 def breaks_off(rank: Rank, thrown_away: dict[str, Tensor]) -> None:
     """An exception ends the pass when one group has left."""
     parts = [Broken.apply(rank.model.embedding.flatten()[:1].clone()).sum(), rank.model(thrown_away)]
@@ -98,6 +105,7 @@ DISCARDS: list[Discard] = [
     moves_and_returns,
     steps_another_optimizer,
     steps_without_gradients,
+    steps_on_zeros,
 ]
 
 OPTIONS: list[dict[str, Any]] = [
@@ -207,6 +215,35 @@ def test_gradients_that_are_added_to_count_with_the_step(on_ranks: OnRanks, in_p
     for name in ("embedding", "hidden"):
         given = sum(gradients_of(rank, step)[name].double() for rank in range(2) for step in range(2))
         torch.testing.assert_close(2 * average[name].double() + waits[name] + others_wait[name], given, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("collective", ["oktopk", "gtopk"])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_an_average_of_zeros_is_not_cleared(on_ranks: OnRanks, collective: str, by_hand: bool) -> None:
+    """Of sums that keep a part, nothing may be left of a parameter whose gradients are small: all of it waits."""
+
+    def run(comm: Communicator) -> Any:
+        rank = Rank(comm, plan="single", collective=collective, selection="topk")
+        for step in range(2):
+            gradients = gradients_of(comm.rank, step)
+            backward(rank, {**gradients, "hidden": gradients["hidden"] / 4096})
+            if by_hand:
+                with torch.no_grad():
+                    for one in rank.model.parameters():
+                        one -= 0.1 * one.grad
+                rank.model.zero_grad()
+        assert by_hand or not rank.model.hidden.grad.any()
+        if not by_hand:
+            rank.trains.step()
+        waits = rank.waiting()["hidden"]
+        assert rank.sync.stats is not None
+        assert rank.sync.stats.discarded_passes == 0
+        return waits
+
+    waiting = on_ranks(2, run)
+    for rank, waits in enumerate(waiting):
+        given = sum(gradients_of(rank, step)["hidden"].double() / 4096 for step in range(2))
+        torch.testing.assert_close(waits, given, rtol=1e-6, atol=1e-9)
 
 
 def test_a_state_has_nothing_of_gradients_that_no_step_has_used(on_ranks: OnRanks) -> None:
