@@ -25,6 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.tensors import on_device
 from telegrad.compress import Compressor
+from telegrad.train.gradient_hooks import before_gradient
 from telegrad.train.stats import DDPStats
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -89,8 +90,7 @@ class PassUse:
             self._stepped.update(self._names_of(_parameters_of(optimizer)))
         seen = weakref.ref(self)
         for one in parameters.values() if not explicit else ():
-            # It is called before autograd adds to the gradient.
-            handle = one.register_hook(_begin_of(seen))  # type: ignore[no-untyped-call]
+            handle = before_gradient(one, _begin_of(seen))
             weakref.finalize(self, handle.remove)
         if parameters:
             _follow_steps(self)
