@@ -55,6 +55,10 @@ if(NOT TELEGRAD_MPICXX_ABI)
 endif()
 execute_process(COMMAND "${TELEGRAD_MPICXX_ABI}" -show
   OUTPUT_VARIABLE shown RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+get_filename_component(abi_prefix "${TELEGRAD_MPICXX_ABI}" DIRECTORY)
+get_filename_component(abi_prefix "${abi_prefix}" DIRECTORY)
+string(REPLACE " " "\\ " escaped "${abi_prefix}")  # the wrapper does not quote spaces of its own folder
+string(REPLACE "${abi_prefix}" "${escaped}" shown "${shown}")
 separate_arguments(shown UNIX_COMMAND "${shown}")
 set(includes ${shown})
 list(FILTER includes INCLUDE REGEX "^-I")

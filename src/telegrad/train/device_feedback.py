@@ -184,8 +184,13 @@ class DeviceFeedback:
         self._records = on
 
     def unconfirmed(self) -> list[str]:
-        """As ``Revertible.unconfirmed``."""
-        return [*dict.fromkeys(name for name, one in self._all() if one.confirmed is not None)]
+        """As ``Revertible.unconfirmed``, without what was reverted and waits for ``apply_reverts``."""
+        reverted = {*map(id, self._reverted)}
+        return [
+            *dict.fromkeys(
+                name for name, one in self._all() if one.confirmed is not None and id(one) not in reverted
+            )
+        ]
 
     def confirm(self, names: Sequence[str]) -> None:
         """As ``Revertible.confirm``."""
@@ -226,8 +231,10 @@ class DeviceFeedback:
         the current streams."""
         self._undo_open_step()
         self.apply_reverts()
-        for name, held in self._residuals.items():
-            entry = self._compressor.residuals[name]
+        for entry in self._compressor.residuals.settled():  # as a change of k is recorded by the host
+            held = self._residuals.get(entry.name)
+            if held is None:
+                continue
             _read_into(entry, held)
             k, small = (held.k, held.small) if held.confirmed is None else (held.confirmed.k, held.confirmed.small)
             threshold, calls = (LateRead(one).values().item() for one in small[:2])

@@ -13,6 +13,8 @@ it is decided, for each parameter:
 
 from __future__ import annotations
 
+import collections
+import sys
 import threading
 import warnings
 import weakref
@@ -29,6 +31,8 @@ from telegrad.train.gradient_hooks import before_gradient
 from telegrad.train.stats import DDPStats
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_MANY = 20  # reverted passes in a row of a parameter that no optimizer steps: then one warning
 
 
 class Revertible(Protocol):
@@ -55,7 +59,8 @@ class PassUse:
     Its owner calls ``open`` when a pass begins to change the memory, and ``close`` when the pass is over. Optimizers
     tell it of their steps by torch's global hooks. For a parameter that none of them has ever stepped, such as one that
     the program updates by hand, a pass counts as used if the parameter has another value than after the pass; a warning
-    says so once. A pass outside of autograd, where the owner is called by hand, is confirmed at once.
+    says so once, and another one if ``_MANY`` passes in a row were reverted. A pass outside of autograd, where the owner
+    is called by hand, is confirmed at once.
 
     ``keeps_all``: whether sums keep all entries that ranks send. Where they keep a part, the average of a parameter may
     be all zero, and only ``None`` counts as cleared.
@@ -85,6 +90,8 @@ class PassUse:
         self._cleared: list[str] = []  # while a pass was open, by the beginning of another one
         self._graph_task = -1
         self._has_warned = False
+        self._reverted_in_a_row: collections.Counter[str] | None = collections.Counter()  # None: it has warned of them
+        self._scaled: list[tuple[list[str], LateRead]] = []  # stepped where the second is 0, which a device says later
         self._gradients: dict[str, weakref.ref[torch.Tensor]] = {}  # if explicit: after the last call
         if optimizer is not None:
             self._stepped.update(self._names_of(_parameters_of(optimizer)))
@@ -130,12 +137,13 @@ class PassUse:
         """Confirms or reverts what can be decided by now."""
         if self._is_open:
             return
+        self._settle_scaled()
         undecided = self._memory.unconfirmed()
         unknown = [name for name in undecided if name not in self._stepped]
         changed = next(filter(self._has_changed, unknown), None)
         if changed is not None:  # an update by hand; where an average was zero it changes nothing
             self._warn(changed)
-            self._memory.confirm(unknown)
+            self._confirm(unknown)
         self._revert(self._cleared_of(self._memory.unconfirmed()))
 
     def begin_backward(self) -> None:
@@ -148,20 +156,40 @@ class PassUse:
     def before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """A step that finds no gradient does not use what was there before."""
         if not self._is_open:
+            self._settle_scaled()
             undecided = {*self._memory.unconfirmed()}
             names = [name for name in self._names_of(_parameters_of(optimizer)) if name in undecided]
             self._revert(self._cleared_of(names, waits=False))
 
-    def after_step(self, parameters: Iterable[torch.Tensor]) -> None:
-        """It has used the gradients of these."""
+    def after_step(self, parameters: Iterable[torch.Tensor], found_inf: torch.Tensor | None = None) -> None:
+        """It has used the gradients of these, unless ``found_inf`` is above 0."""
         names = self._names_of(parameters)
         self._stepped.update(names)
         for name in names:
             self._sums.pop(name, None)
+        if found_inf is not None and on_device(found_inf) and not self._is_open:
+            self._scaled.append((names, LateRead(found_inf.reshape(1))))
+        elif found_inf is None or _read(found_inf) == 0:
+            self._use(names)
+
+    def _settle_scaled(self) -> None:
+        """Takes in what fused optimizers have told of the gradients that a GradScaler gave them. The host waits for it,
+        where the step is not over on its device."""
+        scaled, self._scaled = self._scaled, []
+        for names, found_inf in scaled:
+            if int(found_inf.values()[0]) == 0:
+                self._use(names)
+
+    def _use(self, names: list[str]) -> None:
         if self._is_open:  # such as of a callback on a bucket's future, which has the average
             self._used_inside += names
         else:
-            self._memory.confirm(names)
+            self._confirm(names)
+
+    def _confirm(self, names: list[str]) -> None:
+        for name in names if self._reverted_in_a_row else ():
+            self._reverted_in_a_row.pop(name, None)
+        self._memory.confirm(names)
 
     def _revert(self, names: Iterable[str]) -> None:
         undecided = {*self._memory.unconfirmed()}
@@ -169,6 +197,22 @@ class PassUse:
         if found:
             self._stats.discarded_passes += 1
             self._memory.revert(found)
+            self._count_reverted([name for name in found if name not in self._stepped])
+
+    def _count_reverted(self, names: Sequence[str]) -> None:
+        """Of parameters that no optimizer steps."""
+        if self._reverted_in_a_row is None:
+            return
+        self._reverted_in_a_row.update(names)
+        name = next((one for one in names if self._reverted_in_a_row[one] >= _MANY), None)
+        if name is not None:
+            self._reverted_in_a_row = None
+            _warn_of(
+                f"telegrad has discarded the gradients of {_MANY} backward passes in a row of parameter {name!r}, so it "
+                "trains without error feedback: no torch.optim.Optimizer has stepped it, and each gradient was cleared "
+                "before its value changed. If the program uses these gradients, such as for float32 master weights, "
+                "call telegrad.train.gradients_used() before it clears them (docs/several-losses.md)"
+            )
 
     def _cleared_of(self, names: Sequence[str], *, waits: bool = True) -> list[str]:
         if not self._explicit:
@@ -191,12 +235,10 @@ class PassUse:
     def _warn(self, name: str) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            _warn_of(
                 f"no torch.optim.Optimizer has stepped parameter {name!r} yet, but its value has changed since its "
                 "last backward pass: telegrad takes that pass as used. Give optimizer= if one will step it, or call "
-                "telegrad.train.gradients_used() after each update by hand (docs/several-losses.md)",
-                RuntimeWarning,
-                stacklevel=2,
+                "telegrad.train.gradients_used() after each update by hand (docs/several-losses.md)"
             )
 
 
@@ -236,6 +278,14 @@ def cleared_of(parameters: Mapping[str, torch.Tensor], *, zeros: bool = True, wa
                 if count == 0:
                     cleared.append(name)
     return cleared
+
+
+def _warn_of(message: str) -> None:
+    """At the line of the program that led here, such as that of its ``backward()``."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("telegrad", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, RuntimeWarning, stacklevel=level)
 
 
 _LOOK = 1 << 14  # entries per look for one that is not zero: the first look finds one, as a rule
@@ -287,8 +337,9 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     parameters = _parameters_of(optimizer)
+    found_inf = getattr(optimizer, "found_inf", None)  # of a GradScaler, which has fused optimizers skip the step
     for one in _all():
-        one.after_step(parameters)
+        one.after_step(parameters, found_inf if isinstance(found_inf, torch.Tensor) else None)
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

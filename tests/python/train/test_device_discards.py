@@ -80,7 +80,8 @@ def test_a_synchronizer(on_devices: OnEach, options: dict[str, Any], set_to_none
 def test_ddp(
     make: Callable[..., list[DeviceTrainer]], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """Passes by hand, which count as autograd's; gradients of parameters are ``None`` whenever one begins."""
+    """Passes by hand, which count as autograd's; gradients of parameters are ``None`` whenever one begins. Fused
+    optimizers are told on the device whether to step."""
     tasks = itertools.count(1)
     now = [0]
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: now[0])
@@ -99,9 +100,15 @@ def test_ddp(
         for step in range(STEPS):
             averages.append(one_pass(step, 1.0))
             for trainer, optimizer in zip(trainers, optimizers, strict=True):
-                trainer.state._use.after_step(optimizer.param_groups[0]["params"])
+                with trainer.device.on(trainer.stream):
+                    found_inf = computed_on(trainer.device, torch.zeros(1)) if step % 2 else None
+                    trainer.state._use.after_step(optimizer.param_groups[0]["params"], found_inf)
             for one in range(discards):
                 one_pass(50 + 2 * step + one, 9.0)
+                for trainer, optimizer in zip(trainers, optimizers, strict=True):
+                    with trainer.device.on(trainer.stream):
+                        skips = computed_on(trainer.device, torch.ones(1))
+                        trainer.state._use.after_step(optimizer.param_groups[0]["params"], skips)
         return averages, [trainer.memory() for trainer in trainers]
 
     averages, memories = train(0)
@@ -112,3 +119,36 @@ def test_ddp(
                 assert all((own[name] == right[name]).all() for name in right)
         for own, right in zip(remembered, memories, strict=True):
             assert_same_memory(own, right)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "optimizer": plain_sgd}], ids=named)
+def test_a_state_between_a_pass_and_its_step(
+    make: Callable[..., list[DeviceTrainer]], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Its residuals and velocities are those before the pass, also where a warm-up changes k in each pass."""
+    tasks = itertools.count(1)
+    now = [0]
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: now[0])
+
+    def remembered(steps: int, unused: int) -> list[dict[str, dict[str, Any]]]:
+        trainers = make(selection="reused", warmup_steps=5, warmup="falling", **options)
+        for step in range(steps + unused):
+            now[0] = next(tasks)
+            step_on_device(trainers, [gradients_of(rank, step) for rank in range(RANKS)], REBUILT)
+            now[0] = -1
+            for trainer in trainers:
+                with trainer.device.on(trainer.stream):
+                    for one in trainer.parameters.values():  # which the last step is still to use
+                        one.grad = computed_on(trainer.device, torch.ones(one.shape)) if step == steps else None
+                if step < steps:
+                    trainer.state._use.after_step([*trainer.parameters.values()])
+        states = [trainer.memory() for trainer in trainers]
+        assert all(trainer.state.stats.discarded_passes == 0 for trainer in trainers)
+        return [{"residual": state["parameters"], "velocity": state.get("momentum", {})} for state in states]
+
+    expected, more = remembered(2, 0), remembered(3, 0)
+    for mine, right, later in zip(remembered(2, 1), expected, more, strict=True):
+        for kind, by_name in right.items():
+            for name, one in by_name.items():
+                assert torch.equal(mine[kind][name][kind], one[kind]), (kind, name)
+                assert not torch.equal(later[kind][name][kind], one[kind]), (kind, name)

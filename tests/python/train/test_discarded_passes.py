@@ -306,12 +306,63 @@ def one_rank() -> Iterator[Rank]:
 def test_the_warning_names_the_parameter_and_comes_once(one_rank: Rank) -> None:
     one_rank.backward(gradients_of(0, 0))
     by_hand(one_rank.model)
-    with pytest.warns(RuntimeWarning, match=r"no torch.optim.Optimizer has stepped parameter 'hidden' .*optimizer="):
-        one_rank.backward(gradients_of(0, 1))
+    with pytest.warns(RuntimeWarning, match=r"no torch.optim.Optimizer has stepped parameter 'hidden' .*optimizer=") as found:
+        backward(one_rank, gradients_of(0, 1))
+    assert found[0].filename == __file__  # that of backward() above
     by_hand(one_rank.model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         one_rank.backward(gradients_of(0, 2))
+
+
+def test_a_warning_where_no_pass_is_used_for_long(one_rank: Rank) -> None:
+    """As where an optimizer has float32 master weights, whose steps a bfloat16 model's values do not show."""
+    for step in range(19):
+        clears(one_rank, gradients_of(0, step))
+    clears(one_rank, gradients_of(0, 19))
+    with pytest.warns(RuntimeWarning, match=r"20 backward passes in a row of parameter 'hidden'.*gradients_used\(\)") as found:
+        one_rank.sync.state_dict()
+    assert found[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(30):
+            clears(one_rank, gradients_of(0, step))
+
+
+def test_no_such_warning_where_some_are_used(one_rank: Rank) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(60):
+            clears(one_rank, gradients_of(0, step))
+            if step % 15 == 0:
+                backward(one_rank, gradients_of(0, step))
+                gradients_used(one_rank.model.parameters())
+                one_rank.model.zero_grad()
+
+
+def test_a_fused_optimizer_that_a_scaler_makes_skip_the_step() -> None:
+    """GradScaler calls its step nevertheless, with found_inf."""
+    with Communicator.local(1)[0] as comm:
+        rank = Rank(comm, plan="fixed", nonfinite="send", selection="topk")
+        fused = torch.optim.SGD(rank.model.parameters(), lr=0.5, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for step in range(3):
+            before = memory(rank)
+            gradients = gradients_of(0, step)
+            overflows = step == 1
+            if overflows:
+                gradients["hidden"][0, 0] = torch.inf
+            scaler.scale(rank.model(gradients)).backward()
+            values = rank.model.hidden.detach().clone()
+            scaler.step(fused)
+            scaler.update()
+            rank.model.zero_grad()
+            assert torch.equal(rank.model.hidden.detach(), values) == overflows
+            if overflows:
+                assert_same_memory(memory(rank), before)
+            else:
+                with pytest.raises(AssertionError):
+                    assert_same_memory(memory(rank), before)
 
 
 def test_no_warning_where_an_optimizer_steps(one_rank: Rank) -> None:
