@@ -187,9 +187,7 @@ class DeviceFeedback:
         """As ``Revertible.unconfirmed``, without what was reverted and waits for ``apply_reverts``."""
         reverted = {*map(id, self._reverted)}
         return [
-            *dict.fromkeys(
-                name for name, one in self._all() if one.confirmed is not None and id(one) not in reverted
-            )
+            *dict.fromkeys(name for name, one in self._all() if one.confirmed is not None and id(one) not in reverted)
         ]
 
     def confirm(self, names: Sequence[str]) -> None:

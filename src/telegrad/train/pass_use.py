@@ -59,8 +59,8 @@ class PassUse:
     Its owner calls ``open`` when a pass begins to change the memory, and ``close`` when the pass is over. Optimizers
     tell it of their steps by torch's global hooks. For a parameter that none of them has ever stepped, such as one that
     the program updates by hand, a pass counts as used if the parameter has another value than after the pass; a warning
-    says so once, and another one if ``_MANY`` passes in a row were reverted. A pass outside of autograd, where the owner
-    is called by hand, is confirmed at once.
+    says so once, and another one if ``_MANY`` passes in a row were reverted. A pass outside of autograd, where the
+    owner is called by hand, is confirmed at once.
 
     ``keeps_all``: whether sums keep all entries that ranks send. Where they keep a part, the average of a parameter may
     be all zero, and only ``None`` counts as cleared.
@@ -187,8 +187,9 @@ class PassUse:
             self._confirm(names)
 
     def _confirm(self, names: list[str]) -> None:
-        for name in names if self._reverted_in_a_row else ():
-            self._reverted_in_a_row.pop(name, None)
+        if self._reverted_in_a_row is not None:
+            for name in names:
+                self._reverted_in_a_row.pop(name, None)
         self._memory.confirm(names)
 
     def _revert(self, names: Iterable[str]) -> None:
@@ -208,9 +209,9 @@ class PassUse:
         if name is not None:
             self._reverted_in_a_row = None
             _warn_of(
-                f"telegrad has discarded the gradients of {_MANY} backward passes in a row of parameter {name!r}, so it "
-                "trains without error feedback: no torch.optim.Optimizer has stepped it, and each gradient was cleared "
-                "before its value changed. If the program uses these gradients, such as for float32 master weights, "
+                f"telegrad has discarded the gradients of {_MANY} backward passes in a row of parameter {name!r}, so "
+                "it trains without error feedback: no torch.optim.Optimizer has stepped it, and each gradient was "
+                "cleared before its value changed. If the program uses these gradients, such as for float32 master weights, "
                 "call telegrad.train.gradients_used() before it clears them (docs/several-losses.md)"
             )
 

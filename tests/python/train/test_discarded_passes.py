@@ -306,7 +306,9 @@ def one_rank() -> Iterator[Rank]:
 def test_the_warning_names_the_parameter_and_comes_once(one_rank: Rank) -> None:
     one_rank.backward(gradients_of(0, 0))
     by_hand(one_rank.model)
-    with pytest.warns(RuntimeWarning, match=r"no torch.optim.Optimizer has stepped parameter 'hidden' .*optimizer=") as found:
+    with pytest.warns(
+        RuntimeWarning, match=r"no torch.optim.Optimizer has stepped parameter 'hidden' .*optimizer="
+    ) as found:
         backward(one_rank, gradients_of(0, 1))
     assert found[0].filename == __file__  # that of backward() above
     by_hand(one_rank.model)
@@ -320,7 +322,9 @@ def test_a_warning_where_no_pass_is_used_for_long(one_rank: Rank) -> None:
     for step in range(19):
         clears(one_rank, gradients_of(0, step))
     clears(one_rank, gradients_of(0, 19))
-    with pytest.warns(RuntimeWarning, match=r"20 backward passes in a row of parameter 'hidden'.*gradients_used\(\)") as found:
+    with pytest.warns(
+        RuntimeWarning, match=r"20 backward passes in a row of parameter 'hidden'.*gradients_used\(\)"
+    ) as found:
         one_rank.sync.state_dict()
     assert found[0].filename == __file__
     with warnings.catch_warnings():
