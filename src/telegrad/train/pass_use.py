@@ -58,7 +58,7 @@ class PassUse:
 
     Its owner calls ``open`` when a pass begins to change the memory, and ``close`` when the pass is over. Optimizers
     tell it of their steps by torch's global hooks. For a parameter that none of them has ever stepped, such as one that
-    the program updates by hand, a pass counts as used if the parameter has another value than after the pass; a warning
+    the program updates by hand, a pass counts as used if the parameter was written to since; a warning
     says so once, and another one if ``_MANY`` passes in a row were reverted. A pass outside of autograd, where the
     owner is called by hand, is confirmed at once.
 
@@ -83,7 +83,7 @@ class PassUse:
         self._keeps_all = keeps_all
         self._names = {id(one): name for name, one in parameters.items()}
         self._stepped: set[str] = set()  # of which a step of an optimizer was seen, or is known to come
-        self._sums: dict[str, torch.Tensor] = {}  # of the others: what their values were after the last pass
+        self._marks: dict[str, tuple[int, torch.Tensor]] = {}  # of the others: what they were after the last pass
         self._is_open = False
         self._is_by_hand = False
         self._used_inside: list[str] = []  # by a step within the open pass
@@ -127,7 +127,7 @@ class PassUse:
         self._memory.confirm(used)
         for name, parameter in self._parameters.items() if not self._is_by_hand else ():
             if name not in self._stepped:
-                self._sums[name] = _sum_of(parameter)
+                self._marks[name] = parameter._version, _sum_of(parameter)
             if self._explicit:
                 self._gradients.pop(name, None)
                 if parameter.grad is not None:
@@ -166,7 +166,7 @@ class PassUse:
         names = self._names_of(parameters)
         self._stepped.update(names)
         for name in names:
-            self._sums.pop(name, None)
+            self._marks.pop(name, None)
         if found_inf is not None and on_device(found_inf) and not self._is_open:
             self._scaled.append((names, LateRead(found_inf.reshape(1))))
         elif found_inf is None or _read(found_inf) == 0:
@@ -211,8 +211,8 @@ class PassUse:
             _warn_of(
                 f"telegrad has discarded the gradients of {_MANY} backward passes in a row of parameter {name!r}, so "
                 "it trains without error feedback: no torch.optim.Optimizer has stepped it, and each gradient was "
-                "cleared before its value changed. If the program uses these gradients, such as for float32 master weights, "
-                "call telegrad.train.gradients_used() before it clears them (docs/several-losses.md)"
+                "cleared before its value changed. If the program uses these gradients, such as for float32 master "
+                "weights, call telegrad.train.gradients_used() before it clears them (docs/several-losses.md)"
             )
 
     def _cleared_of(self, names: Sequence[str], *, waits: bool = True) -> list[str]:
@@ -230,8 +230,10 @@ class PassUse:
         return [self._names[one] for one in map(id, parameters) if one in self._names]
 
     def _has_changed(self, name: str) -> bool:
-        before = self._sums.get(name)
-        return before is not None and _read(before) != _read(_sum_of(self._parameters[name]))
+        if name not in self._marks:
+            return False
+        parameter, (version, before) = self._parameters[name], self._marks[name]
+        return parameter._version != version or _read(before) != _read(_sum_of(parameter))
 
     def _warn(self, name: str) -> None:
         if not self._has_warned:
@@ -348,8 +350,9 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _sum_of(parameter: torch.Tensor) -> torch.Tensor:
-    """Of the bits of all values: almost surely another one when any of them has changed. A version number would not
-    do: neither ``.data`` nor torch's fused optimizers raise it."""
+    """Of the bits of all values: almost surely another one when any of them has changed. A version number alone would
+    not do: neither ``.data`` nor torch's fused optimizers raise it. Nor would this alone: a bfloat16 parameter may keep
+    its value when float32 master weights are copied to it."""
     with torch.no_grad():
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         return local.detach().view(_INTEGERS[local.element_size()]).sum(dtype=torch.int64)

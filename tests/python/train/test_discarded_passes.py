@@ -272,7 +272,14 @@ def by_data(model: Given) -> None:
         one.data.add_(one.grad.data, alpha=-0.1)
 
 
-@pytest.mark.parametrize("update", [by_hand, by_data])
+def by_copies(model: Given) -> None:
+    """As from master weights, of which no value shows."""
+    with torch.no_grad():
+        for one in model.parameters():
+            one.copy_(one.clone())
+
+
+@pytest.mark.parametrize("update", [by_hand, by_data, by_copies])
 def test_parameters_that_the_program_updates_itself(on_ranks: OnRanks, update: Callable[[Given], None]) -> None:
     """Nobody says when: the passes after which values have changed count, and a warning says so once."""
 
