@@ -4,7 +4,6 @@ DDP calls the hook with each bucket when its gradients are ready, in the same or
 its annotations, so this file must not postpone their evaluation.
 """
 
-import contextlib
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -15,28 +14,23 @@ from torch._compile import _disable_dynamo
 
 from telegrad.comm import Communicator
 from telegrad.comm.tensors import on_device
-from telegrad.comm.work import future_of_all
 from telegrad.compress import Policy
 from telegrad.compress.arguments import checked_count
 from telegrad.train import nonfinite as nonfinite_values
-from telegrad.train.agreement import AgreedStep
 from telegrad.train.arguments import check_choice, checked_parameters, encoding_of_wire
-from telegrad.train.bucket import Bits, BucketLayout, GradBucket, bits_of, fill, is_current, layout_of, tensor_of
+from telegrad.train.averaging import Averaging, Buckets, Progress
+from telegrad.train.bucket import GradBucket
 from telegrad.train.bucket_watch import BucketWatch
-from telegrad.train.clipping import HeldBuckets, checked_norm
-from telegrad.train.device_buckets import DeviceBuckets
-from telegrad.train.device_buckets import check_options as check_device_options
-from telegrad.train.device_compression import DeviceCompression, check_fits_device
-from telegrad.train.device_telemetry import DeviceTelemetry
-from telegrad.train.exchange import Exchange, Sending
-from telegrad.train.loss_scale import LossScale
+from telegrad.train.clipping import checked_norm
+from telegrad.train.exchange import Exchange
+from telegrad.train.host_buckets import HostBuckets
 from telegrad.train.memory_order import MemoryOrders
 from telegrad.train.pass_use import Memories, PassUse, use_of
 from telegrad.train.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
 from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import check_dense, compressor_of, correct_momentum, plain_options, policy_of, warm_up_of
 from telegrad.train.stats import DDPStats
-from telegrad.train.telemetry import StepRecord, Telemetry, check_telemetry, write_record
+from telegrad.train.telemetry import Telemetry, check_telemetry
 from telegrad.train.uncopied import Uncopied
 from telegrad.train.units import Units, check_moves_by_rates
 
@@ -189,66 +183,59 @@ class DDPState(Uncopied):
             given |= {"masking": masking, "clip_norm": self._clip_norm, "nonfinite": nonfinite}
             self._config = plain_options({"mode": mode, **given})
             self._collective = collective
-            if any(map(on_device, self._parameters.values())):
+            on_devices = any(map(on_device, self._parameters.values()))
+            if on_devices:
                 self._check_device_options()
             alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
         self._alike, self._asked = alike, asks
         self._comm = comm
         self._group = group
-        self._nonfinite = nonfinite
-        self._dropped_value = 0.0 if scaler is None else math.inf
-        self._telemetry = telemetry
-        self._device_buckets = DeviceBuckets(
+        self._progress = Progress()
+        self._orders = MemoryOrders(self._parameters)
+        averaging = Averaging(
             comm,
             self._names,
-            DeviceCompression(
-                comm,
-                self._compressor,
-                wire,
-                encoding,
-                self.stats,
-                None if scaler is None else LossScale(scaler),
-                None if telemetry is None else DeviceTelemetry(telemetry, comm, self.stats),
-            ),
+            self._compressor,
+            self._units,
             self._warm_up,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,
-            self._dropped_value,
+            0.0 if scaler is None else math.inf,
+            telemetry,
             self.stats,
-            self._set_rates,
-            self._settled,
+            self._progress,
+            lambda: self._use.open(),
+            lambda: self._use.close(),
+            self._failed,
         )
-        self._device_buckets.prepare(self._parameters.values())
+        self._averaging, self._wire, self._scaler = averaging, (wire, encoding), scaler
+        self._memories = Memories([self._compressor])
+        self._host = HostBuckets(averaging, self._exchange, self._orders, remedy=self._remedy, among=self._among)
+        self._device: Buckets | None = None  # once a parameter or a gradient is on one
+        self._buckets: Buckets = self._host
+        if on_devices:
+            self._device = self._device_buckets()
+            self._device.prepare(self._parameters.values())
         self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
         self._use = self._use_of_passes(optimizer)
-        self._layouts: dict[int, BucketLayout] = {}
-        self._orders = MemoryOrders(self._parameters)
-        self._has_device_buckets = False
-        self._step = 0
-        self._warmup_passes = 0  # on a device the dropped ones too: only so do all ranks know it at once
-        self._pass_is_open = False
-        self._held: HeldBuckets | None = None  # with clip_norm: the buckets of the pass that is under way
-        self._agreed: AgreedStep | None = None  # the last step, or the one that is under way
-        self._skipped = False
-        self._record: StepRecord | None = None  # of the step that is under way, if it is recorded
+        self._has_checked_ranks = False
         self.failure: Exception | None = None
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
-        memories = Memories([self._compressor, self._device_buckets.feedback])
         keeps_all = self._exchange.topk_states is None
-        return use_of(self._parameters, self._compressor, memories, self.stats, optimizer, keeps_all=keeps_all)
+        return use_of(self._parameters, self._compressor, self._memories, self.stats, optimizer, keeps_all=keeps_all)
 
     @property
     def step(self) -> int:
         """Backward passes that were synchronised so far, without those that were dropped."""
-        self._device_buckets.settle(wait=True)
-        return self._step
+        self._buckets.settle()
+        return self._progress.step
 
     @property
     def skipped(self) -> bool:
         """True if the last synchronised backward pass was dropped on all ranks (``nonfinite="skip"``)."""
-        self._device_buckets.settle(wait=True)
-        return self._skipped
+        self._buckets.settle()
+        return self._progress.skipped
 
     @property
     def comm(self) -> Communicator:
@@ -272,12 +259,14 @@ class DDPState(Uncopied):
         """
         self.synchronize()
         self._use.decide()
-        self._device_buckets.save()
-        if self._agreed is not None and self._agreed.closed:
-            self._agreed.leave()
+        self._buckets.save()
         state = state_of(self._comm, self.step, self._config, self._compressor, self._orders)
         sums = self._exchange.topk_states
-        return {**state, "warmup_passes": self._warmup_passes, "sums": () if sums is None else sums.state_dict()}
+        return {
+            **state,
+            "warmup_passes": self._progress.warmup_passes,
+            "sums": () if sums is None else sums.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
@@ -287,24 +276,22 @@ class DDPState(Uncopied):
         """
         step = checked_step(state, self._comm, "DDPState")
         passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
-        self._leave_step()
+        self._buckets.leave()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         compressor = self._orders.from_rows(state["compressor"])
         self._compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(passes))
         if sums is not None:
             sums.load(fitting)
-        for layout in self._layouts.values():
-            layout.topk = None  # of the steps that are left behind
-        self._step, self._warmup_passes, self._skipped = step, passes, False
-        self._device_buckets.forget()
+        self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
+        self._buckets.forget()
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
         started_s = time.perf_counter()
         try:
             self._watch.look(bucket)
-            outcome = self._take_on_device(bucket) if on_device(bucket.buffer()) else self._take_on_host(bucket)
+            outcome = self._buckets_for(bucket).take(bucket)
         except Exception as error:
             self._leave_job(error)
             raise
@@ -315,11 +302,8 @@ class DDPState(Uncopied):
     def synchronize(self) -> None:
         """For gradients on a device: waits until all that was called is over there, and raises what has gone wrong in
         it, ``TransportError`` and ``NonFiniteGradient``. Otherwise it does nothing: ``backward()`` has waited."""
-        if not self._has_device_buckets:
-            return
         try:
-            self._comm.synchronize()
-            self._device_buckets.look(wait=True)
+            self._buckets.synchronize()
         except Exception as error:
             self._leave_job(error)
             raise
@@ -328,162 +312,50 @@ class DDPState(Uncopied):
         """The others must not wait for this rank."""
         self.failure = error
         self._comm.abort(f"{type(error).__name__}: {error}")
-        self._leave_step(error)
+        self._buckets.leave(error)
 
-    def _take_on_device(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if not self._has_device_buckets:
-            self._check_device_options()
+    def _buckets_for(self, bucket: GradBucket) -> Buckets:
+        """Those of where the bucket lies: models move."""
+        if not self._has_checked_ranks:
             self._check_ranks()
-            self._device_buckets.prepare([bucket.buffer()])
-            self._has_device_buckets = True
-        if bucket.index() == 0:
-            self._use.open()
-        future = self._device_buckets.take(bucket, self._step, self._warmup_passes)
-        if bucket.is_last():
-            self._use.close()
-        self._warmup_passes += bucket.is_last()
-        return future
+        wanted: Buckets = self._host
+        if on_device(bucket.buffer()):
+            if self._device is None:
+                self._check_device_options()
+                self._device = self._device_buckets()
+            wanted = self._device
+        if wanted is not self._buckets:
+            self._buckets.save()
+            self._buckets.settle()
+            self._buckets.forget()
+            wanted.prepare([bucket.buffer()])
+            self._buckets = wanted
+        return wanted
+
+    def _device_buckets(self) -> Buckets:
+        from telegrad.train.device_buckets import DeviceBuckets  # a third of the package, which the host does not need
+        from telegrad.train.device_compression import DeviceCompression
+        from telegrad.train.device_telemetry import DeviceTelemetry
+        from telegrad.train.loss_scale import LossScale
+
+        (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
+        scale = None if scaler is None else LossScale(scaler)
+        figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
+        compression = DeviceCompression(self._comm, self._compressor, wire, encoding, self.stats, scale, figures)
+        self._memories.add(compression.feedback)
+        return DeviceBuckets(self._averaging, compression)
 
     def _check_device_options(self) -> None:
+        from telegrad.train.device_buckets import check_options as check_device_options
+        from telegrad.train.device_compression import check_fits_device
+
         check_device_options(self._config, self._parameters.values())
         check_fits_device(self._compressor, self._collective)
-
-    def _take_on_host(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if self._has_device_buckets:  # the model has moved to the host
-            self._device_buckets.save()
-            self._device_buckets.settle(wait=True)
-            self._device_buckets.forget()
-            self._has_device_buckets = False
-        if not self._pass_is_open or bucket.index() == 0:
-            self._open_pass()
-        outcome = self._take(bucket)
-        if bucket.is_last():
-            self._close_pass()
-        return outcome
-
-    def _open_pass(self) -> None:
-        self._leave_step()
-        if not self._layouts:
-            self._check_ranks()
-        compressor = self._compressor
-        self._use.open()
-        self._set_units()
-        if self._nonfinite == "skip":
-            self._agreed = AgreedStep([compressor, *self._exchange.undoable], self._settled, self._failed)
-        compressor.residuals.raise_density(self._warm_up.least_density(self._warmup_passes))
-        if self._clip_norm is not None:
-            self._held = HeldBuckets(self._clip_norm / math.sqrt(self._comm.world_size))
-        if self._telemetry is not None and self._step % self._telemetry.every == 0:
-            self._record = StepRecord.begin(self._step, self._comm, self.stats)
-            compressor.observer = self._record.tensors.append
-        self._pass_is_open = True
-
-    def _set_rates(self) -> None:
-        """What the host knows of the units on a device."""
-        self._compressor.set_units(1.0, self._units.rates_of(self._compressor))
-
-    def _set_units(self) -> None:
-        self._compressor.set_units(self._units.gradient_unit(), self._units.rates_of(self._compressor))
-        if (sums := self._exchange.topk_states) is not None:
-            sums.set_unit(self._compressor.gradient_unit)
-
-    def _take(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        bits = bits_of(bucket.buffer(), self._names.get(id(bucket.parameters()[0]), "unknown"))
-        layout = self._layouts.get(bucket.index())
-        if layout is None or not is_current(layout, bucket):
-            layout = layout_of(bucket, self._names, self._compressor, is_first=layout is None)
-            self._layouts[bucket.index()] = layout
-            self._orders.follow(bucket, self._names, self._compressor)
-        return self._start(layout, bits) if self._held is None else self._held.hold(layout, bits)
-
-    def _close_pass(self) -> None:
-        if self._held is not None:
-            self.stats.clipped_steps += self._held.release(self._start, self._compressor.gradient_unit) < 1
-            self._held = None
-        self._pass_is_open = False
-        self._use.close()
-        if self._agreed is not None:
-            self._agreed.close(self._comm)
-        else:
-            self._step += 1
-            self._warmup_passes += 1
-            self._write_record(dropped=False)
-
-    def _start(self, layout: BucketLayout, bits: Bits) -> torch.futures.Future[torch.Tensor]:
-        sparse = bool(layout.parts) and not self._warm_up.is_dense(self._warmup_passes)
-        fault = nonfinite_values.find_fault(self._compressor, layout, bits, sparse)
-        self.stats.buckets += 1
-        self.stats.elements += bits.size
-        if fault is not None:
-            self.stats.nonfinite_buckets += 1
-            if self._nonfinite == "raise":
-                rank = self._comm.rank
-                raise nonfinite_values.error_of(fault, rank, self._step, remedy=self._remedy, among=self._among)
-        if self._agreed is not None:
-            self._agreed.unsound |= fault is not None
-            if self._agreed.unsound:
-                bits.fill(0)  # the others wait for this bucket; for zeros nothing is compressed
-                fault = None
-        dense = layout.dense if sparse else layout.members
-        nonfinite_values.correct_around(self._compressor, bits, dense)
-        self.stats.dense_elements += sum(member.size for member in dense)
-        if self._record is not None:
-            self._record.add(bits, dense)
-        if not sparse:
-            return self._future(self._exchange.send_densely(bits), layout, bits)
-        sending = self._exchange.send(layout, bits, sound=fault is None)
-        self.stats.wanted += layout.wanted
-        self.stats.selected += sending.nnz
-        return self._future(sending, layout, bits)
 
     def _check_ranks(self) -> None:
         if self._ranks_are_those_of_ddp:
             self._asked = check_ranks(self._comm, self._group, self._alike, asked=self._asked)
-
-    def _future(self, sending: Sending, layout: BucketLayout, bits: Bits) -> torch.futures.Future[torch.Tensor]:
-        def finish(dropped: bool = False) -> torch.Tensor:
-            if dropped:
-                fill(bits, self._dropped_value)
-            else:
-                sending.write()
-            return tensor_of(bits, is_complex=layout.is_complex)
-
-        def finish_and_keep() -> torch.Tensor:
-            sending.keep()
-            return finish()
-
-        if self._agreed is not None:
-            layout.outcome = self._agreed.outcome(sending.works, finish, sending.keep)
-        else:
-            layout.outcome = future_of_all(sending.works, finish_and_keep, self._failed)
-        return layout.outcome
-
-    def _leave_step(self, error: Exception | None = None) -> None:
-        self._pass_is_open = False
-        self._record, self._compressor.observer = None, None
-        if self._held is not None:
-            self._held.fail(error or RuntimeError("the backward pass ended before its last bucket"))
-            self._held = None
-        if self._agreed is not None:
-            self._agreed.leave(error)
-            self._agreed = None
-        for layout in self._layouts.values():  # a pass that was broken off: its operations still use residuals
-            if layout.outcome is not None and not layout.outcome.done():
-                with contextlib.suppress(Exception):
-                    layout.outcome.wait()
-
-    def _settled(self, dropped: bool) -> None:
-        self._skipped = dropped
-        self.stats.skipped_steps += dropped
-        self._step += not dropped
-        self._warmup_passes += not (dropped or self._has_device_buckets)
-        self._write_record(dropped=dropped)
-
-    def _write_record(self, *, dropped: bool) -> None:
-        record, self._record, self._compressor.observer = self._record, None, None
-        if record is not None and self._telemetry is not None:
-            record.close(dropped=dropped)
-            self._telemetry = write_record(self._telemetry, record)
+        self._has_checked_ranks = True
 
     def _failed(self, error: Exception) -> None:
         if self.failure is None:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from telegrad.comm import Communicator
 from telegrad.comm.device.late_read import LateRead
 from telegrad.comm.device.runtime import has_runtime, runtime_of
 from telegrad.comm.device.work import DeviceWork
-from telegrad.compress import WarmUp
+from telegrad.train.averaging import Averaging, Future
 from telegrad.train.bucket import BucketLayout, GradBucket, check_reducible, is_current, layout_of
 from telegrad.train.device_clipping import clip_tensors
 from telegrad.train.device_compression import DeviceCompression
 from telegrad.train.device_faults import LateFaults
-from telegrad.train.device_feedback import DeviceFeedback
-from telegrad.train.stats import DDPStats
 
 _REMEDY = (
     "the averages of that step were NaN or infinite on all ranks, and the optimiser may have had them: go on from a "
     "state of before; nonfinite='skip' drops such steps on all ranks, 'send' lets the optimiser see them"
 )
-
-Future = torch.futures.Future[torch.Tensor]
 
 
 class _Verdict(NamedTuple):
@@ -45,77 +40,64 @@ class _Held(NamedTuple):
 
 
 class DeviceBuckets:
-    """``names``: parameters' names by id. ``compression``: how buckets travel, by ``warm_up``. ``most_norm``: to which
-    the gradients of a pass are scaled down, all together; ``None``: never. ``nonfinite``: the policy.
-    ``dropped_value``: what averages of a dropped step are. ``set_units`` is called at each pass's first bucket.
-    ``settled`` hears of each pass in order, whether it was dropped; with ``"skip"`` once the host knows."""
+    """As ``Buckets``: averaged in streams, while the host goes on. ``compression``: how buckets travel. Of each pass it
+    is known in order whether it was dropped; with ``"skip"`` once the host knows."""
 
-    def __init__(
-        self,
-        comm: Communicator,
-        names: Mapping[int, str],
-        compression: DeviceCompression,
-        warm_up: WarmUp,
-        most_norm: float | None,
-        nonfinite: str,
-        dropped_value: float,
-        stats: DDPStats,
-        set_units: Callable[[], None],
-        settled: Callable[[bool], None],
-    ) -> None:
-        self._comm, self._names, self._compression, self._warm_up = comm, names, compression, warm_up
-        self._most_norm, self._nonfinite, self._dropped_value = most_norm, nonfinite, dropped_value
-        self._stats, self._set_units, self._settled = stats, set_units, settled
+    def __init__(self, averaging: Averaging, compression: DeviceCompression) -> None:
+        self._averaging, self._compression = averaging, compression
+        self._comm, self._nonfinite, self._most_norm = averaging.comm, averaging.nonfinite, averaging.most_norm
         self._layouts: dict[int, BucketLayout] = {}
-        self._faults = LateFaults(comm, stats, _REMEDY)
+        self._faults = LateFaults(averaging.comm, averaging.stats, _REMEDY)
         self._verdicts: deque[_Verdict] = deque()
         self._last_verdict: DeviceWork | None = None
         self._unstarted: list[_Held] = []  # of the pass, with a norm
         self._held: list[_Held] = []  # of the pass, with "skip"
         self._faulty: list[torch.Tensor] = []
-        self._passes = 0
-
-    @property
-    def feedback(self) -> DeviceFeedback:
-        """What is remembered there."""
-        return self._compression.feedback
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """As ``DeviceCompression.prepare``."""
         self._compression.prepare(tensors)
 
-    def take(self, bucket: GradBucket, step: int, passes: int) -> Future:
-        """Starts the sum of one bucket in a stream. ``passes``: of the warm-up, that were before.
-
-        The future is complete by the end of the pass's last call, and who waits for it makes the current stream wait.
-        Raises what is known by now to have gone wrong before: ``NonFiniteGradient``, ``TransportError``.
-        """
+    def take(self, bucket: GradBucket) -> Future:
+        """The future is complete by the end of the pass's last call, and who waits for it makes the current stream
+        wait. Raises what is known by now to have gone wrong before: ``NonFiniteGradient``, ``TransportError``."""
+        if bucket.index() == 0:
+            self._averaging.open_pass()
         self.look()
         if bucket.index() == 0:
-            self._open_pass(passes)
+            self._open_pass()
         buffer = bucket.buffer()
-        name = self._names.get(id(bucket.parameters()[0]), "unknown")
+        name = self._averaging.names.get(id(bucket.parameters()[0]), "unknown")
         check_reducible(buffer, name, on_device=True)
         if not has_runtime(buffer.device.type):
             raise TypeError(f"the gradient of {name!r} is on {buffer.device}: train on the CPU or on CUDA")
         layout = self._layouts.get(bucket.index())
         if layout is None or not is_current(layout, bucket):
-            layout = self._layouts[bucket.index()] = layout_of(bucket, self._names, self._compression.compressor)
+            layout = self._layouts[bucket.index()] = layout_of(
+                bucket, self._averaging.names, self._compression.compressor
+            )
         if self._most_norm is None:
-            work = self._start(layout, buffer, step)
+            work = self._start(layout, buffer)
             future = work.future_of(buffer) if self._nonfinite != "skip" else self._hold(layout, buffer, self._held)
         else:
             future = self._hold(layout, buffer, self._unstarted)
         if bucket.is_last():
-            self._close_pass(step)
+            self._close_pass()
+            self._averaging.close_pass()
+            self._averaging.progress.warmup_passes += 1  # of dropped ones too: only so do all ranks know it at once
         return future
+
+    def synchronize(self) -> None:
+        """As ``Buckets.synchronize``: raises ``NonFiniteGradient`` and ``TransportError``."""
+        self._comm.synchronize()
+        self.look(wait=True)
 
     def look(self, *, wait: bool = False) -> None:
         """Takes in what the host can know by now; ``wait``: all of what has been called. Raises ``NonFiniteGradient``
         and ``TransportError``."""
         if wait:
             self._close_reads()  # of a pass that was broken off
-        self.settle(wait=wait)
+        self._settle(wait=wait)
         self._compression.take_counts(wait=wait)
         if self._compression.telemetry is not None:
             self._compression.telemetry.write(wait=wait)
@@ -123,8 +105,14 @@ class DeviceBuckets:
         if self._compression.scale is not None:
             self._compression.scale.check(wait=wait)
 
-    def settle(self, *, wait: bool = False) -> None:
-        """As ``look``, of the steps that are dropped or not. Raises ``TransportError``, again and again."""
+    def settle(self) -> None:
+        """As ``Buckets.settle``. Raises ``TransportError``, again and again."""
+        self._settle(wait=True)
+
+    def leave(self, error: Exception | None = None) -> None:
+        """The next pass leaves one that was broken off."""
+
+    def _settle(self, *, wait: bool) -> None:
         while self._verdicts and (wait or self._verdicts[0].dropped.is_known):
             dropped, work = self._verdicts[0]
             found = dropped.values()
@@ -148,8 +136,8 @@ class DeviceBuckets:
         self._last_verdict = None
         self._compression.forget()
 
-    def _open_pass(self, passes: int) -> None:
-        self._passes = passes
+    def _open_pass(self) -> None:
+        averaging, passes = self._averaging, self._averaging.progress.warmup_passes
         self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
         if self._last_verdict is not None:
             self._last_verdict.wait()  # what it undoes is undone before it changes
@@ -160,29 +148,31 @@ class DeviceBuckets:
             self._compression.scale.begin()
         if self._compression.telemetry is not None:
             self._compression.telemetry.begin(passes)
+        compressor = averaging.compressor
         if self._compression.remembers:
-            self._set_units()
-        self._compression.compressor.residuals.raise_density(self._warm_up.least_density(passes))
+            compressor.set_units(1.0, averaging.units.rates_of(compressor))  # what the host knows of them
+        compressor.residuals.raise_density(averaging.warm_up.least_density(passes))
         if self._nonfinite == "skip":
             self._compression.feedback.begin()
 
-    def _start(self, layout: BucketLayout, buffer: torch.Tensor, step: int) -> DeviceWork:
-        sparse = not self._warm_up.is_dense(self._passes)
+    def _start(self, layout: BucketLayout, buffer: torch.Tensor) -> DeviceWork:
+        progress = self._averaging.progress
+        sparse = not self._averaging.warm_up.is_dense(progress.warmup_passes)
         started = self._compression.start(layout, buffer, sparse=sparse, looks=self._nonfinite != "send")
         if started.faulty is not None and self._nonfinite == "raise":
-            self._faults.add(started.names, started.faulty, step, remembered=self._compression.remembers)
+            self._faults.add(started.names, started.faulty, progress.step, remembered=self._compression.remembers)
         elif started.faulty is not None and self._nonfinite == "skip":
             self._faulty.append(started.faulty.any())
         return started.work
 
-    def _close_pass(self, step: int) -> None:
+    def _close_pass(self) -> None:
         unstarted, self._unstarted = self._unstarted, []
         if self._most_norm is not None:
             scale = self._compression.scale
             unit = None if scale is None else scale.unit(unstarted[0].buffer)
             clip_tensors((one.buffer for one in unstarted), self._most_norm, unit)
         for one in unstarted:
-            work = self._start(one.layout, one.buffer, step)
+            work = self._start(one.layout, one.buffer)
             if self._nonfinite == "skip":
                 self._held.append(one)
             else:
@@ -200,7 +190,7 @@ class DeviceBuckets:
         self._faults.close()
 
     def _settle_pass(self, *, dropped: bool) -> None:
-        self._settled(dropped)
+        self._averaging.settle(dropped=dropped)
         if self._compression.telemetry is not None:
             self._compression.telemetry.settled(dropped)
 
@@ -224,7 +214,9 @@ class DeviceBuckets:
             with torch.no_grad():
                 is_dropped, is_unknown = dropped > 0, dropped < 0  # integers of a sum that failed are -1
                 for one in held:
-                    one.buffer.masked_fill_(is_dropped, self._dropped_value).masked_fill_(is_unknown, math.nan)
+                    one.buffer.masked_fill_(is_dropped, self._averaging.dropped_value).masked_fill_(
+                        is_unknown, math.nan
+                    )
                 feedback.undo(dropped)
             reads.append(LateRead(dropped))
 

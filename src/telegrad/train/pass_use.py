@@ -366,7 +366,11 @@ class Memories:
     """Several as one: of the host and of a device."""
 
     def __init__(self, memories: Sequence[Revertible]) -> None:
-        self._memories = memories
+        self._memories = [*memories]
+
+    def add(self, memory: Revertible) -> None:
+        """One more."""
+        self._memories.append(memory)
 
     def record(self, on: bool) -> None:
         for one in self._memories:

@@ -194,8 +194,8 @@ class _ReplicaState(DDPState):
         options: Mapping[str, Any],
     ) -> None:
         self._trained = trained
-        super().__init__(comm, shards.items(), **options)
         self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
+        super().__init__(comm, shards.items(), **options)
 
     def fail(self, error: Exception) -> None:
         """The other replicas must not wait for this one."""

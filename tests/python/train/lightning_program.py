@@ -219,10 +219,10 @@ def _what_trainers_say(comm: Communicator) -> None:
 
     scaler = torch.amp.GradScaler("cpu")
     state = start({"liveness_timeout_s": 9.0, "join_timeout_s": 100.0, "tuning": None}, scaler=scaler)
-    assert (state._nonfinite, state._units._scaler) == ("skip", scaler)
+    assert (state._averaging.nonfinite, state._units._scaler) == ("skip", scaler)
     assert state.comm._options.liveness_timeout_s == 9.0
-    assert start({}, scaler=torch.amp.GradScaler("cpu", enabled=False))._nonfinite == "raise"
-    assert start({"nonfinite": "send"}, scaler=scaler)._nonfinite == "send"
+    assert start({}, scaler=torch.amp.GradScaler("cpu", enabled=False))._averaging.nonfinite == "raise"
+    assert start({"nonfinite": "send"}, scaler=scaler)._averaging.nonfinite == "send"
     assert start({"scaler": None}, scaler=scaler)._units._scaler is None
     launcher = object.__new__(_MultiProcessingLauncher)
     with pytest.warns(RuntimeWarning, match="end with fit, and with them what they have not sent.*strategy='ddp'"):

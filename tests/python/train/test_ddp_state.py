@@ -238,3 +238,7 @@ def test_the_public_options_are_what_they_are() -> None:
         "telemetry",
         "group",
     ]
+
+
+def test_a_model_on_the_host_has_no_device_part(local: Local) -> None:
+    assert _state(local)._device is None

@@ -208,7 +208,7 @@ def test_raise_names_the_parameter_and_poisons_no_residual(make: Make) -> None:
         trainers[1].state.synchronize()
     assert (caught.value.rank, caught.value.parameter) == (1, "hidden")
     with trainers[1].device.on(trainers[1].stream):
-        trainers[1].state._device_buckets.save()
+        trainers[1].state._buckets.save()
     after = trainers[1].state._compressor.residuals
     np.testing.assert_array_equal(after["hidden"].values, before.numpy())
     assert all(np.isfinite(entry.values).all() for entry in after)
@@ -235,7 +235,7 @@ def test_what_overflows_is_no_residual(make: Make, nonfinite: str, momentum: flo
         with pytest.raises(telegrad.NonFiniteGradient, match="'hidden'.*or what waits of it has overflowed"):
             trainers[2].state.synchronize()
     with trainers[2].device.on(trainers[2].stream):
-        trainers[2].state._device_buckets.save()
+        trainers[2].state._buckets.save()
     compressor = trainers[2].state._compressor
     for entry in (*compressor.residuals, *(compressor.momentum or ())):
         assert np.isfinite(entry.values).all(), entry.name

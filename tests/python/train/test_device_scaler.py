@@ -228,7 +228,7 @@ def test_a_scale_that_is_none(make: Make, scale: float) -> None:
         one.start(empty[rank], REBUILT)
     held_back.set()
     wait_for([one.stream for one in ranks.trainers])
-    held = trainer.state._device_buckets._compression.feedback._residuals["hidden"]
+    held = trainer.state._device._compression.feedback._residuals["hidden"]
     assert held.values.memory.numpy().tobytes() == wanted["residual"].numpy().tobytes()  # type: ignore[attr-defined]
     assert held.unit.memory.tolist() == [wanted["unit"]]  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"scaler has the scale .*: it must be above 0"):
