@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import stat
+import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +17,6 @@ from telegrad import _core
 from telegrad.comm import lifetime
 from telegrad.comm.arguments import checked_integer
 from telegrad.comm.device.nccl import NcclSums, SumGroup, check_setting, nccl_group
-from telegrad.comm.engine_core import bind_engine
 from telegrad.comm.groups import (
     OF_JOB,
     Options,
@@ -34,13 +37,92 @@ from telegrad.comm.point_to_point import PointToPoint
 from telegrad.comm.reduction import DENSE_ALGORITHMS, algorithm_of
 from telegrad.comm.reductions import Reductions
 from telegrad.comm.rendezvous import Exchange, check_interface, find_peers
-from telegrad.comm.reports import report_folder, report_on_signal
 from telegrad.comm.topk import TopkReductions
 from telegrad.comm.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
 from telegrad.comm.work import check_timeout
 from telegrad.errors import RendezvousError
 from telegrad.plan import Place, Tuning
 from telegrad.plan.device_tuning import HOST_TRANSFER, NCCL
+
+FOLDER = "TELEGRAD_REPORT_DIR"
+"""Names the folder; every rank of a job can share one."""
+SIGNAL = "TELEGRAD_REPORT_SIGNAL"
+"""Names the signal (``SIGUSR1`` if unset), or says ``none``."""
+
+
+def report_folder() -> str:
+    """The folder that reports are written to: ``TELEGRAD_REPORT_DIR``, else one of this user in the system's temporary
+    folder. It is made here, so that nobody else can do so later. Empty, after a warning, if it cannot be used."""
+    chosen = os.environ.get(FOLDER)
+    folder = chosen or os.path.join(tempfile.gettempdir(), f"telegrad-reports-{os.getuid()}")
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        status = os.lstat(folder)
+    except OSError as error:
+        warnings.warn(
+            f"hanging operations leave no reports, set {FOLDER} to a folder that can be made: {error}", stacklevel=2
+        )
+        return ""
+    if chosen:
+        return folder
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        return folder
+    warnings.warn(
+        f"{folder} is not a folder that only you can write to, so hanging operations leave no reports: remove it, or "
+        f"set {FOLDER}",
+        stacklevel=2,
+    )
+    return ""
+
+
+def report_signal() -> signal.Signals | None:
+    """The signal that asks for reports; None if the user wants none. Raises ``ValueError`` for one that means
+    something else."""
+    name = os.environ.get(SIGNAL) or "SIGUSR1"
+    if name.lower() == "none":
+        return None
+    known = {member.name: member for member in signal.Signals}
+    chosen = known.get(name.upper()) or known.get(f"SIG{name.upper()}")
+    if chosen is None or not (chosen in (signal.SIGUSR1, signal.SIGUSR2) or chosen >= signal.SIGRTMIN):
+        raise ValueError(f"{SIGNAL}={name!r} has another meaning: use SIGUSR1, SIGUSR2, SIGRTMIN or none")
+    return chosen
+
+
+def report_on_signal() -> None:
+    """From now on the signal makes the engine write a report of every communicator of this process.
+
+    A handler that was there before still runs; one that is installed later replaces ours.
+    """
+    chosen = report_signal()
+    if chosen is not None:
+        _core.report_on_signal(chosen)
+
+
+ENGINE_CORE = "TELEGRAD_ENGINE_CORE"
+"""The number of the core that the engine's thread stays on. Unset: the kernel chooses, which is best unless a core is
+kept free for it. Ranks of one host each want another core, so their launcher has to set it for each."""
+
+
+def bind_engine() -> None:
+    """The engine that the process's next communicator starts stays on the core of ``TELEGRAD_ENGINE_CORE``.
+
+    Threads that wait in a blocking call run where they are: they do the engine's work themselves. Raises
+    ``ValueError`` if this process may not use that core.
+    """
+    _core.set_engine_core(_chosen_core(os.environ.get(ENGINE_CORE, "")))
+
+
+def _chosen_core(text: str) -> int:
+    if not text:
+        return -1
+    allowed = sorted(os.sched_getaffinity(0))
+    if text.isdecimal() and int(text) in allowed:
+        return int(text)
+    raise ValueError(
+        f"{ENGINE_CORE}={text!r} is no core that this process may use: use one of {', '.join(map(str, allowed))}, or "
+        "unset it"
+    )
+
 
 _MOST_LOCAL_RANKS = 1 << 16
 

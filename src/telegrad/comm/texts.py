@@ -8,6 +8,21 @@ import numpy as np
 
 if TYPE_CHECKING:
     from telegrad.comm import Communicator
+import contextlib
+from collections.abc import Iterator
+
+from telegrad.errors import TransportError
+
+
+@contextlib.contextmanager
+def own_error_first(error: Exception | None) -> Iterator[None]:
+    """In it the others hear of ``error``, which this rank is going to raise. It raises it too where they cannot."""
+    try:
+        yield
+    except TransportError as failure:
+        if error is not None:
+            raise error from failure
+        raise
 
 
 def all_gather_text(comm: Communicator, own: str) -> list[str]:

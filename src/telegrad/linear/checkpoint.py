@@ -17,8 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.agreed_errors import own_error_first
-from telegrad.comm.texts import all_gather_text
+from telegrad.comm.texts import all_gather_text, own_error_first
 from telegrad.linear.array_files import read_arrays
 from telegrad.linear.losses import F32
 from telegrad.linear.model import MODEL_ARRAYS, LinearModel

@@ -20,8 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.agreed_errors import own_error_first
-from telegrad.comm.texts import all_gather_text
+from telegrad.comm.texts import all_gather_text, own_error_first
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
 from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm

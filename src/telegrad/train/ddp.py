@@ -4,10 +4,12 @@ DDP calls the hook with each bucket when its gradients are ready, in the same or
 its annotations, so this file must not postpone their evaluation.
 """
 
+from __future__ import annotations
+
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._compile import _disable_dynamo
@@ -31,8 +33,20 @@ from telegrad.train.rank_state import checked_step, state_of
 from telegrad.train.settings import check_dense, compressor_of, correct_momentum, plain_options, policy_of, warm_up_of
 from telegrad.train.stats import DDPStats
 from telegrad.train.telemetry import Telemetry, check_telemetry
-from telegrad.train.uncopied import Uncopied
 from telegrad.train.units import Units, check_moves_by_rates
+
+
+class Uncopied:
+    """Pickling and copying it is a ``TypeError``. DDP holds its hook's state, so who copies or saves the wrapped model
+    meets this."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied, nor can a "
+            "DistributedDataParallel that has it: copy or save ddp.module, as AveragedModel(ddp.module); what waits to "
+            "be sent is in state.state_dict(), of each rank"
+        )
+
 
 MODES = ("sparse", "dense")
 

@@ -3,6 +3,7 @@ sparse sum. The host knows where things lie and how much there can be, and waits
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -20,8 +21,6 @@ from telegrad.ops.select import queues_of
 from telegrad.train.bucket import BucketLayout, Member
 from telegrad.train.captured_work import CapturedWork
 from telegrad.train.device_feedback import DeviceFeedback
-from telegrad.train.device_prepared import Found, Leaving, Made, Plan, filled_of, name_of
-from telegrad.train.device_quantised import Addend, sum_quantised
 from telegrad.train.device_selection import Choice, Chosen, check_selections, queue_selections
 from telegrad.train.device_tables import DeviceTables
 from telegrad.train.device_telemetry import DeviceTelemetry
@@ -29,6 +28,128 @@ from telegrad.train.exchange import most_of
 from telegrad.train.gathered_reads import GatheredReads
 from telegrad.train.loss_scale import LossScale
 from telegrad.train.stats import DDPStats
+
+
+class Addend(NamedTuple):
+    """A parameter's. ``gradient``: its part of the bucket, float32, which becomes the average; ``residual``: as long,
+    ``None`` where nothing of it waits in this step; ``used``: one element, 0 where the gradient takes no part."""
+
+    gradient: torch.Tensor
+    residual: torch.Tensor | None
+    used: torch.Tensor
+
+
+class Quantised(NamedTuple):
+    """``overflowed``: for each addend, whether it and what waits are infinite together."""
+
+    work: DeviceWork
+    overflowed: torch.Tensor
+
+
+def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most: float) -> Quantised:
+    """Begins to average. What is not finite goes as it is, and its residual stays; what is finite and larger than
+    ``most``, which the wire holds, goes as that, and the rest waits."""
+    gradients = [one.gradient for one in addends]
+    sizes = [one.numel() for one in gradients]
+    values = torch.cat(gradients)
+    finite = values.isfinite()
+    waiting = torch.cat([_waiting(one) for one in addends])
+    released = torch.where(finite, waiting, torch.zeros_like(waiting))
+    values.add_(released)
+    overflowed = finite & values.isinf()
+    of_each = torch.stack([part.any() for part in torch.split(overflowed, sizes)])
+    excess = None
+    if most < math.inf:
+        values, excess = _cut(values, most)
+    kept = [one.residual for one in addends if one.residual is not None]
+    with_residual = [number for number, one in enumerate(addends) if one.residual is not None]
+    if kept:
+        parts = torch.split(released, sizes)
+        torch._foreach_sub_(kept, [parts[number] for number in with_residual])
+    lost = torch.empty_like(values)
+    work: DeviceWork = comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True)
+
+    def take() -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(gradients, torch.split(values, sizes))
+            if excess is not None:
+                lost.add_(excess)
+            if kept:
+                parts = torch.split(lost.nan_to_num_(0.0, 0.0, 0.0), sizes)
+                torch._foreach_add_(kept, [parts[number] for number in with_residual])
+
+    work.then(take, [values, lost, *gradients, *kept, *([] if excess is None else [excess])])
+    return Quantised(work, of_each)
+
+
+def _waiting(one: Addend) -> torch.Tensor:
+    return torch.zeros_like(one.gradient) if one.residual is None else one.residual * one.used
+
+
+def _cut(values: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """With finite values that are at most that large; and what that takes from them."""
+    held = torch.where(values.isfinite(), values.clamp(-most, most), values)
+    return held, (values - held).nan_to_num_(0.0, 0.0, 0.0)
+
+
+class Plan(NamedTuple):
+    """``filled``: members that are not empty; ``parts``: those that are compressed now; ``dense``: members that are
+    not; ``waiting``: parts that are among these, and take along what waits."""
+
+    layout: BucketLayout
+    filled: Sequence[Member]
+    parts: tuple[Part, ...]
+    dense: tuple[Member, ...]
+    waiting: tuple[Part, ...]
+    looks: bool
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to be done but with velocities."""
+        return bool(self.parts or self.waiting or self.looks)
+
+
+class Leaving(NamedTuple):
+    """The entries of all parts, one behind the other; ``ends``: int64, where those of each end."""
+
+    entries: DeviceEntries
+    ends: torch.Tensor
+
+
+class Made(NamedTuple):
+    """``faulty``: by filled member, if anybody looks. ``dense``: what is sent beside entries that leave, if there is
+    any."""
+
+    faulty: torch.Tensor | None
+    leaving: Leaving | None = None
+    dense: torch.Tensor | None = None
+
+
+class Found:
+    """What a bucket's gradients are like, on the device. ``places``: by name, those of one element each in ``active``
+    (int64: there is something in the gradient, and all of it is finite), and in ``faults`` (int32, zeros at first).
+    ``broken``: by parameter, whether its gradient is not finite."""
+
+    def __init__(self, filled: Sequence[Member], buffer: torch.Tensor) -> None:
+        """``filled``: at least one."""
+        gradients = [buffer[one.offset : one.offset + one.size] for one in filled]
+        # The largest magnitude is NaN or infinite where an entry is, and cannot overflow as a sum can.
+        most = torch.stack([*torch._foreach_norm(gradients, math.inf)])
+        finite = most < math.inf  # which no NaN is
+        self.places = {one.name: slice(number, number + 1) for number, one in enumerate(filled)}
+        self.broken = finite.logical_not()
+        self.active = ((most > 0) & finite).to(torch.int64)
+        self.faults = most.new_zeros(len(filled), dtype=torch.int32)
+
+
+def filled_of(layout: BucketLayout) -> list[Member]:
+    """Members that are not empty."""
+    return [one for one in layout.members if one.size]
+
+
+def name_of(layout: BucketLayout) -> str:
+    """No two buckets that there are at a time have the same."""
+    return layout.members[0].name
 
 
 class Started(NamedTuple):

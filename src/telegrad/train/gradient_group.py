@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from telegrad.comm import Communicator, Work
 from telegrad.train.clocks import Mark
+from telegrad.train.gradient_hooks import before_gradient
 from telegrad.train.host_memory import zeros
 from telegrad.train.memory_order import MemoryOrder
+
+version_of: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
+"""How often a tensor has been changed in place; quick with ``map``."""
 
 PASS_NUMBERS = 4
 """Passes are counted modulo this, and the number travels as a power of two: sums of up to ``EXACT_RANKS`` equal ones,
@@ -315,3 +321,29 @@ def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
         found[-1].append(one)
         held += size
     return found
+
+
+def note_before_others(runs: Iterable[Run]) -> list[Any]:
+    """Hooks on parameters of a Synchronizer's groups that somebody else's hooks are called for before its own, which
+    must note ``versions`` before these. Gives their handles."""
+    handles = []
+    for run in runs:
+        for position, one in enumerate(run.parameters):
+            run.early[position] = len(one._post_accumulate_grad_hooks) > 1
+            if run.early[position]:
+                handles.append(before_gradient(one, functools.partial(_note, run, position)))
+    return handles
+
+
+def _note(run: Run, position: int, _: Tensor) -> None:
+    run.versions[position] = run.parameters[position]._version
+
+
+def first_changed(runs: Iterable[Run]) -> Tensor | None:
+    """The first parameter that was changed since its gradient came in this pass."""
+    for run in runs:
+        if [*map(version_of, run.parameters)] != run.versions:
+            for one, version, came in zip(run.parameters, run.versions, run.came, strict=True):
+                if came and one._version != version:
+                    return one
+    return None

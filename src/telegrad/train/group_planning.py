@@ -13,8 +13,7 @@ from torch import nn
 from telegrad.calibration.computing import group_cost_while_computing
 from telegrad.calibration.group_cost import measured_group_cost
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import own_error_first
-from telegrad.comm.texts import all_gather_text
+from telegrad.comm.texts import all_gather_text, own_error_first
 from telegrad.plan import merge, shared_processor, shared_ways
 from telegrad.plan.merge_plan import MergePlan
 from telegrad.plan.trace import Trace

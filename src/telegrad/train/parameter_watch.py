@@ -14,8 +14,8 @@ from torch import nn
 
 from telegrad.comm import Communicator
 from telegrad.train.forward_hooks import ForwardHooks, takes_hooks
-from telegrad.train.gradient_group import GradientGroup
-from telegrad.train.steps_in_backward import BackwardSteps, changed_error, first_changed
+from telegrad.train.gradient_group import GradientGroup, first_changed
+from telegrad.train.steps_in_backward import BackwardSteps, changed_error
 
 
 def check_same_parameters(

@@ -1,17 +1,19 @@
-"""What a DDPState asks of its ranks: that they are DDP's, and that all of them were given the same."""
+"""What ranks must have alike: parameters and options, and for a DDPState the ranks of DDP."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from telegrad.comm import Communicator
+from telegrad.comm.texts import all_gather_text, own_error_first
 from telegrad.compress import Compressor
+from telegrad.train.memory_order import MemoryOrder
 from telegrad.train.settings import compressed_by
-from telegrad.train.synchronised_model import check_alike, described
 
 _IN_THREADS = ("local", "sim")
 """Drivers whose ranks are of one process, which may make their states one after another."""
@@ -78,3 +80,49 @@ def check_ranks_of_ddp(comm: Communicator, group: Any) -> None:
             f"comm is rank {comm.rank} of {comm.world_size}, but this process is rank {rank} of {size} in DDP's "
             "process group: make comm with Communicator.from_torch(group) and give DDPState the same group"
         )
+
+
+def described(
+    parameters: Mapping[str, torch.nn.Parameter], compression: Mapping[str, str] | None, **arguments: object
+) -> dict[str, str]:
+    """What all ranks must have alike, by the name that ``check_alike`` gives it. ``compression``: its options."""
+    shapes = {
+        name: (str(one.dtype), tuple(one.shape), MemoryOrder.of_gradient(one).steps) for name, one in parameters.items()
+    }
+    return {
+        "parameters that require a gradient": json.dumps(shapes),
+        **{name: str(value) for name, value in arguments.items()},
+        "compression": str(None),
+        **(compression or {}),
+    }
+
+
+def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | TypeError | None) -> None:
+    """``error``: what is wrong with this rank's arguments, which is raised; where that is another rank's, and where
+    ranks' ``own`` differ, ``ValueError`` on all of them, naming what."""
+    said = None if error is None else str(error)
+    with own_error_first(error):
+        told = [json.loads(text) for text in all_gather_text(comm, json.dumps([said, own]))]
+    if error is not None:
+        raise error
+    for rank, (wrong, _) in enumerate(told):
+        if wrong is not None:
+            raise ValueError(f"on rank {rank}: {wrong}")
+    for rank, (_, theirs) in enumerate(told):
+        for name, value in told[0][1].items():
+            if theirs[name] != value:
+                raise ValueError(
+                    f"{name} of rank {rank} and rank 0 differ: give all ranks the same ("
+                    f"rank {rank}: {_shown(theirs[name], value)}, rank 0: {_shown(value, theirs[name])})"
+                )
+
+
+def _shown(value: str, other: str) -> str:
+    """It, or of a long one a part, from a little before the place where the ``other`` differs."""
+    alike = next((place for place, (a, b) in enumerate(zip(value, other, strict=False)) if a != b), len(value))
+    start = 0 if len(value) <= _MOST_SHOWN else max(0, alike - _MOST_SHOWN // 2)
+    cut = value[start : start + _MOST_SHOWN]
+    return "…" * (start > 0) + cut + "…" * (start + len(cut) < len(value))
+
+
+_MOST_SHOWN = 60  # characters of a value in a message

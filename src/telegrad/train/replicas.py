@@ -25,10 +25,11 @@ from telegrad.train.host_memory import zeros
 from telegrad.train.nonfinite import REMEDY_WITHOUT_SKIP
 from telegrad.train.parameter_watch import check_same_parameters
 from telegrad.train.pass_use import PassUse, use_of
+from telegrad.train.rank_checks import check_alike
 from telegrad.train.settings import SelectionOptions
 from telegrad.train.stats import DDPStats
 from telegrad.train.steps_in_backward import BackwardSteps, check_no_optimizer_in_backward
-from telegrad.train.synchronised_model import check_alike, check_expanded, copy_from_rank_0
+from telegrad.train.synchronised_model import check_expanded, copy_from_rank_0
 from telegrad.train.telemetry import Telemetry
 
 if TYPE_CHECKING:

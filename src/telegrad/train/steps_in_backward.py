@@ -3,23 +3,16 @@ average, and ranks would end with different weights without an error. Averages n
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from telegrad.train.gradient_hooks import before_gradient
-
-if TYPE_CHECKING:
-    from telegrad.train.gradient_group import Run
-
-version_of: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
-"""How often a tensor has been changed in place; quick with ``map``."""
 
 REMEDY = "call step() after backward(), when the gradient is the average of all ranks"
 
@@ -137,29 +130,3 @@ def _noting(versions: dict[int, int], parameter: Tensor) -> Callable[[Tensor], N
             versions[name] = one._version
 
     return note
-
-
-def note_before_others(runs: Iterable[Run]) -> list[Any]:
-    """Hooks on parameters of a Synchronizer's groups that somebody else's hooks are called for before its own, which
-    must note ``versions`` before these. Gives their handles."""
-    handles = []
-    for run in runs:
-        for position, one in enumerate(run.parameters):
-            run.early[position] = len(one._post_accumulate_grad_hooks) > 1
-            if run.early[position]:
-                handles.append(before_gradient(one, functools.partial(_note, run, position)))
-    return handles
-
-
-def _note(run: Run, position: int, _: Tensor) -> None:
-    run.versions[position] = run.parameters[position]._version
-
-
-def first_changed(runs: Iterable[Run]) -> Tensor | None:
-    """The first parameter that was changed since its gradient came in this pass."""
-    for run in runs:
-        if [*map(version_of, run.parameters)] != run.versions:
-            for one, version, came in zip(run.parameters, run.versions, run.came, strict=True):
-                if came and one._version != version:
-                    return one
-    return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,14 +10,10 @@ import torch
 from torch import nn
 
 from telegrad.comm import Communicator
-from telegrad.comm.agreed_errors import own_error_first
 from telegrad.comm.device.runtime import has_runtime
-from telegrad.comm.texts import all_gather_text
 from telegrad.errors import MismatchedCall
-from telegrad.train.compression import Compression
 from telegrad.train.forward_hooks import check_takes_hooks
 from telegrad.train.group_planning import TIMED
-from telegrad.train.memory_order import MemoryOrder
 from telegrad.train.steps_in_backward import check_no_optimizer_in_backward
 
 _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
@@ -26,7 +21,6 @@ _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have
 STAGED_BYTES = 256 << 20
 """Of a model on a device at most so much, and one tensor, is in pinned memory at once while it is copied."""
 
-_MOST_SHOWN = 60  # characters of a value in a message
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _HOST_DTYPES = (torch.complex64, torch.complex128)
@@ -121,49 +115,6 @@ def release(parameters: Iterable[nn.Parameter]) -> None:
     """They have none any more."""
     for one in parameters:
         _synchronised.pop(id(one), None)
-
-
-def described(
-    parameters: Mapping[str, nn.Parameter], compression: Compression | None, **arguments: object
-) -> dict[str, str]:
-    """What all ranks must have alike, by the name that ``check_alike`` gives it."""
-    shapes = {
-        name: (str(one.dtype), tuple(one.shape), MemoryOrder.of_gradient(one).steps) for name, one in parameters.items()
-    }
-    return {
-        "parameters that require a gradient": json.dumps(shapes),
-        **{name: str(value) for name, value in arguments.items()},
-        "compression": str(None),
-        **({} if compression is None else compression.description()),
-    }
-
-
-def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | TypeError | None) -> None:
-    """``error``: what is wrong with this rank's arguments, which is raised; where that is another rank's, and where
-    ranks' ``own`` differ, ``ValueError`` on all of them, naming what."""
-    said = None if error is None else str(error)
-    with own_error_first(error):
-        told = [json.loads(text) for text in all_gather_text(comm, json.dumps([said, own]))]
-    if error is not None:
-        raise error
-    for rank, (wrong, _) in enumerate(told):
-        if wrong is not None:
-            raise ValueError(f"on rank {rank}: {wrong}")
-    for rank, (_, theirs) in enumerate(told):
-        for name, value in told[0][1].items():
-            if theirs[name] != value:
-                raise ValueError(
-                    f"{name} of rank {rank} and rank 0 differ: give all ranks the same ("
-                    f"rank {rank}: {_shown(theirs[name], value)}, rank 0: {_shown(value, theirs[name])})"
-                )
-
-
-def _shown(value: str, other: str) -> str:
-    """It, or of a long one a part, from a little before the place where the ``other`` differs."""
-    alike = next((place for place, (a, b) in enumerate(zip(value, other, strict=False)) if a != b), len(value))
-    start = 0 if len(value) <= _MOST_SHOWN else max(0, alike - _MOST_SHOWN // 2)
-    cut = value[start : start + _MOST_SHOWN]
-    return "…" * (start > 0) + cut + "…" * (start + len(cut) < len(value))
 
 
 def copy_model_from_rank_0(model: nn.Module, comm: Communicator) -> None:

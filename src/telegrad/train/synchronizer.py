@@ -25,25 +25,23 @@ from telegrad.train.compression import Compression, CompressionOptions, check_op
 from telegrad.train.compression_on_device import CompressionOnDevice, group_of
 from telegrad.train.device_clipping import clip_together
 from telegrad.train.device_group import check_fits_device, dense_cost, is_on_device
-from telegrad.train.gradient_group import GradientGroup, Run, present_in
+from telegrad.train.gradient_group import GradientGroup, Run, note_before_others, present_in
 from telegrad.train.gradient_hooks import on_gradient
 from telegrad.train.group_planning import PLANS, TIMED, first_groups
 from telegrad.train.measured_timeline import MeasuredTimeline
 from telegrad.train.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
 from telegrad.train.parameter_watch import ParameterWatch
+from telegrad.train.rank_checks import check_alike, described
 from telegrad.train.replanning import LOOK_EVERY, checked_factor
 from telegrad.train.stats import DDPStats
 from telegrad.train.step_planning import StepPlanning
 from telegrad.train.step_report import StepReport, slowest_of
-from telegrad.train.steps_in_backward import note_before_others
 from telegrad.train.synchronised_model import (
-    check_alike,
     check_fits,
     check_free,
     check_is_seen,
     claim,
     copy_model_from_rank_0,
-    described,
     ranks_apart,
     release,
     trained_parameters,
@@ -129,7 +127,7 @@ class Synchronizer:
             self._waits_in_step = bool(optimizers)
             description = described(
                 self._parameters,
-                self._compression,
+                None if self._compression is None else self._compression.description(),
                 plan=json.dumps([self._scheme, groups]),
                 warmup_steps=warmup_steps,
                 clip_norm=self._clip_norm,

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.agreed_errors import own_error_first
+from telegrad.comm.texts import own_error_first
 from telegrad.comm.texts import all_gather_text
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from telegrad import Communicator, _core
-from telegrad.comm.engine_core import ENGINE_CORE
+from telegrad.comm.communicator import ENGINE_CORE
 
 pytestmark = pytest.mark.usefixtures("kernel_chooses_again")
 
