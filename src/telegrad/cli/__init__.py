@@ -39,6 +39,9 @@ COMMANDS = (
 )
 
 
+_ABOUT = "Sparse and dense gradient exchange for data-parallel training."
+
+
 def main() -> None:
     """The entry point. Commands are imported here, so that ``import telegrad.cli`` needs no extra: only the one that is
     called, as all of them take longer to import than many take to run."""
@@ -56,12 +59,13 @@ def main() -> None:
         sys.exit(130)
 
 
-def make_app(commands: Sequence[Command] = COMMANDS) -> Any:
-    """The Typer app with these commands. One that cannot be imported here says why when it is called."""
+def make_app(commands: Sequence[Command] = COMMANDS, *, program: str = "telegrad", about: str = _ABOUT) -> Any:
+    """The Typer app with these commands. One that cannot be imported here says why when it is called. ``program``: what
+    users call it; ``about``: the first sentence of its help."""
     import typer
 
     app = typer.Typer(
-        help="Sparse and dense gradient exchange for data-parallel training.",
+        help=about,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -72,15 +76,15 @@ def make_app(commands: Sequence[Command] = COMMANDS) -> Any:
         try:
             found = getattr(importlib.import_module(command.module), command.function)
         except ImportError as error:  # without the compiled core the doctor must still come
-            app.command(command.name, context_settings=_ANY_ARGUMENTS)(_unavailable(command, error))
+            app.command(command.name, context_settings=_ANY_ARGUMENTS)(_unavailable(program, command, error))
             continue
         if isinstance(found, typer.Typer):
             for inner in found.registered_commands:
                 if inner.callback is not None:
-                    inner.callback = _as_called(command, inner.callback)
+                    inner.callback = _as_called(program, command, inner.callback)
             app.add_typer(found, name=command.name)
         else:
-            app.command(command.name)(_as_called(command, found))
+            app.command(command.name)(_as_called(program, command, found))
     return app
 
 
@@ -91,7 +95,7 @@ def _nothing() -> None:
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-def _as_called(command: Command, function: Callable[..., None]) -> Callable[..., None]:
+def _as_called(program: str, command: Command, function: Callable[..., None]) -> Callable[..., None]:
     """``function``, which first says what it lacks: at once, not after minutes of measurement. However it is
     interrupted, it cleans up; one that has more to say of that says it itself."""
     from rich.console import Console
@@ -104,15 +108,15 @@ def _as_called(command: Command, function: Callable[..., None]) -> Callable[...,
         for need in command.needs:
             package, _, parameter = need.partition(":")
             if (not parameter or options.get(parameter) is not None) and not is_installed(package):
-                sys.exit(f"telegrad {command.name} needs {package}: pip install 'telegrad[{command.extra}]'")
+                sys.exit(f"{program} {command.name} needs {package}: pip install 'telegrad[{command.extra}]'")
         with ended_by_interrupt(Console(stderr=True), "interrupted"):
             function(*arguments, **options)
 
     return call
 
 
-def _unavailable(command: Command, reason: ImportError) -> Callable[[], None]:
-    said = f"telegrad {command.name} cannot start: {reason}\n`telegrad doctor` says what is missing and how to mend it"
+def _unavailable(program: str, command: Command, reason: ImportError) -> Callable[[], None]:
+    said = f"{program} {command.name} cannot start: {reason}\n`telegrad doctor` says what is missing and how to mend it"
 
     def call() -> None:
         sys.exit(said)

@@ -13,8 +13,7 @@ from rich.progress import TextColumn
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import BOUND_FORMULA, check_nodes
 from telegrad.bench.peers import PEERS, why_missing
-from telegrad.bench.plan import Measured, Plan, text_of
-from telegrad.bench.registry import BENCHMARKS
+from telegrad.bench.plan import ALGORITHMS, Measured, Plan, text_of
 from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
 from telegrad.bench.summary import summary_of
 from telegrad.cli.console import say_without, table_console
@@ -30,7 +29,6 @@ from telegrad.report.durations import duration
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
 _VECTORS = 2  # of each rank: its own, and what it receives
-_BENCHMARK = BENCHMARKS["allreduce"]
 
 
 def allreduce(
@@ -65,7 +63,7 @@ def allreduce(
         str | None,
         typer.Option(
             show_default=False,
-            help=f"Which of ours to measure, separated by commas: {', '.join(_BENCHMARK.algorithms)} (all, by default; "
+            help=f"Which of ours to measure, separated by commas: {', '.join(ALGORITHMS)} (all, by default; "
             "two_level of more than one node).",
         ),
     ] = None,
@@ -125,7 +123,7 @@ def allreduce(
     failed: list[dict[str, str]] = []
     for name in networks:
         plan = Plan(
-            benchmark=_BENCHMARK.name,
+            benchmark="allreduce",
             network=name,
             ranks=ranks,
             sizes=sizes_in_bytes,
@@ -194,7 +192,7 @@ def _checked(
             f"{text_of(free)} are free: use shorter ones, or fewer ranks",
             param_hint="--sizes",
         )
-    known = _BENCHMARK.algorithms
+    known = ALGORITHMS
     usual = ",".join(name for name in known if nodes > 1 or name != "two_level")
     chosen = tuple(name.strip() for name in (usual if algorithms is None else algorithms).split(","))
     for name in chosen:

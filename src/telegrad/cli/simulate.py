@@ -6,17 +6,14 @@ from typing import Annotated
 
 import typer
 
-from telegrad.cli.simulate_faults import faults
 from telegrad.cli.simulate_run import Asked, run
 from telegrad.cli.simulate_settings import Settings, shared, sizes_of
 from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
-from telegrad.cli.simulate_sparse_sweep import sparse_sweep
-from telegrad.cli.simulate_streams import allreduce_topk, sparse_allgather, sparse_reduce_scatter
 from telegrad.cli.simulate_training_step import training_step
 from telegrad.sim.measure import ALGORITHMS
 
 app = typer.Typer(
-    help="Run the real algorithms among any number of ranks in virtual time, and hunt for faults.",
+    help="Run the real algorithms among any number of ranks in virtual time.",
     no_args_is_help=True,
 )
 
@@ -179,12 +176,7 @@ def barrier(*, settings: Settings) -> None:
     run(Asked("barrier", ALGORITHMS["barrier"], [0]), settings)
 
 
-app.command(name="sparse-allgather")(sparse_allgather)
-app.command(name="sparse-reduce-scatter")(sparse_reduce_scatter)
-app.command(name="allreduce-topk")(allreduce_topk)
-app.command(name="sparse-sweep")(sparse_sweep)
 app.command(name="training-step")(training_step)
-app.command()(faults)
 
 
 def _algorithms(text: str, operation: str, settings: Settings) -> tuple[str, ...]:

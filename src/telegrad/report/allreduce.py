@@ -11,8 +11,7 @@ from rich import box
 from rich.table import Table
 
 from telegrad.bench.peers import PEERS, title_of
-from telegrad.bench.plan import text_of
-from telegrad.bench.registry import BENCHMARKS
+from telegrad.bench.plan import ALGORITHMS, bus_factor, text_of
 from telegrad.report.durations import duration
 
 Row = Mapping[str, Any]
@@ -81,7 +80,7 @@ def _name_of(row: Row) -> str:
 
 def _speed(row: Row, median_s: float, p90_s: float) -> list[str]:
     algbw = row["bytes"] / median_s
-    busbw = algbw * BENCHMARKS[row["op"]].bus_factor(row["ranks"])
+    busbw = algbw * bus_factor(row["ranks"])
     return [duration(median_s), duration(p90_s), *(f"{each / 1e9:.4f}" for each in (algbw, busbw))]
 
 
@@ -120,8 +119,9 @@ def _bounds_of(rows: Sequence[Row]) -> dict[str, list[tuple[int, float]]]:
         points = {(row["bytes"], row["bound_s"]) for row in rows if row["algorithm"] == name}
         if bounds := tuple(sorted((size, bound) for size, bound in points if bound is not None)):
             by_bits.setdefault(bounds, []).append(name)
-    exact = BENCHMARKS["allreduce"].algorithms
-    return {", ".join(name for name in names if name not in exact): list(bounds) for bounds, names in by_bits.items()}
+    return {
+        ", ".join(name for name in names if name not in ALGORITHMS): list(bounds) for bounds, names in by_bits.items()
+    }
 
 
 def _draw(axes: Any, rows: Sequence[Row]) -> None:

@@ -11,8 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
-from telegrad.bench.plan import Measured, Plan, Timing
-from telegrad.bench.registry import BENCHMARKS
+from telegrad.bench.plan import ALGORITHMS, Measured, Plan, Timing
 from telegrad.bench.runner import Outcome
 from telegrad.cli import bench_allreduce
 from telegrad.cli.bench import app
@@ -22,7 +21,7 @@ from telegrad.report.allreduce import _bounds_of
 pytestmark = pytest.mark.ranks("torch")
 
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
-_DENSE = tuple(name for name in BENCHMARKS["allreduce"].algorithms if name != "two_level")  # of nodes only
+_DENSE = tuple(name for name in ALGORITHMS if name != "two_level")  # of nodes only
 _SHM = ("--network", "shm")
 
 
@@ -184,7 +183,7 @@ def test_each_wire_has_a_bound_of_its_own() -> None:
         ("--network", "wifi", "use shm, tcp, or a rate"),
         ("--sizes", "6", "use a multiple of 4 bytes"),
         ("--sizes", "1000000GiB", "4 ranks with vectors of 1e+06 GiB need 8e+06 GiB of memory, of which"),
-        ("--algorithms", "magic", f"use {', '.join(BENCHMARKS['allreduce'].algorithms)}"),
+        ("--algorithms", "magic", f"use {', '.join(ALGORITHMS)}"),
         ("--wires", "bf16,float8", "'float8' does not exist: use bf16, f16, int8, qsgd8, qsgd4, qsgd2, or all"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
