@@ -16,18 +16,23 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from telegrad.bench.plan import Plan, text_of
+from telegrad.bench.plan import AllreducePlan, text_of
 from telegrad.bench.runner import run
+from telegrad.cli.console import counting
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_writable, end_with_rows
-from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
 
 Row = dict[str, Any]
 
 
-def run_pairs(plan: Plan, pairs: int, *, timeout_s: float, on_job: Callable[[], None] = lambda: None) -> list[Row]:
+# Pairs of jobs
+
+
+def run_pairs(
+    plan: AllreducePlan, pairs: int, *, timeout_s: float, on_job: Callable[[], None] = lambda: None
+) -> list[Row]:
     """A row per size: the medians of both kinds of job in seconds, and the median of the pairs' ratios. ``on_job`` is
     called after each of the ``2 * pairs`` jobs. Raises ``RankFailed`` and ``RanksTimedOut``."""
     medians: dict[bool, dict[int, list[float]]] = {True: {}, False: {}}
@@ -41,7 +46,7 @@ def run_pairs(plan: Plan, pairs: int, *, timeout_s: float, on_job: Callable[[], 
     return [_row(plan, size, medians[True][size], medians[False][size], wrong) for size in plan.sizes]
 
 
-def _row(plan: Plan, size: int, watched: Sequence[float], unwatched: Sequence[float], wrong: int) -> Row:
+def _row(plan: AllreducePlan, size: int, watched: Sequence[float], unwatched: Sequence[float], wrong: int) -> Row:
     ratios = sorted(one / other for one, other in zip(watched, unwatched, strict=True))
     return {
         "op": plan.benchmark,
@@ -56,6 +61,9 @@ def _row(plan: Plan, size: int, watched: Sequence[float], unwatched: Sequence[fl
         "pairs": len(ratios),
         "wrong": wrong,
     }
+
+
+# The command
 
 
 def command(
@@ -81,7 +89,7 @@ def command(
     with counting(console) as progress:
         task = progress.add_task("jobs", total=2 * pairs * len(names))
         for name in names:
-            plan = Plan("checks", name, ranks, lengths, ("auto",), samples=400, seconds=seconds * len(lengths))
+            plan = AllreducePlan("checks", name, ranks, lengths, ("auto",), samples=400, seconds=seconds * len(lengths))
             try:
                 rows += run_pairs(plan, pairs, timeout_s=timeout, on_job=lambda: progress.advance(task))
             except (LaunchError, RuntimeError) as error:

@@ -33,6 +33,8 @@ from telegrad.cli.outputs import check_writable, written
 from telegrad.errors import TransportError
 from telegrad.launch import Ranks, RanksTimedOut, join, rank_and_size
 
+# What each rank runs
+
 RANKS, CULPRIT = 3, 1
 SCENES = {
     "kill": "`kill -9`",
@@ -189,6 +191,8 @@ def _train(library: _Library, rank: int) -> dict[str, Any]:
     spoilt = sum(not bool(torch.isfinite(gradient).all()) for gradient in gradients)
     return {"error": None, "spoilt": spoilt, "gradients": len(gradients)}
 
+
+# What became of each scene
 
 _STARTING_S = 90.0
 _LISTEN_S = 0.1
@@ -360,6 +364,8 @@ def around(path: Path) -> tuple[str, str]:
     return before, after
 
 
+# Table and plot
+
 _NAMES = {"telegrad": "telegrad", "gloo": "Gloo"}
 
 
@@ -390,6 +396,8 @@ def markdown(rows: Sequence[Row], libraries: Sequence[str], machine: Mapping[str
     made = f"Measured by `{command}` on {day}, {machine['cores']} cores{torch}, commit {machine['commit']}."
     return "\n".join([*lines, "", made])
 
+
+# The command
 
 _GIVE_UP_S = 15.0
 

@@ -26,21 +26,22 @@ from rich.table import Table
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
 from telegrad import Communicator, SparseStream
 from telegrad.bench.job import peers_store, run_job
-from telegrad.bench.json_fields import JsonFields
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.peers import PEERS, start_peers, why_missing
-from telegrad.bench.sparse_plan import entropy_bits
+from telegrad.bench.plan import JsonFields
+from telegrad.bench.sparse import entropy_bits
 from telegrad.calibration import calibrate
-from telegrad.cli.console import say_without, table_console
+from telegrad.cli.console import counting, say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
 from telegrad.cli.outputs import check_all_writable, drawn, write_result, written
-from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError, join
 from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, hashed_ngrams, objective, read_libsvm, train
 from telegrad.linear.aggregation import DenseGather, SparseGather
 from telegrad.linear.losses import are_classes, label_counts
 from telegrad.linear.stdlib_task import stdlib_pieces
 from telegrad.report.durations import duration
+
+# What is measured
 
 TEXT = "stdlib"
 DATA = (*SHAPES, TEXT)
@@ -108,6 +109,8 @@ def algorithm_of(scheme: str) -> str | None:
     return None if kind == "dense" else "auto" if kind == "sparse" else kind
 
 
+# The rows
+
 _PIECE_BYTES = 1024  # of source, so that there are enough for three steps of 8 ranks
 
 About = dict[str, Any]
@@ -158,6 +161,8 @@ def columns_of(rows: Rows, comm: Communicator) -> int:
     total: SparseStream = comm.all_reduce(mine, "max")
     return int(np.count_nonzero(total.memory(0.0)[1] > 0))
 
+
+# What each rank runs
 
 _TIMEOUT_S, _JOIN_TIMEOUT_S = 300.0, 120.0
 _L2 = 1e-6
@@ -336,6 +341,8 @@ def _entry_bytes(density: float) -> float:
     return (24 + entropy_bits(density)) / 8
 
 
+# The job
+
 BOUND = (
     "What a rank must receive in a step: of a dense sum 2(P-1)/P*n values of 4 bytes; of a sparse one the K-k entries "
     "that it does not have, of 24 bits (exponents may be packed) and H(K/n)/(K/n) bits of index; of the allgather of "
@@ -373,6 +380,8 @@ def run(plan: LinearPlan, *, timeout_s: float, on_row: Callable[[Row], None] = l
             raise
     return found
 
+
+# Table and plot
 
 _REFERENCES = ("gloo-dense", "cd-dense")
 
@@ -471,6 +480,9 @@ def _megabytes(count: float | None) -> str:
     if count is None:
         return ""
     return f"{count / 1e6:.2f}" if count >= 1e6 else f"{count / 1e6:.3g}"
+
+
+# The command
 
 
 def command(

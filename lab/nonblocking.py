@@ -19,17 +19,18 @@ from rich.console import Console
 from rich.table import Table
 
 from telegrad import Communicator
-from telegrad.bench.plan import Plan, Timing, text_of
+from telegrad.bench.plan import AllreducePlan, Timing, text_of
 from telegrad.bench.runner import Row, report_of
-from telegrad.cli.console import table_console
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_writable, end_with_rows
-from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError, join
 from telegrad.report.durations import duration
 
 TARGET = "lab.nonblocking:rank_main"
 """What the ranks run."""
+
+# What each rank runs, and the job
 
 WAYS = ("blocking", "nonblocking", "computing")
 _MATRIX = 48  # a multiplication takes about 10 µs, without threads
@@ -45,7 +46,7 @@ class _Way:
 
 def rank_main(plan_json: str) -> None:
     """One rank. Rank 0 prints a row as JSON for each size."""
-    plan = Plan.from_json(plan_json)
+    plan = AllreducePlan.from_json(plan_json)
     with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
         for size in plan.sizes:
             row = _measured(plan, communicator, size)
@@ -53,7 +54,7 @@ def rank_main(plan_json: str) -> None:
                 print(json.dumps(row), flush=True)
 
 
-def run(plan: Plan, *, timeout_s: float, on_row: Callable[[Row], None] = lambda _: None) -> list[Row]:
+def run(plan: AllreducePlan, *, timeout_s: float, on_row: Callable[[Row], None] = lambda _: None) -> list[Row]:
     """A row per size: medians in seconds and their ratios to blocking. Raises ``RankFailed`` and ``RanksTimedOut``."""
     rows: list[Row] = []
 
@@ -69,7 +70,7 @@ def run(plan: Plan, *, timeout_s: float, on_row: Callable[[Row], None] = lambda 
     return rows
 
 
-def _measured(plan: Plan, communicator: Communicator, size: int) -> Row:
+def _measured(plan: AllreducePlan, communicator: Communicator, size: int) -> Row:
     x = np.zeros(size // 4, np.float32)
     left, right = np.ones((2, _MATRIX, _MATRIX), np.float32)
     product = np.empty_like(left)
@@ -118,6 +119,9 @@ def _sample(communicator: Communicator, way: _Way) -> float:
     return float(communicator.all_gather(np.array([mine])).max())
 
 
+# The command
+
+
 def command(
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Processes to start on this machine.")] = 4,
     network: Annotated[str, typer.Option(help="shm, tcp, or a rate such as 1gbit; several: shm,tcp.")] = "shm",
@@ -138,7 +142,7 @@ def command(
     check_writable(json_file, "--json")
     rows: list[Row] = []
     for name in networks:
-        plan = Plan("nonblocking", name, ranks, sizes_in_bytes, ("auto",), samples=samples)
+        plan = AllreducePlan("nonblocking", name, ranks, sizes_in_bytes, ("auto",), samples=samples)
         try:
             rows += _run_with_progress(console, plan, timeout)
         except (LaunchError, RuntimeError) as error:
@@ -148,7 +152,7 @@ def command(
     end_with_rows(console, rows, json_file)
 
 
-def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> list[Row]:
+def _run_with_progress(console: Console, plan: AllreducePlan, timeout_s: float) -> list[Row]:
     with counting(console) as progress:
         task = progress.add_task(f"sizes over {plan.network}", total=len(plan.sizes))
         return run(plan, timeout_s=timeout_s, on_row=lambda _: progress.advance(task))

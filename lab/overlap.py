@@ -21,17 +21,17 @@ from rich.table import Table
 
 from lab.common.device_job import run_for_rows, tell_rows
 from telegrad import Communicator
-from telegrad.bench.device import Device
-from telegrad.bench.json_fields import JsonFields
-from telegrad.bench.plan import Timing, text_of
-from telegrad.cli.console import table_console
+from telegrad.bench.device import BenchmarkDevice
+from telegrad.bench.plan import JsonFields, Timing, text_of
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes
 from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
-from telegrad.cli.progress import counting
 from telegrad.report.durations import duration
 
 Row = dict[str, Any]
+
+# What is measured
 
 COMMUNICATION, COMPUTATION = "all_reduce", "kernels"
 """Lanes of a timeline."""
@@ -114,6 +114,8 @@ def row_of(
     }
 
 
+# What each rank runs
+
 TARGET = "lab.overlap:rank_main"
 """What the ranks run."""
 
@@ -134,7 +136,9 @@ def rank_main(plan_json: str) -> None:
     tell_rows(lambda communicator, device, tell: measure(plan, communicator, device, tell))
 
 
-def measure(plan: OverlapPlan, communicator: Communicator, device: Device, tell: Callable[[Row], None]) -> None:
+def measure(
+    plan: OverlapPlan, communicator: Communicator, device: BenchmarkDevice, tell: Callable[[Row], None]
+) -> None:
     """What all ranks call; ``tell`` gets rank 0's rows. Raises what an operation fails with."""
     ways: _Ways | None = None
     for size in plan.sizes:
@@ -170,7 +174,7 @@ def _trace(ways: _Ways, communicator: Communicator, tell: Callable[[Row], None])
 
 
 class _Ways:
-    def __init__(self, plan: OverlapPlan, communicator: Communicator, device: Device, size: int) -> None:
+    def __init__(self, plan: OverlapPlan, communicator: Communicator, device: BenchmarkDevice, size: int) -> None:
         self.device, self.size = device, size
         self._plan, self._communicator = plan, communicator
         self._vector, self._staged = device.empty(size // 4), device.pinned(size // 4)
@@ -265,6 +269,8 @@ class _Ways:
         return self._communicator.all_reduce(self._vector, async_op=True)
 
 
+# Table and plot
+
 Bar = tuple[str, float, float]
 """Lane, begin and end in seconds."""
 
@@ -324,6 +330,9 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
         axes.invert_yaxis()
     figure.suptitle(title)
     figure.savefig(path, dpi=130, format=None if path.suffix else "png")
+
+
+# The command
 
 
 def command(

@@ -22,7 +22,7 @@ from telegrad.plan.device import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
 from telegrad.plan.linear_cost import PAPER_NETWORKS
 from telegrad.plan.network import Costs
 from telegrad.plan.sending import dense, rgc
-from telegrad.plan.step import Group, Step, simulate
+from telegrad.plan.step import Step, StepGroup, simulate
 from telegrad.plan.step_plans import planned
 from telegrad.plan.step_sweep import Row, times_of
 from telegrad.plan.trace import Trace
@@ -187,14 +187,14 @@ def redsync_way(cluster: Cluster, device: Device, *, sampled: bool, quantised: b
     return rgc(cluster, device, REDSYNC_DENSITY, quantised=quantised, element_bytes=traffic)
 
 
-def redsync_groups(trace: Trace, way: Way, small: Way) -> list[Group]:
+def redsync_groups(trace: Trace, way: Way, small: Way) -> list[StepGroup]:
     """Tensors of more than 128 KB alone, the others together when the backward pass is over."""
     large = [one for one, size in enumerate(trace.sizes) if size > REDSYNC_SMALL_BYTES]
     others = tuple(one for one, size in enumerate(trace.sizes) if size <= REDSYNC_SMALL_BYTES)
-    return [*(Group((one,), way) for one in large), *([Group(others, small)] if others else [])]
+    return [*(StepGroup((one,), way) for one in large), *([StepGroup(others, small)] if others else [])]
 
 
-def fused(trace: Trace, way: Way) -> list[Group]:
+def fused(trace: Trace, way: Way) -> list[StepGroup]:
     """Horovod's fusion: what is ready within the same 5 ms leaves together, up to 64 MiB."""
     groups: list[list[int]] = []
     held, began_s, now_s = 0, -FUSION_S, 0.0
@@ -205,7 +205,7 @@ def fused(trace: Trace, way: Way) -> list[Group]:
             held, began_s = 0, now_s
         groups[-1].append(one)
         held += size
-    return [Group(tuple(one), way) for one in groups]
+    return [StepGroup(tuple(one), way) for one in groups]
 
 
 FIGURES: dict[str, Callable[[], Iterator[Row]]] = {

@@ -21,21 +21,22 @@ from rich.progress import TextColumn
 from rich.table import Table
 
 from telegrad import Communicator, SparseStream, _core
-from telegrad.bench.gradient_values import largest_of_gradients
 from telegrad.bench.job import run_job
-from telegrad.bench.json_fields import JsonFields
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.plan import Timing, text_of
+from telegrad.bench.plan import JsonFields, Timing, text_of
+from telegrad.bench.sparse import largest_of_gradients
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.calibration.pairs import Call, Pairs, calls_of_sample, first_counts, open_pairs, sample, timed_sample
 from telegrad.calibration.probes import KINDS, Probe, probes
+from telegrad.cli.console import counting
 from telegrad.cli.options import JobTimeout, byte_sizes, networks_of
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.cli.progress import counting
 from telegrad.comm.stream_wire import formats_named
 from telegrad.launch import LaunchError, join
 from telegrad.plan.cost import CARD_BYTES
 from telegrad.report.durations import duration
+
+# What is measured
 
 ENTRY_BYTES = 8
 """Of a sparse vector's entry in memory: a 4-byte index and a float."""
@@ -118,6 +119,8 @@ def measurements_of(plan: PredictionPlan) -> list[Measurement]:
     """All, in the order in which ranks number them."""
     return [*calibration(), *collectives_of(plan)]
 
+
+# What each rank runs
 
 _TIMEOUT_S = 300.0
 _JOIN_TIMEOUT_S = 120.0
@@ -245,6 +248,9 @@ def _count_wrong(one: Measurement, communicator: Communicator, vector: npt.NDArr
 Row = dict[str, Any]
 
 
+# The job, and predictions beside it
+
+
 @dataclass(frozen=True)
 class Measured:
     """What a job has found: ``times`` in seconds per call, by sample; how many ``calls`` one after another a sample
@@ -367,6 +373,8 @@ def worst_of(rows: Iterable[Mapping[str, object]]) -> Mapping[str, object] | Non
     return max(rows, key=lambda row: abs(float(str(row["ratio"])) - 1), default=None)
 
 
+# Table and plot
+
 _MARKERS = "osDv^P"
 _NAME_COLUMNS = 20  # longer names take several lines: so the table fits 80 columns
 
@@ -457,6 +465,9 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     axes.grid(visible=True, which="major", alpha=0.3)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
+
+
+# The command
 
 
 def command(

@@ -22,17 +22,18 @@ from rich.table import Table
 
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.plan import Timing
-from telegrad.cli.console import table_console
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.gpu_options import present_gpu
 from telegrad.cli.options import RowsFile, among, counts_of, densities_of
 from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
-from telegrad.cli.progress import counting
 from telegrad.compress import Residual, ReusedThreshold, Selection, selection_named
 from telegrad.ops.select import queues_of
 from telegrad.report.curves import Panel, draw
 from telegrad.report.durations import duration
 
 Row = dict[str, Any]
+
+# What is measured
 
 METHODS: Mapping[str, str] = {
     "reused-threshold": "reused",
@@ -172,6 +173,9 @@ def _enqueue_median_s(outcome: Outcome, name: str) -> float | None:
     return Timing.of(outcome.enqueued[name]).median_s if name in outcome.enqueued else None
 
 
+# On a CPU
+
+
 def run(plan: SelectPlan, on_sample: Callable[[str], None] = lambda _: None) -> Outcome:
     """Measures all that ``plan`` asks for; ``on_sample`` is called after each sample.
 
@@ -276,6 +280,8 @@ def _one_thread() -> Iterator[None]:
     finally:
         torch.set_num_threads(before)
 
+
+# On a GPU
 
 Clock = Callable[[Callable[[], object]], float]
 """Does the work, and says how many seconds it took."""
@@ -401,6 +407,9 @@ class _Queued:
             kernels.queue_reused(self._parts, self._table, gradient, *outputs, active=active, **kept)
 
 
+# Table and plot
+
+
 def table_of(rows: Sequence[Row], title: str) -> Table:
     """One line per method, the slowest first, below torch.topk and above what no method can beat; these two once more
     for methods that are queued."""
@@ -468,6 +477,8 @@ def panels_of(rows: Sequence[Row]) -> list[Panel]:
         panels.append(Panel(says, about, curves, base=base))
     return panels
 
+
+# The command
 
 _MOST = 1 << 30  # 4 GiB an array, of which there are a dozen with torch's
 

@@ -33,11 +33,13 @@ from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from telegrad import _core
+from telegrad.cli.console import counting
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import rank_range, refuse_given
 from telegrad.cli.outputs import check_all_writable, say_file, written
-from telegrad.cli.progress import counting
 from telegrad.sim.sweep import cores
+
+# Processes that play seeds
 
 SEED_CPU_S = 60
 """Of processor time for a seed of at most 64 ranks, which takes some milliseconds; more ranks have more, as messages
@@ -228,6 +230,8 @@ def play_main() -> None:
         print(json.dumps(texts), flush=True)
 
 
+# Exploration of seeds
+
 RANKS = (2, 33)
 """The range of sizes that seeds are drawn from where nothing else is said."""
 LAST_SEED = (1 << 64) - 1
@@ -379,6 +383,8 @@ def replay(seed: int, *, ranks: tuple[int, int] = RANKS) -> Replayed:
     findings = [(one["what"], one["detail"]) for one in found["findings"]]
     return Replayed(seed, found["program"], findings, found["failures"], found["events"], trace_hash, trace)
 
+
+# The command
 
 _MOST_SEEDS = 100_000_000
 _DEFAULT_RANKS = f"{RANKS[0]}..{RANKS[1]}"

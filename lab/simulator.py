@@ -22,12 +22,15 @@ from rich.table import Table
 from telegrad import _core
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.plan import text_of
+from telegrad.cli.console import counting
 from telegrad.cli.options import RowsFile
 from telegrad.cli.outputs import check_writable, write_result
-from telegrad.cli.progress import counting
 from telegrad.launch.parent import die_with
 
 Row = dict[str, Any]
+
+
+# Cases
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,9 @@ def run_case(case: Case) -> Row:
         "events_per_s": found["events"] / wall_s,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+
+
+# The command
 
 
 def command(

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from telegrad import _core
+from telegrad.cli.simulate import WireOption
 from telegrad.cli.simulate_run import Asked, run
-from telegrad.cli.simulate_settings import Settings, shared, sizes_of
-from telegrad.cli.simulate_sparse import WireOption
+from telegrad.cli.simulate_settings import SimulationSettings, shared, sizes_of
 from telegrad.comm.stream_wire import formats_named
 from telegrad.sim.measure import ALGORITHMS
 
@@ -33,7 +33,7 @@ def allreduce_topk(
     ] = 1,
     wire: WireOption = "auto",
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Sum sparse vectors and keep the largest entries (Ok-Topk): time, messages, and words against the bound.
 
@@ -53,7 +53,7 @@ def sparse_allgather(
     overlap: _Overlap = 0.0,
     wire: WireOption = "auto",
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Every rank's sparse vector to every rank. Real entries, and every result is checked.
 
@@ -69,7 +69,7 @@ def sparse_reduce_scatter(
     overlap: _Overlap = 0.0,
     wire: WireOption = "auto",
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Sum sparse vectors, of which each rank gets a slice. Real entries, and every result is checked.
 
@@ -84,7 +84,7 @@ def _run(
     density: float,
     overlap: float,
     wire: str,
-    settings: Settings,
+    settings: SimulationSettings,
     *,
     keep: int = 0,
     calls: int = 1,

@@ -16,9 +16,9 @@ from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import densities_of
 from telegrad.cli.outputs import say_file, written
+from telegrad.cli.simulate import WireOption, sparse_algorithms
 from telegrad.cli.simulate_run import failures_said, swept, write_json
-from telegrad.cli.simulate_settings import Settings, ranks_of, shared_but, sizes_of
-from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
+from telegrad.cli.simulate_settings import SimulationSettings, ranks_of, shared_but, sizes_of
 from telegrad.plan.decision import TWO_LEVEL
 from telegrad.report.curves import Panel, draw
 from telegrad.report.simulation import duration, row_of
@@ -26,6 +26,8 @@ from telegrad.sim.measure import ALGORITHMS, Point
 from telegrad.sim.networks import Network
 
 Row = dict[str, Any]
+
+# Table and plot
 
 AUTO = "auto"
 _AXES = {"ranks": "ranks", "density": "density of a rank's vector"}
@@ -90,6 +92,8 @@ def _by_value(rows: Sequence[Row], across: str) -> dict[float, dict[str, Row]]:
     return dict(sorted(found.items()))
 
 
+# The command
+
 _SPARSE = (*ALGORITHMS["sparse_allreduce"], AUTO)
 _DENSE = {"dense": "auto", "dense_ring": "ring"}
 
@@ -132,7 +136,7 @@ def command(
     ] = 0.0,
     wire: WireOption = "auto",
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Sum sparse vectors over all ranks: time against ranks, and against density, of every algorithm.
 
@@ -210,7 +214,7 @@ def _point(
     overlap: float,
     wire: str,
     network: Network,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> Point:
     common: dict[str, Any] = {"ranks": ranks, "size": size, "network": network, "seed": settings.seed}
     common["payloads"] = settings.payloads

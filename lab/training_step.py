@@ -26,20 +26,20 @@ from torch.nn.parallel import DistributedDataParallel
 
 from telegrad import Communicator
 from telegrad.bench.job import peers_store, run_job
-from telegrad.bench.json_fields import JsonFields
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.plan import Timing, text_of
-from telegrad.bench.training_models import MODELS
+from telegrad.bench.model_profile import MODELS
+from telegrad.bench.plan import JsonFields, Timing, text_of
 from telegrad.calibration import calibrate
-from telegrad.cli.console import table_console
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError, join
 from telegrad.report.durations import duration
 from telegrad.train import DDPState, Synchronizer, ddp_hook
 
 Row = dict[str, Any]
+
+# What is measured
 
 WAYS = ("ddp-gloo", "ddp-telegrad", "wfbp", "single", "fixed", "greedy", "auto")
 """DistributedDataParallel with its own buckets, over Gloo and with telegrad's dense hook; and Synchronizers by plan."""
@@ -121,6 +121,8 @@ def verdicts_of(rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         )
     return found
 
+
+# What each rank runs
 
 _TARGET = "lab.training_step:rank_main"
 _TIMEOUT_S, _JOIN_TIMEOUT_S = 300.0, 120.0
@@ -283,6 +285,9 @@ def _say(communicator: Communicator, way: str) -> None:
         print(json.dumps({"block": way}), flush=True)
 
 
+# Table and plot
+
+
 def table_of(rows: Sequence[Row], title: str) -> Table:
     """One line for each way; ratios are of medians, to the fastest."""
     table = Table(title=title, title_justify="left", header_style="bold")
@@ -363,6 +368,8 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
         axes.grid(visible=True, axis="y", alpha=0.3)
     figure.savefig(path, dpi=130, format=None if path.suffix else "png")
 
+
+# The command
 
 _MODELS = ("small", "large", "mixed")
 _APART = 1e-3  # weights of two ways after the same steps, of the largest: float32 sums in another order

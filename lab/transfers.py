@@ -21,18 +21,18 @@ from rich.table import Table
 
 from lab.common.device_job import run_for_rows, tell_rows
 from telegrad import Communicator
-from telegrad.bench.device import Device
-from telegrad.bench.json_fields import JsonFields
-from telegrad.bench.plan import Timing, text_of
-from telegrad.cli.console import table_console
+from telegrad.bench.device import BenchmarkDevice
+from telegrad.bench.plan import JsonFields, Timing, text_of
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.gpu_options import described_gpu, rank_counts
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, names_among
 from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
-from telegrad.cli.progress import counting
 from telegrad.report.curves import Panel, draw
 from telegrad.report.durations import duration
 
 Row = dict[str, Any]
+
+# What is measured
 
 OPERATIONS = ("all_reduce", "all_reduce_async", "broadcast", "send")
 """``all_reduce_async`` is called with ``async_op=True``, and the stream waits for it at once. ``send``: each even rank
@@ -115,6 +115,8 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+# What each rank runs
+
 TARGET = "lab.transfers:rank_main"
 """What the ranks run."""
 
@@ -136,7 +138,9 @@ def rank_main(plan_json: str) -> None:
     tell_rows(lambda communicator, device, tell: measure(plan, communicator, device, tell))
 
 
-def measure(plan: TransfersPlan, communicator: Communicator, device: Device, tell: Callable[[Row], None]) -> None:
+def measure(
+    plan: TransfersPlan, communicator: Communicator, device: BenchmarkDevice, tell: Callable[[Row], None]
+) -> None:
     """What all ranks call; ``tell`` gets rank 0's rows. Raises what an operation fails with."""
     cases = plan.cases()
     begin = time.monotonic()
@@ -170,7 +174,7 @@ class _Vectors:
     values: torch.Tensor  # what rank 0 gives
 
     @classmethod
-    def of(cls, size: int, device: Device) -> _Vectors:
+    def of(cls, size: int, device: BenchmarkDevice) -> _Vectors:
         n = size // 4
         values = torch.arange(_PERIOD, dtype=torch.float32).repeat(-(-n // _PERIOD))[:n]
         return cls(size, device.empty(n), device.empty(n), device.pinned(n), torch.empty(n), values)
@@ -183,7 +187,7 @@ def _unequal(x: torch.Tensor, expected: torch.Tensor) -> int:
 @dataclass
 class _Case:
     communicator: Communicator
-    device: Device
+    device: BenchmarkDevice
     vectors: _Vectors
     operation: str
     times_s: dict[str, list[float]] = field(default_factory=dict)
@@ -271,6 +275,9 @@ class _Case:
         self.device.synchronize()
 
 
+# Table and plot
+
+
 def table_of(rows: Sequence[Row], title: str) -> Table:
     """A line per operation and size."""
     table = Table(title=title, title_justify="left", header_style="bold")
@@ -322,6 +329,9 @@ def panels_of(rows: Sequence[Row]) -> list[Panel]:
         curves = {name: [(row["bytes"], row[key]) for row in own] for name, key in names.items()}
         panels.append(Panel("bytes", f"{operation}, {ranks} ranks", curves, base=2))
     return panels
+
+
+# The command
 
 
 def command(

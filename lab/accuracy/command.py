@@ -14,13 +14,11 @@ from rich.console import Console
 
 from lab.accuracy.fashion import DEFAULT_FOLDER, DataMissing
 from lab.accuracy.job import Place, Result, check_sources, missing, prepare, results, time_steps, train
-from lab.accuracy.methods import METHODS
 from lab.accuracy.plots import plot
 from lab.accuracy.results import Row, rows_of
-from lab.accuracy.runs import Run
+from lab.accuracy.runs import METHODS, SIZES, TASKS, Run
 from lab.accuracy.study import MAIN, SWEEPS, SWEPT_TASK, Study, in_order
 from lab.accuracy.tables import StudyProgress, sweep_table, tables_of
-from lab.accuracy.tasks import SIZES, TASKS
 from lab.accuracy.time_to_accuracy import plot_over_time, read_iterations, timed, times_table
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lab.accuracy.fashion import read_fashion
-from lab.accuracy.runs import Run
-from lab.accuracy.tasks import TASKS
+from lab.accuracy.runs import TASKS, Run
 from telegrad.demo.text import Corpus
 from telegrad.launch import SINGLE_THREADED, Ranks
 

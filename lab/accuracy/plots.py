@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.accuracy.results import grouped, value_of
-from lab.accuracy.tasks import TASKS
+from lab.accuracy.runs import TASKS
 
 Result = Mapping[str, Any]
 

@@ -7,8 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab.accuracy.methods import DENSE, METHODS
-from lab.accuracy.tasks import TASKS
+from lab.accuracy.runs import DENSE, METHODS, TASKS
 
 Result = Mapping[str, Any]
 Row = dict[str, Any]

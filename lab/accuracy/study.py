@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lab.accuracy.methods import DENSE, METHODS, default_of
-from lab.accuracy.runs import Run
-from lab.accuracy.tasks import TASKS, Task
+from lab.accuracy.runs import DENSE, METHODS, TASKS, Run, Task, default_of
 
 MAIN, BATCH, RANKS = "methods", "batch", "ranks"
 SWEEPS = (BATCH, RANKS)

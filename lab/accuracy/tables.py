@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lab.accuracy.runs import Run
-from lab.accuracy.tasks import TASKS
+from lab.accuracy.runs import TASKS, Run
 
 Row = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from lab.accuracy.results import Result, Row
-from lab.accuracy.tasks import TASKS
+from lab.accuracy.runs import TASKS
 from telegrad.report.durations import duration
 
 _MODEL_OF = {"vgg": "VGG-16", "resnet": "VGG-16", "vgg-momentum": "VGG-16", "lstm": "LSTM", "gpt": "BERT"}

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from lab.accuracy import checkpoint
-from lab.accuracy.methods import METHODS
 from lab.accuracy.one_process import OneProcess, checksum
 from lab.accuracy.problems import Problem
-from lab.accuracy.runs import Run
+from lab.accuracy.runs import METHODS, Run
 from telegrad.errors import NonFiniteGradient
 
 

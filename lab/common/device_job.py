@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from telegrad import Communicator
-from telegrad.bench.device import Cuda, Device
+from telegrad.bench.device import BenchmarkDevice, Cuda
 from telegrad.bench.job import JobPlan, run_job
 from telegrad.launch import join
 
@@ -29,7 +29,7 @@ def run_for_rows(target: str, plan: JobPlan, *, timeout_s: float, on_row: Callab
     run_job(target, plan, take, timeout_s=timeout_s)
 
 
-def tell_rows(measure: Callable[[Communicator, Device, Tell], None]) -> None:
+def tell_rows(measure: Callable[[Communicator, BenchmarkDevice, Tell], None]) -> None:
     """What a rank of such a job runs: ``measure`` on the GPU, which tells rank 0's rows."""
     device = Cuda()
     torch.set_num_threads(1)

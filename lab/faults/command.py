@@ -29,11 +29,12 @@ from lab.faults.judge import (
 from lab.faults.runs import run_trials
 from lab.faults.trials import KINDS, LIVENESS_TIMEOUT_S, MISMATCHES, Options
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.cli.console import table_console
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.options import rank_range
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.cli.progress import counting
 from telegrad.report.durations import duration
+
+# Table and plot
 
 _COLUMNS = {HANG: "hangs", WRONG_SUM: "wrong sums", WRONG_CULPRIT: "wrong culprit", WRONG_ERROR: "wrong error"}
 _COLUMNS[LEFT] = "left behind"
@@ -171,6 +172,8 @@ def summary(verdicts: Sequence[Verdict]) -> str:
         f"wrong culprit, {errors} with another wrong error, {left} with something left behind{p99}{most}"
     )
 
+
+# The command
 
 _SEEDS_APART = 1_000_000
 _NETWORKS = ("shm", "tcp")

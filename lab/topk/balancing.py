@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.accuracy.recording import Recording
+from lab.topk.recording import Recording
 from lab.topk.schemes import KeepingLargest
 from lab.topk.simulated import ARIES, Row, scaled
 from lab.topk.streams import side_by_side

@@ -14,17 +14,17 @@ from rich.console import Console
 from rich.progress import TextColumn
 
 from lab.accuracy.fashion import DataMissing
-from lab.accuracy.recording import Recording
-from lab.accuracy.tasks import TASKS
+from lab.accuracy.runs import TASKS
 from lab.topk import balancing, measured, simulated, tables, weak_scaling
-from lab.topk.plan import MeasuredPlan
+from lab.topk.measured import MeasuredPlan
 from lab.topk.plots import plot
 from lab.topk.processes import simulate_all, tasks_of
+from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES
 from lab.topk.simulated import ARIES, RECORDED, SimulatedPlan
 from lab.topk.streams import PATTERNS
 from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.cli.console import table_console
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.options import (
     CalibratesFirst,
     JobTimeout,
@@ -36,7 +36,6 @@ from telegrad.cli.options import (
     refuse_given,
 )
 from telegrad.cli.outputs import check_all_writable, check_writable, drawn, write_result
-from telegrad.cli.progress import counting
 from telegrad.cli.simulate_settings import ranks_of
 from telegrad.launch import LaunchError
 from telegrad.sim.networks import Network, network_of
@@ -263,7 +262,7 @@ class _Recorder:
         return file
 
     def _record(self, count: int, folder: Path) -> Recording:
-        from lab.accuracy.record import record
+        from lab.topk.training import record
 
         with counting(self._console) as bar:
             shown = bar.add_task(f"recording {count:,} gradients of {self._task}", total=self._steps + count)

@@ -4,12 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Self
 
-from lab.topk.plan import MeasuredPlan
 from lab.topk.simulated import Row
 from telegrad.bench.job import run_job
 from telegrad.bench.plan import Timing
+
+
+@dataclass(frozen=True)
+class MeasuredPlan:
+    """``file``: of recorded gradients, of which ``blocks`` side by side make a rank's vector. ``calls``: of selection
+    with residuals, whose streams the schemes get in turn."""
+
+    network: str
+    ranks: int
+    density: float
+    schemes: tuple[str, ...]
+    file: str
+    blocks: int = 16
+    calls: int = 4
+    samples: int = 15
+    seconds: float = 20.0
+    calibrates: bool = True
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The reverse of ``to_json``."""
+        fields = json.loads(text)
+        return cls(**{**fields, "schemes": tuple(fields["schemes"])})
+
 
 _TARGET = "lab.topk.ranks:rank_main"
 

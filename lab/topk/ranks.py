@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lab.accuracy.recording import Recording
-from lab.topk.plan import MeasuredPlan
+from lab.topk.measured import MeasuredPlan
+from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES, TopkA
 from lab.topk.streams import SelectingRank, streams_of_rank
 from telegrad import Communicator, SparseStream

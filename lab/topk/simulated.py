@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from lab.accuracy.recording import Recording
+from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES, Called, Scheme, least_words, most_words, paper_words
 from lab.topk.streams import SelectingRank, pattern_stream, streams_of, wanted
 from telegrad.plan import Costs

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from lab.accuracy.recording import Recording
+from lab.topk.recording import Recording
 from telegrad.compress import Compressor
 from telegrad.stream import SparseStream
 from telegrad.stream.stream import MAX_LENGTH

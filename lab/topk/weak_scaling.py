@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lab.accuracy.recording import Recording
+from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES, Dense
 from lab.topk.simulated import ARIES, PUBLISHED, Row, scaled, selection_seconds
 from lab.topk.streams import side_by_side

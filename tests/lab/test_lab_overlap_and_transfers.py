@@ -27,7 +27,7 @@ from lab.overlap import OverlapPlan, Sample, row_of, timelines_of
 from lab.transfers import OPERATIONS, Times, TransfersPlan, enqueueing_text, panels_of, quantile
 from lab.transfers import row_of as transfers_row_of
 from telegrad import Communicator
-from telegrad.bench.kernel_trace import KERNELS, TO_DEVICE, TO_HOST, Interval, intervals_of
+from telegrad.bench.device import KERNELS, TO_DEVICE, TO_HOST, Interval, intervals_of
 from telegrad.comm.device import runtime as runtimes
 
 HERE = Path(__file__).parent

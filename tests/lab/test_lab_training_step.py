@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from lab import training_step as bench_training_step
 from lab import training_step as job
 from lab.training_step import WAYS, Row, TrainingStepPlan, Verdict, verdicts_of
-from telegrad.bench.training_models import MODELS
+from telegrad.bench.model_profile import MODELS
 from telegrad.launch import LaunchError
 
 _app = typer.Typer()

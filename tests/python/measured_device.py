@@ -12,7 +12,7 @@ import torch
 from computing_device import ComputingRuntime, StreamTensor
 from fake_device import DEVICE_TYPE, FakeStream
 
-from telegrad.bench.kernel_trace import KERNELS, Interval
+from telegrad.bench.device import KERNELS, Interval
 
 
 class Mark:

@@ -8,8 +8,21 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from telegrad.bench.json_fields import JsonFields
 from telegrad.comm.reduction import DENSE_ALGORITHMS
+
+
+@dataclass(frozen=True)
+class JsonFields:
+    """Its fields are what JSON has, and tuples of that."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
@@ -22,7 +35,7 @@ INTERLEAVED = ", interleaved"
 
 
 @dataclass(frozen=True)
-class Plan(JsonFields):
+class AllreducePlan(JsonFields):
     """``sizes`` in bytes. A contender is measured in ``samples`` samples of at least ``sample_s`` seconds each, fewer
     (but three) where all sizes together would take longer than about ``seconds``."""
 

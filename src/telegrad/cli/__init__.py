@@ -1,11 +1,14 @@
-"""The command ``telegrad``: one file per subcommand. Needs the extra ``cli``."""
+"""The command ``telegrad``: one file per subcommand, and what their standard output does. Needs the extra ``cli``."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import io
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +29,7 @@ class Command:
 
 COMMANDS = (
     Command("doctor", "telegrad.cli.doctor", "doctor"),
-    Command("env", "telegrad.cli.env", "env"),
+    Command("env", "telegrad.cli.doctor", "env"),
     Command("test", "telegrad.cli.selftest", "selftest"),
     Command("report", "telegrad.cli.report", "report", needs=("matplotlib:plot_file",)),
     Command("bench", "telegrad.cli.bench", "app", needs=("matplotlib:plot_file",)),
@@ -50,7 +53,6 @@ def main() -> None:
         import typer as _typer  # noqa: F401
     except ModuleNotFoundError as error:
         sys.exit(f"telegrad's commands need {error.name}: pip install 'telegrad[cli]'")
-    from telegrad.cli.standard_output import standard_output
 
     try:
         with standard_output():
@@ -123,3 +125,49 @@ def _unavailable(program: str, command: Command, reason: ImportError) -> Callabl
 
     call.__doc__ = f"Not available here: {reason}"
     return call
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[None]:
+    """Within it, characters that the encoding of standard output has not are replaced. If it cannot be written, the
+    process ends with status 1 and one line that says why; without a line where its reader has seen enough."""
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="replace")
+    if sys.stdout is None:  # nobody would read it, and the next file that is opened would take its number
+        raise SystemExit("standard output is closed: leave it open, or send it to /dev/null")
+    if not isinstance(sys.stdout, io.TextIOWrapper):  # a test's
+        yield
+        return
+    before, file = sys.stdout, _File(sys.stdout.fileno())
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(file), before.encoding, "replace", line_buffering=before.line_buffering
+    )
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BaseException as error:
+        if file.failure is None:
+            raise
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:  # what is not written yet cannot be
+            os.dup2(nothing.fileno(), file.fileno())
+        if not isinstance(file.failure, BrokenPipeError):
+            with contextlib.suppress(OSError):  # it may be the same terminal
+                sys.stderr.write(f"standard output cannot be written: {file.failure.strerror}\n")
+        raise SystemExit(1) from error
+
+
+class _File(io.FileIO):
+    """``failure``: why it could not be written. Whoever caught the error may have taken it for another file's."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise

@@ -13,18 +13,15 @@ from rich.progress import TextColumn
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import BOUND_FORMULA, check_nodes
 from telegrad.bench.peers import PEERS, why_missing
-from telegrad.bench.plan import ALGORITHMS, Measured, Plan, text_of
-from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
-from telegrad.bench.summary import summary_of
-from telegrad.cli.console import say_without, table_console
+from telegrad.bench.plan import ALGORITHMS, AllreducePlan, Measured, text_of
+from telegrad.bench.runner import AllreduceOutcome, Row, count_of, rows_of, run
+from telegrad.cli.console import counting, say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.cli.progress import counting
 from telegrad.comm.encoded import WIRES
 from telegrad.launch import LaunchError
 from telegrad.linear.memory import available_bytes
-from telegrad.report.allreduce import plot, table_of
-from telegrad.report.allreduce_summary import lines_of
+from telegrad.report.allreduce import lines_of, plot, summary_of, table_of
 from telegrad.report.durations import duration
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
@@ -122,7 +119,7 @@ def allreduce(
     summaries: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     for name in networks:
-        plan = Plan(
+        plan = AllreducePlan(
             benchmark="allreduce",
             network=name,
             ranks=ranks,
@@ -211,7 +208,7 @@ def _checked_wires(wires: str | None) -> tuple[str, ...]:
     return chosen
 
 
-def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> Outcome:
+def _run_with_progress(console: Console, plan: AllreducePlan, timeout_s: float) -> AllreduceOutcome:
     with counting(console, TextColumn("{task.fields[latest]}")) as progress:
         task = progress.add_task(f"all_reduce over {plan.network}", total=count_of(plan), latest="starting ranks")
 

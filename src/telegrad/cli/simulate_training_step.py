@@ -14,7 +14,7 @@ from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import names_among, refuse_given
 from telegrad.cli.outputs import say_file, written
 from telegrad.cli.simulate_run import failures_said, write_json
-from telegrad.cli.simulate_settings import Settings, shared_but
+from telegrad.cli.simulate_settings import SimulationSettings, shared_but
 from telegrad.cli.workload_options import (
     ComputeOption,
     DeviceOption,
@@ -98,7 +98,7 @@ def training_step(
         ),
     ] = 0.0,
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Predict a training step: compute, select, send, decompress, overlapped as data-parallel training does it.
 

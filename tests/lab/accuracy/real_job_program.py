@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
-from lab.accuracy.methods import METHODS
 from lab.accuracy.one_process import checksum
 from lab.accuracy.problems import Problem, open_problem
-from lab.accuracy.runs import Run
+from lab.accuracy.runs import METHODS, Run
 
 
 def train_all(init_method: str, runs: str, data: str, texts: str) -> None:

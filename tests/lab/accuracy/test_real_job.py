@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from lab.accuracy.methods import METHODS, Method
 from lab.accuracy.problems import open_problem
-from lab.accuracy.runs import Run
-from lab.accuracy.tasks import TASKS
+from lab.accuracy.runs import METHODS, TASKS, Method, Run
 from lab.accuracy.training import Training
 from telegrad.launch import SINGLE_THREADED, Ranks
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lab.accuracy.problems import open_problem
-from lab.accuracy.record import record
-from lab.accuracy.recording import Recorder, Recording
+from lab.topk.recording import Recorder, Recording
+from lab.topk.training import record
 
 LARGE = np.array([1.0, -3.0, 0.25, 0.0], np.float32)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.accuracy.methods import DENSE, METHODS, Method, default_of
-from lab.accuracy.runs import Run
+from lab.accuracy.runs import DENSE, METHODS, TASKS, Method, Run, default_of
 from lab.accuracy.study import Study, in_order
-from lab.accuracy.tasks import TASKS
 from telegrad.compress import SELECTIONS
 
 RUN = Run("vgg", "topk", 0.01, 0, 300, 64, 4)

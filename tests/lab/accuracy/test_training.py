@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.accuracy import tasks
-from lab.accuracy.methods import METHODS
+from lab.accuracy import runs as tasks
 from lab.accuracy.one_process import OneProcess
 from lab.accuracy.problems import Problem, open_problem
-from lab.accuracy.runs import Run
-from lab.accuracy.tasks import SIZES, TASKS
+from lab.accuracy.runs import METHODS, SIZES, TASKS, Run
 from lab.accuracy.training import Training
 
 RANKS = 2  # any algorithm sums two vectors to the same bits

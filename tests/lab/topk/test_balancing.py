@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from topk_recordings import recording
 
-from lab.accuracy.recording import Recorder, Recording
 from lab.topk.balancing import balancing_rows
 from lab.topk.plots import panels_of
 from lab.topk.processes import simulate_all
+from lab.topk.recording import Recorder, Recording
 from lab.topk.simulated import SimulatedPlan
 from lab.topk.tables import balancing_table, reduction_s
 from lab.topk.weak_scaling import Model

@@ -12,12 +12,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lab.accuracy.recording import Recorder
 from lab.topk import command as bench_topk
 from lab.topk import measured, simulated
-from lab.topk.measured import Outcome, rows_of
-from lab.topk.plan import MeasuredPlan
+from lab.topk.measured import MeasuredPlan, Outcome, rows_of
 from lab.topk.plots import panels_of
+from lab.topk.recording import Recorder
 from lab.topk.schemes import SCHEMES
 from telegrad.launch import LaunchError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lab.accuracy.recording import Recorder, Recording
+from lab.topk.recording import Recorder, Recording
 
 SIZES = {"a": 3000, "b": 500, "c": 20}
 

@@ -17,9 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from lab.common import experiments
 from telegrad import _core
 from telegrad.cli.simulate import app
-from telegrad.cli.simulate_settings import Settings, sizes_of
+from telegrad.cli.simulate_settings import SimulationSettings, sizes_of
 
 COLLECTIVES = ("allreduce", "sparse-allreduce", "allgather", "broadcast", "barrier")
 
@@ -387,9 +388,9 @@ def test_ranges_and_lists() -> None:
     assert sizes_of("4..100") == [4, 16, 64, 100]
     assert sizes_of("0..64") == [0, 4, 16, 64]
     assert sizes_of("0KiB,4") == [0, 4]
-    assert Settings(ranks="2..4096").all_ranks() == [1 << power for power in range(1, 13)]
-    assert Settings(ranks="3..7,64").all_ranks() == [3, 6, 7, 64]
-    assert Settings(ranks="5..5").all_ranks() == [5]
+    assert SimulationSettings(ranks="2..4096").all_ranks() == [1 << power for power in range(1, 13)]
+    assert SimulationSettings(ranks="3..7,64").all_ranks() == [3, 6, 7, 64]
+    assert SimulationSettings(ranks="5..5").all_ranks() == [5]
 
 
 def test_one_rank_that_takes_no_time_can_be_drawn(tmp_path: Path) -> None:
@@ -405,7 +406,12 @@ def test_one_rank_that_takes_no_time_can_be_drawn(tmp_path: Path) -> None:
 def test_options_that_the_document_names_exist() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "simulation.md").read_text()
     named = set(re.findall(r"`(--[a-z-]+)", text))
-    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-    options = {option for command in commands for parameter in command.params for option in parameter.opts}
+    lab = experiments.app(["simulated-faults", "sparse-collectives", "sparse-sweep"])
+    options = {*_options_of(typer.main.get_command(app)), *_options_of(typer.main.get_command(lab))}
     assert {"--critical-path", "--timeline", "--oversubscription"} <= named
     assert named <= options
+
+
+def _options_of(command: Any) -> set[str]:
+    inner = (_options_of(one) for one in getattr(command, "commands", {}).values())
+    return {option for parameter in command.params for option in parameter.opts}.union(*inner)
