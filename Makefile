@@ -87,7 +87,7 @@ ccache := $(if $(shell command -v ccache),-DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 
 clean:  ## remove what was built; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis $(venv)/built
-	find src tests -name __pycache__ -prune -exec rm -rf {} +
+	find src lab tests -name __pycache__ -prune -exec rm -rf {} +
 
 test-core: werror := -DTELEGRAD_WERROR=ON
 test-core: $(venv)/ready

@@ -31,6 +31,7 @@ OTHERS = (
     "telegrad/__init__.py",
     "telegrad/py.typed",
     "telegrad/_ucx/LICENSE",
+    "telegrad_autoload/__init__.py",
 )
 # Which library each module may load beside those that every manylinux system has, and those beside it.
 MPI = {"_core": None, "_mpi": "libmpi.so.12", "_mpi_abi": "libmpi_abi.so.1"}
@@ -77,7 +78,7 @@ def problems_of(wheel: Path) -> list[str]:
         suffix = "abi3" if name.abi == "abi3" else f"cpython-{name.python[2:]}-x86_64-linux-gnu"
         modules = {f"telegrad/{module}.{suffix}.so": mpi for module, mpi in MPI.items()}
         found += [f"{wanted} is missing" for wanted in (*modules, *BUNDLED, CMA, *OTHERS) if wanted not in names]
-        foreign = [n for n in names if not re.match(r"telegrad/|telegrad-[^/]+\.dist-info/", n)]
+        foreign = [n for n in names if not re.match(r"telegrad/|telegrad_autoload/|telegrad-[^/]+\.dist-info/", n)]
         found += [f"{path} does not belong into it" for path in foreign]
         for path in names:
             if re.search(r"\.so(\.|$)", path):

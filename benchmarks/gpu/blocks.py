@@ -16,10 +16,14 @@ from typing import Any
 
 import rows
 import torch
+from limited import ROOT
 
-from telegrad.bench.select_gpu import seconds_between_events
 from telegrad.ops.select.triton import cuts, passes, sources
 from telegrad.ops.triton import launch, numbers_on
+
+sys.path.insert(0, str(ROOT))
+
+from lab.select import seconds_between_events
 
 _ELEMENTS = 64 << 20
 _SAMPLES = 15

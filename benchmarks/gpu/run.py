@@ -52,9 +52,9 @@ class Part:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _bench(name: str, *arguments: str) -> Callable[[Path], list[str]]:
+def _experiment(name: str, *arguments: str) -> Callable[[Path], list[str]]:
     def command(stem: Path) -> list[str]:
-        return [*_TELEGRAD, "bench", name, *arguments, "--json", f"{stem}.json", "--plot", f"{stem}.png"]
+        return [*_LAB, name, *arguments, "--json", f"{stem}.json", "--plot", f"{stem}.png"]
 
     return command
 
@@ -68,7 +68,7 @@ def _demo(stem: Path) -> list[str]:
 
 def _select(stem: Path) -> list[str]:
     elements = "64Ki,1Mi,16Mi,64Mi" + (",1Gi" if _gpu_bytes() >= _BYTES_OF_1_GI else "")
-    return _bench("select", "--device", "cuda", "--elements", elements, "--seconds", "4")(stem)
+    return _experiment("select", "--device", "cuda", "--elements", elements, "--seconds", "4")(stem)
 
 
 def _program(name: str) -> Callable[[Path], list[str]]:
@@ -89,13 +89,13 @@ def _gpu_bytes() -> int:
     return torch.cuda.get_device_properties().total_memory if torch.cuda.is_available() else 0
 
 
-_TELEGRAD = [sys.executable, "-m", "telegrad"]
+_TELEGRAD, _LAB = [sys.executable, "-m", "telegrad"], [sys.executable, "-m", "lab"]
 _GPU_TESTS = "tests/python/gpu"
 # Those that run on the CPU alone, and those that compile what others run, are not among them.
 _KERNEL_TESTS = [
     *(f"tests/python/ops/test_{name}_triton.py" for name in ("feedback", "pack", "quantise", "scatter", "select")),
     *("tests/python/ops/test_staging_triton.py", "tests/python/ops/test_select_queued.py"),
-    *("tests/python/compress/test_selection_on_tensors.py", "tests/python/cli/test_bench_select.py"),
+    *("tests/python/compress/test_selection_on_tensors.py", "tests/lab/test_lab_select.py"),
 ]
 # Ranks in one process: one of them may load a kernel, for which the driver waits for the device, while the stream of
 # another waits for it. Where ranks are processes that is only slow, and what users have.
@@ -123,8 +123,8 @@ PARTS: Mapping[str, Part] = {
         stands_on=(),
     ),
     # 1, 2 and 4 ranks, each of which may take as long.
-    "transfers": Part(340, _bench("transfers", "--seconds", "40", "--timeout", "110"), environment=ENVIRONMENT),
-    "overlap": Part(150, _bench("overlap", "--timeout", "70"), environment=ENVIRONMENT),
+    "transfers": Part(340, _experiment("transfers", "--seconds", "40", "--timeout", "110"), environment=ENVIRONMENT),
+    "overlap": Part(150, _experiment("overlap", "--timeout", "70"), environment=ENVIRONMENT),
     "demo": Part(320, _demo, environment=ENVIRONMENT),
     "hook": Part(170, _program("hook.py"), needs=("cuda.bindings", "triton"), environment=ENVIRONMENT),
     "select": Part(200, _select, needs=("triton",), stands_on=()),
@@ -141,9 +141,9 @@ BRIEF: Mapping[str, Part] = {
     "probe": replace(_PROBE, limit_s=90),
     "tests": replace(_TESTS, limit_s=65),
     "training": Part(80, _gpu_tests("test_gpu_training.py"), are_tests=True, environment=ENVIRONMENT),
-    "select": Part(35, _bench("select", *_BRIEF_SELECT), needs=("triton",), stands_on=()),
-    "transfers": Part(50, _bench("transfers", *_BRIEF_TRANSFERS), environment=ENVIRONMENT),
-    "overlap": Part(35, _bench("overlap", *_BRIEF_OVERLAP), environment=ENVIRONMENT),
+    "select": Part(35, _experiment("select", *_BRIEF_SELECT), needs=("triton",), stands_on=()),
+    "transfers": Part(50, _experiment("transfers", *_BRIEF_TRANSFERS), environment=ENVIRONMENT),
+    "overlap": Part(35, _experiment("overlap", *_BRIEF_OVERLAP), environment=ENVIRONMENT),
     "blocks": replace(_BLOCKS, limit_s=25),
 }
 """What is most worth knowing first. Of what does not come to its end the rows that are there are kept."""

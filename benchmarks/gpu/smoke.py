@@ -62,7 +62,7 @@ def _failed(command: Sequence[str], limit_s: float) -> str | None:
 
 def _steps() -> dict[str, list[str]]:
     own = [sys.executable, str(Path(__file__).resolve()), "--step"]
-    transfers = [sys.executable, "-m", "telegrad", "bench", "transfers", *_TRANSFERS, "--ranks"]
+    transfers = [sys.executable, "-m", "lab", "transfers", *_TRANSFERS, "--ranks"]
     return {
         "two processes sum host arrays": [*own, "host"],
         "an exact top-k on the GPU chooses what numpy does": [*own, "selection"],

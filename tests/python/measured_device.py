@@ -1,8 +1,7 @@
-"""The fake device as benchmarks see one (telegrad.bench.device.Device), and ranks of their jobs that share it."""
+"""The fake device as benchmarks see one (telegrad.bench.device.Device)."""
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -13,12 +12,7 @@ import torch
 from computing_device import ComputingRuntime, StreamTensor
 from fake_device import DEVICE_TYPE, FakeStream
 
-from telegrad.bench import overlap, transfers
-from telegrad.bench.kernel_trace import KERNELS, Interval
-from telegrad.bench.overlap_plan import OverlapPlan
-from telegrad.bench.transfers_plan import TransfersPlan
-from telegrad.comm.device import runtime as runtimes
-from telegrad.launch import join
+from telegrad.bench.device import KERNELS, Interval
 
 
 class Mark:
@@ -71,22 +65,3 @@ class MeasuredDevice:
 
     def _current(self) -> FakeStream:
         return self.runtime.current_stream(torch.device(DEVICE_TYPE, 0))
-
-
-def transfers_main(plan_json: str) -> None:
-    """Instead of ``telegrad.bench.transfers:main``, in a process of its own."""
-    _on_the_device(lambda comm, device, tell: transfers.measure(TransfersPlan.from_json(plan_json), comm, device, tell))
-
-
-def overlap_main(plan_json: str) -> None:
-    """Instead of ``telegrad.bench.overlap:main``."""
-    _on_the_device(lambda comm, device, tell: overlap.measure(OverlapPlan.from_json(plan_json), comm, device, tell))
-
-
-def _on_the_device(measure: Callable[..., None]) -> None:
-    runtime = ComputingRuntime()
-    runtimes.register_runtime(DEVICE_TYPE, lambda: runtime)
-    torch.set_num_threads(1)
-    with join(timeout_s=60.0, join_timeout_s=60.0) as communicator, runtime.on(runtime.new_stream()):
-        measure(communicator, MeasuredDevice(runtime), lambda row: print(json.dumps(row), flush=True))
-    runtime.stop()

@@ -16,7 +16,7 @@ import telegrad
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ERRORS, SECURITY = (DOCS / "errors.md").read_text(), (DOCS / "security.md").read_text()
-MARKERS = "<!-- begin telegrad bench errors -->", "<!-- end telegrad bench errors -->"
+MARKERS = "<!-- begin python -m lab errors -->", "<!-- end python -m lab errors -->"
 
 
 def sections(text: str) -> dict[str, str]:

@@ -64,8 +64,6 @@ MAY_IMPORT = {
     "sim": {*LIBRARY, "plan", "launch"},
     "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
     "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
-    "accuracy": {*LIBRARY, "train", "launch", "demo"},
-    "schemes": {*LIBRARY, "plan", "sim", "launch", "calibration", "bench", "accuracy"},
     "doctor": {*LIBRARY, "_interfaces", "launch", "bench"},
     "report": {
         "errors",
@@ -75,7 +73,6 @@ MAY_IMPORT = {
         "calibration",
         "bench",
         "demo",
-        "accuracy",
         "doctor",
     },  # shows what these have found
     "cli": {
@@ -89,8 +86,6 @@ MAY_IMPORT = {
         "calibration",
         "bench",
         "demo",
-        "accuracy",
-        "schemes",
         "doctor",
     },
     "__main__": {"cli"},
@@ -103,14 +98,12 @@ MAY_IMPORT_TORCH = {
     "torch_backend",
     "bench",
     "demo",
-    "accuracy",
-    "schemes",
     "cli",
 }  # others only inside functions, or not at all
 NEVER_IMPORTS_TORCH = {"plan", "compress", "ops", "errors", "stream"}
 GPU_KERNELS = "triton"  # folders of ops that work on torch tensors: others import them inside functions only
 
-MOST_LINES = 500
+MOST_LINES = 1000
 
 
 def cpp_sources() -> list[Path]:
@@ -226,6 +219,7 @@ def test_installed_headers_include_each_other_only(name: str) -> None:
 def test_python_imports_point_down(path: Path) -> None:
     room = room_of(path)
     assert room in MAY_IMPORT, f"{room} is a new room: give it its place in MAY_IMPORT and in docs/design.md"
+    assert not {name.partition(".")[0] for name, _ in imported(ast.parse(path.read_text()))} & {"lab", "tests"}
     of_gpu = room == "ops" and GPU_KERNELS in path.relative_to(PACKAGE).parts
     assert python_faults(room, path.read_text(), PUBLIC, of_gpu=of_gpu) == []
 
@@ -240,7 +234,7 @@ def test_no_conditional_compilation_outside_drivers_and_kernels(path: Path) -> N
 
 def test_no_file_is_too_long() -> None:
     kinds = {".py", ".pyi", ".cpp", ".hpp", ".h", ".sh", ".cmake", ".txt"}
-    places = [CORE, ROOT / "src", ROOT / "tests", ROOT / "examples", ROOT / "benchmarks", ROOT / "cmake"]
+    places = [CORE, ROOT / "src", ROOT / "lab", ROOT / "tests", ROOT / "examples", ROOT / "benchmarks", ROOT / "cmake"]
     files = [path for place in places for path in place.rglob("*") if path.suffix in kinds and path.is_file()]
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
     assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,12 @@ def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def package_of(python: Path) -> Path:
     return Path(run(python, "-c", "import telegrad; print(telegrad.__path__[0])").strip())
+
+
+@pytest.mark.timeout(600)
+def test_experiments_are_not_in_the_wheel(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"telegrad", "telegrad_autoload"}
 
 
 @pytest.mark.timeout(600)

@@ -46,9 +46,11 @@ def content() -> dict[str, bytes]:
         pytest.skip("built with the system's UCX")
     files = [path for path in package.rglob("*") if path.is_file() and ("_ucx" in path.parts or path.suffix == ".so")]
     sources = [ROOT / "src" / "telegrad" / name for name in ("__init__.py", "py.typed")]
-    return {f"telegrad/{path.relative_to(package)}": path.read_bytes() for path in files} | {
-        f"telegrad/{path.name}": path.read_bytes() for path in sources
-    }
+    return (
+        {f"telegrad/{path.relative_to(package)}": path.read_bytes() for path in files}
+        | {f"telegrad/{path.name}": path.read_bytes() for path in sources}
+        | {"telegrad_autoload/__init__.py": (ROOT / "src" / "telegrad_autoload" / "__init__.py").read_bytes()}
+    )
 
 
 def _problems(folder: Path, content: dict[str, bytes], name: str = NAME) -> list[str]:
@@ -87,10 +89,11 @@ def test_what_is_missing_is_named(content: dict[str, bytes], tmp_path: Path, los
 
 def test_what_is_too_much_is_named(content: dict[str, bytes], tmp_path: Path) -> None:
     ucp = content["telegrad/_ucx/lib/libtelegrad_ucp.so.0"]
-    more = {"telegrad.libs/libmpi-1234.so.12": ucp, "tests/conftest.py": b""}
+    more = {"telegrad.libs/libmpi-1234.so.12": ucp, "tests/conftest.py": b"", "lab/checks.py": b""}
     assert _problems(tmp_path, content | more) == [
         "telegrad.libs/libmpi-1234.so.12 does not belong into it",
         "tests/conftest.py does not belong into it",
+        "lab/checks.py does not belong into it",
         "telegrad.libs/libmpi-1234.so.12 is a library that it should not carry",
     ]
 

@@ -1,5 +1,4 @@
-"""Benchmarks: each measures telegrad beside a peer, in the same processes and interleaved, and knows the bound of
-theory.
+"""Allreduces beside those of peers, in the same processes and interleaved, and the bound of theory.
 
-``registry`` lists them, ``runner`` starts the ranks, ``networks`` says over what, ``peers`` who is compared with.
+``runner`` starts the ranks, ``networks`` says over what, ``peers`` who is compared with.
 """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,14 +18,49 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
-from telegrad.bench.encoded_sums import EncodedSums
 from telegrad.bench.netlab import burst_bytes
 from telegrad.bench.networks import rate_bytes_per_s
 from telegrad.bench.peers import Peer, say_missing, start_peers
-from telegrad.bench.plan import INTERLEAVED, Measured, Plan, Timing, is_alternative, is_slower, text_of
+from telegrad.bench.plan import INTERLEAVED, AllreducePlan, Measured, Timing, is_alternative, is_slower, text_of
 from telegrad.calibration import calibrate
+from telegrad.comm.encoded import WIRES
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
+
+WIRE_BITS = {"bf16": 16, "f16": 16, "int8": 8 + 1 / 8, "qsgd8": 8 + 1 / 32, "qsgd4": 4 + 1 / 32, "qsgd2": 2 + 1 / 32}
+"""Of a value in a message, with its part of a scale (docs/algorithms.md, "Encoded values")."""
+
+_ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "int8": 1 / 254, "qsgd8": 1 / 127, "qsgd4": 1 / 7, "qsgd2": 1.0}
+_ADDING = 2**-20  # of float32's own additions
+
+assert set(WIRE_BITS) == set(_ROUNDING) == set(WIRES)
+
+
+class EncodedSums:
+    """Sums of normally distributed values, others on each rank."""
+
+    def __init__(self, communicator: Communicator, elements: int) -> None:
+        self._communicator = communicator
+        self._values = np.random.default_rng(communicator.rank).standard_normal(elements, np.float32)
+        self._sum = np.empty_like(self._values)
+
+    def call(self, wire: str) -> Callable[[Vector], object]:
+        """Sums as many values as the vector that it is given has; what that holds does not matter."""
+        return lambda x: self._communicator.all_reduce(self._values[: x.size], wire=wire, out=self._sum[: x.size])
+
+    def wrong(self, wire: str, elements: int) -> int:
+        """How many values of the last sum are further off than roundings can be, on this rank; all of them where ranks
+        do not have the same bits."""
+        communicator, values, found = self._communicator, self._values[:elements], self._sum[:elements].copy()
+        digests = communicator.all_gather(np.array([zlib.crc32(found.data)], np.int64))
+        if digests.min() != digests.max():
+            return elements
+        exact = np.empty_like(values)
+        communicator.all_reduce(values, out=exact)
+        largest = float(communicator.all_gather(np.array([np.abs(values).max()])).max())
+        most = communicator.world_size * (_ROUNDING[wire] + _ADDING) * largest + _ROUNDING[wire] * np.abs(exact).max()
+        return int(np.count_nonzero(~(np.abs(found - exact) <= most * (1 + _ROUNDING[wire]))))
+
 
 Vector = npt.NDArray[np.float32]
 
@@ -68,7 +104,7 @@ class _Contender:
 def main(plan_json: str) -> None:
     """One rank. Rank 0 prints a line of JSON for each contender at each size, and once more where it was measured
     again; a rank on which a peer does not start prints ``{"missing", "why"}``."""
-    plan = Plan.from_json(plan_json)
+    plan = AllreducePlan.from_json(plan_json)
     with _joined(plan) as communicator:
         if plan.calibrates and communicator.world_size > 1:
             calibrate(communicator, keep=False)
@@ -84,7 +120,7 @@ def main(plan_json: str) -> None:
             peer.close()
 
 
-def _joined(plan: Plan) -> Communicator:
+def _joined(plan: AllreducePlan) -> Communicator:
     if plan.watched:
         return join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S)
     rank, size = rank_and_size()
@@ -102,7 +138,7 @@ def interleaved(communicator: Communicator) -> Communicator:
     return dealt
 
 
-def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Sequence[Peer]) -> None:
+def _measure_all(plan: AllreducePlan, orders: Mapping[str, Communicator], peers: Sequence[Peer]) -> None:
     communicator = orders[""]
     vector = np.zeros(max(plan.sizes) // 4, np.float32)
     begin = time.monotonic()
@@ -144,7 +180,7 @@ def _measure_all(plan: Plan, orders: Mapping[str, Communicator], peers: Sequence
 
 
 def _contenders(
-    plan: Plan, orders: Mapping[str, Communicator], encoded: EncodedSums | None, peers: Iterable[Peer]
+    plan: AllreducePlan, orders: Mapping[str, Communicator], encoded: EncodedSums | None, peers: Iterable[Peer]
 ) -> list[_Contender]:
     def ours(order: str, algorithm: str) -> _Contender:
         chosen = orders[order]
@@ -160,7 +196,9 @@ def _contenders(
     ]
 
 
-def _within_reach(plan: Plan, communicator: Communicator, peers: Iterable[Peer], vector: Vector) -> dict[str, int]:
+def _within_reach(
+    plan: AllreducePlan, communicator: Communicator, peers: Iterable[Peer], vector: Vector
+) -> dict[str, int]:
     """How many bytes each peer is given at most, by name: calls of ``_REACH`` times as many would take more than
     ``_PATIENCE_S`` if time grew as length does. A call cannot be broken off, and with more ranks than cores that of a
     peer which never sleeps can take minutes."""
@@ -210,7 +248,7 @@ def _bytes_sent(contender: _Contender) -> int:
     return contender.communicator.stats()["bytes_sent"] if contender.communicator else 0
 
 
-def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender, x: Vector) -> float:
+def _choose_calls(plan: AllreducePlan, communicator: Communicator, contender: _Contender, x: Vector) -> float:
     """Decides how many calls make up a sample; returns about how many seconds a call takes.
 
     Ranks leave the barrier one after another, so that few calls tell little of many: their number grows until a sample
@@ -228,7 +266,12 @@ def _choose_calls(plan: Plan, communicator: Communicator, contender: _Contender,
 
 
 def _take_samples(
-    plan: Plan, communicator: Communicator, contenders: list[_Contender], x: Vector, samples: int, most_s: float
+    plan: AllreducePlan,
+    communicator: Communicator,
+    contenders: list[_Contender],
+    x: Vector,
+    samples: int,
+    most_s: float,
 ) -> None:
     """Up to ``samples`` rounds. Who has used up its part of ``most_s`` seconds and has enough samples sits out."""
     rate = rate_bytes_per_s(plan.network)

@@ -26,7 +26,7 @@ BOUND_FORMULA = (
 
 
 @dataclass(frozen=True)
-class Network:
+class OpenNetwork:
     """What the ranks' processes are started with so that they meet this network, and nothing faster."""
 
     name: str
@@ -72,24 +72,24 @@ def check_nodes(name: str, ranks: int, nodes: int) -> None:
 
 
 @contextmanager
-def open_network(name: str, ranks: int, nodes: int = 1) -> Iterator[Network]:
+def open_network(name: str, ranks: int, nodes: int = 1) -> Iterator[OpenNetwork]:
     """``shm``: what UCX takes on one machine; ``tcp``: sockets over loopback; a rate such as ``1gbit``: one network
     namespace per rank, links shaped by tc (needs root); with more than one of ``nodes``, one per node, whose ranks
     share its link and memory. Raises ``ValueError`` for other names and nodes, ``NetlabError`` if the namespaces cannot
     be made."""
     check_nodes(name, ranks, nodes)
     if name == "shm":
-        yield Network(name, {"GLOO_SOCKET_IFNAME": "lo"})
+        yield OpenNetwork(name, {"GLOO_SOCKET_IFNAME": "lo"})
     elif name == "tcp":
-        yield Network(name, {**_TCP_ONLY, "GLOO_SOCKET_IFNAME": "lo"})
+        yield OpenNetwork(name, {**_TCP_ONLY, "GLOO_SOCKET_IFNAME": "lo"})
     elif nodes > 1:
         environment = {**_WITHIN_NODES, "GLOO_SOCKET_IFNAME": INTERFACE, "TELEGRAD_NETWORK": f"netlab {name}"}
         with Netlab(nodes, name) as laboratory:
             laboratory.open_memory()
-            yield Network(name, environment, lambda rank: laboratory.prefix_of(node_of(rank, ranks, nodes)))
+            yield OpenNetwork(name, environment, lambda rank: laboratory.prefix_of(node_of(rank, ranks, nodes)))
     else:
         # No transport but TCP: shared memory would go round the namespaces.
         # Named, since a host's name does not tell one laboratory's tuning from another's.
         environment = {**_TCP_ONLY, "GLOO_SOCKET_IFNAME": INTERFACE, "TELEGRAD_NETWORK": f"netlab {name}"}
         with Netlab(ranks, name) as laboratory:
-            yield Network(name, environment, laboratory.prefix_of)
+            yield OpenNetwork(name, environment, laboratory.prefix_of)

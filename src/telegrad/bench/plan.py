@@ -8,18 +8,34 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from telegrad.bench.json_fields import JsonFields
 from telegrad.comm.reduction import DENSE_ALGORITHMS
+
+
+@dataclass(frozen=True)
+class JsonFields:
+    """Its fields are what JSON has, and tuples of that."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
+
+ALGORITHMS = (*(name for name in DENSE_ALGORITHMS if name != "auto"), "auto")
+"""Of ours, as ``telegrad bench allreduce`` measures them: the automatic choice last."""
 
 INTERLEAVED = ", interleaved"
 """Behind an algorithm's name: among ranks whose neighbours live on other nodes."""
 
 
 @dataclass(frozen=True)
-class Plan(JsonFields):
+class AllreducePlan(JsonFields):
     """``sizes`` in bytes. A contender is measured in ``samples`` samples of at least ``sample_s`` seconds each, fewer
     (but three) where all sizes together would take longer than about ``seconds``."""
 
@@ -83,6 +99,16 @@ class Measured:
     def from_json(cls, text: str) -> Self:
         fields: dict[str, Any] = json.loads(text)
         return cls(**{**fields, "timing": Timing(**fields["timing"])})
+
+
+def bound_bytes(ranks: int, size: int) -> float:
+    """The least that a rank (or, of so many nodes, a node) must send in an allreduce, whatever the algorithm."""
+    return 2 * (ranks - 1) / ranks * size
+
+
+def bus_factor(ranks: int) -> float:
+    """Turns an allreduce's bytes per second of the vector into those of a link, as nccl-tests do."""
+    return 2 * (ranks - 1) / ranks
 
 
 def is_slower(seconds: float, than_s: float, *, share: float, slack_s: float = 2e-6) -> bool:

@@ -7,18 +7,19 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from telegrad.bench.encoded_sums import WIRE_BITS
+from telegrad.bench.allreduce import WIRE_BITS
 from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.networks import payload_bytes_per_s
 from telegrad.bench.peers import PEERS
-from telegrad.bench.plan import Measured, Plan
-from telegrad.bench.registry import BENCHMARKS
+from telegrad.bench.plan import AllreducePlan, Measured, bound_bytes, bus_factor
 
 Row = dict[str, object]
 
+TARGET = "telegrad.bench.allreduce:main"
+
 
 @dataclass
-class Outcome:
+class AllreduceOutcome:
     """``measured``: each contender at each size once, sizes ascending. ``missing``: why a peer did not start, by
     name."""
 
@@ -26,11 +27,13 @@ class Outcome:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None] = lambda _: None) -> Outcome:
+def run(
+    plan: AllreducePlan, *, timeout_s: float, on_measured: Callable[[Measured], None] = lambda _: None
+) -> AllreduceOutcome:
     """Everything that ``plan`` asks for; ``on_measured`` sees each result as it comes, and once more if it was measured
     again. Raises ``RankFailed`` and ``RanksTimedOut``."""
     found: dict[tuple[int, str], Measured] = {}
-    outcome = Outcome()
+    outcome = AllreduceOutcome()
 
     def take(rank: int, line: str) -> None:
         if line.startswith('{"missing"'):
@@ -46,12 +49,14 @@ def run(plan: Plan, *, timeout_s: float, on_measured: Callable[[Measured], None]
     return outcome
 
 
-def report_of(plan: Plan, on_line: Callable[[int, str], None], *, timeout_s: float) -> None:
-    """Runs ``plan`` on its network; ``on_line(rank, line)`` gets what the ranks print. Raises ``RankFailed`` and
-    ``RanksTimedOut``."""
+def report_of(
+    plan: AllreducePlan, on_line: Callable[[int, str], None], *, timeout_s: float, target: str = TARGET
+) -> None:
+    """Runs ``plan`` on its network; ``on_line(rank, line)`` gets what the ranks print, which run ``target``
+    (``module:function``, with the plan as JSON). Raises ``RankFailed`` and ``RanksTimedOut``."""
     with peers_store() as store:
         run_job(
-            BENCHMARKS[plan.benchmark].target,
+            target,
             dataclasses.replace(plan, store=store),
             on_line,
             timeout_s=timeout_s,
@@ -60,12 +65,12 @@ def report_of(plan: Plan, on_line: Callable[[int, str], None], *, timeout_s: flo
         )
 
 
-def count_of(plan: Plan) -> int:
+def count_of(plan: AllreducePlan) -> int:
     """How many results ``run`` will see, without those that come again."""
     return len(plan.sizes) * (len(plan.contenders) + len(plan.peers))
 
 
-def rows_of(plan: Plan, outcome: Outcome, missing: Mapping[str, str] | None = None) -> list[Row]:
+def rows_of(plan: AllreducePlan, outcome: AllreduceOutcome, missing: Mapping[str, str] | None = None) -> list[Row]:
     """A row for each algorithm and size, with the peers' times of the same run beside it. ``missing``: why a peer was
     not even asked to start."""
     absent = {**(missing or {}), **outcome.missing}
@@ -77,10 +82,9 @@ def rows_of(plan: Plan, outcome: Outcome, missing: Mapping[str, str] | None = No
     ]
 
 
-def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absent: Mapping[str, str]) -> Row:
-    benchmark = BENCHMARKS[plan.benchmark]
+def _row(plan: AllreducePlan, ours: Measured, peers: Mapping[str, Measured | None], absent: Mapping[str, str]) -> Row:
     links = plan.nodes if plan.nodes > 1 else plan.ranks  # a node has one, whatever its ranks
-    bound_bytes = benchmark.bound_bytes(links, ours.size) * WIRE_BITS.get(ours.contender, 32) / 32
+    least_bytes = bound_bytes(links, ours.size) * WIRE_BITS.get(ours.contender, 32) / 32
     rate = payload_bytes_per_s(plan.network)
     return {
         "op": plan.benchmark,
@@ -97,10 +101,10 @@ def _row(plan: Plan, ours: Measured, peers: Mapping[str, Measured | None], absen
         "samples": ours.samples,
         "measured_again": ours.again,
         "algbw_bytes_per_s": ours.size / ours.timing.median_s,
-        "busbw_bytes_per_s": ours.size / ours.timing.median_s * benchmark.bus_factor(plan.ranks),
+        "busbw_bytes_per_s": ours.size / ours.timing.median_s * bus_factor(plan.ranks),
         "wire_bytes": ours.wire_bytes,
-        "bound_bytes": bound_bytes,
-        "bound_s": bound_bytes / rate if rate else None,
+        "bound_bytes": least_bytes,
+        "bound_s": least_bytes / rate if rate else None,
         "wrong": ours.wrong,
         **{name: value for peer, one in peers.items() for name, value in _beside(peer, ours, one, absent).items()},
     }

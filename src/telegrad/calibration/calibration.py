@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import telegrad
-from telegrad.calibration.device_sums import DeviceSums, measure_device_sums
+from telegrad.calibration.device_sums import MeasuredDeviceSums, measure_device_sums
 from telegrad.calibration.fit import CostFit, fit_costs
 from telegrad.calibration.keeping import (
     NoisyCalibration,
@@ -61,7 +61,7 @@ class Calibration:
     probe_medians: dict[Probe, float]
     samples: Samples
     doubts: tuple[str, ...] = ()
-    device_sums: DeviceSums | None = None
+    device_sums: MeasuredDeviceSums | None = None
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each size and algorithm: median, samples, whether it is the choice, and how much slower that is than

@@ -32,7 +32,7 @@ _SAMPLE_S = 0.01
 
 
 @dataclass(frozen=True)
-class DeviceSums:
+class MeasuredDeviceSums:
     """``tuning``, and the ``samples`` that it comes from."""
 
     tuning: DeviceTuning
@@ -61,7 +61,7 @@ class DeviceSums:
 
 def measure_device_sums(
     communicator: Communicator, like: Any, seconds: float, on_progress: Callable[[float, str], None]
-) -> DeviceSums:
+) -> MeasuredDeviceSums:
     """Of sums on the device of the float32 tensor ``like``, in about ``seconds``, the same on all ranks, which all call
     this. NCCL is looked at where the communicator has it, and each rank a device of its own. Raises ``ValueError`` on
     all of them where their devices are of several kinds."""
@@ -99,7 +99,7 @@ def measure_device_sums(
                 of_size[names[index]].append(taken.per_call_s)
                 spent_s += taken.spent_s
         samples[size] = of_size
-    return DeviceSums(fitted(kind, samples), samples)
+    return MeasuredDeviceSums(fitted(kind, samples), samples)
 
 
 def fitted(kind: str, samples: Samples) -> DeviceTuning:

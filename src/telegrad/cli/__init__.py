@@ -1,11 +1,14 @@
-"""The command ``telegrad``: one file per subcommand. Needs the extra ``cli``."""
+"""The command ``telegrad``: one file per subcommand, and what their standard output does. Needs the extra ``cli``."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import io
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +29,7 @@ class Command:
 
 COMMANDS = (
     Command("doctor", "telegrad.cli.doctor", "doctor"),
-    Command("env", "telegrad.cli.env", "env"),
+    Command("env", "telegrad.cli.doctor", "env"),
     Command("test", "telegrad.cli.selftest", "selftest"),
     Command("report", "telegrad.cli.report", "report", needs=("matplotlib:plot_file",)),
     Command("bench", "telegrad.cli.bench", "app", needs=("matplotlib:plot_file",)),
@@ -39,6 +42,9 @@ COMMANDS = (
 )
 
 
+_ABOUT = "Sparse and dense gradient exchange for data-parallel training."
+
+
 def main() -> None:
     """The entry point. Commands are imported here, so that ``import telegrad.cli`` needs no extra: only the one that is
     called, as all of them take longer to import than many take to run."""
@@ -47,7 +53,6 @@ def main() -> None:
         import typer as _typer  # noqa: F401
     except ModuleNotFoundError as error:
         sys.exit(f"telegrad's commands need {error.name}: pip install 'telegrad[cli]'")
-    from telegrad.cli.standard_output import standard_output
 
     try:
         with standard_output():
@@ -56,12 +61,13 @@ def main() -> None:
         sys.exit(130)
 
 
-def make_app(commands: Sequence[Command] = COMMANDS) -> Any:
-    """The Typer app with these commands. One that cannot be imported here says why when it is called."""
+def make_app(commands: Sequence[Command] = COMMANDS, *, program: str = "telegrad", about: str = _ABOUT) -> Any:
+    """The Typer app with these commands. One that cannot be imported here says why when it is called. ``program``: what
+    users call it; ``about``: the first sentence of its help."""
     import typer
 
     app = typer.Typer(
-        help="Sparse and dense gradient exchange for data-parallel training.",
+        help=about,
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
@@ -72,15 +78,15 @@ def make_app(commands: Sequence[Command] = COMMANDS) -> Any:
         try:
             found = getattr(importlib.import_module(command.module), command.function)
         except ImportError as error:  # without the compiled core the doctor must still come
-            app.command(command.name, context_settings=_ANY_ARGUMENTS)(_unavailable(command, error))
+            app.command(command.name, context_settings=_ANY_ARGUMENTS)(_unavailable(program, command, error))
             continue
         if isinstance(found, typer.Typer):
             for inner in found.registered_commands:
                 if inner.callback is not None:
-                    inner.callback = _as_called(command, inner.callback)
+                    inner.callback = _as_called(program, command, inner.callback)
             app.add_typer(found, name=command.name)
         else:
-            app.command(command.name)(_as_called(command, found))
+            app.command(command.name)(_as_called(program, command, found))
     return app
 
 
@@ -91,7 +97,7 @@ def _nothing() -> None:
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-def _as_called(command: Command, function: Callable[..., None]) -> Callable[..., None]:
+def _as_called(program: str, command: Command, function: Callable[..., None]) -> Callable[..., None]:
     """``function``, which first says what it lacks: at once, not after minutes of measurement. However it is
     interrupted, it cleans up; one that has more to say of that says it itself."""
     from rich.console import Console
@@ -104,18 +110,64 @@ def _as_called(command: Command, function: Callable[..., None]) -> Callable[...,
         for need in command.needs:
             package, _, parameter = need.partition(":")
             if (not parameter or options.get(parameter) is not None) and not is_installed(package):
-                sys.exit(f"telegrad {command.name} needs {package}: pip install 'telegrad[{command.extra}]'")
+                sys.exit(f"{program} {command.name} needs {package}: pip install 'telegrad[{command.extra}]'")
         with ended_by_interrupt(Console(stderr=True), "interrupted"):
             function(*arguments, **options)
 
     return call
 
 
-def _unavailable(command: Command, reason: ImportError) -> Callable[[], None]:
-    said = f"telegrad {command.name} cannot start: {reason}\n`telegrad doctor` says what is missing and how to mend it"
+def _unavailable(program: str, command: Command, reason: ImportError) -> Callable[[], None]:
+    said = f"{program} {command.name} cannot start: {reason}\n`telegrad doctor` says what is missing and how to mend it"
 
     def call() -> None:
         sys.exit(said)
 
     call.__doc__ = f"Not available here: {reason}"
     return call
+
+
+@contextlib.contextmanager
+def standard_output() -> Iterator[None]:
+    """Within it, characters that the encoding of standard output has not are replaced. If it cannot be written, the
+    process ends with status 1 and one line that says why; without a line where its reader has seen enough."""
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="replace")
+    if sys.stdout is None:  # nobody would read it, and the next file that is opened would take its number
+        raise SystemExit("standard output is closed: leave it open, or send it to /dev/null")
+    if not isinstance(sys.stdout, io.TextIOWrapper):  # a test's
+        yield
+        return
+    before, file = sys.stdout, _File(sys.stdout.fileno())
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(file), before.encoding, "replace", line_buffering=before.line_buffering
+    )
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BaseException as error:
+        if file.failure is None:
+            raise
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:  # what is not written yet cannot be
+            os.dup2(nothing.fileno(), file.fileno())
+        if not isinstance(file.failure, BrokenPipeError):
+            with contextlib.suppress(OSError):  # it may be the same terminal
+                sys.stderr.write(f"standard output cannot be written: {file.failure.strerror}\n")
+        raise SystemExit(1) from error
+
+
+class _File(io.FileIO):
+    """``failure``: why it could not be written. Whoever caught the error may have taken it for another file's."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self.failure: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise

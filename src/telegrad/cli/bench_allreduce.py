@@ -13,24 +13,19 @@ from rich.progress import TextColumn
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import BOUND_FORMULA, check_nodes
 from telegrad.bench.peers import PEERS, why_missing
-from telegrad.bench.plan import Measured, Plan, text_of
-from telegrad.bench.registry import BENCHMARKS
-from telegrad.bench.runner import Outcome, Row, count_of, rows_of, run
-from telegrad.bench.summary import summary_of
-from telegrad.cli.console import say_without, table_console
+from telegrad.bench.plan import ALGORITHMS, AllreducePlan, Measured, text_of
+from telegrad.bench.runner import AllreduceOutcome, Row, count_of, rows_of, run
+from telegrad.cli.console import counting, say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.cli.progress import counting
 from telegrad.comm.encoded import WIRES
 from telegrad.launch import LaunchError
 from telegrad.linear.memory import available_bytes
-from telegrad.report.allreduce import plot, table_of
-from telegrad.report.allreduce_summary import lines_of
+from telegrad.report.allreduce import lines_of, plot, summary_of, table_of
 from telegrad.report.durations import duration
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
 _VECTORS = 2  # of each rank: its own, and what it receives
-_BENCHMARK = BENCHMARKS["allreduce"]
 
 
 def allreduce(
@@ -65,7 +60,7 @@ def allreduce(
         str | None,
         typer.Option(
             show_default=False,
-            help=f"Which of ours to measure, separated by commas: {', '.join(_BENCHMARK.algorithms)} (all, by default; "
+            help=f"Which of ours to measure, separated by commas: {', '.join(ALGORITHMS)} (all, by default; "
             "two_level of more than one node).",
         ),
     ] = None,
@@ -124,8 +119,8 @@ def allreduce(
     summaries: list[dict[str, Any]] = []
     failed: list[dict[str, str]] = []
     for name in networks:
-        plan = Plan(
-            benchmark=_BENCHMARK.name,
+        plan = AllreducePlan(
+            benchmark="allreduce",
             network=name,
             ranks=ranks,
             sizes=sizes_in_bytes,
@@ -194,7 +189,7 @@ def _checked(
             f"{text_of(free)} are free: use shorter ones, or fewer ranks",
             param_hint="--sizes",
         )
-    known = _BENCHMARK.algorithms
+    known = ALGORITHMS
     usual = ",".join(name for name in known if nodes > 1 or name != "two_level")
     chosen = tuple(name.strip() for name in (usual if algorithms is None else algorithms).split(","))
     for name in chosen:
@@ -213,7 +208,7 @@ def _checked_wires(wires: str | None) -> tuple[str, ...]:
     return chosen
 
 
-def _run_with_progress(console: Console, plan: Plan, timeout_s: float) -> Outcome:
+def _run_with_progress(console: Console, plan: AllreducePlan, timeout_s: float) -> AllreduceOutcome:
     with counting(console, TextColumn("{task.fields[latest]}")) as progress:
         task = progress.add_task(f"all_reduce over {plan.network}", total=count_of(plan), latest="starting ranks")
 

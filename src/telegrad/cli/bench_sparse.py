@@ -14,12 +14,10 @@ from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import check_nodes
 from telegrad.bench.peers import why_missing
 from telegrad.bench.plan import text_of
-from telegrad.bench.sparse import BOUND, Outcome, Row, rows_of, run
-from telegrad.bench.sparse_plan import NAMES, PATTERNS, SWEEPS, SparsePlan, swept
-from telegrad.cli.console import say_without, table_console
+from telegrad.bench.sparse import BOUND, NAMES, PATTERNS, SWEEPS, Row, SparseOutcome, SparsePlan, rows_of, run, swept
+from telegrad.cli.console import counting, say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.cli.progress import counting
 from telegrad.launch import LaunchError
 from telegrad.report.sparse import plot, table_of
 
@@ -123,7 +121,7 @@ def sparse(
         raise typer.Exit(1)
 
 
-def _title(plan: SparsePlan, outcome: Outcome) -> str:
+def _title(plan: SparsePlan, outcome: SparseOutcome) -> str:
     return (
         f"{plan.ranks} ranks, {plan.network}: {plan.nnz:,} of {plan.n:,} elements each ({plan.density * 100:.4g} %, "
         f"{plan.pattern}), the sum has {outcome.result_nnz:,}"
@@ -185,7 +183,7 @@ class _Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def run(self, plan: SparsePlan, timeout_s: float) -> Outcome:
+    def run(self, plan: SparsePlan, timeout_s: float) -> SparseOutcome:
         self._begun += 1
         number = f"{self._begun} of {self._total}: " if self._total > 1 else ""
         description = f"{number}{plan.ranks} ranks over {plan.network}, {text_of(plan.nnz * 8)} each"

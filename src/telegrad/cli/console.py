@@ -1,12 +1,20 @@
-"""What the commands that measure beside peers print alike."""
+"""What commands print alike: tables beside peers, and the bar of what is counted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from telegrad.bench.peers import title_of
+
+
+def counting(console: Console, *more: ProgressColumn) -> Progress:
+    """A progress bar with ``more`` columns at its end; it is gone when it is over."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, *more, console=console, transient=True)
+
 
 _FILE_COLUMNS = 140  # the widest: sums among ranks that are dealt out to nodes, beside both peers
 

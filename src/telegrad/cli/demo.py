@@ -20,13 +20,12 @@ from telegrad.bench.netlab import NetlabError, parse_rate, why_unavailable
 from telegrad.cli.gpu_options import described_gpu
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import among, bad_setting
-from telegrad.demo.job import LOOPBACK, SHARED_MEMORY, Place, open_place, train
+from telegrad.demo.job import LOOPBACK, SHARED_MEMORY, TrainingPlace, open_place, train
 from telegrad.demo.results import RunResult, as_json
 from telegrad.demo.settings import DEVICES, RUNS, SCHEMES, ModelSize, Settings
 from telegrad.demo.text import Corpus, check_length
 from telegrad.launch import LaunchError, RankFailed
-from telegrad.report.training import TrainingProgress, table_of
-from telegrad.report.training_plot import plot
+from telegrad.report.training import TrainingProgress, plot, table_of
 
 _DEFAULT_RATE = "1gbit"
 _HEAD_WIDTH = 64
@@ -171,7 +170,7 @@ class _Training:
         self,
         console: Console,
         names: list[str],
-        place: Place,
+        place: TrainingPlace,
         timeout_s: float,
         write: Callable[[list[RunResult], Mapping[str, str]], None],
     ) -> None:
@@ -257,7 +256,7 @@ def _checked_runs(runs: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _place(console: Console, network: str | None, ranks: int) -> Iterator[Place]:
+def _place(console: Console, network: str | None, ranks: int) -> Iterator[TrainingPlace]:
     """The network that was asked for; without a wish the laboratory, or loopback where there can be none."""
     if network is not None and network not in (LOOPBACK, SHARED_MEMORY):
         try:
@@ -276,7 +275,7 @@ def _place(console: Console, network: str | None, ranks: int) -> Iterator[Place]
         yield place
 
 
-def _described(place: Place) -> str:
+def _described(place: TrainingPlace) -> str:
     if place.shared_memory:
         return (
             "network: loopback for Gloo, whose bytes are the interface's, of all programs, divided by "

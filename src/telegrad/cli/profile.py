@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from telegrad.cli.console import table_console
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.outputs import check_all_writable, say_file, written
-from telegrad.cli.progress import counting
 from telegrad.plan.trace import Trace
 from telegrad.report.model_profile import plot, summary_of, tables_of
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from telegrad.cli.outputs import check_writable
-from telegrad.cli.report_run import report_run
-from telegrad.report import flight_recorder
-from telegrad.report.hang import Verdict, told_seconds, verdicts
+from telegrad.cli.outputs import check_writable, say_file, written
+from telegrad.doctor.installation import is_installed
+from telegrad.report import flight_recorder, telemetry
+from telegrad.report.hang import HangVerdict, told_seconds, verdicts
 from telegrad.report.hang_files import default_folder, find
 from telegrad.report.hang_plot import plot
 from telegrad.report.hang_view import as_json, lines_of, table_of
@@ -74,7 +74,7 @@ def report(
     if any(place.exists() and not place.is_dir() for place in places):
         if len(places) > 1:
             raise typer.BadParameter(f"a file of telemetry goes alone: leave out all but {places[0]}")
-        report_run(console, errors, places[0], plot_file, as_json_text)
+        _report_run(console, errors, places[0], plot_file, as_json_text)
         return
     check_writable(plot_file, "--plot")
     try:
@@ -109,7 +109,7 @@ def report(
         raise typer.Exit(1)
 
 
-def _show(console: Console, current: list[Verdict], stale: list[Verdict], notes: list[str]) -> None:
+def _show(console: Console, current: list[HangVerdict], stale: list[HangVerdict], notes: list[str]) -> None:
     for verdict in current:
         sentence, *more = lines_of(verdict)
         console.print(sentence, markup=False, style="bold")
@@ -129,7 +129,7 @@ def _show(console: Console, current: list[Verdict], stale: list[Verdict], notes:
         console.print(f"note: {note}", markup=False)
 
 
-def _plot(verdict: Verdict, path: Path) -> None:
+def _plot(verdict: HangVerdict, path: Path) -> None:
     try:
         plot(verdict, path)
     except ModuleNotFoundError as error:
@@ -138,7 +138,7 @@ def _plot(verdict: Verdict, path: Path) -> None:
         raise typer.BadParameter(str(error), param_hint="--plot") from error
 
 
-def _write_flight_recorder(console: Console, current: list[Verdict], folder: Path) -> None:
+def _write_flight_recorder(console: Console, current: list[HangVerdict], folder: Path) -> None:
     """Into ``folder`` itself, or, of several communicators, each into a folder of its own there."""
     for verdict in current:
         own = folder if len(current) == 1 else folder / _as_file_name(verdict.communicator)
@@ -157,3 +157,38 @@ def _write_flight_recorder(console: Console, current: list[Verdict], folder: Pat
 def _as_file_name(text: str) -> str:
     """Reports come from anywhere: no name may lead out of the folder."""
     return "".join(character if character.isalnum() else "_" for character in text)[:64] or "_"
+
+
+def _report_run(console: Console, errors: Console, file: Path, plot_file: Path | None, as_json_text: bool) -> None:
+    """Prints the table (or JSON) and draws the picture, by default beside ``file``, where tensors were compressed.
+    Exit status 2 if it is no telemetry, or has nothing of the picture that was asked for."""
+    check_writable(plot_file, "--plot")
+    target = plot_file or file.with_suffix(".png")
+    if target.resolve() == file.resolve():
+        errors.print(f"{file} is what is read: give the picture another path, by --plot", markup=False)
+        raise typer.Exit(2)
+    try:
+        run = telemetry.read(file)
+    except OSError as error:
+        errors.print(f"{file}: {error.strerror}", markup=False)
+        raise typer.Exit(2) from error
+    except ValueError as error:
+        errors.print(str(error), markup=False)
+        raise typer.Exit(2) from error
+    if as_json_text:
+        typer.echo(json.dumps(telemetry.as_json(run), indent=1, allow_nan=False))
+    elif run.names:
+        console.print(telemetry.table_of(run), soft_wrap=False)
+    else:
+        console.print(telemetry.title_of(run), markup=False)
+    if not run.names:
+        errors.print("no tensor was compressed in these steps: there is nothing to draw", markup=False)
+        if plot_file is not None:
+            raise typer.Exit(2)
+        return
+    if plot_file is None and not is_installed("matplotlib"):
+        errors.print("no picture: it needs matplotlib; pip install 'telegrad[cli]'", markup=False)
+        return
+    with written(errors, target):
+        telemetry.plot(run, target)
+    say_file(errors, "plot", target)

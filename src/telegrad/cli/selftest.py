@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.comm.rendezvous import check_interface
-from telegrad.doctor.selftest import Outcome, SelfTest, as_json, checks_of, run
+from telegrad.doctor.selftest import CheckOutcome, SelfTest, as_json, checks_of, run
 from telegrad.report.findings import line_of_outcome
 
 
@@ -51,14 +51,14 @@ def selftest(
         raise typer.Exit(1)
 
 
-def _run_with_progress(console: Console, wanted: SelfTest, *, show: bool) -> list[Outcome]:
+def _run_with_progress(console: Console, wanted: SelfTest, *, show: bool) -> list[CheckOutcome]:
     expected = checks_of(wanted)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(expected[0][1], total=len(expected))
         done = 0
 
-        def tell(outcome: Outcome) -> None:
+        def tell(outcome: CheckOutcome) -> None:
             nonlocal done
             done += 1
             if show:

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
-from telegrad.cli.simulate_faults import faults
+from telegrad import _core
 from telegrad.cli.simulate_run import Asked, run
-from telegrad.cli.simulate_settings import Settings, shared, sizes_of
-from telegrad.cli.simulate_sparse import WireOption, sparse_algorithms
-from telegrad.cli.simulate_sparse_sweep import sparse_sweep
-from telegrad.cli.simulate_streams import allreduce_topk, sparse_allgather, sparse_reduce_scatter
+from telegrad.cli.simulate_settings import SimulationSettings, shared, sizes_of
 from telegrad.cli.simulate_training_step import training_step
+from telegrad.comm.stream_wire import formats_named
 from telegrad.sim.measure import ALGORITHMS
 
+WireOption = Annotated[
+    str,
+    typer.Option(
+        help="How messages hold entries: [bold]raw[/] or [bold]blocked[/] indices, [bold]packed[/] indices and values "
+        "or packed [bold]indices[/] alone, and values as they are or as bf16, f16, int8, qsgd8, qsgd4, qsgd2 or their "
+        "mean: [bold]packed-bf16[/]. [bold]auto[/]: as a communicator does that is calibrated on this network."
+    ),
+]
+
+
+def sparse_algorithms(chosen: Sequence[str], wire: str, *, all_of_them: bool) -> tuple[str, ...]:
+    """``chosen``, and of ``all_of_them`` only those that ``wire`` is for: recursive doubling takes no rounded values.
+    Raises ``BadParameter``."""
+    try:
+        encoding = formats_named(wire, "f32").values
+    except (TypeError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--wire") from error
+    if encoding == _core.ValueEncoding.native:
+        return tuple(chosen)
+    if "recursive_doubling" in chosen and not all_of_them:
+        raise typer.BadParameter(
+            f"recursive_doubling takes no rounded values, as {wire!r} makes them: use another --algorithm",
+            param_hint="--wire",
+        )
+    return tuple(name for name in chosen if name != "recursive_doubling")
+
+
 app = typer.Typer(
-    help="Run the real algorithms among any number of ranks in virtual time, and hunt for faults.",
+    help="Run the real algorithms among any number of ranks in virtual time.",
     no_args_is_help=True,
 )
 
@@ -38,7 +64,7 @@ def allreduce(
         ),
     ] = "all",
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Sum a vector of floats over all ranks: how long does each algorithm take?
 
@@ -73,7 +99,7 @@ def sparse_allreduce(
     ] = "split_allgather",
     wire: WireOption = "auto",
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Sum sparse vectors over all ranks: how long does each algorithm take?
 
@@ -93,7 +119,7 @@ def sparse_allreduce(
 
 @app.command()
 @shared
-def allgather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+def allgather(bytes_: _Bytes = "64KiB", *, settings: SimulationSettings) -> None:
     """Every rank's block to every rank. [bold]--bytes[/] is the length of one block.
 
     Short blocks go by Bruck's algorithm, long ones round a ring.
@@ -105,7 +131,7 @@ def allgather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
 
 @app.command()
 @shared
-def gather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+def gather(bytes_: _Bytes = "64KiB", *, settings: SimulationSettings) -> None:
     """Every rank's block to one rank. [bold]--bytes[/] is the length of one block.
 
     Short blocks of many ranks go up a binomial tree, others directly.
@@ -117,7 +143,7 @@ def gather(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
 
 @app.command()
 @shared
-def scatter(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+def scatter(bytes_: _Bytes = "64KiB", *, settings: SimulationSettings) -> None:
     """One rank's blocks to all ranks, a block each. [bold]--bytes[/] is the length of one block.
 
     Short blocks of many ranks go down a binomial tree, others directly.
@@ -129,7 +155,7 @@ def scatter(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
 
 @app.command(name="all-to-all")
 @shared
-def all_to_all(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
+def all_to_all(bytes_: _Bytes = "64KiB", *, settings: SimulationSettings) -> None:
     """A block of every rank to every rank. [bold]--bytes[/] is the length of one block, of which a rank has P.
 
     Short blocks of many ranks go by Bruck's algorithm, others in pairwise exchanges.
@@ -141,7 +167,7 @@ def all_to_all(bytes_: _Bytes = "64KiB", *, settings: Settings) -> None:
 
 @app.command()
 @shared
-def broadcast(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
+def broadcast(bytes_: _Bytes = "1MiB", *, settings: SimulationSettings) -> None:
     """One rank's vector to all, down a binomial tree or, if it is long, along a chain.
 
     [bold]Example:[/] telegrad simulate broadcast --ranks 2..4096 --bytes 100MiB --critical-path
@@ -151,7 +177,7 @@ def broadcast(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
 
 @app.command()
 @shared
-def reduce(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
+def reduce(bytes_: _Bytes = "1MiB", *, settings: SimulationSettings) -> None:
     """Sum a vector over all ranks to one of them: up a tree if it is short, by reduce-scatter and gather if it is long.
 
     [bold]Example:[/] telegrad simulate reduce --ranks 2..4096 --bytes 4KiB,16MiB --network 100gbit
@@ -161,7 +187,7 @@ def reduce(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
 
 @app.command(name="reduce-scatter")
 @shared
-def reduce_scatter(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
+def reduce_scatter(bytes_: _Bytes = "1MiB", *, settings: SimulationSettings) -> None:
     """Sum a vector over all ranks, of which each gets one block: by halving, or round a ring if blocks are long.
 
     [bold]Example:[/] telegrad simulate reduce-scatter --ranks 64 --bytes 4..256MiB --network 25gbit
@@ -171,7 +197,7 @@ def reduce_scatter(bytes_: _Bytes = "1MiB", *, settings: Settings) -> None:
 
 @app.command()
 @shared
-def barrier(*, settings: Settings) -> None:
+def barrier(*, settings: SimulationSettings) -> None:
     """Wait until all ranks have come, by dissemination.
 
     [bold]Example:[/] telegrad simulate barrier --ranks 2..4096 --jitter 3 --seed 1
@@ -179,15 +205,10 @@ def barrier(*, settings: Settings) -> None:
     run(Asked("barrier", ALGORITHMS["barrier"], [0]), settings)
 
 
-app.command(name="sparse-allgather")(sparse_allgather)
-app.command(name="sparse-reduce-scatter")(sparse_reduce_scatter)
-app.command(name="allreduce-topk")(allreduce_topk)
-app.command(name="sparse-sweep")(sparse_sweep)
 app.command(name="training-step")(training_step)
-app.command()(faults)
 
 
-def _algorithms(text: str, operation: str, settings: Settings) -> tuple[str, ...]:
+def _algorithms(text: str, operation: str, settings: SimulationSettings) -> tuple[str, ...]:
     known = (*ALGORITHMS[operation], *(["two_level"] if settings.ranks_per_node > 1 else []), "auto")
     chosen = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in chosen:

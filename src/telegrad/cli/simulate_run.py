@@ -15,11 +15,10 @@ from rich.markup import escape
 from rich.progress import TextColumn
 
 from telegrad.bench.plan import text_of
-from telegrad.cli.console import table_console
+from telegrad.cli.console import counting, table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.outputs import say_file, written
-from telegrad.cli.progress import counting
-from telegrad.cli.simulate_settings import Settings
+from telegrad.cli.simulate_settings import SimulationSettings
 from telegrad.report.simulation import (
     counts_for_json,
     duration,
@@ -56,7 +55,9 @@ class Asked:
     keep: int = 0
     calls: int = 1
 
-    def points(self, ranks: Sequence[int], sizes: Sequence[int], network: Network, settings: Settings) -> list[Point]:
+    def points(
+        self, ranks: Sequence[int], sizes: Sequence[int], network: Network, settings: SimulationSettings
+    ) -> list[Point]:
         return [
             Point(
                 self.operation,
@@ -78,7 +79,7 @@ class Asked:
         ]
 
 
-def run(asked: Asked, settings: Settings) -> None:
+def run(asked: Asked, settings: SimulationSettings) -> None:
     """Ends with status 2 for options that make no sense, 1 if the simulation fails, 130 on Ctrl-C."""
     console = table_console()
     ranks, network = settings.all_ranks(), settings.made_network()
@@ -122,7 +123,7 @@ def run(asked: Asked, settings: Settings) -> None:
 
 
 def _panels(
-    asked: Asked, ranks: Sequence[int], network: Network, settings: Settings
+    asked: Asked, ranks: Sequence[int], network: Network, settings: SimulationSettings
 ) -> list[tuple[str, str, list[Point]]]:
     """What to draw: time against ranks at the largest size, and against size at the most ranks."""
     size, most = asked.sizes[-1], ranks[-1]
@@ -144,7 +145,7 @@ def _plot_sizes(asked: Asked) -> Sequence[int]:
     return _PLOT_SIZES[3:] if asked.operation in SPARSE else _PLOT_SIZES
 
 
-def _check_single(points: Sequence[Point], settings: Settings) -> None:
+def _check_single(points: Sequence[Point], settings: SimulationSettings) -> None:
     for option, wanted in (("--timeline", settings.timeline), ("--links", settings.links)):
         if wanted is None:
             continue
@@ -240,7 +241,7 @@ def _levels(network: Network) -> str:
     return "".join(f"; {one}" for one in said)
 
 
-def _short(settings: Settings) -> str:
+def _short(settings: SimulationSettings) -> str:
     own = any(value is not None for value in (settings.alpha, settings.beta, settings.beta_exchange, settings.gamma))
     nodes = f", {settings.ranks_per_node} ranks per node" if settings.ranks_per_node > 1 else ""
     return settings.network + (" with own costs" if own else "") + nodes

@@ -27,7 +27,7 @@ _NETWORK, _NODES, _NOISE, _OUTPUT = "The network", "Two levels", "Noise and seed
 
 
 @dataclass(frozen=True)
-class Settings:
+class SimulationSettings:
     """As typed."""
 
     ranks: Annotated[
@@ -213,9 +213,9 @@ _Command = Callable[..., None]
 
 
 def shared_but(*left_out: str, **defaults: Any) -> Callable[[_Command], _Command]:
-    """``command(…, settings)`` with the fields of ``Settings`` as options of its own, except those that are left out;
-    ``defaults`` are other ones than theirs."""
-    hints = get_type_hints(Settings, include_extras=True)
+    """``command(…, settings)`` with the fields of ``SimulationSettings`` as options of its own, except those that are
+    left out; ``defaults`` are other ones than theirs."""
+    hints = get_type_hints(SimulationSettings, include_extras=True)
     common = [
         inspect.Parameter(
             field.name,
@@ -223,7 +223,7 @@ def shared_but(*left_out: str, **defaults: Any) -> Callable[[_Command], _Command
             default=defaults.get(field.name, field.default),
             annotation=hints[field.name],
         )
-        for field in fields(Settings)
+        for field in fields(SimulationSettings)
         if field.name not in left_out
     ]
 
@@ -237,7 +237,7 @@ def shared_but(*left_out: str, **defaults: Any) -> Callable[[_Command], _Command
 
         @functools.wraps(command)
         def call(**options: Any) -> None:
-            settings = Settings(**{parameter.name: options.pop(parameter.name) for parameter in common})
+            settings = SimulationSettings(**{parameter.name: options.pop(parameter.name) for parameter in common})
             command(**options, settings=settings)
 
         parameters = [common[0], *kept, *common[1:]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import names_among, refuse_given
 from telegrad.cli.outputs import say_file, written
 from telegrad.cli.simulate_run import failures_said, write_json
-from telegrad.cli.simulate_settings import Settings, shared_but
+from telegrad.cli.simulate_settings import SimulationSettings, shared_but
 from telegrad.cli.workload_options import (
     ComputeOption,
     DeviceOption,
@@ -25,7 +25,6 @@ from telegrad.cli.workload_options import (
     chosen_workload,
 )
 from telegrad.plan.cluster import COLLECTIVES, Cluster
-from telegrad.plan.paper_steps import FIGURES, FREE_NUMBERS, rows_of
 from telegrad.plan.sending import SCHEMES, SELECTING
 from telegrad.plan.step import Stragglers
 from telegrad.plan.step_plans import PLANS
@@ -34,7 +33,6 @@ from telegrad.report.training_step import Row, plot, table_of
 from telegrad.sim.networks import Network
 
 _STEP, _LATE = "How gradients are sent", "Stragglers"
-_OF_FIGURES = ("figure", "json_file", "plot", "plot_file")
 
 
 @shared_but(
@@ -99,16 +97,8 @@ def training_step(
             help="Each rank's step is exp(this · z) times as long, z normal: means of 200 steps.", rich_help_panel=_LATE
         ),
     ] = 0.0,
-    figure: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Instead of all that: a paper's figure, {', '.join(FIGURES)}, or all. docs/training-step.md says "
-            "what is fitted.",
-            show_default=False,
-        ),
-    ] = None,
     *,
-    settings: Settings,
+    settings: SimulationSettings,
 ) -> None:
     """Predict a training step: compute, select, send, decompress, overlapped as data-parallel training does it.
 
@@ -121,66 +111,53 @@ def training_step(
     console = table_console()
     settings.check_outputs()
     drawn = settings.drawn_into("training_step")
-    about: dict[str, Any]
-    if figure is not None:
-        others = [name for name in context.params if name not in _OF_FIGURES]
-        refuse_given(context, others, "--figure has its own model, network and ranks")
-        names = list(FIGURES) if figure == "all" else names_among(figure, (*FIGURES, "all"), "--figure")
-        work: Callable[[], list[Row]] = lambda: [row for name in names for row in rows_of(name)]  # noqa: E731
-        title = f"training steps: {', '.join(names)}"
-        families = {name.split("-")[0] for name in names}
-        numbers = [one for one in FREE_NUMBERS if one.figures.split("-")[0] in families]
-        about = {"free_numbers": [vars(one) for one in numbers]}
-        said = [f"{one.figures}: {one.what}: {one.value} ({one.source})" for one in numbers]
-    else:
-        network, ranks = settings.made_network(), settings.all_ranks()
-        chosen = chosen_device(device)
-        workload = chosen_workload(context, model, trace, samples, chosen, compute_ms, fixed_ms)
-        if global_samples is not None and not 0 < global_samples < float("inf"):
-            raise typer.BadParameter(
-                f"{global_samples:g} is no mini-batch: use a number above 0", param_hint="--global-samples"
-            )
-        if not 0 < density <= 1:
-            raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
-        if global_samples is not None and global_samples < max(ranks):
-            raise typer.BadParameter(
-                f"{global_samples:g} is less than a sample for each of {max(ranks):,} ranks: give at least as many, or "
-                "fewer --ranks",
-                param_hint="--global-samples",
-            )
-        schemes = _names(scheme, SCHEMES, "--scheme")
-        if "dense" not in schemes:
-            refuse_given(context, ("collective",), f"--scheme {scheme} has no dense sums")
-        if not SELECTING.intersection(schemes):
-            refuse_given(context, ("density",), f"--scheme {scheme} selects no entries")
-        sweep = StepSweep(
-            workload,
-            _clusters(network, ranks),
-            chosen,
-            ranks,
-            schemes,
-            _names(plan, PLANS, "--plan"),
-            _names(collective, COLLECTIVES, "--collective"),
-            density,
-            global_samples,
-            overlap,
-            _stragglers(straggler_factor, straggler_sigma, settings.seed),
+    network, ranks = settings.made_network(), settings.all_ranks()
+    chosen = chosen_device(device)
+    workload = chosen_workload(context, model, trace, samples, chosen, compute_ms, fixed_ms)
+    if global_samples is not None and not 0 < global_samples < float("inf"):
+        raise typer.BadParameter(
+            f"{global_samples:g} is no mini-batch: use a number above 0", param_hint="--global-samples"
         )
-        work = lambda: list(sweep.rows())  # noqa: E731
-        title = f"training steps of {workload.model}, {settings.network}"
-        computing = workload.trace.about or workload.model
-        if global_samples is not None:
-            computing += f" of {workload.samples:g} samples, of which a rank has its share of {global_samples:g}"
-        computing += f"; selection: {chosen.about}"
-        about = {
-            "workload": workload.trace.about,
-            "device": chosen.about,
-            "density": density,
-            "network": {"name": settings.network, "about": network.about, **network.fields_of_core()},
-        }
-        said = [network.about, computing]
+    if not 0 < density <= 1:
+        raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
+    if global_samples is not None and global_samples < max(ranks):
+        raise typer.BadParameter(
+            f"{global_samples:g} is less than a sample for each of {max(ranks):,} ranks: give at least as many, or "
+            "fewer --ranks",
+            param_hint="--global-samples",
+        )
+    schemes = _names(scheme, SCHEMES, "--scheme")
+    if "dense" not in schemes:
+        refuse_given(context, ("collective",), f"--scheme {scheme} has no dense sums")
+    if not SELECTING.intersection(schemes):
+        refuse_given(context, ("density",), f"--scheme {scheme} selects no entries")
+    sweep = StepSweep(
+        workload,
+        _clusters(network, ranks),
+        chosen,
+        ranks,
+        schemes,
+        _names(plan, PLANS, "--plan"),
+        _names(collective, COLLECTIVES, "--collective"),
+        density,
+        global_samples,
+        overlap,
+        _stragglers(straggler_factor, straggler_sigma, settings.seed),
+    )
+    title = f"training steps of {workload.model}, {settings.network}"
+    computing = workload.trace.about or workload.model
+    if global_samples is not None:
+        computing += f" of {workload.samples:g} samples, of which a rank has its share of {global_samples:g}"
+    computing += f"; selection: {chosen.about}"
+    about = {
+        "workload": workload.trace.about,
+        "device": chosen.about,
+        "density": density,
+        "network": {"name": settings.network, "about": network.about, **network.fields_of_core()},
+    }
+    said = [network.about, computing]
     with ended_by_interrupt(console, "interrupted: nothing was written"), failures_said(console):
-        rows = work()
+        rows = list(sweep.rows())
         console.print(table_of(rows, title))
         for line in said:
             console.print(line, style="dim", highlight=False, markup=False)
@@ -191,7 +168,7 @@ def training_step(
             _draw(console, rows, title, drawn)
 
 
-def _draw(console: Any, rows: list[Row], title: str, path: Path) -> None:
+def _draw(console: Any, rows: Sequence[Row], title: str, path: Path) -> None:
     with written(console, path):
         plot(rows, title, path)
     say_file(console, "plot", path)

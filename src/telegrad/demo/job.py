@@ -23,7 +23,7 @@ _PORT = 29500
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPlace:
     """Where the ranks run. ``interface``: the one they talk over and whose counters are read."""
 
     name: str
@@ -42,24 +42,24 @@ class Place:
 
 
 @contextlib.contextmanager
-def open_place(network: str, ranks: int) -> Iterator[Place]:
+def open_place(network: str, ranks: int) -> Iterator[TrainingPlace]:
     """``"loopback"``; ``"shm"``: loopback for Gloo, shared memory for telegrad; or a rate such as ``"1gbit"``: one
     network namespace per rank, links shaped to it, removed afterwards. Raises ``ValueError`` for other names,
     ``NetlabError`` where namespaces cannot be made.
     """
     if network == LOOPBACK:
-        yield Place(network, ranks, "lo", "127.0.0.1")
+        yield TrainingPlace(network, ranks, "lo", "127.0.0.1")
         return
     if network == SHARED_MEMORY:
-        yield Place(network, ranks, "lo", "127.0.0.1", shared_memory=True)
+        yield TrainingPlace(network, ranks, "lo", "127.0.0.1", shared_memory=True)
         return
     with Netlab(ranks, network) as lab:
-        yield Place(network, ranks, INTERFACE, lab.address_of(0), lab.prefix_of)
+        yield TrainingPlace(network, ranks, INTERFACE, lab.address_of(0), lab.prefix_of)
 
 
 def train(
     settings: Settings,
-    place: Place,
+    place: TrainingPlace,
     *,
     timeout_s: float,
     on_message: Callable[[RunResult, str], None] = lambda result, kind: None,

@@ -16,7 +16,7 @@ FIRST_LOSS = math.log(VOCABULARY)
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A training step on rank 0. ``sent``: bytes by one rank since the training began."""
 
     step: int
@@ -43,7 +43,7 @@ class RunResult:
     name: str
     parameters: int = 0
     tokens_per_step: int = 0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TrainingStep] = field(default_factory=list)
     validations: list[Validation] = field(default_factory=list)
     training_s: float = 0.0
     total_s: float = 0.0
@@ -61,7 +61,7 @@ class RunResult:
         if kind == "start":
             self.parameters, self.tokens_per_step = message["parameters"], message["tokens"]
         elif kind == "step":
-            self.steps.append(Step(**message))
+            self.steps.append(TrainingStep(**message))
             self.training_s += self.steps[-1].step_s
         elif kind == "validation":
             self.validations.append(Validation(**message))

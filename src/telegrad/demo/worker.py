@@ -19,20 +19,91 @@ import json
 import os
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from telegrad.bench.device import Cuda
-from telegrad.demo.clocks import DeviceClock, HostClock, StepClock
+from telegrad.bench.device import BenchmarkDevice, Cuda
 from telegrad.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of
 from telegrad.demo.settings import SCHEMES, Settings
 from telegrad.demo.text import Corpus, Tokens, training_batch, validation_batches
+
+
+class StepTimes(NamedTuple):
+    """Seconds; see ``worker`` for what they are."""
+
+    step_s: float
+    exposed_s: float
+
+
+class StepClock(Protocol):
+    """Called in this order in each step."""
+
+    def begin(self) -> None: ...
+
+    def reduced(self) -> None:
+        """``backward()`` has returned."""
+
+    def end(self) -> StepTimes:
+        """The optimiser's step has been called."""
+
+
+class HostStepClock:
+    """Hooks on all parameters, below and before DDP's own, note when the last gradient is computed."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._begun_s = self._last_s = self._reduced_s = 0.0
+        _on_each_gradient(model, self._note)
+
+    def begin(self) -> None:
+        self._begun_s = time.perf_counter()
+
+    def reduced(self) -> None:
+        self._reduced_s = time.perf_counter()
+
+    def end(self) -> StepTimes:
+        return StepTimes(time.perf_counter() - self._begun_s, self._reduced_s - self._last_s)
+
+    def _note(self, _: torch.Tensor) -> None:
+        self._last_s = time.perf_counter()
+
+
+class DeviceStepClock:
+    """The same where the host only puts kernels into a stream: marks there take the place of the host's time, and a
+    step is over when the stream has come to its end."""
+
+    def __init__(self, model: torch.nn.Module, device: BenchmarkDevice) -> None:
+        self._device = device
+        self._begun_s = 0.0
+        self._last: Any = None
+        self._reduced: Any = None
+        _on_each_gradient(model, self._note)
+
+    def begin(self) -> None:
+        self._begun_s = time.perf_counter()
+
+    def reduced(self) -> None:
+        self._reduced = self._device.mark()
+
+    def end(self) -> StepTimes:
+        self._device.synchronize()
+        step_s = time.perf_counter() - self._begun_s
+        return StepTimes(step_s, self._device.seconds(self._last, self._reduced))
+
+    def _note(self, _: torch.Tensor) -> None:
+        self._last = self._device.mark()
+
+
+def _on_each_gradient(model: torch.nn.Module, note: Any) -> None:
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(note)  # type: ignore[no-untyped-call]
 
 
 def main(settings_json: str) -> None:
@@ -43,7 +114,9 @@ def main(settings_json: str) -> None:
     device = Cuda() if settings.device == "cuda" else None  # before anything else meets CUDA
     dist.init_process_group("gloo")
     try:
-        _Trainer(settings, lambda model: HostClock(model) if device is None else DeviceClock(model, device)).train()
+        _Trainer(
+            settings, lambda model: HostStepClock(model) if device is None else DeviceStepClock(model, device)
+        ).train()
     except RefusedError as refused:
         tell(kind="refused", reason=str(refused))
     finally:

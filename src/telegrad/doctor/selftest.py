@@ -22,7 +22,7 @@ KILLED, MISMATCHED = "a killed rank is named", "a mismatched call is named"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """One line of the self-test. ``fault``: what is wrong, empty if nothing."""
 
     network: str
@@ -46,7 +46,7 @@ class SelfTest:
     environment: Mapping[str, str] | None = None
 
 
-Say = Callable[[Outcome], None]
+Say = Callable[[CheckOutcome], None]
 _Lines = dict[int, list[dict[str, Any]]]
 
 
@@ -55,7 +55,7 @@ def checks_of(test: SelfTest) -> list[tuple[str, str]]:
     return [(network, check) for network in test.networks for check in (*CASES, KILLED, MISMATCHED)]
 
 
-def run(test: SelfTest, *, on_outcome: Say = lambda _: None) -> list[Outcome]:
+def run(test: SelfTest, *, on_outcome: Say = lambda _: None) -> list[CheckOutcome]:
     """Runs it; ``on_outcome`` sees each line as it comes. Never raises for what is tested; ends its ranks in any case.
 
     Raises ``ValueError`` for bad arguments.
@@ -63,9 +63,9 @@ def run(test: SelfTest, *, on_outcome: Say = lambda _: None) -> list[Outcome]:
     if test.ranks < 2:
         raise ValueError(f"ranks={test.ranks} must be at least 2: one rank alone has nobody to talk to")
     deadline = time.monotonic() + test.timeout_s
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckOutcome] = []
 
-    def say(outcome: Outcome) -> None:
+    def say(outcome: CheckOutcome) -> None:
         outcomes.append(outcome)
         on_outcome(outcome)
 
@@ -74,7 +74,7 @@ def run(test: SelfTest, *, on_outcome: Say = lambda _: None) -> list[Outcome]:
     return outcomes
 
 
-def as_json(outcomes: Sequence[Outcome], test: SelfTest) -> dict[str, object]:
+def as_json(outcomes: Sequence[CheckOutcome], test: SelfTest) -> dict[str, object]:
     """What ``telegrad test --json`` prints."""
     return {
         "kind": "telegrad self-test",
@@ -208,7 +208,7 @@ class _Part:
 
     def _tell(self, check: str, fault: str) -> None:
         now_s = time.monotonic()
-        self._say(Outcome(self._network, check, fault, now_s - self._began_s))
+        self._say(CheckOutcome(self._network, check, fault, now_s - self._began_s))
         self._began_s = now_s
 
 

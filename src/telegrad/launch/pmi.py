@@ -21,7 +21,7 @@ _LONGEST_LINE_BYTES = 1 << 14
 
 
 @dataclass
-class _Connection:
+class _PmiConnection:
     socket: socket.socket
     received: bytearray = field(default_factory=bytearray)
     in_barrier: bool = False
@@ -33,14 +33,14 @@ class PmiServer:
 
     def __init__(self, size: int, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._connections: list[_Connection] = []
+        self._connections: list[_PmiConnection] = []
         self._ends: list[socket.socket] = []  # the ranks' own
         self._values: dict[str, str] = {}
         # MPICH names its shared memory after this: two jobs of one name, or what a killed one left, would meet in it.
         self._keyspace = f"telegrad_{os.getpid()}_{uuid.uuid4().hex}"
         for rank in range(size):
             ours, theirs = socket.socketpair()
-            self._connections.append(_Connection(ours))
+            self._connections.append(_PmiConnection(ours))
             self._ends.append(theirs)
             selector.register(ours, selectors.EVENT_READ, lambda rank=rank: self._take(self._connections[rank]))
 
@@ -62,7 +62,7 @@ class PmiServer:
                 self._lose(connection)
             end.close()
 
-    def _take(self, connection: _Connection) -> None:
+    def _take(self, connection: _PmiConnection) -> None:
         try:
             data = connection.socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -81,7 +81,7 @@ class PmiServer:
             if answer := self._answer(connection, words):
                 self._say(connection, answer)
 
-    def _answer(self, connection: _Connection, words: Mapping[str, str]) -> str:
+    def _answer(self, connection: _PmiConnection, words: Mapping[str, str]) -> str:
         match words.get("cmd"):
             case "init":
                 return "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
@@ -123,11 +123,11 @@ class PmiServer:
             for one in waiting:
                 self._say(one, f"cmd=barrier_out rc={-1 if lost else 0}")
 
-    def _say(self, connection: _Connection, line: str) -> None:
+    def _say(self, connection: _PmiConnection, line: str) -> None:
         with contextlib.suppress(OSError):  # it has just ended, which is reported by itself
             connection.socket.sendall(line.encode() + b"\n")
 
-    def _lose(self, connection: _Connection) -> None:
+    def _lose(self, connection: _PmiConnection) -> None:
         connection.gone = True
         self._selector.unregister(connection.socket)
         connection.socket.close()

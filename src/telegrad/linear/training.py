@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -14,7 +14,6 @@ from telegrad import Communicator
 from telegrad.comm.arguments import checked_integer
 from telegrad.linear.aggregation import Aggregation, Gathering
 from telegrad.linear.checkpoint import Checkpoints
-from telegrad.linear.convergence import last_fall
 from telegrad.linear.coordinate_descent import CoordinateDescent
 from telegrad.linear.losses import is_classification, losses_of, signed
 from telegrad.linear.minibatch import MiniBatches
@@ -23,6 +22,20 @@ from telegrad.linear.passes import EpochReport, Optimizer
 from telegrad.linear.problem import Problem
 from telegrad.linear.rows import Rows, check_rows
 from telegrad.linear.settings import TrainingSettings
+
+_WINDOW = 10  # epochs whose mean is compared
+
+
+def last_fall(losses: Sequence[float]) -> float:
+    """By what part the loss has fallen in an epoch in the end, where ``losses`` are that at the zero weights and those
+    of all epochs, finite: the mean of the last 10 epochs (or of half of all losses) against that of as many before. 0
+    unless that is more than three times what by chance it could be, as batches in random order make losses uneven."""
+    window = min(_WINDOW, len(losses) // 2)
+    before, after = losses[-2 * window : -window], losses[-window:]
+    fall = np.mean(before) - np.mean(after)
+    chance = np.sqrt((np.var(before, ddof=1) + np.var(after, ddof=1)) / window) if window > 1 else 0.0
+    return float(fall / np.mean(before)) / window if fall > 3 * chance else 0.0
+
 
 _FAR = 10  # times the loss of a model that knows nothing
 _WORSE = 1.001  # times the same: more than rounding and the last steps make of a model that is as good

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from telegrad.plan.cluster import Cluster
 from telegrad.plan.device import Device
 from telegrad.plan.sending import dense, fill_in, gathered, ok_topk, qsgd, sparse
-from telegrad.plan.step import NONE, Group, Step, Stragglers, expected
+from telegrad.plan.step import NONE, Step, StepGroup, Stragglers, expected
 from telegrad.plan.step_plans import planned
 from telegrad.plan.way import Way
 from telegrad.plan.workload import Workload
@@ -121,7 +121,7 @@ class Prediction:
     """A scheme's step. ``samples_per_s``: of all ranks."""
 
     scheme: Scheme
-    groups: tuple[Group, ...]
+    groups: tuple[StepGroup, ...]
     step: Step
     samples_per_s: float
 

@@ -27,7 +27,7 @@ _FINITE = float(np.finfo(np.float64).max)
 _WEIGHTS = np.array([1.0, 0.0, 0.5, 0.75, 0.9, 0.97, 0.25, 0.1])[:, None]
 
 
-class _Costs(NamedTuple):
+class _JointCosts(NamedTuple):
     """Of the groups that end at one position, by way and first tensor; an infinite cost: not to be used."""
 
     cost: Floats
@@ -57,7 +57,7 @@ def search(
     best = _best([_usable(costs) for costs in table], ready)
     if not best.exact:  # then at least no worse than with any one way
         for way in range(len(ways) if len(ways) > 1 else 0):
-            of_way = [_Costs(cost[way : way + 1], delay[way : way + 1]) for cost, delay in table]
+            of_way = [_JointCosts(cost[way : way + 1], delay[way : way + 1]) for cost, delay in table]
             if _bounds(of_way, ready[-1])[:, 0].max() > best.end * _SLACK:
                 continue
             alone = _best(of_way, ready)
@@ -66,7 +66,7 @@ def search(
     return best.groups
 
 
-def _best(table: Sequence[_Costs], ready: Sequence[float]) -> _Found:
+def _best(table: Sequence[_JointCosts], ready: Sequence[float]) -> _Found:
     bounds = _bounds(table, ready[-1])
     quick = _swept(table, ready, bounds, math.inf, _QUICK)
     if quick.exact:
@@ -75,11 +75,11 @@ def _best(table: Sequence[_Costs], ready: Sequence[float]) -> _Found:
     return min(thorough, quick, key=lambda found: found.end)._replace(exact=thorough.exact)
 
 
-def costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _Costs:
+def costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _JointCosts:
     """Of the groups that end before tensor ``stop``. Raises ``ValueError`` as ``Way.cost_of``."""
     sizes = [prefix[stop] - before for before in prefix[:stop]]
     held = [0] * stop if dense is None else [dense[stop] - before for before in dense[:stop]]
-    costs = _Costs(np.zeros((len(ways), stop)), np.zeros((len(ways), stop)))
+    costs = _JointCosts(np.zeros((len(ways), stop)), np.zeros((len(ways), stop)))
     for number, way in enumerate(ways):
         cost, delay, beside = way.cost, way.delay, way.beside
         if beside is None:
@@ -98,7 +98,7 @@ def costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways
     return costs
 
 
-def _usable(costs: _Costs) -> _Costs:
+def _usable(costs: _JointCosts) -> _JointCosts:
     """Infinite where another way costs and delays no more; of equal ways the first one stays."""
     cost, delay = costs.cost.copy(), costs.delay
     for number in range(len(cost)):
@@ -108,10 +108,10 @@ def _usable(costs: _Costs) -> _Costs:
                 no_worse &= (costs.cost[other] < costs.cost[number]) | (delay[other] < delay[number])
             if other != number:
                 cost[number, no_worse] = math.inf
-    return _Costs(cost, delay)
+    return _JointCosts(cost, delay)
 
 
-def _bounds(table: Sequence[_Costs], backward_s: float) -> Floats:
+def _bounds(table: Sequence[_JointCosts], backward_s: float) -> Floats:
     """By weight w and prefix: w·(end of its last group) + (1−w)·(delay so far) + this is no later than any end.
 
     The last group ends no sooner than all groups take on the network one after another, and no sooner than the backward
@@ -130,7 +130,7 @@ def _bounds(table: Sequence[_Costs], backward_s: float) -> Floats:
     return bounds
 
 
-def _swept(table: Sequence[_Costs], ready: Sequence[float], bounds: Floats, most: float, wide: int) -> _Found:
+def _swept(table: Sequence[_JointCosts], ready: Sequence[float], bounds: Floats, most: float, wide: int) -> _Found:
     """The best plan that ends at ``most`` or before; none: it ends at infinity. ``wide``: how many pairs of a prefix
     are kept at most, those with the least bounds."""
     count, exact = len(table), True
@@ -177,7 +177,7 @@ def _swept(table: Sequence[_Costs], ready: Sequence[float], bounds: Floats, most
     return _Found(plan[::-1], least_end, exact)
 
 
-def _least_after(table: Sequence[_Costs], bounds: Floats) -> Floats:
+def _least_after(table: Sequence[_JointCosts], bounds: Floats) -> Floats:
     """By position − 1 and first tensor: what the network has to do at least, when a group from that tensor on ends at
     that position or a later one."""
     least = np.full((len(table), len(table)), math.inf)

@@ -27,7 +27,7 @@ _WIDE, _MOST = 64, 6_000
 _SLACK = 1 + 1e-9
 
 
-class _Costs(NamedTuple):
+class _SharedCosts(NamedTuple):
     """Of the groups that end at one position, by way and first tensor."""
 
     idle: Floats
@@ -105,7 +105,7 @@ def planned(
     return replace(plan, costs=tuple(costs))
 
 
-def _table(sizes: Sequence[int], dense: Sequence[int] | None, ways: Sequence[Way]) -> list[_Costs]:
+def _table(sizes: Sequence[int], dense: Sequence[int] | None, ways: Sequence[Way]) -> list[_SharedCosts]:
     prefix, apart = [0, *accumulate(sizes)], [0, *accumulate(dense or [0] * len(sizes))]
     slow = [
         Way(f"{way.name} busy", way.busy or way.cost, beside=way.busy_beside or way.beside) for way in ways
@@ -113,11 +113,11 @@ def _table(sizes: Sequence[int], dense: Sequence[int] | None, ways: Sequence[Way
     table = []
     for stop in range(1, len(prefix)):
         idle, delay = costs_of(prefix, apart, stop, ways)
-        table.append(_Costs(idle, np.maximum(costs_of(prefix, apart, stop, slow).cost, idle), delay))
+        table.append(_SharedCosts(idle, np.maximum(costs_of(prefix, apart, stop, slow).cost, idle), delay))
     return table
 
 
-def _search(table: Sequence[_Costs], ready: Sequence[float], bound: float) -> list[tuple[int, int]]:
+def _search(table: Sequence[_SharedCosts], ready: Sequence[float], bound: float) -> list[tuple[int, int]]:
     """Where groups end and their ways, for the plan that ends first if all delays together are no more than ``bound``
     and the backward pass is as late as that; nothing where no plan is within it."""
     count, over_s = len(table), ready[-1] + bound

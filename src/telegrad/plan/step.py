@@ -20,7 +20,7 @@ from telegrad.plan.way import Way
 
 
 @dataclass(frozen=True)
-class Group:
+class StepGroup:
     """``tensors``: positions in backward order, ascending; they need not be neighbours."""
 
     tensors: tuple[int, ...]
@@ -77,7 +77,7 @@ class Step:
         return sum(one.decompress_s for one in self.groups)
 
 
-def simulate(trace: Trace, groups: Sequence[Group], *, overlap: bool = True, slowdown: float = 1.0) -> Step:
+def simulate(trace: Trace, groups: Sequence[StepGroup], *, overlap: bool = True, slowdown: float = 1.0) -> Step:
     """The step whose gradients travel in these groups.
 
     ``overlap``: communication goes on beside the backward pass; without, groups are selected and leave when it is over,
@@ -126,7 +126,7 @@ NONE = Stragglers()
 
 
 def expected(
-    trace: Trace, groups: Sequence[Group], ranks: int, *, overlap: bool = True, stragglers: Stragglers = NONE
+    trace: Trace, groups: Sequence[StepGroup], ranks: int, *, overlap: bool = True, stragglers: Stragglers = NONE
 ) -> Step:
     """The step of median slowdown, with the means of all steps as ``step_s``, ``forward_s`` and ``backward_s``, so that
     ``exposed_s`` is their mean, too. Errors as for ``simulate``."""
@@ -146,7 +146,7 @@ def expected(
 class _Costed:
     """Groups in the order in which they are ready, each with what its way takes."""
 
-    def __init__(self, trace: Trace, groups: Sequence[Group]) -> None:
+    def __init__(self, trace: Trace, groups: Sequence[StepGroup]) -> None:
         self._trace = trace
         self._costs: list[tuple[int, str, int, float, float, float]] = []
         for group in sorted(groups, key=lambda one: one.tensors[-1]):

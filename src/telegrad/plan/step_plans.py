@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from telegrad.plan import merge
 from telegrad.plan.linear_cost import LinearCost
 from telegrad.plan.merge_plan import MergePlan
-from telegrad.plan.step import Group, simulate
+from telegrad.plan.step import StepGroup, simulate
 from telegrad.plan.trace import Trace
 from telegrad.plan.way import GroupCost, Way
 
@@ -32,7 +32,7 @@ PLANS = (*_MERGED, "optimal")
 """How gradients are merged, by name: see ``telegrad.plan.merge``."""
 
 
-def planned(trace: Trace, plan: str, way: Way) -> list[Group]:
+def planned(trace: Trace, plan: str, way: Way) -> list[StepGroup]:
     """The groups of the plan of that name, all sent in one way. ``optimal`` counts selection, and decompression as if
     it kept the network busy; of its groups and those of the other plans, those whose step is the shortest.
 
@@ -47,7 +47,7 @@ def planned(trace: Trace, plan: str, way: Way) -> list[Group]:
     return min(found, key=lambda groups: simulate(trace, groups).step_s)
 
 
-def _optimal(trace: Trace, way: Way) -> list[Group]:
+def _optimal(trace: Trace, way: Way) -> list[StepGroup]:
     sizes, times = trace.sizes, trace.backward_times
     cost = _quick(way.cost)
     if not any(map(way.delay, sizes)):
@@ -57,11 +57,11 @@ def _optimal(trace: Trace, way: Way) -> list[Group]:
     joined = [sum(sizes[a:b]) for a, b in zip(starts, ends, strict=True)]
     spans = [math.fsum(times[a:b]) for a, b in zip(starts, ends, strict=True)]
     found = merge.optimal(joined, spans, cost=cost, delay=way.delay)
-    return [Group(tuple(range(starts[group[0]], ends[group[-1]])), way) for group in found.groups]
+    return [StepGroup(tuple(range(starts[group[0]], ends[group[-1]])), way) for group in found.groups]
 
 
-def _groups(plan: MergePlan, way: Way) -> list[Group]:
-    return [Group(tensors, way) for tensors in plan.groups]
+def _groups(plan: MergePlan, way: Way) -> list[StepGroup]:
+    return [StepGroup(tensors, way) for tensors in plan.groups]
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from telegrad.plan.cluster import Cluster
 from telegrad.plan.device import Device
-from telegrad.plan.paper_steps import Row, times_of
 from telegrad.plan.sending import way_of
-from telegrad.plan.step import NONE, Stragglers, expected
+from telegrad.plan.step import NONE, Step, Stragglers, expected
 from telegrad.plan.step_plans import planned
 from telegrad.plan.workload import Workload
+
+Row = dict[str, Any]
 
 COMPRESSED = "–"  # the collective of schemes that have their own
 
@@ -66,3 +68,18 @@ class StepSweep:
                 "samples_per_s": per_s,
                 "speedup": per_s / per_s_alone if per_s_alone else 1.0,
             }
+
+
+def times_of(step: Step, ranks: int) -> Row:
+    """A step's figures for a row; ``speedup``: samples a second of all ranks over those of one alone."""
+    return {
+        "groups": len(step.groups),
+        "compute_s": step.compute_s,
+        "step_s": step.step_s,
+        "exposed_s": step.exposed_s,
+        "select_s": step.select_s,
+        "communicate_s": step.communicate_s,
+        "decompress_s": step.decompress_s,
+        "efficiency": step.efficiency,
+        "speedup": ranks * step.efficiency,
+    }

@@ -11,7 +11,7 @@ from telegrad.doctor.finding import Finding, Status, is_usable
 from telegrad.report.durations import duration
 
 if TYPE_CHECKING:  # it needs the compiled core, the doctor must not
-    from telegrad.doctor.selftest import Outcome
+    from telegrad.doctor.selftest import CheckOutcome
 
 _SHOWN: dict[Status, tuple[str, str]] = {
     "ok": ("OK", "green"),
@@ -47,7 +47,7 @@ def summary_of(findings: Sequence[Finding]) -> Text:
     return Text("telegrad can be used here", style="green")
 
 
-def line_of_outcome(outcome: Outcome) -> Text:
+def line_of_outcome(outcome: CheckOutcome) -> Text:
     """``OK  tcp  broadcast  1.2 ms``, or what is wrong."""
     word, style = ("wrong", "bold red") if outcome.fault else ("OK", "green")
     line = Text.assemble((f"{word:<{_STATUS_WIDTH}}", style), f"{outcome.network:<{_NETWORK_WIDTH}}")

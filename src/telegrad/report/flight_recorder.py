@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from telegrad.report.hang import Verdict
+from telegrad.report.hang import HangVerdict
 from telegrad.report.hang_files import Operation, Report
 
 VERSION = "2.9"
@@ -37,7 +37,7 @@ _STATES = {"running": "started", "failed": "started", "completed": "completed"}
 _PROTOCOL = 4
 
 
-def write(verdict: Verdict, folder: Path) -> tuple[list[Path], list[str]]:
+def write(verdict: HangVerdict, folder: Path) -> tuple[list[Path], list[str]]:
     """Writes ``rank_<R>`` for each rank that left a report; returns the files, and what was left out.
 
     ``folder`` is made; the analyser reads whatever lies in it. Raises ``FileExistsError`` if it is not empty.

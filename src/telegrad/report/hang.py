@@ -10,17 +10,41 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from telegrad.report.hang_files import Group, Operation, Report
+from telegrad.report.hang_files import Message, Operation, Report, ReportedGroup
 from telegrad.report.hang_graph import ends_of
 from telegrad.report.hang_lanes import Lane, lanes_of, short_wait_s
-from telegrad.report.hang_messages import ends_of_messages, open_messages, told_message
+
+
+def open_messages(lanes: Sequence[Lane]) -> dict[int, list[Message]]:
+    """By rank: the sends and receives that are not over, oldest first; ranks without any are left out."""
+    return {lane.rank: list(lane.report.messages) for lane in lanes if lane.report is not None and lane.report.messages}
+
+
+def ends_of_messages(waiting: dict[int, list[Message]], size: int) -> tuple[list[int], list[list[int]]]:
+    """Whom it comes down to: the ranks that others wait for and that wait for nobody, and the circles. Who takes
+    anybody's message waits for all."""
+
+    def peers(rank: int, messages: list[Message]) -> list[int]:
+        if any(message.peer is None for message in messages):
+            return [peer for peer in range(size) if peer != rank]
+        return sorted({message.peer for message in messages if message.peer is not None})
+
+    return ends_of({rank: peers(rank, messages) for rank, messages in waiting.items()})
+
+
+def told_message(rank: int, message: Message) -> str:
+    """``rank 0 waits in recv(…) for rank 1, which has not sent it``."""
+    missing = "sent" if message.operation == "recv" else "received"
+    why = "any rank, none of which has" if message.peer is None else f"rank {message.peer}, which has not"
+    return f"rank {rank} waits in {message.call} for {why} {missing} it"
+
 
 _MOST_TOLD_ALONE = 8
 _AT_ONCE_S = 10.0  # a process writes the reports of all its communicators together
 
 
 @dataclass
-class Verdict:
+class HangVerdict:
     """``kind``: not_called, no_report, mismatch, order, failed, waits, cycle, running (it was when it was asked, as far
     as can be told) or nothing. ``culprits``: ranks, lowest first. ``tag`` and ``call``: the stuck operation.
     ``sentence`` says it all; ``details`` and ``notes`` say more.
@@ -39,7 +63,7 @@ class Verdict:
     lanes: list[Lane] = field(repr=False)
 
 
-def verdicts(reports: Iterable[Report]) -> tuple[list[Verdict], list[Verdict]]:
+def verdicts(reports: Iterable[Report]) -> tuple[list[HangVerdict], list[HangVerdict]]:
     """A verdict for each communicator, the latest first; and those of earlier jobs that left files in the same place:
     none of their processes has written for the latest communicator, and all their reports are older.
     """
@@ -53,8 +77,8 @@ def verdicts(reports: Iterable[Report]) -> tuple[list[Verdict], list[Verdict]]:
         return [], []
     latest = {(one.host, one.pid) for one in ordered[0]}
     begin_s = min(one.written_unix_s for one in ordered[0])
-    current: list[Verdict] = []
-    stale: list[Verdict] = []
+    current: list[HangVerdict] = []
+    stale: list[HangVerdict] = []
     for group in ordered:
         foreign = latest.isdisjoint((one.host, one.pid) for one in group)
         age_s = begin_s - max(one.written_unix_s for one in group)
@@ -83,7 +107,7 @@ def _open_in_others(group: Sequence[Report], groups: Iterable[Sequence[Report]])
     return found
 
 
-def verdict(group: Sequence[Report], elsewhere: Mapping[int, str] | None = None) -> Verdict:
+def verdict(group: Sequence[Report], elsewhere: Mapping[int, str] | None = None) -> HangVerdict:
     """The verdict on one communicator's reports, at most one of each rank; ``group`` holds at least one.
     ``elsewhere``: by rank, what its process waits in on another communicator."""
     newest = max(group, key=lambda one: (one.written_unix_s, -one.rank))
@@ -100,7 +124,7 @@ def verdict(group: Sequence[Report], elsewhere: Mapping[int, str] | None = None)
     return made
 
 
-def _told_group(group: Group, ranks: Sequence[int]) -> str:
+def _told_group(group: ReportedGroup, ranks: Sequence[int]) -> str:
     """What its parent calls those of a group's ``ranks`` that can be told in a line."""
     told = [f"rank {rank} here is rank {group.parent_ranks[rank]} of its parent" for rank in ranks[:_MOST_TOLD_ALONE]]
     return "; ".join([f"this is the communicator {group.name}", *told])
@@ -120,14 +144,14 @@ class _Judge:
         self._details: list[str] = []
         self._messages = open_messages(lanes)
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HangVerdict:
         kind, culprits, sentence = self._found()
         self._detail_missing(culprits)
         for lane, report in self._reported:
             listed = sum(operation.state != "completed" for operation in report.operations)
             if (unlisted := lane.called - report.completed - listed) > 0 and lane.exact:
                 self._notes.append(f"rank {lane.rank} has {unlisted} unfinished operations that are no longer listed")
-        return Verdict(
+        return HangVerdict(
             communicator=self._communicator,
             world_size=len(self._lanes),
             kind=kind,

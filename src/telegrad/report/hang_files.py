@@ -69,7 +69,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Peer:
+class ReportedPeer:
     """What a rank has heard of another."""
 
     rank: int
@@ -90,7 +90,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Group:
+class ReportedGroup:
     """What a communicator that was split from another is called, and its ranks' numbers in that one, by rank."""
 
     name: str
@@ -114,10 +114,10 @@ class Report:
     called: int
     completed: int
     failure: Failed | None
-    peers: tuple[Peer, ...]
+    peers: tuple[ReportedPeer, ...]
     operations: tuple[Operation, ...]
     messages: tuple[Message, ...] = ()
-    group: Group | None = None
+    group: ReportedGroup | None = None
 
     def at(self, tag: int) -> Operation | None:
         """The operation with this number, if it is still listed."""
@@ -129,7 +129,7 @@ class BadReport(ValueError):  # noqa: N818
 
 
 @dataclass
-class Found:
+class FoundReports:
     """``reports`` in the order of (communicator, rank); ``notes`` say what was left out, and why."""
 
     reports: list[Report] = field(default_factory=list)
@@ -142,11 +142,11 @@ def default_folder() -> Path:
     return Path(named) if named else Path(tempfile.gettempdir()) / f"telegrad-reports-{os.getuid()}"
 
 
-def find(folders: Sequence[Path]) -> Found:
+def find(folders: Sequence[Path]) -> FoundReports:
     """Reads every ``*.json`` in the folders. What cannot be used becomes a note; of two reports of one rank and
     communicator the later counts. Raises ``OSError`` if a folder cannot be listed.
     """
-    found = Found()
+    found = FoundReports()
     newest: dict[tuple[str, int], tuple[Report, Path]] = {}
     for folder in folders:
         for path in sorted(path for path in folder.iterdir() if path.suffix == ".json"):
@@ -219,8 +219,8 @@ def parse(data: bytes) -> Report:
     )
 
 
-def _group(fields: _Fields, size: int) -> Group:
-    return Group(fields.text("name"), fields.numbers("parent_ranks", size, MOST_RANKS))
+def _group(fields: _Fields, size: int) -> ReportedGroup:
+    return ReportedGroup(fields.text("name"), fields.numbers("parent_ranks", size, MOST_RANKS))
 
 
 def _failed(fields: _Fields, size: int) -> Failed:
@@ -231,8 +231,8 @@ def _failed(fields: _Fields, size: int) -> Failed:
     )
 
 
-def _peer(fields: _Fields, size: int) -> Peer:
-    return Peer(
+def _peer(fields: _Fields, size: int) -> ReportedPeer:
+    return ReportedPeer(
         rank=fields.integer("rank", 0, size - 1),
         host=fields.optional("host", fields.text),
         pid=fields.optional("pid", lambda name: fields.integer(name, 0, _MOST_COUNT)),

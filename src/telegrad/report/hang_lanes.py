@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from telegrad.report.hang_files import Peer, Report
+from telegrad.report.hang_files import Report, ReportedPeer
 
 # Who completes one of these has heard of every rank, so every rank has called it. A broadcast's root hears of nobody.
 _HEARS_OF_ALL = frozenset({"barrier", "allgather", "allreduce", "sparseallreduce"})
@@ -37,7 +37,7 @@ def lanes_of(reports: Mapping[int, Report], size: int, notes: list[str]) -> list
     anywhere; where that is more than a rank's own report says, a note is added to ``notes``, and what the rank waited
     for is over in its ``report``: it has gone on since.
     """
-    heard: dict[int, list[Peer]] = {}
+    heard: dict[int, list[ReportedPeer]] = {}
     for report in reports.values():
         for peer in report.peers:
             if peer.rank != report.rank:

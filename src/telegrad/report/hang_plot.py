@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from telegrad.report.hang import Verdict
+from telegrad.report.hang import HangVerdict
 from telegrad.report.hang_files import Operation
 from telegrad.report.hang_lanes import Lane
 
@@ -13,7 +13,7 @@ _COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#
 _STUCK = "#d62728"
 
 
-def plot(verdict: Verdict, path: Path, most_operations: int = 24) -> None:
+def plot(verdict: HangVerdict, path: Path, most_operations: int = 24) -> None:
     """Writes a PNG: a lane per rank with its last operations against the time at which they ran, by the ranks' own
     clocks. A bar that ends in red did not end before its rank's report.
     """

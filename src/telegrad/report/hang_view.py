@@ -9,7 +9,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from telegrad.report.hang import Verdict, told_ranks, told_seconds
+from telegrad.report.hang import HangVerdict, told_ranks, told_seconds
 from telegrad.report.hang_files import Operation
 from telegrad.report.hang_lanes import Lane
 
@@ -21,12 +21,12 @@ _STATES = {"running": "", "completed": ", done", "failed": ", failed"}
 _NUMBERS = ("rank", "done/calls", "since")
 
 
-def lines_of(verdict: Verdict) -> list[str]:
+def lines_of(verdict: HangVerdict) -> list[str]:
     """The sentence and what belongs to it, as plain lines without markup."""
     return [verdict.sentence + ".", *(f"{text}." for text in verdict.details), *(f"note: {n}" for n in verdict.notes)]
 
 
-def table_of(verdict: Verdict) -> Table:
+def table_of(verdict: HangVerdict) -> Table:
     """A line per rank; culprits are bold. Of more than 64 ranks, those of whom nothing is special are left out; so are
     columns in which nothing stands.
     """
@@ -53,12 +53,12 @@ def table_of(verdict: Verdict) -> Table:
     return table
 
 
-def _special(lane: Lane, verdict: Verdict) -> bool:
+def _special(lane: Lane, verdict: HangVerdict) -> bool:
     ordinary = lane.rank not in verdict.culprits and lane.report is not None
     return not ordinary or lane.rank in verdict.waiting[:8]
 
 
-def _cells(lane: Lane, verdict: Verdict, latest_s: float) -> dict[str, str]:
+def _cells(lane: Lane, verdict: HangVerdict, latest_s: float) -> dict[str, str]:
     report = lane.report
     row = dict.fromkeys(_COLUMNS, "")
     row["rank"] = str(lane.rank)
@@ -96,7 +96,7 @@ def last_of(lane: Lane, tag: int | None) -> Operation | None:
     return stuck or (lane.report.operations[-1] if lane.report.operations else None)
 
 
-def as_json(current: Sequence[Verdict], stale: Sequence[Verdict], notes: Sequence[str]) -> dict[str, Any]:
+def as_json(current: Sequence[HangVerdict], stale: Sequence[HangVerdict], notes: Sequence[str]) -> dict[str, Any]:
     """``verdicts`` (the latest communicator first), ``earlier_jobs`` and ``notes``; version 1."""
     return {
         "kind": "telegrad hang verdict",
@@ -107,7 +107,7 @@ def as_json(current: Sequence[Verdict], stale: Sequence[Verdict], notes: Sequenc
     }
 
 
-def _verdict_as_json(verdict: Verdict) -> dict[str, Any]:
+def _verdict_as_json(verdict: HangVerdict) -> dict[str, Any]:
     return {
         "communicator": verdict.communicator,
         "world_size": verdict.world_size,

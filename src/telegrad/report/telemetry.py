@@ -1,4 +1,5 @@
-"""What ``telegrad.train.JsonLines`` has written of a training, read back and summed up. Needs rich."""
+"""What ``telegrad.train.JsonLines`` has written of a training: read back, summed up and drawn. Needs rich and, to draw,
+matplotlib."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class TensorStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TelemetryStep:
     """One observed step, of ``world_size`` ranks. ``bytes_sent``, ``kept``, ``words_sent`` and ``words_received``: of
     this rank, until the step began; words are counted by sums that keep a part (Ok-Topk). ``job`` tells steps of a job
     from those of one that went on from it, and counts anew."""
@@ -72,13 +73,13 @@ class Step:
 
 
 @dataclass(slots=True)
-class Run:
+class TelemetryRun:
     """One rank of a training, with its steps in order. Where it went on from an earlier step, what had come after that
     step is left out; of a step that was run twice, the later one counts. ``dropped``: observed passes that were, also
     those after which their step was run again."""
 
     rank: int
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TelemetryStep] = field(default_factory=list)
     dropped: int = 0
 
     @property
@@ -128,7 +129,7 @@ class Run:
         """6k(P-1)/P: what Ok-Topk's paper says that a rank moves at most."""
         return 3 * self.least_words_per_step
 
-    def _per_step(self, total: Callable[[Step], int]) -> float | None:
+    def _per_step(self, total: Callable[[TelemetryStep], int]) -> float | None:
         spans = [(a, b) for a, b in itertools.pairwise(self.steps) if a.job == b.job and total(b) >= total(a)]
         steps = sum(b.step - a.step for a, b in spans)
         return sum(total(b) - total(a) for a, b in spans) / steps if steps else None
@@ -139,22 +140,22 @@ class Run:
         return statistics.fmean(_ring_share(step) * step.elements * step.element_bytes for step in self.steps)
 
 
-def _ring_share(step: Step) -> float:
+def _ring_share(step: TelemetryStep) -> float:
     return 2 * (step.world_size - 1) / step.world_size
 
 
-def read(path: Path) -> Run:
+def read(path: Path) -> TelemetryRun:
     """The run in ``path``. A last line that was cut off, as by a kill, is left out.
 
     Raises ``OSError`` where it cannot be read, and ``ValueError`` naming the line that is no telemetry.
     """
-    run: Run | None = None
-    steps: dict[int, Step] = {}
+    run: TelemetryRun | None = None
+    steps: dict[int, TelemetryStep] = {}
     dropped: list[int] = []
     columns: Sequence[str] = ()
     world_size = jobs = 0
     begins = False
-    last: Step | None = None
+    last: TelemetryStep | None = None
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
         if number == len(lines) and not line.endswith("\n"):
@@ -168,7 +169,11 @@ def read(path: Path) -> Run:
                     raise ValueError(f"format {said['format']!r}, version {said['version']!r}")
                 if run is not None and run.rank != said["rank"]:
                     raise ValueError(f"rank {said['rank']} in the file of rank {run.rank}")
-                run, columns, world_size = run or Run(int(said["rank"])), said["columns"], int(said["world_size"])
+                run, columns, world_size = (
+                    run or TelemetryRun(int(said["rank"])),
+                    said["columns"],
+                    int(said["world_size"]),
+                )
                 if world_size < 1:
                     raise ValueError(f"world_size {world_size}")
                 begins, jobs = True, jobs + 1
@@ -195,13 +200,15 @@ def read(path: Path) -> Run:
     return run
 
 
-def _step_of(said: dict[str, Any], columns: Sequence[str], world_size: int, job: int) -> Step:
+def _step_of(said: dict[str, Any], columns: Sequence[str], world_size: int, job: int) -> TelemetryStep:
     if tuple(columns) != tuple(TensorStep.__dataclass_fields__):
         raise ValueError(f"columns {columns!r}")
     counts = {name: _count(said[name], name) for name in _COUNTS}
     later = {name: _count(said.get(name, 0), name) for name in _COUNTS_OF_LATER_FILES}
     tensors = tuple(_tensor_of(one) for one in said["tensors"])
-    return Step(world_size=world_size, dropped=bool(said["dropped"]), tensors=tensors, job=job, **counts, **later)
+    return TelemetryStep(
+        world_size=world_size, dropped=bool(said["dropped"]), tensors=tensors, job=job, **counts, **later
+    )
 
 
 def _tensor_of(said: Sequence[Any]) -> TensorStep:
@@ -233,7 +240,7 @@ def _figure(value: Any) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class TensorSummary:
     """One tensor over all observed steps; ``late``: over the last tenth of them."""
 
     name: str
@@ -247,15 +254,15 @@ class Summary:
     late_threshold: float | None
 
 
-def summaries(run: Run) -> list[Summary]:
+def summaries(run: TelemetryRun) -> list[TensorSummary]:
     """Of each tensor, the largest first."""
     return [_summary(name, [one for _, one in run.of(name)]) for name in run.names]
 
 
-def _summary(name: str, steps: Sequence[TensorStep]) -> Summary:
+def _summary(name: str, steps: Sequence[TensorStep]) -> TensorSummary:
     late = steps[-max(1, round(_LATE * len(steps))) :]
     selected = sum(one.selected for one in steps)
-    return Summary(
+    return TensorSummary(
         name=name,
         elements=steps[-1].elements,
         k=steps[-1].k,
@@ -268,7 +275,7 @@ def _summary(name: str, steps: Sequence[TensorStep]) -> Summary:
     )
 
 
-def title_of(run: Run) -> str:
+def title_of(run: TelemetryRun) -> str:
     """The run in one line."""
     parts = [
         f"rank {run.rank} of {', then '.join(map(str, run.world_sizes))}",
@@ -285,7 +292,7 @@ def title_of(run: Run) -> str:
     return " · ".join(parts)
 
 
-def table_of(run: Run) -> Table:
+def table_of(run: TelemetryRun) -> Table:
     """A row per tensor."""
     table = Table(title=title_of(run), title_justify="left", header_style="bold")
     table.add_column("tensor", overflow="fold")
@@ -305,7 +312,7 @@ def table_of(run: Run) -> Table:
     return table
 
 
-def as_json(run: Run) -> dict[str, Any]:
+def as_json(run: TelemetryRun) -> dict[str, Any]:
     """The table's figures."""
     return {
         "rank": run.rank,
@@ -319,7 +326,7 @@ def as_json(run: Run) -> dict[str, Any]:
         "paper_words_per_step": run.paper_words_per_step,
         "kept_to_k": run.kept_to_k,
         "tensors": [
-            {name: getattr(one, name) for name in Summary.__dataclass_fields__}  # slots: no vars()
+            {name: getattr(one, name) for name in TensorSummary.__dataclass_fields__}  # slots: no vars()
             for one in summaries(run)
         ],
     }
@@ -346,3 +353,47 @@ FIGURES: dict[str, Callable[[TensorStep], float | None]] = {
     "threshold": lambda one: one.threshold,
 }
 """What is drawn, each in a panel."""
+
+
+_NAMED = 9  # of the largest tensors have a colour and a name; the others are grey
+_LOGARITHMIC = ("compression", "threshold")
+
+
+def plot(run: TelemetryRun, path: Path) -> None:
+    """Writes a PNG with a panel for each figure and a line for each tensor."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (name, figure_of) in zip(figure.subplots(2, 2, sharex=True).flat, FIGURES.items(), strict=True):
+        drawn = False
+        for place, tensor in reversed(list(enumerate(run.names))):  # the largest on top
+            points = [(step, value) for step, one in run.of(tensor) if (value := figure_of(one)) is not None]
+            points = [(step, value) for step, value in points if math.isfinite(value)]
+            if not points:
+                continue
+            drawn = True
+            named = place < _NAMED
+            axes.plot(
+                *zip(*points, strict=True),
+                color=f"C{place}" if named else "#bbbbbb",
+                linewidth=1.2 if named else 0.6,
+                marker="." if len(points) < 3 else None,
+                label=printable(tensor).replace("$", r"\$") if named else None,
+            )
+        if drawn and name.startswith(_LOGARITHMIC) and all(line.get_ydata().min() > 0 for line in axes.get_lines()):
+            axes.set_yscale("log")
+        if name.startswith("selected"):
+            axes.axhline(1, color="black", linewidth=0.6, linestyle=":")
+            axes.set_ylim(bottom=0)
+        axes.set_title(name, fontsize=10)
+        axes.grid(alpha=0.3)
+    for axes in figure.axes[2:]:
+        axes.set_xlabel("step")
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    others = f"grey: {len(run.names) - _NAMED} smaller ones" if len(run.names) > _NAMED else None
+    if handles:
+        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=7, title=others)
+    figure.suptitle(title_of(run), fontsize=10)
+    figure.savefig(path, dpi=110)

@@ -10,7 +10,7 @@ import pytest
 
 from telegrad import Communicator
 from telegrad.bench import allreduce
-from telegrad.bench.plan import Plan
+from telegrad.bench.plan import AllreducePlan
 
 
 @dataclass
@@ -34,7 +34,9 @@ def test_a_peer_goes_as_far_as_its_calls_are_bearable(
     clock = [0.0]
     monkeypatch.setattr(allreduce.time, "perf_counter", lambda: clock[0])
     sizes = (64 << 20, 16 << 20, 1 << 20, 4)
-    plan = Plan(benchmark="allreduce", network="shm", ranks=1, sizes=sizes, algorithms=("auto",), samples=3, seconds=1)
+    plan = AllreducePlan(
+        benchmark="allreduce", network="shm", ranks=1, sizes=sizes, algorithms=("auto",), samples=3, seconds=1
+    )
     fast = _Peer("fast", lambda size: size / 1e9, clock)
     slow = _Peer("slow", lambda size: 0.01 + size / 2e5, clock)
     (communicator,) = Communicator.local(1)

@@ -11,9 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
-from telegrad.bench.plan import Measured, Plan, Timing
-from telegrad.bench.registry import BENCHMARKS
-from telegrad.bench.runner import Outcome
+from telegrad.bench.plan import ALGORITHMS, AllreducePlan, Measured, Timing
+from telegrad.bench.runner import AllreduceOutcome
 from telegrad.cli import bench_allreduce
 from telegrad.cli.bench import app
 from telegrad.launch import LaunchError
@@ -22,7 +21,7 @@ from telegrad.report.allreduce import _bounds_of
 pytestmark = pytest.mark.ranks("torch")
 
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
-_DENSE = tuple(name for name in BENCHMARKS["allreduce"].algorithms if name != "two_level")  # of nodes only
+_DENSE = tuple(name for name in ALGORITHMS if name != "two_level")  # of nodes only
 _SHM = ("--network", "shm")
 
 
@@ -105,22 +104,6 @@ def test_a_peer_that_does_not_start_is_left_out_and_told_why(tmp_path: Path, mon
 
 
 @_needs_ucx
-def test_non_blocking_sums_beside_blocking_ones(tmp_path: Path) -> None:
-    found = tmp_path / "rows.json"
-    options = ["--ranks", "2", "--sizes", "4,1KiB", "--samples", "3", "--timeout", "90", "--json", str(found)]
-    done = CliRunner().invoke(app, ["nonblocking", *options], env={"COLUMNS": "80"})
-    assert done.exit_code == 0, done.output
-    assert "…" not in done.output, "in a file every cell is whole"
-    rows = json.loads(found.read_text())["rows"]
-    assert [(row["op"], row["network"], row["ranks"], row["bytes"], row["wrong"]) for row in rows] == [
-        ("nonblocking", "shm", 2, size, 0) for size in (4, 1024)
-    ]
-    for row in rows:
-        for way in ("nonblocking", "computing"):
-            assert row[f"{way}_ratio"] == pytest.approx(row[f"{way}_median_s"] / row["blocking_median_s"])
-
-
-@_needs_ucx
 def test_sums_that_round_stand_beside_the_others(tmp_path: Path) -> None:
     found = tmp_path / "rows.json"
     status, output = _bench(
@@ -157,10 +140,10 @@ def test_a_run_that_takes_too_long_is_ended_and_told() -> None:
 
 
 def test_a_network_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(plan: Plan, **_: object) -> Outcome:
+    def run(plan: AllreducePlan, **_: object) -> AllreduceOutcome:
         if plan.network == "shm":
             raise LaunchError("rank 1 is gone")
-        return Outcome([Measured("auto", 4, Timing(1e-3, 1e-3, 1e-3), 4.0, 0, "ucx", 3, chosen="ring")])
+        return AllreduceOutcome([Measured("auto", 4, Timing(1e-3, 1e-3, 1e-3), 4.0, 0, "ucx", 3, chosen="ring")])
 
     monkeypatch.setattr(bench_allreduce, "run", run)
     found = tmp_path / "rows.json"
@@ -184,7 +167,7 @@ def test_each_wire_has_a_bound_of_its_own() -> None:
         ("--network", "wifi", "use shm, tcp, or a rate"),
         ("--sizes", "6", "use a multiple of 4 bytes"),
         ("--sizes", "1000000GiB", "4 ranks with vectors of 1e+06 GiB need 8e+06 GiB of memory, of which"),
-        ("--algorithms", "magic", f"use {', '.join(BENCHMARKS['allreduce'].algorithms)}"),
+        ("--algorithms", "magic", f"use {', '.join(ALGORITHMS)}"),
         ("--wires", "bf16,float8", "'float8' does not exist: use bf16, f16, int8, qsgd8, qsgd4, qsgd2, or all"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),

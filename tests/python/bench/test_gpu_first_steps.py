@@ -87,13 +87,14 @@ def test_the_steps_are_what_commands_take(
 ) -> None:
     from typer.testing import CliRunner
 
+    from lab.common.experiments import app
     from telegrad.cli import make_app
 
     monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
     smoke = program("smoke")
     for command in smoke._steps().values():
         if command[1] == "-m":
-            done = CliRunner().invoke(make_app(), command[3:])
+            done = CliRunner().invoke(app() if command[2] == "lab" else make_app(), command[3:])
             assert (done.exit_code, "no GPU: torch sees none here" in done.output) == (1, True), done.output
         else:
             assert command[2] == "--step"

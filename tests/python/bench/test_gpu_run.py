@@ -262,12 +262,12 @@ def test_all_tests_of_a_gpu_are_in_a_part_as_long_as_their_longest_job(runner: M
 
 
 def test_a_number_of_ranks_that_hangs_takes_no_other_along(runner: ModuleType, tmp_path: Path) -> None:
-    from telegrad.cli.bench_transfers import transfers
+    from lab import transfers
 
     part = runner.PARTS["transfers"]
     command = part.command(tmp_path / "transfers")
     assert "--ranks" not in command
-    numbers = inspect.signature(transfers).parameters["ranks"].default.split(",")
+    numbers = inspect.signature(transfers.command).parameters["ranks"].default.split(",")
     assert part.limit_s >= len(numbers) * float(command[command.index("--timeout") + 1])
 
 
@@ -275,7 +275,7 @@ def test_a_number_of_ranks_that_hangs_takes_no_other_along(runner: ModuleType, t
 def test_the_longest_selections_are_where_there_is_memory(
     runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: int, longest: str
 ) -> None:
-    from telegrad.cli.bench_select import _MOST
+    from lab.select import _MOST
     from telegrad.cli.options import counts_of
 
     monkeypatch.setattr(runner, "_gpu_bytes", lambda: gib << 30)
@@ -290,6 +290,7 @@ def test_the_commands_of_all_parts_are_what_the_command_line_takes(
 ) -> None:
     """Each benchmark gets as far as to look for a GPU; each folder or file of tests is there."""
     typer_testing = pytest.importorskip("typer.testing")
+    from lab.common.experiments import app
     from telegrad.cli import make_app
 
     monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
@@ -304,5 +305,5 @@ def test_the_commands_of_all_parts_are_what_the_command_line_takes(
             assert places
             assert all((ROOT / place).exists() for place in places), name
         else:
-            done = typer_testing.CliRunner().invoke(make_app(), command[3:])
+            done = typer_testing.CliRunner().invoke(app() if command[2] == "lab" else make_app(), command[3:])
             assert (done.exit_code, "no GPU: torch sees none here" in done.output) == (1, True), (name, done.output)

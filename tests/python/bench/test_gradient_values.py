@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 
-from telegrad.bench.gradient_values import exponent_bits, largest_of_gradients
-from telegrad.bench.sparse_plan import value_bits
+from telegrad.bench.sparse import exponent_bits, largest_of_gradients, value_bits
 
 
 def test_sums_are_exact_in_any_order_and_one_alone_is_a_bfloat16() -> None:

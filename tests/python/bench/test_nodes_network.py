@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from telegrad.bench.allreduce import interleaved
 from telegrad.bench.netlab import Netlab, NetlabError, why_unavailable
 from telegrad.bench.networks import check_nodes, node_of, open_network
-from telegrad.bench.plan import Plan
+from telegrad.bench.plan import AllreducePlan
 from telegrad.cli.bench import app
 from telegrad.comm import Communicator
 
@@ -46,9 +46,9 @@ def test_the_command_says_what_is_wrong(command: str) -> None:
 
 
 def test_each_algorithm_in_both_orders() -> None:
-    plan = Plan("allreduce", "1gbit", 4, (4,), ("two_level", "ring"), nodes=2, interleaved=True)
+    plan = AllreducePlan("allreduce", "1gbit", 4, (4,), ("two_level", "ring"), nodes=2, interleaved=True)
     assert plan.contenders == ("two_level", "ring", "two_level, interleaved", "ring, interleaved")
-    assert Plan.from_json(plan.to_json()) == plan
+    assert AllreducePlan.from_json(plan.to_json()) == plan
 
 
 def test_interleaved_ranks_have_neighbours_on_other_nodes() -> None:

@@ -10,10 +10,12 @@ import pytest
 from telegrad.bench.machine import describe_machine
 from telegrad.bench.networks import check_network, open_network, payload_bytes_per_s, rate_bytes_per_s
 from telegrad.bench.peers import why_missing
-from telegrad.bench.plan import Measured, Plan, Timing, is_slower, size_of, text_of
-from telegrad.bench.runner import Outcome, count_of, rows_of
+from telegrad.bench.plan import AllreducePlan, Measured, Timing, is_slower, size_of, text_of
+from telegrad.bench.runner import AllreduceOutcome, count_of, rows_of
 
-_PLAN = Plan("allreduce", "shm", ranks=4, sizes=(4, 1024), algorithms=("ring", "auto"), peers=("gloo", "mpich"))
+_PLAN = AllreducePlan(
+    "allreduce", "shm", ranks=4, sizes=(4, 1024), algorithms=("ring", "auto"), peers=("gloo", "mpich")
+)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +44,7 @@ def test_timing_has_median_minimum_and_p90() -> None:
 
 
 def test_plan_and_results_travel_as_json() -> None:
-    assert Plan.from_json(_PLAN.to_json()) == _PLAN
+    assert AllreducePlan.from_json(_PLAN.to_json()) == _PLAN
     found = Measured("ring", 4, Timing(1.0, 0.5, 2.0), 6.0, 0, "ucx")
     assert Measured.from_json(found.to_json()) == found
 
@@ -53,7 +55,7 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
         Measured("ring", 1024, timing, 1536.0, 0, "ucx", 31, True),
         Measured("gloo", 1024, slower, None, 3, "ucx", 30),
     ]
-    (row,) = rows_of(_PLAN, Outcome(measured, {"mpich": "rank 1: no MPICH"}))
+    (row,) = rows_of(_PLAN, AllreduceOutcome(measured, {"mpich": "rank 1: no MPICH"}))
     assert row == {
         "op": "allreduce",
         "algorithm": "ring",
@@ -87,7 +89,7 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
         "mpich_wrong": None,
         "mpich_missing": "rank 1: no MPICH",
     }
-    (row,) = rows_of(_PLAN, Outcome(measured[:1]), {"gloo": "torch is not installed"})
+    (row,) = rows_of(_PLAN, AllreduceOutcome(measured[:1]), {"gloo": "torch is not installed"})
     assert row["gloo_median_s"] is None
     assert (row["gloo_missing"], row["mpich_missing"]) == ("torch is not installed", "not asked for")
     assert count_of(_PLAN) == 8
@@ -95,7 +97,9 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
 
 def test_a_link_with_a_rate_has_a_bound_in_seconds() -> None:
     plan = dataclasses.replace(_PLAN, network="1gbit")
-    (row,) = rows_of(plan, Outcome([Measured("auto", 1 << 20, Timing(0.02, 0.02, 0.02), 1.5 * 2**20, 0, "ucx")]))
+    (row,) = rows_of(
+        plan, AllreduceOutcome([Measured("auto", 1 << 20, Timing(0.02, 0.02, 0.02), 1.5 * 2**20, 0, "ucx")])
+    )
     assert row["bound_s"] == pytest.approx(1.5 * 2**20 / (1e9 / 8 * 1448 / 1514))
     assert rate_bytes_per_s("100mbit") == 12.5e6
     assert payload_bytes_per_s("100mbit") == pytest.approx(12.5e6 * 1448 / 1514)

@@ -22,7 +22,7 @@ import telegrad
 from telegrad import Communicator
 from telegrad.calibration import Calibration, calibration, device_sums, keeping, measure, sweep
 from telegrad.calibration.calibration import to_data
-from telegrad.calibration.device_sums import DeviceSums, fitted, measure_device_sums
+from telegrad.calibration.device_sums import MeasuredDeviceSums, fitted, measure_device_sums
 from telegrad.plan import Tuning
 
 SIZES = (1 << 10, 1 << 12, 1 << 14)
@@ -96,7 +96,7 @@ def test_all_ranks_find_the_same(
     shared = give_group(device, comms, streams, places=places)
     said: list[str] = []
 
-    def run(rank: int, like: Any) -> DeviceSums:
+    def run(rank: int, like: Any) -> MeasuredDeviceSums:
         return measure_device_sums(comms[rank], like, 60.0, lambda part, what: said.append(what) if rank == 0 else None)
 
     found = on_each(device, streams, run)

@@ -12,8 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from telegrad import _core
-from telegrad.bench.sparse import Outcome
-from telegrad.bench.sparse_plan import DENSE, NAMES, SparsePlan, swept
+from telegrad.bench.sparse import DENSE, NAMES, SparseOutcome, SparsePlan, swept
 from telegrad.cli import bench_sparse
 from telegrad.launch import LaunchError
 from telegrad.report.sparse import panels_of
@@ -31,10 +30,10 @@ def _run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.output.replace("│", " ").split())
 
 
-def _ideal(wrong: int = 0, failing: int = 0) -> Callable[..., Outcome]:
+def _ideal(wrong: int = 0, failing: int = 0) -> Callable[..., SparseOutcome]:
     """A network on which everything takes 8 ns a byte of entries; jobs among ``failing`` ranks fail."""
 
-    def run(plan: SparsePlan, *, timeout_s: float, on_sample: Callable[[str], None]) -> Outcome:
+    def run(plan: SparsePlan, *, timeout_s: float, on_sample: Callable[[str], None]) -> SparseOutcome:
         assert timeout_s > 0
         if plan.ranks == failing:
             raise LaunchError("rank 1 is gone")
@@ -44,7 +43,7 @@ def _ideal(wrong: int = 0, failing: int = 0) -> Callable[..., Outcome]:
             for _ in range(plan.samples):
                 on_sample(name)
         none = dict.fromkeys(plan.names, wrong)
-        return Outcome(times, dict(none), dict.fromkeys(plan.names, plan.nnz * 8), {}, plan.nnz * plan.ranks)
+        return SparseOutcome(times, dict(none), dict.fromkeys(plan.names, plan.nnz * 8), {}, plan.nnz * plan.ranks)
 
     return run
 

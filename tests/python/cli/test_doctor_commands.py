@@ -20,7 +20,7 @@ from telegrad.cli import doctor as doctor_command
 from telegrad.cli import make_app
 from telegrad.cli import selftest as selftest_command
 from telegrad.doctor.finding import Check, Finding
-from telegrad.doctor.selftest import Outcome, SelfTest
+from telegrad.doctor.selftest import CheckOutcome, SelfTest
 
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
 
@@ -98,9 +98,12 @@ def test_env_as_text_and_as_json() -> None:
 
 
 def test_a_self_test_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = [Outcome("tcp", "barrier", "", 0.1), Outcome("tcp", "sparse", "[3] is 1.0 instead of 2.0", 0.1)]
+    outcomes = [
+        CheckOutcome("tcp", "barrier", "", 0.1),
+        CheckOutcome("tcp", "sparse", "[3] is 1.0 instead of 2.0", 0.1),
+    ]
 
-    def run(test: SelfTest, *, on_outcome: Callable[[Outcome], None]) -> list[Outcome]:
+    def run(test: SelfTest, *, on_outcome: Callable[[CheckOutcome], None]) -> list[CheckOutcome]:
         for outcome in outcomes:
             on_outcome(outcome)
         return outcomes

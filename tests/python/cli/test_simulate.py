@@ -17,9 +17,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from lab.common import experiments
 from telegrad import _core
 from telegrad.cli.simulate import app
-from telegrad.cli.simulate_settings import Settings, sizes_of
+from telegrad.cli.simulate_settings import SimulationSettings, sizes_of
 
 COLLECTIVES = ("allreduce", "sparse-allreduce", "allgather", "broadcast", "barrier")
 
@@ -237,11 +238,6 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
         ("sparse-allreduce", "--wire", "zip", "wire='zip' does not exist for sparse streams: use auto, raw, blocked"),
         ("sparse-allreduce", "--wire", "packed-f64", "does not fit a stream of f32: only float32 values"),
         ("sparse-allreduce", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
-        ("allreduce-topk", "--density", "0", "0 is no share: use a number above 0 and up to 1"),
-        ("allreduce-topk", "--calls", "0", "'--calls'"),
-        ("sparse-allgather", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
-        ("sparse-reduce-scatter", "--wire", "zip", "wire='zip' does not exist for sparse streams"),
-        ("sparse-allgather", "--wire", "bf16", "'bf16' rounds values, and results could not be checked"),
         ("allreduce", "--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("allreduce", "--plot-file", "/nowhere/plot.png", "the folder /nowhere does not exist"),
         ("allreduce", "--timeline", "trace.json", "these are 3: give one --ranks, one --bytes, one --algorithm"),
@@ -285,35 +281,6 @@ def test_files_are_looked_at_before_the_work_and_stay(monkeypatch: pytest.Monkey
         assert simulate("barrier", "--ranks", "2", "--json", str(path))[0] == 1
     assert old.read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "old.json"]
-
-
-def test_words_of_a_sum_of_which_a_part_is_kept(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    common = ("allreduce-topk", "--ranks", "2..8", "--bytes", "64KiB", "--json", str(file))
-    status, output = simulate(*common, "--calls", "3")
-    assert status == 0, output
-    for row in rows_of(file):
-        assert row["calls"] == 3
-        assert row["payloads"]
-        assert abs(row["result_nnz"] - row["keep"]) <= row["keep"] / 4
-        assert 0 < row["words"] <= row["words_most"] == 6 * max(row["nnz"], row["result_nnz"]) + 2 * row["ranks"]
-    assert "at most" in output
-    assert "virtual time of all 3 calls" in output
-    assert "entries of the sum, words: of the last call" in output
-    status, output = simulate(*common, "--keep", "20")
-    assert status == 0, output
-    assert "call" not in output
-    assert {row["result_nnz"] for row in rows_of(file)} == {20}
-
-
-@pytest.mark.parametrize("operation", ["sparse-allgather", "sparse-reduce-scatter"])
-def test_streams_as_they_are(tmp_path: Path, operation: str) -> None:
-    file = tmp_path / "rows.json"
-    status, output = simulate(operation, "--ranks", "4", "--bytes", "64KiB", "--wire", "raw", "--json", str(file))
-    assert status == 0, output
-    (row,) = rows_of(file)
-    gathers = operation == "sparse-allgather"
-    assert row["result_nnz"] == 4 * row["nnz"] if gathers else 0.9 < row["result_nnz"] / row["nnz"] < 1.1
 
 
 @pytest.mark.parametrize("operation", ["allreduce", "sparse-allreduce", "allgather", "broadcast"])
@@ -421,9 +388,9 @@ def test_ranges_and_lists() -> None:
     assert sizes_of("4..100") == [4, 16, 64, 100]
     assert sizes_of("0..64") == [0, 4, 16, 64]
     assert sizes_of("0KiB,4") == [0, 4]
-    assert Settings(ranks="2..4096").all_ranks() == [1 << power for power in range(1, 13)]
-    assert Settings(ranks="3..7,64").all_ranks() == [3, 6, 7, 64]
-    assert Settings(ranks="5..5").all_ranks() == [5]
+    assert SimulationSettings(ranks="2..4096").all_ranks() == [1 << power for power in range(1, 13)]
+    assert SimulationSettings(ranks="3..7,64").all_ranks() == [3, 6, 7, 64]
+    assert SimulationSettings(ranks="5..5").all_ranks() == [5]
 
 
 def test_one_rank_that_takes_no_time_can_be_drawn(tmp_path: Path) -> None:
@@ -439,7 +406,12 @@ def test_one_rank_that_takes_no_time_can_be_drawn(tmp_path: Path) -> None:
 def test_options_that_the_document_names_exist() -> None:
     text = (Path(__file__).resolve().parents[3] / "docs" / "simulation.md").read_text()
     named = set(re.findall(r"`(--[a-z-]+)", text))
-    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
-    options = {option for command in commands for parameter in command.params for option in parameter.opts}
+    lab = experiments.app(["simulated-faults", "sparse-collectives", "sparse-sweep"])
+    options = {*_options_of(typer.main.get_command(app)), *_options_of(typer.main.get_command(lab))}
     assert {"--critical-path", "--timeline", "--oversubscription"} <= named
     assert named <= options
+
+
+def _options_of(command: Any) -> set[str]:
+    inner = (_options_of(one) for one in getattr(command, "commands", {}).values())
+    return {option for parameter in command.params for option in parameter.opts}.union(*inner)

@@ -10,11 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad.cli.simulate import app
-from telegrad.plan.paper_steps import FIGURES, rows_of
 from telegrad.plan.sending import SCHEMES
 from telegrad.plan.step_plans import PLANS
 from telegrad.plan.trace import Trace
-from telegrad.report.training_step import PHASES, phases_of, varying_of
+from telegrad.report.training_step import PHASES
 
 
 def step(*arguments: str, columns: int = 120) -> tuple[int, str]:
@@ -97,38 +96,6 @@ def test_nodes_overlap_and_stragglers_change_the_step(tmp_path: Path) -> None:
     assert late != step_s("--straggler-sigma", "0.1", "--seed", "4")
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_a_paper_s_figure(figure: str, tmp_path: Path) -> None:
-    found = written("--figure", figure, file=tmp_path / "rows.json")
-    assert found["rows"] == rows_of(figure)
-    assert found["free_numbers"]
-    _, output = step("--figure", figure)
-    for one in found["free_numbers"]:
-        assert one["what"] in output.replace("\n", " ")
-
-
-def test_all_figures_in_one_table_and_picture(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    drawn = tmp_path / "all.png"
-    found = written("--figure", "all", "--plot-file", str(drawn), file=tmp_path / "rows.json")
-    assert {row["figure"] for row in found["rows"]} == set(FIGURES)
-    assert drawn.stat().st_size > 10_000
-
-
-def test_phases_add_up_to_the_step() -> None:
-    for figure in FIGURES:
-        for row in rows_of(figure):
-            phases = phases_of(row)
-            assert sum(phases.values()) == pytest.approx(row["step_s"])
-            assert min(phases.values()) >= 0
-
-
-def test_which_columns_tell_rows_apart() -> None:
-    assert varying_of(rows_of("redsync-5")) == ["scheme"]  # overlap and plan follow from model and scheme
-    assert varying_of(rows_of("mg-wfbp-11")) == ["collective", "plan"]
-    assert varying_of(rows_of("aluminum-8")) == ["collective", "overlap"]
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -137,9 +104,6 @@ def test_which_columns_tell_rows_apart() -> None:
         (("--scheme", "topk"), "--scheme: 'topk' does not exist: use dense, sparse, "),
         (("--plan", "best"), "--plan: 'best' does not exist: use fixed, wfbp, single, greedy, optimal, all"),
         (("--collective", "star"), "--collective: 'star' does not exist: use ring, "),
-        (("--figure", "redsync-7"), "--figure: 'redsync-7' does not exist: use mg-wfbp-10, "),
-        (("--figure", "mg-wfbp-10", "--ranks", "4"), "--ranks: --figure has its own model, network and ranks: leave"),
-        (("--figure", "all", "--no-overlap"), "--overlap: --figure has its own model"),
         (
             ("--json", "same.png", "--plot-file", "same.png"),
             "--plot-file: same.png is what --json writes: name another",

@@ -16,7 +16,7 @@ import torch
 from telegrad import Communicator, sim
 from telegrad.comm import groups
 from telegrad.errors import MismatchedCall, TransportError
-from telegrad.report.hang_files import Group, parse
+from telegrad.report.hang_files import ReportedGroup, parse
 
 Local = Callable[..., list[Communicator]]
 OnRanks = Callable[..., list[Any]]
@@ -253,7 +253,7 @@ def test_a_report_names_the_group(on_ranks: OnRanks) -> None:
 
     for written in on_ranks(2, run):
         assert written["group"] == {"name": "split(color=3)", "parent_ranks": [1, 0]}
-        assert parse(json.dumps(written).encode()).group == Group("split(color=3)", (1, 0))
+        assert parse(json.dumps(written).encode()).group == ReportedGroup("split(color=3)", (1, 0))
 
 
 def test_the_first_communicators_errors_name_no_group(on_ranks: OnRanks) -> None:

@@ -8,12 +8,12 @@ import torch
 from computing_device import ComputingRuntime, computed_on, model_on
 from measured_device import MeasuredDevice
 
-from telegrad.demo.clocks import DeviceClock, HostClock
+from telegrad.demo.worker import DeviceStepClock, HostStepClock
 
 
 def test_the_hosts_clock() -> None:
     model = torch.nn.Linear(4, 4)
-    clock = HostClock(model)
+    clock = HostStepClock(model)
     clock.begin()
     model(torch.ones(2, 4)).sum().backward()
     time.sleep(0.02)  # what waits for averages
@@ -28,7 +28,7 @@ def test_a_devices_clock_counts_what_its_stream_waits_for() -> None:
     device = MeasuredDevice(runtime)
     with runtime.on(runtime.new_stream()) as stream:
         model = model_on(runtime, torch.nn.Linear(4, 4))
-        clock = DeviceClock(model, device)
+        clock = DeviceStepClock(model, device)
         x = computed_on(runtime, torch.ones(2, 4))
         for _ in range(2):
             clock.begin()

@@ -13,8 +13,8 @@ import pytest
 
 from telegrad import _core
 from telegrad._interfaces import Interface, interfaces
-from telegrad.doctor import host, installation, network, transports
-from telegrad.doctor.checks import CHECKS
+from telegrad.cli.doctor import CHECKS
+from telegrad.doctor import host, installation, transports
 from telegrad.doctor.finding import Finding, NotTried
 from telegrad.doctor.isolated import ProbeFailed
 from telegrad.doctor.transports import Meeting
@@ -332,7 +332,7 @@ def test_a_name_that_does_not_resolve_is_noted(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MASTER_ADDR", "node0")
     monkeypatch.setattr(socket, "gethostname", lambda: "node1")
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    name, master = network.host_name()
+    name, master = host.host_name()
     assert (name.check, name.status, master.check, master.status) == ("host name", "note", "MASTER_ADDR", "note")
     assert "'node1' does not resolve" in name.text
     assert "/etc/hosts" in name.mend
@@ -342,7 +342,7 @@ def test_a_name_that_does_not_resolve_is_noted(monkeypatch: pytest.MonkeyPatch) 
 def test_a_name_that_only_this_machine_reaches(monkeypatch: pytest.MonkeyPatch, address: str, status: str) -> None:
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (address, 0))])
-    assert _only(network.host_name()).status == status
+    assert _only(host.host_name()).status == status
 
 
 def test_interfaces_are_those_of_the_system() -> None:
@@ -353,15 +353,15 @@ def test_interfaces_are_those_of_the_system() -> None:
 
 
 def test_loopback_alone_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "all_interfaces", lambda: [_LO])
-    assert _only(network.interfaces()).status == "note"
-    monkeypatch.setattr(network, "all_interfaces", lambda: [_LO, _ETH])
-    assert "eth0 up (10.0.0.7, fe80::1, 1000 Mbit/s)" in _only(network.interfaces()).text
+    monkeypatch.setattr(host, "all_interfaces", lambda: [_LO])
+    assert _only(host.interfaces()).status == "note"
+    monkeypatch.setattr(host, "all_interfaces", lambda: [_LO, _ETH])
+    assert "eth0 up (10.0.0.7, fe80::1, 1000 Mbit/s)" in _only(host.interfaces()).text
 
 
 def test_the_laboratory_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    finding = _only(network.laboratory())
+    finding = _only(host.laboratory())
     assert (finding.status, finding.mend) == ("missing", "run the command as root (sudo)")
 
 
@@ -373,7 +373,7 @@ def test_the_laboratory_that_cannot_be_shaped_is_told_and_removed(
     tool.write_text("#!/bin/sh\necho 'Error: Specified qdisc kind is unknown.' >&2\nexit 2\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    finding = _only(network.laboratory())
+    finding = _only(host.laboratory())
     assert finding.status == "missing"
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
     assert f"tg{os.getpid()}x" not in left

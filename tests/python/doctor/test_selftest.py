@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from telegrad import _core
-from telegrad.doctor.selftest import KILLED, MISMATCHED, NETWORKS, Outcome, SelfTest, as_json, checks_of, run
+from telegrad.doctor.selftest import KILLED, MISMATCHED, NETWORKS, CheckOutcome, SelfTest, as_json, checks_of, run
 from telegrad.doctor.selftest_ranks import CASES
 
 pytestmark = [
@@ -29,7 +29,7 @@ def _wrong(how: str, timeout_s: float = 60.0) -> dict[str, str]:
 
 
 def test_it_passes_here_says_each_check_as_it_comes_and_passes_over_lines_of_others() -> None:
-    told: list[Outcome] = []
+    told: list[CheckOutcome] = []
     test = SelfTest(ranks=3, timeout_s=60.0, program="selftest_programs", environment=_environment("nonsense"))
     outcomes = run(test, on_outcome=told.append)
     assert [outcome for outcome in outcomes if outcome.fault] == []
@@ -81,7 +81,7 @@ def test_one_rank_is_too_few() -> None:
 
 def test_json_says_whether_all_passed() -> None:
     test = SelfTest()
-    good, bad = Outcome("tcp", "barrier", "", 0.1), Outcome("tcp", "sparse", "wrong")
+    good, bad = CheckOutcome("tcp", "barrier", "", 0.1), CheckOutcome("tcp", "sparse", "wrong")
     assert as_json([good], test)["passed"] is True
     assert as_json([good, bad], test) == {
         "kind": "telegrad self-test",

@@ -136,7 +136,7 @@ def test_one_rank_without_streams_trains_as_one_with_them(optimizer: str, l1: fl
 
 def delayed(rows: Rows, settings: TrainingSettings) -> tuple[Any, float]:
     """Logistic regression by SGD in f64 whose gradients lack the step before, unless it ended an epoch."""
-    from telegrad.linear.shares import Share
+    from telegrad.linear.problem import Share
 
     matrix, targets = rows.to_csr().astype(np.float64), rows.labels.astype(np.float64)
     weights, bias, rate = np.zeros(FEATURES), 0.0, settings.learning_rate or 0.0

@@ -18,7 +18,7 @@ from scipy import sparse
 from telegrad import Communicator
 from telegrad.linear import LOSSES, LinearModel, Rows, Trained, TrainingSettings, objective, read_libsvm, train
 from telegrad.linear.losses import area_under_curve, losses_of
-from telegrad.linear.shares import Share
+from telegrad.linear.problem import Share
 
 FEATURES, COUNT, L2 = 60, 600, 0.01
 

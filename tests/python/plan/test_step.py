@@ -12,7 +12,7 @@ from telegrad.plan.cluster import Cluster
 from telegrad.plan.device import DEVICES
 from telegrad.plan.linear_cost import PAPER_NETWORKS, LinearCost, ring
 from telegrad.plan.sending import SCHEMES, PhasedWay, way_of
-from telegrad.plan.step import Group, Stragglers, expected, simulate
+from telegrad.plan.step import StepGroup, Stragglers, expected, simulate
 from telegrad.plan.step_plans import PLANS, interpolated, planned
 from telegrad.plan.trace import Trace
 from telegrad.plan.way import Way
@@ -27,7 +27,7 @@ def constant(seconds: float) -> Way:
 
 
 def test_a_step_by_hand() -> None:
-    step = simulate(BY_HAND, [Group((0,), constant(4.0)), Group((1, 2), constant(0.5))])
+    step = simulate(BY_HAND, [StepGroup((0,), constant(4.0)), StepGroup((1, 2), constant(0.5))])
     first, second = step.groups
     assert first[1:7] == (4, 11.0, 11.0, 11.0, 15.0, 15.0)
     assert second[1:7] == (20, 16.0, 16.0, 16.0, 16.5, 16.5)
@@ -37,14 +37,14 @@ def test_a_step_by_hand() -> None:
 
 
 def test_without_overlap_groups_leave_after_the_backward_pass() -> None:
-    step = simulate(BY_HAND, [Group((0,), constant(4.0)), Group((1, 2), constant(0.5))], overlap=False)
+    step = simulate(BY_HAND, [StepGroup((0,), constant(4.0)), StepGroup((1, 2), constant(0.5))], overlap=False)
     assert [one.start_s for one in step.groups] == [16.0, 20.0]
     assert step.step_s == 20.5
 
 
 def test_selection_holds_the_backward_pass_up_and_decompression_waits_for_its_end() -> None:
     way = PhasedWay("picked", lambda size: 1.5, lambda size: 0.25, lambda size: 0.5)
-    step = simulate(BY_HAND, [Group((0,), way), Group((1, 2), way)])
+    step = simulate(BY_HAND, [StepGroup((0,), way), StepGroup((1, 2), way)])
     first, second = step.groups
     assert first[2:7] == (11.0, 11.25, 11.25, 12.25, 17.0)  # 16 s of passes, 0.25 s of selection, twice
     assert second[2:7] == (16.25, 16.5, 16.5, 17.5, 18.0)
@@ -53,7 +53,7 @@ def test_selection_holds_the_backward_pass_up_and_decompression_waits_for_its_en
 
 
 def test_groups_need_not_be_neighbours() -> None:
-    step = simulate(BY_HAND, [Group((0, 2), constant(1.0)), Group((1,), constant(1.0))])
+    step = simulate(BY_HAND, [StepGroup((0, 2), constant(1.0)), StepGroup((1,), constant(1.0))])
     assert [(one.size, one.ready_s) for one in step.groups] == [(8, 13.0), (16, 16.0)]
 
 
@@ -62,19 +62,19 @@ def test_an_empty_trace_takes_its_forward_pass() -> None:
     assert simulate(empty, []).step_s == 1.0
     assert simulate(Trace((), (), (), 0.0), []).efficiency == 1.0
     for plan in PLANS:
-        assert planned(empty, plan, constant(1.0)) in ([], [Group((), constant(1.0))])
+        assert planned(empty, plan, constant(1.0)) in ([], [StepGroup((), constant(1.0))])
 
 
 @pytest.mark.parametrize("groups", [[(0,)], [(0, 1), (1, 2)], [(0, 1, 2, 3)]], ids=["missing", "twice", "beyond"])
 def test_each_gradient_is_in_one_group(groups: list[tuple[int, ...]]) -> None:
     with pytest.raises(ValueError, match="groups must hold each of the positions 0 to 2 once"):
-        simulate(BY_HAND, [Group(one, constant(1.0)) for one in groups])
+        simulate(BY_HAND, [StepGroup(one, constant(1.0)) for one in groups])
 
 
 @pytest.mark.parametrize("slowdown", [0.5, math.nan, math.inf])
 def test_no_rank_is_faster_than_typical(slowdown: float) -> None:
     with pytest.raises(ValueError, match="slowdown="):
-        simulate(BY_HAND, [Group((0, 1, 2), constant(1.0))], slowdown=slowdown)
+        simulate(BY_HAND, [StepGroup((0, 1, 2), constant(1.0))], slowdown=slowdown)
 
 
 @pytest.mark.parametrize("name", ["wfbp", "single", "fixed", "greedy"])
@@ -112,7 +112,7 @@ def test_optimal_with_selection_is_near_the_exact_one() -> None:
     trace = Trace.of_architecture(architecture("googlenet"), 0.05)
     way = way_of("sparse", Cluster(16, K80), DEVICES["v100"], density=0.01)
     exact = merge.optimal(trace.sizes, trace.backward_times, cost=way.cost, delay=way.delay)
-    best = simulate(trace, [Group(one, way) for one in exact.groups]).step_s
+    best = simulate(trace, [StepGroup(one, way) for one in exact.groups]).step_s
     assert simulate(trace, planned(trace, "optimal", way)).step_s == pytest.approx(best, rel=0.01)
 
 
@@ -159,12 +159,12 @@ def test_the_slowest_of_more_ranks_is_slower() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 64])
 def test_what_stragglers_take_is_no_communication(ranks: int) -> None:
-    free = [Group(tuple(range(len(RESNET50.sizes))), constant(0.0))]
+    free = [StepGroup(tuple(range(len(RESNET50.sizes))), constant(0.0))]
     noise = Stragglers(sigma=0.5)
     step = expected(RESNET50, free, ranks, stragglers=noise)
     assert step.exposed_s == pytest.approx(0, abs=1e-9)
     assert step.step_s == pytest.approx(0.6 * sum(noise.slowdowns(ranks)) / noise.draws)
-    costly = [Group(tuple(range(len(RESNET50.sizes))), constant(0.25))]
+    costly = [StepGroup(tuple(range(len(RESNET50.sizes))), constant(0.25))]
     assert expected(RESNET50, costly, ranks, stragglers=noise).exposed_s == pytest.approx(0.25)
 
 

@@ -12,7 +12,7 @@ from telegrad.plan import merge
 from telegrad.plan.cluster import Cluster
 from telegrad.plan.device import Device
 from telegrad.plan.sending import PhasedWay, dense, sparse
-from telegrad.plan.step import Group, Step, simulate
+from telegrad.plan.step import Step, StepGroup, simulate
 from telegrad.plan.trace import Trace
 from telegrad.sim.networks import network_of
 
@@ -37,7 +37,7 @@ def predicted(way: PhasedWay) -> Step:
     shares = tuple(compute_s * 2 / 3 * count / total for _, count in sizes)
     trace = Trace(tuple(name for name, _ in sizes), tuple(4 * count for _, count in sizes), shares, compute_s / 3)
     plan = merge.fixed(trace.sizes, trace.backward_times, cost=way.cost, cap_mb=4, first_mb=1)
-    return simulate(trace, [Group(one, way) for one in plan.groups])
+    return simulate(trace, [StepGroup(one, way) for one in plan.groups])
 
 
 def test_dense() -> None:

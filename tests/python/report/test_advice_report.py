@@ -13,7 +13,7 @@ from telegrad.plan.advice import Advice, advise
 from telegrad.plan.cluster import Cluster
 from telegrad.plan.device import DEVICES
 from telegrad.plan.sending import PhasedWay
-from telegrad.plan.step import Group, simulate
+from telegrad.plan.step import StepGroup, simulate
 from telegrad.plan.trace import Trace
 from telegrad.plan.workload import of_model
 from telegrad.report.advice import for_json, plot, segments_of, table_of
@@ -29,7 +29,7 @@ def advice_of(model: str, network: str) -> Advice:
 def test_segments_by_hand() -> None:
     trace = Trace(("c", "b", "a"), (4, 8, 12), (1.0, 2.0, 3.0), 10.0)
     way = PhasedWay("picked", lambda size: 1.5, lambda size: 0.25, lambda size: 0.5)
-    assert segments_of(simulate(trace, [Group((0,), way), Group((1, 2), way)])) == [
+    assert segments_of(simulate(trace, [StepGroup((0,), way), StepGroup((1, 2), way)])) == [
         ("processor", "forward", 0.0, 10.0),
         ("processor", "backward", 10.0, 1.0),
         ("processor", "selecting", 11.0, 0.25),

@@ -13,13 +13,12 @@ pytest.importorskip("matplotlib")
 
 from rich.console import Console
 
-from telegrad.demo.results import RunResult, Step, Validation
-from telegrad.report.training import TrainingProgress, figures_of, reference_of, table_of
-from telegrad.report.training_plot import plot
+from telegrad.demo.results import RunResult, TrainingStep, Validation
+from telegrad.report.training import TrainingProgress, figures_of, plot, reference_of, table_of
 
 
 def _run(name: str, step_s: float, loss: float, sent: float) -> RunResult:
-    made = RunResult(name, steps=[Step(i, 3.0, step_s, step_s / 2, i * sent) for i in (1, 2)])
+    made = RunResult(name, steps=[TrainingStep(i, 3.0, step_s, step_s / 2, i * sent) for i in (1, 2)])
     made.validations = [Validation(i, 2 * loss / i, i * step_s, i * sent) for i in (1, 2)]
     made.training_s = 2 * step_s
     made.sent_by_rank = [2 * sent, 2 * sent]

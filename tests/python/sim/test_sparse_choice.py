@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from telegrad import _core
 from telegrad.plan import Costs
 from telegrad.sim.measure import ALGORITHMS, Point, measure
 from telegrad.sim.networks import Network, network_of
-from telegrad.sim.sparse_costs import sparse_sum_costs
 
 NETWORKS = {
     "gigabit": Network(Costs(20e-6, 8.5e-9, 0.0, 0.2e-9)),
@@ -21,6 +21,31 @@ NETWORKS = {
 RANKS = (2, 3, 4, 5, 8, 13, 16, 64, 256)
 LENGTHS = (10_000, 1_000_000, 16_777_216)
 DENSITIES = (1e-6, 1e-5, 1e-4, 1e-3, 0.00781, 0.03, 0.1, 0.3, 0.5)
+
+
+def sparse_sum_costs(point: Point) -> dict[str, float]:
+    """Seconds by algorithm: ``recursive_doubling``, ``split_allgather``, ``split_dense_allgather``, and ``dense``,
+    which makes the vectors dense and sums them by the fastest dense algorithm.
+
+    With as many entries of the sum as are to be expected of independent indices, but for ``point.overlap``, and on a
+    network of one level; values are packed or as they are, not rounded. Raises ``ValueError`` for points of other
+    operations. Source: SparCML §5.3.
+    """
+    if point.operation != "sparse_allreduce":
+        raise ValueError(f"{point.operation} has no entries: give a point of a sparse_allreduce")
+    costs = point.network.costs
+    return _core.sparse_sum_costs(
+        point.ranks,
+        point.size // 4,
+        point.nnz,
+        point.overlap,
+        _core.DType.f32,
+        point.formats["indices"],
+        point.formats["packs_values"],
+        _core.NetworkCosts(
+            costs.alpha_s, costs.beta_s_per_byte, costs.beta_exchange_s_per_byte, costs.gamma_s_per_byte
+        ),
+    )
 
 
 def point(network: str, algorithm: str, ranks: int, n: int, density: float, overlap: float = 0.0) -> Point:

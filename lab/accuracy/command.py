@@ -1,0 +1,270 @@
+"""The command ``python -m lab accuracy``."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from lab.accuracy.fashion import DEFAULT_FOLDER, DataMissing
+from lab.accuracy.job import Place, Result, check_sources, missing, prepare, results, time_steps, train
+from lab.accuracy.plots import plot
+from lab.accuracy.results import Row, rows_of
+from lab.accuracy.runs import METHODS, SIZES, TASKS, Run
+from lab.accuracy.study import MAIN, SWEEPS, SWEPT_TASK, Study, in_order
+from lab.accuracy.tables import StudyProgress, sweep_table, tables_of
+from lab.accuracy.time_to_accuracy import plot_over_time, read_iterations, timed, times_table
+from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.cli.console import table_console
+from telegrad.cli.gpu_options import check_device
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import TextFolder, among, bad_setting, densities_of, is_given, refuse_given
+from telegrad.cli.outputs import check_all_writable, drawn, say_file, write_result
+from telegrad.launch import RankFailed, RanksTimedOut
+
+_LAST_LINES = 15
+
+
+def command(
+    context: typer.Context,
+    tasks: Annotated[
+        str, typer.Option("--task", help="What to train; several, separated by commas: " + ", ".join(TASKS) + ".")
+    ] = ",".join(TASKS),
+    methods: Annotated[
+        str, typer.Option(help="How gradients go; several, separated by commas: " + ", ".join(METHODS) + ".")
+    ] = ",".join(METHODS),
+    density: Annotated[
+        str,
+        typer.Option(
+            help="What share of each large tensor's entries a rank sends; several: 0.01,0.001. Of the default method;"
+            " the others have the one at which the task is judged, if it is among them."
+        ),
+    ] = "0.01,0.001",
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Of dense training, and of the default method at the task's usual density.")
+    ] = 3,
+    all_seeds: Annotated[
+        bool, typer.Option("--all-seeds", help="Give the other methods all --seeds too, at the task's usual density.")
+    ] = False,
+    steps: Annotated[int, typer.Option(min=1, help="Of each run; those of sweeps have fewer.")] = 3000,
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Ranks of each run.")] = 4,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Samples per step, of all ranks. Default: each task's own.", show_default=False),
+    ] = None,
+    sweep: Annotated[
+        str,
+        typer.Option(
+            help="What to vary for one CNN: [bold]batch[/] (128 to 2,048 samples per step, an eighth of the steps), "
+            "[bold]ranks[/] (2 to 32, a tenth of the steps), both, or [bold]none[/]. Default: both if --task has that "
+            f"CNN, {SWEPT_TASK}."
+        ),
+    ] = ",".join(SWEEPS),
+    size: Annotated[
+        str, typer.Option(help="Of the models: [bold]small[/] for cores, [bold]large[/] for a GPU.")
+    ] = "small",
+    device: Annotated[
+        str, typer.Option(help="Where models are trained, as torch names it; gradients are exchanged in main memory.")
+    ] = "cpu",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help=f"The folder with the IDX files of Fashion-MNIST. Default: {DEFAULT_FOLDER}, where Debian's package "
+            "dataset-fashion-mnist has them.",
+            show_default=False,
+        ),
+    ] = None,
+    text: TextFolder = None,
+    out: Annotated[
+        Path,
+        typer.Option(
+            file_okay=False, help="Folder for the runs. Called again with it, the command goes on from there."
+        ),
+    ] = Path("accuracy-results"),
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at a time. Default: one for each core.", show_default=False)
+    ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--plan", help="Only say what would be done and how long it takes.")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", dir_okay=False, help="Write rows, runs with their curves, and the machine here."),
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw all curves into this PNG file.")
+    ] = None,
+    iterations_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--iterations",
+            dir_okay=False,
+            exists=True,
+            help="What python -m lab topk --simulate --json FILE has written: also say how long the runs of "
+            "its schemes take with iterations as long as those of its weak scaling.",
+        ),
+    ] = None,
+    time_plot_file: Annotated[
+        Path | None,
+        typer.Option("--time-plot", dir_okay=False, help="With --iterations: draw curves over time into this file."),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which it is given up.")] = 86400.0,
+) -> None:
+    """Train the same models with dense and with compressed gradients, on the same data in the same order, and compare
+    accuracy or loss on held-out data, and bytes.
+
+    One process plays all ranks of a run: the gradients of each rank's samples go through its own residual, selection
+    and wire format, and through the collectives. Bits and bytes are those of a real job over a network with DDP.
+    [bold]behind dense[/]: points of accuracy. [bold]above dense[/]: percent of the loss; both compare means over the
+    same seeds. [bold]sent/step[/]: payload that one rank sends. [bold]reduced density[/]: what share of the compressed
+    entries the averaged gradient has. [bold]selected/k[/]: entries that were sent, of those asked for.
+    """
+    console = table_console()
+    chosen = tuple(among(tasks, tuple(TASKS), "--task"))
+    sweeps = SWEPT_TASK in chosen or is_given(context, "sweep")
+    study = Study(
+        chosen,
+        tuple(among(methods, tuple(METHODS), "--methods")),
+        tuple(sorted(densities_of(density, "--density"), reverse=True)),
+        seeds,
+        all_seeds,
+        steps,
+        ranks,
+        batch,
+        () if sweep == "none" or not sweeps else tuple(among(sweep, SWEEPS, "--sweep")),
+        among(size, SIZES, "--size")[0],
+        device,
+    )
+    if importlib.util.find_spec("torch") is None:
+        raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
+    check_device(console, device)
+    check_all_writable({"--json": json_file, "--plot": plot_file, "--time-plot": time_plot_file})
+    if time_plot_file is not None and iterations_file is None:
+        raise typer.BadParameter("needs --iterations FILE: how long an iteration takes", param_hint="--time-plot")
+    iterations = _iterations_in(iterations_file)
+    if plan_only:
+        refuse_given(context, ("json_file", "plot_file", "time_plot_file"), "--plan measures nothing to write")
+    place = Place(out / "runs", out / "text", data)
+    jobs = jobs or len(os.sched_getaffinity(0))
+    with ended_by_interrupt(console, f"interrupted; the same command goes on from what {out} has"):
+        try:
+            parts = study.parts()
+            runs = in_order(parts)
+            if not parts[MAIN]:
+                have = "; ".join(f"{task} has {', '.join(_methods_of(task))}" for task in chosen)
+                raise typer.BadParameter(f"{methods} fit none of these tasks: {have}", param_hint="--methods")
+            left = missing(place, runs)
+            if plan_only:
+                check_sources(place, text)
+                with tempfile.TemporaryDirectory(prefix="telegrad-accuracy-") as folder:
+                    scratch = Place(Path(folder) / "runs", Path(folder) / "text", data)
+                    prepare(scratch, runs, text)
+                    _say_plan(console, scratch, runs, left, jobs)
+                return
+            prepare(place, runs, text)
+            _say_plan(console, place, runs, left, jobs)
+            with StudyProgress(console, left, jobs) as progress:
+                train(place, runs, jobs, timeout_s=timeout, on_message=progress.update)
+            found = {part: results(place, of_part) for part, of_part in parts.items()}
+        except DataMissing as error:
+            images = [task for task in chosen if TASKS[task].data == "fashion"]
+            why = "" if images else f" (--sweep trains {SWEPT_TASK}: leave it out to do without)"
+            raise typer.BadParameter(f"{error}{why}") from error
+        except ValueError as error:
+            raise bad_setting(error, ("batch", "ranks", "steps")) from error
+        except OSError as error:
+            if str(error.filename or "").startswith(str(out)):
+                raise typer.BadParameter(
+                    f"cannot write {error.filename}: {error.strerror}; name another folder", param_hint="--out"
+                ) from error
+            raise typer.BadParameter(str(error)) from error
+        except RankFailed as failure:
+            last = "\n".join(failure.exits[0].stderr.rstrip().splitlines()[-_LAST_LINES:]) or "(it said nothing)"
+            console.print("[red]a training process has failed; its last words:[/]")
+            console.print(last, markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from failure
+        except RanksTimedOut as error:
+            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            raise typer.Exit(1) from error
+    _show(console, found, iterations, json_file, plot_file, time_plot_file)
+
+
+def _methods_of(task: str) -> list[str]:
+    return [name for name, method in METHODS.items() if method.fits(TASKS[task])]
+
+
+def _say_plan(console: Console, place: Place, runs: Sequence[Run], left: Sequence[Run], jobs: int) -> None:
+    console.print(
+        f"{len(runs)} runs of {len({run.task for run in runs})} tasks, {sum(run.steps for run in runs):,} steps"
+        + (f"; {len(runs) - len(left)} runs are done" if len(left) < len(runs) else ""),
+        highlight=False,
+    )
+    if not left:
+        return
+    step_s = time_steps(place, left, timeout_s=600)
+    by_task: dict[str, float] = {}
+    for run in left:
+        by_task[run.task] = by_task.get(run.task, 0.0) + step_s[run.name] * run.steps
+    for task, seconds in by_task.items():
+        console.print(f"  {task}: {sum(run.task == task for run in left)} runs, {_minutes(seconds)} of one core")
+    jobs = min(jobs, len(left))
+    console.print(
+        f"about {_minutes(sum(by_task.values()) / jobs)} with {jobs} at a time, if the cores have nothing else to do",
+        highlight=False,
+    )
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min"
+
+
+def _iterations_in(file: Path | None) -> list[Row]:
+    try:
+        return [] if file is None else read_iterations(file)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error), param_hint="--iterations") from error
+
+
+def _show(
+    console: Console,
+    found: dict[str, list[Result]],
+    iterations: list[Row],
+    json_file: Path | None,
+    plot_file: Path | None,
+    time_plot_file: Path | None,
+) -> None:
+    rows: dict[str, list[Row]] = {part: rows_of(of_part) for part, of_part in found.items()}
+    for table in tables_of(rows[MAIN]):
+        console.print(table)
+    for part, of_part in rows.items():
+        if part != MAIN and of_part:
+            console.print(sweep_table(of_part, part))
+    times = timed(rows[MAIN], iterations)
+    if times:
+        console.print(times_table(times))
+    machine = describe_machine()
+    console.print(machine_text(machine), style="dim")
+    if json_file is not None:
+        labelled = [{"part": part, **row} for part, of_part in rows.items() for row in of_part]
+        runs = [{"part": part, **result} for part, of_part in found.items() for result in of_part]
+        write_result(
+            console,
+            json_file,
+            {"rows": labelled, "runs": runs, **({"times": times} if times else {}), "machine": machine},
+        )
+    if plot_file is not None:
+        with drawn(console, plot_file):
+            plot(found, "held-out figures, dense and compressed", plot_file)
+    if time_plot_file is not None:
+        if not times:
+            console.print("[red]no picture over time: no method of these runs is a scheme of --iterations[/]")
+            raise typer.Exit(1)
+        plot_over_time(found[MAIN], times, sorted({row["ranks"] for row in times})[:2], time_plot_file)
+        say_file(console, "plot over time", time_plot_file)

@@ -1,0 +1,279 @@
+"""Training steps as three papers predict or measure them, from closed forms: which machine, model and schemes.
+
+What the papers do not publish is a free number here, stated in ``FREE_NUMBERS`` with where it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from telegrad.cli.console import table_console
+from telegrad.cli.interrupts import ended_by_interrupt
+from telegrad.cli.options import names_among
+from telegrad.cli.outputs import check_all_writable, drawn, write_result
+from telegrad.plan.architectures import Architecture, architecture
+from telegrad.plan.cluster import Cluster, sum_cost
+from telegrad.plan.device import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
+from telegrad.plan.linear_cost import PAPER_NETWORKS
+from telegrad.plan.network import Costs
+from telegrad.plan.sending import dense, rgc
+from telegrad.plan.step import Step, StepGroup, simulate
+from telegrad.plan.step_plans import planned
+from telegrad.plan.step_sweep import Row, times_of
+from telegrad.plan.trace import Trace
+from telegrad.plan.way import Way
+from telegrad.report.training_step import plot, table_of
+
+MG_WFBP_COMPUTE_S = {"resnet50": 0.6, "googlenet": 0.25}
+
+SIERRA = Costs(alpha_s=1.5e-6, beta_s_per_byte=5e-11)
+SIERRA_FIXED_S, SIERRA_SAMPLE_S = 4e-3, 2.4e-3
+HOST_FIXED_S = 60e-6
+HOST = Costs(alpha_s=12e-6, beta_s_per_byte=1.6e-10)
+
+PIZ_DAINT = Costs(alpha_s=2e-5, beta_s_per_byte=5e-10)
+PIZ_DAINT_DEVICE = DEVICES["p100"]
+REDSYNC_SAMPLES = {"vgg16": 32, "alexnet": 32, "resnet50": 32, "lstm": 5}
+REDSYNC_DENSITY = 0.001
+REDSYNC_SMALL_BYTES = 128 << 10
+VGG_SPEED = 2.0
+FUSION_BYTES, FUSION_S = 64 << 20, 5e-3
+SEARCH_BYTES, SEARCH_EVERY = 44, 5
+
+
+@dataclass(frozen=True)
+class FreeNumber:
+    """``source``: "paper", "fitted" to what the paper says of its figures, or "assumed", in more words."""
+
+    figures: str
+    what: str
+    value: str
+    source: str
+
+
+FREE_NUMBERS = (
+    FreeNumber("mg-wfbp-*", "step of one K80: ResNet-50, GoogleNet", "0.6 s, 0.25 s", "fitted to 1.75x, 1.45x at 64"),
+    FreeNumber("mg-wfbp-*", "α, β of K80/10GbE", "32.4 µs, 1.05 ns/B", "paper, Figure 4 (a ring of 16)"),
+    FreeNumber("aluminum-*", "step of a V100, b samples", "4 ms + b · 2.4 ms", "fitted to Figures 2 and 7"),
+    FreeNumber("aluminum-*", "ring: α, β", "1.5 µs, 0.05 ns/B", "fitted to Figure 2 (12x at 2,048); β is 20 GB/s"),
+    FreeNumber(
+        "aluminum-8, -9",
+        "host transfer: fixed, α, β a round of recursive doubling",
+        "60 µs, 12 µs, 0.16 ns/B",
+        "fitted to Figures 10 and 11",
+    ),
+    FreeNumber("redsync-*", "step of a P100", "half of 9.3 Tflop/s", "assumed; 32 images, 5 sequences (Table 1)"),
+    FreeNumber("redsync-*", "the same, VGG-16", "9.3 Tflop/s", "fitted: VGG-16 gains; 3x3 convolutions by Winograd"),
+    FreeNumber("redsync-*", "memory, starting a kernel", "488 GB/s, 10 µs", "assumed: two thirds of the peak"),
+    FreeNumber("redsync-*", "α, β of Piz Daint through Horovod", "20 µs, 0.5 ns/B", "fitted: who gains, who does not"),
+    FreeNumber("redsync-*", "Horovod's fusion", "5 ms, 64 MiB", "fitted: ResNet-50 gains nothing; its defaults"),
+    FreeNumber("redsync-*", "traffic of trimmed top-k", "36 bytes an element, 10 kernels", "assumed"),
+    FreeNumber("redsync-*", "traffic of a threshold search", "44 bytes an element, 10 kernels", "fitted to §3.3, 4"),
+)
+
+
+def mg_wfbp_10() -> Iterator[Row]:
+    """Figure 10: K80 and 10GbE, rings of 4 to 2,048."""
+    yield from _mg_wfbp("mg-wfbp-10", _doubling(4, 2048), ("ring",))
+
+
+def mg_wfbp_11() -> Iterator[Row]:
+    """Figure 11: double binary trees of 128 to 2,048, a byte going up and down, and as the paper's Table 2 has them."""
+    yield from _mg_wfbp("mg-wfbp-11", _doubling(128, 2048), ("double-binary-trees", "double-binary-trees-published"))
+
+
+def mg_wfbp_server() -> Iterator[Row]:
+    """§4.3: a parameter server beside a ring, push and pull through the server's one port."""
+    yield from _mg_wfbp("mg-wfbp-server", _doubling(2, 64), ("ring", "parameter-server"))
+
+
+def _mg_wfbp(figure: str, ranks: Sequence[int], collectives: Sequence[str]) -> Iterator[Row]:
+    for model, compute_s in MG_WFBP_COMPUTE_S.items():
+        shape = architecture(model)
+        trace = Trace.of_architecture(shape.by_layer() if model == "googlenet" else shape, compute_s)
+        for count in ranks:
+            for collective in collectives:
+                way = dense(Cluster(count, PAPER_NETWORKS["k80-10gbe"]), collective)
+                for plan in ("wfbp", "single", "greedy", "optimal"):
+                    step = simulate(trace, planned(trace, plan, way))
+                    yield _row(figure, model, count, step, plan=plan, collective=collective)
+
+
+def aluminum_2() -> Iterator[Row]:
+    """Figure 2: ResNet-50 on Sierra, a ring for every buffer, no overlap: strong scaling of 256 samples, weak scaling
+    of 32 a rank."""
+    yield from _aluminum("aluminum-2", ("ring",), (False,))
+
+
+def aluminum_7() -> Iterator[Row]:
+    """Figure 7: the same with overlap."""
+    yield from _aluminum("aluminum-7", ("ring",), (True,))
+
+
+def aluminum_8() -> Iterator[Row]:
+    """Figures 8 and 9: for every buffer the faster of the ring and the host-transfer allreduce, off and on."""
+    yield from _aluminum("aluminum-8", ("ring", "minimal"), (False, True))
+
+
+def _aluminum(figure: str, collectives: Sequence[str], overlaps: Sequence[bool]) -> Iterator[Row]:
+    for scaling, ranks in (("strong", _doubling(8, 256)), ("weak", _doubling(8, 2048))):
+        for count in ranks:
+            samples = 256 / count if scaling == "strong" else 32
+            trace = Trace.of_architecture(without_classifier(), SIERRA_FIXED_S + samples * SIERRA_SAMPLE_S)
+            for collective in collectives:
+                way = Way("dense", sierra_cost(count, collective))
+                for overlap in overlaps:
+                    step = simulate(trace, planned(trace, "wfbp", way), overlap=overlap)
+                    row = _row(figure, "resnet50", count, step, plan="wfbp", collective=collective, overlap=overlap)
+                    alone_s = SIERRA_FIXED_S + samples * count * SIERRA_SAMPLE_S  # with the whole mini-batch
+                    more = {"speedup": alone_s / step.step_s} if scaling == "strong" else {}
+                    yield row | more | {"scaling": scaling, "samples": samples}
+
+
+def without_classifier() -> Architecture:
+    """ResNet-50 without its last layer, as in Aluminum's benchmark (§II-C)."""
+    shape = architecture("resnet50")
+    return replace(shape, parameters=tuple(one for one in shape.parameters if not one.name.startswith("fc.")))
+
+
+def sierra_cost(ranks: int, collective: str) -> Callable[[int], float]:
+    """``ring``: NCCL's; ``host``: the host-transfer allreduce, by recursive doubling; ``minimal``: the faster one."""
+    ring = sum_cost(Cluster(ranks, SIERRA), "ring")
+    doubling = sum_cost(Cluster(ranks, HOST), "recursive-doubling")
+    costs: dict[str, Callable[[int], float]] = {
+        "ring": ring,
+        "host": lambda size: HOST_FIXED_S + doubling(size),
+        "minimal": lambda size: min(ring(size), HOST_FIXED_S + doubling(size)),
+    }
+    return costs[collective]
+
+
+def redsync_5() -> Iterator[Row]:
+    """Figures 5 and 6: RedSync on Piz Daint, dense, RGC and quantised RGC, 2 to 128 ranks."""
+    for model, samples in REDSYNC_SAMPLES.items():
+        shape = tied_lstm() if model == "lstm" else architecture(model)
+        compute_s = PIZ_DAINT_DEVICE.compute_s(shape, samples) / (VGG_SPEED if model == "vgg16" else 1)
+        trace = Trace.of_architecture(shape, compute_s)
+        overlap = model != "lstm"  # which is clipped before, §B
+        for count in _doubling(2, 128):
+            cluster = Cluster(count, PIZ_DAINT)
+            baseline = dense(cluster, "halving-doubling")
+            steps = {"dense": simulate(trace, fused(trace, baseline), overlap=overlap)}
+            for quantised in (False, True):
+                way = redsync_way(cluster, PIZ_DAINT_DEVICE, sampled=model == "lstm", quantised=quantised)
+                steps[way.name] = simulate(trace, redsync_groups(trace, way, baseline), overlap=overlap)
+            for scheme, step in steps.items():
+                row = _row("redsync-5", model, count, step, plan="fixed" if scheme == "dense" else "by size")
+                yield row | {"scheme": scheme, "collective": "halving-doubling", "overlap": overlap}
+
+
+def tied_lstm() -> Architecture:
+    """The LSTM whose output layer has the weights of the embedding, as in RedSync's Table 1 (204 MB)."""
+    shape = architecture("lstm")
+    tied = (replace(one, elements=0) if one.name == "output.weight" else one for one in shape.parameters)
+    return replace(shape, parameters=tuple(tied))
+
+
+def redsync_way(cluster: Cluster, device: Device, *, sampled: bool, quantised: bool) -> Way:
+    """CNNs take trimmed top-k; the LSTM a threshold search, which is reused for four calls unless it is quantised."""
+    traffic: float = EXACT_BYTES
+    if sampled:
+        traffic = SEARCH_BYTES if quantised else REUSED_BYTES + (SEARCH_BYTES - REUSED_BYTES) / SEARCH_EVERY
+    return rgc(cluster, device, REDSYNC_DENSITY, quantised=quantised, element_bytes=traffic)
+
+
+def redsync_groups(trace: Trace, way: Way, small: Way) -> list[StepGroup]:
+    """Tensors of more than 128 KB alone, the others together when the backward pass is over."""
+    large = [one for one, size in enumerate(trace.sizes) if size > REDSYNC_SMALL_BYTES]
+    others = tuple(one for one, size in enumerate(trace.sizes) if size <= REDSYNC_SMALL_BYTES)
+    return [*(StepGroup((one,), way) for one in large), *([StepGroup(others, small)] if others else [])]
+
+
+def fused(trace: Trace, way: Way) -> list[StepGroup]:
+    """Horovod's fusion: what is ready within the same 5 ms leaves together, up to 64 MiB."""
+    groups: list[list[int]] = []
+    held, began_s, now_s = 0, -FUSION_S, 0.0
+    for one, (size, backward_s) in enumerate(zip(trace.sizes, trace.backward_times, strict=True)):
+        now_s += backward_s
+        if held + size > FUSION_BYTES or now_s >= began_s + FUSION_S or not groups:
+            groups.append([])
+            held, began_s = 0, now_s
+        groups[-1].append(one)
+        held += size
+    return [StepGroup(tuple(one), way) for one in groups]
+
+
+FIGURES: dict[str, Callable[[], Iterator[Row]]] = {
+    "mg-wfbp-10": mg_wfbp_10,
+    "mg-wfbp-11": mg_wfbp_11,
+    "mg-wfbp-server": mg_wfbp_server,
+    "aluminum-2": aluminum_2,
+    "aluminum-7": aluminum_7,
+    "aluminum-8": aluminum_8,
+    "redsync-5": redsync_5,
+}
+"""By name. Aluminum's Figure 9 is made of the rows of 8, RedSync's Figure 6 of those of 5."""
+
+
+def rows_of(figure: str) -> list[Row]:
+    """Of a figure. Raises ``ValueError`` for a name that is not in ``FIGURES``."""
+    if figure not in FIGURES:
+        raise ValueError(f"figure={figure!r} is not known: use one of {', '.join(FIGURES)}")
+    return list(FIGURES[figure]())
+
+
+def _row(figure: str, model: str, ranks: int, step: Step, **more: Any) -> Row:
+    return {"figure": figure, "model": model, "ranks": ranks, "scheme": "dense", "overlap": True, **more} | times_of(
+        step, ranks
+    )
+
+
+def _doubling(least: int, most: int) -> list[int]:
+    found = [least]
+    while found[-1] < most:
+        found.append(found[-1] * 2)
+    return found
+
+
+def command(
+    figure: Annotated[
+        str,
+        typer.Option(
+            help=f"{', '.join(FIGURES)}, several with commas, or all. docs/training-step.md says what is fitted."
+        ),
+    ] = "all",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all rows and the free numbers here.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw speed-ups and phases into this file.")
+    ] = None,
+) -> None:
+    """Predict the training steps of papers' figures, each with its own model, network and ranks.
+
+    Closed forms, as in [bold]telegrad simulate training-step[/]. Below the table: what is fitted or assumed, and from
+    where it comes.
+    """
+    console = table_console()
+    check_all_writable({"--json": json_file, "--plot": plot_file})
+    names = names_among(figure, (*FIGURES, "all"), "--figure")
+    names = list(FIGURES) if "all" in names else names
+    families = {name.split("-")[0] for name in names}
+    numbers = [one for one in FREE_NUMBERS if one.figures.split("-")[0] in families]
+    title = f"training steps: {', '.join(names)}"
+    with ended_by_interrupt(console, "interrupted: nothing was written"):
+        rows = [row for name in names for row in rows_of(name)]
+        console.print(table_of(rows, title))
+        for one in numbers:
+            said = f"{one.figures}: {one.what}: {one.value} ({one.source})"
+            console.print(said, style="dim", highlight=False, markup=False)
+        if json_file is not None:
+            write_result(console, json_file, {"rows": rows, "free_numbers": [vars(one) for one in numbers]})
+        if plot_file is not None:
+            with drawn(console, plot_file):
+                plot(rows, title, plot_file)

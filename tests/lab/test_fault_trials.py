@@ -1,0 +1,37 @@
+"""A sample of ``python -m lab faults``: whatever goes wrong at whatever moment, nobody hangs, gets a wrong sum or
+blames the wrong rank.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.faults.command import failed
+from lab.faults.judge import Seen, Verdict
+from lab.faults.runs import run_trials
+from lab.faults.trials import DECK_SIZE, KINDS, Options
+from telegrad import _core
+
+pytestmark = [
+    pytest.mark.ranks("exec"),
+    pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX"),
+    pytest.mark.timeout(400),  # hangs are told one by one before that
+]
+
+_FEW = Options(ranks=(2, 4), liveness_timeout_s=1.5)
+_MANY = Options(ranks=(5, 8), kinds=tuple(kind for kind in KINDS if kind != "freeze"))
+
+
+# Most trials have few ranks: more of them take long to start on few cores.
+@pytest.mark.parametrize(("options", "count"), [(_FEW, DECK_SIZE - 8), (_MANY, 8)], ids=["2-4 ranks", "5-8 ranks"])
+def test_nobody_hangs_or_lies_or_blames_the_wrong_rank(options: Options, count: int) -> None:
+    faults: list[str] = []
+
+    def look(verdict: Verdict, seen: Seen) -> None:
+        if verdict.violations:
+            faults.append(failed(verdict, seen, options))
+
+    verdicts = run_trials(range(count), options, jobs=2, on_verdict=look)
+    assert not faults, "\n\n".join(faults)
+    assert sum(verdict.checked for verdict in verdicts) > 5 * count
+    assert all(verdict.detected_s for verdict in verdicts if verdict.trial.kind != "none")
