@@ -16,7 +16,7 @@ from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import names_among
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.plan.architectures import Architecture, architecture
+from telegrad.plan.architectures import Architecture, architecture, trace_of
 from telegrad.plan.cluster import Cluster, sum_cost
 from telegrad.plan.device import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
 from telegrad.plan.linear_cost import PAPER_NETWORKS
@@ -95,7 +95,7 @@ def mg_wfbp_server() -> Iterator[Row]:
 def _mg_wfbp(figure: str, ranks: Sequence[int], collectives: Sequence[str]) -> Iterator[Row]:
     for model, compute_s in MG_WFBP_COMPUTE_S.items():
         shape = architecture(model)
-        trace = Trace.of_architecture(shape.by_layer() if model == "googlenet" else shape, compute_s)
+        trace = trace_of(shape.by_layer() if model == "googlenet" else shape, compute_s)
         for count in ranks:
             for collective in collectives:
                 way = dense(Cluster(count, PAPER_NETWORKS["k80-10gbe"]), collective)
@@ -124,7 +124,7 @@ def _aluminum(figure: str, collectives: Sequence[str], overlaps: Sequence[bool])
     for scaling, ranks in (("strong", _doubling(8, 256)), ("weak", _doubling(8, 2048))):
         for count in ranks:
             samples = 256 / count if scaling == "strong" else 32
-            trace = Trace.of_architecture(without_classifier(), SIERRA_FIXED_S + samples * SIERRA_SAMPLE_S)
+            trace = trace_of(without_classifier(), SIERRA_FIXED_S + samples * SIERRA_SAMPLE_S)
             for collective in collectives:
                 way = Way("dense", sierra_cost(count, collective))
                 for overlap in overlaps:
@@ -158,7 +158,7 @@ def redsync_5() -> Iterator[Row]:
     for model, samples in REDSYNC_SAMPLES.items():
         shape = tied_lstm() if model == "lstm" else architecture(model)
         compute_s = PIZ_DAINT_DEVICE.compute_s(shape, samples) / (VGG_SPEED if model == "vgg16" else 1)
-        trace = Trace.of_architecture(shape, compute_s)
+        trace = trace_of(shape, compute_s)
         overlap = model != "lstm"  # which is clipped before, §B
         for count in _doubling(2, 128):
             cluster = Cluster(count, PIZ_DAINT)

@@ -6,8 +6,11 @@ is memory traffic, which the network's other layers hide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+
+from telegrad.plan.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -225,3 +228,25 @@ ARCHITECTURES: dict[str, tuple[str, Callable[[], Parameters]]] = {
     "lstm": ("sequence of 35 words", _lstm),
 }
 """By name: what a sample is, and the parameters."""
+
+
+def trace_of(model: Architecture, compute_s: float, *, element_bytes: int = 4) -> Trace:
+    """A model of the step: ``compute_s`` seconds, a third of them forward, the rest divided among the gradients as
+    the multiplications with their parameters are.
+
+    Raises ``ValueError`` for a time that is not above 0 and finite.
+    """
+    if not 0 < compute_s < math.inf:
+        raise ValueError(f"compute_s={compute_s} must be above 0 and finite: the seconds of a step on one rank")
+    backward = [*reversed(model.parameters)]
+    per_mac = compute_s * _BACKWARD_SHARE / model.macs
+    return Trace(
+        tuple(one.name for one in backward),
+        tuple(one.elements * element_bytes for one in backward),
+        tuple(one.macs * per_mac for one in backward),
+        compute_s * (1 - _BACKWARD_SHARE),
+        f"{model.name}, a step of {compute_s * 1e3:g} ms divided by multiplications",
+    )
+
+
+_BACKWARD_SHARE = 2 / 3

@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Self
 
-from telegrad.plan.architectures import Architecture
-
 _FORMAT, _VERSION = "telegrad-trace", 1
-_BACKWARD_SHARE = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -81,25 +78,6 @@ class Trace:
         if not self.sizes:
             return self
         return replace(self, backward_times=(self.backward_s, *[0.0] * (len(self.sizes) - 1)))
-
-    @classmethod
-    def of_architecture(cls, model: Architecture, compute_s: float, *, element_bytes: int = 4) -> Self:
-        """A model of the step: ``compute_s`` seconds, a third of them forward, the rest divided among the gradients as
-        the multiplications with their parameters are.
-
-        Raises ``ValueError`` for a time that is not above 0 and finite.
-        """
-        if not 0 < compute_s < math.inf:
-            raise ValueError(f"compute_s={compute_s} must be above 0 and finite: the seconds of a step on one rank")
-        backward = [*reversed(model.parameters)]
-        per_mac = compute_s * _BACKWARD_SHARE / model.macs
-        return cls(
-            tuple(one.name for one in backward),
-            tuple(one.elements * element_bytes for one in backward),
-            tuple(one.macs * per_mac for one in backward),
-            compute_s * (1 - _BACKWARD_SHARE),
-            f"{model.name}, a step of {compute_s * 1e3:g} ms divided by multiplications",
-        )
 
     def to_json(self) -> str:
         """What ``from_json`` reads: the same trace, bit for bit."""

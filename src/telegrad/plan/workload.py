@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from telegrad.plan.architectures import architecture
+from telegrad.plan.architectures import architecture, trace_of
 from telegrad.plan.device import SAMPLES, Device
 from telegrad.plan.trace import Trace
 
@@ -55,7 +55,7 @@ def of_model(
     if not 0 < count < math.inf:
         raise ValueError(f"samples={count} must be above 0 and finite: the mini-batch of a rank")
     seconds = fixed_s + device.compute_s(shape, count) if compute_s is None else compute_s
-    return Workload(name, Trace.of_architecture(shape, seconds), count, fixed_s)
+    return Workload(name, trace_of(shape, seconds), count, fixed_s)
 
 
 def scaled(trace: Trace, factor: float) -> Trace:

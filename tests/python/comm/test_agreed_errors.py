@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.texts import own_error_first
-from telegrad.comm.texts import all_gather_text
+from telegrad.comm.texts import all_gather_text, own_error_first
 
 
 def _found(comms: list[Communicator], act: Callable[[Communicator], None]) -> list[str]:

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from telegrad.plan import merge
-from telegrad.plan.architectures import architecture
+from telegrad.plan.architectures import architecture, trace_of
 from telegrad.plan.cluster import Cluster
 from telegrad.plan.device import DEVICES
 from telegrad.plan.linear_cost import PAPER_NETWORKS, LinearCost, ring
@@ -18,7 +18,7 @@ from telegrad.plan.trace import Trace
 from telegrad.plan.way import Way
 
 K80 = PAPER_NETWORKS["k80-10gbe"]
-RESNET50 = Trace.of_architecture(architecture("resnet50"), 0.6)
+RESNET50 = trace_of(architecture("resnet50"), 0.6)
 BY_HAND = Trace(("c", "b", "a"), (4, 8, 12), (1.0, 2.0, 3.0), 10.0)
 
 
@@ -93,7 +93,7 @@ def test_dense_steps_are_those_of_merge_plans(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("ranks", [2, 16, 100, 4096])
 def test_optimal_is_never_behind(scheme: str, ranks: int) -> None:
-    trace = Trace.of_architecture(architecture("googlenet"), 0.1)
+    trace = trace_of(architecture("googlenet"), 0.1)
     way = way_of(scheme, Cluster(ranks, K80), DEVICES["v100"], density=0.01)
     steps = {plan: simulate(trace, planned(trace, plan, way)).step_s for plan in PLANS}
     assert steps["optimal"] == min(steps.values())
@@ -109,7 +109,7 @@ def test_optimal_with_linear_costs_is_exact() -> None:
 
 
 def test_optimal_with_selection_is_near_the_exact_one() -> None:
-    trace = Trace.of_architecture(architecture("googlenet"), 0.05)
+    trace = trace_of(architecture("googlenet"), 0.05)
     way = way_of("sparse", Cluster(16, K80), DEVICES["v100"], density=0.01)
     exact = merge.optimal(trace.sizes, trace.backward_times, cost=way.cost, delay=way.delay)
     best = simulate(trace, [StepGroup(one, way) for one in exact.groups]).step_s

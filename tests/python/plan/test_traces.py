@@ -8,7 +8,7 @@ import math
 import pytest
 
 from telegrad.plan import merge
-from telegrad.plan.architectures import ARCHITECTURES, architecture
+from telegrad.plan.architectures import ARCHITECTURES, architecture, trace_of
 from telegrad.plan.cost import allreduce_ring
 from telegrad.plan.linear_cost import (
     COLLECTIVES,
@@ -57,17 +57,17 @@ def test_an_unknown_architecture_is_refused() -> None:
 
 
 def test_a_trace_of_an_architecture_is_in_backward_order_and_takes_the_time_that_is_given() -> None:
-    trace = Trace.of_architecture(architecture("vgg16"), 0.3)
+    trace = trace_of(architecture("vgg16"), 0.3)
     assert trace.names[:2] == ("fc8.bias", "fc8.weight")
     assert trace.names[-1] == "conv1.0.weight"
     assert trace.bytes == 4 * 138_357_544
     assert trace.compute_s == pytest.approx(0.3)
     assert trace.forward_s == pytest.approx(0.1)
-    half = Trace.of_architecture(architecture("vgg16"), 0.3, element_bytes=2)
+    half = trace_of(architecture("vgg16"), 0.3, element_bytes=2)
     assert half.bytes * 2 == trace.bytes
     for bad in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="compute_s="):
-            Trace.of_architecture(architecture("vgg16"), bad)
+            trace_of(architecture("vgg16"), bad)
 
 
 def test_a_trace_survives_json() -> None:
@@ -156,8 +156,8 @@ def speed_ups(trace: Trace, cost: LinearCost) -> dict[str, float]:
 
 
 # The paper's figures with 64 workers over 10GbE; its backward times are not published: one number for each network.
-RESNET50 = Trace.of_architecture(architecture("resnet50"), 0.6)
-GOOGLENET = Trace.of_architecture(architecture("googlenet").by_layer(), 0.25)
+RESNET50 = trace_of(architecture("resnet50"), 0.6)
+GOOGLENET = trace_of(architecture("googlenet").by_layer(), 0.25)
 
 
 @pytest.mark.parametrize(
