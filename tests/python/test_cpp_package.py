@@ -128,7 +128,12 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def examples(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
-    run(tool("cmake"), "-S", REPOSITORY / "examples" / "cpp", "-B", folder, f"-Dtelegrad_ROOT={prefix}")
+    given = [f"-Dtelegrad_ROOT={prefix}"]
+    mpi = TOOLS.parent
+    if " " in str(mpi) and (mpi / "include" / "mpi.h").is_file():  # FindMPI cuts the compiler wrapper's paths there
+        given += [f"-DMPI_CXX_INCLUDE_PATH={mpi / 'include'}", "-DMPI_CXX_LIB_NAMES=mpi", "-DMPI_CXX_SKIP_MPICXX=ON"]
+        given += [f"-DMPI_mpi_LIBRARY={mpi / 'lib' / 'libmpi.so'}"]
+    run(tool("cmake"), "-S", REPOSITORY / "examples" / "cpp", "-B", folder, *given)
     run(tool("cmake"), "--build", folder)
     return folder
 
