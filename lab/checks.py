@@ -16,11 +16,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lab.common.commands import end_with_rows
+from telegrad.bench.allreduce import run
 from telegrad.bench.plan import AllreducePlan, text_of
-from telegrad.bench.runner import run
 from telegrad.cli.console import counting
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable, end_with_rows
+from telegrad.cli.outputs import check_writable
 from telegrad.launch import LaunchError
 from telegrad.report.durations import duration
 

@@ -18,9 +18,10 @@ import torch
 import typer
 from rich.console import Console
 
+from lab.common.commands import counts_of
 from telegrad import Communicator
 from telegrad.bench.machine import describe_machine
-from telegrad.cli.options import RowsFile, counts_of
+from telegrad.cli.options import RowsFile
 from telegrad.cli.outputs import check_writable, write_result
 from telegrad.comm.device import transfers
 from telegrad.comm.device.runtime import DeviceRuntime, register_runtime

@@ -25,8 +25,8 @@ from rich.table import Table
 
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
 from telegrad import Communicator, SparseStream
-from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.networks import peers_store, run_job
 from telegrad.bench.peers import PEERS, start_peers, why_missing
 from telegrad.bench.plan import JsonFields
 from telegrad.bench.sparse import entropy_bits

@@ -18,12 +18,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from lab.common.commands import end_with_rows
 from telegrad import Communicator
+from telegrad.bench.allreduce import Row, report_of
 from telegrad.bench.plan import AllreducePlan, Timing, text_of
-from telegrad.bench.runner import Row, report_of
 from telegrad.cli.console import counting, table_console
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable, end_with_rows
+from telegrad.cli.outputs import check_writable
 from telegrad.launch import LaunchError, join
 from telegrad.report.durations import duration
 

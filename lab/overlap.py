@@ -19,12 +19,13 @@ import torch
 import typer
 from rich.table import Table
 
+from lab.common.commands import rank_counts
 from lab.common.device_job import run_for_rows, tell_rows
 from telegrad import Communicator
 from telegrad.bench.device import BenchmarkDevice
 from telegrad.bench.plan import JsonFields, Timing, text_of
 from telegrad.cli.console import counting, table_console
-from telegrad.cli.gpu_options import described_gpu, rank_counts
+from telegrad.cli.gpu_options import described_gpu
 from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes
 from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
 from telegrad.report.durations import duration

@@ -18,15 +18,13 @@ from telegrad.cli.options import names_among
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.plan.architectures import Architecture, architecture, trace_of
 from telegrad.plan.cluster import Cluster, sum_cost
-from telegrad.plan.device import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
 from telegrad.plan.linear_cost import PAPER_NETWORKS
 from telegrad.plan.network import Costs
 from telegrad.plan.sending import dense, rgc
-from telegrad.plan.step import Step, StepGroup, simulate
-from telegrad.plan.step_plans import planned
-from telegrad.plan.step_sweep import Row, times_of
+from telegrad.plan.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.plan.trace import Trace
 from telegrad.plan.way import Way
+from telegrad.plan.workload import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
 from telegrad.report.training_step import plot, table_of
 
 MG_WFBP_COMPUTE_S = {"resnet50": 0.6, "googlenet": 0.25}

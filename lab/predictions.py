@@ -21,8 +21,8 @@ from rich.progress import TextColumn
 from rich.table import Table
 
 from telegrad import Communicator, SparseStream, _core
-from telegrad.bench.job import run_job
 from telegrad.bench.machine import describe_machine, machine_text
+from telegrad.bench.networks import run_job
 from telegrad.bench.plan import JsonFields, Timing, text_of
 from telegrad.bench.sparse import largest_of_gradients
 from telegrad.calibration.fit import CostFit, fit_costs

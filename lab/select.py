@@ -20,11 +20,12 @@ import typer
 from rich.progress import TextColumn
 from rich.table import Table
 
+from lab.common.commands import counts_of
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.plan import Timing
 from telegrad.cli.console import counting, table_console
 from telegrad.cli.gpu_options import present_gpu
-from telegrad.cli.options import RowsFile, among, counts_of, densities_of
+from telegrad.cli.options import RowsFile, among, densities_of
 from telegrad.cli.outputs import GrowingResult, check_all_writable, drawn
 from telegrad.compress import Residual, ReusedThreshold, Selection, selection_named
 from telegrad.ops.select import queues_of

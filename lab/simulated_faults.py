@@ -32,10 +32,11 @@ from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lab.common.commands import rank_range
 from telegrad import _core
 from telegrad.cli.console import counting
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import rank_range, refuse_given
+from telegrad.cli.options import refuse_given
 from telegrad.cli.outputs import check_all_writable, say_file, written
 from telegrad.sim.sweep import cores
 

@@ -15,7 +15,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from telegrad.cli.options import counts_of
+from lab.common.commands import counts_of
 from telegrad.launch import Ranks, join
 
 TARGET = "lab.small_pages:rank_main"

@@ -8,8 +8,7 @@ import typer
 
 from telegrad import _core
 from telegrad.cli.simulate import WireOption
-from telegrad.cli.simulate_run import Asked, run
-from telegrad.cli.simulate_settings import SimulationSettings, shared, sizes_of
+from telegrad.cli.simulate_run import Asked, SimulationSettings, run, shared, sizes_of
 from telegrad.comm.stream_wire import formats_named
 from telegrad.sim.measure import ALGORITHMS
 

@@ -17,8 +17,15 @@ from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import densities_of
 from telegrad.cli.outputs import say_file, written
 from telegrad.cli.simulate import WireOption, sparse_algorithms
-from telegrad.cli.simulate_run import failures_said, swept, write_json
-from telegrad.cli.simulate_settings import SimulationSettings, ranks_of, shared_but, sizes_of
+from telegrad.cli.simulate_run import (
+    SimulationSettings,
+    failures_said,
+    ranks_of,
+    shared_but,
+    sizes_of,
+    swept,
+    write_json,
+)
 from telegrad.plan.decision import TWO_LEVEL
 from telegrad.report.curves import Panel, draw
 from telegrad.report.simulation import duration, row_of

@@ -25,9 +25,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad import Communicator
-from telegrad.bench.job import peers_store, run_job
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.model_profile import MODELS
+from telegrad.bench.networks import peers_store, run_job
 from telegrad.bench.plan import JsonFields, Timing, text_of
 from telegrad.calibration import calibrate
 from telegrad.cli.console import counting, table_console

@@ -20,11 +20,11 @@ from lab.accuracy.runs import METHODS, SIZES, TASKS, Run
 from lab.accuracy.study import MAIN, SWEEPS, SWEPT_TASK, Study, in_order
 from lab.accuracy.tables import StudyProgress, sweep_table, tables_of
 from lab.accuracy.time_to_accuracy import plot_over_time, read_iterations, timed, times_table
+from lab.common.commands import TextFolder, check_device
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import table_console
-from telegrad.cli.gpu_options import check_device
 from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import TextFolder, among, bad_setting, densities_of, is_given, refuse_given
+from telegrad.cli.options import among, bad_setting, densities_of, is_given, refuse_given
 from telegrad.cli.outputs import check_all_writable, drawn, say_file, write_result
 from telegrad.launch import RankFailed, RanksTimedOut
 

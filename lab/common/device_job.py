@@ -10,7 +10,7 @@ import torch
 
 from telegrad import Communicator
 from telegrad.bench.device import BenchmarkDevice, Cuda
-from telegrad.bench.job import JobPlan, run_job
+from telegrad.bench.networks import JobPlan, run_job
 from telegrad.launch import join
 
 Tell = Callable[[Mapping[str, Any]], None]

@@ -13,6 +13,7 @@ import typer
 from rich.progress import TextColumn
 from rich.table import Table
 
+from lab.common.commands import rank_range
 from lab.faults.judge import (
     HANG,
     KILLED_LIMIT_S,
@@ -30,7 +31,6 @@ from lab.faults.runs import run_trials
 from lab.faults.trials import KINDS, LIVENESS_TIMEOUT_S, MISMATCHES, Options
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import counting, table_console
-from telegrad.cli.options import rank_range
 from telegrad.cli.outputs import check_all_writable, drawn, write_result
 from telegrad.report.durations import duration
 

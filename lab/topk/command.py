@@ -15,6 +15,7 @@ from rich.progress import TextColumn
 
 from lab.accuracy.fashion import DataMissing
 from lab.accuracy.runs import TASKS
+from lab.common.commands import TextFolder
 from lab.topk import balancing, measured, simulated, tables, weak_scaling
 from lab.topk.measured import MeasuredPlan
 from lab.topk.plots import plot
@@ -25,18 +26,9 @@ from lab.topk.simulated import ARIES, RECORDED, SimulatedPlan
 from lab.topk.streams import PATTERNS
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.cli.console import counting, table_console
-from telegrad.cli.options import (
-    CalibratesFirst,
-    JobTimeout,
-    TextFolder,
-    among,
-    densities_of,
-    is_given,
-    networks_of,
-    refuse_given,
-)
+from telegrad.cli.options import CalibratesFirst, JobTimeout, among, densities_of, is_given, networks_of, refuse_given
 from telegrad.cli.outputs import check_all_writable, check_writable, drawn, write_result
-from telegrad.cli.simulate_settings import ranks_of
+from telegrad.cli.simulate_run import ranks_of
 from telegrad.launch import LaunchError
 from telegrad.sim.networks import Network, network_of
 from telegrad.sim.sweep import cores

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from lab.topk.simulated import Row
-from telegrad.bench.job import run_job
+from telegrad.bench.networks import run_job
 from telegrad.bench.plan import Timing
 
 

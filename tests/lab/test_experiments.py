@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import os
 import subprocess
 import sys
@@ -105,3 +106,16 @@ def test_what_is_shared_stands_on_no_experiment(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("lab"):
             assert str(node.module).startswith("lab.common"), node.module
+
+
+def test_experiments_use_each_other_in_one_direction() -> None:
+    uses: dict[str, set[str]] = {}
+    for path in LAB.rglob("*.py"):
+        own = path.relative_to(LAB).parts[0].removesuffix(".py")
+        modules = [
+            str(node.module) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
+        ]
+        others = {name.split(".")[1] for name in modules if name.startswith("lab.")}
+        uses.setdefault(own, set()).update(others - {own, "common"})
+    assert uses["errors"] == {"faults"}
+    graphlib.TopologicalSorter(uses).prepare()  # raises CycleError

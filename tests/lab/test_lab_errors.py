@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lab import errors as bench_errors
+from lab import errors
 from lab.common.experiments import app
 from lab.errors import BEGIN, END, Row, began_s, described, insert, markdown, table_of
 from telegrad import _core
@@ -115,7 +115,7 @@ def test_what_really_happens_is_told() -> None:
 def test_the_page_names_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "errors.md"
     page.write_text(f"{BEGIN}\n{END}\n")
-    monkeypatch.setattr(bench_errors, "measure", lambda *_, **__: [Row("`kill -9`", {"telegrad": "rank 0: c"})])
+    monkeypatch.setattr(errors, "measure", lambda *_, **__: [Row("`kill -9`", {"telegrad": "rank 0: c"})])
     done = CliRunner().invoke(app(["errors"]), ["errors", "--peer", "none", "--give-up", "3", "--into", str(page)])
     assert done.exit_code == 0, done.output
     assert "Measured by `python -m lab errors --peer none --give-up 3` on" in page.read_text()
@@ -124,7 +124,7 @@ def test_the_page_names_what_was_asked_for(tmp_path: Path, monkeypatch: pytest.M
 def test_a_page_that_would_not_do_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(bench_errors, "measure")
+    monkeypatch.delattr(errors, "measure")
     page = tmp_path / "errors.md"
     page.write_text("no markers")
     done = CliRunner().invoke(app(["errors"]), ["errors", "--into", str(page)], env={"COLUMNS": "300"})

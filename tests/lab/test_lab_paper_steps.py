@@ -29,9 +29,9 @@ from lab.paper_steps import (
     sierra_cost,
     without_classifier,
 )
-from telegrad.plan.device import EXACT_BYTES
 from telegrad.plan.linear_cost import PAPER_NETWORKS
 from telegrad.plan.network import Costs
+from telegrad.plan.workload import EXACT_BYTES
 from telegrad.report.training_step import phases_of, varying_of
 
 

@@ -11,14 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lab import predictions as bench
-from lab import predictions as bench_predictions
+from lab import predictions
 from lab.predictions import Measurement, PredictionPlan, measurements_of
 from lab.predictions import calibration as calibration_plan
 from telegrad.bench.netlab import NetlabError
 
 _app = typer.Typer()
-_app.command()(bench_predictions.command)
+_app.command()(predictions.command)
 _BETA = 8e-9
 
 
@@ -37,7 +36,7 @@ def _ideal(wrong: int = 0) -> Callable[..., Any]:
             times[one] = [max(one.bytes, 4) * _BETA] * plan.repetitions
             for _ in range(plan.repetitions):
                 on_sample(one)
-        return bench.Measured(times, dict.fromkeys(times, 2), dict.fromkeys(times, wrong))
+        return predictions.Measured(times, dict.fromkeys(times, 2), dict.fromkeys(times, wrong))
 
     return run
 
@@ -51,12 +50,12 @@ def half_as_fast(monkeypatch: pytest.MonkeyPatch) -> None:
         assert costs["beta_s_per_byte"] == pytest.approx(_BETA)
         return one.bytes * _BETA * (2.0 if one.operation == "broadcast" else 1.1)
 
-    monkeypatch.setattr(bench, "predict", predict)
+    monkeypatch.setattr(predictions, "predict", predict)
 
 
 @pytest.mark.usefixtures("half_as_fast")
 def test_table_file_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench_predictions, "run", _ideal())
+    monkeypatch.setattr(predictions, "run", _ideal())
     found, drawn = tmp_path / "rows.json", tmp_path / "plot.png"
     status, output = _run(
         *("--ranks", "2,4", "--network", "100mbit", "--sizes", "256KiB,4MiB", "--repetitions", "3"),
@@ -92,7 +91,7 @@ def test_table_file_and_plot(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("half_as_fast")
 def test_wrong_values_end_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_predictions, "run", _ideal(wrong=1))
+    monkeypatch.setattr(predictions, "run", _ideal(wrong=1))
     status, output = _run("--ranks", "2", "--network", "tcp", "--sizes", "1MiB")
     assert status == 1
     assert "12 values are wrong" in output
@@ -102,7 +101,7 @@ def test_a_network_that_cannot_be_is_told(monkeypatch: pytest.MonkeyPatch) -> No
     def run(*_: object, **__: object) -> None:
         raise NetlabError("network namespaces need root: run the command as root (sudo)")
 
-    monkeypatch.setattr(bench_predictions, "run", run)
+    monkeypatch.setattr(predictions, "run", run)
     status, output = _run("--ranks", "4")
     assert status == 1
     assert "4 ranks, 1gbit: network namespaces need root" in output
@@ -136,7 +135,7 @@ def test_help_explains_every_option() -> None:
 
 @pytest.mark.usefixtures("half_as_fast")
 def test_the_table_fits_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_predictions, "run", _ideal())
+    monkeypatch.setattr(predictions, "run", _ideal())
     arguments = ("--ranks", "16", "--network", "100mbit", "--sizes", "256KiB,64MiB", "--repetitions", "3")
     output = CliRunner().invoke(_app, arguments, env={"COLUMNS": "80"}).output
     assert "…" not in output.replace(" … ", "")  # nothing is cut off

@@ -12,7 +12,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from lab import select as bench_select
+from lab import select
 from lab.select import (
     GPU_COPY,
     GRADIENTS,
@@ -36,7 +36,7 @@ from telegrad.bench.device import gpu_name
 from telegrad.compress import SELECTIONS
 
 _app = typer.Typer()
-_app.command()(bench_select.command)
+_app.command()(select.command)
 
 KEYS = {"method", "name", "elements", "density", "median_s", "torch_topk_median_s", "copy_s", "bound_s"}
 

@@ -12,14 +12,13 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from lab import training_step as bench_training_step
-from lab import training_step as job
+from lab import training_step
 from lab.training_step import WAYS, Row, TrainingStepPlan, Verdict, verdicts_of
 from telegrad.bench.model_profile import MODELS
 from telegrad.launch import LaunchError
 
 _app = typer.Typer()
-_app.command()(bench_training_step.command)
+_app.command()(training_step.command)
 
 
 def _run(*arguments: str) -> tuple[int, str]:
@@ -105,7 +104,7 @@ def test_a_plan_travels_as_json() -> None:
 
 
 def test_it_prints_writes_and_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(job, "run", _ideal())
+    monkeypatch.setattr(training_step, "run", _ideal())
     to_json, to_plot = tmp_path / "steps.json", tmp_path / "steps.png"
     status, said = _run("--models", "small,mixed", "--json", str(to_json), "--plot-file", str(to_plot))
     assert status == 0
@@ -125,21 +124,23 @@ def test_a_miss_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(plan: TrainingStepPlan, **_: Any) -> list[Row]:
         return [_row(plan.model, "single", 0.05), _row(plan.model, "auto", 0.1, 0.05)]
 
-    monkeypatch.setattr(job, "run", run)
+    monkeypatch.setattr(training_step, "run", run)
     status, said = _run("--models", "large")
     assert status == 0
     assert "large: auto is SLOWER than single (2.00 ± 0.00 of it" in said
     assert "off by -50%, OUTSIDE of 15%" in said
-    monkeypatch.setattr(job, "run", lambda plan, **_: [_row(plan.model, "single", 0.05), _row(plan.model, "auto", 0.1)])
+    monkeypatch.setattr(
+        training_step, "run", lambda plan, **_: [_row(plan.model, "single", 0.05), _row(plan.model, "auto", 0.1)]
+    )
     assert "it made no plan" in _run("--models", "large")[1]
 
 
 def test_wrong_weights_and_lost_ranks_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "run", _ideal(apart=0.5))
+    monkeypatch.setattr(training_step, "run", _ideal(apart=0.5))
     status, said = _run("--models", "large")
     assert status == 1
     assert "have trained other weights" in said
-    monkeypatch.setattr(job, "run", _ideal(failing="large"))
+    monkeypatch.setattr(training_step, "run", _ideal(failing="large"))
     status, said = _run("--models", "small,large")
     assert status == 1
     assert "large: rank 1 is gone" in said
@@ -180,7 +181,7 @@ def test_a_small_job() -> None:
     ways = ("ddp-gloo", "ddp-telegrad", "wfbp", "auto")
     plan = TrainingStepPlan("shm", 2, "mixed", ways, rounds=1, steps=1, warmup=4, calibrates=False)
     blocks: list[str] = []
-    rows = job.run(plan, timeout_s=120, on_block=blocks.append)
+    rows = training_step.run(plan, timeout_s=120, on_block=blocks.append)
     assert [row["way"] for row in rows] == [*ways]
     assert sorted(blocks) == sorted([*ways] * 2)
     for row in rows:

@@ -1,4 +1,4 @@
 """Allreduces beside those of peers, in the same processes and interleaved, and the bound of theory.
 
-``runner`` starts the ranks, ``networks`` says over what, ``peers`` who is compared with.
+``networks`` says over what ranks talk, and starts them, ``peers`` who is compared with.
 """

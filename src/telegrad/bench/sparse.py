@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, SparseStream
-from telegrad.bench.job import peers_store, run_job
-from telegrad.bench.networks import payload_bytes_per_s
+from telegrad.bench.networks import payload_bytes_per_s, peers_store, run_job
 from telegrad.bench.peers import Peer, start_peers
 from telegrad.bench.plan import JsonFields, Timing
 from telegrad.calibration import calibrate

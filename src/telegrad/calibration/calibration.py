@@ -1,4 +1,6 @@
-"""Calibration of a running job: its costs, the formulas' table from them, and what measurements make of that table."""
+"""Calibration of a running job: its costs, the formulas' table from them, what measurements make of that table, and
+what is kept for later jobs.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ import json
 import os
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,22 +19,61 @@ import numpy as np
 import telegrad
 from telegrad.calibration.device_sums import MeasuredDeviceSums, measure_device_sums
 from telegrad.calibration.fit import CostFit, fit_costs
-from telegrad.calibration.keeping import (
-    NoisyCalibration,
-    doubts_about,
-    doubts_about_load,
-    doubts_about_sizes,
-    store_unless_noisy,
-)
 from telegrad.calibration.pairs import calls_of_sample, open_pairs, timed_sample, written_zeros
 from telegrad.calibration.probes import Probe, probes
 from telegrad.calibration.sweep import Samples, Sweep, grid
 from telegrad.comm import Communicator
 from telegrad.comm.device.runtime import resolved_device
+from telegrad.comm.tuning_cache import file_of, store
 from telegrad.plan import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
 from telegrad.plan.cost import CARD_BYTES
 from telegrad.plan.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
 from telegrad.plan.levels import Levels
+
+# There are three algorithms; where nothing disturbs they cross a few times, also where a network's protocol changes.
+_MOST_STEPS = 8
+# Algorithms cross below it on most networks: a sweep that ends before has not seen what long vectors take.
+_LONG_BYTES = 256 << 10
+
+
+class NoisyCalibration(RuntimeError):  # noqa: N818
+    """What was found is not kept; the text says why, and what to do."""
+
+
+def doubts_about(tuning: Tuning) -> tuple[str, ...]:
+    """Why its table may be noise."""
+    steps = len(tuning.allreduce.choices)
+    if steps <= _MOST_STEPS:
+        return ()
+    return (f"the table has {steps} steps, more than {_MOST_STEPS}",)
+
+
+def doubts_about_sizes(sizes: Iterable[int]) -> tuple[str, ...]:
+    """The same, of the sizes in bytes at which algorithms were timed: time may have been up before long vectors."""
+    longest = max(sizes)
+    if longest >= _LONG_BYTES:
+        return ()
+    return (f"nothing longer than {longest:,} bytes was measured: give more --seconds (seconds=)",)
+
+
+def doubts_about_load(machines: Sequence[tuple[float, int]]) -> tuple[str, ...]:
+    """The same, of each rank's load and cores as they were before: the one that was the busiest."""
+    rank, (load, cores) = max(enumerate(machines), key=lambda of: of[1][0] / of[1][1])
+    if load <= cores:
+        return ()
+    return (f"the machine of rank {rank} was busy before (load {load:.1f} on {cores} cores)",)
+
+
+def store_unless_noisy(tuning: Tuning, doubts: Sequence[str]) -> Path:
+    """Keeps ``tuning`` for later jobs, and returns the file; one with ``doubts`` only where none is kept yet. Raises
+    ``NoisyCalibration`` if one is, ``OSError`` if it cannot be written."""
+    path = file_of(tuning.place)
+    if doubts and path.exists():
+        raise NoisyCalibration(
+            f"{'; '.join(doubts)}; {path} stays as it is: calibrate again on a quiet machine, or delete that file first"
+        )
+    return store(tuning)
+
 
 _ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
 # Short ones say what a message costs beyond its bytes; in longer ones the core would exchange several at once.

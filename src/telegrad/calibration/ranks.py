@@ -6,8 +6,7 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from telegrad.calibration.calibration import measure, to_data
-from telegrad.calibration.keeping import store_unless_noisy
+from telegrad.calibration.calibration import measure, store_unless_noisy, to_data
 from telegrad.comm import Communicator
 from telegrad.launch import join, rank_and_size
 

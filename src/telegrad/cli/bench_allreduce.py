@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 from rich.progress import TextColumn
 
+from telegrad.bench.allreduce import AllreduceOutcome, Row, count_of, rows_of, run
 from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.bench.networks import BOUND_FORMULA, check_nodes
 from telegrad.bench.peers import PEERS, why_missing
 from telegrad.bench.plan import ALGORITHMS, AllreducePlan, Measured, text_of
-from telegrad.bench.runner import AllreduceOutcome, Row, count_of, rows_of, run
 from telegrad.cli.console import counting, say_without, table_console
 from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.cli.outputs import check_all_writable, drawn, write_result

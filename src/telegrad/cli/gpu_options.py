@@ -5,15 +5,6 @@ from __future__ import annotations
 import typer
 from rich.console import Console
 
-from telegrad.cli.options import count_of
-
-_MOST_RANKS = 64
-
-
-def rank_counts(text: str) -> list[int]:
-    """The numbers of ranks in ``1,2,4``. Raises ``BadParameter``."""
-    return [count_of(one, 1, _MOST_RANKS, "--ranks") for one in text.split(",")]
-
 
 def present_gpu(console: Console) -> str:
     """The name of the machine's GPU. Ends the command with status 1 where torch sees none."""
@@ -24,24 +15,6 @@ def present_gpu(console: Console) -> str:
         console.print("no GPU: torch sees none here, and nothing was measured")
         raise typer.Exit(1)
     return gpu
-
-
-def check_device(console: Console, device: str) -> None:
-    """``device``: as torch names it. Raises ``BadParameter`` unless it is the CPU or a GPU, and as ``present_gpu``."""
-    import torch
-
-    try:
-        kind, index = torch.device(device).type, torch.device(device).index or 0
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"{device!r} does not exist: use cpu, cuda or cuda:0", param_hint="--device")
-    if kind == "cuda":
-        present_gpu(console)
-        if index >= torch.cuda.device_count():
-            raise typer.BadParameter(
-                f"{device!r} does not exist: torch sees {torch.cuda.device_count()} GPUs here", param_hint="--device"
-            )
 
 
 def described_gpu(console: Console) -> dict[str, object]:

@@ -26,15 +26,6 @@ CalibratesFirst = Annotated[
         "the automatic choice is what a calibration has kept, or the built-in one.",
     ),
 ]
-TextFolder = Annotated[
-    Path | None,
-    typer.Option(
-        exists=True,
-        file_okay=False,
-        help="Train language models on the *.py files in this folder instead of Python's standard library.",
-        show_default=False,
-    ),
-]
 JobTimeout = Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")]
 
 
@@ -47,17 +38,6 @@ def bad_setting(error: Exception, names: Collection[str], told: Callable[[str], 
         return typer.BadParameter(told(said))
     value = "it" if found[2] == "True" else found[2].strip("'")
     return typer.BadParameter(told(f"{value} {said[found.end() :]}"), param_hint=f"--{found[1].replace('_', '-')}")
-
-
-def rank_range(text: str, *, most: int, example: str) -> tuple[int, int]:
-    """Fewest and most ranks of ``2..8`` or ``4``, from 2 to ``most``. Raises ``BadParameter``."""
-    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text.strip())
-    lowest, highest = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-    if not 2 <= lowest <= highest <= most:
-        raise typer.BadParameter(
-            f"{text!r} is no range of ranks: use two numbers from 2 to {most}, as in {example}", param_hint="--ranks"
-        )
-    return lowest, highest
 
 
 def networks_of(names: list[str]) -> list[str]:
@@ -105,22 +85,6 @@ def count_of(text: str, least: int, most: int, option: str) -> int:
             f"{text!r} is no number from {least} to {most}: write it like 4, 1000 or 16Mi", param_hint=option
         )
     return int(digits) * _UNITS[unit]
-
-
-def counts_of(text: str, least: int, most: int, option: str) -> list[int]:
-    """Of ``1000``, ``4Ki,1Mi`` or ``16Ki..64Mi``, ascending; a range grows by 4 and ends with its end. Raises
-    ``BadParameter``."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dots, last = part.partition("..")
-        counts = [count_of(first, least, most, option)]
-        if dots:
-            end = count_of(last, counts[0], most, option)
-            while counts[-1] * 4 < end:
-                counts.append(counts[-1] * 4)
-            counts.append(end)
-        found.update(counts)
-    return sorted(found)
 
 
 def densities_of(text: str, option: str) -> list[float]:

@@ -6,14 +6,13 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from telegrad.bench.machine import describe_machine, machine_text
 from telegrad.launch import LaunchError
 
 _PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".webp", ".tif", ".tiff")
@@ -135,18 +134,6 @@ class GrowingResult:
             console.print("[red]some values were wrong[/]")
         if self.failures or any(row.get("wrong") for row in self.rows):
             raise typer.Exit(1)
-
-
-def end_with_rows(console: Console, rows: Sequence[Mapping[str, Any]], json_file: Path | None) -> None:
-    """Says which machine it was, writes ``rows`` and the machine into ``json_file`` if that is given, and ends the
-    command with status 1 if a row counts ``"wrong"`` sums."""
-    machine = describe_machine()
-    console.print(machine_text(machine), style="dim")
-    if json_file is not None:
-        write_result(console, json_file, {"rows": rows, "machine": machine})
-    if any(row["wrong"] for row in rows):
-        console.print("[red]some sums were wrong[/]")
-        raise typer.Exit(1)
 
 
 @contextlib.contextmanager

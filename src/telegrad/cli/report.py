@@ -15,8 +15,7 @@ from telegrad.doctor.installation import is_installed
 from telegrad.report import flight_recorder, telemetry
 from telegrad.report.hang import HangVerdict, told_seconds, verdicts
 from telegrad.report.hang_files import default_folder, find
-from telegrad.report.hang_plot import plot
-from telegrad.report.hang_view import as_json, lines_of, table_of
+from telegrad.report.hang_view import as_json, lines_of, plot, table_of
 
 _WIDTH_OF_FILES = 160
 _OLD_S = 600.0

@@ -13,8 +13,7 @@ from telegrad.cli.console import table_console
 from telegrad.cli.interrupts import ended_by_interrupt
 from telegrad.cli.options import names_among, refuse_given
 from telegrad.cli.outputs import say_file, written
-from telegrad.cli.simulate_run import failures_said, write_json
-from telegrad.cli.simulate_settings import SimulationSettings, shared_but
+from telegrad.cli.simulate_run import SimulationSettings, failures_said, shared_but, write_json
 from telegrad.cli.workload_options import (
     ComputeOption,
     DeviceOption,
@@ -26,9 +25,7 @@ from telegrad.cli.workload_options import (
 )
 from telegrad.plan.cluster import COLLECTIVES, Cluster
 from telegrad.plan.sending import SCHEMES, SELECTING
-from telegrad.plan.step import Stragglers
-from telegrad.plan.step_plans import PLANS
-from telegrad.plan.step_sweep import StepSweep
+from telegrad.plan.step import PLANS, StepSweep, Stragglers
 from telegrad.report.training_step import Row, plot, table_of
 from telegrad.sim.networks import Network
 

@@ -10,9 +10,8 @@ import typer
 
 from telegrad.cli.options import refuse_given
 from telegrad.plan.architectures import ARCHITECTURES
-from telegrad.plan.device import DEVICES, Device, device_of
 from telegrad.plan.trace import Trace
-from telegrad.plan.workload import Workload, of_model, scaled
+from telegrad.plan.workload import DEVICES, Device, Workload, device_of, of_model, scaled
 
 _COMPUTATION = "What a step computes"
 

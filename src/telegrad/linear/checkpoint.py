@@ -18,13 +18,11 @@ import numpy as np
 
 from telegrad import Communicator
 from telegrad.comm.texts import all_gather_text, own_error_first
-from telegrad.linear.array_files import read_arrays
 from telegrad.linear.losses import F32
-from telegrad.linear.model import MODEL_ARRAYS, LinearModel
+from telegrad.linear.model import MODEL_ARRAYS, LinearModel, read_arrays, write_whole
 from telegrad.linear.passes import EpochReport, Optimizer, State
 from telegrad.linear.problem import Problem
 from telegrad.linear.settings import TrainingSettings
-from telegrad.linear.whole_files import write_whole
 
 # of each array of its own its dimensions, and numpy's kinds of what it holds
 _OWN = {

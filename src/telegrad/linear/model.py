@@ -1,19 +1,71 @@
-"""A trained linear model: what it says of rows, and its file."""
+"""A trained linear model: what it says of rows, and its file, which is written as a whole or not at all."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import secrets
+import shutil
+import zipfile
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 from telegrad import _core
-from telegrad.linear.array_files import read_arrays
 from telegrad.linear.losses import F32, is_classification
 from telegrad.linear.rows import MOST_FEATURES, Rows, check_rows
-from telegrad.linear.whole_files import write_whole
+
+
+def read_arrays(path: str | os.PathLike[str], names: Collection[str]) -> dict[str, Any]:
+    """Those of ``names`` that the file has. Raises ``ValueError`` with what else it is, ``OSError`` without one."""
+    with open(path, "rb") as file:
+        # asked first, as numpy would take such a file for a pickle, and tell how to load that
+        if not zipfile.is_zipfile(file):
+            raise ValueError("no npz file")
+        file.seek(0)
+        try:
+            with np.load(file) as arrays:
+                return {name: arrays[name] for name in arrays.files if name in names}
+        except Exception as error:  # damaged bytes lead the readers of numpy and of zipfile to errors of many kinds
+            raise ValueError("an npz file whose arrays are damaged or not a model's") from error
+
+
+def write_whole(path: str | os.PathLike[str], write: Callable[[IO[Any]], None]) -> None:
+    """``write`` writes a file beside ``path``, which then takes its place: whoever reads meanwhile, or after this was
+    broken off, finds the old one. What is no regular file, and one whose folder lets none be made beside it, is written
+    in place. Raises ``OSError`` where that cannot be."""
+    given = Path(path)
+    target = given.resolve()  # of a link, which stays; that of a descriptor may lead nowhere, or to another file
+    if (target.is_file() and target.samefile(given)) or not given.exists():
+        try:
+            _replace(target, write)
+            return
+        except PermissionError:
+            pass
+        except FileNotFoundError as error:  # names the file beside it
+            raise FileNotFoundError(error.errno, error.strerror, str(path)) from error
+    with given.open("wb") as file:
+        write(file)
+
+
+def _replace(target: Path, write: Callable[[IO[Any]], None]) -> None:
+    if target.exists():
+        target.open("ab").close()  # raises where it is write-protected, which its folder's owner could pass over
+    beside = target.with_name(f"telegrad-{secrets.token_hex(8)}.new")  # fits, however long the other is
+    try:
+        with beside.open("xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # before its name: or a machine that fails may keep the name alone
+        if target.exists():
+            shutil.copymode(target, beside)
+        beside.replace(target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
 
 # of each array its dimensions, and numpy's kinds of what it holds
 _FIELDS = {"indices": (1, "iu"), "values": (1, "f"), "n_features": (0, "iu"), "bias": (0, "f"), "loss": (0, "U")}

@@ -9,12 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from telegrad.plan.cluster import Cluster
-from telegrad.plan.device import Device
 from telegrad.plan.sending import dense, fill_in, gathered, ok_topk, qsgd, sparse
-from telegrad.plan.step import NONE, Step, StepGroup, Stragglers, expected
-from telegrad.plan.step_plans import planned
+from telegrad.plan.step import NONE, Step, StepGroup, Stragglers, expected, planned
 from telegrad.plan.way import Way
-from telegrad.plan.workload import Workload
+from telegrad.plan.workload import Device, Workload
 
 WORTH = 0.05
 """By how much compression must shorten the step to be recommended: what it does to accuracy costs a check."""

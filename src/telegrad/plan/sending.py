@@ -23,11 +23,11 @@ from telegrad.plan.cost_sparse import (
     message_bytes,
     reduce_scatter_sparse,
 )
-from telegrad.plan.device import EXACT_BYTES, REUSED_BYTES, Device
 from telegrad.plan.network import ELEMENT_BYTES, Costs, ceil_div
 from telegrad.plan.recurrences import CARD_BYTES
 from telegrad.plan.way import GroupCost, Way
 from telegrad.plan.wire_layout import layout_that_pays
+from telegrad.plan.workload import EXACT_BYTES, REUSED_BYTES, Device
 
 BUCKET = 1024  # values of QSGD that have one scale
 SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′

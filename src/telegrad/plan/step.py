@@ -1,22 +1,32 @@
-"""The timeline of one training step: forward and backward pass, and what each group of gradients does meanwhile.
+"""One training step as a timeline, and steps among more and more ranks: a row for each scheme, plan and collective.
 
 A group's gradients are ready; it is selected, which holds the backward pass up; it begins when the network is free, and
 arrives; what came is decompressed when the backward pass is over, as both are the same processor's. All ranks are
 alike but for stragglers, for whom everybody waits. Does not know where a way's costs come from.
+
+Groups are named by a plan: cuts of ``telegrad.plan.merge``, all groups sent in one way. Closed forms may take a
+millisecond for a size, and plans ask for up to ten thousand sizes; so they are looked for with costs that are
+interpolated, and with selection the optimum has fewer places to cut. What a step takes is reckoned without either.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from telegrad.plan.sending import PhasedWay
+from telegrad.plan import merge
+from telegrad.plan.cluster import Cluster
+from telegrad.plan.linear_cost import LinearCost
+from telegrad.plan.merge_plan import MergePlan
+from telegrad.plan.sending import PhasedWay, way_of
 from telegrad.plan.trace import Trace
-from telegrad.plan.way import Way
+from telegrad.plan.way import GroupCost, Way
+from telegrad.plan.workload import Device, Workload
 
 
 @dataclass(frozen=True)
@@ -182,3 +192,157 @@ class _Costed:
             times.append(GroupTimes(name, size, ready_s, selected_s, start_s, network_s, finish_s, unpack_s * slowdown))
         end_s = max([processor_s, *(one.finish_s for one in times)])
         return Step(trace.compute_s, forward_s, backward_s, tuple(times), end_s)
+
+
+_PER_DOUBLING = 4
+_UNITS = 64
+
+
+_MERGED: dict[str, Callable[..., MergePlan]] = {
+    "fixed": merge.fixed,
+    "wfbp": merge.wfbp,
+    "single": merge.single,
+    "greedy": merge.greedy,
+}
+PLANS = (*_MERGED, "optimal")
+"""How gradients are merged, by name: see ``telegrad.plan.merge``."""
+
+
+def planned(trace: Trace, plan: str, way: Way) -> list[StepGroup]:
+    """The groups of the plan of that name, all sent in one way. ``optimal`` counts selection, and decompression as if
+    it kept the network busy; of its groups and those of the other plans, those whose step is the shortest.
+
+    Raises ``ValueError`` for an unknown name.
+    """
+    if plan not in PLANS:
+        raise ValueError(f"plan={plan!r} is not known: use one of {', '.join(PLANS)}")
+    if plan in _MERGED:
+        cost = _quick(way.cost) if plan == "greedy" else way.cost
+        return _groups(_MERGED[plan](trace.sizes, trace.backward_times, cost=cost), way)
+    found = [_optimal(trace, way), *(planned(trace, name, way) for name in _MERGED)]
+    return min(found, key=lambda groups: simulate(trace, groups).step_s)
+
+
+def _optimal(trace: Trace, way: Way) -> list[StepGroup]:
+    sizes, times = trace.sizes, trace.backward_times
+    cost = _quick(way.cost)
+    if not any(map(way.delay, sizes)):
+        return _groups(merge.optimal(sizes, times, cost=cost), way)
+    ends = _units(sizes)
+    starts = [0, *ends[:-1]]
+    joined = [sum(sizes[a:b]) for a, b in zip(starts, ends, strict=True)]
+    spans = [math.fsum(times[a:b]) for a, b in zip(starts, ends, strict=True)]
+    found = merge.optimal(joined, spans, cost=cost, delay=way.delay)
+    return [StepGroup(tuple(range(starts[group[0]], ends[group[-1]])), way) for group in found.groups]
+
+
+def _groups(plan: MergePlan, way: Way) -> list[StepGroup]:
+    return [StepGroup(tensors, way) for tensors in plan.groups]
+
+
+@functools.lru_cache(maxsize=64)
+def _quick(cost: GroupCost) -> GroupCost:
+    return cost if isinstance(cost, LinearCost) else interpolated(cost)
+
+
+def interpolated(cost: GroupCost) -> GroupCost:
+    """``cost`` on straight lines between four sizes for each doubling, asked for as they are needed."""
+
+    @functools.cache
+    def at(step: int) -> tuple[int, float]:
+        size = math.ceil(2 ** (step / _PER_DOUBLING) / 4) * 4
+        return size, cost(size)
+
+    def seconds(size: int) -> float:
+        if size < 16:
+            return cost(size)
+        step = math.floor(_PER_DOUBLING * math.log2(size))
+        (below, below_s), (above, above_s) = at(step), at(step + 1)
+        if size < below:
+            (below, below_s), (above, above_s) = at(step - 1), (below, below_s)
+        return below_s + (above_s - below_s) * (size - below) / (above - below)
+
+    return seconds
+
+
+def _units(sizes: Sequence[int]) -> list[int]:
+    """Where neighbours that together have a 64th of all bytes end."""
+    least, held, ends = sum(sizes) / _UNITS, 0, []
+    for end, size in enumerate(sizes, 1):
+        held += size
+        if held >= least or end == len(sizes):
+            ends.append(end)
+            held = 0
+    return ends
+
+
+Row = dict[str, Any]
+
+COMPRESSED = "–"  # the collective of schemes that have their own
+
+
+@dataclass(frozen=True)
+class StepSweep:
+    """What is asked. ``global_samples``: of all ranks together (strong scaling); ``None``: each rank has the
+    workload's own. ``collectives`` are those of dense sums; other schemes have one of their own."""
+
+    workload: Workload
+    cluster_of: Callable[[int], Cluster]
+    device: Device
+    ranks: Sequence[int]
+    schemes: Sequence[str] = ("dense",)
+    plans: Sequence[str] = ("fixed",)
+    collectives: Sequence[str] = ("telegrad",)
+    density: float = 0.01
+    global_samples: float | None = None
+    overlap: bool = True
+    stragglers: Stragglers = NONE
+
+    def rows(self) -> Iterator[Row]:
+        """By ranks, scheme, collective and plan. ``speedup``: of samples a second over one rank with the whole global
+        mini-batch, or, in weak scaling, with its own. Raises ``ValueError`` for what does not exist."""
+        alone = self.workload if self.global_samples is None else self.workload.of(self.global_samples)
+        per_s_alone = alone.samples / alone.trace.compute_s if alone.trace.compute_s else 0.0
+        for count in self.ranks:
+            here = self.workload if self.global_samples is None else self.workload.of(self.global_samples / count)
+            cluster = self.cluster_of(count)
+            for scheme in self.schemes:
+                for collective in self.collectives if scheme == "dense" else (COMPRESSED,):
+                    yield from self._rows(here, cluster, scheme, collective, per_s_alone)
+
+    def _rows(
+        self, here: Workload, cluster: Cluster, scheme: str, collective: str, per_s_alone: float
+    ) -> Iterator[Row]:
+        named = "telegrad" if collective == COMPRESSED else collective
+        way = way_of(scheme, cluster, self.device, density=self.density, collective=named)
+        for plan in self.plans:
+            groups = planned(here.trace, plan, way)
+            step = expected(here.trace, groups, cluster.ranks, overlap=self.overlap, stragglers=self.stragglers)
+            per_s = cluster.ranks * here.samples / step.step_s if step.step_s else 0.0
+            yield {
+                "model": here.model,
+                "ranks": cluster.ranks,
+                "samples": here.samples,
+                "scheme": scheme,
+                "collective": collective,
+                "plan": plan,
+                "overlap": self.overlap,
+                **times_of(step, cluster.ranks),
+                "samples_per_s": per_s,
+                "speedup": per_s / per_s_alone if per_s_alone else 1.0,
+            }
+
+
+def times_of(step: Step, ranks: int) -> Row:
+    """A step's figures for a row; ``speedup``: samples a second of all ranks over those of one alone."""
+    return {
+        "groups": len(step.groups),
+        "compute_s": step.compute_s,
+        "step_s": step.step_s,
+        "exposed_s": step.exposed_s,
+        "select_s": step.select_s,
+        "communicate_s": step.communicate_s,
+        "decompress_s": step.decompress_s,
+        "efficiency": step.efficiency,
+        "speedup": ranks * step.efficiency,
+    }

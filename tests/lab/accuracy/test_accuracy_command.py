@@ -16,15 +16,14 @@ pytest.importorskip("matplotlib")
 import typer
 from typer.testing import CliRunner
 
-from lab.accuracy import command as bench_accuracy
-from lab.accuracy import job
+from lab.accuracy import command, job
 from lab.accuracy.runs import Run
 from telegrad.launch import RankExit, RankFailed, RanksTimedOut
 
 pytestmark = pytest.mark.ranks("torch")
 
 _app = typer.Typer()
-_app.command()(bench_accuracy.command)
+_app.command()(command.command)
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def _run(*arguments: object) -> tuple[int, str]:
 
 def _as_if_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spares a process, which would import torch."""
-    monkeypatch.setattr(bench_accuracy, "time_steps", lambda _, runs, **__: {run.name: 0.01 for run in runs})
+    monkeypatch.setattr(command, "time_steps", lambda _, runs, **__: {run.name: 0.01 for run in runs})
 
 
 def test_a_small_study_and_that_it_goes_on(
@@ -106,8 +105,8 @@ def test_a_small_study_and_that_it_goes_on(
 
 
 def test_a_plan_is_only_told(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_accuracy, "time_steps", lambda _, runs, **__: {run.name: run.batch for run in runs})
-    monkeypatch.delattr(bench_accuracy, "train")
+    monkeypatch.setattr(command, "time_steps", lambda _, runs, **__: {run.name: run.batch for run in runs})
+    monkeypatch.delattr(command, "train")
     arguments = ("--task", "vgg", "--steps", 60, "--methods", "dense", "--batch", 60, "--sweep", "batch", "--jobs", 2)
     out = tmp_path / "not made"
     status, output = _run("--data", data, "--out", out, *arguments, "--plan")
@@ -146,7 +145,7 @@ def test_how_it_ends_early(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(bench_accuracy, "train", fail)
+    monkeypatch.setattr(command, "train", fail)
     _as_if_timed(monkeypatch)
     found, output = _run("--data", data, "--out", tmp_path, "--task", "vgg", "--sweep", "none")
     assert found == status, output

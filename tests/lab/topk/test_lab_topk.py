@@ -12,8 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lab.topk import command as bench_topk
-from lab.topk import measured, simulated
+from lab.topk import command, measured, simulated
 from lab.topk.measured import MeasuredPlan, Outcome, rows_of
 from lab.topk.plots import panels_of
 from lab.topk.recording import Recorder
@@ -21,7 +20,7 @@ from lab.topk.schemes import SCHEMES
 from telegrad.launch import LaunchError
 
 _app = typer.Typer()
-_app.command()(bench_topk.command)
+_app.command()(command.command)
 
 SIZES = {"a": 3000, "b": 500}
 
@@ -61,8 +60,8 @@ def _small_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_simulation_from_training_to_the_picture(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_topk, "_FEWEST_GRADIENTS", 8)
-    monkeypatch.setattr(bench_topk, "_TRAINING_RANKS", 2)
+    monkeypatch.setattr(command, "_FEWEST_GRADIENTS", 8)
+    monkeypatch.setattr(command, "_TRAINING_RANKS", 2)
     kept, rows_file, picture = tmp_path / "kept.npz", tmp_path / "rows.json", tmp_path / "rows.png"
     options = ["--simulate", "--ranks", "2,8", "--calls", "2", "--steps", "2", "--training", "3", "--xi"]
     options += ["--no-weak-scaling", "--jobs", "1", "--text", str(sources), "--gradients", str(kept)]
@@ -85,7 +84,7 @@ def test_a_simulation_from_training_to_the_picture(
 
 
 def test_weak_scaling_is_shown_for_each_model(gradients: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_topk, "_WEAK_RANKS", (2, 4))
+    monkeypatch.setattr(command, "_WEAK_RANKS", (2, 4))
     monkeypatch.setattr("lab.topk.weak_scaling._FACTOR", 1e5)
     options = ["--simulate", "--ranks", "2", "--training", "0", "--jobs", "1", "--patterns", "none"]
     options += ["--gradients", str(gradients), "--schemes", "dense,oktopk", "--plot", str(tmp_path / "drawn")]
@@ -145,7 +144,7 @@ def test_data_that_are_missing_are_named(tmp_path: Path) -> None:
 
 
 def test_torch_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_topk.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert "torch is not installed" in _run("--simulate")[1]
 
 

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
+from telegrad.bench.allreduce import AllreduceOutcome
 from telegrad.bench.plan import ALGORITHMS, AllreducePlan, Measured, Timing
-from telegrad.bench.runner import AllreduceOutcome
 from telegrad.cli import bench_allreduce
 from telegrad.cli.bench import app
 from telegrad.launch import LaunchError

@@ -275,8 +275,8 @@ def test_a_number_of_ranks_that_hangs_takes_no_other_along(runner: ModuleType, t
 def test_the_longest_selections_are_where_there_is_memory(
     runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: int, longest: str
 ) -> None:
+    from lab.common.commands import counts_of
     from lab.select import _MOST
-    from telegrad.cli.options import counts_of
 
     monkeypatch.setattr(runner, "_gpu_bytes", lambda: gib << 30)
     command = runner.PARTS["select"].command(tmp_path / "select")

@@ -17,7 +17,7 @@ import pytest
 
 import telegrad
 from telegrad import Communicator, Tuning
-from telegrad.calibration import Calibration, calibration, keeping, measure, sweep
+from telegrad.calibration import Calibration, calibration, measure, sweep
 from telegrad.calibration.calibration import to_data
 from telegrad.calibration.probes import ADDED_BYTES
 from telegrad.comm.tuning_cache import file_of
@@ -36,8 +36,8 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_SAMPLE_S", 1e-4)
     monkeypatch.setattr(calibration, "grid", lambda _crossings: [4, 1024, 1 << 18])
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(keeping, "_MOST_STEPS", 1000)  # so short samples are noise
-    monkeypatch.setattr(keeping, "_LONG_BYTES", 4)
+    monkeypatch.setattr(calibration, "_MOST_STEPS", 1000)  # so short samples are noise
+    monkeypatch.setattr(calibration, "_LONG_BYTES", 4)
 
 
 def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any], *, nodes: int = 1) -> list[Any]:
@@ -151,7 +151,7 @@ def test_noise_is_not_kept_in_the_place_of_an_earlier_tuning(monkeypatch: pytest
 def test_too_short_a_calibration_is_not_kept_in_the_place_of_an_earlier_one(monkeypatch: pytest.MonkeyPatch) -> None:
     long = _on_ucx_ranks(2, telegrad.calibrate)[0]
     assert _is_kept(long)
-    monkeypatch.setattr(keeping, "_LONG_BYTES", 1 << 20)
+    monkeypatch.setattr(calibration, "_LONG_BYTES", 1 << 20)
     with pytest.warns(UserWarning, match=r"not kept for later jobs: nothing longer than 4 bytes was measured: give"):
         _on_ucx_ranks(2, lambda comm: telegrad.calibrate(comm, seconds=1e-6))
     assert _is_kept(long)

@@ -20,7 +20,7 @@ from nccl_stand_in import StandIn, give_group
 
 import telegrad
 from telegrad import Communicator
-from telegrad.calibration import Calibration, calibration, device_sums, keeping, measure, sweep
+from telegrad.calibration import Calibration, calibration, device_sums, measure, sweep
 from telegrad.calibration.calibration import to_data
 from telegrad.calibration.device_sums import MeasuredDeviceSums, fitted, measure_device_sums
 from telegrad.plan import Tuning
@@ -41,8 +41,8 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "_SAMPLE_S", 1e-4)
     monkeypatch.setattr(calibration, "grid", lambda _crossings: [4, 1024])
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    monkeypatch.setattr(keeping, "_MOST_STEPS", 1000)
-    monkeypatch.setattr(keeping, "_LONG_BYTES", 4)
+    monkeypatch.setattr(calibration, "_MOST_STEPS", 1000)
+    monkeypatch.setattr(calibration, "_LONG_BYTES", 4)
 
 
 def times_of(startup_s: float, s_per_byte: float, noise: float = 1.0) -> dict[int, list[float]]:

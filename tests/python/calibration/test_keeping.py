@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.calibration.keeping import (
+from telegrad.calibration.calibration import (
     NoisyCalibration,
     doubts_about,
     doubts_about_load,

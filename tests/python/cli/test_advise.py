@@ -13,8 +13,7 @@ import typer
 from typer.testing import CliRunner
 
 from telegrad.cli import make_app
-from telegrad.cli.advise import advise
-from telegrad.cli.tuning_option import about_tuning, cluster_of
+from telegrad.cli.advise import about_tuning, advise, cluster_of
 from telegrad.plan import Costs, Place, Tuning, allreduce_table
 from telegrad.plan.architectures import ARCHITECTURES
 from telegrad.plan.cluster import Cluster

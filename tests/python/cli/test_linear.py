@@ -16,8 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad.cli import make_app
-from telegrad.cli.linear import _divergence, loss_text
-from telegrad.cli.linear_options import in_options
+from telegrad.cli.linear import _divergence, in_options, loss_text
 from telegrad.linear import LinearModel, TrainingSettings, objective, read_libsvm, train
 
 SETTINGS = ("--batch", "50", "--epochs", "4", "--l2", "0.001", "--held-out", "0.2")

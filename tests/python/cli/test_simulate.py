@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from lab.common import experiments
 from telegrad import _core
 from telegrad.cli.simulate import app
-from telegrad.cli.simulate_settings import SimulationSettings, sizes_of
+from telegrad.cli.simulate_run import SimulationSettings, sizes_of
 
 COLLECTIVES = ("allreduce", "sparse-allreduce", "allgather", "broadcast", "barrier")
 

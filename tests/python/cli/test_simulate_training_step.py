@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from telegrad.cli.simulate import app
 from telegrad.plan.sending import SCHEMES
-from telegrad.plan.step_plans import PLANS
+from telegrad.plan.step import PLANS
 from telegrad.plan.trace import Trace
 from telegrad.report.training_step import PHASES
 

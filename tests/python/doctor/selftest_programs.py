@@ -10,10 +10,10 @@ import time
 import numpy as np
 
 from telegrad import Communicator, SparseStream
-from telegrad.doctor import selftest_ranks
+from telegrad.doctor import selftest
 from telegrad.launch import join
 
-call_differently = selftest_ranks.call_differently
+call_differently = selftest.call_differently
 HOW = os.environ.get("TELEGRAD_TEST_HOW", "")
 
 
@@ -31,7 +31,7 @@ def collectives(interface: str) -> None:
         case "nonsense":
             print("{this is no JSON", flush=True)
             print(json.dumps(["nor an object"]), flush=True)
-    selftest_ranks.collectives(interface)
+    selftest.collectives(interface)
 
 
 def _spoil_dense() -> None:
@@ -60,7 +60,7 @@ def _spoil_sparse() -> None:
 def reduce_for_ever(interface: str) -> None:
     """A survivor that blames the wrong rank, or hears nothing."""
     if HOW != "the survivors lie":
-        return selftest_ranks.reduce_for_ever(interface)
+        return selftest.reduce_for_ever(interface)
     communicator = join(interface=interface or None)
     print(json.dumps({"ready": True}), flush=True)
     if communicator.rank == 1:

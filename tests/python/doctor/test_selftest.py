@@ -9,8 +9,17 @@ from pathlib import Path
 import pytest
 
 from telegrad import _core
-from telegrad.doctor.selftest import KILLED, MISMATCHED, NETWORKS, CheckOutcome, SelfTest, as_json, checks_of, run
-from telegrad.doctor.selftest_ranks import CASES
+from telegrad.doctor.selftest import (
+    CASES,
+    KILLED,
+    MISMATCHED,
+    NETWORKS,
+    CheckOutcome,
+    SelfTest,
+    as_json,
+    checks_of,
+    run,
+)
 
 pytestmark = [
     pytest.mark.ranks("exec"),

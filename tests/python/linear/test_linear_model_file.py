@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from telegrad.linear import LinearModel
-from telegrad.linear.whole_files import write_whole
+from telegrad.linear.model import write_whole
 
 ARRAYS: dict[str, Any] = {
     "indices": np.array([1, 4], np.uint32),

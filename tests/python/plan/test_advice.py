@@ -12,10 +12,9 @@ from telegrad.comm import Communicator
 from telegrad.plan.advice import SCHEMES, WORTH, Advice, Scheme, advise
 from telegrad.plan.architectures import ARCHITECTURES
 from telegrad.plan.cluster import Cluster
-from telegrad.plan.device import DEVICES
 from telegrad.plan.sending import dense, ok_topk, sparse
 from telegrad.plan.step import Stragglers
-from telegrad.plan.workload import of_model
+from telegrad.plan.workload import DEVICES, of_model
 from telegrad.sim.networks import network_of
 
 V100 = DEVICES["v100"]

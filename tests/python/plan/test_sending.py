@@ -12,11 +12,11 @@ import pytest
 from telegrad.plan.architectures import architecture
 from telegrad.plan.cluster import COLLECTIVES, NODE, Cluster, chosen_collective, sum_cost
 from telegrad.plan.cost import allreduce_ring
-from telegrad.plan.device import DEVICES, SAMPLES, Device, device_of
 from telegrad.plan.levels import Levels, allreduce_two_level
 from telegrad.plan.linear_cost import PAPER_NETWORKS, ring, two_level
 from telegrad.plan.network import Costs
 from telegrad.plan.sending import SCHEMES, fill_in, gathered, ok_topk, qsgd, rgc, sparse, way_of
+from telegrad.plan.workload import DEVICES, SAMPLES, Device, device_of
 from telegrad.sim.measure import Point, measure
 from telegrad.sim.networks import network_of
 from telegrad.sim.world import World

@@ -9,13 +9,12 @@ import pytest
 from telegrad.plan import merge
 from telegrad.plan.architectures import architecture, trace_of
 from telegrad.plan.cluster import Cluster
-from telegrad.plan.device import DEVICES
 from telegrad.plan.linear_cost import PAPER_NETWORKS, LinearCost, ring
 from telegrad.plan.sending import SCHEMES, PhasedWay, way_of
-from telegrad.plan.step import StepGroup, Stragglers, expected, simulate
-from telegrad.plan.step_plans import PLANS, interpolated, planned
+from telegrad.plan.step import PLANS, StepGroup, Stragglers, expected, interpolated, planned, simulate
 from telegrad.plan.trace import Trace
 from telegrad.plan.way import Way
+from telegrad.plan.workload import DEVICES
 
 K80 = PAPER_NETWORKS["k80-10gbe"]
 RESNET50 = trace_of(architecture("resnet50"), 0.6)

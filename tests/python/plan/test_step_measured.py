@@ -10,10 +10,10 @@ import pytest
 
 from telegrad.plan import merge
 from telegrad.plan.cluster import Cluster
-from telegrad.plan.device import Device
 from telegrad.plan.sending import PhasedWay, dense, sparse
 from telegrad.plan.step import Step, StepGroup, simulate
 from telegrad.plan.trace import Trace
+from telegrad.plan.workload import Device
 from telegrad.sim.networks import network_of
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"

@@ -7,13 +7,10 @@ import math
 import pytest
 
 from telegrad.plan.cluster import Cluster
-from telegrad.plan.device import DEVICES, SAMPLES
 from telegrad.plan.sending import SCHEMES
-from telegrad.plan.step import Stragglers
-from telegrad.plan.step_plans import PLANS
-from telegrad.plan.step_sweep import COMPRESSED, StepSweep
+from telegrad.plan.step import COMPRESSED, PLANS, StepSweep, Stragglers
 from telegrad.plan.trace import Trace
-from telegrad.plan.workload import Workload, of_model, scaled
+from telegrad.plan.workload import DEVICES, SAMPLES, Workload, of_model, scaled
 from telegrad.sim.networks import network_of
 
 V100 = DEVICES["v100"]

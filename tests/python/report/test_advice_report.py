@@ -11,11 +11,10 @@ from rich.console import Console
 
 from telegrad.plan.advice import Advice, advise
 from telegrad.plan.cluster import Cluster
-from telegrad.plan.device import DEVICES
 from telegrad.plan.sending import PhasedWay
 from telegrad.plan.step import StepGroup, simulate
 from telegrad.plan.trace import Trace
-from telegrad.plan.workload import of_model
+from telegrad.plan.workload import DEVICES, of_model
 from telegrad.report.advice import for_json, plot, segments_of, table_of
 from telegrad.sim.networks import network_of
 
