@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "codec/pack_indices.hpp"
+#include "codec/wire.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/pack_indices.hpp"
-#include "sparse/wire.hpp"
 #include "stopwatch.hpp"
 
 namespace {

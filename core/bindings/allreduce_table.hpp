@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "bindings/binding.hpp"
-#include "collectives/choice.hpp"
-#include "collectives/sparse_choice.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/choice.hpp"
 
 namespace telegrad::bindings {
 

@@ -31,7 +31,7 @@ if(TARGET telegrad_mpi)
   telegrad_component(mpi telegrad_mpi)
 endif()
 
-list(TRANSFORM public_headers PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/telegrad/")
+list(TRANSFORM public_headers PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/api/telegrad/")
 list(TRANSFORM public_headers APPEND ".hpp")
 install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/telegrad)
 # Public headers say "base/types.hpp", which a compiler looks for beside them first.

@@ -12,11 +12,11 @@
 #include <span>
 #include <vector>
 
-#include "base/check.hpp"
 #include "fuzz/sparse_wire.hpp"
+#include "base/check.hpp"
+#include "codec/known_values.hpp"
+#include "codec/wire.hpp"
 #include "kernels/dispatch.hpp"
-#include "sparse/known_values.hpp"
-#include "sparse/wire.hpp"
 
 namespace telegrad::fuzz {
 namespace {

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "base/types.hpp"
-#include "collectives/choice.hpp"
-#include "collectives/nodes.hpp"
-#include "collectives/sparse_choice.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/choice.hpp"
+#include "collectives/support/nodes.hpp"
 #include "progress/engine.hpp"
 #include "progress/trace.hpp"
 #include "session/request.hpp"

@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/all_to_all.hpp"
-#include "collectives/allgather.hpp"
-#include "collectives/allgather_sparse.hpp"
-#include "collectives/barrier.hpp"
-#include "collectives/broadcast.hpp"
-#include "collectives/gather.hpp"
-#include "collectives/scatter.hpp"
-#include "sparse/counted.hpp"
+#include "codec/counted.hpp"
+#include "collectives/dense/all_to_all.hpp"
+#include "collectives/dense/allgather.hpp"
+#include "collectives/dense/barrier.hpp"
+#include "collectives/dense/broadcast.hpp"
+#include "collectives/dense/gather.hpp"
+#include "collectives/dense/scatter.hpp"
+#include "collectives/sparse/allgather.hpp"
 
 namespace telegrad {
 namespace {

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/types.hpp"
-#include "collectives/partition.hpp"
-#include "collectives/sparse_messages.hpp"
+#include "codec/sparse_vector.hpp"
+#include "collectives/sparse/messages.hpp"
+#include "collectives/support/partition.hpp"
 #include "session/request.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad {
 

@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/allreduce.hpp"
-#include "collectives/allreduce_sparse.hpp"
-#include "collectives/allreduce_two_level.hpp"
-#include "collectives/barrier.hpp"
-#include "collectives/reduce.hpp"
-#include "collectives/reduce_scatter.hpp"
-#include "collectives/reduce_scatter_sparse.hpp"
-#include "sparse/counted.hpp"
+#include "codec/counted.hpp"
+#include "collectives/dense/allreduce.hpp"
+#include "collectives/dense/allreduce_two_level.hpp"
+#include "collectives/dense/barrier.hpp"
+#include "collectives/dense/reduce.hpp"
+#include "collectives/dense/reduce_scatter.hpp"
+#include "collectives/sparse/auto.hpp"
+#include "collectives/sparse/reduce_scatter.hpp"
 
 namespace telegrad {
 namespace {

@@ -6,19 +6,19 @@
 #include <optional>
 #include <span>
 
-#include "collectives/sparse_messages.hpp"
 #include "base/types.hpp"
-#include "collectives/allreduce_bounded_topk.hpp"
-#include "collectives/allreduce_gtopk.hpp"
-#include "collectives/allreduce_oktopk.hpp"
-#include "collectives/allreduce_quantised.hpp"
-#include "collectives/choice.hpp"
-#include "collectives/nodes.hpp"
-#include "collectives/partition.hpp"
-#include "collectives/topk_result.hpp"
+#include "codec/sparse_vector.hpp"
+#include "collectives/dense/allreduce_quantised.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/messages.hpp"
+#include "collectives/support/nodes.hpp"
+#include "collectives/support/partition.hpp"
+#include "collectives/topk/bounded.hpp"
+#include "collectives/topk/gtopk.hpp"
+#include "collectives/topk/oktopk.hpp"
+#include "collectives/topk/result.hpp"
 #include "session/request.hpp"
 #include "session/staged.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad {
 

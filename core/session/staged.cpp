@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/allreduce_sparse.hpp"
-#include "collectives/elements.hpp"
-#include "collectives/sparse_open.hpp"
+#include "collectives/sparse/auto.hpp"
+#include "collectives/sparse/open.hpp"
+#include "collectives/support/elements.hpp"
 #include "kernels/scan.hpp"
 
 namespace telegrad {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "collectives/sparse_messages.hpp"
+#include "collectives/sparse/messages.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {

@@ -10,12 +10,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "codec/counted.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "simulation/measured_ranks.hpp"
 #include "simulation/simulation.hpp"
 #include "simulation/workload.hpp"
-#include "sparse/counted.hpp"
 
 namespace telegrad {
 namespace {

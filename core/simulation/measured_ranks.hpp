@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "collectives/sparse_traffic.hpp"
+#include "collectives/support/traffic.hpp"
 #include "session/request.hpp"
 #include "simulation/measure.hpp"
 

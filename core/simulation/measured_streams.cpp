@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/random.hpp"
-#include "collectives/global_threshold.hpp"
+#include "collectives/topk/threshold.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "simulation/measured_ranks.hpp"

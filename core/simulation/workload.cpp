@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/random.hpp"
+#include "codec/sparse_vector.hpp"
 #include "simulation/measured_ranks.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad {
 namespace {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/global_threshold.hpp"
+#include "collectives/topk/threshold.hpp"
 #include "sparse_samples.hpp"
 #include "testing.hpp"
 #include "topk_calls.hpp"

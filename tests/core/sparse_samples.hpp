@@ -12,7 +12,7 @@
 #include "base/random.hpp"
 #include "base/types.hpp"
 #include "kernel_samples.hpp"
-#include "sparse/stream.hpp"
+#include "codec/sparse_vector.hpp"
 
 namespace telegrad {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/topk_result.hpp"
+#include "collectives/topk/result.hpp"
 #include "sparse_samples.hpp"
 
 namespace telegrad {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mutant import mutant
 
-FILLED = "collectives/allreduce_filled.cpp"
-SPARSE_OPEN = "collectives/sparse_open.cpp"
-STREAM = "sparse/stream.cpp"
+FILLED = "collectives/sparse/filled.cpp"
+SPARSE_OPEN = "collectives/sparse/open.cpp"
+STREAM = "codec/sparse_vector.cpp"
 MARKS = "kernels/marks.cpp"
-RING = "collectives/ring.cpp"
+RING = "collectives/support/ring.cpp"
 REDUCE_MARKED = "kernels/reduce_marked.cpp"
 
 FILLED_MUTANTS = (

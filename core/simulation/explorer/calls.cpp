@@ -4,9 +4,9 @@
 #include <bit>
 #include <span>
 
-#include "collectives/balanced_slices.hpp"
-#include "collectives/choice.hpp"
-#include "collectives/nodes.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/balanced_slices.hpp"
+#include "collectives/support/nodes.hpp"
 #include "simulation/explorer/values.hpp"
 
 namespace telegrad::explorer {

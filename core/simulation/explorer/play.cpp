@@ -8,17 +8,17 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/allreduce_recursive_doubling.hpp"
-#include "collectives/allreduce_ring.hpp"
-#include "collectives/allreduce_two_level.hpp"
-#include "collectives/sparse_open.hpp"
+#include "codec/sparse_vector.hpp"
+#include "collectives/dense/allreduce_recursive_doubling.hpp"
+#include "collectives/dense/allreduce_ring.hpp"
+#include "collectives/dense/allreduce_two_level.hpp"
+#include "collectives/sparse/open.hpp"
 #include "kernels/marks.hpp"
 #include "session/messages.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "simulation/explorer/drawing.hpp"
 #include "simulation/explorer/values.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad::explorer {
 namespace {
