@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "api/begin.hpp"
-#include "collectives/sparse/open.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 

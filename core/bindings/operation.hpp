@@ -16,7 +16,7 @@
 
 #include "bindings/binding.hpp"
 #include "bindings/unlocked.hpp"
-#include "collectives/sparse/open.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "kernels/marks.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"

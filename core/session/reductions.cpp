@@ -20,26 +20,6 @@ RequestPtr request(const Call& call, Request::Body body) { return std::make_shar
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
 
-// Whether a sum that names no algorithm may go on two levels: where ranks come to a choice by costs, as these tell.
-template <class V>
-bool may_take_levels(const SparseReduction& how, std::uint64_t dimension) {
-  if (how.algorithm != Algorithm::automatic || how.slices != Slices::equal || !how.choice) return false;
-  const bool compares = how.choice->node_costs().has_value() && how.wire.values == ValueEncoding::native;
-  return compares || how.choice->on_two_levels(dimension, dtype_of<V>);
-}
-
-// The settings of one call. Without two levels the choice is open, and where it is, nodes are told to it only if they count.
-template <class V>
-SparseReduction as_called(SparseReduction how, std::uint64_t dimension) {
-  TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
-  if (!on_two_levels(how.nodes)) how.nodes = nullptr;
-  if (how.algorithm == Algorithm::two_level && !how.nodes) how.algorithm = Algorithm::automatic;
-  if (how.algorithm != Algorithm::two_level && !may_take_levels<V>(how, dimension)) how.nodes = nullptr;
-  const bool is_open = how.algorithm == Algorithm::automatic || how.algorithm == Algorithm::two_level;
-  if (is_open && how.choice) how.observation = how.choice->observation({dimension, dtype_of<V>, how.reduction});
-  return how;
-}
-
 // Formats of indices may differ: every message says which it has.
 template <class V>
 Call sparse_call(std::uint64_t dimension, const SparseReduction& how) {
@@ -194,7 +174,7 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
 
 template <class V>
 SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wished) {
-  const SparseReduction how = as_called<V>(wished, stream.dimension());
+  const SparseReduction how = settings_of_call<V>(wished, stream.dimension());
   const Call call = sparse_call<V>(stream.dimension(), how);
   auto result = std::make_shared<std::optional<SparseStream<V>>>();
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
@@ -203,7 +183,7 @@ SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wish
 
 template <class V>
 RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& wished) {
-  const SparseReduction how = as_called<V>(wished, stream.dimension());
+  const SparseReduction how = settings_of_call<V>(wished, stream.dimension());
   const Call call = sparse_call<V>(stream.dimension(), how);
   auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
   return request(call, [=](Transport& net) { return sum_streams_into(net, std::move(*mine), how, output); });
@@ -212,7 +192,7 @@ RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, con
 template <class V>
 RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum,
                                   const SparseReduction& wished, const StagedSum<float>& lost) {
-  const SparseReduction how = as_called<V>(wished, mine.dimension);
+  const SparseReduction how = settings_of_call<V>(wished, mine.dimension);
   return request(sparse_call<V>(mine.dimension, how),
                  [=](Transport& net) { return allreduce_staged(net, mine, how, sum, lost); });
 }

@@ -7,7 +7,7 @@
 
 #include "base/check.hpp"
 #include "collectives/sparse/auto.hpp"
-#include "collectives/sparse/open.hpp"
+#include "collectives/sparse/output.hpp"
 #include "collectives/support/elements.hpp"
 #include "kernels/scan.hpp"
 

@@ -71,14 +71,14 @@ LEVELS_MUTANTS = (
     ),
     _mutant(
         "nodes: an open sum between them has the steps of the one of all ranks",
-        "collectives/sparse/open.cpp",
+        "collectives/sparse/auto.cpp",
         "knows_levels(how) ? kOpenAboveLevels : kOpenSteps",
         "kOpenSteps",
     ),
     _mutant(
         "nodes: vectors of an open sum are not added on two levels",
-        "collectives/sparse/open.cpp",
-        "how_.reduction, addend, sum);\n  } else {",
-        "how_.reduction == Reduction::sum ? Reduction::max : how_.reduction, addend, sum);\n  } else {",
+        "collectives/sparse/as_dense.cpp",
+        "how.reduction, addend, sum);\n}",
+        "how.reduction == Reduction::sum ? Reduction::max : how.reduction, addend, sum);\n}",
     ),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from mutant import mutant
 
 SPARSE = "collectives/sparse/split.cpp"
-SPARSE_GATHER = "collectives/sparse/auto.cpp"
 SPARSE_DOUBLING = "collectives/sparse/doubling.cpp"
-SPARSE_OPEN = "collectives/sparse/open.cpp"
+SPARSE_AS_DENSE = "collectives/sparse/as_dense.cpp"
+SPARSE_OUTPUT = "collectives/sparse/output.cpp"
 SUM_OBSERVATION = "collectives/sparse/observation.cpp"
 SPARSE_RING = "collectives/sparse/ring.cpp"
 ALLGATHER_SPARSE = "collectives/sparse/allgather.cpp"
@@ -115,9 +115,9 @@ SPARSE_MUTANTS = (
     ),
     mutant(
         "sparse, open: a dense sum without this rank's entries",
-        SPARSE_OPEN,
-        "    co_await write_view(net_, mine, output, how_.reduction);\n",
-        "    std::fill(output.begin(), output.end(), V{});\n",
+        SPARSE_AS_DENSE,
+        "      co_await write_view(net, view, output, how.reduction);\n",
+        "      std::fill(output.begin(), output.end(), V{});\n",
     ),
     mutant(
         "sparse, ring: adds the share of another slice",
@@ -208,7 +208,7 @@ SPARSE_MUTANTS = (
     ),
     mutant(
         "sparse: the result is written only as far as its first slice of work",
-        SPARSE_OPEN,
+        SPARSE_OUTPUT,
         "write_dense(view.slice({first + begin, first + end}),",
         "if (begin == 0) write_dense(view.slice({first + begin, first + end}),",
     ),

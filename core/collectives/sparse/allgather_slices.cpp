@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/check.hpp"
-#include "collectives/sparse/placed_sums.hpp"
 #include "collectives/sparse/sections.hpp"
 #include "collectives/support/allgather_any_size.hpp"
 #include "collectives/support/any_size.hpp"
@@ -182,13 +181,14 @@ Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReducti
 }
 
 template <class V>
-Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how) {
-  AssembledSum<V> whole(net, how);
+Task<void> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, SparseOutput<V>& out) {
+  AssembledSum<V> whole = out.slices(net, how);
   if constexpr (!std::is_same_v<V, CountedF32>) {
     if (goes_through_memory<V>(net, owned.slices)) {
       ThroughMemory<V> memory(net, owned);
       co_await memory.assemble(whole);
-      co_return whole.finish();
+      out.take(whole);
+      co_return;
     }
   }
   TELEGRAD_CHECK(!owned.encoded.empty());
@@ -197,13 +197,12 @@ Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, co
   } else {
     co_await assemble_at_the_end(net, std::move(owned), whole);
   }
-  co_return whole.finish();
+  out.take(whole);
 }
 
 template <class V>
-Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, std::span<V> output,
-                                 double& entries) {
-  WrittenSum<V> whole(net, how, output, entries);
+Task<void> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, DenseOutput<V>& out) {
+  WrittenSum<V> whole = out.slices(net, how);
   if (goes_through_memory<V>(net, owned.slices)) {
     ThroughMemory<V> memory(net, owned);
     co_await memory.write(whole);
@@ -224,15 +223,14 @@ Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const Sp
   if (counts) co_await counts->finish();
 }
 
-#define TELEGRAD_INSTANTIATE(V)                                                                                  \
-  template Task<void> encode_slice(Transport&, OwnedSlice<V>, const SparseReduction&, float, EncodedSlice<V>&);  \
-  template Task<SparseStream<V>> allgather_slices(Transport&, EncodedSlice<V>, const SparseReduction&);
-#define TELEGRAD_INSTANTIATE_INTO(V) \
-  template Task<void> allgather_slices_into(Transport&, EncodedSlice<V>, const SparseReduction&, std::span<V>, double&);
+#define TELEGRAD_INSTANTIATE(V) \
+  template Task<void> encode_slice(Transport&, OwnedSlice<V>, const SparseReduction&, float, EncodedSlice<V>&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE_INTO)
 #undef TELEGRAD_INSTANTIATE
-#undef TELEGRAD_INSTANTIATE_INTO
+#define TELEGRAD_INSTANTIATE(V, Out) \
+  template Task<void> allgather_slices(Transport&, EncodedSlice<V>, const SparseReduction&, Out<V>&);
+TELEGRAD_FOR_SPARSE_OUTPUTS(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

@@ -11,6 +11,7 @@
 #include "codec/slices.hpp"
 #include "codec/sparse_vector.hpp"
 #include "collectives/sparse/messages.hpp"
+#include "collectives/sparse/output.hpp"
 #include "collectives/support/partition.hpp"
 #include "transport/transport.hpp"
 
@@ -40,13 +41,11 @@ template <class V>
 Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
                         EncodedSlice<V>& result);
 
-/// All ranks' slices as one stream: dense where one of them is, or where it holds more than δ entries in memory.
+/// All ranks' slices, of a stream (dense where one of them is, or where it holds more than δ entries in memory) or written
+/// into a vector.
 template <class V>
-Task<SparseStream<V>> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how);
-
-/// The same, written into `output`. `entries`: about how many there are is added to it.
+Task<void> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, SparseOutput<V>& out);
 template <class V>
-Task<void> allgather_slices_into(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, std::span<V> output,
-                                 double& entries);
+Task<void> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, DenseOutput<V>& out);
 
 }  // namespace telegrad

@@ -1,5 +1,8 @@
 #pragma once
+// The only place that chooses among sparse algorithms: by what the caller names, or by costs and what earlier sums had.
 
+#include <cstddef>
+#include <cstdint>
 #include <span>
 
 #include "base/types.hpp"
@@ -22,8 +25,7 @@ namespace telegrad {
 ///                          `how.nodes` also two_level
 /// What holds more than δ entries goes dense (see switch_entries()): a message by the bytes there, the result by the bytes
 /// in memory. The result is dense also where one of its slices was.
-/// Balanced slices stay sparse: where entries cluster they are narrow and full, and one of them must not make the whole
-/// sum dense. Throws std::invalid_argument for a negative or NaN `switch_factor`.
+/// Throws std::invalid_argument for a negative or NaN `switch_factor`.
 template <class V>
 Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how);
 
@@ -31,5 +33,22 @@ Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, Spa
 /// heard from every other.
 template <class V>
 Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output);
+
+/// The settings of one call, from what its caller wishes. Without two levels of nodes two_level is automatic, and where the
+/// choice is open, nodes stay in it only if they count. With `choice` it also gets what earlier sums of its kind had in common.
+template <class V>
+SparseReduction settings_of_call(SparseReduction wished, std::uint64_t dimension);
+
+/// Whether a rank should hold so many entries densely before it calls: that takes less memory, the algorithm is open, as
+/// two_level without two levels is, and the sum is not formed from entries as they are.
+template <class V>
+bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how);
+
+/// A rank's entries as its addend: copied, and checked as validate_entries does, which throws. Where a sum may read and
+/// check them where they lie they are borrowed instead, and must stay as they are until it is over; so are the values of
+/// all elements, whose indices can only be one. `marks`: of the indices, if the caller has them.
+template <class V>
+SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
+                          const SparseReduction& how, std::span<const std::uint64_t> marks = {});
 
 }  // namespace telegrad

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <optional>
 
-#include "collectives/sparse/level_cost.hpp"
+#include "collectives/sparse/cost.hpp"
 
 namespace telegrad {
 namespace {

@@ -11,7 +11,6 @@
 #include "base/types.hpp"
 #include "collectives/dense/choice.hpp"
 #include "collectives/sparse/cost.hpp"
-#include "collectives/sparse/growth.hpp"
 #include "collectives/sparse/observation.hpp"
 #include "collectives/support/nodes.hpp"
 

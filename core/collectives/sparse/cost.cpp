@@ -3,12 +3,90 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 
 #include "codec/pack_values.hpp"
 #include "codec/sparse_vector.hpp"
+#include "collectives/dense/allreduce_two_level.hpp"
+#include "collectives/dense/choice.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
+
+SumGrowth::SumGrowth(std::uint64_t dimension, double entries, double overlap)
+    : dimension_(static_cast<double>(dimension)) {
+  const double common = overlap * entries;
+  elsewhere_ = std::max(0.0, dimension_ - common);
+  missing_ = elsewhere_ > 0.0 ? std::clamp(1.0 - (entries - common) / elsewhere_, 0.0, 1.0) : 0.0;
+}
+
+SumGrowth SumGrowth::seen(std::uint64_t dimension, double half, double full, unsigned doublings) {
+  SumGrowth growth;
+  growth.dimension_ = static_cast<double>(dimension);
+  const double missing_in_half = growth.dimension_ - half;
+  const double missing_in_full = growth.dimension_ - full;
+  if (missing_in_half <= 0.0 || missing_in_full <= 0.0) {
+    growth.elsewhere_ = growth.dimension_;
+    growth.missing_ = 0.0;
+    return growth;
+  }
+  // (N − C)·q^m and its half: their ratio is q^(m/2).
+  double missing = std::min(1.0, missing_in_full / missing_in_half);
+  growth.elsewhere_ = missing_in_half / missing;
+  unsigned roots = doublings - 1;
+  if (growth.elsewhere_ > growth.dimension_) {  // fewer in common than independent ones have
+    growth.elsewhere_ = growth.dimension_;
+    missing = missing_in_full / growth.dimension_;
+    roots = doublings;
+  }
+  for (; roots > 0; --roots) missing = std::sqrt(missing);
+  growth.missing_ = missing;
+  return growth;
+}
+
+double SumGrowth::entries(double streams) const {
+  return std::max(0.0, dimension_ - elsewhere_ * std::pow(missing_, streams));
+}
+
+double SumGrowth::entries_doubled(unsigned doublings) const {
+  const SumGrowth sums = of_sums_doubled(doublings);
+  return std::max(0.0, dimension_ - elsewhere_ * sums.missing_);
+}
+
+SumGrowth SumGrowth::of_sums_doubled(unsigned doublings) const {
+  SumGrowth growth = *this;
+  for (; doublings > 0; --doublings) growth.missing_ *= growth.missing_;
+  return growth;
+}
+
+SumGrowth SumGrowth::of_slice(double slices) const {
+  SumGrowth growth = *this;
+  growth.dimension_ /= slices;
+  growth.elsewhere_ /= slices;
+  return growth;
+}
+
+SumGrowth SumGrowth::of_sums(double streams) const {
+  SumGrowth growth = *this;
+  growth.missing_ = std::pow(missing_, streams);
+  return growth;
+}
+
+double overlap_of(std::uint64_t dimension, double entries, Rank ranks, double sum_entries) {
+  constexpr int kHalvings = 40;
+  double least = 0.0;
+  double most = 1.0;
+  const auto more_than_seen = [&](double overlap) {
+    return SumGrowth(dimension, entries, overlap).entries(ranks) > sum_entries;
+  };
+  if (!more_than_seen(least)) return least;
+  for (int i = 0; i < kHalvings; ++i) {
+    const double middle = (least + most) / 2.0;
+    (more_than_seen(middle) ? least : most) = middle;
+  }
+  return most;
+}
+
 namespace {
 
 // What the collectives do; tests compare with the simulator.
@@ -266,6 +344,118 @@ double SparseCosts::copied_s(double entries) const {
 
 double SparseCosts::made_dense_s() const {
   return static_cast<double>(shape_.dimension) * static_cast<double>(size_of(shape_.dtype)) * costs_.gamma_s_per_byte;
+}
+
+namespace {
+
+NetworkCosts of_port(double beta_s_per_byte) {
+  return {.alpha_s = 0.0, .beta_s_per_byte = beta_s_per_byte, .gamma_s_per_byte = 0.0};
+}
+
+}  // namespace
+
+SparseLevelCosts::SparseLevelCosts(const SparseSumShape& shape, const Nodes& nodes, const NetworkCosts& between,
+                                   const NodeCosts& costs)
+    : shape_(shape), nodes_(nodes), between_(between), costs_(costs) {}
+
+double SparseLevelCosts::two_level_s(double entries, const SumGrowth& members, double sum_entries) const {
+  const double slices = nodes_.slices();
+  SparseSumShape shape = inside();
+  if (shape.shares_memory) {
+    shape.indices = IndexFormat::none;
+    shape.packs_values = false;
+  }
+  const SparseCosts near(shape, costs_.inside);
+  const SparseCosts far(between(), between_);
+  const unsigned rounds_together = static_cast<unsigned>(std::bit_width(shape.ranks)) - 1;
+  const SumGrowth sums = members.of_sums_doubled(rounds_together).of_slice(slices);
+  const double between_s = std::min(far.split_s(sums.entries_doubled(0), sum_entries / slices), far.doubling_s(sums, 0));
+
+  return near.reduce_scatter_s(entries) + between_s + near.allgather_s(sum_entries);
+}
+
+double SparseLevelCosts::doubling_s(const SumGrowth& members, unsigned round) const {
+  const SparseCosts costs(shape_, between_);
+  const unsigned end = std::max(round, nodes_.rounds_inside());
+  return costs.doubling_s(members, round) - costs.rounds_s(members, round, end) +
+         SparseCosts(shape_, costs_.inside).rounds_s(members, round, end);
+}
+
+double SparseLevelCosts::empty_rounds_s(unsigned round) const {
+  const unsigned rounds = SparseCosts(shape_, between_).rounds();
+  const unsigned inside = std::clamp(nodes_.rounds_inside(), round, rounds) - round;
+  return inside * costs_.inside.alpha_s + (rounds - round - inside) * between_.alpha_s;
+}
+
+double SparseLevelCosts::flat_s(double entries, double sum_entries) const {
+  const SparseCosts costs(shape_, to_all());
+  if (costs.exchanges()) return costs.split_s(entries, sum_entries);
+  return costs.reduce_scatter_s(entries) + SparseCosts(shape_, round_the_ring()).allgather_s(sum_entries);
+}
+
+double SparseLevelCosts::filled_s(double entries) const { return SparseCosts(shape_, to_all()).filled_s(entries); }
+
+double SparseLevelCosts::dense_s(Algorithm algorithm) const {
+  if (algorithm == Algorithm::two_level) return dense_two_level_s();
+  return SparseCosts(shape_, algorithm == Algorithm::ring ? round_the_ring() : between_).dense_s(algorithm);
+}
+
+// What is inside of a segment and what is between goes on beside the other of segments before and after it, but for what both
+// need a rank's port for.
+double SparseLevelCosts::dense_two_level_s() const {
+  SparseSumShape near = inside();
+  SparseSumShape far = between();
+  const std::size_t segments = two_level_segments(static_cast<std::size_t>(far.dimension) * size_of(far.dtype));
+  near.dimension = (near.dimension + segments - 1) / segments;
+  far.dimension = (far.dimension + segments - 1) / segments;
+  const Algorithm algorithm = choose_between(far.ranks, static_cast<std::size_t>(far.dimension) * size_of(far.dtype));
+  const auto inside_of = [&](const NetworkCosts& costs) {
+    const SparseCosts together(near, costs);
+    return std::min(together.dense_s(Algorithm::ring), together.dense_s(Algorithm::rabenseifner));
+  };
+  const auto between_of = [&](const NetworkCosts& costs) { return SparseCosts(far, costs).dense_s(algorithm); };
+
+  const double inside_s = inside_of(costs_.inside);
+  const double between_s = between_of(between_);
+  double longest_s = std::max(inside_s, between_s);
+  if (!costs_.share_memory) {
+    const double port_s = inside_of(of_port(costs_.inside.beta_s_per_byte)) + between_of(of_port(beta_alone_s_per_byte()));
+    longest_s = std::max(longest_s, port_s);
+  }
+  return inside_s + between_s + (static_cast<double>(segments) - 1.0) * longest_s;
+}
+
+// A sum of the ranks of one node.
+SparseSumShape SparseLevelCosts::inside() const {
+  SparseSumShape shape = shape_;
+  shape.ranks = (nodes_.ranks() + nodes_.count() - 1) / nodes_.count();
+  shape.shares_memory = costs_.share_memory;
+  return shape;
+}
+
+// A sum of the owners of one slice.
+SparseSumShape SparseLevelCosts::between() const {
+  SparseSumShape shape = shape_;
+  shape.ranks = nodes_.count();
+  shape.dimension = (shape.dimension + nodes_.slices() - 1) / nodes_.slices();
+  return shape;
+}
+
+// Of a rank that sends as much to each of the others.
+NetworkCosts SparseLevelCosts::to_all() const {
+  const double others = nodes_.ranks() - 1.0;
+  const double neighbours = static_cast<double>(nodes_.ranks()) / nodes_.count() - 1.0;
+  NetworkCosts costs = between_;
+  costs.beta_s_per_byte = ((others - neighbours) * between_.beta_s_per_byte + neighbours * costs_.inside.beta_s_per_byte) / others;
+  return costs;
+}
+
+// Only some ranks of a node have a neighbour beyond, and share its link.
+NetworkCosts SparseLevelCosts::round_the_ring() const {
+  NetworkCosts costs = between_;
+  costs.beta_s_per_byte = std::max(
+      {nodes_.leaving() * between_.beta_s_per_byte, beta_alone_s_per_byte(), costs_.inside.beta_s_per_byte});
+  return costs;
 }
 
 }  // namespace telegrad

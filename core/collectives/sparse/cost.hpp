@@ -9,10 +9,47 @@
 
 #include "base/types.hpp"
 #include "codec/wire.hpp"
-#include "collectives/sparse/growth.hpp"
+#include "collectives/support/nodes.hpp"
 #include "transport/envelope.hpp"
 
 namespace telegrad {
+
+/// How many entries a sum of sparse streams has, before it is there. Some of a stream's entries are at indices that all
+/// ranks have in common, its `overlap`; the others are independent, uniform. Which algorithms there are, this must not know.
+///
+/// An index that is not common is missing in the sum of m streams with probability q^m: it has N − (N − C)·q^m entries, of
+/// which C are common. With C = 0 that is K = N(1 − (1 − d)^m) of Renggli et al., "SparCML", SC 2019, §5.3.
+class SumGrowth {
+ public:
+  /// Streams of `entries` entries, of which the share `overlap` is common.
+  SumGrowth(std::uint64_t dimension, double entries, double overlap);
+
+  /// As the sums of half as many and of 2^doublings (at least 2) streams had `half` entries, on average, and `full`. Only
+  /// operations that IEEE 754 rounds: it is the same number on all machines.
+  static SumGrowth seen(std::uint64_t dimension, double half, double full, unsigned doublings);
+
+  /// Of the sum of so many streams.
+  double entries(double streams) const;
+  /// Of 2^doublings, the same on all machines.
+  double entries_doubled(unsigned doublings) const;
+  /// The same streams, of which each is the sum of `streams`.
+  SumGrowth of_sums(double streams) const;
+  /// The same of 2^doublings, the same on all machines.
+  SumGrowth of_sums_doubled(unsigned doublings) const;
+  /// Of the streams' entries in one of so many equal slices of the range.
+  SumGrowth of_slice(double slices) const;
+
+ private:
+  SumGrowth() = default;
+
+  double dimension_ = 0;
+  double elsewhere_ = 0;     // N − C
+  double missing_ = 1;  // q
+};
+
+/// The overlap with which `ranks` streams of `entries` entries have a sum of `sum_entries`: between 0 and 1. The inverse of
+/// SumGrowth.
+double overlap_of(std::uint64_t dimension, double entries, Rank ranks, double sum_entries);
 
 /// A message of b bytes costs α + bβ, or α + bβ' where two ranks send to each other at once; work on b bytes bγ.
 struct NetworkCosts {
@@ -112,6 +149,41 @@ class SparseCosts {
 
   SparseSumShape shape_;
   NetworkCosts costs_;
+};
+
+/// What sums of sparse streams cost where ranks live on nodes: on two levels (sparse/two_level.hpp), and by slices of
+/// all ranks, whose messages partly stay inside.
+/// Nodes of unlike numbers of ranks count as if all had as many, on average, and each rank owned a slice.
+class SparseLevelCosts {
+ public:
+  /// `shape`: of a sum of all ranks. `nodes`: on two levels; outlives it.
+  SparseLevelCosts(const SparseSumShape& shape, const Nodes& nodes, const NetworkCosts& between, const NodeCosts& costs);
+
+  /// `entries` per rank, whose sums grow as those of `members`; `sum_entries` in the sum.
+  double two_level_s(double entries, const SumGrowth& members, double sum_entries) const;
+  /// As SparseCosts has it; the first rounds may stay inside.
+  double doubling_s(const SumGrowth& members, unsigned round) const;
+  /// Rounds of doubling from round `round` on whose messages say nothing.
+  double empty_rounds_s(unsigned round) const;
+  /// By slices of all ranks.
+  double flat_s(double entries, double sum_entries) const;
+  /// As SparseCosts has them.
+  double filled_s(double entries) const;
+  /// Of two_level too.
+  double dense_s(Algorithm algorithm) const;
+
+ private:
+  SparseSumShape inside() const;
+  SparseSumShape between() const;
+  double dense_two_level_s() const;
+  double beta_alone_s_per_byte() const { return costs_.beta_alone_s_per_byte.value_or(between_.beta_s_per_byte); }
+  NetworkCosts to_all() const;
+  NetworkCosts round_the_ring() const;
+
+  SparseSumShape shape_;
+  const Nodes& nodes_;
+  NetworkCosts between_;
+  NodeCosts costs_;
 };
 
 }  // namespace telegrad

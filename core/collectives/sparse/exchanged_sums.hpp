@@ -7,7 +7,7 @@
 #include "base/types.hpp"
 #include "codec/sparse_vector.hpp"
 #include "collectives/sparse/messages.hpp"
-#include "collectives/sparse/placed_sums.hpp"
+#include "collectives/sparse/output.hpp"
 #include "collectives/sparse/split.hpp"
 #include "collectives/support/partition.hpp"
 #include "transport/task.hpp"

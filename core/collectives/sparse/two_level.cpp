@@ -139,41 +139,22 @@ class TwoLevelSum {
   const Rank place_;
 };
 
-void check(const Transport& net, const SparseReduction& how) {
-  TELEGRAD_CHECK(how.nodes != nullptr && how.nodes->ranks() == net.size() && how.nodes->two_level() &&
-                 how.slices == Slices::equal);
-}
-
 }  // namespace
 
-template <class V>
-Task<SparseStream<V>> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how) {
-  check(net, how);
+template <class V, template <class> class Out>
+Task<void> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how, Out<V>& out) {
+  TELEGRAD_CHECK(how.nodes != nullptr && how.nodes->ranks() == net.size() && how.nodes->two_level() &&
+                 how.slices == Slices::equal);
   TwoLevelSum<V> sum(net, how);
   EncodedSlice<V> slice = sum.slices_of(mine.dimension());
   co_await sum.reduce(std::move(mine), slice);
   GroupTransport group = sum.inside(1);
-  co_return co_await allgather_slices<V>(group, std::move(slice), how);
+  co_await allgather_slices(group, std::move(slice), how, out);
 }
 
-template <class V>
-Task<void> allreduce_sparse_two_level_into(Transport& net, SparseStream<V> mine, const SparseReduction& how,
-                                           std::span<V> output, double& entries) {
-  check(net, how);
-  TwoLevelSum<V> sum(net, how);
-  EncodedSlice<V> slice = sum.slices_of(mine.dimension());
-  co_await sum.reduce(std::move(mine), slice);
-  GroupTransport group = sum.inside(1);
-  co_await allgather_slices_into(group, std::move(slice), how, output, entries);
-}
-
-#define TELEGRAD_INSTANTIATE(V)                                                                                    \
-  template Task<SparseStream<V>> allreduce_sparse_two_level(Transport&, SparseStream<V>, const SparseReduction&); \
-  template Task<void> allreduce_sparse_two_level_into(Transport&, SparseStream<V>, const SparseReduction&,         \
-                                                     std::span<V>, double&);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#define TELEGRAD_INSTANTIATE(V, Out) \
+  template Task<void> allreduce_sparse_two_level(Transport&, SparseStream<V>, const SparseReduction&, Out<V>&);
+TELEGRAD_FOR_SPARSE_OUTPUTS(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
-template Task<SparseStream<CountedF32>> allreduce_sparse_two_level(Transport&, SparseStream<CountedF32>,
-                                                                   const SparseReduction&);
 
 }  // namespace telegrad

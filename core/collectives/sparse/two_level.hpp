@@ -1,9 +1,8 @@
 #pragma once
 
-#include <span>
-
 #include "codec/sparse_vector.hpp"
 #include "collectives/sparse/messages.hpp"
+#include "collectives/sparse/output.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
@@ -14,13 +13,8 @@ namespace telegrad {
 /// be equal (CHECKed).
 ///
 /// Values that are rounded on the wire are so between nodes only; inside they are sent as they are.
-template <class V>
-Task<SparseStream<V>> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how);
-
-/// The same, written into `output`, which has as many elements as the dimension. It is written only once this rank has
-/// heard, directly or through others, from every other. `entries`: becomes about how many the sum has.
-template <class V>
-Task<void> allreduce_sparse_two_level_into(Transport& net, SparseStream<V> mine, const SparseReduction& how,
-                                           std::span<V> output, double& entries);
+/// Out: SparseOutput or DenseOutput.
+template <class V, template <class> class Out>
+Task<void> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how, Out<V>& out);
 
 }  // namespace telegrad

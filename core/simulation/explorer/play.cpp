@@ -12,7 +12,7 @@
 #include "collectives/dense/allreduce_recursive_doubling.hpp"
 #include "collectives/dense/allreduce_ring.hpp"
 #include "collectives/dense/allreduce_two_level.hpp"
-#include "collectives/sparse/open.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "kernels/marks.hpp"
 #include "session/messages.hpp"
 #include "session/moves.hpp"

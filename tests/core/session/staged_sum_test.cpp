@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/sparse/open.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "session/reductions.hpp"
 #include "sparse_samples.hpp"
 #include "testing.hpp"

@@ -15,9 +15,9 @@
 
 #include "codec/slices.hpp"
 #include "collectives/dense/allreduce_ring.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "collectives/sparse/cost.hpp"
 #include "collectives/sparse/filled.hpp"
-#include "collectives/sparse/open.hpp"
 #include "collectives/support/any_size.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/operations.hpp"

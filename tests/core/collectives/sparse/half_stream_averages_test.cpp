@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "codec/sparse_vector.hpp"
-#include "collectives/sparse/open.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "collectives/support/nodes.hpp"
 #include "session/reductions.hpp"
 #include "world.hpp"

@@ -12,7 +12,7 @@
 #include "base/random.hpp"
 #include "collectives/sparse/auto.hpp"
 #include "collectives/sparse/choice.hpp"
-#include "collectives/sparse/growth.hpp"
+#include "collectives/sparse/cost.hpp"
 #include "session/reductions.hpp"
 #include "simulation/measure.hpp"
 #include "world.hpp"

@@ -1,5 +1,5 @@
 // What sums on nodes cost as closed forms, and which dense algorithm follows from tables and costs.
-#include "collectives/sparse/level_cost.hpp"
+#include "collectives/sparse/cost.hpp"
 
 #include <cstdint>
 #include <optional>

@@ -1,12 +1,13 @@
 #pragma once
-// Where the slices of a sum come to lie: in one stream, or written into a vector. How they come, this must not know. Who has
-// sent what is damaged is named: a slice may have gone through other hands.
+// Where a sum goes: it becomes a stream, or is written into a dense vector. Algorithms are written once for both. How its slices
+// come, this must not know. Who has sent what is damaged is named: a slice may have gone through other hands.
 
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.hpp"
@@ -18,6 +19,14 @@
 #include "transport/transport.hpp"
 
 namespace telegrad {
+
+/// About how many entries a sum has: in what is dense, as many of a few elements here and there as are not absent.
+template <class V>
+double entries_in(const StreamView<V>& view, Reduction reduction);
+
+/// output = view, in slices of work.
+template <class V>
+Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> output, Reduction reduction);
 
 struct ClaimedSlice {
   Rank owner = 0;
@@ -77,5 +86,49 @@ class WrittenSum {
   double& entries_;
   std::vector<ClaimedSlice> slices_;
 };
+
+/// The sum becomes a stream.
+template <class V>
+struct SparseOutput {
+  using Slices = AssembledSum<V>;
+
+  /// Takes the slices of a sum, and then the sum from them.
+  Slices slices(Transport& net, const SparseReduction& how) { return {net, how}; }
+  void take(Slices& slices) { sum = slices.finish(); }
+  /// A slice of all indices: dense where it is, or has more than δ entries in memory.
+  Task<void> take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how);
+  Task<void> take(Transport&, SparseStream<V> whole, const SparseReduction&) {
+    sum = std::move(whole);
+    co_return;
+  }
+  /// About how many the sum has.
+  double entries(Reduction reduction) const { return entries_in(sum.view(), reduction); }
+
+  SparseStream<V> sum{};
+};
+
+/// The sum is written into `vector`, which has as many elements as the dimension; only once this rank has heard, directly or
+/// through others, from every other.
+template <class V>
+struct DenseOutput {
+  using Slices = WrittenSum<V>;
+
+  Slices slices(Transport& net, const SparseReduction& how) { return {net, how, vector, counted}; }
+  void take(Slices&) {}
+  Task<void> take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how);
+  Task<void> take(Transport& net, SparseStream<V> whole, const SparseReduction& how);
+  double entries(Reduction) const { return counted; }
+
+  std::span<V> vector{};
+  double counted = 0.0;  // entries, about; of those algorithms that may be chosen by what earlier sums had
+};
+
+// Instantiates a source's templates for each output: instantiate(V, Output).
+#define TELEGRAD_FOR_SPARSE_OUTPUTS(instantiate)                       \
+  instantiate(float, SparseOutput) instantiate(float, DenseOutput)     \
+  instantiate(double, SparseOutput) instantiate(double, DenseOutput)   \
+  instantiate(bf16, SparseOutput) instantiate(bf16, DenseOutput)       \
+  instantiate(f16, SparseOutput) instantiate(f16, DenseOutput)         \
+  instantiate(CountedF32, SparseOutput)
 
 }  // namespace telegrad

@@ -1,12 +1,47 @@
-#include "collectives/sparse/placed_sums.hpp"
+#include "collectives/sparse/output.hpp"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
-#include "collectives/sparse/open.hpp"
 #include "collectives/support/any_size.hpp"
+#include "collectives/support/elements.hpp"
+#include "kernels/operations.hpp"
 
 namespace telegrad {
+
+template <class V>
+double entries_in(const StreamView<V>& view, Reduction reduction) {
+  const auto held = static_cast<double>(view.nnz());
+  if constexpr (std::is_same_v<V, CountedF32>) {
+    return held;
+  } else {
+    constexpr std::size_t kRun = 64;
+    constexpr std::size_t kRuns = 256;
+    if (!view.dense || view.values.empty()) return held;
+    const auto absent = static_cast<float>(kernels::absent_element<V>(reduction));
+    const std::size_t gap = std::max(kRun, view.values.size() / kRuns);
+    std::size_t looked_at = 0;
+    std::size_t present = 0;
+    for (std::size_t begin = 0; begin < view.values.size(); begin += gap) {
+      for (const V value : view.values.subspan(begin, std::min(kRun, view.values.size() - begin))) {
+        present += static_cast<float>(value) != absent ? 1 : 0;
+        ++looked_at;
+      }
+    }
+    return held * static_cast<double>(present) / static_cast<double>(looked_at);
+  }
+}
+
+template <class V>
+Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> output, Reduction reduction) {
+  const std::uint64_t first = view.range.begin;
+  co_await compute_slices(net, static_cast<std::size_t>(view.range.size()), sizeof(V),
+                          [&view, first, output, reduction](std::size_t begin, std::size_t end) {
+                            write_dense(view.slice({first + begin, first + end}),
+                                        output.subspan(first + begin, end - begin), reduction);
+                          });
+}
 
 template <class V>
 Task<void> AssembledSum<V>::begin(std::vector<ClaimedSlice> slices) {
@@ -89,11 +124,36 @@ Task<void> WrittenSum<V>::place(std::size_t slice, ConstBytes message, const Giv
   co_await place(slice, decoded->view());
 }
 
-#define TELEGRAD_INSTANTIATE(V)   \
-  template class AssembledSum<V>; \
-  template class WrittenSum<V>;
+template <class V>
+Task<void> SparseOutput<V>::take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how) {
+  const double delta = memory_delta<V>(whole.range.end, how.switch_factor);
+  const std::size_t bytes = bytes_of(whole.view());
+  co_await decide(net, bytes, [&] { sum = whole_stream(std::move(whole), how.reduction, delta); });
+}
+
+template <class V>
+Task<void> DenseOutput<V>::take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how) {
+  const StreamView<V> view = whole.view();
+  co_await write_view(net, view, vector, how.reduction);
+}
+
+template <class V>
+Task<void> DenseOutput<V>::take(Transport& net, SparseStream<V> whole, const SparseReduction& how) {
+  const StreamView<V> view = whole.view();
+  co_await write_view(net, view, vector, how.reduction);
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                              \
+  template Task<void> write_view(Transport&, const StreamView<V>&, std::span<V>, Reduction); \
+  template double entries_in(const StreamView<V>&, Reduction);                               \
+  template class AssembledSum<V>;                                                            \
+  template class WrittenSum<V>;                                                              \
+  template struct SparseOutput<V>;                                                           \
+  template struct DenseOutput<V>;
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
+template double entries_in(const StreamView<CountedF32>&, Reduction);
 template class AssembledSum<CountedF32>;
+template struct SparseOutput<CountedF32>;
 
 }  // namespace telegrad
