@@ -50,7 +50,7 @@ struct Begun {
 
 template <class V>
 struct Held {
-  telegrad::SparseStream<V> stream;
+  telegrad::SparseVector<V> vector;
 };
 
 [[noreturn]] void raise(const Failure& failure);

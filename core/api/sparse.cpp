@@ -1,4 +1,4 @@
-// The operations of a Communicator on sparse streams.
+// The operations of a Communicator on sparse vectors.
 
 #include <atomic>
 #include <cmath>
@@ -30,8 +30,8 @@ WireFormat wire_of(const SparseOptions& options, Joined& joined) {
   return wire;
 }
 
-template <StreamValue V>
-SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction, const SparseOptions& options,
+template <SparseValue V>
+SparseReduction reduction_of(const SparseVector<V>& vector, Reduction reduction, const SparseOptions& options,
                              Joined& joined) {
   const Algorithm algorithm = detail::algorithm_named(options.algorithm, detail::kSparseAlgorithms);
   detail::check_reduction(reduction);
@@ -51,7 +51,7 @@ SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction,
   }
   if (options.values != ValueEncoding::native) {
     const std::string given = std::string("values=") + name_of(options.values);
-    if (!std::is_same_v<V, float>) throw std::invalid_argument(given + " is for streams of float: leave it out");
+    if (!std::is_same_v<V, float>) throw std::invalid_argument(given + " is for vectors of float: leave it out");
     if (reduction != Reduction::sum && reduction != Reduction::avg) {
       throw std::invalid_argument(given + " rounds, which is for sums and averages only: leave it out");
     }
@@ -59,9 +59,9 @@ SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction,
       throw std::invalid_argument(given + " rounds, which algorithm=recursive_doubling cannot: use another");
     }
   }
-  if (!options.error.empty() && options.error.size() != stream.n()) {
-    throw std::invalid_argument("error has " + std::to_string(options.error.size()) + " elements but the stream n=" +
-                                std::to_string(stream.n()) + ": give it as many");
+  if (!options.error.empty() && options.error.size() != vector.n()) {
+    throw std::invalid_argument("error has " + std::to_string(options.error.size()) + " elements but the sparse vector n=" +
+                                std::to_string(vector.n()) + ": give it as many");
   }
   return {.reduction = reduction,
           .switch_factor = options.switch_factor,
@@ -71,18 +71,18 @@ SparseReduction reduction_of(const SparseStream<V>& stream, Reduction reduction,
           .slices = options.balanced ? Slices::balanced : Slices::equal};
 }
 
-// The library's own stream; without a copy where the caller has given away the last of its own.
-template <StreamValue V>
-telegrad::SparseStream<V> given(const SparseStream<V>& stream) {
-  if (stream.held().use_count() != 1) return stream.held()->stream.clone();
+// The library's own vector; without a copy where the caller has given away the last of its own.
+template <SparseValue V>
+telegrad::SparseVector<V> given(const SparseVector<V>& vector) {
+  if (vector.held().use_count() != 1) return vector.held()->vector.clone();
   std::atomic_thread_fence(std::memory_order_acquire);  // another thread's copy may have been read until just now
-  return std::move(stream.held()->stream);
+  return std::move(vector.held()->vector);
 }
 
 // For a sum: where that may be made densely, also what takes less memory so.
-template <StreamValue V>
-telegrad::SparseStream<V> addend(const SparseStream<V>& stream, const SparseReduction& how) {
-  telegrad::SparseStream<V> mine = given(stream);
+template <SparseValue V>
+telegrad::SparseVector<V> addend(const SparseVector<V>& vector, const SparseReduction& how) {
+  telegrad::SparseVector<V> mine = given(vector);
   if (begins_densely<V>(mine.dimension(), mine.nnz(), how)) mine.to_dense(how.reduction);
   return mine;
 }
@@ -100,81 +100,81 @@ std::function<T()> once(std::shared_ptr<std::optional<Found>> result, Convert co
   };
 }
 
-template <StreamValue V>
-SparseStream<V> wrapped(telegrad::SparseStream<V> stream) {
-  return SparseStream<V>(std::make_shared<Held<V>>(std::move(stream)));
+template <SparseValue V>
+SparseVector<V> wrapped(telegrad::SparseVector<V> vector) {
+  return SparseVector<V>(std::make_shared<Held<V>>(std::move(vector)));
 }
 
 }  // namespace
 
-template <StreamValue V>
-Result<SparseStream<V>> Communicator::all_reduce(SparseStream<V> stream, Reduction reduction,
+template <SparseValue V>
+Result<SparseVector<V>> Communicator::all_reduce(SparseVector<V> vector, Reduction reduction,
                                                  const SparseOptions& options) {
-  SparseReduction how = reduction_of(stream, reduction, options, *state());
+  SparseReduction how = reduction_of(vector, reduction, options, *state());
   how.choice = state()->core->sparse_choice();
-  auto sum = make_all_reduce(addend(stream, how), how);
-  return {begun(state(), sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
+  auto sum = make_all_reduce(addend(vector, how), how);
+  return {begun(state(), sum.request), once<SparseVector<V>>(sum.result, wrapped<V>)};
 }
 
-template <StreamValue V>
-Work Communicator::all_reduce_into(SparseStream<V> stream, std::type_identity_t<std::span<V>> out, Reduction reduction,
+template <SparseValue V>
+Work Communicator::all_reduce_into(SparseVector<V> vector, std::type_identity_t<std::span<V>> out, Reduction reduction,
                                    const SparseOptions& options) {
-  if (out.size() != stream.n()) {
-    throw std::invalid_argument("out has " + std::to_string(out.size()) + " elements but the stream n=" +
-                                std::to_string(stream.n()) + ": give it as many");
+  if (out.size() != vector.n()) {
+    throw std::invalid_argument("out has " + std::to_string(out.size()) + " elements but the sparse vector n=" +
+                                std::to_string(vector.n()) + ": give it as many");
   }
-  SparseReduction how = reduction_of(stream, reduction, options, *state());
+  SparseReduction how = reduction_of(vector, reduction, options, *state());
   if (detail::overlap(std::as_bytes(out), std::as_bytes(options.error))) {
     throw std::invalid_argument("error shares memory with out: give each memory of its own");
   }
   how.choice = state()->core->sparse_choice();
-  return Work(begun(state(), make_all_reduce_into(addend(stream, how), out, how)));
+  return Work(begun(state(), make_all_reduce_into(addend(vector, how), out, how)));
 }
 
-template <StreamValue V>
-Result<SparseStream<V>> Communicator::reduce_scatter(SparseStream<V> stream, Reduction reduction, Counts counts,
+template <SparseValue V>
+Result<SparseVector<V>> Communicator::reduce_scatter(SparseVector<V> vector, Reduction reduction, Counts counts,
                                                      const SparseOptions& options) {
   if (options.algorithm != "auto" || options.balanced) {
     throw std::invalid_argument("algorithm and balanced are not for reduce_scatter, which has one way: leave them out");
   }
   detail::check_counts("counts", counts, size());
-  Partition slices = counts.empty() ? Partition(stream.n(), size()) : Partition(counts);
-  if (slices.count() != stream.n()) {
-    throw std::invalid_argument("counts add up to " + std::to_string(slices.count()) + " but the stream has n=" +
-                                std::to_string(stream.n()) + ": give each element to one rank");
+  Partition slices = counts.empty() ? Partition(vector.n(), size()) : Partition(counts);
+  if (slices.count() != vector.n()) {
+    throw std::invalid_argument("counts add up to " + std::to_string(slices.count()) + " but the sparse vector has n=" +
+                                std::to_string(vector.n()) + ": give each element to one rank");
   }
-  const SparseReduction how = reduction_of(stream, reduction, options, *state());
-  auto sum = make_reduce_scatter(given(stream), std::move(slices), how);
-  return {begun(state(), sum.request), once<SparseStream<V>>(sum.result, wrapped<V>)};
+  const SparseReduction how = reduction_of(vector, reduction, options, *state());
+  auto sum = make_reduce_scatter(given(vector), std::move(slices), how);
+  return {begun(state(), sum.request), once<SparseVector<V>>(sum.result, wrapped<V>)};
 }
 
-template <StreamValue V>
-Result<std::vector<SparseStream<V>>> Communicator::all_gather(SparseStream<V> stream, const SparseOptions& options) {
+template <SparseValue V>
+Result<std::vector<SparseVector<V>>> Communicator::all_gather(SparseVector<V> vector, const SparseOptions& options) {
   if (options.algorithm != "auto" || options.balanced || options.switch_factor != 1.0) {
     throw std::invalid_argument(
         "algorithm, balanced and switch_factor are not for all_gather, which adds nothing: leave them out");
   }
-  const SparseReduction how = reduction_of(stream, Reduction::sum, options, *state());
-  auto gathered = make_all_gather(given(stream), how);
-  const auto wrap_all = [](std::vector<telegrad::SparseStream<V>> found) {
-    std::vector<SparseStream<V>> all;
-    for (telegrad::SparseStream<V>& one : found) all.push_back(wrapped(std::move(one)));
+  const SparseReduction how = reduction_of(vector, Reduction::sum, options, *state());
+  auto gathered = make_all_gather(given(vector), how);
+  const auto wrap_all = [](std::vector<telegrad::SparseVector<V>> found) {
+    std::vector<SparseVector<V>> all;
+    for (telegrad::SparseVector<V>& one : found) all.push_back(wrapped(std::move(one)));
     return all;
   };
-  return {begun(state(), gathered.request), once<std::vector<SparseStream<V>>>(gathered.result, wrap_all)};
+  return {begun(state(), gathered.request), once<std::vector<SparseVector<V>>>(gathered.result, wrap_all)};
 }
 
-#define TELEGRAD_STREAMS_OF(V)                                                                                     \
-  template Result<SparseStream<V>> Communicator::all_reduce(SparseStream<V>, Reduction, const SparseOptions&);     \
-  template Work Communicator::all_reduce_into(SparseStream<V>, std::type_identity_t<std::span<V>>, Reduction,      \
+#define TELEGRAD_SPARSE_OF(V)                                                                                     \
+  template Result<SparseVector<V>> Communicator::all_reduce(SparseVector<V>, Reduction, const SparseOptions&);     \
+  template Work Communicator::all_reduce_into(SparseVector<V>, std::type_identity_t<std::span<V>>, Reduction,      \
                                               const SparseOptions&);                                               \
-  template Result<SparseStream<V>> Communicator::reduce_scatter(SparseStream<V>, Reduction, Counts,                \
+  template Result<SparseVector<V>> Communicator::reduce_scatter(SparseVector<V>, Reduction, Counts,                \
                                                                 const SparseOptions&);                             \
-  template Result<std::vector<SparseStream<V>>> Communicator::all_gather(SparseStream<V>, const SparseOptions&);
-TELEGRAD_STREAMS_OF(float)
-TELEGRAD_STREAMS_OF(double)
-TELEGRAD_STREAMS_OF(bf16)
-TELEGRAD_STREAMS_OF(f16)
-#undef TELEGRAD_STREAMS_OF
+  template Result<std::vector<SparseVector<V>>> Communicator::all_gather(SparseVector<V>, const SparseOptions&);
+TELEGRAD_SPARSE_OF(float)
+TELEGRAD_SPARSE_OF(double)
+TELEGRAD_SPARSE_OF(bf16)
+TELEGRAD_SPARSE_OF(f16)
+#undef TELEGRAD_SPARSE_OF
 
 }  // namespace telegrad::api

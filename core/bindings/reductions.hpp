@@ -25,7 +25,7 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
          std::uint64_t n, DType dtype, const SparseReduction& how, Kept& state, bool caller_waits) {
         if (state.in_use()) throw nb::value_error("the state is in use");
         return on_entry_type(dtype, [&]<class V>(V) {
-          const auto sum = make_all_reduce_topk(stream_of<V>(indices, values, nnz, n), state.settings(), state.state(),
+          const auto sum = make_all_reduce_topk(vector_of<V>(indices, values, nnz, n), state.settings(), state.state(),
                                                 how.reduction, how.wire, how.residual);
           Operation begun = begin(self, sum, caller_waits);
           state.follow(sum);
@@ -128,8 +128,8 @@ void bind_reductions(nb::class_<Self>& type) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
-              SparseStream<V> stream = addend_at<V>(indices, values, nnz, marks, n, how);
-              return begin(self, make_all_reduce_into(std::move(stream), memory<V>(output, n), how), caller_waits);
+              SparseVector<V> vector = addend_at<V>(indices, values, nnz, marks, n, how);
+              return begin(self, make_all_reduce_into(std::move(vector), memory<V>(output, n), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("marks"), nb::arg("n"), nb::arg("dtype"),
@@ -172,8 +172,8 @@ void bind_reductions(nb::class_<Self>& type) {
              bool caller_waits) {
             Partition slices = counts ? Partition(std::span(*counts)) : Partition(n, self->size());
             return on_entry_type(dtype, [&]<class V>(V) {
-              SparseStream<V> stream = stream_of<V>(indices, values, nnz, n);
-              return begin(self, make_reduce_scatter(std::move(stream), std::move(slices), how), caller_waits);
+              SparseVector<V> vector = vector_of<V>(indices, values, nnz, n);
+              return begin(self, make_reduce_scatter(std::move(vector), std::move(slices), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("counts").none(),

@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/telegrad)
-set(public_headers communicator errors stream telegrad work)
+set(public_headers communicator errors sparse_vector telegrad work)
 
 # Installs a component: its targets, as telegrad::NAME …
 function(telegrad_component component)

@@ -27,7 +27,7 @@ bool goes_dense(const std::vector<SliceContent>& slices, double delta) {
 }  // namespace
 
 template <class V>
-StreamAssembly<V>::StreamAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta)
+VectorAssembly<V>::VectorAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta)
     : slices_(std::move(slices)), reduction_(reduction), dense_(telegrad::goes_dense(slices_, delta)) {
   std::size_t total = 0;
   for (const SliceContent& slice : slices_) {
@@ -43,7 +43,7 @@ StreamAssembly<V>::StreamAssembly(std::vector<SliceContent> slices, Reduction re
 }
 
 template <class V>
-std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given) {
+std::string VectorAssembly<V>::place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given) {
   const auto& [range, dense, nnz] = slices_[slice];
   if (!dense_) {
     const SlicePlace<V> own = *place_of(slice);
@@ -55,7 +55,7 @@ std::string StreamAssembly<V>::place(std::size_t slice, ConstBytes message, cons
 }
 
 template <class V>
-void StreamAssembly<V>::place(std::size_t slice, const StreamView<V>& view) {
+void VectorAssembly<V>::place(std::size_t slice, const SparseView<V>& view) {
   const auto& [range, dense, nnz] = slices_[slice];
   TELEGRAD_CHECK(view.range == range && (dense_ || (!view.dense && view.nnz() == nnz)));
   if (dense_) {
@@ -68,7 +68,7 @@ void StreamAssembly<V>::place(std::size_t slice, const StreamView<V>& view) {
 }
 
 template <class V>
-std::optional<SlicePlace<V>> StreamAssembly<V>::place_of(std::size_t slice) {
+std::optional<SlicePlace<V>> VectorAssembly<V>::place_of(std::size_t slice) {
   const auto& [range, dense, nnz] = slices_[slice];
   if (dense_ && !dense) return std::nullopt;
   if (dense) return SlicePlace<V>{{}, values_.span().subspan(range.begin, range.size())};
@@ -77,23 +77,23 @@ std::optional<SlicePlace<V>> StreamAssembly<V>::place_of(std::size_t slice) {
 }
 
 template <class V>
-SparseStream<V> StreamAssembly<V>::finish() {
-  if (dense_) return SparseStream<V>::adopt_dense(std::move(values_));
-  return SparseStream<V>::adopt_sparse(slices_.back().range.end, std::move(indices_), std::move(values_));
+SparseVector<V> VectorAssembly<V>::finish() {
+  if (dense_) return SparseVector<V>::adopt_dense(std::move(values_));
+  return SparseVector<V>::adopt_sparse(slices_.back().range.end, std::move(indices_), std::move(values_));
 }
 
-#define TELEGRAD_INSTANTIATE(V) template class StreamAssembly<V>;
+#define TELEGRAD_INSTANTIATE(V) template class VectorAssembly<V>;
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
-StreamAssembly<CountedF32>::StreamAssembly(std::vector<SliceContent> slices, Reduction, double delta)
+VectorAssembly<CountedF32>::VectorAssembly(std::vector<SliceContent> slices, Reduction, double delta)
     : slices_(std::move(slices)), dense_(goes_dense(slices_, delta)) {}
 
-std::string StreamAssembly<CountedF32>::place(std::size_t slice, ConstBytes message,
+std::string VectorAssembly<CountedF32>::place(std::size_t slice, ConstBytes message,
                                               const GivenEntries<CountedF32>& given) {
   const Decoded<CountedF32> decoded = decode_sum<CountedF32>(message, slices_[slice].range, given);
   if (!decoded.ok()) return decoded.error();
-  const StreamView<CountedF32> view = decoded.view();
+  const SparseView<CountedF32> view = decoded.view();
   if (view.dense != slices_[slice].dense || view.nnz() != slices_[slice].nnz) {
     return "it does not hold what was announced";
   }
@@ -101,14 +101,14 @@ std::string StreamAssembly<CountedF32>::place(std::size_t slice, ConstBytes mess
   return {};
 }
 
-void StreamAssembly<CountedF32>::place(std::size_t, const StreamView<CountedF32>& view) {
+void VectorAssembly<CountedF32>::place(std::size_t, const SparseView<CountedF32>& view) {
   entries_.common += view.entries.common;
   entries_.own += view.entries.own;
 }
 
-SparseStream<CountedF32> StreamAssembly<CountedF32>::finish() {
+SparseVector<CountedF32> VectorAssembly<CountedF32>::finish() {
   const std::uint64_t dimension = slices_.back().range.end;
-  return dense_ ? SparseStream<CountedF32>::dense(dimension) : SparseStream<CountedF32>::sparse(dimension, entries_);
+  return dense_ ? SparseVector<CountedF32>::dense(dimension) : SparseVector<CountedF32>::sparse(dimension, entries_);
 }
 
 }  // namespace telegrad

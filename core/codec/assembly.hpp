@@ -1,5 +1,5 @@
 #pragma once
-// A stream put together from slices that come in any order: each is decoded where it belongs. That takes knowing how many
+// A vector put together from slices that come in any order: each is decoded where it belongs. That takes knowing how many
 // entries each holds before the first one is decoded.
 
 #include <cstddef>
@@ -24,7 +24,7 @@ struct SliceContent {
   std::uint64_t nnz = 0;  // range.size() where dense
 };
 
-/// Of entries in a stream; `indices` is empty where they have none.
+/// Of entries in a vector; `indices` is empty where they have none.
 template <class V>
 struct SlicePlace {
   std::span<std::uint32_t> indices;
@@ -32,22 +32,22 @@ struct SlicePlace {
 };
 
 template <class V>
-class StreamAssembly {
+class VectorAssembly {
  public:
   /// Of slices in ascending order that cover [0, n), at least one (CHECKed). Dense where one of them is, or where together
   /// they hold more than `delta` entries, with kernels::absent_element(reduction) where there is no entry.
-  StreamAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta);
+  VectorAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta);
 
   /// Decodes the slice's message, of either sort (see known_values.hpp). Returns what is wrong with it, or nothing. Once for
   /// each slice.
   std::string place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given = GivenEntries<V>::none());
   /// The same of one that is decoded and checked, and holds what was said (CHECKed).
-  void place(std::size_t slice, const StreamView<V>& view);
+  void place(std::size_t slice, const SparseView<V>& view);
   /// Where the slice's arrays belong as they are: whoever puts them there, and checks them, does not place it. None where
   /// the slice is sparse and the whole is not.
   std::optional<SlicePlace<V>> place_of(std::size_t slice);
   /// Once all slices have been placed.
-  SparseStream<V> finish();
+  SparseVector<V> finish();
 
  private:
   std::vector<SliceContent> slices_;
@@ -59,14 +59,14 @@ class StreamAssembly {
 };
 
 template <>
-class StreamAssembly<CountedF32> {
+class VectorAssembly<CountedF32> {
  public:
-  StreamAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta);
+  VectorAssembly(std::vector<SliceContent> slices, Reduction reduction, double delta);
 
   std::string place(std::size_t slice, ConstBytes message,
                     const GivenEntries<CountedF32>& given = GivenEntries<CountedF32>::none());
-  void place(std::size_t slice, const StreamView<CountedF32>& view);
-  SparseStream<CountedF32> finish();
+  void place(std::size_t slice, const SparseView<CountedF32>& view);
+  SparseVector<CountedF32> finish();
 
  private:
   std::vector<SliceContent> slices_;

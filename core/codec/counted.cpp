@@ -14,7 +14,7 @@
 namespace telegrad {
 namespace {
 
-using View = StreamView<CountedF32>;
+using View = SparseView<CountedF32>;
 
 double unit(std::uint64_t word) { return static_cast<double>(mix(word) >> 11) * 0x1p-53; }
 
@@ -52,7 +52,7 @@ EntryCounts united(std::span<const View> pieces) {
   return sum;
 }
 
-StreamHeader counted_header(const View& view, WireFormat format) {
+VectorHeader counted_header(const View& view, WireFormat format) {
   return expected_header(view.range, view.dense, view.nnz(), DType::f32, format);
 }
 
@@ -68,7 +68,7 @@ View View::slice(IndexRange within) const {
   return {within, false, {.common = between(entries.common, 0), .own = between(entries.own, entries.seed)}};
 }
 
-SparseStream<CountedF32>::SparseStream(std::uint64_t dimension, bool dense, EntryCounts entries)
+SparseVector<CountedF32>::SparseVector(std::uint64_t dimension, bool dense, EntryCounts entries)
     : dimension_(dimension), dense_(dense), entries_(entries) {
   validate_entries(dimension, {}, 0);
   if (entries.common <= dimension && entries.own <= dimension - entries.common) return;
@@ -104,18 +104,18 @@ OwnedSlice<CountedF32> reduce_slices(std::span<const View> pieces, Reduction red
 }
 
 template <>
-SparseStream<CountedF32> whole_stream(OwnedSlice<CountedF32> slice, Reduction, double delta) {
+SparseVector<CountedF32> whole_vector(OwnedSlice<CountedF32> slice, Reduction, double delta) {
   TELEGRAD_CHECK(slice.range.begin == 0);
   const bool dense = slice.dense || static_cast<double>(slice.view().nnz()) > delta;
-  return dense ? SparseStream<CountedF32>::dense(slice.range.end)
-               : SparseStream<CountedF32>::sparse(slice.range.end, slice.entries);
+  return dense ? SparseVector<CountedF32>::dense(slice.range.end)
+               : SparseVector<CountedF32>::sparse(slice.range.end, slice.entries);
 }
 
 template <>
-SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction) {
+SparseVector<CountedF32> sparse_vector(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction) {
   TELEGRAD_CHECK(slice.range.end <= dimension);
   const EntryCounts entries = slice.dense ? EntryCounts{.own = slice.range.size()} : slice.entries;
-  return SparseStream<CountedF32>::sparse(dimension, entries);
+  return SparseVector<CountedF32>::sparse(dimension, entries);
 }
 
 SliceReduction<CountedF32>::SliceReduction(std::vector<View> pieces, Reduction reduction, double delta)
@@ -138,7 +138,7 @@ std::size_t encoded_size(const View& view, WireFormat format) {
 
 template <>
 Buffer encode(const View& view, WireFormat format, std::span<CountedF32>) {
-  const StreamHeader header = counted_header(view, format);
+  const VectorHeader header = counted_header(view, format);
   Buffer message(encoded_size(header));
   std::memcpy(message.data(), &header, sizeof header);
   static_assert(sizeof header + sizeof(std::uint64_t) <= Buffer::kHeadBytes);
@@ -153,11 +153,11 @@ template <>
 Decoded<CountedF32> decode(ConstBytes bytes, IndexRange expected) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost);
   const auto damaged = [](const std::string& what) {
-    return Decoded<CountedF32>(kDamagedStream + what);
+    return Decoded<CountedF32>(kDamagedVector + what);
   };
-  StreamHeader header;
+  VectorHeader header;
   if (const std::string error = read_header(bytes, DType::f32, expected, header); !error.empty()) return damaged(error);
-  if (header.kind == StreamKind::dense) return {View{expected, true, {}}, {}};
+  if (header.kind == VectorKind::dense) return {View{expected, true, {}}, {}};
   std::uint64_t common = 0;
   if (header.nnz > 0) std::memcpy(&common, bytes.data() + sizeof header, sizeof common);
   if (common > header.nnz) {

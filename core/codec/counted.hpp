@@ -1,6 +1,6 @@
 #pragma once
-// Streams of f32 of which only counts are held: how many entries a range has, not which. A collective that is
-// instantiated for CountedF32 sends messages of the lengths that real streams would give it, in no memory to speak of.
+// Vectors of f32 of which only counts are held: how many entries a range has, not which. A collective that is
+// instantiated for CountedF32 sends messages of the lengths that real vectors would give it, in no memory to speak of.
 //
 // A rank's entries are of two sorts: some at indices that all ranks have in common, the rest at independent indices,
 // uniform among the others. Sums hold as many entries as are to be expected then.
@@ -33,7 +33,7 @@ struct EntryCounts {
 };
 
 template <>
-struct StreamView<CountedF32> {
+struct SparseView<CountedF32> {
   IndexRange range;
   bool dense = false;
   EntryCounts entries;  // none where dense
@@ -42,27 +42,27 @@ struct StreamView<CountedF32> {
     const std::uint64_t held = dense ? range.size() : entries.common + entries.own;
     return static_cast<std::size_t>(held < range.size() ? held : range.size());
   }
-  /// As for other streams. The slices of a partition hold as many entries as the whole.
-  StreamView slice(IndexRange within) const;
+  /// As for other vectors. The slices of a partition hold as many entries as the whole.
+  SparseView slice(IndexRange within) const;
 };
 
 template <>
-class SparseStream<CountedF32> {
+class SparseVector<CountedF32> {
  public:
-  explicit SparseStream(std::uint64_t dimension = 0) : SparseStream(dimension, false, {}) {}
+  explicit SparseVector(std::uint64_t dimension = 0) : SparseVector(dimension, false, {}) {}
   /// Throws std::invalid_argument for more entries than the dimension, or a dimension beyond kDimensionMost.
-  static SparseStream sparse(std::uint64_t dimension, EntryCounts entries) { return {dimension, false, entries}; }
-  static SparseStream dense(std::uint64_t dimension) { return {dimension, true, {}}; }
+  static SparseVector sparse(std::uint64_t dimension, EntryCounts entries) { return {dimension, false, entries}; }
+  static SparseVector dense(std::uint64_t dimension) { return {dimension, true, {}}; }
 
   std::uint64_t dimension() const { return dimension_; }
   bool is_dense() const { return dense_; }
   const EntryCounts& entries() const { return entries_; }
   std::size_t nnz() const { return view().nnz(); }
-  StreamView<CountedF32> view() const { return {{0, dimension_}, dense_, entries_}; }
-  StreamView<CountedF32> slice(std::uint64_t begin, std::uint64_t end) const { return view().slice({begin, end}); }
+  SparseView<CountedF32> view() const { return {{0, dimension_}, dense_, entries_}; }
+  SparseView<CountedF32> slice(std::uint64_t begin, std::uint64_t end) const { return view().slice({begin, end}); }
 
  private:
-  SparseStream(std::uint64_t dimension, bool dense, EntryCounts entries);
+  SparseVector(std::uint64_t dimension, bool dense, EntryCounts entries);
 
   std::uint64_t dimension_;
   bool dense_;
@@ -75,28 +75,28 @@ struct OwnedSlice<CountedF32> {
   bool dense = false;
   EntryCounts entries;
 
-  StreamView<CountedF32> view() const { return {range, dense, entries}; }
+  SparseView<CountedF32> view() const { return {range, dense, entries}; }
 };
 
 template <>
-std::size_t bytes_of(const StreamView<CountedF32>& view);
+std::size_t bytes_of(const SparseView<CountedF32>& view);
 template <>
-OwnedSlice<CountedF32> dense_slice(const StreamView<CountedF32>& view, Reduction reduction);
+OwnedSlice<CountedF32> dense_slice(const SparseView<CountedF32>& view, Reduction reduction);
 template <>
 void scale(OwnedSlice<CountedF32>& slice, double factor);
 /// Common entries are taken to be the same ones in all pieces.
 template <>
-OwnedSlice<CountedF32> reduce_slices(std::span<const StreamView<CountedF32>> pieces, Reduction reduction, double delta);
+OwnedSlice<CountedF32> reduce_slices(std::span<const SparseView<CountedF32>> pieces, Reduction reduction, double delta);
 template <>
-SparseStream<CountedF32> whole_stream(OwnedSlice<CountedF32> slice, Reduction reduction, double delta);
+SparseVector<CountedF32> whole_vector(OwnedSlice<CountedF32> slice, Reduction reduction, double delta);
 /// Every element of a dense slice is an entry.
 template <>
-SparseStream<CountedF32> sparse_stream(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction reduction);
+SparseVector<CountedF32> sparse_vector(std::uint64_t dimension, OwnedSlice<CountedF32> slice, Reduction reduction);
 
 template <>
 class SliceReduction<CountedF32> {
  public:
-  SliceReduction(std::vector<StreamView<CountedF32>> pieces, Reduction reduction, double delta);
+  SliceReduction(std::vector<SparseView<CountedF32>> pieces, Reduction reduction, double delta);
 
   IndexRange range() const { return pieces_[0].range; }
   std::size_t bytes() const { return bytes_in(range()); }
@@ -108,7 +108,7 @@ class SliceReduction<CountedF32> {
  private:
   std::size_t bytes_in(IndexRange part) const;
 
-  const std::vector<StreamView<CountedF32>> pieces_;
+  const std::vector<SparseView<CountedF32>> pieces_;
   const Reduction reduction_;
   const double delta_;
   std::uint64_t done_;
@@ -118,10 +118,10 @@ class SliceReduction<CountedF32> {
 /// 1 % where there are thousands, and packed values to be the largest of gradients: see
 /// expected_header().
 template <>
-std::size_t encoded_size(const StreamView<CountedF32>& view, WireFormat format);
+std::size_t encoded_size(const SparseView<CountedF32>& view, WireFormat format);
 /// A message of that length, and its header; what follows in the head are the counts.
 template <>
-Buffer encode(const StreamView<CountedF32>& view, WireFormat format, std::span<CountedF32> error);
+Buffer encode(const SparseView<CountedF32>& view, WireFormat format, std::span<CountedF32> error);
 template <>
 Decoded<CountedF32> decode(ConstBytes bytes, IndexRange expected);
 

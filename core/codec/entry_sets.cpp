@@ -10,7 +10,7 @@ namespace telegrad {
 namespace {
 
 template <class V>
-OwnedSlice<V> room_for(const StreamView<V>& entries, std::size_t count) {
+OwnedSlice<V> room_for(const SparseView<V>& entries, std::size_t count) {
   TELEGRAD_CHECK(!entries.dense);
   return {entries.range, false, Array<std::uint32_t>(count), Array<V>(count)};
 }
@@ -24,7 +24,7 @@ void truncate(OwnedSlice<V>& slice, std::size_t count) {
 }  // namespace
 
 template <class V>
-OwnedSlice<V> entries_without(const StreamView<V>& entries, std::span<const std::uint32_t> indices) {
+OwnedSlice<V> entries_without(const SparseView<V>& entries, std::span<const std::uint32_t> indices) {
   const std::size_t nnz = entries.nnz();
   OwnedSlice<V> left = room_for(entries, nnz);
   std::size_t count = 0;
@@ -47,7 +47,7 @@ OwnedSlice<V> entries_without(const StreamView<V>& entries, std::span<const std:
 }
 
 template <class V>
-OwnedSlice<V> entries_within(const StreamView<V>& entries, std::span<const std::uint32_t> indices) {
+OwnedSlice<V> entries_within(const SparseView<V>& entries, std::span<const std::uint32_t> indices) {
   const std::size_t nnz = entries.nnz();
   OwnedSlice<V> common = room_for(entries, std::min(nnz, indices.size()));
   std::size_t count = 0;
@@ -66,7 +66,7 @@ OwnedSlice<V> entries_within(const StreamView<V>& entries, std::span<const std::
 }
 
 template <class V>
-OwnedSlice<V> sum_of_entries(const StreamView<V>& a, const StreamView<V>& b) {
+OwnedSlice<V> sum_of_entries(const SparseView<V>& a, const SparseView<V>& b) {
   TELEGRAD_CHECK(a.range == b.range && !b.dense);
   OwnedSlice<V> sum = room_for(a, a.nnz() + b.nnz());
   const kernels::EntriesOut<V> out{sum.indices.span(), sum.values.span()};
@@ -75,9 +75,9 @@ OwnedSlice<V> sum_of_entries(const StreamView<V>& a, const StreamView<V>& b) {
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                      \
-  template OwnedSlice<V> entries_without(const StreamView<V>&, std::span<const std::uint32_t>);      \
-  template OwnedSlice<V> entries_within(const StreamView<V>&, std::span<const std::uint32_t>);       \
-  template OwnedSlice<V> sum_of_entries(const StreamView<V>&, const StreamView<V>&);
+  template OwnedSlice<V> entries_without(const SparseView<V>&, std::span<const std::uint32_t>);      \
+  template OwnedSlice<V> entries_within(const SparseView<V>&, std::span<const std::uint32_t>);       \
+  template OwnedSlice<V> sum_of_entries(const SparseView<V>&, const SparseView<V>&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -22,7 +22,7 @@ template <class V>
 constexpr std::size_t kValueBytes = sizeof(V) - (kernels::packs_values(dtype_of<V>) ? 1 : 0);
 
 // What a message has besides one that leaves nothing out: marks, and the header of the values.
-std::size_t added_bytes(std::size_t given) { return kernels::mark_words(given) * kWordBytes + sizeof(StreamHeader); }
+std::size_t added_bytes(std::size_t given) { return kernels::mark_words(given) * kWordBytes + sizeof(VectorHeader); }
 
 // The given entries as they are in the sum if nobody has added to them.
 template <class V>
@@ -48,7 +48,7 @@ struct Rest {
   ConstBytes values;
 };
 
-std::string split_rest(ConstBytes message, const StreamHeader& header, std::size_t given, Rest& rest) {
+std::string split_rest(ConstBytes message, const VectorHeader& header, std::size_t given, Rest& rest) {
   const ConstBytes behind = message.subspan(encoded_size(header));
   const std::size_t marks = kernels::mark_words(given) * kWordBytes;
   if (behind.size() < marks) return "it has no room for the marks of " + std::to_string(given) + " entries";
@@ -58,7 +58,7 @@ std::string split_rest(ConstBytes message, const StreamHeader& header, std::size
 
 // What is wrong behind a header that is checked, or nothing.
 template <class V>
-std::string read_sum(ConstBytes message, const StreamHeader& header, IndexRange expected, const GivenEntries<V>& given,
+std::string read_sum(ConstBytes message, const VectorHeader& header, IndexRange expected, const GivenEntries<V>& given,
                      std::span<std::uint32_t> indices, std::span<V> values) {
   if (std::string error = read_indices(message, header, expected, indices); !error.empty()) return error;
   if (given.entries.dense) return "it leaves values out that this rank gave densely";
@@ -75,14 +75,14 @@ std::string read_sum(ConstBytes message, const StreamHeader& header, IndexRange 
   return "its indices are not those of a sum of this rank's entries";
 }
 
-std::string damaged(const std::string& error) { return error.empty() ? error : kDamagedStream + error; }
+std::string damaged(const std::string& error) { return error.empty() ? error : kDamagedVector + error; }
 
 }  // namespace
 
-bool leaves_values_out(ConstBytes message) { return claimed_header(message).kind == StreamKind::indices; }
+bool leaves_values_out(ConstBytes message) { return claimed_header(message).kind == VectorKind::indices; }
 
 template <class V>
-SumMessages<V>::SumMessages(const StreamView<V>& sum, const WireFormat& format, Array<std::uint8_t> givers)
+SumMessages<V>::SumMessages(const SparseView<V>& sum, const WireFormat& format, Array<std::uint8_t> givers)
     : sum_(sum), format_(format), givers_(std::move(givers)) {
   TELEGRAD_CHECK(!sum.dense && format.values == ValueEncoding::native);
 }
@@ -113,7 +113,7 @@ ConstBytes SumMessages<V>::to(Rank receiver, const GivenEntries<V>& given, Buffe
   const std::size_t left = leave_out(receiver, given, known.span(), rest.span());
   if ((sum_.nnz() - left) * kValueBytes<V> <= added_bytes(entries)) return whole();
   if (indices_.empty()) indices_ = encode_indices(sum_, format_);
-  const StreamView<V> values{.range = {0, left}, .dense = true, .indices = {}, .values = rest.span().first(left)};
+  const SparseView<V> values{.range = {0, left}, .dense = true, .indices = {}, .values = rest.span().first(left)};
   own = encode_behind(indices_.size() + known.span().size_bytes(), values, format_);
   copy_bytes(own.data(), indices_.data(), indices_.size());
   copy_bytes(own.data() + indices_.size(), known.data(), known.span().size_bytes());
@@ -122,21 +122,21 @@ ConstBytes SumMessages<V>::to(Rank receiver, const GivenEntries<V>& given, Buffe
 
 template <class V>
 Decoded<V> decode_beside(ConstBytes message, IndexRange expected, const GivenEntries<V>& given) {
-  StreamHeader header;
+  VectorHeader header;
   std::string error = read_indices_header(message, dtype_of<V>, expected, header);
   if (!error.empty()) return Decoded<V>(damaged(error));
   Array<std::uint32_t> indices(header.nnz);
   Array<V> values(header.nnz);
   error = read_sum<V>(message, header, expected, given, indices.span(), values.span());
   if (!error.empty()) return Decoded<V>(damaged(error));
-  const StreamView<V> view{.range = expected, .dense = false, .indices = indices.span(), .values = values.span()};
+  const SparseView<V> view{.range = expected, .dense = false, .indices = indices.span(), .values = values.span()};
   return Decoded<V>(view, std::move(indices), std::move(values));
 }
 
 template <class V>
 std::string decode_beside_into(ConstBytes message, IndexRange expected, const GivenEntries<V>& given,
                                std::span<std::uint32_t> indices, std::span<V> values) {
-  StreamHeader header;
+  VectorHeader header;
   std::string error = read_indices_header(message, dtype_of<V>, expected, header);
   if (error.empty() && header.nnz != indices.size()) {
     error = "it does not hold the " + std::to_string(indices.size()) + " entries that were announced";
@@ -157,7 +157,7 @@ namespace {
 
 // How many of the given entries no other rank has, to be expected: independent ones are missing in a sum with the product
 // of the probabilities.
-std::uint64_t alone(const StreamView<CountedF32>& sum, const StreamView<CountedF32>& given) {
+std::uint64_t alone(const SparseView<CountedF32>& sum, const SparseView<CountedF32>& given) {
   const auto places = static_cast<double>(sum.range.size() - std::min(sum.range.size(), sum.entries.common));
   const auto own = static_cast<double>(given.entries.own);
   if (own >= places) return 0;
@@ -167,8 +167,8 @@ std::uint64_t alone(const StreamView<CountedF32>& sum, const StreamView<CountedF
 
 std::size_t counted_values_bytes(std::uint64_t count, const WireFormat& format) {
   const IndexRange range{0, count};
-  const StreamHeader plain = stream_header(range, true, count, DType::f32);
-  return encoded_size(stream_header(range, true, count, DType::f32, {.packs_values = format.packs_values},
+  const VectorHeader plain = vector_header(range, true, count, DType::f32);
+  return encoded_size(vector_header(range, true, count, DType::f32, {.packs_values = format.packs_values},
                                     {.values = packed_value_bytes_expected(plain)}));
 }
 
@@ -184,8 +184,8 @@ ConstBytes SumMessages<CountedF32>::to(Rank, const GivenEntries<CountedF32>& giv
   const std::uint64_t nnz = sum_.nnz();
   const std::uint64_t left_out = std::min(alone(sum_, given.entries), nnz);
   if (left_out * sizeof(float) <= added_bytes(given.entries.nnz())) return whole();
-  StreamHeader header = expected_header(sum_.range, false, nnz, DType::f32, {.indices = format_.indices});
-  header.kind = StreamKind::indices;
+  VectorHeader header = expected_header(sum_.range, false, nnz, DType::f32, {.indices = format_.indices});
+  header.kind = VectorKind::indices;
   own = Buffer(encoded_size(header) + kernels::mark_words(given.entries.nnz()) * kWordBytes +
                counted_values_bytes(nnz - left_out, format_));
   const std::uint64_t common = std::min<std::uint64_t>(sum_.entries.common, nnz);
@@ -198,7 +198,7 @@ ConstBytes SumMessages<CountedF32>::to(Rank, const GivenEntries<CountedF32>& giv
 
 template <>
 Decoded<CountedF32> decode_beside(ConstBytes message, IndexRange expected, const GivenEntries<CountedF32>&) {
-  StreamHeader header;
+  VectorHeader header;
   if (const std::string error = read_indices_header(message, DType::f32, expected, header); !error.empty()) {
     return Decoded<CountedF32>(damaged(error));
   }
@@ -209,7 +209,7 @@ Decoded<CountedF32> decode_beside(ConstBytes message, IndexRange expected, const
     return Decoded<CountedF32>(damaged(std::to_string(common) + " of its " + std::to_string(header.nnz) +
                                        " entries are common ones"));
   }
-  return {StreamView<CountedF32>{expected, false, {.common = common, .own = header.nnz - common}}, {}};
+  return {SparseView<CountedF32>{expected, false, {.common = common, .own = header.nnz - common}}, {}};
 }
 
 }  // namespace telegrad

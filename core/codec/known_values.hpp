@@ -5,7 +5,7 @@
 //
 //   encode_indices() of the sum    the same for all receivers
 //   marks                          a bit for each entry that the receiver gave, in words of 64: whether its value is left out
-//   encode() of the other values   as a dense stream of so many elements
+//   encode() of the other values   as a dense vector of so many elements
 //
 // How messages travel, and who owns a slice, this must not know.
 
@@ -24,7 +24,7 @@ namespace telegrad {
 /// Entries that a rank gave of a slice, and what the sum has been multiplied by since (1, or 1/P of an average).
 template <class V>
 struct GivenEntries {
-  StreamView<V> entries;
+  SparseView<V> entries;
   double factor = 1.0;
 
   /// Of a rank that has kept none: it is sent whole sums, and anything else is damaged.
@@ -40,7 +40,7 @@ template <class V>
 class SumMessages {
  public:
   /// `givers`: of each entry, if it is known, which ranks gave it (kernels::reduce_sorted_of()): that makes messages in less time.
-  SumMessages(const StreamView<V>& sum, const WireFormat& format, Array<std::uint8_t> givers = {});
+  SumMessages(const SparseView<V>& sum, const WireFormat& format, Array<std::uint8_t> givers = {});
 
   /// The message to `receiver`, who gave `given`, in `own`; or encode() of the sum, the same for all, where leaving out saves
   /// nothing.
@@ -51,7 +51,7 @@ class SumMessages {
  private:
   std::size_t leave_out(Rank receiver, const GivenEntries<V>& given, std::span<std::uint64_t> known, std::span<V> rest) const;
 
-  StreamView<V> sum_;
+  SparseView<V> sum_;
   WireFormat format_;
   Array<std::uint8_t> givers_;
   Buffer indices_;
@@ -85,14 +85,14 @@ std::string decode_sum_into(ConstBytes message, IndexRange expected, const Given
 template <>
 class SumMessages<CountedF32> {
  public:
-  SumMessages(const StreamView<CountedF32>& sum, const WireFormat& format, const Array<std::uint8_t>& /*givers*/ = {})
+  SumMessages(const SparseView<CountedF32>& sum, const WireFormat& format, const Array<std::uint8_t>& /*givers*/ = {})
       : sum_(sum), format_(format) {}
 
   ConstBytes to(Rank receiver, const GivenEntries<CountedF32>& given, Buffer& own);
   ConstBytes whole();
 
  private:
-  StreamView<CountedF32> sum_;
+  SparseView<CountedF32> sum_;
   WireFormat format_;
   Buffer whole_;
 };

@@ -12,13 +12,13 @@
 namespace telegrad {
 
 template <class V>
-SliceReduction<V>::SliceReduction(std::vector<StreamView<V>> pieces, Reduction reduction, double delta)
+SliceReduction<V>::SliceReduction(std::vector<SparseView<V>> pieces, Reduction reduction, double delta)
     : pieces_(std::move(pieces)), reduction_(reduction), delta_(delta) {
   TELEGRAD_CHECK(!pieces_.empty());
   done_ = range().begin;
   std::size_t total = 0;
   bool dense = false;
-  for (const StreamView<V>& piece : pieces_) {
+  for (const SparseView<V>& piece : pieces_) {
     TELEGRAD_CHECK(piece.range == range());
     dense = dense || piece.dense || static_cast<double>(piece.nnz()) > delta;
     total += piece.nnz();
@@ -37,15 +37,15 @@ void SliceReduction<V>::remember_givers() {
 template <class V>
 std::size_t SliceReduction<V>::bytes() const {
   std::size_t bytes = 0;
-  for (const StreamView<V>& piece : pieces_) bytes += bytes_of(piece);
+  for (const SparseView<V>& piece : pieces_) bytes += bytes_of(piece);
   return bytes;
 }
 
 template <class V>
 std::size_t SliceReduction<V>::advance(std::uint64_t end) {
-  std::vector<StreamView<V>> parts;
+  std::vector<SparseView<V>> parts;
   std::size_t bytes = 0;
-  for (const StreamView<V>& piece : pieces_) {
+  for (const SparseView<V>& piece : pieces_) {
     parts.push_back(piece.slice({done_, end}));
     bytes += bytes_of(parts.back());
   }
@@ -61,9 +61,9 @@ std::size_t SliceReduction<V>::advance(std::uint64_t end) {
 }
 
 template <class V>
-void SliceReduction<V>::reduce_sparsely(const std::vector<StreamView<V>>& parts) {
+void SliceReduction<V>::reduce_sparsely(const std::vector<SparseView<V>>& parts) {
   std::vector<kernels::Entries<V>> runs;
-  for (const StreamView<V>& part : parts) runs.push_back(part.entries());
+  for (const SparseView<V>& part : parts) runs.push_back(part.entries());
   const kernels::EntriesOut<V> out{sum_.indices.span().subspan(count_), sum_.values.span().subspan(count_)};
   count_ += givers_.empty() ? kernels::reduce_sorted<V>(reduction_, runs, out)
                             : kernels::reduce_sorted_of<V>(reduction_, runs, out, givers_.span().subspan(count_));

@@ -19,7 +19,7 @@ template <class V>
 class SliceReduction {
  public:
   /// Arguments as reduce_slices() has them; the pieces' arrays must stay as they are until finish().
-  SliceReduction(std::vector<StreamView<V>> pieces, Reduction reduction, double delta);
+  SliceReduction(std::vector<SparseView<V>> pieces, Reduction reduction, double delta);
   /// Unless that takes more time than it saves, and before anything is reduced: says in the end which pieces have each index.
   void remember_givers();
 
@@ -36,9 +36,9 @@ class SliceReduction {
   Array<std::uint8_t> take_givers() { return std::move(givers_); }
 
  private:
-  void reduce_sparsely(const std::vector<StreamView<V>>& parts);
+  void reduce_sparsely(const std::vector<SparseView<V>>& parts);
 
-  const std::vector<StreamView<V>> pieces_;
+  const std::vector<SparseView<V>> pieces_;
   const Reduction reduction_;
   const double delta_;
   std::uint64_t done_ = 0;  // indices below are reduced

@@ -16,10 +16,10 @@ namespace telegrad {
 namespace {
 
 template <class V>
-OwnedSlice<V> reduce_sparse(std::span<const StreamView<V>> pieces, Reduction reduction) {
+OwnedSlice<V> reduce_sparse(std::span<const SparseView<V>> pieces, Reduction reduction) {
   std::vector<kernels::Entries<V>> runs;
   std::size_t total = 0;
-  for (const StreamView<V>& piece : pieces) {
+  for (const SparseView<V>& piece : pieces) {
     runs.push_back(piece.entries());
     total += piece.nnz();
   }
@@ -40,7 +40,7 @@ T* append(T* to, std::span<const T> from) {
 }  // namespace
 
 template <class V>
-OwnedSlice<V> dense_slice(const StreamView<V>& view, Reduction reduction) {
+OwnedSlice<V> dense_slice(const SparseView<V>& view, Reduction reduction) {
   OwnedSlice<V> dense{view.range, true, {}, Array<V>(static_cast<std::size_t>(view.range.size()))};
   write_dense(view, dense.values.span(), reduction);
   return dense;
@@ -49,7 +49,7 @@ OwnedSlice<V> dense_slice(const StreamView<V>& view, Reduction reduction) {
 // A sparse piece is never just set, and of a sparse and a dense one the dense one is added to: so -0 beside an element
 // that is absent from the other piece becomes the same in either order.
 template <class V>
-void reduce_densely(std::span<const StreamView<V>> pieces, Reduction reduction, std::span<V> out) {
+void reduce_densely(std::span<const SparseView<V>> pieces, Reduction reduction, std::span<V> out) {
   const std::size_t base = pieces.size() > 1 && pieces[1].dense && !pieces[0].dense ? 1 : 0;
   if (pieces[base].dense) {
     std::ranges::copy(pieces[base].values, out.begin());
@@ -58,7 +58,7 @@ void reduce_densely(std::span<const StreamView<V>> pieces, Reduction reduction, 
   }
   const Bytes values = std::as_writable_bytes(out);
   for (std::size_t i = 0; i < pieces.size(); ++i) {
-    const StreamView<V>& piece = pieces[i];
+    const SparseView<V>& piece = pieces[i];
     if (!piece.dense) {
       kernels::scatter_reduce(reduction, out, piece.entries(), piece.range.begin);
     } else if (i != base) {
@@ -73,10 +73,10 @@ void scale(OwnedSlice<V>& slice, double factor) {
 }
 
 template <class V>
-OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction reduction, double delta) {
+OwnedSlice<V> reduce_slices(std::span<const SparseView<V>> pieces, Reduction reduction, double delta) {
   TELEGRAD_CHECK(!pieces.empty());
   bool dense = false;
-  for (const StreamView<V>& piece : pieces) {
+  for (const SparseView<V>& piece : pieces) {
     TELEGRAD_CHECK(piece.range == pieces[0].range);
     dense = dense || piece.dense || static_cast<double>(piece.nnz()) > delta;
   }
@@ -91,11 +91,11 @@ OwnedSlice<V> reduce_slices(std::span<const StreamView<V>> pieces, Reduction red
 }
 
 template <class V>
-OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices) {
+OwnedSlice<V> concatenate_slices(std::span<const SparseView<V>> slices) {
   TELEGRAD_CHECK(!slices.empty());
   OwnedSlice<V> whole{{slices.front().range.begin, slices.front().range.begin}, false, {}, {}};
   std::size_t total = 0;
-  for (const StreamView<V>& slice : slices) {
+  for (const SparseView<V>& slice : slices) {
     TELEGRAD_CHECK(!slice.dense && slice.range.begin == whole.range.end && slice.range.end >= whole.range.end);
     whole.range.end = slice.range.end;
     total += slice.nnz();
@@ -104,7 +104,7 @@ OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices) {
   whole.values = Array<V>(total);
   std::uint32_t* next_index = whole.indices.data();
   V* next_value = whole.values.data();
-  for (const StreamView<V>& slice : slices) {
+  for (const SparseView<V>& slice : slices) {
     next_index = append(next_index, slice.indices);
     next_value = append(next_value, slice.values);
   }
@@ -112,15 +112,15 @@ OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>> slices) {
 }
 
 template <class V>
-SparseStream<V> whole_stream(OwnedSlice<V> slice, Reduction reduction, double delta) {
+SparseVector<V> whole_vector(OwnedSlice<V> slice, Reduction reduction, double delta) {
   TELEGRAD_CHECK(slice.range.begin == 0);
   if (!slice.dense && static_cast<double>(slice.indices.size()) > delta) slice = dense_slice(slice.view(), reduction);
-  if (slice.dense) return SparseStream<V>::adopt_dense(std::move(slice.values));
-  return SparseStream<V>::adopt_sparse(slice.range.end, std::move(slice.indices), std::move(slice.values));
+  if (slice.dense) return SparseVector<V>::adopt_dense(std::move(slice.values));
+  return SparseVector<V>::adopt_sparse(slice.range.end, std::move(slice.indices), std::move(slice.values));
 }
 
 template <class V>
-SparseStream<V> sparse_stream(std::uint64_t dimension, OwnedSlice<V> slice, Reduction reduction) {
+SparseVector<V> sparse_vector(std::uint64_t dimension, OwnedSlice<V> slice, Reduction reduction) {
   TELEGRAD_CHECK(slice.range.end <= dimension);
   if (slice.dense) {
     const std::span<const V> dense = slice.values.span();
@@ -130,19 +130,19 @@ SparseStream<V> sparse_stream(std::uint64_t dimension, OwnedSlice<V> slice, Redu
     Array<std::uint32_t> indices(count);
     Array<V> values(count);
     kernels::compact<V>(dense, absent, base, {indices.span(), values.span()});
-    return SparseStream<V>::adopt_sparse(dimension, std::move(indices), std::move(values));
+    return SparseVector<V>::adopt_sparse(dimension, std::move(indices), std::move(values));
   }
-  return SparseStream<V>::adopt_sparse(dimension, std::move(slice.indices), std::move(slice.values));
+  return SparseVector<V>::adopt_sparse(dimension, std::move(slice.indices), std::move(slice.values));
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                  \
-  template OwnedSlice<V> dense_slice(const StreamView<V>&, Reduction);                           \
-  template void reduce_densely(std::span<const StreamView<V>>, Reduction, std::span<V>);         \
+  template OwnedSlice<V> dense_slice(const SparseView<V>&, Reduction);                           \
+  template void reduce_densely(std::span<const SparseView<V>>, Reduction, std::span<V>);         \
   template void scale(OwnedSlice<V>&, double);                                                   \
-  template OwnedSlice<V> reduce_slices(std::span<const StreamView<V>>, Reduction, double);       \
-  template OwnedSlice<V> concatenate_slices(std::span<const StreamView<V>>);                     \
-  template SparseStream<V> whole_stream(OwnedSlice<V>, Reduction, double);                       \
-  template SparseStream<V> sparse_stream(std::uint64_t, OwnedSlice<V>, Reduction);
+  template OwnedSlice<V> reduce_slices(std::span<const SparseView<V>>, Reduction, double);       \
+  template OwnedSlice<V> concatenate_slices(std::span<const SparseView<V>>);                     \
+  template SparseVector<V> whole_vector(OwnedSlice<V>, Reduction, double);                       \
+  template SparseVector<V> sparse_vector(std::uint64_t, OwnedSlice<V>, Reduction);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -22,8 +22,8 @@ namespace {
 void validate_dimension(std::uint64_t dimension) {
   if (dimension <= kDimensionMost) return;
   throw std::invalid_argument("dimension is " + std::to_string(dimension) +
-                              ": a sparse stream has 32-bit indices, so at most " + std::to_string(kDimensionMost) +
-                              " elements; split the vector into several streams");
+                              ": a sparse vector has 32-bit indices, so at most " + std::to_string(kDimensionMost) +
+                              " elements; split it into several");
 }
 
 template <class T>
@@ -40,30 +40,30 @@ Array<T> copy_of(std::span<const T> from) {
 
 // The second one's indices all lie above the first one's.
 template <class V>
-SparseStream<V> concatenate(const SparseStream<V>& first, const SparseStream<V>& second) {
+SparseVector<V> concatenate(const SparseVector<V>& first, const SparseVector<V>& second) {
   Array<std::uint32_t> indices(first.nnz() + second.nnz());
   Array<V> values(indices.size());
   copy(first.indices(), indices.span().first(first.nnz()));
   copy(second.indices(), indices.span().subspan(first.nnz()));
   copy(first.values(), values.span().first(first.nnz()));
   copy(second.values(), values.span().subspan(first.nnz()));
-  return SparseStream<V>::adopt_sparse(first.dimension(), std::move(indices), std::move(values));
+  return SparseVector<V>::adopt_sparse(first.dimension(), std::move(indices), std::move(values));
 }
 
 template <class V>
-SparseStream<V> merge(const SparseStream<V>& a, const SparseStream<V>& b, Reduction reduction) {
+SparseVector<V> merge(const SparseVector<V>& a, const SparseVector<V>& b, Reduction reduction) {
   Array<std::uint32_t> indices(a.nnz() + b.nnz());
   Array<V> values(indices.size());
   const std::size_t count = kernels::merge(reduction, a.view().entries(), b.view().entries(),
                                            kernels::EntriesOut<V>{indices.span(), values.span()});
   indices.truncate(count);
   values.truncate(count);
-  return SparseStream<V>::adopt_sparse(a.dimension(), std::move(indices), std::move(values));
+  return SparseVector<V>::adopt_sparse(a.dimension(), std::move(indices), std::move(values));
 }
 
-// Adds to a dense stream.
+// Adds to a dense vector.
 template <class V>
-void accumulate(SparseStream<V>& total, const SparseStream<V>& next, Reduction reduction) {
+void accumulate(SparseVector<V>& total, const SparseVector<V>& next, Reduction reduction) {
   if (next.is_dense()) {
     const Bytes values = std::as_writable_bytes(total.own_values());
     kernels::reduce_to(dtype_of<V>, reduction, values, std::as_bytes(next.values()), values);
@@ -97,7 +97,7 @@ void validate_entries(std::uint64_t dimension, std::span<const std::uint32_t> in
 }
 
 template <class V>
-StreamView<V> StreamView<V>::slice(IndexRange within) const {
+SparseView<V> SparseView<V>::slice(IndexRange within) const {
   TELEGRAD_CHECK(range.begin <= within.begin && within.begin <= within.end && within.end <= range.end);
   if (dense) return {within, true, {}, values.subspan(within.begin - range.begin, within.size())};
   const auto first = std::lower_bound(indices.begin(), indices.end(), within.begin);
@@ -108,7 +108,7 @@ StreamView<V> StreamView<V>::slice(IndexRange within) const {
 }
 
 template <class V>
-std::optional<std::size_t> mark_block(const StreamView<V>& view, IndexRange block, std::size_t before,
+std::optional<std::size_t> mark_block(const SparseView<V>& view, IndexRange block, std::size_t before,
                                       std::span<std::uint64_t> marks) {
   const auto size = static_cast<std::size_t>(block.size());
   const std::size_t left = view.nnz() - before;
@@ -124,11 +124,11 @@ std::optional<std::size_t> mark_block(const StreamView<V>& view, IndexRange bloc
 }
 
 template <class V>
-void write_dense(const StreamView<V>& view, std::span<V> out, Reduction reduction, double factor) {
+void write_dense(const SparseView<V>& view, std::span<V> out, Reduction reduction, double factor) {
   TELEGRAD_CHECK(out.size() == view.range.size());
   constexpr std::size_t kBlock = 8192;  // cleared and written, or copied and scaled, while in the cache
   if (!view.dense) {
-    StreamView<V> rest = view;
+    SparseView<V> rest = view;
     for (std::size_t begin = 0; begin < out.size(); begin += kBlock) {
       const std::size_t count = std::min(kBlock, out.size() - begin);
       const std::uint64_t first = view.range.begin + begin;
@@ -151,12 +151,12 @@ void write_dense(const StreamView<V>& view, std::span<V> out, Reduction reductio
 }
 
 template <class V>
-SparseStream<V>::SparseStream(std::uint64_t dimension) : dimension_(dimension) {
+SparseVector<V>::SparseVector(std::uint64_t dimension) : dimension_(dimension) {
   validate_dimension(dimension);
 }
 
 template <class V>
-SparseStream<V> SparseStream<V>::sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+SparseVector<V> SparseVector<V>::sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
                                         std::span<const V> values) {
   Array<std::uint32_t> kept = copy_of(indices);  // first: the caller's may change, even while they are checked
   validate_entries(dimension, kept.span(), values.size());
@@ -164,71 +164,71 @@ SparseStream<V> SparseStream<V>::sparse(std::uint64_t dimension, std::span<const
 }
 
 template <class V>
-SparseStream<V> SparseStream<V>::dense(std::span<const V> values) {
+SparseVector<V> SparseVector<V>::dense(std::span<const V> values) {
   validate_dimension(values.size());
   return adopt_dense(copy_of(values));
 }
 
 template <class V>
-SparseStream<V> SparseStream<V>::borrow_dense(std::span<const V> values) {
-  SparseStream stream(values.size());
-  stream.dense_ = true;
-  stream.borrowed_ = values;
-  return stream;
+SparseVector<V> SparseVector<V>::borrow_dense(std::span<const V> values) {
+  SparseVector vector(values.size());
+  vector.dense_ = true;
+  vector.borrowed_ = values;
+  return vector;
 }
 
 template <class V>
-SparseStream<V> SparseStream<V>::borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+SparseVector<V> SparseVector<V>::borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
                                                std::span<const V> values, std::span<const std::uint64_t> marks) {
   TELEGRAD_CHECK(indices.size() == values.size());
   TELEGRAD_CHECK(marks.empty() || marks.size() == kernels::mark_words(static_cast<std::size_t>(dimension)));
-  SparseStream stream(dimension);
-  stream.borrowed_ = values;
-  stream.borrowed_indices_ = indices;
-  stream.borrowed_marks_ = marks;
-  return stream;
+  SparseVector vector(dimension);
+  vector.borrowed_ = values;
+  vector.borrowed_indices_ = indices;
+  vector.borrowed_marks_ = marks;
+  return vector;
 }
 
 template <class V>
-std::span<V> SparseStream<V>::own_values() {
+std::span<V> SparseVector<V>::own_values() {
   TELEGRAD_CHECK(dense_ || !is_borrowed());
   if (is_borrowed()) values_ = copy_of(std::exchange(borrowed_, {}));
   return values_.span();
 }
 
 template <class V>
-SparseStream<V> SparseStream<V>::adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices,
+SparseVector<V> SparseVector<V>::adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices,
                                               Array<V> values) {
   TELEGRAD_CHECK(indices.size() == values.size());
   if (!indices.empty()) {
     const std::uint32_t last = indices[indices.size() - 1];
     TELEGRAD_CHECK(indices[0] <= last && last < dimension);
   }
-  SparseStream stream(dimension);
-  stream.indices_ = std::move(indices);
-  stream.values_ = std::move(values);
-  return stream;
+  SparseVector vector(dimension);
+  vector.indices_ = std::move(indices);
+  vector.values_ = std::move(values);
+  return vector;
 }
 
 template <class V>
-SparseStream<V> SparseStream<V>::adopt_dense(Array<V> values) {
-  SparseStream stream(values.size());
-  stream.dense_ = true;
-  stream.values_ = std::move(values);
-  return stream;
+SparseVector<V> SparseVector<V>::adopt_dense(Array<V> values) {
+  SparseVector vector(values.size());
+  vector.dense_ = true;
+  vector.values_ = std::move(values);
+  return vector;
 }
 
 template <class V>
-SparseStream<V> SparseStream<V>::clone() const {
-  SparseStream stream(dimension_);
-  stream.dense_ = dense_;
-  stream.indices_ = copy_of(indices());
-  stream.values_ = copy_of(values());
-  return stream;
+SparseVector<V> SparseVector<V>::clone() const {
+  SparseVector vector(dimension_);
+  vector.dense_ = dense_;
+  vector.indices_ = copy_of(indices());
+  vector.values_ = copy_of(values());
+  return vector;
 }
 
 template <class V>
-void SparseStream<V>::to_dense(Reduction reduction) {
+void SparseVector<V>::to_dense(Reduction reduction) {
   if (dense_) return;
   Array<V> values(static_cast<std::size_t>(dimension_));
   kernels::fill(values.span(), kernels::absent_element<V>(reduction));
@@ -239,16 +239,16 @@ void SparseStream<V>::to_dense(Reduction reduction) {
 }
 
 template <class V>
-void SparseStream<V>::write_dense(std::span<V> out, Reduction reduction, double factor) const {
+void SparseVector<V>::write_dense(std::span<V> out, Reduction reduction, double factor) const {
   if (out.size() != dimension_) {
-    throw std::invalid_argument("out has " + std::to_string(out.size()) + " elements but the stream's dimension is " +
+    throw std::invalid_argument("out has " + std::to_string(out.size()) + " elements but the vector's dimension is " +
                                 std::to_string(dimension_) + ": give an output of that size");
   }
   telegrad::write_dense(view(), out, reduction, factor);
 }
 
 template <class V>
-void SparseStream<V>::scale(double factor) {
+void SparseVector<V>::scale(double factor) {
   kernels::scale(dtype_of<V>, std::as_writable_bytes(own_values()), factor);
 }
 
@@ -263,10 +263,10 @@ double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t inde
 }
 
 template <class V>
-SparseStream<V> reduce(SparseStream<V> a, SparseStream<V> b, Reduction reduction, double delta) {
+SparseVector<V> reduce(SparseVector<V> a, SparseVector<V> b, Reduction reduction, double delta) {
   if (a.dimension() != b.dimension()) {
-    throw std::invalid_argument("streams of dimension " + std::to_string(a.dimension()) + " and " +
-                                std::to_string(b.dimension()) + " cannot be reduced: give streams of one dimension");
+    throw std::invalid_argument("vectors of dimension " + std::to_string(a.dimension()) + " and " +
+                                std::to_string(b.dimension()) + " cannot be reduced: give vectors of one dimension");
   }
   const bool fits = static_cast<double>(a.nnz()) + static_cast<double>(b.nnz()) <= delta;
   if (!a.is_dense() && !b.is_dense() && fits) {
@@ -283,11 +283,11 @@ SparseStream<V> reduce(SparseStream<V> a, SparseStream<V> b, Reduction reduction
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                       \
-  template struct StreamView<V>;                                                      \
-  template class SparseStream<V>;                                                     \
-  template std::optional<std::size_t> mark_block(const StreamView<V>&, IndexRange, std::size_t, std::span<std::uint64_t>); \
-  template void write_dense(const StreamView<V>&, std::span<V>, Reduction, double);   \
-  template SparseStream<V> reduce(SparseStream<V>, SparseStream<V>, Reduction, double);
+  template struct SparseView<V>;                                                      \
+  template class SparseVector<V>;                                                     \
+  template std::optional<std::size_t> mark_block(const SparseView<V>&, IndexRange, std::size_t, std::span<std::uint64_t>); \
+  template void write_dense(const SparseView<V>&, std::span<V>, Reduction, double);   \
+  template SparseVector<V> reduce(SparseVector<V>, SparseVector<V>, Reduction, double);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -1,7 +1,7 @@
 #pragma once
-// Sparse streams (SparCML §5.1): a vector held as sorted entries or, where those would take more bytes, densely.
-// V is float, double, bf16 or f16. An absent entry is the neutral element of the reduction that the stream is meant for:
-// zero for sums, infinity for a minimum. A stream does not know that reduction: who makes it dense says it.
+// Sparse vectors (SparCML §5.1): a vector held as sorted entries or, where those would take more bytes, densely.
+// V is float, double, bf16 or f16. An absent entry is the neutral element of the reduction that the vector is meant for:
+// zero for sums, infinity for a minimum. A vector does not know that reduction: who makes it dense says it.
 // Nothing here knows of ranks or of a wire.
 
 #include <cstddef>
@@ -27,9 +27,9 @@ struct IndexRange {
   friend bool operator==(const IndexRange&, const IndexRange&) = default;
 };
 
-/// A stream, or a slice of one, that somebody else owns.
+/// A vector, or a slice of one, that somebody else owns.
 template <class V>
-struct StreamView {
+struct SparseView {
   IndexRange range;
   bool dense = false;
   std::span<const std::uint32_t> indices;  // strictly increasing, in the range, counted from the whole vector's start
@@ -40,7 +40,7 @@ struct StreamView {
   std::size_t nnz() const { return values.size(); }
   kernels::Entries<V> entries() const { return {indices, values}; }
   /// The part in `within`, which must lie in this range (CHECKed). O(log nnz).
-  StreamView slice(IndexRange within) const;
+  SparseView slice(IndexRange within) const;
 };
 
 /// Marks a block of a whole vector's entries, of which the first `before` lie before it, and says how many are marked. Each index is
@@ -48,7 +48,7 @@ struct StreamView {
 /// strictly increasing and in the block, or where there are fewer entries than marks. `marks` has as many words as the block
 /// needs (CHECKed).
 template <class V>
-std::optional<std::size_t> mark_block(const StreamView<V>& view, IndexRange block, std::size_t before,
+std::optional<std::size_t> mark_block(const SparseView<V>& view, IndexRange block, std::size_t before,
                                       std::span<std::uint64_t> marks);
 
 /// Throws std::invalid_argument, naming what is wrong, unless the indices are strictly increasing and below the
@@ -58,31 +58,31 @@ void validate_entries(std::uint64_t dimension, std::span<const std::uint32_t> in
 /// out[i - range.begin] = view[i] * factor, and kernels::absent_element(reduction) where there is no entry. `out` has
 /// range.size() elements (CHECKed).
 template <class V>
-void write_dense(const StreamView<V>& view, std::span<V> out, Reduction reduction = Reduction::sum,
+void write_dense(const SparseView<V>& view, std::span<V> out, Reduction reduction = Reduction::sum,
                  double factor = 1.0);
 
 template <class V>
-class SparseStream {
+class SparseVector {
  public:
   /// No entries. Throws std::invalid_argument for a dimension beyond kDimensionMost.
-  explicit SparseStream(std::uint64_t dimension = 0);
+  explicit SparseVector(std::uint64_t dimension = 0);
 
   /// Copies and validates, as validate_entries does.
-  static SparseStream sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+  static SparseVector sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
                              std::span<const V> values);
   /// Copies. Throws std::invalid_argument beyond kDimensionMost values.
-  static SparseStream dense(std::span<const V> values);
-  /// Dense, without a copy until something is to change it: `values` must outlive the stream and stay as they are.
-  static SparseStream borrow_dense(std::span<const V> values);
+  static SparseVector dense(std::span<const V> values);
+  /// Dense, without a copy until something is to change it: `values` must outlive the vector and stay as they are.
+  static SparseVector borrow_dense(std::span<const V> values);
   /// Entries as somebody claims them: nobody has checked the indices, which may change, nor that `marks`, if any, are theirs. For
   /// whoever checks what it reads.
-  static SparseStream borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
+  static SparseVector borrow_sparse(std::uint64_t dimension, std::span<const std::uint32_t> indices,
                                     std::span<const V> values, std::span<const std::uint64_t> marks = {});
   /// Take arrays that the caller has built in order: only lengths and the ends are CHECKed.
-  static SparseStream adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices, Array<V> values);
-  static SparseStream adopt_dense(Array<V> values);
+  static SparseVector adopt_sparse(std::uint64_t dimension, Array<std::uint32_t> indices, Array<V> values);
+  static SparseVector adopt_dense(Array<V> values);
 
-  SparseStream clone() const;
+  SparseVector clone() const;
 
   std::uint64_t dimension() const { return dimension_; }
   bool is_dense() const { return dense_; }
@@ -94,9 +94,9 @@ class SparseStream {
   /// To be changed: what was borrowed, densely (CHECKed), is copied.
   std::span<V> own_values();
 
-  /// Valid until the stream is changed, moved from or destroyed.
-  StreamView<V> view() const { return {{0, dimension_}, dense_, indices(), values(), borrowed_marks_}; }
-  StreamView<V> slice(std::uint64_t begin, std::uint64_t end) const { return view().slice({begin, end}); }
+  /// Valid until the vector is changed, moved from or destroyed.
+  SparseView<V> view() const { return {{0, dimension_}, dense_, indices(), values(), borrowed_marks_}; }
+  SparseView<V> slice(std::uint64_t begin, std::uint64_t end) const { return view().slice({begin, end}); }
 
   /// Becomes dense, in place, with kernels::absent_element(reduction) where there is no entry. -0 becomes +0 in sums
   /// and for max_abs.
@@ -106,7 +106,7 @@ class SparseStream {
   /// Multiplies every value; keeps the indices.
   void scale(double factor);
 
-  /// Give the arrays away; the stream may then only be assigned to or destroyed.
+  /// Give the arrays away; the vector may then only be assigned to or destroyed.
   Array<std::uint32_t> take_indices() { return std::move(indices_); }
   Array<V> take_values() {
     own_values();
@@ -123,7 +123,7 @@ class SparseStream {
   std::span<const std::uint64_t> borrowed_marks_;    // of these
 };
 
-/// The number of entries δ beyond which a stream of `n` elements is better dense: factor * n * v / (c + v), with v
+/// The number of entries δ beyond which a vector of `n` elements is better dense: factor * n * v / (c + v), with v
 /// bytes per value and c per index. Throws std::invalid_argument for a negative or NaN factor.
 double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t index_bytes, double factor = 1.0);
 
@@ -132,6 +132,6 @@ double switch_entries(std::uint64_t n, std::size_t value_bytes, std::size_t inde
 /// holds kernels::absent_element(reduction) where there is no entry, also what is passed in.
 /// Throws std::invalid_argument for unequal dimensions.
 template <class V>
-SparseStream<V> reduce(SparseStream<V> a, SparseStream<V> b, Reduction reduction, double delta);
+SparseVector<V> reduce(SparseVector<V> a, SparseVector<V> b, Reduction reduction, double delta);
 
 }  // namespace telegrad

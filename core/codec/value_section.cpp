@@ -18,16 +18,16 @@ constexpr std::uint64_t kPackedFewest = 128;   // fewer values save less than th
 constexpr std::uint64_t kLeastSavedShare = 16;  // of their bytes: what less would save, unpacking would cost
 
 // The type of the values that are in the message, if they can be packed; else another one.
-DType sent_dtype(const StreamHeader& header) {
+DType sent_dtype(const VectorHeader& header) {
   if (header.value_encoding == ValueEncoding::native) return header.dtype;
   return header.value_encoding == ValueEncoding::bf16 ? DType::bf16 : DType::u8;
 }
 
-bool can_pack(const StreamHeader& header) {
+bool can_pack(const VectorHeader& header) {
   return kernels::packs_values(sent_dtype(header)) && header.nnz >= kPackedFewest;
 }
 
-std::uint64_t unpacked_bytes(const StreamHeader& header) {
+std::uint64_t unpacked_bytes(const VectorHeader& header) {
   if (header.value_encoding == ValueEncoding::native) return std::uint64_t{size_of(header.dtype)} * header.nnz;
   return kernels::encoded_bytes(header.value_encoding, header.nnz);
 }
@@ -48,22 +48,22 @@ bool unpack(ConstBytes section, DType sent, std::span<V> values) {
 
 }  // namespace
 
-std::uint64_t value_bytes(const StreamHeader& header) {
-  if (header.kind == StreamKind::indices) return 0;
+std::uint64_t value_bytes(const VectorHeader& header) {
+  if (header.kind == VectorKind::indices) return 0;
   return header.packed_value_words == 0 ? unpacked_bytes(header) : kWordBytes * header.packed_value_words;
 }
 
-void choose_packing(StreamHeader& header, std::uint64_t bytes) {
+void choose_packing(VectorHeader& header, std::uint64_t bytes) {
   const std::uint64_t unpacked = unpacked_bytes(header);
   if (bytes == 0 || bytes > unpacked - unpacked / kLeastSavedShare) return;
   header.packed_value_words = static_cast<std::uint32_t>(bytes / kWordBytes);
 }
 
-std::uint64_t packed_value_bytes_expected(const StreamHeader& header) {
+std::uint64_t packed_value_bytes_expected(const VectorHeader& header) {
   return can_pack(header) ? kernels::packed_values_expected(sent_dtype(header), header.nnz) : 0;
 }
 
-std::string value_bytes_error(const StreamHeader& header) {
+std::string value_bytes_error(const VectorHeader& header) {
   if (header.packed_value_words == 0) return {};
   const DType sent = sent_dtype(header);
   if (!kernels::packs_values(sent)) return "its values are packed, which these cannot be";
@@ -74,7 +74,7 @@ std::string value_bytes_error(const StreamHeader& header) {
 }
 
 template <class V>
-std::string read_values(ConstBytes section, const StreamHeader& header, std::span<V> values) {
+std::string read_values(ConstBytes section, const VectorHeader& header, std::span<V> values) {
   if (header.packed_value_words != 0) {
     return unpack(section, sent_dtype(header), values) ? "" : "its packed values are none";
   }
@@ -88,7 +88,7 @@ std::string read_values(ConstBytes section, const StreamHeader& header, std::spa
 }
 
 template <class V>
-ValueDraft<V>::ValueDraft(std::span<const V> values, const StreamHeader& header, bool packs, std::span<V> error)
+ValueDraft<V>::ValueDraft(std::span<const V> values, const VectorHeader& header, bool packs, std::span<V> error)
     : values_(values), error_(error) {
   if (!packs || !can_pack(header)) return;
   const DType sent_as = sent_dtype(header);
@@ -107,7 +107,7 @@ ConstBytes ValueDraft<V>::sent() const {
 }
 
 template <class V>
-void ValueDraft<V>::write(const StreamHeader& header, const kernels::QuantisationKey& key, std::uint64_t first,
+void ValueDraft<V>::write(const VectorHeader& header, const kernels::QuantisationKey& key, std::uint64_t first,
                           Bytes section) const {
   const Bytes bytes = section.first(value_bytes(header));
   const Bytes padding = section.subspan(bytes.size());
@@ -124,7 +124,7 @@ void ValueDraft<V>::write(const StreamHeader& header, const kernels::Quantisatio
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                      \
-  template std::string read_values(ConstBytes, const StreamHeader&, std::span<V>); \
+  template std::string read_values(ConstBytes, const VectorHeader&, std::span<V>); \
   template class ValueDraft<V>;
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

@@ -31,11 +31,11 @@ std::uint64_t fixed_index_bytes(IndexFormat format, std::uint64_t range_size, st
 
 // Where the sections of a message begin. Sizes are those of counts below 2^32: no sum here overflows.
 struct Layout {
-  std::uint64_t indices = sizeof(StreamHeader);
+  std::uint64_t indices = sizeof(VectorHeader);
   std::uint64_t values = 0;
   std::uint64_t end = 0;
 
-  explicit Layout(const StreamHeader& header)
+  explicit Layout(const VectorHeader& header)
       : values(indices + padded(header.index_bytes)),
         end(values + padded(value_bytes(header))) {}
 };
@@ -43,21 +43,21 @@ struct Layout {
 // A message before it is written.
 template <class V>
 struct Draft {
-  StreamHeader header;
+  VectorHeader header;
   kernels::IndexPlan indices;  // if they may be packed
   ValueDraft<V> values;
 };
 
 template <class V>
-Draft<V> draft_of(const StreamView<V>& view, WireFormat format, std::span<V> error) {
+Draft<V> draft_of(const SparseView<V>& view, WireFormat format, std::span<V> error) {
   TELEGRAD_CHECK(error.empty() || error.size() == view.nnz());
   if constexpr (std::is_same_v<V, float>) {
     if (!view.dense && !kernels::encodes(format.values, view.values)) format.values = ValueEncoding::native;
   }
   kernels::IndexPlan indices;
   if (!view.dense && format.indices == IndexFormat::packed) indices = kernels::plan_indices(view.indices);
-  StreamHeader header =
-      stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, {.indices = indices.bytes});
+  VectorHeader header =
+      vector_header(view.range, view.dense, view.nnz(), dtype_of<V>, format, {.indices = indices.bytes});
   ValueDraft<V> values(view.values, header, format.packs_values, error);
   choose_packing(header, values.packed_bytes());
   return {header, std::move(indices), std::move(values)};
@@ -70,7 +70,7 @@ void put(Bytes out, std::uint64_t begin, std::uint64_t end, ConstBytes section) 
 }
 
 template <class V>
-void put_blocked(const StreamView<V>& view, Bytes section) {
+void put_blocked(const SparseView<V>& view, Bytes section) {
   const std::uint64_t blocks = blocks_of(view.range.size());
   const std::uint64_t counts_end = padded(4 * blocks);
   auto* const counts = reinterpret_cast<std::uint32_t*>(section.data());
@@ -89,7 +89,7 @@ void put_blocked(const StreamView<V>& view, Bytes section) {
 std::string text(std::uint64_t number) { return std::to_string(number); }
 
 // Nobody makes room for indices that so many bytes cannot hold, or reads more bytes than their raw form has.
-std::string index_bytes_error(const StreamHeader& header, std::uint64_t range_size) {
+std::string index_bytes_error(const VectorHeader& header, std::uint64_t range_size) {
   const std::uint64_t bytes = header.index_bytes;
   const bool packed = header.index_format == IndexFormat::packed;
   const std::uint64_t raw = fixed_index_bytes(IndexFormat::raw32, range_size, header.nnz);
@@ -99,14 +99,14 @@ std::string index_bytes_error(const StreamHeader& header, std::uint64_t range_si
 }
 
 // What is wrong with a header, or nothing. `alone`: no values follow the indices.
-std::string header_error(const StreamHeader& header, DType dtype, IndexRange expected, bool alone = false) {
+std::string header_error(const VectorHeader& header, DType dtype, IndexRange expected, bool alone = false) {
   constexpr std::uint32_t kMagicMask = 0xffffffU;
-  if ((header.magic & kMagicMask) != kStreamMagic) return "magic is " + text(header.magic) + ", not that of a stream";
-  if (header.magic >> 24 != kStreamVersion) {
-    return "version is " + text(header.magic >> 24) + ", expected " + text(kStreamVersion);
+  if ((header.magic & kMagicMask) != kVectorMagic) return "magic is " + text(header.magic) + ", not that of a sparse vector";
+  if (header.magic >> 24 != kVectorVersion) {
+    return "version is " + text(header.magic >> 24) + ", expected " + text(kVectorVersion);
   }
-  if (alone ? header.kind != StreamKind::indices
-            : header.kind != StreamKind::sparse && header.kind != StreamKind::dense) {
+  if (alone ? header.kind != VectorKind::indices
+            : header.kind != VectorKind::sparse && header.kind != VectorKind::dense) {
     return "kind is " + text(static_cast<std::uint64_t>(header.kind)) + ", " +
            (alone ? "not that of indices alone" : "neither sparse nor dense");
   }
@@ -118,7 +118,7 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
     return "range is " + text(header.begin) + " to " + text(header.end) + ", expected " + text(expected.begin) +
            " to " + text(expected.end);
   }
-  const bool sparse = header.kind != StreamKind::dense;
+  const bool sparse = header.kind != VectorKind::dense;
   const IndexFormat format = header.index_format;
   const bool known = sparse ? format >= IndexFormat::raw32 && format <= IndexFormat::packed
                             : format == IndexFormat::none;
@@ -137,7 +137,7 @@ std::string header_error(const StreamHeader& header, DType dtype, IndexRange exp
   return index_bytes_error(header, expected.size());
 }
 
-std::string begins_with_header(ConstBytes message, DType dtype, IndexRange expected, bool alone, StreamHeader& header) {
+std::string begins_with_header(ConstBytes message, DType dtype, IndexRange expected, bool alone, VectorHeader& header) {
   if (reinterpret_cast<std::uintptr_t>(message.data()) % 8 != 0) return "it starts at no multiple of 8 bytes";
   if (message.size() < sizeof header) return "it has " + text(message.size()) + " bytes, fewer than its header";
   std::memcpy(&header, message.data(), sizeof header);
@@ -159,12 +159,12 @@ bool widen(ConstBytes section, IndexRange range, std::span<std::uint32_t> indice
   return at == indices.size();
 }
 
-ConstBytes values_of(ConstBytes message, const StreamHeader& header) {
+ConstBytes values_of(ConstBytes message, const VectorHeader& header) {
   return message.subspan(Layout(header).values, value_bytes(header));
 }
 
 // Like read_values(): what is wrong with the indices, or nothing; does not look at their order.
-std::string read_index_section(ConstBytes message, const StreamHeader& header, IndexRange range,
+std::string read_index_section(ConstBytes message, const VectorHeader& header, IndexRange range,
                                std::span<std::uint32_t> indices) {
   const ConstBytes section = message.subspan(Layout(header).indices, header.index_bytes);
   switch (header.index_format) {
@@ -187,14 +187,14 @@ std::string ends_error(IndexRange expected, std::span<const std::uint32_t> indic
   return "its indices go from " + text(indices.front()) + " to " + text(indices.back()) + ", outside its range";
 }
 
-std::string index_error(const StreamHeader& header, IndexRange expected, std::span<const std::uint32_t> indices) {
+std::string index_error(const VectorHeader& header, IndexRange expected, std::span<const std::uint32_t> indices) {
   // Unpacking has looked at the order.
   return header.index_format == IndexFormat::packed ? ends_error(expected, indices) : indices_error(expected, indices);
 }
 
 // The header and the indices. `plan`: of these, where they are packed.
 template <class V>
-void write_indices(const StreamView<V>& view, const StreamHeader& header, const kernels::IndexPlan& plan, Bytes out) {
+void write_indices(const SparseView<V>& view, const VectorHeader& header, const kernels::IndexPlan& plan, Bytes out) {
   const Layout layout(header);
   TELEGRAD_CHECK(out.size() == layout.end && reinterpret_cast<std::uintptr_t>(out.data()) % 8 == 0);
   TELEGRAD_CHECK(view.dense ? view.nnz() == view.range.size() : view.indices.size() == view.nnz());
@@ -213,7 +213,7 @@ void write_indices(const StreamView<V>& view, const StreamHeader& header, const 
 }
 
 template <class V>
-void write_message(const StreamView<V>& view, const Draft<V>& draft, Bytes out, const WireFormat& format) {
+void write_message(const SparseView<V>& view, const Draft<V>& draft, Bytes out, const WireFormat& format) {
   write_indices(view, draft.header, draft.indices, out);
   const std::uint64_t first = view.dense || view.indices.empty() ? view.range.begin : view.indices.front();
   draft.values.write(draft.header, format.key, first, out.subspan(Layout(draft.header).values));
@@ -236,9 +236,9 @@ IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz) {
   return section(IndexFormat::blocked16) < section(IndexFormat::raw32) ? IndexFormat::blocked16 : IndexFormat::raw32;
 }
 
-StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format,
+VectorHeader vector_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format,
                            PackedBytes packed) {
-  StreamHeader header{.kind = dense ? StreamKind::dense : StreamKind::sparse,
+  VectorHeader header{.kind = dense ? VectorKind::dense : VectorKind::sparse,
                       .dtype = dtype,
                       .value_encoding = format.values,
                       .begin = static_cast<std::uint32_t>(range.begin),
@@ -257,37 +257,37 @@ StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DTyp
   return header;
 }
 
-StreamHeader expected_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format) {
+VectorHeader expected_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format) {
   PackedBytes packed;
   if (!dense) {
     if (format.indices == IndexFormat::packed) packed.indices = kernels::packed_size_expected(range.size(), nnz);
-    packed.values = packed_value_bytes_expected(stream_header(range, dense, nnz, dtype, {.values = format.values}));
+    packed.values = packed_value_bytes_expected(vector_header(range, dense, nnz, dtype, {.values = format.values}));
   }
-  return stream_header(range, dense, nnz, dtype, format, packed);
+  return vector_header(range, dense, nnz, dtype, format, packed);
 }
 
-std::size_t encoded_size(const StreamHeader& header) { return static_cast<std::size_t>(Layout(header).end); }
+std::size_t encoded_size(const VectorHeader& header) { return static_cast<std::size_t>(Layout(header).end); }
 
-StreamHeader claimed_header(ConstBytes message) {
-  StreamHeader header{};
+VectorHeader claimed_header(ConstBytes message) {
+  VectorHeader header{};
   if (message.size() < sizeof header) return header;
   std::memcpy(&header, message.data(), sizeof header);
   return header;
 }
 
-std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header) {
+std::string read_header(ConstBytes message, DType dtype, IndexRange expected, VectorHeader& header) {
   if (std::string error = begins_with_header(message, dtype, expected, false, header); !error.empty()) return error;
   if (message.size() == encoded_size(header)) return {};
   return "it has " + text(message.size()) + " bytes, its header says " + text(encoded_size(header));
 }
 
-std::string read_indices_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header) {
+std::string read_indices_header(ConstBytes message, DType dtype, IndexRange expected, VectorHeader& header) {
   if (std::string error = begins_with_header(message, dtype, expected, true, header); !error.empty()) return error;
   if (message.size() >= encoded_size(header)) return {};
   return "it has " + text(message.size()) + " bytes, its indices alone " + text(encoded_size(header));
 }
 
-std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRange expected,
+std::string read_indices(ConstBytes message, const VectorHeader& header, IndexRange expected,
                          std::span<std::uint32_t> indices) {
   TELEGRAD_CHECK(indices.size() == header.nnz);
   const std::string error = read_index_section(message, header, expected, indices);
@@ -295,15 +295,15 @@ std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRa
 }
 
 template <class V>
-StreamHeader plain_header(const StreamView<V>& view) {
-  return stream_header(view.range, view.dense, view.nnz(), dtype_of<V>, {.indices = IndexFormat::raw32});
+VectorHeader plain_header(const SparseView<V>& view) {
+  return vector_header(view.range, view.dense, view.nnz(), dtype_of<V>, {.indices = IndexFormat::raw32});
 }
 
 std::string section_header_error(ConstBytes message, DType dtype, IndexRange expected) {
-  if (message.size() != sizeof(StreamHeader)) return "it has " + text(message.size()) + " bytes, not those of a header";
-  const StreamHeader header = claimed_header(message);
+  if (message.size() != sizeof(VectorHeader)) return "it has " + text(message.size()) + " bytes, not those of a header";
+  const VectorHeader header = claimed_header(message);
   if (std::string error = header_error(header, dtype, expected); !error.empty()) return error;
-  const bool sparse = header.kind == StreamKind::sparse;
+  const bool sparse = header.kind == VectorKind::sparse;
   const bool plain = header.index_format == (sparse ? IndexFormat::raw32 : IndexFormat::none) &&
                      header.value_encoding == ValueEncoding::native && header.packed_value_words == 0;
   return plain ? "" : "its sections come by themselves, but are not plain";
@@ -314,7 +314,7 @@ std::string indices_error(IndexRange expected, std::span<const std::uint32_t> in
   return ends_error(expected, indices);
 }
 
-MessageSections sections_of(const StreamHeader& header, Bytes message) {
+MessageSections sections_of(const VectorHeader& header, Bytes message) {
   const Layout layout(header);
   TELEGRAD_CHECK(message.size() == layout.end);
   put(message, 0, layout.indices, std::as_bytes(std::span(&header, 1)));
@@ -324,35 +324,35 @@ MessageSections sections_of(const StreamHeader& header, Bytes message) {
 }
 
 template <class V>
-Buffer encode_indices(const StreamView<V>& view, WireFormat format) {
+Buffer encode_indices(const SparseView<V>& view, WireFormat format) {
   TELEGRAD_CHECK(!view.dense);
   kernels::IndexPlan plan;
   if (format.indices == IndexFormat::packed) plan = kernels::plan_indices(view.indices);
-  StreamHeader header = stream_header(view.range, false, view.nnz(), dtype_of<V>, {.indices = format.indices},
+  VectorHeader header = vector_header(view.range, false, view.nnz(), dtype_of<V>, {.indices = format.indices},
                                       {.indices = plan.bytes});
-  header.kind = StreamKind::indices;
+  header.kind = VectorKind::indices;
   Buffer out(encoded_size(header));
   write_indices(view, header, plan, out.bytes());
   return out;
 }
 
 template <class V>
-std::size_t encoded_size(const StreamView<V>& view, WireFormat format) {
+std::size_t encoded_size(const SparseView<V>& view, WireFormat format) {
   return encoded_size(draft_of(view, format, std::span<V>()).header);
 }
 
 template <class V>
-void encode_into(const StreamView<V>& view, Bytes out, WireFormat format, std::span<V> error) {
+void encode_into(const SparseView<V>& view, Bytes out, WireFormat format, std::span<V> error) {
   write_message(view, draft_of(view, format, error), out, format);
 }
 
 template <class V>
-Buffer encode(const StreamView<V>& view, WireFormat format, std::span<V> error) {
+Buffer encode(const SparseView<V>& view, WireFormat format, std::span<V> error) {
   return encode_behind(0, view, format, error);
 }
 
 template <class V>
-Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat format, std::span<V> error) {
+Buffer encode_behind(std::size_t room, const SparseView<V>& view, WireFormat format, std::span<V> error) {
   const Draft<V> draft = draft_of(view, format, error);
   Buffer out(room + encoded_size(draft.header));
   write_message(view, draft, out.bytes().subspan(room), format);
@@ -362,12 +362,12 @@ Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat for
 template <class V>
 Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost);
-  const auto damaged = [](const std::string& what) { return Decoded<V>(kDamagedStream + what); };
-  StreamHeader header;
+  const auto damaged = [](const std::string& what) { return Decoded<V>(kDamagedVector + what); };
+  VectorHeader header;
   if (const std::string error = read_header(bytes, dtype_of<V>, expected, header); !error.empty()) return damaged(error);
   const Layout layout(header);
   const auto nnz = static_cast<std::size_t>(header.nnz);
-  StreamView<V> view{.range = expected, .dense = header.kind == StreamKind::dense, .indices = {}, .values = {}};
+  SparseView<V> view{.range = expected, .dense = header.kind == VectorKind::dense, .indices = {}, .values = {}};
 
   Array<V> values;
   if (header.value_encoding == ValueEncoding::native && header.packed_value_words == 0) {
@@ -396,23 +396,23 @@ Decoded<V> decode(ConstBytes bytes, IndexRange expected) {
 template <class V>
 std::string decode_into(ConstBytes bytes, IndexRange expected, std::span<std::uint32_t> indices, std::span<V> values) {
   TELEGRAD_CHECK(expected.begin <= expected.end && expected.end <= kDimensionMost && indices.size() == values.size());
-  StreamHeader header;
+  VectorHeader header;
   std::string error = read_header(bytes, dtype_of<V>, expected, header);
-  if (error.empty() && (header.kind == StreamKind::dense || header.nnz != indices.size())) {
+  if (error.empty() && (header.kind == VectorKind::dense || header.nnz != indices.size())) {
     error = "it does not hold the " + text(indices.size()) + " entries that were announced";
   }
   if (error.empty()) error = read_values(values_of(bytes, header), header, values);
   if (error.empty()) error = read_indices(bytes, header, expected, indices);
-  return error.empty() ? error : kDamagedStream + error;
+  return error.empty() ? error : kDamagedVector + error;
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                              \
-  template StreamHeader plain_header(const StreamView<V>&);                  \
-  template Buffer encode_indices(const StreamView<V>&, WireFormat);          \
-  template std::size_t encoded_size(const StreamView<V>&, WireFormat);       \
-  template void encode_into(const StreamView<V>&, Bytes, WireFormat, std::span<V>); \
-  template Buffer encode(const StreamView<V>&, WireFormat, std::span<V>);           \
-  template Buffer encode_behind(std::size_t, const StreamView<V>&, WireFormat, std::span<V>); \
+  template VectorHeader plain_header(const SparseView<V>&);                  \
+  template Buffer encode_indices(const SparseView<V>&, WireFormat);          \
+  template std::size_t encoded_size(const SparseView<V>&, WireFormat);       \
+  template void encode_into(const SparseView<V>&, Bytes, WireFormat, std::span<V>); \
+  template Buffer encode(const SparseView<V>&, WireFormat, std::span<V>);           \
+  template Buffer encode_behind(std::size_t, const SparseView<V>&, WireFormat, std::span<V>); \
   template Decoded<V> decode(ConstBytes, IndexRange);                               \
   template std::string decode_into(ConstBytes, IndexRange, std::span<std::uint32_t>, std::span<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

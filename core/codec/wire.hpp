@@ -1,5 +1,5 @@
 #pragma once
-// A stream, or a slice of one, as bytes: a header of 32 bytes, the indices, the values. Each section starts at a
+// A vector, or a slice of one, as bytes: a header of 32 bytes, the indices, the values. Each section starts at a
 // multiple of 8 bytes, and the end is one. Multi-byte numbers are in the machine's order: joining ranks make sure that
 // it is the same.
 //
@@ -31,7 +31,7 @@
 namespace telegrad {
 
 // Values are part of the wire format: append, never renumber.
-enum class StreamKind : std::uint8_t { sparse = 1, dense = 2, indices = 3 };  // indices: their values come by themselves
+enum class VectorKind : std::uint8_t { sparse = 1, dense = 2, indices = 3 };  // indices: their values come by themselves
 enum class IndexFormat : std::uint8_t { none = 0, raw32 = 1, blocked16 = 2, packed = 3 };
 const char* name_of(IndexFormat format);
 
@@ -48,15 +48,15 @@ struct WireFormat {
   bool packs_values = false;
 };
 
-inline constexpr std::uint32_t kStreamMagic = 0x534754U;  // "TGS"; the fourth byte is the version
-inline constexpr std::uint32_t kStreamVersion = 5;
+inline constexpr std::uint32_t kVectorMagic = 0x534754U;  // "TGS"; the fourth byte is the version
+inline constexpr std::uint32_t kVectorVersion = 5;
 
 /// With which every error of a message begins.
-inline constexpr const char* kDamagedStream = "damaged sparse message: ";
+inline constexpr const char* kDamagedVector = "damaged sparse message: ";
 
-struct StreamHeader {
-  std::uint32_t magic = kStreamMagic | kStreamVersion << 24;
-  StreamKind kind = StreamKind::sparse;
+struct VectorHeader {
+  std::uint32_t magic = kVectorMagic | kVectorVersion << 24;
+  VectorKind kind = VectorKind::sparse;
   DType dtype = DType::f32;  // of the values once decoded
   IndexFormat index_format = IndexFormat::none;
   ValueEncoding value_encoding = ValueEncoding::native;
@@ -66,7 +66,7 @@ struct StreamHeader {
   std::uint32_t nnz = 0;
   std::uint32_t packed_value_words = 0;  // of the value section, in 8 bytes; 0: values are not packed
 };
-static_assert(sizeof(StreamHeader) == 32);
+static_assert(sizeof(VectorHeader) == 32);
 
 /// The smaller of raw32 and blocked16 for `nnz` entries in a range of `range_size` indices.
 IndexFormat smaller_index_format(std::uint64_t range_size, std::uint64_t nnz);
@@ -79,23 +79,23 @@ struct PackedBytes {
 
 /// How `nnz` entries in `range`, or the whole range densely, are encoded; encoded_size() of it is the whole message's.
 /// Nobody looks at `packed` unless `format` wishes that.
-StreamHeader stream_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format = {},
+VectorHeader vector_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format = {},
                            PackedBytes packed = {});
 /// The same where only their number is known: packed indices are taken to be evenly spread, packed values to be the largest
 /// of gradients; densely values are taken not to be packed.
-StreamHeader expected_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format = {});
-std::size_t encoded_size(const StreamHeader& header);
+VectorHeader expected_header(IndexRange range, bool dense, std::uint64_t nnz, DType dtype, WireFormat format = {});
+std::size_t encoded_size(const VectorHeader& header);
 
-/// What a message says of itself, unchecked; what is too short for a header says that it is an empty stream.
-StreamHeader claimed_header(ConstBytes message);
+/// What a message says of itself, unchecked; what is too short for a header says that it is an empty vector.
+VectorHeader claimed_header(ConstBytes message);
 
 /// Reads the header of a message that must be of `dtype` and `expected`; returns what is wrong with it, with the
 /// message's address or its length, or nothing. Looks at no section.
-std::string read_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header);
+std::string read_header(ConstBytes message, DType dtype, IndexRange expected, VectorHeader& header);
 
 /// Of a message in the plain format: indices as raw32, values as they are. Its sections may then travel by themselves.
 template <class V>
-StreamHeader plain_header(const StreamView<V>& view);
+VectorHeader plain_header(const SparseView<V>& view);
 /// Reads a header that comes without its sections, which are to be plain; returns what is wrong with it, or nothing.
 std::string section_header_error(ConstBytes header, DType dtype, IndexRange expected);
 /// What is wrong with a sparse message's indices, or nothing.
@@ -106,57 +106,57 @@ struct MessageSections {
 };
 /// Writes the header and the padding of a plain message of encoded_size(header) bytes (CHECKed), and says where its
 /// sections go.
-MessageSections sections_of(const StreamHeader& header, Bytes message);
+MessageSections sections_of(const VectorHeader& header, Bytes message);
 
 /// The header and the indices of a sparse view, without its values: a multiple of 8 bytes, the same for views of the same
 /// indices. Of `format`, only the indices' part counts.
 template <class V>
-Buffer encode_indices(const StreamView<V>& view, WireFormat format);
+Buffer encode_indices(const SparseView<V>& view, WireFormat format);
 /// Reads the header of what encode_indices() wrote, with which a message must begin, as read_header() does; what follows in
 /// the message is not looked at. encoded_size(header) is how much encode_indices() wrote.
-std::string read_indices_header(ConstBytes message, DType dtype, IndexRange expected, StreamHeader& header);
+std::string read_indices_header(ConstBytes message, DType dtype, IndexRange expected, VectorHeader& header);
 /// Reads the indices behind a header that is checked, into header.nnz elements. Returns what is wrong with them, or nothing.
-std::string read_indices(ConstBytes message, const StreamHeader& header, IndexRange expected,
+std::string read_indices(ConstBytes message, const VectorHeader& header, IndexRange expected,
                          std::span<std::uint32_t> indices);
 
 /// The bytes that encode() makes of this view; always a multiple of 8. O(1), but for packed indices and values: reads them
 /// once.
 template <class V>
-std::size_t encoded_size(const StreamView<V>& view, WireFormat format = {});
+std::size_t encoded_size(const SparseView<V>& view, WireFormat format = {});
 
 /// Writes exactly encoded_size(view, format) bytes, which `out` must hold (CHECKed), at an address that is a multiple
 /// of 8.
 /// `error`, unless empty, has as many elements as the view has values: each is left the value minus what it decodes to.
 template <class V>
-void encode_into(const StreamView<V>& view, Bytes out, WireFormat format = {}, std::span<V> error = {});
+void encode_into(const SparseView<V>& view, Bytes out, WireFormat format = {}, std::span<V> error = {});
 
 template <class V>
-Buffer encode(const StreamView<V>& view, WireFormat format = {}, std::span<V> error = {});
+Buffer encode(const SparseView<V>& view, WireFormat format = {}, std::span<V> error = {});
 /// The same behind `room` bytes, a multiple of 8, that are left to the caller.
 template <class V>
-Buffer encode_behind(std::size_t room, const StreamView<V>& view, WireFormat format = {}, std::span<V> error = {});
+Buffer encode_behind(std::size_t room, const SparseView<V>& view, WireFormat format = {}, std::span<V> error = {});
 
 /// A view into received bytes, or what was wrong with them.
 template <class V>
 class Decoded {
  public:
-  Decoded(StreamView<V> view, Array<std::uint32_t> widened, Array<V> values = {})
+  Decoded(SparseView<V> view, Array<std::uint32_t> widened, Array<V> values = {})
       : view_(view), widened_(std::move(widened)), values_(std::move(values)) {}
   explicit Decoded(std::string error) : error_(std::move(error)) {}
 
   bool ok() const { return error_.empty(); }
   explicit operator bool() const { return ok(); }
-  /// Why the bytes are no stream of that range; empty if they are.
+  /// Why the bytes are no vector of that range; empty if they are.
   const std::string& error() const { return error_; }
   /// CHECKs ok(). Native values that are not packed (and raw32 indices) lie in the received bytes, others in this object:
   /// the view is valid while both live. Moving this object keeps it valid.
-  const StreamView<V>& view() const {
+  const SparseView<V>& view() const {
     TELEGRAD_CHECK(ok());
     return view_;
   }
 
  private:
-  StreamView<V> view_;
+  SparseView<V> view_;
   Array<std::uint32_t> widened_;
   Array<V> values_;
   std::string error_;

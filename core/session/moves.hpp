@@ -29,13 +29,13 @@ RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root);
 RequestPtr make_barrier();
 
 template <class V>
-struct GatheredStreams {
+struct GatheredVectors {
   RequestPtr request;
-  std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> result;  // by rank; set once the request has succeeded
+  std::shared_ptr<std::optional<std::vector<SparseVector<V>>>> result;  // by rank; set once the request has succeeded
 };
 
 /// See allgather_sparse().
 template <class V>
-GatheredStreams<V> make_all_gather(SparseStream<V> stream, const SparseReduction& how);
+GatheredVectors<V> make_all_gather(SparseVector<V> vector, const SparseReduction& how);
 
 }  // namespace telegrad

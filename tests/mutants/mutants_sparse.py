@@ -144,16 +144,16 @@ SPARSE_MUTANTS = (
         "if (false) {",
     ),
     mutant(
-        "sparse, allgather: a stream is taken for the next rank's",
+        "sparse, allgather: a vector is taken for the next rank's",
         ALLGATHER_SPARSE,
-        "streams[source]); });",
-        "streams[(source + 1) % net.size()]); });",
+        "vectors[source]); });",
+        "vectors[(source + 1) % net.size()]); });",
     ),
     mutant(
-        "sparse, allgather: the streams that are longer than others are left out",
+        "sparse, allgather: the vectors that are longer than others are left out",
         ALLGATHER_SPARSE,
-        "if (there.size() == net.size()) co_return streams;",
-        "co_return streams;",
+        "if (there.size() == net.size()) co_return vectors;",
+        "co_return vectors;",
     ),
     mutant(
         "sparse, allgather of short ones: a rank's stream is taken for the next rank's",
@@ -194,15 +194,15 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse: the last of several parts of a sum is lost",
         SLICE_REDUCTION,
-        "for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
+        "for (const SparseView<V>& part : parts) runs.push_back(part.entries());",
         "if (parts[0].range.end < range().end || done_ == range().begin)\n"
-        "    for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
+        "    for (const SparseView<V>& part : parts) runs.push_back(part.entries());",
     ),
     mutant(
         "sparse: the last of several parts of a sum has one rank's share only",
         SLICE_REDUCTION,
-        "for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
-        "for (const StreamView<V>& part : parts)\n"
+        "for (const SparseView<V>& part : parts) runs.push_back(part.entries());",
+        "for (const SparseView<V>& part : parts)\n"
         "    if (runs.empty() || part.range.end < range().end || done_ == range().begin)\n"
         "      runs.push_back(part.entries());",
     ),

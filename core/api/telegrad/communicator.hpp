@@ -4,7 +4,7 @@
 // runs in the background, and gives a Work:
 //
 //   comm.all_reduce(x).wait();                       // x: a vector, array or span
-//   SparseStream<float> sum = comm.all_reduce(stream).result();
+//   SparseVector<float> sum = comm.all_reduce(vector).result();
 //
 // After a sum all ranks hold the same bits.
 
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "base/types.hpp"
-#include "telegrad/stream.hpp"
+#include "telegrad/sparse_vector.hpp"
 #include "telegrad/work.hpp"
 
 namespace telegrad::api {
@@ -150,17 +150,17 @@ class Communicator {
     return reduce_scatter_bytes(readable(x), writable(out), dtype_of_range<R>(), reduction, counts);
   }
 
-  /// The sum of all ranks' streams, which have the same n.
-  template <StreamValue V>
-  Result<SparseStream<V>> all_reduce(SparseStream<V> stream, Reduction reduction = Reduction::sum,
+  /// The sum of all ranks' vectors, which have the same n.
+  template <SparseValue V>
+  Result<SparseVector<V>> all_reduce(SparseVector<V> vector, Reduction reduction = Reduction::sum,
                                      const SparseOptions& options = {});
   /// The same into `out`, of n elements.
-  template <StreamValue V>
-  Work all_reduce_into(SparseStream<V> stream, std::type_identity_t<std::span<V>> out,
+  template <SparseValue V>
+  Work all_reduce_into(SparseVector<V> vector, std::type_identity_t<std::span<V>> out,
                        Reduction reduction = Reduction::sum, const SparseOptions& options = {});
   /// This rank's slice of the sum, of indices of the whole vector; `counts`: of each slice.
-  template <StreamValue V>
-  Result<SparseStream<V>> reduce_scatter(SparseStream<V> stream, Reduction reduction = Reduction::sum,
+  template <SparseValue V>
+  Result<SparseVector<V>> reduce_scatter(SparseVector<V> vector, Reduction reduction = Reduction::sum,
                                          Counts counts = {}, const SparseOptions& options = {});
 
   // Moves, of any trivially copyable type.
@@ -172,8 +172,8 @@ class Communicator {
     return all_gather_bytes(readable(x), writable(out), sizeof(detail::Element<R>), dtype_of_range<R>(), counts);
   }
   /// Every rank's entries, by rank. `options`: wire, values, seed and error count.
-  template <StreamValue V>
-  Result<std::vector<SparseStream<V>>> all_gather(SparseStream<V> stream, const SparseOptions& options = {});
+  template <SparseValue V>
+  Result<std::vector<SparseVector<V>>> all_gather(SparseVector<V> vector, const SparseOptions& options = {});
   /// As all_gather(), on `root`; `out` is not looked at elsewhere.
   template <Readable R, Writable Out>
     requires std::same_as<detail::Element<R>, detail::Element<Out>>

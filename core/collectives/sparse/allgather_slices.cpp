@@ -22,7 +22,7 @@ bool goes_through_memory(const Transport& net, const Partition& slices) {
 }
 
 template <class V>
-bool gathers_in_sections(const Transport& net, const Partition& slices, const StreamView<V>& owned,
+bool gathers_in_sections(const Transport& net, const Partition& slices, const SparseView<V>& owned,
                          const SparseReduction& how) {
   if constexpr (std::is_same_v<V, CountedF32>) {
     return false;
@@ -32,7 +32,7 @@ bool gathers_in_sections(const Transport& net, const Partition& slices, const St
 }
 
 template <class V>
-std::size_t sent_bytes(const Transport& net, const Partition& slices, const StreamView<V>& owned,
+std::size_t sent_bytes(const Transport& net, const Partition& slices, const SparseView<V>& owned,
                        const SparseReduction& how) {
   if constexpr (!std::is_same_v<V, CountedF32>) {
     if (gathers_in_sections(net, slices, owned, how)) return encoded_size(plain_header(owned));
@@ -56,7 +56,7 @@ std::vector<ClaimedSlice> claimed(const Partition& slices, const std::vector<Ran
 template <class V>
 Step step_of_counts(const Transport& net, const EncodedSlice<V>& owned) {
   const Step round_a_ring = (net.size() - 1) * any_size_steps(net, owned.most_bytes);
-  return owned.first_step + std::max(round_a_ring, stream_steps(net, owned.most_bytes));
+  return owned.first_step + std::max(round_a_ring, vector_steps(net, owned.most_bytes));
 }
 
 template <class V>
@@ -85,8 +85,8 @@ Task<void> assemble_at_the_end(Transport& net, EncodedSlice<V> owned, AssembledS
   const std::vector<ConstBytes> messages = kept.by_source(size);
   std::vector<ClaimedSlice> slices = claimed(owned.slices, size);
   for (ClaimedSlice& one : slices) {
-    const StreamHeader header = claimed_header(messages[one.owner]);
-    one.count = header.kind == StreamKind::dense ? kDenseSlice : header.nnz;
+    const VectorHeader header = claimed_header(messages[one.owner]);
+    one.count = header.kind == VectorKind::dense ? kDenseSlice : header.nnz;
   }
   co_await whole.begin(std::move(slices));
   for (Rank owner = 0; owner < size;) {
@@ -154,8 +154,8 @@ class ThroughMemory {
   }
 
   Task<void> write(Rank owner, WrittenSum<V>& output) {
-    const ExpectedStream expected{dtype_of<V>, slice_of(owned_.slices, owner), owned_.most_bytes};
-    const Buffer message = co_await receive_stream(net_, owner, owned_.first_step, expected);
+    const ExpectedVector expected{dtype_of<V>, slice_of(owned_.slices, owner), owned_.most_bytes};
+    const Buffer message = co_await receive_vector(net_, owner, owned_.first_step, expected);
     co_await output.place(owner, message.bytes());
   }
 
@@ -169,7 +169,7 @@ class ThroughMemory {
 template <class V>
 Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
                         EncodedSlice<V>& result) {
-  const auto sent = [&](const StreamView<V>& view) { return sent_bytes(net, result.slices, view, how); };
+  const auto sent = [&](const SparseView<V>& view) { return sent_bytes(net, result.slices, view, how); };
   if (sends_densely(owned.view(), how, sent)) co_await make_dense(net, owned, how);
   result.most_bytes = most_bytes<V>(result.slices);
   result.count = announced_count(owned.view());

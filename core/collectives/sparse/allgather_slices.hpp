@@ -41,7 +41,7 @@ template <class V>
 Task<void> encode_slice(Transport& net, OwnedSlice<V> owned, const SparseReduction& how, float weight,
                         EncodedSlice<V>& result);
 
-/// All ranks' slices, of a stream (dense where one of them is, or where it holds more than δ entries in memory) or written
+/// All ranks' slices, of a vector (dense where one of them is, or where it holds more than δ entries in memory) or written
 /// into a vector.
 template <class V>
 Task<void> allgather_slices(Transport& net, EncodedSlice<V> owned, const SparseReduction& how, SparseOutput<V>& out);

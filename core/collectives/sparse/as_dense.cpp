@@ -1,5 +1,5 @@
 // The sum of sparse vectors that has filled in, by an algorithm for dense ones: Renggli et al., "SparCML: high-performance sparse
-// communication for machine learning", SC 2019, §5.3.3. A stream that is dense already is summed where it lies. Of other entries a
+// communication for machine learning", SC 2019, §5.3.3. A vector that is dense already is summed where it lies. Of other entries a
 // vector is made first or, round a ring, piece by piece as it is sent; allreduce_filled() makes none.
 #include "collectives/sparse/as_dense.hpp"
 
@@ -29,7 +29,7 @@ namespace {
 template <class V>
 class BorrowedEntries final : public InputMaker {
  public:
-  BorrowedEntries(Transport& net, StreamView<V> claimed, Reduction reduction)
+  BorrowedEntries(Transport& net, SparseView<V> claimed, Reduction reduction)
       : net_(net), claimed_(claimed), reduction_(reduction) {}
 
   Task<void> make(Range elements, Bytes out) override {
@@ -86,7 +86,7 @@ class BorrowedEntries final : public InputMaker {
   }
 
   Transport& net_;
-  const StreamView<V> claimed_;
+  const SparseView<V> claimed_;
   const Reduction reduction_;
   std::unordered_map<std::size_t, std::size_t> places_;  // of pieces' ends
   std::size_t made_ = 0;   // elements
@@ -105,9 +105,9 @@ Task<void> sum_elements(Transport& net, const SparseReduction& how, Algorithm al
 }
 
 template <class V>
-Task<void> sum_into(Transport& net, const SparseStream<V>& mine, const SparseReduction& how, DenseSum by,
+Task<void> sum_into(Transport& net, const SparseVector<V>& mine, const SparseReduction& how, DenseSum by,
                     std::span<V> output) {
-  const StreamView<V> view = mine.view();
+  const SparseView<V> view = mine.view();
   const Bytes sum = std::as_writable_bytes(output);
   ConstBytes addend = sum;
   if constexpr (std::is_same_v<V, CountedF32>) {
@@ -133,11 +133,11 @@ Task<void> sum_into(Transport& net, const SparseStream<V>& mine, const SparseRed
 
 // Where the sum lies: `mine` itself, if that is dense and may be changed.
 template <class V>
-Task<void> sum_to(Transport& net, SparseStream<V> mine, const SparseReduction& how, DenseSum by, SparseOutput<V>& out) {
+Task<void> sum_to(Transport& net, SparseVector<V> mine, const SparseReduction& how, DenseSum by, SparseOutput<V>& out) {
   if constexpr (std::is_same_v<V, CountedF32>) {
     const Array<V> values(static_cast<std::size_t>(mine.dimension()));
     co_await sum_into(net, mine, how, by, values.span());
-    out.sum = SparseStream<V>::dense(mine.dimension());
+    out.sum = SparseVector<V>::dense(mine.dimension());
   } else {
     if (mine.is_dense() && !mine.is_borrowed() && !by.filled) {
       const Bytes values = std::as_writable_bytes(mine.own_values());
@@ -147,12 +147,12 @@ Task<void> sum_to(Transport& net, SparseStream<V> mine, const SparseReduction& h
     }
     Array<V> values(static_cast<std::size_t>(mine.dimension()));
     co_await sum_into(net, mine, how, by, values.span());
-    out.sum = SparseStream<V>::adopt_dense(std::move(values));
+    out.sum = SparseVector<V>::adopt_dense(std::move(values));
   }
 }
 
 template <class V>
-Task<void> sum_to(Transport& net, SparseStream<V> mine, const SparseReduction& how, DenseSum by, DenseOutput<V>& out) {
+Task<void> sum_to(Transport& net, SparseVector<V> mine, const SparseReduction& how, DenseSum by, DenseOutput<V>& out) {
   co_await sum_into(net, mine, how, by, out.vector);
   out.counted = entries_in<V>({{0, out.vector.size()}, true, {}, out.vector}, how.reduction);
 }
@@ -160,12 +160,12 @@ Task<void> sum_to(Transport& net, SparseStream<V> mine, const SparseReduction& h
 }  // namespace
 
 template <class V, template <class> class Out>
-Task<void> allreduce_as_dense(Transport& net, SparseStream<V> mine, const SparseReduction& how, DenseSum by, Out<V>& out) {
+Task<void> allreduce_as_dense(Transport& net, SparseVector<V> mine, const SparseReduction& how, DenseSum by, Out<V>& out) {
   return sum_to(net, std::move(mine), how, by, out);
 }
 
 #define TELEGRAD_INSTANTIATE(V, Out)                                                                                   \
-  template Task<void> allreduce_as_dense(Transport&, SparseStream<V>, const SparseReduction&, DenseSum, Out<V>&);
+  template Task<void> allreduce_as_dense(Transport&, SparseVector<V>, const SparseReduction&, DenseSum, Out<V>&);
 TELEGRAD_FOR_SPARSE_OUTPUTS(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -14,18 +14,18 @@ struct DenseSum {
   Algorithm algorithm = Algorithm::ring;
 };
 
-/// The reduction of all ranks' streams as dense vectors, the same bits on every rank. Borrowed entries are read, and checked,
+/// The reduction of all ranks' vectors as dense vectors, the same bits on every rank. Borrowed entries are read, and checked,
 /// where they lie. Every rank has called when it begins: an output may be written at once. Out: SparseOutput or DenseOutput.
 template <class V, template <class> class Out>
-Task<void> allreduce_as_dense(Transport& net, SparseStream<V> mine, const SparseReduction& how, DenseSum by, Out<V>& out);
+Task<void> allreduce_as_dense(Transport& net, SparseVector<V> mine, const SparseReduction& how, DenseSum by, Out<V>& out);
 
-/// Whether a stream holds entries that nobody has checked.
+/// Whether a vector holds entries that nobody has checked.
 template <class V>
-bool borrows_entries(const SparseStream<V>& stream) {
+bool borrows_entries(const SparseVector<V>& vector) {
   if constexpr (std::is_same_v<V, CountedF32>) {
     return false;
   } else {
-    return stream.is_borrowed() && !stream.is_dense();
+    return vector.is_borrowed() && !vector.is_dense();
   }
 }
 

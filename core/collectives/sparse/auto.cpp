@@ -63,7 +63,7 @@ bool may_fill(std::uint64_t dimension, const SparseReduction& how) {
 
 // Of many entries.
 template <class V, template <class> class Out>
-Task<void> sum_many(Transport& net, SparseStream<V> mine, const SparseReduction& how, Out<V>& out) {
+Task<void> sum_many(Transport& net, SparseVector<V> mine, const SparseReduction& how, Out<V>& out) {
   if (knows_levels(how)) return allreduce_sparse_two_level(net, std::move(mine), how, out);
   return allreduce_by_slices(net, std::move(mine), how, out);
 }
@@ -73,7 +73,7 @@ Task<void> sum_many(Transport& net, SparseStream<V> mine, const SparseReduction&
 template <class V>
 class OpenSum {
  public:
-  OpenSum(Transport& net, SparseStream<V> mine, const SparseReduction& how, bool into_dense)
+  OpenSum(Transport& net, SparseVector<V> mine, const SparseReduction& how, bool into_dense)
       : net_(net),
         mine_(std::move(mine)),
         how_(how),
@@ -138,7 +138,7 @@ class OpenSum {
   // Copied first: what is checked must be what is used.
   Task<void> own_entries() {
     if constexpr (!std::is_same_v<V, CountedF32>) {
-      const StreamView<V> claimed = mine_.view();
+      const SparseView<V> claimed = mine_.view();
       Array<std::uint32_t> indices(claimed.nnz());
       Array<V> values(claimed.nnz());
       co_await copy(net_, std::as_bytes(claimed.indices), std::as_writable_bytes(indices.span()));
@@ -147,7 +147,7 @@ class OpenSum {
       co_await decide(net_, claimed.indices.size_bytes(),
                       [&] { valid = indices_error(claimed.range, indices.span()).empty(); });
       if (!valid) co_await fail_own_indices(net_, claimed.range.end);
-      mine_ = SparseStream<V>::adopt_sparse(claimed.range.end, std::move(indices), std::move(values));
+      mine_ = SparseVector<V>::adopt_sparse(claimed.range.end, std::move(indices), std::move(values));
     }
   }
 
@@ -163,7 +163,7 @@ class OpenSum {
   }
 
   Transport& net_;
-  SparseStream<V> mine_;
+  SparseVector<V> mine_;
   const SparseReduction& how_;
   const std::uint64_t dimension_;
   const double entries_;
@@ -173,15 +173,15 @@ class OpenSum {
 };
 
 template <class V, template <class> class Out>
-Task<void> sum_to(Transport& net, SparseStream<V> mine, const SparseReduction& how, Out<V>& out) {
+Task<void> sum_to(Transport& net, SparseVector<V> mine, const SparseReduction& how, Out<V>& out) {
   if constexpr (std::is_same_v<V, f16>) {
     if (is_formed_in_f32<V>(how.reduction)) {
-      SparseStream<float> wide;
-      co_await widen_stream(net, std::move(mine), wide);
+      SparseVector<float> wide;
+      co_await widen_vector(net, std::move(mine), wide);
       SparseOutput<float> average;
       co_await sum_to(net, std::move(wide), how, average);
-      SparseStream<V> halves;
-      co_await narrow_stream(net, std::move(average.sum), halves);
+      SparseVector<V> halves;
+      co_await narrow_vector(net, std::move(average.sum), halves);
       co_await out.take(net, std::move(halves), how);
       co_return;
     }
@@ -210,14 +210,14 @@ Task<void> sum_to(Transport& net, SparseStream<V> mine, const SparseReduction& h
 }  // namespace
 
 template <class V>
-Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how) {
+Task<SparseVector<V>> allreduce_sparse(Transport& net, SparseVector<V> mine, SparseReduction how) {
   SparseOutput<V> out;
   co_await sum_to(net, std::move(mine), how, out);
   co_return std::move(out.sum);
 }
 
 template <class V>
-Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
+Task<void> allreduce_sparse_into(Transport& net, SparseVector<V> mine, SparseReduction how, std::span<V> output) {
   TELEGRAD_CHECK(output.size() == mine.dimension());
   DenseOutput<V> out{.vector = output};
   co_await sum_to(net, std::move(mine), how, out);
@@ -241,36 +241,36 @@ bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseRe
 }
 
 template <class V>
-SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
+SparseVector<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
                           const SparseReduction& how, std::span<const std::uint64_t> marks) {
   const bool is_open = leaves_choice<V>(how);
   const bool is_full = indices.size() == dimension && values.size() == dimension;
   if (is_open && is_full && static_cast<double>(dimension) > memory_delta<V>(dimension, how.switch_factor)) {
-    return SparseStream<V>::borrow_dense(values);
+    return SparseVector<V>::borrow_dense(values);
   }
   const bool borrows = is_open && may_fill<V>(dimension, how) && is_for_borrowing(dimension, static_cast<double>(values.size()));
   if (borrows && indices.size() == values.size()) {
-    return SparseStream<V>::borrow_sparse(dimension, indices, values, marks);
+    return SparseVector<V>::borrow_sparse(dimension, indices, values, marks);
   }
-  if (!begins_densely<V>(dimension, values.size(), how)) return SparseStream<V>::sparse(dimension, indices, values);
+  if (!begins_densely<V>(dimension, values.size(), how)) return SparseVector<V>::sparse(dimension, indices, values);
   const Array<std::uint32_t> kept(indices.size());  // a copy: the caller's may change, even while they are checked
   std::ranges::copy(indices, kept.begin());
   validate_entries(dimension, kept.span(), values.size());
   Array<V> dense(static_cast<std::size_t>(dimension));
-  write_dense(StreamView<V>{{0, dimension}, false, kept.span(), values}, dense.span(), how.reduction);
-  return SparseStream<V>::adopt_dense(std::move(dense));
+  write_dense(SparseView<V>{{0, dimension}, false, kept.span(), values}, dense.span(), how.reduction);
+  return SparseVector<V>::adopt_dense(std::move(dense));
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                           \
-  template Task<SparseStream<V>> allreduce_sparse(Transport&, SparseStream<V>, SparseReduction);         \
-  template Task<void> allreduce_sparse_into(Transport&, SparseStream<V>, SparseReduction, std::span<V>); \
+  template Task<SparseVector<V>> allreduce_sparse(Transport&, SparseVector<V>, SparseReduction);         \
+  template Task<void> allreduce_sparse_into(Transport&, SparseVector<V>, SparseReduction, std::span<V>); \
   template SparseReduction settings_of_call<V>(SparseReduction, std::uint64_t);                          \
   template bool begins_densely<V>(std::uint64_t, std::size_t, const SparseReduction&);                   \
-  template SparseStream<V> addend_of(std::uint64_t, std::span<const std::uint32_t>, std::span<const V>,  \
+  template SparseVector<V> addend_of(std::uint64_t, std::span<const std::uint32_t>, std::span<const V>,  \
                                      const SparseReduction&, std::span<const std::uint64_t>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
-template Task<SparseStream<CountedF32>> allreduce_sparse(Transport&, SparseStream<CountedF32>, SparseReduction);
+template Task<SparseVector<CountedF32>> allreduce_sparse(Transport&, SparseVector<CountedF32>, SparseReduction);
 template SparseReduction settings_of_call<CountedF32>(SparseReduction, std::uint64_t);
 
 }  // namespace telegrad

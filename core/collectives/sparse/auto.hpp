@@ -12,7 +12,7 @@
 
 namespace telegrad {
 
-/// The reduction of all ranks' streams, the same bits on every rank; V is float, double, bf16 or f16, or, in simulations
+/// The reduction of all ranks' vectors, the same bits on every rank; V is float, double, bf16 or f16, or, in simulations
 /// without values, CountedF32. An absent entry is the reduction's neutral element, and stands as
 /// kernels::absent_element(reduction) in a dense result. An average of f16 is formed in f32 (see sparse/half_vectors.hpp). All
 /// ranks pass the same dimension, and any number of entries each. `how.algorithm` (CHECKed):
@@ -27,12 +27,12 @@ namespace telegrad {
 /// in memory. The result is dense also where one of its slices was.
 /// Throws std::invalid_argument for a negative or NaN `switch_factor`.
 template <class V>
-Task<SparseStream<V>> allreduce_sparse(Transport& net, SparseStream<V> mine, SparseReduction how);
+Task<SparseVector<V>> allreduce_sparse(Transport& net, SparseVector<V> mine, SparseReduction how);
 
 /// The same, written into `output`, which has as many elements as the dimension. It is written only once this rank has
 /// heard from every other.
 template <class V>
-Task<void> allreduce_sparse_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output);
+Task<void> allreduce_sparse_into(Transport& net, SparseVector<V> mine, SparseReduction how, std::span<V> output);
 
 /// The settings of one call, from what its caller wishes. Without two levels of nodes two_level is automatic, and where the
 /// choice is open, nodes stay in it only if they count. With `choice` it also gets what earlier sums of its kind had in common.
@@ -48,7 +48,7 @@ bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseRe
 /// check them where they lie they are borrowed instead, and must stay as they are until it is over; so are the values of
 /// all elements, whose indices can only be one. `marks`: of the indices, if the caller has them.
 template <class V>
-SparseStream<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
+SparseVector<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
                           const SparseReduction& how, std::span<const std::uint64_t> marks = {});
 
 }  // namespace telegrad

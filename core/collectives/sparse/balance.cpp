@@ -22,7 +22,7 @@ std::uint64_t share_of(std::uint64_t total, std::size_t parts, std::size_t part)
 }  // namespace
 
 template <class V>
-void sample_indices(const StreamView<V>& view, std::span<std::uint32_t> into) {
+void sample_indices(const SparseView<V>& view, std::span<std::uint32_t> into) {
   const std::size_t entries = view.nnz();
   for (std::size_t i = 0; i < into.size(); ++i) {
     const std::size_t place = place_of(entries, into.size(), i);
@@ -39,10 +39,10 @@ const char* fault_of(const IndexSamples& samples, std::uint64_t dimension) {
 }
 
 std::vector<std::uint64_t> balanced_lengths(std::uint64_t dimension, std::size_t parts,
-                                            std::span<const IndexSamples> streams) {
+                                            std::span<const IndexSamples> vectors) {
   std::vector<Weighted> samples;
   std::uint64_t total = 0;
-  for (const IndexSamples& one : streams) {
+  for (const IndexSamples& one : vectors) {
     const std::size_t count = one.indices.size();
     for (std::size_t i = 0; i < count; ++i) {
       const std::uint64_t entries = place_of(one.entries, count, i + 1) - place_of(one.entries, count, i);
@@ -78,7 +78,7 @@ std::vector<std::uint64_t> balanced_lengths(std::uint64_t dimension, std::size_t
   return lengths;
 }
 
-#define TELEGRAD_INSTANTIATE(V) template void sample_indices(const StreamView<V>&, std::span<std::uint32_t>);
+#define TELEGRAD_INSTANTIATE(V) template void sample_indices(const SparseView<V>&, std::span<std::uint32_t>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

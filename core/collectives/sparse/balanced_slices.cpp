@@ -28,7 +28,7 @@ std::size_t samples_per_rank(Rank size) {
 }
 
 template <class V>
-Task<Partition> balanced_slices(Transport& net, const SparseStream<V>& mine) {
+Task<Partition> balanced_slices(Transport& net, const SparseVector<V>& mine) {
   const Rank size = net.size();
   const std::size_t samples = samples_per_rank(size);
   const std::size_t block = sizeof(std::uint64_t) + samples * sizeof(std::uint32_t);
@@ -64,7 +64,7 @@ Task<Partition> balanced_slices(Transport& net, const SparseStream<V>& mine) {
   }
 }
 
-#define TELEGRAD_INSTANTIATE(V) template Task<Partition> balanced_slices(Transport&, const SparseStream<V>&);
+#define TELEGRAD_INSTANTIATE(V) template Task<Partition> balanced_slices(Transport&, const SparseVector<V>&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE

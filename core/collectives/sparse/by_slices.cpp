@@ -18,7 +18,7 @@ namespace telegrad {
 namespace {
 
 template <class V>
-Task<Partition> owned_slices(Transport& net, const SparseStream<V>& mine, const SparseReduction& how) {
+Task<Partition> owned_slices(Transport& net, const SparseVector<V>& mine, const SparseReduction& how) {
   if (how.slices == Slices::balanced && net.size() > 1) co_return co_await balanced_slices(net, mine);
   co_return Partition(static_cast<std::size_t>(mine.dimension()), net.size());
 }
@@ -30,14 +30,14 @@ SparseReduction of_each_slice(SparseReduction how) {
 }
 
 template <class V, class To>
-Task<void> sum_exchanged(Transport& net, SparseStream<V> mine, const Partition& slices, SparseReduction how, To& whole) {
+Task<void> sum_exchanged(Transport& net, SparseVector<V> mine, const Partition& slices, SparseReduction how, To& whole) {
   GivenShares<V> given;
   co_await give_shares(net, mine, slices, how, {}, given);
   co_await exchange_sums(net, std::move(mine), std::move(given), slices, how, split_steps<V>(net, slices), whole);
 }
 
 template <class V>
-Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, Partition slices, SparseReduction how) {
+Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseVector<V> mine, Partition slices, SparseReduction how) {
   const Rank size = net.size();
   // Of a mean, an error counts as often as there are ranks that it is the mean of.
   const float weight = how.reduction == Reduction::avg ? static_cast<float>(size) : 1.0F;
@@ -50,7 +50,7 @@ Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, Partiti
   } else {
     owned = co_await reduce_owned_slice(net, mine, slices, how);
   }
-  mine = SparseStream<V>();  // long streams leave room for the sum
+  mine = SparseVector<V>();  // long vectors leave room for the sum
   EncodedSlice<V> result{.slices = std::move(slices)};
   result.first_step = by_ring ? ring_steps<V>(net, result.slices) : split_steps<V>(net, result.slices);
   co_await encode_slice(net, std::move(owned), how, weight, result);
@@ -60,7 +60,7 @@ Task<EncodedSlice<V>> reduce_owned(Transport& net, SparseStream<V> mine, Partiti
 }  // namespace
 
 template <class V, template <class> class Out>
-Task<void> allreduce_by_slices(Transport& net, SparseStream<V> mine, const SparseReduction& how, Out<V>& out) {
+Task<void> allreduce_by_slices(Transport& net, SparseVector<V> mine, const SparseReduction& how, Out<V>& out) {
   Partition slices = co_await owned_slices(net, mine, how);
   if (exchanges_sums<V>(net, slices, how)) {
     typename Out<V>::Slices whole = out.slices(net, how);
@@ -73,7 +73,7 @@ Task<void> allreduce_by_slices(Transport& net, SparseStream<V> mine, const Spars
 }
 
 #define TELEGRAD_INSTANTIATE(V, Out) \
-  template Task<void> allreduce_by_slices(Transport&, SparseStream<V>, const SparseReduction&, Out<V>&);
+  template Task<void> allreduce_by_slices(Transport&, SparseVector<V>, const SparseReduction&, Out<V>&);
 TELEGRAD_FOR_SPARSE_OUTPUTS(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -1,5 +1,5 @@
 #pragma once
-// Which algorithm sums sparse streams, if the caller names none: costs, and what earlier sums of the communicator had in
+// Which algorithm sums sparse vectors, if the caller names none: costs, and what earlier sums of the communicator had in
 // common. How ranks come to agree, this must not know.
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class SparseChoice {
 
   const AllreduceTable& dense() const { return dense_; }
   bool fills() const { return fills_; }
-  /// Whether dense vectors of so many elements are summed on two levels: so are streams of which nothing else tells.
+  /// Whether dense vectors of so many elements are summed on two levels: so are vectors of which nothing else tells.
   bool on_two_levels(std::uint64_t dimension, DType dtype) const {
     return dense_.choose(static_cast<std::size_t>(dimension) * size_of(dtype)) == Algorithm::two_level;
   }
@@ -63,7 +63,7 @@ class SparseChoice {
 /// The choice for one sum.
 class SparseDecision {
  public:
-  /// `overlap`: expected of the streams. `nodes`: where the sum may go on two levels, otherwise null. Outlives it.
+  /// `overlap`: expected of the vectors. `nodes`: where the sum may go on two levels, otherwise null. Outlives it.
   SparseDecision(const SparseChoice& choice, const SparseSumShape& shape, double overlap, bool shares_memory,
                  const Nodes* nodes = nullptr);
 

@@ -44,8 +44,8 @@ SumGrowth SumGrowth::seen(std::uint64_t dimension, double half, double full, uns
   return growth;
 }
 
-double SumGrowth::entries(double streams) const {
-  return std::max(0.0, dimension_ - elsewhere_ * std::pow(missing_, streams));
+double SumGrowth::entries(double vectors) const {
+  return std::max(0.0, dimension_ - elsewhere_ * std::pow(missing_, vectors));
 }
 
 double SumGrowth::entries_doubled(unsigned doublings) const {
@@ -66,9 +66,9 @@ SumGrowth SumGrowth::of_slice(double slices) const {
   return growth;
 }
 
-SumGrowth SumGrowth::of_sums(double streams) const {
+SumGrowth SumGrowth::of_sums(double vectors) const {
   SumGrowth growth = *this;
-  growth.missing_ = std::pow(missing_, streams);
+  growth.missing_ = std::pow(missing_, vectors);
   return growth;
 }
 
@@ -236,7 +236,7 @@ double SparseCosts::split_s(double entries, double sum_entries) const {
   return split_phase_s(entries) + second_half_s(entries, sum);
 }
 
-// What is left out of a slice's message to a rank: values of its entries that no other rank has. Of each further stream the
+// What is left out of a slice's message to a rank: values of its entries that no other rank has. Of each further vector the
 // share `apart` of its entries, on average, is new to the sum: 1 − P·d/2 of independent entries of density d, of which 1 − (P−1)d are
 // no other rank's, about the square. The work of leaving out is beside other messages, and not counted.
 double SparseCosts::known_bytes(double entries, double sum_entries) const {
@@ -248,7 +248,7 @@ double SparseCosts::known_bytes(double entries, double sum_entries) const {
   const auto count = static_cast<std::uint64_t>(owned);
   const auto value_bytes = static_cast<double>(kernels::packed_values_expected(shape_.dtype, count)) / owned;
   const double alone = shape_.ranks == 2 ? apart : apart * apart;
-  return std::max(0.0, alone * share * value_bytes - share / 8.0 - 2.0 * sizeof(StreamHeader));
+  return std::max(0.0, alone * share * value_bytes - share / 8.0 - 2.0 * sizeof(VectorHeader));
 }
 
 bool SparseCosts::leaves_known_out() const {

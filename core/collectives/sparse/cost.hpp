@@ -1,5 +1,5 @@
 #pragma once
-// What the sums of sparse streams cost on the α-β-γ network (docs/simulation.md), as closed forms: what
+// What the sums of sparse vectors cost on the α-β-γ network (docs/simulation.md), as closed forms: what
 // Algorithm::automatic decides by. Renggli et al., "SparCML", SC 2019, §5.3, with the bytes that messages really have, and
 // the work. Which rank decides when, this must not know.
 
@@ -14,29 +14,29 @@
 
 namespace telegrad {
 
-/// How many entries a sum of sparse streams has, before it is there. Some of a stream's entries are at indices that all
+/// How many entries a sum of sparse vectors has, before it is there. Some of a vector's entries are at indices that all
 /// ranks have in common, its `overlap`; the others are independent, uniform. Which algorithms there are, this must not know.
 ///
-/// An index that is not common is missing in the sum of m streams with probability q^m: it has N − (N − C)·q^m entries, of
+/// An index that is not common is missing in the sum of m vectors with probability q^m: it has N − (N − C)·q^m entries, of
 /// which C are common. With C = 0 that is K = N(1 − (1 − d)^m) of Renggli et al., "SparCML", SC 2019, §5.3.
 class SumGrowth {
  public:
-  /// Streams of `entries` entries, of which the share `overlap` is common.
+  /// Vectors of `entries` entries, of which the share `overlap` is common.
   SumGrowth(std::uint64_t dimension, double entries, double overlap);
 
-  /// As the sums of half as many and of 2^doublings (at least 2) streams had `half` entries, on average, and `full`. Only
+  /// As the sums of half as many and of 2^doublings (at least 2) vectors had `half` entries, on average, and `full`. Only
   /// operations that IEEE 754 rounds: it is the same number on all machines.
   static SumGrowth seen(std::uint64_t dimension, double half, double full, unsigned doublings);
 
-  /// Of the sum of so many streams.
-  double entries(double streams) const;
+  /// Of the sum of so many vectors.
+  double entries(double vectors) const;
   /// Of 2^doublings, the same on all machines.
   double entries_doubled(unsigned doublings) const;
-  /// The same streams, of which each is the sum of `streams`.
-  SumGrowth of_sums(double streams) const;
+  /// The same vectors, of which each is the sum of `vectors`.
+  SumGrowth of_sums(double vectors) const;
   /// The same of 2^doublings, the same on all machines.
   SumGrowth of_sums_doubled(unsigned doublings) const;
-  /// Of the streams' entries in one of so many equal slices of the range.
+  /// Of the vectors' entries in one of so many equal slices of the range.
   SumGrowth of_slice(double slices) const;
 
  private:
@@ -47,7 +47,7 @@ class SumGrowth {
   double missing_ = 1;  // q
 };
 
-/// The overlap with which `ranks` streams of `entries` entries have a sum of `sum_entries`: between 0 and 1. The inverse of
+/// The overlap with which `ranks` vectors of `entries` entries have a sum of `sum_entries`: between 0 and 1. The inverse of
 /// SumGrowth.
 double overlap_of(std::uint64_t dimension, double entries, Rank ranks, double sum_entries);
 
@@ -69,7 +69,7 @@ struct NodeCosts {
   bool share_memory = true;                       // all of them are taken to: what a rank knows of its own node others do not
 };
 
-/// A sum over `ranks` ranks of streams of `dtype`, whose messages wish for `indices`, and their values packed or not.
+/// A sum over `ranks` ranks of vectors of `dtype`, whose messages wish for `indices`, and their values packed or not.
 struct SparseSumShape {
   Rank ranks = 1;
   std::uint64_t dimension = 0;
@@ -110,7 +110,7 @@ class SparseCosts {
   double split_dense_s(double entries) const;
   /// A dense allreduce by `algorithm`, which knows no nodes.
   double dense_s(Algorithm algorithm) const;
-  /// Before it, a sparse stream is made dense.
+  /// Before it, a sparse vector is made dense.
   double made_dense_s() const;
   /// Borrowed entries are copied first where they are not read where they lie.
   double copied_s(double entries) const;
@@ -151,7 +151,7 @@ class SparseCosts {
   NetworkCosts costs_;
 };
 
-/// What sums of sparse streams cost where ranks live on nodes: on two levels (sparse/two_level.hpp), and by slices of
+/// What sums of sparse vectors cost where ranks live on nodes: on two levels (sparse/two_level.hpp), and by slices of
 /// all ranks, whose messages partly stay inside.
 /// Nodes of unlike numbers of ranks count as if all had as many, on average, and each rank owned a slice.
 class SparseLevelCosts {

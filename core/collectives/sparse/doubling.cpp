@@ -23,9 +23,9 @@
 namespace telegrad {
 namespace {
 
-// Shorter than the header of any stream.
+// Shorter than the header of any vector.
 struct VerdictMessage {
-  std::uint32_t magic = kStreamMagic;
+  std::uint32_t magic = kVectorMagic;
   std::uint32_t verdict = 0;
 };
 
@@ -45,7 +45,7 @@ SparseVerdict SparseDoubling<V>::verdict_in(const Buffer& message) const {
   VerdictMessage content;
   if (message.size() != sizeof content) return SparseVerdict::go_on;
   std::memcpy(&content, message.data(), sizeof content);
-  if (content.magic != kStreamMagic) return SparseVerdict::go_on;
+  if (content.magic != kVectorMagic) return SparseVerdict::go_on;
   for (const SparseVerdict verdict :
        {SparseVerdict::dense, SparseVerdict::filled, SparseVerdict::flat_split, SparseVerdict::split}) {
     if (content.verdict != static_cast<std::uint32_t>(verdict)) continue;
@@ -57,7 +57,7 @@ SparseVerdict SparseDoubling<V>::verdict_in(const Buffer& message) const {
 }
 
 template <class V>
-SparseDoubling<V>::SparseDoubling(Transport& net, const SparseStream<V>& mine, const SparseReduction& how,
+SparseDoubling<V>::SparseDoubling(Transport& net, const SparseVector<V>& mine, const SparseReduction& how,
                                   Step first_step, const SparseDecision* decision)
     : net_(net),
       mine_(mine),
@@ -98,7 +98,7 @@ Task<SparseVerdict> SparseDoubling<V>::run() {
     verdict_ = std::max(verdict_, verdict_in(other));
     if (verdict_ == SparseVerdict::go_on) co_await take(mine_.view(), other, rank + 1);
   } else if (verdict_ == SparseVerdict::go_on) {
-    std::vector<StreamView<V>> alone{mine_.view()};
+    std::vector<SparseView<V>> alone{mine_.view()};
     co_await reduce(std::move(alone));
   }
   co_return co_await exchange_rounds();
@@ -191,7 +191,7 @@ Task<void> SparseDoubling<V>::hear(Rank from, Step message) {
 }
 
 template <class V>
-Task<void> SparseDoubling<V>::encode_sum_or_verdict(StreamView<V> sum) {
+Task<void> SparseDoubling<V>::encode_sum_or_verdict(SparseView<V> sum) {
   if (verdict_ != SparseVerdict::go_on) {
     leaving_ = message_of(verdict_);
     co_return;
@@ -200,7 +200,7 @@ Task<void> SparseDoubling<V>::encode_sum_or_verdict(StreamView<V> sum) {
 }
 
 template <class V>
-Task<void> SparseDoubling<V>::reduce(std::vector<StreamView<V>> parts) {
+Task<void> SparseDoubling<V>::reduce(std::vector<SparseView<V>> parts) {
   std::size_t bytes = 0;
   for (const auto& part : parts) bytes += bytes_of(part);
   OwnedSlice<V> sum;
@@ -209,11 +209,11 @@ Task<void> SparseDoubling<V>::reduce(std::vector<StreamView<V>> parts) {
 }
 
 template <class V>
-Task<void> SparseDoubling<V>::take(std::optional<StreamView<V>> held, const Buffer& message, Rank source) {
+Task<void> SparseDoubling<V>::take(std::optional<SparseView<V>> held, const Buffer& message, Rank source) {
   std::optional<Decoded<V>> came;
   co_await decide(net_, message.size(), [&] { came.emplace(decode<V>(message.bytes(), range_)); });
   co_await check_decoded(net_, source, *came);
-  std::vector<StreamView<V>> parts;
+  std::vector<SparseView<V>> parts;
   if (held) {
     parts.push_back(*held);
     half_ = static_cast<double>(held->nnz() + came->view().nnz()) / 2.0;

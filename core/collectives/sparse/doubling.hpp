@@ -14,13 +14,13 @@
 
 namespace telegrad {
 
-/// The reduction of all ranks' streams by recursive doubling, the same bits on every rank; unless they give it up, which
+/// The reduction of all ranks' vectors by recursive doubling, the same bits on every rank; unless they give it up, which
 /// all do or none.
 template <class V>
 class SparseDoubling {
  public:
   /// Without a `decision` it is never given up. Uses steps from `first_step` on. What it is given outlives it.
-  SparseDoubling(Transport& net, const SparseStream<V>& mine, const SparseReduction& how, Step first_step,
+  SparseDoubling(Transport& net, const SparseVector<V>& mine, const SparseReduction& how, Step first_step,
                  const SparseDecision* decision);
 
   /// go_on: it is done, and sum() is there. Otherwise all ranks are to sum by other means, and all hear the same; after
@@ -44,14 +44,14 @@ class SparseDoubling {
   SparseVerdict verdict_in(const Buffer& message) const;
   Task<SparseVerdict> follow();
   Task<SparseVerdict> exchange_rounds();
-  Task<void> encode_sum_or_verdict(StreamView<V> sum);
-  Task<void> take(std::optional<StreamView<V>> held, const Buffer& message, Rank source);
-  Task<void> reduce(std::vector<StreamView<V>> parts);
+  Task<void> encode_sum_or_verdict(SparseView<V> sum);
+  Task<void> take(std::optional<SparseView<V>> held, const Buffer& message, Rank source);
+  Task<void> reduce(std::vector<SparseView<V>> parts);
   void tell_others(Rank next_bit);
   Task<void> hear(Rank from, Step message);
 
   Transport& net_;
-  const SparseStream<V>& mine_;
+  const SparseVector<V>& mine_;
   const SparseReduction& how_;
   const Step first_step_;
   const SparseDecision* const decision_;

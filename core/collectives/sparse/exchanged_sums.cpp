@@ -43,7 +43,7 @@ struct Part {
 template <class V, class To>
 class Exchange {
  public:
-  Exchange(Transport& net, SparseStream<V> mine, GivenShares<V> given, const Partition& slices, const SparseReduction& how,
+  Exchange(Transport& net, SparseVector<V> mine, GivenShares<V> given, const Partition& slices, const SparseReduction& how,
            Step first_step, To& whole)
       : net_(net),
         slices_(slices),
@@ -98,9 +98,9 @@ class Exchange {
       // Where bytes are not dear enough for packing, leaving out takes longer than what it saves.
       Array<std::uint8_t> givers;
       part.sum = co_await reduce_given(net_, given_, part.range, how_, how_.wire.packs_values ? &givers : nullptr);
-      const auto sent = [&](const StreamView<V>& view) { return encoded_size(view, how_.wire); };
+      const auto sent = [&](const SparseView<V>& view) { return encoded_size(view, how_.wire); };
       if (sends_densely(part.sum.view(), how_, sent)) co_await make_dense(net_, part.sum, how_);
-      const StreamView<V> sum = part.sum.view();
+      const SparseView<V> sum = part.sum.view();
       counts.push_back(announced_count(sum));
       if (how_.wire.packs_values && !sum.dense) {
         part.messages.emplace(sum, how_.wire, std::move(givers));
@@ -211,7 +211,7 @@ class Exchange {
   const std::size_t most_bytes_;  // of a message
   const Step steps_;
   const ExchangeOrder order_;
-  const SparseStream<V> mine_;
+  const SparseVector<V> mine_;
   GivenShares<V> given_;
   std::vector<Part<V>> parts_;
   Milestone made_;  // how many parts are, and one more: what they have has been said
@@ -235,14 +235,14 @@ bool exchanges_sums(const Transport& net, const Partition& slices, const SparseR
 }
 
 template <class V, class To>
-Task<void> exchange_sums(Transport& net, SparseStream<V> mine, GivenShares<V> given, const Partition& slices,
+Task<void> exchange_sums(Transport& net, SparseVector<V> mine, GivenShares<V> given, const Partition& slices,
                          const SparseReduction& how, Step first_step, To& whole) {
   Exchange<V, To> all(net, std::move(mine), std::move(given), slices, how, first_step, whole);
   co_await all.run();
 }
 
 #define TELEGRAD_INSTANTIATE(V, To)                                                                                 \
-  template Task<void> exchange_sums(Transport&, SparseStream<V>, GivenShares<V>, const Partition&, const SparseReduction&, \
+  template Task<void> exchange_sums(Transport&, SparseVector<V>, GivenShares<V>, const Partition&, const SparseReduction&, \
                                     Step, To<V>&);
 #define TELEGRAD_INSTANTIATE_BOTH(V)                                                                   \
   template bool exchanges_sums<V>(const Transport&, const Partition&, const SparseReduction&);         \

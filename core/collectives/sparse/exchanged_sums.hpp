@@ -22,7 +22,7 @@ bool exchanges_sums(const Transport& net, const Partition& slices, const SparseR
 /// What all ranks gave, summed to where `whole` puts it (an AssembledSum or a WrittenSum). `mine`: this rank's entries, of all
 /// slices; `given`: everybody's of this rank's. Uses steps from `first_step` on.
 template <class V, class To>
-Task<void> exchange_sums(Transport& net, SparseStream<V> mine, GivenShares<V> given, const Partition& slices,
+Task<void> exchange_sums(Transport& net, SparseVector<V> mine, GivenShares<V> given, const Partition& slices,
                          const SparseReduction& how, Step first_step, To& whole);
 
 }  // namespace telegrad

@@ -1,6 +1,6 @@
-// The dense sum of vectors that are held as streams. Each rank owns a slice of the vector. It gets all ranks' values there,
+// The dense sum of vectors that are held as vectors. Each rank owns a slice of the vector. It gets all ranks' values there,
 // block by block, between ranks that share memory from where they lie to the cache, and with them marks, a bit for each
-// element that has a value: so nobody makes a dense vector of a stream, whose indices travel in a bit for each element. Blocks
+// element that has a value: so nobody makes a dense vector of a vector, whose indices travel in a bit for each element. Blocks
 // of sums, formed in the order of ranks, go to all others at once. For few entries of many elements see sparse/split.hpp.
 //
 // Renggli et al., "SparCML", SC 2019, §5.3.3 (DSAR_Split_allgather), in blocks.
@@ -39,7 +39,7 @@ using Marks = Array<std::uint64_t>;
 template <class V>
 class FilledSum {
  public:
-  FilledSum(Transport& net, StreamView<V> mine, Reduction reduction, std::span<V> output)
+  FilledSum(Transport& net, SparseView<V> mine, Reduction reduction, std::span<V> output)
       : net_(net),
         mine_(mine),
         reduction_(reduction),
@@ -233,7 +233,7 @@ class FilledSum {
   }
 
   Transport& net_;
-  const StreamView<V> mine_;
+  const SparseView<V> mine_;
   const Reduction reduction_;
   const std::span<V> output_;
   const Partition slices_;
@@ -247,14 +247,14 @@ class FilledSum {
 }  // namespace
 
 template <class V>
-Task<void> allreduce_filled(Transport& net, StreamView<V> mine, Reduction reduction, std::span<V> output) {
+Task<void> allreduce_filled(Transport& net, SparseView<V> mine, Reduction reduction, std::span<V> output) {
   TELEGRAD_CHECK(is_for_filling(net.size(), mine.range.size() * sizeof(V)) && mine.range.begin == 0 && output.size() == mine.range.size());
   FilledSum<V> sum(net, mine, reduction, output);
   co_await sum.run();
 }
 
 #define TELEGRAD_INSTANTIATE(V) \
-  template Task<void> allreduce_filled(Transport&, StreamView<V>, Reduction, std::span<V>);
+  template Task<void> allreduce_filled(Transport&, SparseView<V>, Reduction, std::span<V>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

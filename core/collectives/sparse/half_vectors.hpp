@@ -1,5 +1,5 @@
 #pragma once
-// Averages of f16 streams are formed in f32: the average of finite values lies in f16's range, the sum on the way to it
+// Averages of f16 vectors are formed in f32: the average of finite values lies in f16's range, the sum on the way to it
 // need not. Messages hold f32 values then, as in all sums of f32.
 
 #include <type_traits>
@@ -16,8 +16,8 @@ constexpr bool is_formed_in_f32(Reduction reduction) {
 }
 
 /// The same entries in f32.
-Task<void> widen_stream(Transport& net, SparseStream<f16> from, SparseStream<float>& into);
+Task<void> widen_vector(Transport& net, SparseVector<f16> from, SparseVector<float>& into);
 /// And back, each rounded once, to nearest even.
-Task<void> narrow_stream(Transport& net, SparseStream<float> from, SparseStream<f16>& into);
+Task<void> narrow_vector(Transport& net, SparseVector<float> from, SparseVector<f16>& into);
 
 }  // namespace telegrad

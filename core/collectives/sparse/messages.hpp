@@ -36,7 +36,7 @@ inline IndexRange slice_of(const Partition& slices, Rank owner) {
 /// padded to 8 bytes.
 template <class V>
 std::size_t most_bytes(IndexRange range) {
-  return sizeof(StreamHeader) + static_cast<std::size_t>(range.size()) * (4 + sizeof(V)) + 16;
+  return sizeof(VectorHeader) + static_cast<std::size_t>(range.size()) * (4 + sizeof(V)) + 16;
 }
 /// The same for any of these slices: what all ranks agree on.
 template <class V>
@@ -58,7 +58,7 @@ double memory_delta(std::uint64_t dimension, double switch_factor) {
 /// Of the index range, which ranks own.
 enum class Slices : std::uint8_t {
   equal,     // of equal lengths
-  balanced,  // with about as many entries of all ranks' streams: see balanced_slices()
+  balanced,  // with about as many entries of all ranks' vectors: see balanced_slices()
 };
 
 /// How a sparse reduction is to be done; the same on all ranks.
@@ -81,13 +81,13 @@ struct SparseReduction {
 
 /// Whether a message should hold it densely: that is shorter.
 template <class V>
-bool goes_dense(const StreamView<V>& share, const SparseReduction& how) {
+bool goes_dense(const SparseView<V>& share, const SparseReduction& how) {
   return !share.dense && static_cast<double>(share.nnz()) > wire_delta<V>(share.range, how.switch_factor);
 }
 
 /// `weight`: how much an error of what is encoded counts.
 template <class V>
-Buffer encode_keeping_error(const StreamView<V>& view, const SparseReduction& how, float weight = 1.0F) {
+Buffer encode_keeping_error(const SparseView<V>& view, const SparseReduction& how, float weight = 1.0F) {
   if constexpr (std::is_same_v<V, float>) {
     if (how.wire.values != ValueEncoding::native && !how.residual.empty()) {
       const Array<float> error(view.nnz());
@@ -109,25 +109,25 @@ Buffer encode_keeping_error(const StreamView<V>& view, const SparseReduction& ho
 /// Whether an owner is to make its slice dense: where the choice is open, if that is shorter than the message it would be,
 /// of bytes_sent(owned) bytes, and not than a usual one.
 template <class V, class BytesSent>
-bool sends_densely(const StreamView<V>& owned, const SparseReduction& how, const BytesSent& bytes_sent) {
+bool sends_densely(const SparseView<V>& owned, const SparseReduction& how, const BytesSent& bytes_sent) {
   if (owned.dense) return false;
   if (how.algorithm == Algorithm::split_dense_allgather) return true;
   if (how.algorithm != Algorithm::automatic || how.wire.values != ValueEncoding::native) return false;
   const double dense_bytes = how.switch_factor * static_cast<double>(owned.range.size() * sizeof(V));
   const auto longest = static_cast<double>(owned.nnz() * (sizeof(std::uint32_t) + sizeof(V)));
   if (longest <= dense_bytes) return false;
-  return static_cast<double>(bytes_sent(owned)) > dense_bytes + sizeof(StreamHeader);
+  return static_cast<double>(bytes_sent(owned)) > dense_bytes + sizeof(VectorHeader);
 }
 
 /// How many entries a rank says that its slice has; this, if it sends it densely.
 inline constexpr std::uint64_t kDenseSlice = ~std::uint64_t{0};
 template <class V>
-std::uint64_t announced_count(const StreamView<V>& slice) {
+std::uint64_t announced_count(const SparseView<V>& slice) {
   return slice.dense ? kDenseSlice : slice.nnz();
 }
 
 template <class V>
-Buffer encode_share(const StreamView<V>& share, const SparseReduction& how) {
+Buffer encode_share(const SparseView<V>& share, const SparseReduction& how) {
   if (!goes_dense(share, how)) return encode_keeping_error(share, how);
   const OwnedSlice<V> dense = dense_slice(share, how.reduction);
   return encode_keeping_error(dense.view(), how);
@@ -159,7 +159,7 @@ inline Transport::Failing fail_damaged(Transport& net, Rank source, const char* 
 /// Ends the operation: of this rank's entries among `dimension` elements, which its caller's arrays hold.
 inline Transport::Failing fail_own_indices(Transport& net, std::uint64_t dimension) {
   return net.fail(net.rank(), "rank " + std::to_string(net.rank()) + " gave indices that are not strictly increasing below " +
-                                  std::to_string(dimension) + ": leave a stream's arrays alone while a collective runs");
+                                  std::to_string(dimension) + ": leave a vector's arrays alone while a collective runs");
 }
 /// Never done if the message is damaged.
 template <class V>

@@ -1,5 +1,5 @@
 #pragma once
-// What sums of sparse streams learn from earlier ones of their kind, so that a run repeated learns the same: a sum takes what
+// What sums of sparse vectors learn from earlier ones of their kind, so that a run repeated learns the same: a sum takes what
 // one saw that was called a fixed number of calls before it, and waits for it, whichever others in flight are over sooner.
 // Which algorithms there are, this must not know.
 
@@ -15,9 +15,9 @@
 
 namespace telegrad {
 
-/// Shares of a stream's entries that all others have too: see overlap_of().
+/// Shares of a vector's entries that all others have too: see overlap_of().
 struct Overlaps {
-  double ranks = 0.0;  // of all ranks' streams
+  double ranks = 0.0;  // of all ranks' vectors
   double nodes = 0.0;  // of sums that nodes have made of a slice
 };
 

@@ -11,7 +11,7 @@
 namespace telegrad {
 
 template <class V>
-double entries_in(const StreamView<V>& view, Reduction reduction) {
+double entries_in(const SparseView<V>& view, Reduction reduction) {
   const auto held = static_cast<double>(view.nnz());
   if constexpr (std::is_same_v<V, CountedF32>) {
     return held;
@@ -34,7 +34,7 @@ double entries_in(const StreamView<V>& view, Reduction reduction) {
 }
 
 template <class V>
-Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> output, Reduction reduction) {
+Task<void> write_view(Transport& net, const SparseView<V>& view, std::span<V> output, Reduction reduction) {
   const std::uint64_t first = view.range.begin;
   co_await compute_slices(net, static_cast<std::size_t>(view.range.size()), sizeof(V),
                           [&view, first, output, reduction](std::size_t begin, std::size_t end) {
@@ -62,7 +62,7 @@ Task<void> AssembledSum<V>::begin(std::vector<ClaimedSlice> slices) {
 }
 
 template <class V>
-Task<void> AssembledSum<V>::place(std::size_t slice, StreamView<V> view) {
+Task<void> AssembledSum<V>::place(std::size_t slice, SparseView<V> view) {
   co_await decide(net_, bytes_of(view), [&] { whole_->place(slice, view); });
 }
 
@@ -99,8 +99,8 @@ Task<void> AssembledSum<V>::receive(std::size_t slice, Step first_step, std::siz
       co_return;
     }
   }
-  const ExpectedStream expected{dtype_of<V>, range, most_bytes};
-  const Buffer message = co_await receive_rest_of_stream(net_, owner, first_step, std::move(first), expected);
+  const ExpectedVector expected{dtype_of<V>, range, most_bytes};
+  const Buffer message = co_await receive_rest_of_vector(net_, owner, first_step, std::move(first), expected);
   co_await place(slice, message.bytes());
 }
 
@@ -111,7 +111,7 @@ Task<void> WrittenSum<V>::begin(std::vector<ClaimedSlice> slices) {
 }
 
 template <class V>
-Task<void> WrittenSum<V>::place(std::size_t, StreamView<V> view) {
+Task<void> WrittenSum<V>::place(std::size_t, SparseView<V> view) {
   co_await write_view(net_, view, output_, how_.reduction);
   entries_ += entries_in(view, how_.reduction);
 }
@@ -128,31 +128,31 @@ template <class V>
 Task<void> SparseOutput<V>::take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how) {
   const double delta = memory_delta<V>(whole.range.end, how.switch_factor);
   const std::size_t bytes = bytes_of(whole.view());
-  co_await decide(net, bytes, [&] { sum = whole_stream(std::move(whole), how.reduction, delta); });
+  co_await decide(net, bytes, [&] { sum = whole_vector(std::move(whole), how.reduction, delta); });
 }
 
 template <class V>
 Task<void> DenseOutput<V>::take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how) {
-  const StreamView<V> view = whole.view();
+  const SparseView<V> view = whole.view();
   co_await write_view(net, view, vector, how.reduction);
 }
 
 template <class V>
-Task<void> DenseOutput<V>::take(Transport& net, SparseStream<V> whole, const SparseReduction& how) {
-  const StreamView<V> view = whole.view();
+Task<void> DenseOutput<V>::take(Transport& net, SparseVector<V> whole, const SparseReduction& how) {
+  const SparseView<V> view = whole.view();
   co_await write_view(net, view, vector, how.reduction);
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                              \
-  template Task<void> write_view(Transport&, const StreamView<V>&, std::span<V>, Reduction); \
-  template double entries_in(const StreamView<V>&, Reduction);                               \
+  template Task<void> write_view(Transport&, const SparseView<V>&, std::span<V>, Reduction); \
+  template double entries_in(const SparseView<V>&, Reduction);                               \
   template class AssembledSum<V>;                                                            \
   template class WrittenSum<V>;                                                              \
   template struct SparseOutput<V>;                                                           \
   template struct DenseOutput<V>;
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
-template double entries_in(const StreamView<CountedF32>&, Reduction);
+template double entries_in(const SparseView<CountedF32>&, Reduction);
 template class AssembledSum<CountedF32>;
 template struct SparseOutput<CountedF32>;
 

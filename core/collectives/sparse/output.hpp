@@ -1,5 +1,5 @@
 #pragma once
-// Where a sum goes: it becomes a stream, or is written into a dense vector. Algorithms are written once for both. How its slices
+// Where a sum goes: it becomes a vector, or is written into a dense vector. Algorithms are written once for both. How its slices
 // come, this must not know. Who has sent what is damaged is named: a slice may have gone through other hands.
 
 #include <cstddef>
@@ -22,11 +22,11 @@ namespace telegrad {
 
 /// About how many entries a sum has: in what is dense, as many of a few elements here and there as are not absent.
 template <class V>
-double entries_in(const StreamView<V>& view, Reduction reduction);
+double entries_in(const SparseView<V>& view, Reduction reduction);
 
 /// output = view, in slices of work.
 template <class V>
-Task<void> write_view(Transport& net, const StreamView<V>& view, std::span<V> output, Reduction reduction);
+Task<void> write_view(Transport& net, const SparseView<V>& view, std::span<V> output, Reduction reduction);
 
 struct ClaimedSlice {
   Rank owner = 0;
@@ -34,7 +34,7 @@ struct ClaimedSlice {
   std::uint64_t count = kDenseSlice;  // as its owner says
 };
 
-/// The stream of all slices, each of which is decoded to its place: once it is known how many entries those before it have.
+/// The vector of all slices, each of which is decoded to its place: once it is known how many entries those before it have.
 template <class V>
 class AssembledSum {
  public:
@@ -45,14 +45,14 @@ class AssembledSum {
   bool begun() const { return whole_.has_value(); }
 
   /// Once for each slice, after begin(). A message may be of either sort (known_values.hpp), of which this rank gave `given`.
-  Task<void> place(std::size_t slice, StreamView<V> view);
+  Task<void> place(std::size_t slice, SparseView<V> view);
   Task<void> place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given = GivenEntries<V>::none());
   /// Of as many owners as slices, in one go.
   Task<void> place(std::span<const Arrived> batch);
-  /// What its owner itself sends, as receive_stream() does.
+  /// What its owner itself sends, as receive_vector() does.
   Task<void> receive(std::size_t slice, Step first_step, std::size_t most_bytes);
   /// Dense where a slice is, or where there are more than δ entries in memory.
-  SparseStream<V> finish() { return whole_->finish(); }
+  SparseVector<V> finish() { return whole_->finish(); }
 
  private:
   Transport::Failing fail(std::size_t slice, const std::string& error) {
@@ -62,7 +62,7 @@ class AssembledSum {
   Transport& net_;
   const SparseReduction& how_;
   std::vector<ClaimedSlice> slices_;
-  std::optional<StreamAssembly<V>> whole_;
+  std::optional<VectorAssembly<V>> whole_;
 };
 
 /// The same, but written into a vector, and their entries counted, about.
@@ -76,7 +76,7 @@ class WrittenSum {
   Task<void> begin(std::vector<ClaimedSlice> slices);
   bool begun() const { return !slices_.empty(); }
 
-  Task<void> place(std::size_t slice, StreamView<V> view);
+  Task<void> place(std::size_t slice, SparseView<V> view);
   Task<void> place(std::size_t slice, ConstBytes message, const GivenEntries<V>& given = GivenEntries<V>::none());
 
  private:
@@ -87,7 +87,7 @@ class WrittenSum {
   std::vector<ClaimedSlice> slices_;
 };
 
-/// The sum becomes a stream.
+/// The sum becomes a vector.
 template <class V>
 struct SparseOutput {
   using Slices = AssembledSum<V>;
@@ -97,14 +97,14 @@ struct SparseOutput {
   void take(Slices& slices) { sum = slices.finish(); }
   /// A slice of all indices: dense where it is, or has more than δ entries in memory.
   Task<void> take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how);
-  Task<void> take(Transport&, SparseStream<V> whole, const SparseReduction&) {
+  Task<void> take(Transport&, SparseVector<V> whole, const SparseReduction&) {
     sum = std::move(whole);
     co_return;
   }
   /// About how many the sum has.
   double entries(Reduction reduction) const { return entries_in(sum.view(), reduction); }
 
-  SparseStream<V> sum{};
+  SparseVector<V> sum{};
 };
 
 /// The sum is written into `vector`, which has as many elements as the dimension; only once this rank has heard, directly or
@@ -116,7 +116,7 @@ struct DenseOutput {
   Slices slices(Transport& net, const SparseReduction& how) { return {net, how, vector, counted}; }
   void take(Slices&) {}
   Task<void> take(Transport& net, OwnedSlice<V> whole, const SparseReduction& how);
-  Task<void> take(Transport& net, SparseStream<V> whole, const SparseReduction& how);
+  Task<void> take(Transport& net, SparseVector<V> whole, const SparseReduction& how);
   double entries(Reduction) const { return counted; }
 
   std::span<V> vector{};

@@ -13,29 +13,29 @@
 namespace telegrad {
 
 template <class V>
-Task<SparseStream<V>> reduce_scatter_sparse(Transport& net, SparseStream<V> mine, Partition slices,
+Task<SparseVector<V>> reduce_scatter_sparse(Transport& net, SparseVector<V> mine, Partition slices,
                                             SparseReduction how) {
   TELEGRAD_CHECK(slices.blocks() == net.size() && slices.count() == mine.dimension());
   if constexpr (std::is_same_v<V, f16>) {
     if (is_formed_in_f32<V>(how.reduction)) {
-      SparseStream<float> wide;
-      co_await widen_stream(net, std::move(mine), wide);
-      SparseStream<float> average = co_await reduce_scatter_sparse(net, std::move(wide), std::move(slices), how);
-      SparseStream<V> slice;
-      co_await narrow_stream(net, std::move(average), slice);
+      SparseVector<float> wide;
+      co_await widen_vector(net, std::move(mine), wide);
+      SparseVector<float> average = co_await reduce_scatter_sparse(net, std::move(wide), std::move(slices), how);
+      SparseVector<V> slice;
+      co_await narrow_vector(net, std::move(average), slice);
       co_return slice;
     }
   }
   OwnedSlice<V> sum = co_await reduce_owned_slice(net, mine, slices, how);
-  SparseStream<V> stream;
+  SparseVector<V> vector;
   co_await decide(net, bytes_of(sum.view()), [&] {
-    stream = sparse_stream(mine.dimension(), std::move(sum), how.reduction);
+    vector = sparse_vector(mine.dimension(), std::move(sum), how.reduction);
   });
-  co_return stream;
+  co_return vector;
 }
 
 #define TELEGRAD_INSTANTIATE(V) \
-  template Task<SparseStream<V>> reduce_scatter_sparse(Transport&, SparseStream<V>, Partition, SparseReduction);
+  template Task<SparseVector<V>> reduce_scatter_sparse(Transport&, SparseVector<V>, Partition, SparseReduction);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE

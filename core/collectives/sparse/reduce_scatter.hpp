@@ -7,13 +7,13 @@
 
 namespace telegrad {
 
-/// This rank's slice of the reduction of all ranks' streams, as a sparse stream of the whole dimension: indices are those
+/// This rank's slice of the reduction of all ranks' vectors, as a sparse vector of the whole dimension: indices are those
 /// of the whole vector. V is float, double, bf16 or f16. All ranks pass the same dimension and the same `slices` of it
 /// (CHECKed: as many as there are ranks), and any number of entries each. Where a slice went dense on its way (see
 /// switch_entries()), the elements that are not kernels::absent_element(reduction) are its entries. `how.algorithm` is
 /// not looked at.
 template <class V>
-Task<SparseStream<V>> reduce_scatter_sparse(Transport& net, SparseStream<V> mine, Partition slices,
+Task<SparseVector<V>> reduce_scatter_sparse(Transport& net, SparseVector<V> mine, Partition slices,
                                             SparseReduction how);
 
 }  // namespace telegrad

@@ -19,7 +19,7 @@ Step steps_of_message(const Transport& net, const Partition& slices) {
 }  // namespace
 
 template <class V>
-Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
+Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseVector<V>& mine, const Partition& slices,
                                      const SparseReduction& how) {
   const Rank size = net.size();
   const Rank left = (net.rank() + size - 1) % size;
@@ -31,7 +31,7 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
   OwnedSlice<V> sum;
   Buffer leaving;
   for (Rank t = 0; t + 1 < size; ++t) {
-    const StreamView<V> partial = t == 0 ? share(before(1)) : sum.view();
+    const SparseView<V> partial = t == 0 ? share(before(1)) : sum.view();
     co_await decide(net, bytes_of(partial), [&] { leaving = encode_share(partial, how); });
     const Step step = t * steps_of_message<V>(net, slices);
     const Buffer message = co_await exchange_any_size(net, right, left, step, leaving.bytes(), most);
@@ -39,7 +39,7 @@ Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine
     std::optional<Decoded<V>> came;
     co_await decide(net, message.size(), [&] { came.emplace(decode<V>(message.bytes(), slice)); });
     co_await check_decoded(net, left, *came);
-    const std::vector<StreamView<V>> both{came->view(), share(slice)};
+    const std::vector<SparseView<V>> both{came->view(), share(slice)};
     const double delta = wire_delta<V>(slice, how.switch_factor);
     const std::size_t bytes = bytes_of(both[0]) + bytes_of(both[1]);
     OwnedSlice<V> grown;
@@ -56,7 +56,7 @@ Step ring_steps(const Transport& net, const Partition& slices) {
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
-  template Task<OwnedSlice<V>> ring_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
+  template Task<OwnedSlice<V>> ring_owned_slice(Transport&, const SparseVector<V>&, const Partition&, \
                                                 const SparseReduction&);                           \
   template Step ring_steps<V>(const Transport&, const Partition&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

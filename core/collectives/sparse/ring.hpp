@@ -11,7 +11,7 @@ namespace telegrad {
 /// As reduce_owned_slice(), but the sum of a slice travels round a ring, to the right, and every rank adds its entries: a
 /// baseline, which sends each entry up to P − 1 times. Uses steps [0, ring_steps()).
 template <class V>
-Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
+Task<OwnedSlice<V>> ring_owned_slice(Transport& net, const SparseVector<V>& mine, const Partition& slices,
                                      const SparseReduction& how);
 
 template <class V>

@@ -36,19 +36,19 @@ Task<void> receive_pieces(Transport& net, Rank from, Step step, Bytes indices, B
 }  // namespace
 
 template <class V>
-bool goes_in_sections(const Transport& net, const StreamView<V>& view, const WireFormat& format) {
+bool goes_in_sections(const Transport& net, const SparseView<V>& view, const WireFormat& format) {
   const bool plain = format.values == ValueEncoding::native && !format.packs_values &&
                      (format.indices == IndexFormat::none || format.indices == IndexFormat::raw32);
   return net.shares_memory() && plain && bytes_of(view) >= kSectionedBytesLeast;
 }
 
-Step stream_steps(const Transport& net, std::size_t most_bytes) {
+Step vector_steps(const Transport& net, std::size_t most_bytes) {
   return any_size_steps(net, most_bytes) + (net.shares_memory() ? kSections : 0);
 }
 
 template <class V>
-Task<void> send_in_sections(Transport& net, Rank to, Step first_step, StreamView<V> view) {
-  const StreamHeader header = plain_header(view);
+Task<void> send_in_sections(Transport& net, Rank to, Step first_step, SparseView<V> view) {
+  const VectorHeader header = plain_header(view);
   Step step = first_step;
   std::deque<Transport::Sending> sends;
   sends.emplace_back(net, to, step++, std::as_bytes(std::span(&header, 1)));
@@ -57,14 +57,14 @@ Task<void> send_in_sections(Transport& net, Rank to, Step first_step, StreamView
   for (auto& one : sends) co_await one;
 }
 
-bool begins_sections(ConstBytes first) { return first.size() == sizeof(StreamHeader) && claimed_header(first).nnz > 0; }
+bool begins_sections(ConstBytes first) { return first.size() == sizeof(VectorHeader) && claimed_header(first).nnz > 0; }
 
 template <class V>
 Task<void> receive_sections(Transport& net, Rank from, Step first_step, ConstBytes first, IndexRange range,
                             std::span<std::uint32_t> indices, std::span<V> values, const char* content) {
   std::string error = section_header_error(first, dtype_of<V>, range);
-  const StreamHeader header = claimed_header(first);
-  const bool dense = header.kind == StreamKind::dense;
+  const VectorHeader header = claimed_header(first);
+  const bool dense = header.kind == VectorKind::dense;
   if (error.empty() && (header.nnz != values.size() || indices.size() != (dense ? 0 : values.size()))) {
     error = "it does not hold the " + std::to_string(values.size()) + " entries that were announced";
   }
@@ -74,28 +74,28 @@ Task<void> receive_sections(Transport& net, Rank from, Step first_step, ConstByt
   if (!error.empty()) co_await fail_damaged(net, from, content, error);
 }
 
-Task<Buffer> receive_rest_of_stream(Transport& net, Rank from, Step first_step, Buffer first, ExpectedStream expected) {
+Task<Buffer> receive_rest_of_vector(Transport& net, Rank from, Step first_step, Buffer first, ExpectedVector expected) {
   if (has_several_pieces(net, first.size())) {
     co_return co_await receive_rest(net, from, first_step, std::move(first), expected.most_bytes);
   }
   if (!net.shares_memory() || !begins_sections(first.bytes())) co_return first;
   // Whoever reads the message says what is wrong with it; here no room is made for what cannot be.
   if (!section_header_error(first.bytes(), expected.dtype, expected.range).empty()) co_return first;
-  const StreamHeader header = claimed_header(first.bytes());
+  const VectorHeader header = claimed_header(first.bytes());
   Buffer whole(encoded_size(header));
   const MessageSections sections = sections_of(header, whole.bytes());
   co_await receive_pieces(net, from, first_step + 1, sections.indices, sections.values);
   co_return whole;
 }
 
-Task<Buffer> receive_stream(Transport& net, Rank from, Step first_step, ExpectedStream expected) {
+Task<Buffer> receive_vector(Transport& net, Rank from, Step first_step, ExpectedVector expected) {
   Buffer first = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, expected.most_bytes));
-  co_return co_await receive_rest_of_stream(net, from, first_step, std::move(first), expected);
+  co_return co_await receive_rest_of_vector(net, from, first_step, std::move(first), expected);
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                            \
-  template bool goes_in_sections(const Transport&, const StreamView<V>&, const WireFormat&);              \
-  template Task<void> send_in_sections(Transport&, Rank, Step, StreamView<V>);                             \
+  template bool goes_in_sections(const Transport&, const SparseView<V>&, const WireFormat&);              \
+  template Task<void> send_in_sections(Transport&, Rank, Step, SparseView<V>);                             \
   template Task<void> receive_sections(Transport&, Rank, Step, ConstBytes, IndexRange, std::span<std::uint32_t>, \
                                        std::span<V>, const char*);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

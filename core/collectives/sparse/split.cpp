@@ -38,7 +38,7 @@ bool same_message(ConstBytes a, ConstBytes b) {
 // The reduction of the ranks' shares of one range, in the order of ranks; in parts of the range, between which the
 // network has its turn.
 template <class V>
-Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> shares, Reduction reduction,
+Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<SparseView<V>> shares, Reduction reduction,
                                   double delta, Array<std::uint8_t>* givers) {
   SliceReduction<V> sum(std::move(shares), reduction, delta);
   if (givers != nullptr) sum.remember_givers();
@@ -57,7 +57,7 @@ Task<OwnedSlice<V>> reduce_shares(Transport& net, std::vector<StreamView<V>> sha
 template <class V>
 struct Split {
   Transport& net;
-  const SparseStream<V>& mine;
+  const SparseVector<V>& mine;
   const Partition& slices;
   const SparseReduction& how;
   const SplitBucket& bucket;
@@ -66,8 +66,8 @@ struct Split {
     const Range part = part_of(slices[owner], bucket.buckets, bucket.number);
     return {part.begin, part.end};
   }
-  StreamView<V> share(Rank owner) const { return mine.slice(slice(owner).begin, slice(owner).end); }
-  Buffer encoded(const StreamView<V>& share) const {
+  SparseView<V> share(Rank owner) const { return mine.slice(slice(owner).begin, slice(owner).end); }
+  Buffer encoded(const SparseView<V>& share) const {
     if constexpr (std::is_same_v<V, float>) {
       if (!bucket.errors.empty()) {
         TELEGRAD_CHECK(!goes_dense(share, how));
@@ -85,7 +85,7 @@ struct Split {
   Rank receiver(Rank round) const { return ExchangeOrder(net.rank(), net.size()).receiver(round); }
   Rank sender(Rank round) const { return ExchangeOrder(net.rank(), net.size()).sender(round); }
   std::size_t most() const { return most_bytes<V>(slices); }
-  ExpectedStream expected() const { return {dtype_of<V>, slice(net.rank()), most()}; }
+  ExpectedVector expected() const { return {dtype_of<V>, slice(net.rank()), most()}; }
 };
 
 template <class V>
@@ -110,7 +110,7 @@ Task<void> send_short_shares(const Split<V>& split) {
   Transport& net = split.net;
   const Rank size = net.size();
   Window<Sending, kWindow> sends;
-  std::vector<StreamView<V>> batch;
+  std::vector<SparseView<V>> batch;
   std::vector<Buffer> encoded;
   for (Rank round = 1; round < size;) {
     batch.clear();
@@ -156,7 +156,7 @@ Task<KeptMessages> receive_short_shares(const Split<V>& split, ConstBytes nothin
     Buffer share = co_await receives.front();
     receives.pop_front();
     if (has_several_pieces(net, share.size()) || begins_sections(share.bytes())) {
-      share = co_await receive_rest_of_stream(net, split.sender(round), split.bucket.first_step, std::move(share),
+      share = co_await receive_rest_of_vector(net, split.sender(round), split.bucket.first_step, std::move(share),
                                               split.expected());
     }
     if (!same_message(share.bytes(), nothing)) shares.add(split.sender(round), std::move(share));
@@ -189,7 +189,7 @@ Task<void> take_short_shares(const Split<V>& split, GivenShares<V>& given) {
   Transport& net = split.net;
   const Rank rank = net.rank();
   const IndexRange owned = split.slice(rank);
-  given.nothing = encode(SparseStream<V>(split.mine.dimension()).slice(owned.begin, owned.end), split.how.wire);
+  given.nothing = encode(SparseVector<V>(split.mine.dimension()).slice(owned.begin, owned.end), split.how.wire);
   given.kept = co_await receive_short_shares(split, given.nothing.bytes());
   std::vector<ConstBytes> incoming = given.kept.by_source(net.size(), given.nothing.bytes());
   incoming[rank] = {};
@@ -258,7 +258,7 @@ class Rounds {
 
  private:
   Task<void> encode_for(Rank round) {
-    const StreamView<V> share = split_.share(split_.receiver(round));
+    const SparseView<V> share = split_.share(split_.receiver(round));
     co_await decide(split_.net, bytes_of(share), [&] { next_ = split_.encoded(share); });
   }
   Task<void> exchange(Rank round) {
@@ -316,7 +316,7 @@ class AtOnce {
     if constexpr (std::is_same_v<V, CountedF32>) {
       return false;
     } else {
-      const StreamView<V> share = split_.share(to);
+      const SparseView<V> share = split_.share(to);
       return split_.bucket.errors.empty() && !goes_dense(share, split_.how) &&
              goes_in_sections(split_.net, share, split_.how.wire);
     }
@@ -326,7 +326,7 @@ class AtOnce {
     Transport& net = split_.net;
     Window<SendingShare, kEncodedWindow> under_way;
     for (const Rank to : receivers) {
-      const StreamView<V> share = split_.share(to);
+      const SparseView<V> share = split_.share(to);
       Buffer encoded;
       co_await decide(net, bytes_of(share), [&] { encoded = split_.encoded(share); });
       if (under_way.full()) {
@@ -339,7 +339,7 @@ class AtOnce {
   }
 
   Task<void> receive(Rank source) {
-    arriving_.keep(source, co_await receive_stream(split_.net, source, split_.bucket.first_step, split_.expected()));
+    arriving_.keep(source, co_await receive_vector(split_.net, source, split_.bucket.first_step, split_.expected()));
     co_await arriving_.decode_from(source);
   }
 
@@ -350,7 +350,7 @@ class AtOnce {
 }  // namespace
 
 template <class V>
-Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partition& slices, const SparseReduction& how,
+Task<void> give_shares(Transport& net, const SparseVector<V>& mine, const Partition& slices, const SparseReduction& how,
                        const SplitBucket& bucket, GivenShares<V>& given) {
   TELEGRAD_CHECK(bucket.number < bucket.buckets);
   const Split<V> split{net, mine, slices, how, bucket};
@@ -373,7 +373,7 @@ Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partit
 template <class V>
 Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, IndexRange range, const SparseReduction& how,
                                  Array<std::uint8_t>* givers) {
-  std::vector<StreamView<V>> shares;
+  std::vector<SparseView<V>> shares;
   shares.reserve(given.decoded.size());
   for (const auto& one : given.decoded) shares.push_back(one.view().slice(range));
   const double delta = wire_delta<V>(range, how.switch_factor);
@@ -383,7 +383,7 @@ Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, In
 }
 
 template <class V>
-Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
+Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseVector<V>& mine, const Partition& slices,
                                        const SparseReduction& how, SplitBucket bucket) {
   GivenShares<V> given;
   co_await give_shares(net, mine, slices, how, bucket, given);
@@ -392,15 +392,15 @@ Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mi
 
 template <class V>
 Step split_steps(const Transport& net, const Partition& slices) {
-  return stream_steps(net, most_bytes<V>(slices));
+  return vector_steps(net, most_bytes<V>(slices));
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                      \
-  template Task<void> give_shares(Transport&, const SparseStream<V>&, const Partition&, const SparseReduction&, \
+  template Task<void> give_shares(Transport&, const SparseVector<V>&, const Partition&, const SparseReduction&, \
                                   const SplitBucket&, GivenShares<V>&);                              \
   template Task<OwnedSlice<V>> reduce_given(Transport&, const GivenShares<V>&, IndexRange, const SparseReduction&, \
                                              Array<std::uint8_t>*);                                     \
-  template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseStream<V>&, const Partition&, \
+  template Task<OwnedSlice<V>> reduce_owned_slice(Transport&, const SparseVector<V>&, const Partition&, \
                                                   const SparseReduction&, SplitBucket);              \
   template Step split_steps<V>(const Transport&, const Partition&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

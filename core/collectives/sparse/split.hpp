@@ -30,10 +30,10 @@ struct SplitBucket {
   bool only_entries = false;
 };
 
-/// What all ranks have in this rank's slice. Own entries lie in the rank's stream, others in this object, which may move.
+/// What all ranks have in this rank's slice. Own entries lie in the rank's vector, others in this object, which may move.
 template <class V>
 struct GivenShares {
-  const StreamView<V>& share(Rank source) const { return decoded[source].view(); }
+  const SparseView<V>& share(Rank source) const { return decoded[source].view(); }
 
   std::vector<Decoded<V>> decoded;  // by rank
   // Where they lie.
@@ -46,7 +46,7 @@ struct GivenShares {
 /// with k entries per rank, spread evenly, k(P−1)/P each way. A share goes dense where that is shorter on the wire (see
 /// switch_entries()). Of one bucket that part of slices. Uses split_steps() steps from `bucket.first_step` on.
 template <class V>
-Task<void> give_shares(Transport& net, const SparseStream<V>& mine, const Partition& slices, const SparseReduction& how,
+Task<void> give_shares(Transport& net, const SparseVector<V>& mine, const Partition& slices, const SparseReduction& how,
                        const SplitBucket& bucket, GivenShares<V>& given);
 
 /// The sum (or mean) of what all shares have in `range`, added in the order of ranks; dense where that is shorter on the wire.
@@ -57,7 +57,7 @@ Task<OwnedSlice<V>> reduce_given(Transport& net, const GivenShares<V>& given, In
 
 /// Both, one after the other: this rank's slice of the sum.
 template <class V>
-Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseStream<V>& mine, const Partition& slices,
+Task<OwnedSlice<V>> reduce_owned_slice(Transport& net, const SparseVector<V>& mine, const Partition& slices,
                                        const SparseReduction& how, SplitBucket bucket = {});
 
 template <class V>

@@ -26,19 +26,19 @@ void move_indices(std::span<std::uint32_t> indices, std::uint32_t by) {
 
 // Indices are counted from the slice's begin in a sum of owners, so that they share its range evenly.
 template <class V>
-SparseStream<V> stream_of(OwnedSlice<V>& slice) {
+SparseVector<V> vector_of(OwnedSlice<V>& slice) {
   if constexpr (std::is_same_v<V, CountedF32>) {
     const std::uint64_t size = slice.range.size();
-    return slice.dense ? SparseStream<V>::dense(size) : SparseStream<V>::sparse(size, slice.entries);
+    return slice.dense ? SparseVector<V>::dense(size) : SparseVector<V>::sparse(size, slice.entries);
   } else {
-    if (slice.dense) return SparseStream<V>::adopt_dense(std::move(slice.values));
+    if (slice.dense) return SparseVector<V>::adopt_dense(std::move(slice.values));
     move_indices(slice.indices.span(), 0U - static_cast<std::uint32_t>(slice.range.begin));
-    return SparseStream<V>::adopt_sparse(slice.range.size(), std::move(slice.indices), std::move(slice.values));
+    return SparseVector<V>::adopt_sparse(slice.range.size(), std::move(slice.indices), std::move(slice.values));
   }
 }
 
 template <class V>
-void take_stream(OwnedSlice<V>& slice, SparseStream<V> sum) {
+void take_vector(OwnedSlice<V>& slice, SparseVector<V> sum) {
   slice.dense = sum.is_dense();
   if constexpr (std::is_same_v<V, CountedF32>) {
     slice.entries = sum.entries();
@@ -64,14 +64,14 @@ class TwoLevelSum {
   }
 
   // This rank's slice of the sum as it is to be gathered inside.
-  Task<void> reduce(SparseStream<V> mine, EncodedSlice<V>& result) {
+  Task<void> reduce(SparseVector<V> mine, EncodedSlice<V>& result) {
     OwnedSlice<V> slice;
     {
       GroupTransport group = inside(0);
       const SparseReduction summing = how_inside(how_.reduction == Reduction::avg ? Reduction::sum : how_.reduction);
       slice = co_await reduce_owned_slice(group, mine, result.slices, summing);
     }
-    mine = SparseStream<V>();
+    mine = SparseVector<V>();
     if (rounds_means()) co_await divide_by_ranks(net_, slice);
     if (place_ < nodes_.slices()) co_await sum_between(slice);
     if (how_.reduction == Reduction::avg && !rounds_means()) co_await divide_by_ranks(net_, slice);
@@ -124,12 +124,12 @@ class TwoLevelSum {
       std::ranges::fill(lost, 0.0F);
       summing.residual = lost.span();
     }
-    SparseStream<V> stream = stream_of(slice);
-    stream = co_await allreduce_sparse(group, std::move(stream), summing);
+    SparseVector<V> vector = vector_of(slice);
+    vector = co_await allreduce_sparse(group, std::move(vector), summing);
     co_await decide(net_, lost.size() * sizeof(float), [&] {
       for (std::size_t i = 0; i < lost.size(); ++i) residual[i] += static_cast<float>(net_.size()) * lost[i];
     });
-    take_stream(slice, std::move(stream));
+    take_vector(slice, std::move(vector));
   }
 
   Transport& net_;
@@ -142,7 +142,7 @@ class TwoLevelSum {
 }  // namespace
 
 template <class V, template <class> class Out>
-Task<void> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, const SparseReduction& how, Out<V>& out) {
+Task<void> allreduce_sparse_two_level(Transport& net, SparseVector<V> mine, const SparseReduction& how, Out<V>& out) {
   TELEGRAD_CHECK(how.nodes != nullptr && how.nodes->ranks() == net.size() && how.nodes->two_level() &&
                  how.slices == Slices::equal);
   TwoLevelSum<V> sum(net, how);
@@ -153,7 +153,7 @@ Task<void> allreduce_sparse_two_level(Transport& net, SparseStream<V> mine, cons
 }
 
 #define TELEGRAD_INSTANTIATE(V, Out) \
-  template Task<void> allreduce_sparse_two_level(Transport&, SparseStream<V>, const SparseReduction&, Out<V>&);
+  template Task<void> allreduce_sparse_two_level(Transport&, SparseVector<V>, const SparseReduction&, Out<V>&);
 TELEGRAD_FOR_SPARSE_OUTPUTS(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

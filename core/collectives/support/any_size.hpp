@@ -1,7 +1,7 @@
 #pragma once
 // Messages of a length that only their sender knows. Long ones go in pieces (see pieces.hpp): the first begins with a word
 // that says so, and the length of the whole, and is exactly as long as a piece may be; a shorter message is all there is.
-// No message may begin with 8 bytes that read as 2^64 - 2^48 or more (CHECKed): streams and tables of lengths do not.
+// No message may begin with 8 bytes that read as 2^64 - 2^48 or more (CHECKed): vectors and tables of lengths do not.
 
 #include <cstddef>
 

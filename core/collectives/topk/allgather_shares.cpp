@@ -24,7 +24,7 @@ namespace {
 
 template <class V>
 std::size_t most_bytes_of(std::uint64_t entries) {
-  return sizeof(StreamHeader) + static_cast<std::size_t>(entries) * (sizeof(std::uint32_t) + sizeof(V)) + 16;
+  return sizeof(VectorHeader) + static_cast<std::size_t>(entries) * (sizeof(std::uint32_t) + sizeof(V)) + 16;
 }
 
 template <class V>
@@ -67,7 +67,7 @@ class Gathering {
     co_return step + any_size_steps(net_, most);
   }
 
-  Task<SparseStream<V>> gather(Step step) {
+  Task<SparseVector<V>> gather(Step step) {
     indices_ = Array<std::uint32_t>(all().size());
     values_ = Array<V>(all().size());
     const std::size_t most = most_bytes_of<V>(std::ranges::max(counts_));
@@ -87,7 +87,7 @@ class Gathering {
       if (first == 0 || first == begins_[rank + 1] || indices_[first - 1] < indices_[first]) continue;
       co_await fail_damaged(net_, rank, "sums", "its indices do not follow those of the rank before");
     }
-    co_return SparseStream<V>::adopt_sparse(slices_.count(), std::move(indices_), std::move(values_));
+    co_return SparseVector<V>::adopt_sparse(slices_.count(), std::move(indices_), std::move(values_));
   }
 
  private:
@@ -119,7 +119,7 @@ class Gathering {
       const Range part = common(own, part_of(all(), net_.size(), to));
       if (to == net_.rank() || part.size() == 0) continue;
       const std::size_t first = part.begin - own.begin;
-      const StreamView<V> view{mine_.range, false, mine_.indices.span().subspan(first, part.size()),
+      const SparseView<V> view{mine_.range, false, mine_.indices.span().subspan(first, part.size()),
                                mine_.values.span().subspan(first, part.size())};
       Buffer encoded;
       co_await decide(net_, bytes_of(view), [&] { encoded = encode(view, whole); });
@@ -213,7 +213,7 @@ class Gathering {
 }  // namespace
 
 template <class V>
-Task<SparseStream<V>> allgather_shares(Transport& net, OwnedSlice<V> mine, const Partition& slices,
+Task<SparseVector<V>> allgather_shares(Transport& net, OwnedSlice<V> mine, const Partition& slices,
                                        std::vector<std::uint64_t> counts, ShareGathering how, SparseTraffic& traffic,
                                        bool& was_balanced, Step first_step) {
   Gathering<V> gathering(net, std::move(mine), slices, std::move(counts), how, traffic);
@@ -224,7 +224,7 @@ Task<SparseStream<V>> allgather_shares(Transport& net, OwnedSlice<V> mine, const
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                \
-  template Task<SparseStream<V>> allgather_shares(Transport&, OwnedSlice<V>, const Partition&,                 \
+  template Task<SparseVector<V>> allgather_shares(Transport&, OwnedSlice<V>, const Partition&,                 \
                                                   std::vector<std::uint64_t>, ShareGathering, SparseTraffic&, \
                                                   bool&, Step);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

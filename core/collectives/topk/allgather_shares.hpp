@@ -24,12 +24,12 @@ struct ShareGathering {
   float weight = 1.0F;
 };
 
-/// Every rank's share of a stream, the same on every rank; `mine` are sparse entries of this rank's slice, and `counts` says
+/// Every rank's share of a vector, the same on every rank; `mine` are sparse entries of this rank's slice, and `counts` says
 /// how many each rank has (CHECKed for this one). With K entries in all, a rank sends and receives at most K entries, and
 /// at most K and K/P + 1 more where shares are made alike. V is float, double, bf16 or f16. `was_balanced`: becomes
 /// whether they were. Uses steps from `first_step` on, about P times as many as a message has pieces.
 template <class V>
-Task<SparseStream<V>> allgather_shares(Transport& net, OwnedSlice<V> mine, const Partition& slices,
+Task<SparseVector<V>> allgather_shares(Transport& net, OwnedSlice<V> mine, const Partition& slices,
                                        std::vector<std::uint64_t> counts, ShareGathering how, SparseTraffic& traffic,
                                        bool& was_balanced, Step first_step);
 

@@ -18,7 +18,7 @@ void write_section(Bytes block, std::size_t begin, std::size_t end, std::span<co
 }  // namespace
 
 template <class V>
-void write_block(const BlockShape<V>& shape, const StreamView<V>& entries, Bytes block) {
+void write_block(const BlockShape<V>& shape, const SparseView<V>& entries, Bytes block) {
   TELEGRAD_CHECK(block.size() == shape.bytes() && !entries.dense && entries.nnz() <= shape.capacity);
   const std::uint64_t count = entries.nnz();
   std::memcpy(block.data(), &count, sizeof count);
@@ -27,7 +27,7 @@ void write_block(const BlockShape<V>& shape, const StreamView<V>& entries, Bytes
 }
 
 template <class V>
-std::string read_block(const BlockShape<V>& shape, ConstBytes block, IndexRange range, StreamView<V>& into) {
+std::string read_block(const BlockShape<V>& shape, ConstBytes block, IndexRange range, SparseView<V>& into) {
   TELEGRAD_CHECK(block.size() == shape.bytes());
   std::uint64_t count = 0;
   std::memcpy(&count, block.data(), sizeof count);
@@ -48,8 +48,8 @@ std::string read_block(const BlockShape<V>& shape, ConstBytes block, IndexRange 
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                    \
-  template void write_block(const BlockShape<V>&, const StreamView<V>&, Bytes);    \
-  template std::string read_block(const BlockShape<V>&, ConstBytes, IndexRange, StreamView<V>&);
+  template void write_block(const BlockShape<V>&, const SparseView<V>&, Bytes);    \
+  template std::string read_block(const BlockShape<V>&, ConstBytes, IndexRange, SparseView<V>&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

@@ -31,11 +31,11 @@ struct BlockShape {
 /// Writes all of the block; `entries` are sparse and fit (both CHECKed). Its address is a multiple of 8, and so it is when it
 /// is read.
 template <class V>
-void write_block(const BlockShape<V>& shape, const StreamView<V>& entries, Bytes block);
+void write_block(const BlockShape<V>& shape, const SparseView<V>& entries, Bytes block);
 
 /// `into`: the entries of the block, in which they lie. Returns what is wrong with it, and then sets nothing, or nothing: it
 /// must hold strictly ascending indices of `range`, no more than there is room for.
 template <class V>
-std::string read_block(const BlockShape<V>& shape, ConstBytes block, IndexRange range, StreamView<V>& into);
+std::string read_block(const BlockShape<V>& shape, ConstBytes block, IndexRange range, SparseView<V>& into);
 
 }  // namespace telegrad

@@ -96,7 +96,7 @@ double threshold_of(std::span<V> marks, double sums_per_mark, std::uint64_t k) {
 template <class V>
 class BoundedTopk {
  public:
-  BoundedTopk(Transport& net, SparseStream<V> mine, const BoundedTopkSettings& settings, BoundedTopkState state,
+  BoundedTopk(Transport& net, SparseVector<V> mine, const BoundedTopkSettings& settings, BoundedTopkState state,
               Reduction reduction, WireFormat wire)
       : net_(net),
         mine_(std::move(mine)),
@@ -126,7 +126,7 @@ class BoundedTopk {
 
  private:
   IndexRange whole() const { return {0, mine_.dimension()}; }
-  StreamView<V> share_of(Rank owner) const { return mine_.slice(slices_[owner].begin, slices_[owner].end); }
+  SparseView<V> share_of(Rank owner) const { return mine_.slice(slices_[owner].begin, slices_[owner].end); }
   Bytes block_of(const Buffer& blocks, Rank rank) const {
     return blocks.bytes().subspan(rank * shape_.bytes(), shape_.bytes());
   }
@@ -163,7 +163,7 @@ class BoundedTopk {
     }
     co_await exchange_blocks(net_, outgoing.bytes(), incoming.bytes(), take_steps(kExchangeBlocksSteps));
     count_traffic(shape_.capacity, shape_.control_bytes());
-    std::vector<StreamView<V>> shares(size);
+    std::vector<SparseView<V>> shares(size);
     for (Rank source = 0; source < size; ++source) {
       if (source == net_.rank()) continue;
       std::string error;
@@ -176,7 +176,7 @@ class BoundedTopk {
       shares[net_.rank()] = share_of(net_.rank());
       owned_ = reduce_slices<V>(shares, reduction_, std::numeric_limits<double>::infinity());
       if (reduction_ == Reduction::avg) scale(owned_, 1.0 / size);
-      std::vector<StreamView<V>> views;
+      std::vector<SparseView<V>> views;
       for (Rank owner = 0; owner < size; ++owner) {
         if (owner == net_.rank()) unsent[owner].range = slice_of(slices_, owner);
         views.push_back(unsent[owner].view());
@@ -188,7 +188,7 @@ class BoundedTopk {
 
   // Returns what does not fit.
   OwnedSlice<V> fill_block(Rank owner, const Buffer& outgoing) const {
-    const StreamView<V> share = share_of(owner);
+    const SparseView<V> share = share_of(owner);
     const Bytes block = block_of(outgoing, owner);
     if (share.nnz() <= shape_.capacity) {
       write_block<V>(shape_, share, block);
@@ -267,7 +267,7 @@ class BoundedTopk {
 
   Task<void> take_blocks(const Buffer& all) {
     const Rank size = net_.size();
-    std::vector<StreamView<V>> shares(size);
+    std::vector<SparseView<V>> shares(size);
     for (Rank source = 0; source < size; ++source) {
       std::string error;
       co_await net_.compute(shape_.bytes(), [&] {
@@ -276,7 +276,7 @@ class BoundedTopk {
       if (!error.empty()) co_await fail_damaged(net_, source, "sums", error);
     }
     co_await net_.compute(all.size(), [&] {
-      sum_ = whole_stream(concatenate_slices<V>(shares), reduction_, std::numeric_limits<double>::infinity());
+      sum_ = whole_vector(concatenate_slices<V>(shares), reduction_, std::numeric_limits<double>::infinity());
       report_.selected = sum_.nnz();
     });
   }
@@ -285,7 +285,7 @@ class BoundedTopk {
     co_await net_.compute(std::size_t{2} * net_.size() * shape_.bytes(), [&] {
       const OwnedSlice<V> without = entries_without(mine_.view(), sum_.indices());
       const OwnedSlice<V> held_back = entries_within(unsent_.view(), sum_.indices());
-      left_ = sparse_stream(mine_.dimension(), sum_of_entries(without.view(), held_back.view()), reduction_);
+      left_ = sparse_vector(mine_.dimension(), sum_of_entries(without.view(), held_back.view()), reduction_);
     });
   }
 
@@ -293,7 +293,7 @@ class BoundedTopk {
   Step take_steps(Step steps) { return std::exchange(next_step_, next_step_ + steps); }
 
   Transport& net_;
-  const SparseStream<V> mine_;
+  const SparseVector<V> mine_;
   const BoundedTopkSettings settings_;
   BoundedTopkState state_;
   const Reduction reduction_;
@@ -302,8 +302,8 @@ class BoundedTopk {
   Partition slices_{0, 0};
   OwnedSlice<V> owned_;   // sums
   OwnedSlice<V> unsent_;  // of this rank's entries, what did not fit
-  SparseStream<V> sum_;
-  SparseStream<V> left_;
+  SparseVector<V> sum_;
+  SparseVector<V> left_;
   TopkReport report_;
   Step next_step_ = 0;
 };
@@ -328,14 +328,14 @@ std::uint64_t BoundedTopkState::digest(const BoundedTopkSettings& settings) cons
 }
 
 template <class V>
-Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport& net, SparseStream<V> mine, BoundedTopkSettings settings,
+Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport& net, SparseVector<V> mine, BoundedTopkSettings settings,
                                                BoundedTopkState state, Reduction reduction, WireFormat wire) {
   BoundedTopk<V> bounded(net, std::move(mine), settings, std::move(state), reduction, wire);
   co_return co_await bounded.run();
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                    \
-  template Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport&, SparseStream<V>, BoundedTopkSettings,        \
+  template Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport&, SparseVector<V>, BoundedTopkSettings,        \
                                                           BoundedTopkState, Reduction, WireFormat);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

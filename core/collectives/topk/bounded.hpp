@@ -34,7 +34,7 @@ using BoundedTopkSum = TopkResult<V, BoundedTopkState>;
 /// How many entries a message between two of so many ranks has room for, of `dimension` elements.
 std::size_t bounded_topk_capacity(const BoundedTopkSettings& settings, Rank ranks, std::uint64_t dimension);
 
-/// About the k largest of the sum (or mean) of all ranks' streams, the same bits on every rank, in messages whose number
+/// About the k largest of the sum (or mean) of all ranks' vectors, the same bits on every rank, in messages whose number
 /// and sizes follow from P, k, slack, the dimension, V, and whether slices are cut in this call, which its number says: the
 /// entries make no difference, so that memory can be had, and time foretold, before there are any. `mine`: sparse
 /// (CHECKed), what this rank has selected of its own, any number of entries.
@@ -49,7 +49,7 @@ std::size_t bounded_topk_capacity(const BoundedTopkSettings& settings, Rank rank
 /// `reduction` sum or avg; `wire` native values and plain indices, as blocks have them (all CHECKed). Where messages carry
 /// their size only, sum and rest are empty.
 template <class V>
-Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport& net, SparseStream<V> mine, BoundedTopkSettings settings,
+Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport& net, SparseVector<V> mine, BoundedTopkSettings settings,
                                                BoundedTopkState state, Reduction reduction, WireFormat wire);
 
 }  // namespace telegrad

@@ -23,13 +23,13 @@ namespace {
 template <class V>
 class GTopk {
  public:
-  GTopk(Transport& net, SparseStream<V> mine, const GTopkSettings& settings, Reduction reduction, WireFormat wire)
+  GTopk(Transport& net, SparseVector<V> mine, const GTopkSettings& settings, Reduction reduction, WireFormat wire)
       : net_(net),
         mine_(std::move(mine)),
         k_(static_cast<std::size_t>(std::min(settings.k, mine_.dimension()))),
         reduction_(reduction),
         wire_(wire),
-        most_bytes_(sizeof(StreamHeader) + k_ * (sizeof(std::uint32_t) + sizeof(V)) + 16) {
+        most_bytes_(sizeof(VectorHeader) + k_ * (sizeof(std::uint32_t) + sizeof(V)) + 16) {
     TELEGRAD_CHECK(!SizeOnly::active());  // what is sent depends on values
     TELEGRAD_CHECK(!mine_.is_dense() && settings.k > 0 && wire.values == ValueEncoding::native);
     TELEGRAD_CHECK(reduction == Reduction::sum || reduction == Reduction::avg);
@@ -47,22 +47,22 @@ class GTopk {
     }
     co_await broadcast_result(parent_distance);
     report_.selected = sum_.values.size();
-    SparseStream<V> left;
+    SparseVector<V> left;
     co_await decide(net_, bytes_of(sum_.view()) + bytes_of(mine_.view()) + bytes_of(dropped_.view()), [&] {
       const OwnedSlice<V> own = entries_without(mine_.view(), sum_.indices.span());
       const OwnedSlice<V> kept_back = entries_within(dropped_.view(), sum_.indices.span());
-      left = stream_of(sum_of_entries(own.view(), kept_back.view()));
+      left = vector_of(sum_of_entries(own.view(), kept_back.view()));
     });
-    co_return GTopkSum<V>{stream_of(std::move(sum_)), std::move(left), {}, report_};
+    co_return GTopkSum<V>{vector_of(std::move(sum_)), std::move(left), {}, report_};
   }
 
  private:
   IndexRange whole() const { return {0, mine_.dimension()}; }
-  SparseStream<V> stream_of(OwnedSlice<V> slice) const {
-    return sparse_stream(mine_.dimension(), std::move(slice), reduction_);
+  SparseVector<V> vector_of(OwnedSlice<V> slice) const {
+    return sparse_vector(mine_.dimension(), std::move(slice), reduction_);
   }
 
-  Task<void> keep_largest(StreamView<V> entries) {
+  Task<void> keep_largest(SparseView<V> entries) {
     co_await decide(net_, bytes_of(entries), [&] {
       PartedEntries<V> parted = take_largest(entries, k_);
       sum_ = std::move(parted.taken);
@@ -93,7 +93,7 @@ class GTopk {
     Decoded<V> decoded{std::string()};
     co_await decide(net_, message.size(), [&] { decoded = decode<V>(message, whole()); });
     co_await check_decoded(net_, from, decoded, "sums");
-    const StreamView<V>& view = decoded.view();
+    const SparseView<V>& view = decoded.view();
     if (view.dense || view.nnz() > k_) {
       co_await fail_damaged(net_, from, "sums",
                             "it has " + std::to_string(view.nnz()) + " entries, and k is " + std::to_string(k_));
@@ -128,7 +128,7 @@ class GTopk {
     if (!is_root) {
       const Decoded<V> result = co_await checked(message.bytes(), net_.rank() - parent_distance);
       co_await decide(net_, bytes_of(result.view()), [&] {
-        const StreamView<V>& view = result.view();
+        const SparseView<V>& view = result.view();
         sum_ = {whole(), false, Array<std::uint32_t>(view.nnz()), Array<V>(view.nnz())};
         std::ranges::copy(view.indices, sum_.indices.begin());
         std::ranges::copy(view.values, sum_.values.begin());
@@ -139,7 +139,7 @@ class GTopk {
   }
 
   Transport& net_;
-  const SparseStream<V> mine_;
+  const SparseVector<V> mine_;
   const std::size_t k_;
   const Reduction reduction_;
   const WireFormat wire_;
@@ -154,14 +154,14 @@ class GTopk {
 std::uint64_t GTopkState::digest(const GTopkSettings& settings) const { return mix(settings.k + 1) | 1; }
 
 template <class V>
-Task<GTopkSum<V>> allreduce_gtopk(Transport& net, SparseStream<V> mine, GTopkSettings settings, GTopkState,
+Task<GTopkSum<V>> allreduce_gtopk(Transport& net, SparseVector<V> mine, GTopkSettings settings, GTopkState,
                                   Reduction reduction, WireFormat wire) {
   GTopk<V> gtopk(net, std::move(mine), settings, reduction, wire);
   co_return co_await gtopk.run();
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                  \
-  template Task<GTopkSum<V>> allreduce_gtopk(Transport&, SparseStream<V>, GTopkSettings, GTopkState, Reduction, \
+  template Task<GTopkSum<V>> allreduce_gtopk(Transport&, SparseVector<V>, GTopkSettings, GTopkState, Reduction, \
                                              WireFormat);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

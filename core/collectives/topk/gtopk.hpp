@@ -24,7 +24,7 @@ struct GTopkState {
 template <class V>
 using GTopkSum = TopkResult<V, GTopkState>;
 
-/// The sum (or mean) of all ranks' streams, of which every merge of two keeps the k largest magnitudes: of what is equal,
+/// The sum (or mean) of all ranks' vectors, of which every merge of two keeps the k largest magnitudes: of what is equal,
 /// the lowest indices. Not always the k largest of the whole sum; the same bits on every rank. `mine`: sparse (CHECKed),
 /// what this rank has selected of its own, any number of entries.
 ///
@@ -35,7 +35,7 @@ using GTopkSum = TopkResult<V, GTopkState>;
 /// A rank sends at most k entries for each of ⌈log2 P⌉ levels, and receives as many: 4k words a level. V is float, double, bf16
 /// or f16; `reduction` sum or avg, `wire` of native values (both CHECKed). Not where messages carry their size only (CHECKed).
 template <class V>
-Task<GTopkSum<V>> allreduce_gtopk(Transport& net, SparseStream<V> mine, GTopkSettings settings, GTopkState state,
+Task<GTopkSum<V>> allreduce_gtopk(Transport& net, SparseVector<V> mine, GTopkSettings settings, GTopkState state,
                                   Reduction reduction, WireFormat wire);
 
 }  // namespace telegrad

@@ -41,7 +41,7 @@ KeyCut cut_of(std::span<const V> values, std::size_t k) {
 }  // namespace
 
 template <class V>
-PartedEntries<V> take_largest(const StreamView<V>& entries, std::uint64_t k) {
+PartedEntries<V> take_largest(const SparseView<V>& entries, std::uint64_t k) {
   TELEGRAD_CHECK(!entries.dense);
   const std::size_t nnz = entries.nnz();
   const auto count = static_cast<std::size_t>(std::min<std::uint64_t>(k, nnz));
@@ -69,7 +69,7 @@ PartedEntries<V> take_largest(const StreamView<V>& entries, std::uint64_t k) {
   return {std::move(taken), std::move(rest)};
 }
 
-#define TELEGRAD_INSTANTIATE(V) template PartedEntries<V> take_largest(const StreamView<V>&, std::uint64_t);
+#define TELEGRAD_INSTANTIATE(V) template PartedEntries<V> take_largest(const SparseView<V>&, std::uint64_t);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

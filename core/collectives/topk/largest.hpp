@@ -28,6 +28,6 @@ struct PartedEntries {
 /// `taken`: exactly the k entries of the largest magnitudes, those of the lowest indices where some are equal; all if there
 /// are no more. `entries` are sparse (CHECKed). V is float, double, bf16 or f16.
 template <class V>
-PartedEntries<V> take_largest(const StreamView<V>& entries, std::uint64_t k);
+PartedEntries<V> take_largest(const SparseView<V>& entries, std::uint64_t k);
 
 }  // namespace telegrad

@@ -58,7 +58,7 @@ bool is_near(std::uint64_t selected, std::uint64_t held, std::uint64_t k) {
 template <class V>
 class OkTopk {
  public:
-  OkTopk(Transport& net, SparseStream<V> mine, const OkTopkSettings& settings, OkTopkState state, Reduction reduction,
+  OkTopk(Transport& net, SparseVector<V> mine, const OkTopkSettings& settings, OkTopkState state, Reduction reduction,
          WireFormat wire, std::span<float> residual)
       : net_(net), mine_(std::move(mine)), settings_(settings), state_(std::move(state)) {
     TELEGRAD_CHECK(!SizeOnly::active());  // what is sent depends on values
@@ -75,10 +75,10 @@ class OkTopk {
     co_await settle_slices();
     co_await split_and_reduce();
     co_await settle_threshold();
-    SparseStream<V> sum = co_await gather();
-    SparseStream<V> left;
+    SparseVector<V> sum = co_await gather();
+    SparseVector<V> left;
     co_await decide(net_, bytes_of(sum.view()) + bytes_of(mine_.view()), [&] {
-      left = sparse_stream(mine_.dimension(), entries_without(mine_.view(), sum.indices()), how_.reduction);
+      left = sparse_vector(mine_.dimension(), entries_without(mine_.view(), sum.indices()), how_.reduction);
       keep_errors(left.indices());
     });
     state_.threshold = settings_.as_published ? state_.threshold
@@ -158,7 +158,7 @@ class OkTopk {
       owned_ = std::move(sums[0]);
       co_return;
     }
-    std::vector<StreamView<V>> views;
+    std::vector<SparseView<V>> views;
     std::size_t bytes = 0;
     for (const OwnedSlice<V>& sum : sums) {
       views.push_back(sum.view());
@@ -205,14 +205,14 @@ class OkTopk {
     if (!settings_.as_published) {
       co_return co_await global_threshold_key<V>(net_, values, settings_.k, report_.traffic, take_steps(kThresholdSteps));
     }
-    const std::vector<StreamView<V>> owned{owned_.view()};
+    const std::vector<SparseView<V>> owned{owned_.view()};
     OwnedSlice<V> all = concatenate_slices<V>(owned);
     co_await exchange_counts(values.size());
     bool balanced = false;
     ShareGathering how = gathering();
     how.balance_factor = std::numeric_limits<double>::infinity();
     how.wire.values = ValueEncoding::native;  // they are only looked at
-    const SparseStream<V> sum = co_await allgather_shares(net_, std::move(all), slices_, held_counts_, how, report_.traffic,
+    const SparseVector<V> sum = co_await allgather_shares(net_, std::move(all), slices_, held_counts_, how, report_.traffic,
                                                           balanced, take_steps(kManySteps));
     std::vector<std::uint64_t> keys;
     for (const V value : sum.values()) keys.push_back(magnitude_key(value));
@@ -268,7 +268,7 @@ class OkTopk {
     }
   }
 
-  Task<SparseStream<V>> gather() {
+  Task<SparseVector<V>> gather() {
     return allgather_shares(net_, std::move(kept_), slices_, kept_counts_, gathering(), report_.traffic,
                             report_.balanced, next_step_);
   }
@@ -297,7 +297,7 @@ class OkTopk {
   Step take_steps(Step steps) { return std::exchange(next_step_, next_step_ + steps); }
 
   Transport& net_;
-  const SparseStream<V> mine_;
+  const SparseVector<V> mine_;
   const OkTopkSettings settings_;
   OkTopkState state_;
   SparseReduction how_;
@@ -328,14 +328,14 @@ std::uint64_t OkTopkState::digest(const OkTopkSettings& settings) const {
 }
 
 template <class V>
-Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
+Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseVector<V> mine, OkTopkSettings settings, OkTopkState state,
                                     Reduction reduction, WireFormat wire, std::span<float> residual) {
   OkTopk<V> oktopk(net, std::move(mine), settings, std::move(state), reduction, wire, residual);
   co_return co_await oktopk.run();
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                    \
-  template Task<OkTopkSum<V>> allreduce_oktopk(Transport&, SparseStream<V>, OkTopkSettings, OkTopkState, Reduction, \
+  template Task<OkTopkSum<V>> allreduce_oktopk(Transport&, SparseVector<V>, OkTopkSettings, OkTopkState, Reduction, \
                                                WireFormat, std::span<float>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

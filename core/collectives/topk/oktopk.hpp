@@ -36,7 +36,7 @@ struct OkTopkState {
 template <class V>
 using OkTopkSum = TopkResult<V, OkTopkState>;
 
-/// Top-k of the sum (or mean) of all ranks' streams: Topk(Σ mine), the same bits on every rank, each sum formed in the order
+/// Top-k of the sum (or mean) of all ranks' vectors: Topk(Σ mine), the same bits on every rank, each sum formed in the order
 /// of ranks. `mine`: sparse (CHECKed), what this rank has selected of its own, any number of entries. With k' the largest
 /// of all ranks' and the sum's numbers of entries, a rank sends and receives at most 6k' + 2P words in every call.
 ///
@@ -50,7 +50,7 @@ using OkTopkSum = TopkResult<V, OkTopkState>;
 /// there are ranks), `left` and what was added are what was given.
 /// Not where messages carry their size only (CHECKed).
 template <class V>
-Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
+Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseVector<V> mine, OkTopkSettings settings, OkTopkState state,
                                     Reduction reduction, WireFormat wire, std::span<float> residual = {});
 
 }  // namespace telegrad

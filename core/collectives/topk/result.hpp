@@ -25,8 +25,8 @@ struct TopkReport {
 
 template <class V, class State>
 struct TopkResult {
-  SparseStream<V> sum;
-  SparseStream<V> left;  // what of this rank's entries, or of sums that it has dropped, is not in the sum: for its residual
+  SparseVector<V> sum;
+  SparseVector<V> left;  // what of this rank's entries, or of sums that it has dropped, is not in the sum: for its residual
   State state;           // for the next call
   TopkReport report;
 };

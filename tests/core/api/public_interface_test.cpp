@@ -18,7 +18,7 @@ using telegrad::MismatchedCall;
 using telegrad::PeerFailed;
 using telegrad::Rank;
 using telegrad::Reduction;
-using telegrad::SparseStream;
+using telegrad::SparseVector;
 using telegrad::TimeoutExpired;
 using telegrad::Work;
 
@@ -63,7 +63,7 @@ TEST("what an operation gave is used where it was moved to, and nowhere else") {
   EXPECT_THROWS(std::invalid_argument, "moved from", work.wait(1.0));
   EXPECT_THROWS(std::invalid_argument, "moved from", work.is_completed());
   EXPECT_THROWS(std::invalid_argument, "moved from", work.source());
-  auto sum = ranks[0].all_reduce(SparseStream<float>(4, {1}, {2.0F}));
+  auto sum = ranks[0].all_reduce(SparseVector<float>(4, {1}, {2.0F}));
   auto kept = std::move(sum);
   EXPECT_THROWS(std::invalid_argument, "moved from", sum.result());
   sum = std::move(kept);
@@ -102,16 +102,16 @@ TEST("dense reductions") {
   });
 }
 
-TEST("a stream that is moved is not shared, so that its entries need no copy") {
-  SparseStream<float> stream(10, {2, 3}, {1.0F, 2.0F});
-  const SparseStream<float> copy = stream;
+TEST("a vector that is moved is not shared, so that its entries need no copy") {
+  SparseVector<float> vector(10, {2, 3}, {1.0F, 2.0F});
+  const SparseVector<float> copy = vector;
   EXPECT_EQ(copy.held().use_count(), 2);
-  const float* const values = stream.values().data();
-  SparseStream<float> other = std::move(stream);
+  const float* const values = vector.values().data();
+  SparseVector<float> other = std::move(vector);
   EXPECT_EQ(other.held().use_count(), 2);
   EXPECT(other.values().data() == values);
-  stream = SparseStream<float>(7, {1}, {1.0F});
-  EXPECT_EQ(stream.n(), 7);
+  vector = SparseVector<float>(7, {1}, {1.0F});
+  EXPECT_EQ(vector.n(), 7);
 }
 
 TEST("moves of any type") {
@@ -180,16 +180,16 @@ TEST("messages between two ranks") {
   });
 }
 
-TEST("sparse sums: as streams, into dense vectors, in slices") {
+TEST("sparse sums: as vectors, into dense vectors, in slices") {
   on_all_ranks([](Communicator& comm) {
     const std::uint32_t own = 10 * (comm.rank() + 1);
-    const SparseStream<float> mine(1000, {5, own}, {1.0F, 2.0F});
+    const SparseVector<float> mine(1000, {5, own}, {1.0F, 2.0F});
     const std::vector<std::uint32_t> where{5, 10, 20, 30};
     const std::vector<float> sums{3, 2, 2, 2};
     for (const char* algorithm : {"auto", "split_allgather", "recursive_doubling", "ring"}) {
       for (const auto wire : {telegrad::Wire::automatic, telegrad::Wire::raw, telegrad::Wire::blocked, telegrad::Wire::packed}) {
         const auto work = comm.all_reduce(mine, Reduction::sum, {.algorithm = algorithm, .wire = wire});
-        const SparseStream<float> sum = work.result();
+        const SparseVector<float> sum = work.result();
         EXPECT(!sum.is_dense());
         EXPECT_EQ(sum.n(), 1000);
         EXPECT_EQ(listed(sum.indices()), where);
@@ -216,10 +216,10 @@ TEST("sparse sums: as streams, into dense vectors, in slices") {
   });
 }
 
-TEST("sums of every type of values, of full and of empty streams") {
+TEST("sums of every type of values, of full and of empty vectors") {
   on_all_ranks([](Communicator& comm) {
     const auto sums_to_three = [&]<class V>(V one) {
-      const auto sum = comm.all_reduce(SparseStream<V>(4, {1}, {one})).result();
+      const auto sum = comm.all_reduce(SparseVector<V>(4, {1}, {one})).result();
       std::vector<V> all(4);
       sum.write_dense(all);
       EXPECT(static_cast<double>(static_cast<float>(all[1])) == 3.0);
@@ -230,9 +230,9 @@ TEST("sums of every type of values, of full and of empty streams") {
     sums_to_three(telegrad::bf16(1.0F));
     sums_to_three(telegrad::f16(1.0F));
     const std::vector<double> values{1, 2};
-    EXPECT_EQ(listed(comm.all_reduce(SparseStream<double>::dense(values)).result().values()), (std::vector{3.0, 6.0}));
-    EXPECT_EQ(comm.all_reduce(SparseStream<double>(9, {}, {})).result().nnz(), 0);
-    SparseStream<float> smallest(2, {0}, {-1.0F});
+    EXPECT_EQ(listed(comm.all_reduce(SparseVector<double>::dense(values)).result().values()), (std::vector{3.0, 6.0}));
+    EXPECT_EQ(comm.all_reduce(SparseVector<double>(9, {}, {})).result().nnz(), 0);
+    SparseVector<float> smallest(2, {0}, {-1.0F});
     std::vector<float> out(2);
     comm.all_reduce_into(std::move(smallest), out, Reduction::min).wait();
     EXPECT_EQ(out[0], -1.0F);
@@ -244,7 +244,7 @@ TEST("rounded values leave their error") {
   on_all_ranks([](Communicator& comm) {
     std::vector<float> error(100);
     const float value = 1.0F + 1.0F / 1024;  // more digits than bf16 has
-    const auto sum = comm.all_reduce(SparseStream<float>(100, {3}, {value}), Reduction::sum,
+    const auto sum = comm.all_reduce(SparseVector<float>(100, {3}, {value}), Reduction::sum,
                                      {.values = telegrad::ValueEncoding::bf16, .error = error})
                          .result();
     EXPECT(sum.values()[0] != 3 * value);
@@ -261,15 +261,15 @@ TEST("what cannot be is refused before anything is sent") {
   float one = 1.0F;
   auto alone = Communicator::local(1);
   EXPECT_THROWS(Misuse, "reduction=99", alone[0].all_reduce(std::span(&one, 1), static_cast<Reduction>(99)));
-  const SparseStream<float> entry(4, {1}, {1.0F});
+  const SparseVector<float> entry(4, {1}, {1.0F});
   EXPECT_THROWS(Misuse, "reduction=99", alone[0].all_reduce(entry, static_cast<Reduction>(99)));
   EXPECT_THROWS(Misuse, "values=99",
                 alone[0].all_reduce(entry, Reduction::sum, {.values = static_cast<telegrad::ValueEncoding>(99)}));
   EXPECT_THROWS(Misuse, "timeout_s=-1", Communicator::local(1, {.timeout_s = -1.0}));
   EXPECT_THROWS(Misuse, "liveness_timeout_s=", Communicator::local(1, {.liveness_timeout_s = 0.0}));
-  EXPECT_THROWS(Misuse, "", SparseStream<float>(4, {2, 1}, {1.0F, 1.0F}));
-  EXPECT_THROWS(Misuse, "", SparseStream<float>(4, {4}, {1.0F}));
-  EXPECT_THROWS(Misuse, "", SparseStream<float>(4, {1}, {}));
+  EXPECT_THROWS(Misuse, "", SparseVector<float>(4, {2, 1}, {1.0F, 1.0F}));
+  EXPECT_THROWS(Misuse, "", SparseVector<float>(4, {4}, {1.0F}));
+  EXPECT_THROWS(Misuse, "", SparseVector<float>(4, {1}, {}));
 
   auto ranks = Communicator::local(2);
   Communicator& comm = ranks[0];
@@ -293,7 +293,7 @@ TEST("what cannot be is refused before anything is sent") {
   EXPECT_THROWS(Misuse, "counts[0]=18446744073709551611 is more than memory can hold", (void)comm.all_gather(y, x, below));
   EXPECT_THROWS(Misuse, "counts[0]=4611686018427387905", (void)comm.all_gather(y, x, wraps));
   EXPECT_THROWS(Misuse, "counts[0]=18446744073709551611",
-                (void)comm.reduce_scatter(SparseStream<float>(10, {1}, {1.0F}), Reduction::sum, below));
+                (void)comm.reduce_scatter(SparseVector<float>(10, {1}, {1.0F}), Reduction::sum, below));
   EXPECT_THROWS(Misuse, "send_counts[0]=18446744073709551611", (void)comm.all_to_all(x, z, below, below));
   EXPECT_THROWS(Misuse, "send_counts is given, receive_counts is not: give both", (void)comm.all_to_all(x, z, uneven));
   EXPECT_THROWS(Misuse, "what it keeps has one length", (void)comm.all_to_all(z, std::span(x).first(3), uneven, other));
@@ -304,45 +304,45 @@ TEST("what cannot be is refused before anything is sent") {
   EXPECT_THROWS(Misuse, "tag=2147483648", (void)comm.send(x, 1, 1U << 31));
   EXPECT_THROWS(Misuse, "no other rank", (void)Communicator::local(1)[0].recv(x, std::nullopt));
 
-  const SparseStream<float> stream(8, {1}, {1.0F});
-  const SparseStream<double> precise(8, {1}, {1.0});
+  const SparseVector<float> vector(8, {1}, {1.0F});
+  const SparseVector<double> precise(8, {1}, {1.0});
   EXPECT_THROWS(Misuse, "use one of auto, split_allgather",
-                (void)comm.all_reduce(stream, Reduction::sum, {.algorithm = "rabenseifner"}));
-  EXPECT_THROWS(Misuse, "reduction=none", (void)comm.all_reduce(stream, Reduction::none));
-  EXPECT_THROWS(Misuse, "switch_factor=-1", (void)comm.all_reduce(stream, Reduction::sum, {.switch_factor = -1.0}));
+                (void)comm.all_reduce(vector, Reduction::sum, {.algorithm = "rabenseifner"}));
+  EXPECT_THROWS(Misuse, "reduction=none", (void)comm.all_reduce(vector, Reduction::none));
+  EXPECT_THROWS(Misuse, "switch_factor=-1", (void)comm.all_reduce(vector, Reduction::sum, {.switch_factor = -1.0}));
   EXPECT_THROWS(Misuse, "balanced slices",
-                (void)comm.all_reduce(stream, Reduction::sum, {.algorithm = "recursive_doubling", .balanced = true}));
+                (void)comm.all_reduce(vector, Reduction::sum, {.algorithm = "recursive_doubling", .balanced = true}));
   constexpr auto kRounded = telegrad::ValueEncoding::int8;
-  EXPECT_THROWS(Misuse, "values=int8 is for streams of float",
+  EXPECT_THROWS(Misuse, "values=int8 is for vectors of float",
                 (void)comm.all_reduce(precise, Reduction::sum, {.values = kRounded}));
-  EXPECT_THROWS(Misuse, "sums and averages", (void)comm.all_reduce(stream, Reduction::max, {.values = kRounded}));
+  EXPECT_THROWS(Misuse, "sums and averages", (void)comm.all_reduce(vector, Reduction::max, {.values = kRounded}));
   EXPECT_THROWS(Misuse, "recursive_doubling cannot",
-                (void)comm.all_reduce(stream, Reduction::sum, {.algorithm = "recursive_doubling", .values = kRounded}));
-  EXPECT_THROWS(Misuse, "error has 4 elements", (void)comm.all_reduce(stream, Reduction::sum, {.error = x}));
-  EXPECT_THROWS(Misuse, "out has 4 elements", (void)comm.all_reduce_into(stream, x));
+                (void)comm.all_reduce(vector, Reduction::sum, {.algorithm = "recursive_doubling", .values = kRounded}));
+  EXPECT_THROWS(Misuse, "error has 4 elements", (void)comm.all_reduce(vector, Reduction::sum, {.error = x}));
+  EXPECT_THROWS(Misuse, "out has 4 elements", (void)comm.all_reduce_into(vector, x));
   std::vector<float> eight(12);
   const auto out = std::span(eight).first(8);
   EXPECT_THROWS(Misuse, "error shares memory with out",
-                (void)comm.all_reduce_into(stream, out, Reduction::sum, {.error = std::span(eight).last(8)}));
-  EXPECT_THROWS(Misuse, "wire=77", (void)comm.all_reduce(stream, Reduction::sum, {.wire = static_cast<telegrad::Wire>(77)}));
-  EXPECT_THROWS(Misuse, "counts has 3", (void)comm.reduce_scatter(stream, Reduction::sum, three));
-  EXPECT_THROWS(Misuse, "counts add up to 3", (void)comm.reduce_scatter(stream, Reduction::sum, uneven));
-  EXPECT_THROWS(Misuse, "which has one way", (void)comm.reduce_scatter(stream, Reduction::sum, {}, {.balanced = true}));
+                (void)comm.all_reduce_into(vector, out, Reduction::sum, {.error = std::span(eight).last(8)}));
+  EXPECT_THROWS(Misuse, "wire=77", (void)comm.all_reduce(vector, Reduction::sum, {.wire = static_cast<telegrad::Wire>(77)}));
+  EXPECT_THROWS(Misuse, "counts has 3", (void)comm.reduce_scatter(vector, Reduction::sum, three));
+  EXPECT_THROWS(Misuse, "counts add up to 3", (void)comm.reduce_scatter(vector, Reduction::sum, uneven));
+  EXPECT_THROWS(Misuse, "which has one way", (void)comm.reduce_scatter(vector, Reduction::sum, {}, {.balanced = true}));
   for (const telegrad::SparseOptions& unused :
        {telegrad::SparseOptions{.algorithm = "ring"}, {.switch_factor = 2.0}, {.balanced = true}}) {
-    EXPECT_THROWS(Misuse, "all_gather, which adds nothing: leave them out", (void)comm.all_gather(stream, unused));
+    EXPECT_THROWS(Misuse, "all_gather, which adds nothing: leave them out", (void)comm.all_gather(vector, unused));
   }
-  EXPECT_THROWS(Misuse, "out has", stream.write_dense(x));
+  EXPECT_THROWS(Misuse, "out has", vector.write_dense(x));
 }
 
-TEST("a stream that was moved from says so") {
+TEST("a vector that was moved from says so") {
   auto ranks = Communicator::local(1);
-  SparseStream<float> mine(8, {1}, {1.0F});
-  SparseStream<float> kept = std::move(mine);
+  SparseVector<float> mine(8, {1}, {1.0F});
+  SparseVector<float> kept = std::move(mine);
   // NOLINTBEGIN(bugprone-use-after-move)
-  EXPECT_THROWS(std::invalid_argument, "this stream was moved from", (void)mine.nnz());
-  EXPECT_THROWS(std::invalid_argument, "this stream was moved from", (void)ranks[0].all_reduce(mine));
-  EXPECT_THROWS(std::invalid_argument, "this stream was moved from", (void)ranks[0].all_gather(mine));
+  EXPECT_THROWS(std::invalid_argument, "this sparse vector was moved from", (void)mine.nnz());
+  EXPECT_THROWS(std::invalid_argument, "this sparse vector was moved from", (void)ranks[0].all_reduce(mine));
+  EXPECT_THROWS(std::invalid_argument, "this sparse vector was moved from", (void)ranks[0].all_gather(mine));
   // NOLINTEND(bugprone-use-after-move)
   mine = kept;
   EXPECT_EQ(mine.nnz(), 1U);

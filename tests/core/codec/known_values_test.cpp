@@ -26,9 +26,9 @@ struct Ranks {
       }
     }
   }
-  StreamView<V> share(std::size_t rank) const { return {kRange, false, indices[rank], values[rank]}; }
+  SparseView<V> share(std::size_t rank) const { return {kRange, false, indices[rank], values[rank]}; }
   OwnedSlice<V> sum(Reduction reduction) const {
-    std::vector<StreamView<V>> all;
+    std::vector<SparseView<V>> all;
     for (std::size_t rank = 0; rank < indices.size(); ++rank) all.push_back(share(rank));
     OwnedSlice<V> result = reduce_slices<V>(all, reduction, 1e9);
     if (reduction == Reduction::avg) scale(result, 1.0 / static_cast<double>(indices.size()));
@@ -55,7 +55,7 @@ constexpr WireFormat kRaw{.indices = IndexFormat::raw32};
 constexpr WireFormat kPacked{.indices = IndexFormat::packed, .packs_values = true};
 
 template <class V>
-void expect_same(const StreamView<V>& got, const StreamView<V>& expected) {
+void expect_same(const SparseView<V>& got, const SparseView<V>& expected) {
   EXPECT(std::ranges::equal(got.indices, expected.indices));
   EXPECT(std::ranges::equal(std::as_bytes(got.values), std::as_bytes(expected.values)));
 }
@@ -78,7 +78,7 @@ void expect_everybody_reads(SumMessages<V> messages, const Ranks<V>& all, const 
     const Array<std::uint32_t> indices(sum.indices.size());
     const Array<V> values(sum.values.size());
     EXPECT_EQ(decode_beside_into<V>(message, kRange, given, indices.span(), values.span()), std::string());
-    expect_same(StreamView<V>{kRange, false, indices.span(), values.span()}, sum.view());
+    expect_same(SparseView<V>{kRange, false, indices.span(), values.span()}, sum.view());
   }
 }
 
@@ -125,7 +125,7 @@ TEST("values that only their receiver gave do not travel: of two ranks with noth
   Buffer own;
   const std::size_t bytes = messages.to(0, {two.share(0)}, own).size();
   const std::size_t marks = (two.indices[0].size() + 63) / 64 * 8;
-  const std::size_t expected = 2 * sizeof(StreamHeader) + 4 * sum.indices.size() + marks + 4 * two.indices[1].size();
+  const std::size_t expected = 2 * sizeof(VectorHeader) + 4 * sum.indices.size() + marks + 4 * two.indices[1].size();
   EXPECT(bytes >= expected && bytes < expected + 24);
 }
 
@@ -168,7 +168,7 @@ TEST("a message that leaves out what this rank never gave, or gave densely, is r
   GivenEntries<float> dense;
   dense.entries.dense = true;
   EXPECT(decode_beside<float>(message, kRange, dense).error().find("gave densely") != std::string::npos);
-  EXPECT(!decode<float>(message, kRange).ok());  // nor is it a stream
+  EXPECT(!decode<float>(message, kRange).ok());  // nor is it a vector
   const auto whole = messages.whole();
   EXPECT(decode_beside<float>(whole, kRange, {all.share(1)}).error().find("not that of indices alone") !=
          std::string::npos);
@@ -184,7 +184,7 @@ TEST("messages of sizes are as long as real ones") {
         SumMessages<float> real(sum.view(), format);
         Buffer own;
         const auto bytes = static_cast<double>(real.to(0, {all.share(0)}, own).size());
-        std::vector<StreamView<CountedF32>> counted;
+        std::vector<SparseView<CountedF32>> counted;
         for (std::size_t rank = 0; rank < ranks; ++rank) counted.push_back({kRange, false, {.own = all.indices[rank].size()}});
         const OwnedSlice<CountedF32> counted_sum = reduce_slices<CountedF32>(counted, Reduction::sum, 1e9);
         SumMessages<CountedF32> sizes(counted_sum.view(), format);

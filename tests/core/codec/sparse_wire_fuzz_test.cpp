@@ -67,7 +67,7 @@ std::vector<std::byte> leaving_out(std::mt19937& random, fuzz::Recipe& recipe, s
     if (random() % 8 != 0) values[i] = given_values.back();
   }
   const IndexRange range{recipe.begin, end};
-  const StreamView<float> sum{range, false, indices, values};
+  const SparseView<float> sum{range, false, indices, values};
   SumMessages<float> messages(sum, {.indices = static_cast<IndexFormat>(random() % 4), .packs_values = random() % 2 == 0});
   Buffer own;
   const ConstBytes message = messages.to(0, {{range, false, given_indices, given_values}}, own);
@@ -105,12 +105,12 @@ Input undamaged(std::mt19937& random) {
     recipe.mode = fuzz::kLeavesOutMode;
     return input_of(recipe, leaving_out(random, recipe, end, indices));
   }
-  const auto stream = SparseStream<float>::sparse(end, indices, any_values(random, indices.size()));
+  const auto vector = SparseVector<float>::sparse(end, indices, any_values(random, indices.size()));
   const auto wish = static_cast<IndexFormat>(random() % 4);
   const WireFormat format{.indices = wish,
                           .values = random() % 4 == 0 ? ValueEncoding::bf16 : ValueEncoding::native,
                           .packs_values = random() % 2 == 0};
-  return input_of(recipe, encode(stream.slice(recipe.begin, end), format).bytes());
+  return input_of(recipe, encode(vector.slice(recipe.begin, end), format).bytes());
 }
 
 TEST("undamaged inputs are accepted, damaged ones refused or sound, at every level") {

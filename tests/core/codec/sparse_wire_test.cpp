@@ -12,21 +12,21 @@ namespace {
 using namespace telegrad;
 
 template <class V>
-SparseStream<V> random_stream(std::mt19937& random, std::uint64_t n, std::uint64_t begin, std::uint64_t end,
+SparseVector<V> random_vector(std::mt19937& random, std::uint64_t n, std::uint64_t begin, std::uint64_t end,
                               double density) {
   const auto indices = samples::random_indices(random, begin, end, density);
-  return SparseStream<V>::sparse(n, indices, samples::awkward_values<V>(random, indices.size()));
+  return SparseVector<V>::sparse(n, indices, samples::awkward_values<V>(random, indices.size()));
 }
 
 template <class V>
-std::vector<std::uint32_t> bits_of(const StreamView<V>& view) {
+std::vector<std::uint32_t> bits_of(const SparseView<V>& view) {
   auto out = samples::bits(std::vector<V>(view.values.begin(), view.values.end()));
   out.insert(out.end(), view.indices.begin(), view.indices.end());
   return out;
 }
 
-StreamHeader header_of(ConstBytes bytes) {
-  StreamHeader header;
+VectorHeader header_of(ConstBytes bytes) {
+  VectorHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
   return header;
 }
@@ -36,7 +36,7 @@ constexpr WireFormat kAllPacked{.indices = IndexFormat::packed, .packs_values = 
 constexpr WireFormat kRaw{.indices = IndexFormat::raw32};
 
 template <class V>
-void expect_round_trip(const StreamView<V>& view, WireFormat format) {
+void expect_round_trip(const SparseView<V>& view, WireFormat format) {
   const Buffer bytes = encode(view, format);
   EXPECT_EQ(bytes.size(), encoded_size(view, format));
   EXPECT(bytes.size() <= encoded_size(view, kRaw));
@@ -51,18 +51,18 @@ void expect_round_trip(const StreamView<V>& view, WireFormat format) {
 }
 
 template <class V>
-void expect_round_trip(const StreamView<V>& view) {
+void expect_round_trip(const SparseView<V>& view) {
   for (const WireFormat format : {WireFormat{}, kRaw, kPacked, kAllPacked}) expect_round_trip(view, format);
 }
 
-TEST("a stream comes back bit by bit, whole and in slices, at every level") {
+TEST("a vector comes back bit by bit, whole and in slices, at every level") {
   std::mt19937 random(18);
   const auto check = [&]<class V>(V, std::uint64_t n, double density, bool dense) {
-    auto stream = random_stream<V>(random, n, 0, n, density);
-    if (dense) stream.to_dense();
+    auto vector = random_vector<V>(random, n, 0, n, density);
+    if (dense) vector.to_dense();
     for (const auto& [from, to] : std::vector<std::pair<double, double>>{{0, 1}, {0, 0}, {0.3, 0.31}, {0.1, 0.9}}) {
       const auto at = [&](double share) { return static_cast<std::uint64_t>(share * static_cast<double>(n)); };
-      expect_round_trip(stream.slice(at(from), at(to)));
+      expect_round_trip(vector.slice(at(from), at(to)));
     }
   };
   samples::at_every_level([&] {
@@ -81,21 +81,21 @@ TEST("indices up to the largest there is come back") {
   std::mt19937 random(19);
   const std::uint64_t n = kDimensionMost;
   for (const std::uint64_t range : {1, 70'000, 300'000}) {
-    const auto stream = random_stream<float>(random, n, n - range, n, 0.5);
-    expect_round_trip(stream.slice(n - range, n));
-    expect_round_trip(stream.slice(n - range - 12'345, n));
+    const auto vector = random_vector<float>(random, n, n - range, n, 0.5);
+    expect_round_trip(vector.slice(n - range, n));
+    expect_round_trip(vector.slice(n - range - 12'345, n));
   }
-  const auto last = SparseStream<float>::sparse(n, std::vector<std::uint32_t>{0xfffffffeU}, std::vector<float>{1.0F});
+  const auto last = SparseVector<float>::sparse(n, std::vector<std::uint32_t>{0xfffffffeU}, std::vector<float>{1.0F});
   expect_round_trip(last.view());
 }
 
 TEST("the smaller index format is chosen: two bytes for an index wherever there are many") {
   std::mt19937 random(20);
-  const auto many = random_stream<float>(random, 1'000'000, 0, 1'000'000, 0.01);
+  const auto many = random_vector<float>(random, 1'000'000, 0, 1'000'000, 0.01);
   const Buffer bytes = encode(many.view());
   EXPECT(header_of(bytes.bytes()).index_format == IndexFormat::blocked16);
   EXPECT(bytes.size() <= 32 + 16 * 4 + 6 * many.nnz() + 16);
-  const auto few = random_stream<float>(random, 1'000'000, 0, 1'000'000, 0.00001);
+  const auto few = random_vector<float>(random, 1'000'000, 0, 1'000'000, 0.00001);
   EXPECT(header_of(encode(few.view()).bytes()).index_format == IndexFormat::raw32);
   for (const std::uint64_t nnz : {0, 1, 10, 30, 33, 40, 1000}) {
     const bool blocked = 32 * 4 + (2 * nnz + 7) / 8 * 8 < (4 * nnz + 7) / 8 * 8;
@@ -108,32 +108,32 @@ TEST("the wish for an index format is met, but where another is as small") {
   const auto format_of = [](const auto& view, WireFormat wish) {
     return header_of(encode(view, wish).bytes()).index_format;
   };
-  const auto many = random_stream<float>(random, 1'000'000, 0, 1'000'000, 0.01);
+  const auto many = random_vector<float>(random, 1'000'000, 0, 1'000'000, 0.01);
   EXPECT(format_of(many.view(), kRaw) == IndexFormat::raw32);
   EXPECT(format_of(many.view(), kPacked) == IndexFormat::packed);
   EXPECT(format_of(many.view(), {.indices = IndexFormat::blocked16}) == IndexFormat::blocked16);
   EXPECT(format_of(many.slice(0, 0), kPacked) == IndexFormat::raw32);
   const std::vector<std::uint32_t> far{5, 4'000'000'000U};
-  const auto few = SparseStream<float>::sparse(kDimensionMost, far, std::vector<float>{1, 2});
+  const auto few = SparseVector<float>::sparse(kDimensionMost, far, std::vector<float>{1, 2});
   EXPECT(format_of(few.view(), kPacked) == IndexFormat::raw32);
-  auto dense = random_stream<float>(random, 1000, 0, 1000, 0.5);
+  auto dense = random_vector<float>(random, 1000, 0, 1000, 0.5);
   dense.to_dense();
   EXPECT(format_of(dense.view(), kPacked) == IndexFormat::none);
 }
 
 TEST("packed indices make the message of 1 % as short as they are") {
   std::mt19937 random(25);
-  const auto stream = random_stream<float>(random, 4'000'000, 0, 4'000'000, 0.01);
-  const auto nnz = static_cast<double>(stream.nnz());
-  const double index_bits = 8 * (static_cast<double>(encoded_size(stream.view(), kPacked)) - 32 - 4 * nnz) / nnz;
+  const auto vector = random_vector<float>(random, 4'000'000, 0, 4'000'000, 0.01);
+  const auto nnz = static_cast<double>(vector.nnz());
+  const double index_bits = 8 * (static_cast<double>(encoded_size(vector.view(), kPacked)) - 32 - 4 * nnz) / nnz;
   EXPECT(index_bits < 1.15 * 8.08);  // H(0.01) / 0.01 = 8.08
   EXPECT(index_bits > 8.0);
 }
 
 TEST("messages laid one behind the other are read in place") {
   std::mt19937 random(21);
-  const auto stream = random_stream<bf16>(random, 10'001, 0, 10'001, 0.1);
-  const auto low = stream.slice(0, 3333), high = stream.slice(3333, 10'001);
+  const auto vector = random_vector<bf16>(random, 10'001, 0, 10'001, 0.1);
+  const auto low = vector.slice(0, 3333), high = vector.slice(3333, 10'001);
   const std::size_t split = encoded_size(low);
   const Buffer both(split + encoded_size(high));
   encode_into(low, both.bytes().first(split));
@@ -145,9 +145,9 @@ TEST("messages laid one behind the other are read in place") {
 
 // Encodes, lets `damage` change header and bytes, and expects the error to contain `part`.
 template <class V = float, class Damage>
-void expect_error(const StreamView<V>& view, std::string_view part, Damage damage, WireFormat format = {}) {
+void expect_error(const SparseView<V>& view, std::string_view part, Damage damage, WireFormat format = {}) {
   const Buffer bytes = encode(view, format);
-  StreamHeader header = header_of(bytes.bytes());
+  VectorHeader header = header_of(bytes.bytes());
   damage(header, bytes.bytes().subspan(sizeof header));
   std::memcpy(bytes.data(), &header, sizeof header);
   const auto read = decode<V>(bytes.bytes(), view.range);
@@ -156,55 +156,55 @@ void expect_error(const StreamView<V>& view, std::string_view part, Damage damag
 }
 
 TEST("each kind of damage has its own error") {
-  const auto raw = SparseStream<float>::sparse(100'000, std::vector<std::uint32_t>{10, 20, 30, 70'000},
+  const auto raw = SparseVector<float>::sparse(100'000, std::vector<std::uint32_t>{10, 20, 30, 70'000},
                                                std::vector<float>{1, 2, 3, 4});
-  const auto blocked = SparseStream<float>::sparse(100, std::vector<std::uint32_t>{10, 20, 30, 40, 50, 60, 70},
+  const auto blocked = SparseVector<float>::sparse(100, std::vector<std::uint32_t>{10, 20, 30, 40, 50, 60, 70},
                                                    std::vector<float>{1, 2, 3, 4, 5, 6, 7});
   auto dense = blocked.clone();
   dense.to_dense();
   EXPECT(header_of(encode(raw.view()).bytes()).index_format == IndexFormat::raw32);
   EXPECT(header_of(encode(blocked.view()).bytes()).index_format == IndexFormat::blocked16);
-  expect_error(raw.view(), "magic is 1", [&](StreamHeader& h, Bytes) { h.magic = 1; });
-  expect_error(raw.view(), "kind is 9", [&](StreamHeader& h, Bytes) { h.kind = static_cast<StreamKind>(9); });
-  expect_error(raw.view(), "dtype is 2, expected 1", [&](StreamHeader& h, Bytes) { h.dtype = DType::bf16; });
-  expect_error(raw.view(), "range is 1 to 100000, expected 0 to 100000", [&](StreamHeader& h, Bytes) { h.begin = 1; });
-  expect_error(raw.view(), "range is 0 to 5", [&](StreamHeader& h, Bytes) { h.end = 5; });
+  expect_error(raw.view(), "magic is 1", [&](VectorHeader& h, Bytes) { h.magic = 1; });
+  expect_error(raw.view(), "kind is 9", [&](VectorHeader& h, Bytes) { h.kind = static_cast<VectorKind>(9); });
+  expect_error(raw.view(), "dtype is 2, expected 1", [&](VectorHeader& h, Bytes) { h.dtype = DType::bf16; });
+  expect_error(raw.view(), "range is 1 to 100000, expected 0 to 100000", [&](VectorHeader& h, Bytes) { h.begin = 1; });
+  expect_error(raw.view(), "range is 0 to 5", [&](VectorHeader& h, Bytes) { h.end = 5; });
   expect_error(raw.view(), "index format is 7",
-               [&](StreamHeader& h, Bytes) { h.index_format = static_cast<IndexFormat>(7); });
-  expect_error(dense.view(), "index format is 1", [&](StreamHeader& h, Bytes) { h.index_format = IndexFormat::raw32; });
-  expect_error(raw.view(), "nnz is 100001", [&](StreamHeader& h, Bytes) { h.nnz = 100'001; });
-  expect_error(raw.view(), "nnz is 4294967295", [&](StreamHeader& h, Bytes) { h.nnz = ~std::uint32_t{0}; });
-  expect_error(dense.view(), "nnz is 99", [&](StreamHeader& h, Bytes) { h.nnz = 99; });
-  expect_error(raw.view(), "version is 4, expected 5", [&](StreamHeader& h, Bytes) { h.magic ^= 1U << 24; });
-  expect_error(raw.view(), "value encoding is 9", [&](StreamHeader& h, Bytes) { h.value_encoding = ValueEncoding{9}; });
-  expect_error(raw.view(), "5 indices cannot take 16 bytes", [&](StreamHeader& h, Bytes) { h.nnz = 5; });
-  expect_error(raw.view(), "4 indices cannot take 20 bytes", [&](StreamHeader& h, Bytes) { h.index_bytes = 20; });
-  expect_error(blocked.view(), "7 indices cannot take 21 bytes", [&](StreamHeader& h, Bytes) { --h.index_bytes; });
-  expect_error(dense.view(), "cannot take 8 bytes", [&](StreamHeader& h, Bytes) { h.index_bytes = 8; });
+               [&](VectorHeader& h, Bytes) { h.index_format = static_cast<IndexFormat>(7); });
+  expect_error(dense.view(), "index format is 1", [&](VectorHeader& h, Bytes) { h.index_format = IndexFormat::raw32; });
+  expect_error(raw.view(), "nnz is 100001", [&](VectorHeader& h, Bytes) { h.nnz = 100'001; });
+  expect_error(raw.view(), "nnz is 4294967295", [&](VectorHeader& h, Bytes) { h.nnz = ~std::uint32_t{0}; });
+  expect_error(dense.view(), "nnz is 99", [&](VectorHeader& h, Bytes) { h.nnz = 99; });
+  expect_error(raw.view(), "version is 4, expected 5", [&](VectorHeader& h, Bytes) { h.magic ^= 1U << 24; });
+  expect_error(raw.view(), "value encoding is 9", [&](VectorHeader& h, Bytes) { h.value_encoding = ValueEncoding{9}; });
+  expect_error(raw.view(), "5 indices cannot take 16 bytes", [&](VectorHeader& h, Bytes) { h.nnz = 5; });
+  expect_error(raw.view(), "4 indices cannot take 20 bytes", [&](VectorHeader& h, Bytes) { h.index_bytes = 20; });
+  expect_error(blocked.view(), "7 indices cannot take 21 bytes", [&](VectorHeader& h, Bytes) { --h.index_bytes; });
+  expect_error(dense.view(), "cannot take 8 bytes", [&](VectorHeader& h, Bytes) { h.index_bytes = 8; });
   for (const std::uint32_t nnz : {2U, 5U}) {
-    expect_error(raw.view(), "bytes, its header says", [&](StreamHeader& h, Bytes) {
+    expect_error(raw.view(), "bytes, its header says", [&](VectorHeader& h, Bytes) {
       h.nnz = nnz;
       h.index_bytes = 4 * nnz;
     });
   }
-  expect_error(blocked.view(), "block counts do not add up", [&](StreamHeader&, Bytes b) { b[0] = std::byte{4}; });
-  expect_error(blocked.view(), "block counts do not add up", [&](StreamHeader&, Bytes b) { b[3] = std::byte{255}; });
-  expect_error(blocked.view(), "not strictly increasing", [&](StreamHeader&, Bytes b) { b[8] = std::byte{20}; });
-  expect_error(blocked.view(), "outside its range", [&](StreamHeader&, Bytes b) { b[20] = std::byte{100}; });
-  expect_error(raw.view(), "not strictly increasing", [&](StreamHeader&, Bytes b) { b[0] = std::byte{21}; });
-  expect_error(raw.view(), "outside its range", [&](StreamHeader&, Bytes b) { b[14] = std::byte{2}; });
+  expect_error(blocked.view(), "block counts do not add up", [&](VectorHeader&, Bytes b) { b[0] = std::byte{4}; });
+  expect_error(blocked.view(), "block counts do not add up", [&](VectorHeader&, Bytes b) { b[3] = std::byte{255}; });
+  expect_error(blocked.view(), "not strictly increasing", [&](VectorHeader&, Bytes b) { b[8] = std::byte{20}; });
+  expect_error(blocked.view(), "outside its range", [&](VectorHeader&, Bytes b) { b[20] = std::byte{100}; });
+  expect_error(raw.view(), "not strictly increasing", [&](VectorHeader&, Bytes b) { b[0] = std::byte{21}; });
+  expect_error(raw.view(), "outside its range", [&](VectorHeader&, Bytes b) { b[14] = std::byte{2}; });
 
-  const auto packed = SparseStream<float>::sparse(1000, std::vector<std::uint32_t>{10, 20, 30, 40, 50, 60, 70},
+  const auto packed = SparseVector<float>::sparse(1000, std::vector<std::uint32_t>{10, 20, 30, 40, 50, 60, 70},
                                                   std::vector<float>{1, 2, 3, 4, 5, 6, 7});
   const std::size_t packed_bytes = kernels::plan_indices(packed.indices()).bytes;
   EXPECT(header_of(encode(packed.view(), kPacked).bytes()).index_format == IndexFormat::packed);
-  expect_error(packed.view(), "packed indices", [&](StreamHeader&, Bytes b) { b[7] = std::byte{255}; }, kPacked);
-  expect_error(packed.view(), "packed indices", [&](StreamHeader&, Bytes b) { b[packed_bytes - 1] = {}; }, kPacked);
-  expect_error(packed.view(), "outside its range", [&](StreamHeader&, Bytes b) { b[1] = std::byte{4}; }, kPacked);
-  expect_error(packed.view(), "cannot take 7", [&](StreamHeader& h, Bytes) { h.index_bytes = 7; }, kPacked);
-  expect_error(packed.view(), "cannot take 29", [&](StreamHeader& h, Bytes) { h.index_bytes = 29; }, kPacked);
+  expect_error(packed.view(), "packed indices", [&](VectorHeader&, Bytes b) { b[7] = std::byte{255}; }, kPacked);
+  expect_error(packed.view(), "packed indices", [&](VectorHeader&, Bytes b) { b[packed_bytes - 1] = {}; }, kPacked);
+  expect_error(packed.view(), "outside its range", [&](VectorHeader&, Bytes b) { b[1] = std::byte{4}; }, kPacked);
+  expect_error(packed.view(), "cannot take 7", [&](VectorHeader& h, Bytes) { h.index_bytes = 7; }, kPacked);
+  expect_error(packed.view(), "cannot take 29", [&](VectorHeader& h, Bytes) { h.index_bytes = 29; }, kPacked);
   expect_error(packed.view(), "cannot take 18446744073709551615",
-               [&](StreamHeader& h, Bytes) { h.index_bytes = ~std::uint64_t{0}; }, kPacked);
+               [&](VectorHeader& h, Bytes) { h.index_bytes = ~std::uint64_t{0}; }, kPacked);
 
   const Buffer bytes = encode(raw.view());
   EXPECT(decode<float>(bytes.bytes().first(31), raw.view().range).error().find("31 bytes") != std::string::npos);
@@ -215,33 +215,33 @@ TEST("each kind of damage has its own error") {
 TEST("entries of one sign are sent as their mean, with what that loses; others, and dense ones, as they are") {
   const WireFormat as_mean{.indices = IndexFormat::packed, .values = ValueEncoding::mean};
   const std::vector<std::uint32_t> indices{3, 5, 6, 90};
-  const auto sent = [&](const SparseStream<float>& stream, std::span<float> error) {
-    const Buffer message = encode(stream.view(), as_mean, error);
-    EXPECT_EQ(message.size(), encoded_size(stream.view(), as_mean));
-    const auto read = decode<float>(message.bytes(), stream.view().range);
+  const auto sent = [&](const SparseVector<float>& vector, std::span<float> error) {
+    const Buffer message = encode(vector.view(), as_mean, error);
+    EXPECT_EQ(message.size(), encoded_size(vector.view(), as_mean));
+    const auto read = decode<float>(message.bytes(), vector.view().range);
     EXPECT_EQ(read.error(), "");
-    EXPECT(std::ranges::equal(read.view().indices, stream.indices()));
+    EXPECT(std::ranges::equal(read.view().indices, vector.indices()));
     return std::vector<float>(read.view().values.begin(), read.view().values.end());
   };
   std::vector<float> error(4, 77.0F);
-  const auto down = SparseStream<float>::sparse(100, indices, std::vector<float>{-1, -2, 0, -5});
+  const auto down = SparseVector<float>::sparse(100, indices, std::vector<float>{-1, -2, 0, -5});
   EXPECT(sent(down, error) == std::vector<float>(4, -2.0F));
   EXPECT(error == (std::vector<float>{1, 0, 2, -3}));
   EXPECT_EQ(encoded_size(down.view(), as_mean), encoded_size(down.view(), kPacked) - 8);
 
-  const auto mixed = SparseStream<float>::sparse(100, indices, std::vector<float>{-1, 2, 0, -5});
+  const auto mixed = SparseVector<float>::sparse(100, indices, std::vector<float>{-1, 2, 0, -5});
   EXPECT(sent(mixed, error) == (std::vector<float>{-1, 2, 0, -5}));
   EXPECT(error == std::vector<float>(4, 0.0F));
   EXPECT_EQ(encoded_size(mixed.view(), as_mean), encoded_size(mixed.view(), kPacked));
 
-  EXPECT(sent(SparseStream<float>(100), {}).empty());
+  EXPECT(sent(SparseVector<float>(100), {}).empty());
   auto dense = down.clone();
   dense.to_dense();
   EXPECT(std::ranges::equal(sent(dense, {}), dense.values()));
   expect_error(dense.view(), "value encoding is 7",
-               [&](StreamHeader& h, Bytes) { h.value_encoding = ValueEncoding::mean; });
+               [&](VectorHeader& h, Bytes) { h.value_encoding = ValueEncoding::mean; });
   expect_error(down.view(), "its values are not encoded",
-               [&](StreamHeader&, Bytes b) { std::ranges::fill(b.last(8).first(4), std::byte{0xff}); }, as_mean);
+               [&](VectorHeader&, Bytes b) { std::ranges::fill(b.last(8).first(4), std::byte{0xff}); }, as_mean);
 }
 
 // An exact-size copy on the heap, so that a sanitizer sees any read outside it.
@@ -264,10 +264,10 @@ TEST("damaged and truncated messages are refused or sound, never worse") {
   for (int round = 0; round < 4000; ++round) {
     const std::uint64_t begin = random() % 3 == 0 ? 0 : random() % 100'000;
     const std::uint64_t end = begin + random() % 70'000;
-    auto stream = random_stream<float>(random, end, begin, end, random() % 2 == 0 ? 0.0005 : 0.01);
-    if (random() % 8 == 0) stream.to_dense();
+    auto vector = random_vector<float>(random, end, begin, end, random() % 2 == 0 ? 0.0005 : 0.01);
+    if (random() % 8 == 0) vector.to_dense();
     constexpr WireFormat kFormats[] = {{}, kPacked, kAllPacked};
-    const Buffer bytes = encode(stream.slice(begin, end), kFormats[random() % 3]);
+    const Buffer bytes = encode(vector.slice(begin, end), kFormats[random() % 3]);
     const int changes = 1 + static_cast<int>(random() % 4);
     for (int change = 0; change < changes; ++change) {
       // Half of the damage goes into header and counts, where it matters most.
@@ -285,8 +285,8 @@ TEST("damaged and truncated messages are refused or sound, never worse") {
 TEST("random bytes behind a right header are refused or sound") {
   std::mt19937 random(23);
   for (int round = 0; round < 4000; ++round) {
-    StreamHeader header;
-    header.kind = random() % 4 == 0 ? StreamKind::dense : StreamKind::sparse;
+    VectorHeader header;
+    header.kind = random() % 4 == 0 ? VectorKind::dense : VectorKind::sparse;
     header.index_format = static_cast<IndexFormat>(random() % 4);
     header.begin = static_cast<std::uint32_t>(random() % 1000);
     header.end = header.begin + static_cast<std::uint32_t>(random() % 200'000);

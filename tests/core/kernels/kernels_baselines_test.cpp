@@ -70,7 +70,7 @@ TEST("a random subset is the reference's at every level: ascending, and as large
   }
 }
 
-TEST("a random subset depends on seed, call, rank and stream") {
+TEST("a random subset depends on seed, call, rank and vector") {
   std::vector<std::vector<std::uint32_t>> found;
   for (const Draw& draw : {Draw{1, 0, 0, 0}, Draw{2, 0, 0, 0}, Draw{1ULL << 32, 0, 0, 0}, Draw{1, 1, 0, 0},
                            Draw{1, 0, 1, 0}, Draw{1, 0, 0, 1}}) {

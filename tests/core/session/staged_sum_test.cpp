@@ -1,5 +1,5 @@
 // Sparse sums of entries that a stream stages behind a gate: the bits of a sum of streams, the form that fits, and errors
-// for what no stream is.
+// for what no vector is.
 #include "session/staged.hpp"
 
 #include <algorithm>
@@ -60,8 +60,8 @@ struct Staged {
   }
   void open() { std::atomic_ref(ready).store(1, std::memory_order_release); }
   bool is_spoilt() const { return form == -1 && done == 1; }
-  // The same bits as a sum of streams that is sparse or dense.
-  bool holds(const SparseStream<V>& sum) const {
+  // The same bits as a sum of vectors that is sparse or dense.
+  bool holds(const SparseVector<V>& sum) const {
     const auto same = [](std::span<const V> a, std::span<const V> b) {
       return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
     };
@@ -94,7 +94,7 @@ std::vector<Input<V>> inputs_of(Rank size, std::uint64_t n, double density, std:
 template <class V>
 void check(World world, Rank size, std::uint64_t n, double density, const SparseReduction& how, std::uint64_t seed) {
   const auto inputs = inputs_of<V>(size, n, density, seed);
-  std::vector<std::shared_ptr<std::optional<SparseStream<V>>>> sums;
+  std::vector<std::shared_ptr<std::optional<SparseVector<V>>>> sums;
   const Ended plain = run_ranks(
       world, size,
       [&](Rank rank) {
@@ -120,7 +120,7 @@ void run(LocalRanks& ranks, Rank size) {
   }
 }
 
-// One rank stages what is no stream; the other's gate stays shut.
+// One rank stages what is no vector; the other's gate stays shut.
 void check_refused(const std::vector<std::uint32_t>& indices, std::int64_t count, const std::string& reason) {
   std::vector<Staged<float>> staged{Staged<float>(10, 4, 5), Staged<float>(10, 4, 5)};
   std::ranges::copy(indices, staged[1].indices.begin());
@@ -144,7 +144,7 @@ void check_refused(const std::vector<std::uint32_t>& indices, std::int64_t count
 
 }  // namespace
 
-TEST("every algorithm gives the bits and the form of a sum of streams") {
+TEST("every algorithm gives the bits and the form of a sum of vectors") {
   constexpr Algorithm kAlgorithms[] = {Algorithm::split_allgather, Algorithm::split_dense_allgather, Algorithm::ring,
                                        Algorithm::recursive_doubling, Algorithm::two_level, Algorithm::automatic};
   for (const World world : kWorlds) {
@@ -163,7 +163,7 @@ TEST("every algorithm gives the bits and the form of a sum of streams") {
   }
 }
 
-TEST("every reduction and dtype, and values that are rounded on the wire as those of a stream are") {
+TEST("every reduction and dtype, and values that are rounded on the wire as those of a vector are") {
   for (const Rank size : {2U, 3U, 4U}) {
     for (const double density : {0.03, 0.6}) {
       for (const Reduction reduction : {Reduction::sum, Reduction::avg, Reduction::prod, Reduction::min, Reduction::max,
@@ -182,7 +182,7 @@ TEST("every reduction and dtype, and values that are rounded on the wire as thos
   }
 }
 
-TEST("what rounding loses is what a stream's residual gets, as entries or densely") {
+TEST("what rounding loses is what a vector's residual gets, as entries or densely") {
   constexpr std::uint64_t kN = 900;
   for (const Rank size : {1U, 2U, 3U}) {
     for (const double density : {0.0, 0.03, 0.6}) {
@@ -283,13 +283,13 @@ TEST("a sum of more entries than there is room for becomes dense") {
   }
 }
 
-TEST("entries are read once the gate is open, and ranks with streams of their own may call the same") {
+TEST("entries are read once the gate is open, and ranks with vectors of their own may call the same") {
   constexpr std::uint64_t kN = 2000;
   const auto inputs = inputs_of<float>(3, kN, 0.05, 4);
   const SparseReduction how{.algorithm = Algorithm::automatic};
   std::vector<Staged<float>> staged;
   for (const auto& input : inputs) staged.emplace_back(kN, input.indices.size() + 3, kN);
-  auto host = make_all_reduce(inputs[1].stream(kN), how);
+  auto host = make_all_reduce(inputs[1].vector(kN), how);
   LocalRanks ranks(3);
   const std::vector<RequestPtr> requests{staged[0].gated(how), host.request, staged[2].gated(how)};
   for (Rank rank = 0; rank < 3; ++rank) ranks.session(rank).begin(requests[rank], 0.0);
@@ -319,7 +319,7 @@ TEST("a count that the memory does not hold ends the operation on all ranks") {
 }
 
 TEST("indices out of order or range end the operation on all ranks") {
-  const std::string what = "the device's entries are no sparse stream: ";
+  const std::string what = "the device's entries are no sparse vector: ";
   check_refused({1, 3, 3, 4}, 4, what + "indices[2] = 3 is not above indices[1] = 3");
   check_refused({5, 1}, 2, what + "indices[1] = 1 is not above indices[0] = 5");
   check_refused({0, 9, 10, 11}, 4, what + "indices[2] = 10 is out of range: the dimension is 10");

@@ -246,8 +246,8 @@ TEST("some vectors are long enough to be cut by all that the library cuts them b
   EXPECT(many_entries > 5);
 }
 
-TEST("streams of all values and reductions, unequal blocks and messages are drawn") {
-  std::map<Operation, std::set<std::pair<DType, Reduction>>> streams;
+TEST("vectors of all values and reductions, unequal blocks and messages are drawn") {
+  std::map<Operation, std::set<std::pair<DType, Reduction>>> vectors;
   std::set<Operation> uneven;
   std::set<Algorithm> balanced;
   std::set<std::uint32_t> tags;
@@ -258,7 +258,7 @@ TEST("streams of all values and reductions, unequal blocks and messages are draw
     std::set<std::pair<Rank, std::uint32_t>> ways;
     bool is_first = true;
     for (const PlannedCall& call : program.calls[0]) {
-      if (call.is_sparse()) streams[call.operation].insert({call.dtype, call.reduction});
+      if (call.is_sparse()) vectors[call.operation].insert({call.dtype, call.reduction});
       after_another += call.operation == Operation::allreduce_topk && !std::exchange(is_first, false) ? 1 : 0;
       if (call.slices == Slices::balanced) balanced.insert(call.algorithm);
       if (call.uneven) uneven.insert(call.operation);
@@ -268,10 +268,10 @@ TEST("streams of all values and reductions, unequal blocks and messages are draw
       EXPECT(!is_mismatch(program.trouble) && !is_damage(program.trouble));
     }
   }
-  EXPECT_EQ(streams[Operation::sparse_allreduce].size(), 4 * 6);
-  EXPECT_EQ(streams[Operation::sparse_reduce_scatter].size(), 4 * 6);
-  EXPECT_EQ(streams[Operation::sparse_allgather].size(), 4);
-  EXPECT_EQ(streams[Operation::allreduce_topk].size(), 4 * 2);
+  EXPECT_EQ(vectors[Operation::sparse_allreduce].size(), 4 * 6);
+  EXPECT_EQ(vectors[Operation::sparse_reduce_scatter].size(), 4 * 6);
+  EXPECT_EQ(vectors[Operation::sparse_allgather].size(), 4);
+  EXPECT_EQ(vectors[Operation::allreduce_topk].size(), 4 * 2);
   EXPECT(after_another > 50);
   EXPECT_EQ(uneven.size(), 6);
   EXPECT_EQ(balanced.size(), 4);

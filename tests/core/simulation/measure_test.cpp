@@ -383,18 +383,18 @@ TEST("arguments that make no sense are refused by name, with their value and a r
   Workload dense_only = sparse(2, 100, 1);
   dense_only.algorithm = Algorithm::rabenseifner;
   refused(dense_only, "algorithm is 'rabenseifner': ");
-  Workload streams = sparse(2, 100, 1);
-  streams.algorithm = Algorithm::automatic;
-  streams.keep = 5;
-  refused(streams, "keep is 5: ");
-  streams.operation = Operation::allreduce_topk;
-  refused(streams, "payloads is False: ");
-  streams.payloads = true;
-  EXPECT_EQ(error_of([&] { measure(streams); }), "");
-  streams.wire.values = ValueEncoding::bf16;
-  EXPECT_EQ(error_of([&] { measure(streams); }), "");
-  streams.operation = Operation::sparse_reduce_scatter;
-  refused(streams, "values is bf16: ");
+  Workload vectors = sparse(2, 100, 1);
+  vectors.algorithm = Algorithm::automatic;
+  vectors.keep = 5;
+  refused(vectors, "keep is 5: ");
+  vectors.operation = Operation::allreduce_topk;
+  refused(vectors, "payloads is False: ");
+  vectors.payloads = true;
+  EXPECT_EQ(error_of([&] { measure(vectors); }), "");
+  vectors.wire.values = ValueEncoding::bf16;
+  EXPECT_EQ(error_of([&] { measure(vectors); }), "");
+  vectors.operation = Operation::sparse_reduce_scatter;
+  refused(vectors, "values is bf16: ");
 }
 
 TEST("names of operations, algorithms and costs") {

@@ -57,7 +57,7 @@ RequestPtr request_of(const std::vector<float>& input, std::vector<float>& outpu
 // How far one rounding of values up to `magnitude` can go.
 double rounding_of(ValueEncoding encoding, double magnitude) {
   switch (encoding) {
-    case ValueEncoding::mean:  // of streams alone
+    case ValueEncoding::mean:  // of vectors alone
     case ValueEncoding::native: return 0.0;
     case ValueEncoding::bf16: return magnitude / 256;
     case ValueEncoding::f16: return magnitude / 2048;

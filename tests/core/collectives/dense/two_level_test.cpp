@@ -235,7 +235,7 @@ TEST("ranks that have other nodes do not call the same") {
 
 // Of a rank: `density` of the indices, in a pattern of its own, with small integers.
 template <class V>
-SparseStream<V> stream_of(Rank rank, std::uint64_t dimension, double density, std::vector<double>& sum,
+SparseVector<V> vector_of(Rank rank, std::uint64_t dimension, double density, std::vector<double>& sum,
                           std::vector<int>& ranks_with) {
   Random random(rank + 17);
   std::vector<std::uint32_t> indices;
@@ -248,7 +248,7 @@ SparseStream<V> stream_of(Rank rank, std::uint64_t dimension, double density, st
     sum[i] += static_cast<double>(value);
     ++ranks_with[i];
   }
-  return SparseStream<V>::sparse(dimension, indices, std::span<const V>(values));
+  return SparseVector<V>::sparse(dimension, indices, std::span<const V>(values));
 }
 
 template <class V>
@@ -262,9 +262,9 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
   std::vector<int> ranks_with(dimension, 0);
   std::vector<SparseSum<V>> sums(size);
   std::vector<std::vector<V>> outputs(size, std::vector<V>(dimension, static_cast<V>(-99.0F)));
-  std::vector<SparseStream<V>> streams;
+  std::vector<SparseVector<V>> vectors;
   for (Rank rank = 0; rank < size; ++rank) {
-    streams.push_back(stream_of<V>(rank, dimension, shares[rank % 3] * density, sum, ranks_with));
+    vectors.push_back(vector_of<V>(rank, dimension, shares[rank % 3] * density, sum, ranks_with));
   }
   const auto make = [&](Rank rank) -> RequestPtr {
     SparseReduction own = how;
@@ -274,8 +274,8 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
       own.choice = std::make_shared<SparseChoice>(how.choice->dense(), how.choice->costs(), how.choice->fills(), Overlaps{},
                                                   how.choice->node_costs());
     }
-    if (into) return make_all_reduce_into(std::move(streams[rank]), std::span<V>(outputs[rank]), own);
-    sums[rank] = make_all_reduce(std::move(streams[rank]), own);
+    if (into) return make_all_reduce_into(std::move(vectors[rank]), std::span<V>(outputs[rank]), own);
+    sums[rank] = make_all_reduce(std::move(vectors[rank]), own);
     return sums[rank].request;
   };
   EXPECT(run_ranks(world, size, make, size).all_succeeded());
@@ -302,7 +302,7 @@ void check_sparse(World world, const Labels& labels, std::uint64_t dimension, do
   }
 }
 
-TEST("two-level sums of sparse streams are exact: partitions, worlds, lengths, densities, formats, to streams and dense") {
+TEST("two-level sums of sparse vectors are exact: partitions, worlds, lengths, densities, formats, to vectors and dense") {
   for (const World world : kWorlds) {
     std::size_t number = 0;
     for (const Labels& labels : partitions()) {
@@ -345,18 +345,18 @@ TEST("two-level sums of long slices are exact between ranks that share memory, w
 TEST("without two levels a sparse two_level is automatic") {
   SparseReduction how;
   how.algorithm = Algorithm::two_level;
-  EXPECT(make_all_reduce(SparseStream<float>(5), how).request->call().algorithm == Algorithm::automatic);
+  EXPECT(make_all_reduce(SparseVector<float>(5), how).request->call().algorithm == Algorithm::automatic);
   const Labels one{1, 1};
   how.nodes = nodes_of(one, true);
-  EXPECT(make_all_reduce(SparseStream<float>(5), how).request->call().algorithm == Algorithm::automatic);
+  EXPECT(make_all_reduce(SparseVector<float>(5), how).request->call().algorithm == Algorithm::automatic);
   const Labels two{1, 1, 2};
   how.nodes = nodes_of(two, true);
-  const auto call = make_all_reduce(SparseStream<float>(5), how).request->call();
+  const auto call = make_all_reduce(SparseVector<float>(5), how).request->call();
   EXPECT(call.algorithm == Algorithm::two_level);
   EXPECT_EQ(call.layout, how.nodes->digest());
 }
 
-TEST("an open sum of streams may go on two levels where a dense one of that length does") {
+TEST("an open sum of vectors may go on two levels where a dense one of that length does") {
   constexpr std::uint64_t kLong = 1 << 20;
   const Labels labels{0, 0, 1, 1};
   const auto knows_nodes = [&](const AllreduceTable& table, std::uint64_t dimension, Slices slices, Labels ranks,
@@ -368,8 +368,8 @@ TEST("an open sum of streams may go on two levels where a dense one of that leng
     how.choice = std::make_shared<SparseChoice>(table, std::nullopt, true, Overlaps{}, costs);
     how.wire.values = values;
     std::vector<float> output(dimension);
-    const auto call = make_all_reduce(SparseStream<float>(dimension), how).request->call();
-    const auto into = make_all_reduce_into(SparseStream<float>(dimension), std::span(output), how)->call();
+    const auto call = make_all_reduce(SparseVector<float>(dimension), how).request->call();
+    const auto into = make_all_reduce_into(SparseVector<float>(dimension), std::span(output), how)->call();
     EXPECT(call.algorithm == Algorithm::automatic && into.algorithm == Algorithm::automatic);
     EXPECT_EQ(call.layout, into.layout);
     return call.layout == how.nodes->digest();
@@ -390,7 +390,7 @@ TEST("an open sum of streams may go on two levels where a dense one of that leng
   EXPECT(!knows_nodes(ring.on_two_levels(true), kLong, Slices::equal, {0, 0, 0, 0}, NodeCosts{}));
 }
 
-TEST("open sums on nodes are exact, whatever they come to: few entries and many, streams and dense") {
+TEST("open sums on nodes are exact, whatever they come to: few entries and many, vectors and dense") {
   const auto choice_of = [](const Labels& labels) {
     const AllreduceTable table(static_cast<Rank>(labels.size()), {{0, Algorithm::two_level}});
     return std::make_shared<SparseChoice>(table.on_two_levels(true));
@@ -450,7 +450,7 @@ TEST("open sums on nodes go by slices of all ranks where these are the faster, a
   }
 }
 
-TEST("open sums of nearly full streams on nodes are sums of vectors on two levels, and exact") {
+TEST("open sums of nearly full vectors on nodes are sums of vectors on two levels, and exact") {
   constexpr std::uint64_t kN = 60'000;
   for (const Labels& labels : {in_blocks({4, 4}), dealt(8, 2), in_blocks({3, 3, 3}), in_blocks({2, 1, 4})}) {
     const auto nodes = nodes_of(labels, false);

@@ -1,4 +1,4 @@
-// Allgather of sparse streams: every rank's entries on every rank, exactly; few bytes; safe from damaged messages.
+// Allgather of sparse vectors: every rank's entries on every rank, exactly; few bytes; safe from damaged messages.
 #include "testing.hpp"
 
 #include <algorithm>
@@ -26,10 +26,10 @@ constexpr World kWorlds[] = {World::simulated, World::local};
 constexpr IndexFormat kFormats[] = {IndexFormat::none, IndexFormat::raw32, IndexFormat::packed};
 
 template <class V>
-using Result = std::shared_ptr<std::optional<std::vector<SparseStream<V>>>>;
+using Result = std::shared_ptr<std::optional<std::vector<SparseVector<V>>>>;
 
 template <class V>
-std::vector<Result<V>> gathered(World world, const std::vector<SparseStream<V>>& inputs, const SparseReduction& how,
+std::vector<Result<V>> gathered(World world, const std::vector<SparseVector<V>>& inputs, const SparseReduction& how,
                                 std::uint64_t seed) {
   std::vector<Result<V>> results;
   const Ended ended = run_ranks(
@@ -45,7 +45,7 @@ std::vector<Result<V>> gathered(World world, const std::vector<SparseStream<V>>&
 }
 
 template <class V>
-void check(World world, const std::vector<SparseStream<V>>& inputs, std::uint64_t seed) {
+void check(World world, const std::vector<SparseVector<V>>& inputs, std::uint64_t seed) {
   const SparseReduction how{.wire = {.indices = kFormats[seed % std::size(kFormats)],
                                       .packs_values = seed / 3 % 2 == 0}};
   const auto results = gathered(world, inputs, how, seed);
@@ -58,11 +58,11 @@ void check(World world, const std::vector<SparseStream<V>>& inputs, std::uint64_
 }
 
 template <class V>
-std::vector<SparseStream<V>> uniform_streams(Rank size, std::uint64_t n, double density) {
+std::vector<SparseVector<V>> uniform_vectors(Rank size, std::uint64_t n, double density) {
   Random random(size * 1000 + n);
-  std::vector<SparseStream<V>> streams;
-  for (Rank rank = 0; rank < size; ++rank) streams.push_back(uniform<V>(n, density, random).stream(n));
-  return streams;
+  std::vector<SparseVector<V>> vectors;
+  for (Rank rank = 0; rank < size; ++rank) vectors.push_back(uniform<V>(n, density, random).vector(n));
+  return vectors;
 }
 
 TEST("every rank gets every rank's entries, zeros too: every world, P, length, density and type") {
@@ -70,11 +70,11 @@ TEST("every rank gets every rank's entries, zeros too: every world, P, length, d
     for (const Rank size : kSizes) {
       for (const std::uint64_t n : {0UL, 1UL, 63UL, 3000UL}) {
         for (const double density : {0.0, 0.02, 0.5, 1.0}) {
-          check(world, uniform_streams<float>(size, n, density), size);
+          check(world, uniform_vectors<float>(size, n, density), size);
           if (size > 5) continue;
-          check(world, uniform_streams<double>(size, n, density), size + 1);
-          check(world, uniform_streams<bf16>(size, n, density), size + 2);
-          check(world, uniform_streams<f16>(size, n, density), size);
+          check(world, uniform_vectors<double>(size, n, density), size + 1);
+          check(world, uniform_vectors<bf16>(size, n, density), size + 2);
+          check(world, uniform_vectors<f16>(size, n, density), size);
         }
       }
     }
@@ -86,20 +86,20 @@ TEST("ranks may hold any number of entries, or the whole vector densely") {
   for (const World world : kWorlds) {
     for (const Rank size : {1U, 2U, 3U, 8U}) {
       Random random(size);
-      std::vector<SparseStream<float>> streams;
-      for (Rank rank = 0; rank < size; ++rank) streams.push_back(uniform<float>(kN, 0.1 * (rank % 3), random).stream(kN));
-      check(world, streams, 1);
-      streams[size / 2] = uniform<float>(kN, 0.3, random).stream(kN);
-      streams[size / 2].to_dense();
-      check(world, streams, 2);
+      std::vector<SparseVector<float>> vectors;
+      for (Rank rank = 0; rank < size; ++rank) vectors.push_back(uniform<float>(kN, 0.1 * (rank % 3), random).vector(kN));
+      check(world, vectors, 1);
+      vectors[size / 2] = uniform<float>(kN, 0.3, random).vector(kN);
+      vectors[size / 2].to_dense();
+      check(world, vectors, 2);
     }
   }
 }
 
-TEST("long streams, in pieces") {
-  std::vector<SparseStream<float>> streams = uniform_streams<float>(4, 3'000'000, 0.05);
-  check(World::simulated, streams, 1);
-  check(World::local, streams, 2);
+TEST("long vectors, in pieces") {
+  std::vector<SparseVector<float>> vectors = uniform_vectors<float>(4, 3'000'000, 0.05);
+  check(World::simulated, vectors, 1);
+  check(World::local, vectors, 2);
 }
 
 TEST("rounded values are the same on all ranks, and their error is kept") {
@@ -119,24 +119,24 @@ TEST("rounded values are the same on all ranks, and their error is kept") {
           world, kRanks,
           [&](Rank rank) {
             const SparseReduction how{.wire = {.values = encoding, .key = {.seed = 5}}, .residual = errors[rank]};
-            auto begun = make_all_gather(inputs[rank].stream(kN), how);
+            auto begun = make_all_gather(inputs[rank].vector(kN), how);
             results.push_back(begun.result);
             return begun.request;
           },
           1);
       EXPECT(ended.all_succeeded());
       for (Rank source = 0; source < kRanks; ++source) {
-        const SparseStream<float>& stream = (**results[0])[source];
-        for (const auto& result : results) EXPECT(same_bits((**result)[source], stream));
+        const SparseVector<float>& vector = (**results[0])[source];
+        for (const auto& result : results) EXPECT(same_bits((**result)[source], vector));
         std::vector<float> expected(kN, 1.0F);
         std::size_t rounded = 0;
-        REQUIRE(std::ranges::equal(stream.indices(), inputs[source].indices));
-        for (std::size_t i = 0; i < stream.nnz(); ++i) {
-          const float lost = inputs[source].values[i] - stream.values()[i];
-          expected[stream.indices()[i]] += lost;
+        REQUIRE(std::ranges::equal(vector.indices(), inputs[source].indices));
+        for (std::size_t i = 0; i < vector.nnz(); ++i) {
+          const float lost = inputs[source].values[i] - vector.values()[i];
+          expected[vector.indices()[i]] += lost;
           rounded += lost != 0.0F;
         }
-        EXPECT(rounded > stream.nnz() / 2);
+        EXPECT(rounded > vector.nnz() / 2);
         for (std::size_t i = 0; i < kN; ++i) EXPECT(std::abs(errors[source][i] - expected[i]) <= 1e-6F);
       }
     }
@@ -151,11 +151,11 @@ std::uint64_t length_bytes(Rank size, std::uint64_t& rounds) {
   return bytes;
 }
 
-TEST("short streams take log2 P messages, long ones a ring more, and no rank receives more than the others' entries") {
+TEST("short vectors take log2 P messages, long ones a ring more, and no rank receives more than the others' entries") {
   constexpr std::uint64_t kN = 1'000'000;
   for (const Rank size : {1U, 2U, 5U, 8U}) {
     for (const double density : {0.001, 0.02}) {
-      const std::vector<SparseStream<float>> inputs = uniform_streams<float>(size, kN, density);
+      const std::vector<SparseVector<float>> inputs = uniform_vectors<float>(size, kN, density);
       std::uint64_t all = 0;
       for (const auto& input : inputs) all += encoded_size(input.view());
       Simulation simulation(size, {});
@@ -179,27 +179,27 @@ TEST("short streams take log2 P messages, long ones a ring more, and no rank rec
   }
 }
 
-TEST("short and long streams at once, and just about as long as a short one may be") {
+TEST("short and long vectors at once, and just about as long as a short one may be") {
   constexpr std::uint64_t kN = 40'000;
   for (const World world : kWorlds) {
     for (const Rank size : {2U, 3U, 7U, 8U}) {
-      std::vector<SparseStream<float>> streams;
+      std::vector<SparseVector<float>> vectors;
       for (Rank rank = 0; rank < size; ++rank) {
         std::vector<std::uint32_t> indices(rank % 3 == 0 ? 4090 + rank : rank % 3 == 1 ? 30'000 : 5);
         std::iota(indices.begin(), indices.end(), rank);
         const std::vector<float> values(indices.size(), static_cast<float>(rank) + 1.0F);
-        streams.push_back(SparseStream<float>::sparse(kN, indices, values));
+        vectors.push_back(SparseVector<float>::sparse(kN, indices, values));
       }
-      check(world, streams, 1);  // raw32: 32 KiB are 4,092 entries and a header
-      check(world, streams, 2);
+      check(world, vectors, 1);  // raw32: 32 KiB are 4,092 entries and a header
+      check(world, vectors, 2);
     }
   }
 }
 
-TEST("counted streams send what real ones would") {
+TEST("counted vectors send what real ones would") {
   constexpr std::uint64_t kN = 1'000'000;
   constexpr Rank kRanks = 4;
-  std::vector<SparseStream<float>> inputs = uniform_streams<float>(kRanks, kN, 0.01);
+  std::vector<SparseVector<float>> inputs = uniform_vectors<float>(kRanks, kN, 0.01);
   Simulation real(kRanks, {});
   real.begin_all([&](Rank rank) { return make_all_gather(inputs[rank].clone(), SparseReduction{}).request; });
   EXPECT(!real.run().deadlock);
@@ -207,7 +207,7 @@ TEST("counted streams send what real ones would") {
   Simulation counted(kRanks, {});
   std::vector<Result<CountedF32>> results;
   counted.begin_all([&](Rank rank) {
-    auto begun = make_all_gather(SparseStream<CountedF32>::sparse(kN, {.own = inputs[rank].nnz()}), SparseReduction{});
+    auto begun = make_all_gather(SparseVector<CountedF32>::sparse(kN, {.own = inputs[rank].nnz()}), SparseReduction{});
     results.push_back(begun.result);
     return begun.request;
   });
@@ -236,12 +236,12 @@ Task<void> send_damaged(Transport& net, Buffer message) {
   co_await net.receive_any_size(behind, 9999, 0);  // never comes
 }
 
-TEST("a damaged stream ends the operation on all ranks, and names its sender") {
+TEST("a damaged vector ends the operation on all ranks, and names its sender") {
   constexpr std::uint64_t kN = 300;
   constexpr Rank kDamaged = 1;
   for (int damage = 0; damage < 4; ++damage) {
     Random random(3);
-    const SparseStream<float> input = uniform<float>(kN, 0.2, random).stream(kN);
+    const SparseVector<float> input = uniform<float>(kN, 0.2, random).vector(kN);
     Buffer message = encode(input.view(), {.indices = IndexFormat::raw32});
     if (damage == 0) message.data()[0] ^= std::byte{1};        // magic
     if (damage == 1) message.truncate(message.size() - 8);     // cut short
@@ -261,7 +261,7 @@ TEST("a damaged stream ends the operation on all ranks, and names its sender") {
     EXPECT(!simulation.run().deadlock);
     REQUIRE(requests[0]->failure());
     EXPECT_EQ(requests[0]->failure()->peer, kDamaged);
-    EXPECT(requests[0]->failure()->reason.find("rank 1 sent damaged streams") != std::string::npos);
+    EXPECT(requests[0]->failure()->reason.find("rank 1 sent damaged sparse vectors") != std::string::npos);
     for (const auto& request : requests) EXPECT(request->failure().has_value());
   }
 }
@@ -269,7 +269,7 @@ TEST("a damaged stream ends the operation on all ranks, and names its sender") {
 TEST("no rank is through before all have called") {
   for (const World world : kWorlds) {
     for (Rank absent = 0; absent < 4; ++absent) {
-      const std::vector<SparseStream<float>> inputs = uniform_streams<float>(4, 100, 0.2);
+      const std::vector<SparseVector<float>> inputs = uniform_vectors<float>(4, 100, 0.2);
       std::vector<Result<float>> results;
       const Ended ended = run_ranks(world, 4, [&](Rank rank) -> RequestPtr {
         if (rank == absent) return nullptr;

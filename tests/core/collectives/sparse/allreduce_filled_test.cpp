@@ -37,13 +37,13 @@ constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::
 constexpr World kWorlds[] = {World::memory, World::local, World::simulated};
 
 template <class V>
-std::vector<std::vector<V>> sums_of(const std::vector<SparseStream<V>>& streams, Reduction reduction,
+std::vector<std::vector<V>> sums_of(const std::vector<SparseVector<V>>& vectors, Reduction reduction,
                                     World world = World::memory) {
-  const auto n = static_cast<std::size_t>(streams[0].dimension());
-  std::vector<std::vector<V>> outputs(streams.size(), std::vector<V>(n, static_cast<V>(-77.0F)));
-  const Ended ended = run_ranks(world, static_cast<Rank>(streams.size()), [&](Rank rank) {
+  const auto n = static_cast<std::size_t>(vectors[0].dimension());
+  std::vector<std::vector<V>> outputs(vectors.size(), std::vector<V>(n, static_cast<V>(-77.0F)));
+  const Ended ended = run_ranks(world, static_cast<Rank>(vectors.size()), [&](Rank rank) {
     return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank](Transport& net) {
-      return allreduce_filled(net, streams[rank].view(), reduction, std::span(outputs[rank]));
+      return allreduce_filled(net, vectors[rank].view(), reduction, std::span(outputs[rank]));
     });
   });
   REQUIRE(ended.all_succeeded());
@@ -57,21 +57,21 @@ std::vector<std::uint64_t> marks_of(const Input<V>& input, std::uint64_t n) {
   return marks;
 }
 
-// The streams of some ranks have marks.
+// The vectors of some ranks have marks.
 template <class V>
 void check(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction, Rank dense_rank = ~Rank{0}) {
-  std::vector<SparseStream<V>> streams;
+  std::vector<SparseVector<V>> vectors;
   std::deque<std::vector<std::uint64_t>> marks;
   for (const Input<V>& input : inputs) {
-    const bool is_marked = streams.size() % 3 != 1 && streams.size() != dense_rank;
+    const bool is_marked = vectors.size() % 3 != 1 && vectors.size() != dense_rank;
     if (is_marked) marks.push_back(marks_of(input, n));
-    streams.push_back(is_marked ? SparseStream<V>::borrow_sparse(n, input.indices, input.values, marks.back())
-                                : input.stream(n));
+    vectors.push_back(is_marked ? SparseVector<V>::borrow_sparse(n, input.indices, input.values, marks.back())
+                                : input.vector(n));
   }
-  if (dense_rank < streams.size()) streams[dense_rank].to_dense(reduction);
+  if (dense_rank < vectors.size()) vectors[dense_rank].to_dense(reduction);
   const auto expected = dense_result(inputs, n, reduction);
   for (const World world : kWorlds) {
-    const auto outputs = sums_of(streams, reduction, world);
+    const auto outputs = sums_of(vectors, reduction, world);
     EXPECT(as_floats(std::span<const V>(outputs[0])) == expected);
     for (const auto& output : outputs) {
       EXPECT(std::ranges::equal(std::as_bytes(std::span(output)), std::as_bytes(std::span(outputs[0]))));
@@ -117,17 +117,17 @@ TEST("awkward values have the bits that the first rank's have when they are made
   constexpr std::uint64_t kShort = 80'000;
   std::mt19937 random(8);
   for (const Reduction reduction : kReductions) {
-    std::vector<SparseStream<float>> streams;
+    std::vector<SparseVector<float>> vectors;
     for (int rank = 0; rank < 4; ++rank) {
       const auto indices = samples::random_indices(random, 0, kShort, 0.5);
-      streams.push_back(SparseStream<float>::sparse(kShort, indices, samples::awkward_values<float>(random, indices.size())));
+      vectors.push_back(SparseVector<float>::sparse(kShort, indices, samples::awkward_values<float>(random, indices.size())));
     }
-    OwnedSlice<float> expected = dense_slice(streams[0].view(), reduction);
-    for (const auto& stream : std::span(streams).subspan(1)) {
-      kernels::scatter_reduce(reduction, expected.values.span(), stream.view().entries());
+    OwnedSlice<float> expected = dense_slice(vectors[0].view(), reduction);
+    for (const auto& vector : std::span(vectors).subspan(1)) {
+      kernels::scatter_reduce(reduction, expected.values.span(), vector.view().entries());
     }
     if (reduction == Reduction::avg) scale(expected, 0.25);
-    for (const auto& output : sums_of(streams, reduction)) {
+    for (const auto& output : sums_of(vectors, reduction)) {
       EXPECT(std::ranges::equal(std::as_bytes(std::span(output)), std::as_bytes(expected.values.span())));
     }
   }
@@ -148,10 +148,10 @@ void check_own(const std::function<void(std::vector<std::uint32_t>&)>& damage) {
   damage(inputs[1].indices);
   std::vector<std::vector<float>> outputs(3, std::vector<float>(kN));
   const Ended ended = run_ranks(World::memory, 3, [&](Rank rank) {
-    const auto stream = std::make_shared<SparseStream<float>>(
-        SparseStream<float>::borrow_sparse(kN, inputs[rank].indices, inputs[rank].values));
-    return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank, stream](Transport& net) {
-      return allreduce_filled(net, stream->view(), Reduction::sum, std::span(outputs[rank]));
+    const auto vector = std::make_shared<SparseVector<float>>(
+        SparseVector<float>::borrow_sparse(kN, inputs[rank].indices, inputs[rank].values));
+    return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank, vector](Transport& net) {
+      return allreduce_filled(net, vector->view(), Reduction::sum, std::span(outputs[rank]));
     });
   });
   for (const RequestPtr& request : ended.requests) {
@@ -161,7 +161,7 @@ void check_own(const std::function<void(std::vector<std::uint32_t>&)>& damage) {
   }
 }
 
-TEST("indices that are no stream's end the operation, wherever they are wrong") {
+TEST("indices that are no vector's end the operation, wherever they are wrong") {
   check_own([](auto& indices) { std::swap(indices[100], indices[101]); });
   check_own([](auto& indices) { indices.back() = static_cast<std::uint32_t>(kN); });
   check_own([](auto& indices) { indices[indices.size() / 2] = 0xffffffffU; });
@@ -176,11 +176,11 @@ TEST("marks of other indices end the operation") {
   const auto outcome = [&] {
     std::vector<std::vector<float>> outputs(3, std::vector<float>(kN));
     return run_ranks(World::memory, 3, [&](Rank rank) {
-      const auto stream = std::make_shared<SparseStream<float>>(SparseStream<float>::borrow_sparse(
+      const auto vector = std::make_shared<SparseVector<float>>(SparseVector<float>::borrow_sparse(
           kN, inputs[rank].indices, inputs[rank].values,
           rank == 1 ? std::span<const std::uint64_t>(marks) : std::span<const std::uint64_t>()));
-      return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank, stream](Transport& net) {
-        return allreduce_filled(net, stream->view(), Reduction::sum, std::span(outputs[rank]));
+      return std::make_shared<Request>(Call{.operation = Operation::sparse_allreduce}, [&, rank, vector](Transport& net) {
+        return allreduce_filled(net, vector->view(), Reduction::sum, std::span(outputs[rank]));
       });
     });
   };
@@ -217,7 +217,7 @@ TEST("damaged marks and values end the operation, and name their sender") {
       return std::make_shared<Request>(
           Call{.operation = Operation::sparse_allreduce}, [&, rank](Transport& net) -> Task<void> {
             if (rank == 2) return send_damage(net, damage);
-            return allreduce_filled(net, StreamView<float>{{0, kN}, false, inputs[rank].indices, inputs[rank].values},
+            return allreduce_filled(net, SparseView<float>{{0, kN}, false, inputs[rank].indices, inputs[rank].values},
                                     Reduction::sum, std::span(outputs[rank]));
           });
     });
@@ -229,7 +229,7 @@ TEST("damaged marks and values end the operation, and name their sender") {
 
 // Rank 1's first message is a verdict that cannot be rank 0's.
 Task<void> say_filled(Transport& net, std::size_t most) {
-  const std::uint32_t words[] = {kStreamMagic, static_cast<std::uint32_t>(SparseVerdict::filled)};
+  const std::uint32_t words[] = {kVectorMagic, static_cast<std::uint32_t>(SparseVerdict::filled)};
   const Step round = (Step{1} << 31) + 2 * any_size_steps(net, most);
   const auto message = std::as_bytes(std::span(words));
   const Buffer other = co_await exchange_any_size(net, 0, 0, round, message, most);
@@ -243,7 +243,7 @@ TEST("a verdict that short sums cannot have is damage, and names its sender") {
                               .choice = std::make_shared<SparseChoice>(AllreduceTable(2))};
     const std::vector<std::uint32_t> indices{1, 5};
     const std::vector<float> values{1.0F, 2.0F};
-    const RequestPtr sum = make_all_reduce(SparseStream<float>::sparse(100, indices, values), how).request;
+    const RequestPtr sum = make_all_reduce(SparseVector<float>::sparse(100, indices, values), how).request;
     if (rank == 0) return sum;
     return std::make_shared<Request>(sum->call(), [most](Transport& net) { return say_filled(net, most); });
   });
@@ -269,7 +269,7 @@ TEST("an open sum borrows its entries, and is right whether it goes densely or n
         const auto expected = dense_result(inputs, kN, Reduction::sum);
         const std::optional<NetworkCosts> costs = size == 3 ? std::optional(kLatency) : std::nullopt;
         for (const World world : kWorlds) {
-          std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+          std::vector<std::shared_ptr<std::optional<SparseVector<float>>>> results;
           const Ended ended = run_ranks(world, size, [&](Rank rank) {
             const SparseReduction how{.algorithm = Algorithm::automatic, .choice = choice_of(size, costs)};
             const Input<float>& mine = inputs[rank];

@@ -30,8 +30,8 @@ constexpr World kWorlds[] = {World::simulated, World::local};
 template <class V>
 struct Sums {
   bool succeeded = false;
-  std::vector<std::shared_ptr<std::optional<SparseStream<V>>>> results;
-  const SparseStream<V>& of(Rank rank) const { return **results[rank]; }
+  std::vector<std::shared_ptr<std::optional<SparseVector<V>>>> results;
+  const SparseVector<V>& of(Rank rank) const { return **results[rank]; }
 };
 
 template <class V>
@@ -42,7 +42,7 @@ Sums<V> run_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t 
   const Ended ended = run_ranks(
       world, size,
       [&](Rank rank) {
-        auto sum = make_all_reduce(inputs[rank].stream(n), how);
+        auto sum = make_all_reduce(inputs[rank].vector(n), how);
         sums.results.push_back(sum.result);
         return sum.request;
       },
@@ -69,7 +69,7 @@ void check_way(World world, const std::vector<Input<V>>& inputs, std::uint64_t n
   const Ended ended = run_ranks(
       world, size,
       [&](Rank rank) {
-        return make_all_reduce_into(inputs[rank].stream(n), std::span(outputs[rank]), how);
+        return make_all_reduce_into(inputs[rank].vector(n), std::span(outputs[rank]), how);
       },
       seed);
   EXPECT(ended.all_succeeded());
@@ -92,7 +92,7 @@ void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, Re
   }
 }
 
-TEST("the sum is exact for every world, P, density and dtype, as a stream and written densely") {
+TEST("the sum is exact for every world, P, density and dtype, as a vector and written densely") {
   for (const World world : kWorlds) {
     for (const Rank size : kSizes) {
       if (TELEGRAD_SANITIZED && size > 8) continue;  // half an hour there, of what fewer ranks do as well
@@ -224,7 +224,7 @@ TEST("any floats: near the sum, and the same bits on all ranks under any schedul
         magnitude[input.indices[i]] += std::abs(static_cast<double>(input.values[i]));
       }
     }
-    std::optional<SparseStream<float>> first;
+    std::optional<SparseVector<float>> first;
     for (std::uint64_t seed = 0; seed < 5; ++seed) {
       const Sums<float> sums = run_sum(World::simulated, inputs, kN, {.reduction = Reduction::sum, .switch_factor = 1.0}, seed);
       REQUIRE(sums.succeeded);
@@ -253,7 +253,7 @@ TEST("no rank sends or receives more than the theory says") {
     const auto sum_entries = static_cast<double>(std::ranges::count(in_union, true));
     Simulation simulation(size, {});
     simulation.begin_all([&](Rank rank) {
-      return make_all_reduce(inputs[rank].stream(kN), SparseReduction{}).request;
+      return make_all_reduce(inputs[rank].vector(kN), SparseReduction{}).request;
     });
     EXPECT(!simulation.run().deadlock);
     const double entries = (k + sum_entries) * (size - 1) / size;
@@ -314,7 +314,7 @@ TEST("of values, few ranks receive what they do not have, and hardly more: K - k
     Simulation simulation(size, {});
     simulation.begin_all([&](Rank rank) {
       const Reduction reduction = size == 4 ? Reduction::avg : Reduction::sum;
-      return make_all_reduce(inputs[rank].stream(n), SparseReduction{.reduction = reduction, .wire = kLeavesOut}).request;
+      return make_all_reduce(inputs[rank].vector(n), SparseReduction{.reduction = reduction, .wire = kLeavesOut}).request;
     });
     EXPECT(!simulation.run().deadlock);
     for (Rank rank = 0; rank < size; ++rank) {
@@ -343,7 +343,7 @@ TEST("a dense output stays untouched as long as one rank has not called") {
         std::vector<std::vector<float>> outputs(size, std::vector<float>(kN, -77.0F));
         const Ended ended = run_ranks(world, size, [&](Rank rank) -> RequestPtr {
           if (rank == absent) return nullptr;
-          return make_all_reduce_into(input.stream(kN), std::span(outputs[rank]), {});
+          return make_all_reduce_into(input.vector(kN), std::span(outputs[rank]), {});
         });
         EXPECT(ended.stuck);
         for (const auto& output : outputs) EXPECT(output == std::vector<float>(kN, -77.0F));
@@ -366,14 +366,14 @@ TEST("damaged entries end the operation on all ranks, and name their sender") {
   for (int damage = 0; damage < 3; ++damage) {
     Random random(3);
     const Input<float> input = uniform<float>(kN, 0.2, random);
-    Buffer message = encode(input.stream(kN).slice(0, 100));
+    Buffer message = encode(input.vector(kN).slice(0, 100));
     if (damage == 0) message.data()[0] ^= std::byte{1};             // magic
     if (damage == 1) message.truncate(message.size() - 8);          // cut short
     if (damage == 2) message.data()[40] = message.data()[32];       // an index twice, or out of order
     std::vector<RequestPtr> requests;
     Simulation simulation(3, {});
     simulation.begin_all([&](Rank rank) {
-      auto request = make_all_reduce(input.stream(kN), SparseReduction{}).request;
+      auto request = make_all_reduce(input.vector(kN), SparseReduction{}).request;
       if (rank == kDamaged) {
         auto shared = std::make_shared<Buffer>(std::move(message));
         request = std::make_shared<Request>(
@@ -393,7 +393,7 @@ TEST("a share longer than any encoding of its slice is refused") {
   std::vector<RequestPtr> requests;
   Simulation simulation(2, {});
   simulation.begin_all([&](Rank rank) {
-    auto request = make_all_reduce(SparseStream<float>(100), SparseReduction{}).request;
+    auto request = make_all_reduce(SparseVector<float>(100), SparseReduction{}).request;
     if (rank == 1) {
       request = std::make_shared<Request>(request->call(),
                                           [](Transport& net) { return send_damaged(net, Buffer(32 + 50 * 8 + 17)); });
@@ -407,7 +407,7 @@ TEST("a share longer than any encoding of its slice is refused") {
 }
 
 TEST("a negative switching factor is that rank's failure, before anything is sent") {
-  const auto make = [](Rank) { return make_all_reduce(SparseStream<float>(10), SparseReduction{.switch_factor = -1.0}).request; };
+  const auto make = [](Rank) { return make_all_reduce(SparseVector<float>(10), SparseReduction{.switch_factor = -1.0}).request; };
   const Ended ended = run_ranks(World::simulated, 2, make);
   for (const auto& request : ended.requests) REQUIRE(request->failure());
 }
@@ -419,7 +419,7 @@ TEST("only so many messages are under way, and a rank that has not called holds 
   Simulation simulation(kRanks, {});
   for (Rank rank = 0; rank < kRanks; ++rank) {
     if (rank == kAbsent) continue;
-    simulation.begin(rank, make_all_reduce(SparseStream<float>(1000), SparseReduction{}).request);
+    simulation.begin(rank, make_all_reduce(SparseVector<float>(1000), SparseReduction{}).request);
   }
   EXPECT(simulation.run().deadlock);
   for (Rank rank = 0; rank < kRanks; ++rank) {
@@ -438,9 +438,9 @@ TEST("256 ranks run in about a second of real time") {
   std::vector<Input<float>> inputs;
   for (Rank rank = 0; rank < kRanks; ++rank) inputs.push_back(uniform<float>(kN, 0.01, random));
   Simulation simulation(kRanks, {});
-  std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+  std::vector<std::shared_ptr<std::optional<SparseVector<float>>>> results;
   simulation.begin_all([&](Rank rank) {
-    auto sum = make_all_reduce(inputs[rank].stream(kN), SparseReduction{});
+    auto sum = make_all_reduce(inputs[rank].vector(kN), SparseReduction{});
     results.push_back(sum.result);
     return sum.request;
   });

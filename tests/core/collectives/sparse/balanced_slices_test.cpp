@@ -113,7 +113,7 @@ TEST("of any distribution no slice has more entries than the bound says, and all
           const Ended ended = run_ranks(world, size, [&](Rank rank) {
             return std::make_shared<Request>(
                 Call{.operation = Operation::sparse_allreduce}, [&, rank](Transport& net) -> Task<void> {
-                  const SparseStream<float> mine = inputs[rank].stream(n);
+                  const SparseVector<float> mine = inputs[rank].vector(n);
                   found[rank].emplace(co_await balanced_slices(net, mine));
                 });
           });
@@ -142,9 +142,9 @@ TEST("numbers beyond 32 bits") {
   std::vector<std::uint32_t> low(8, 1000);
   std::vector<std::uint32_t> high(8);
   for (std::uint32_t i = 0; i < 8; ++i) high[i] = 0xfffffff0U + i;
-  std::vector<IndexSamples> streams(100'000, {kMost, low});
-  streams.resize(200'000, {kMost, high});
-  const auto lengths = balanced_lengths(kMost, 65'536, streams);
+  std::vector<IndexSamples> vectors(100'000, {kMost, low});
+  vectors.resize(200'000, {kMost, high});
+  const auto lengths = balanced_lengths(kMost, 65'536, vectors);
   EXPECT_EQ(std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{0}), kMost);
   EXPECT_EQ(lengths[0], 0xfffffff0U);  // one index of half of all entries is one part's
   EXPECT(std::ranges::count(lengths, 0U) > 65'000);
@@ -170,12 +170,12 @@ TEST("sums over balanced slices are the same sums, by every algorithm that has s
           const std::vector<float> expected = dense_result(inputs, kShort, reduction);
           for (const Algorithm algorithm :
                {Algorithm::split_allgather, Algorithm::split_dense_allgather, Algorithm::ring}) {
-            std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+            std::vector<std::shared_ptr<std::optional<SparseVector<float>>>> results;
             const SparseReduction how{.reduction = reduction, .algorithm = algorithm, .slices = Slices::balanced};
             const Ended ended = run_ranks(
                 world, size,
                 [&](Rank rank) {
-                  auto sum = make_all_reduce(inputs[rank].stream(kShort), how);
+                  auto sum = make_all_reduce(inputs[rank].vector(kShort), how);
                   results.push_back(sum.result);
                   return sum.request;
                 },
@@ -196,7 +196,7 @@ std::uint64_t most_received(const std::vector<Input<float>>& inputs, std::uint64
   const auto size = static_cast<Rank>(inputs.size());
   Simulation simulation(size, {});
   simulation.begin_all([&](Rank rank) {
-    return make_all_reduce(inputs[rank].stream(n), SparseReduction{.wire = {.indices = IndexFormat::raw32},
+    return make_all_reduce(inputs[rank].vector(n), SparseReduction{.wire = {.indices = IndexFormat::raw32},
                                                                    .slices = slices})
         .request;
   });
@@ -234,9 +234,9 @@ TEST("no rank receives more than its share, whatever the distribution; equal sli
 
 TEST("a narrow cluster that is full does not make the whole sum dense") {
   const std::vector<Input<float>> inputs = inputs_of(kPatterns[2], 4, kN);
-  std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+  std::vector<std::shared_ptr<std::optional<SparseVector<float>>>> results;
   const Ended ended = run_ranks(World::simulated, 4, [&](Rank rank) {
-    auto sum = make_all_reduce(inputs[rank].stream(kN), SparseReduction{.slices = Slices::balanced});
+    auto sum = make_all_reduce(inputs[rank].vector(kN), SparseReduction{.slices = Slices::balanced});
     results.push_back(sum.result);
     return sum.request;
   });
@@ -248,9 +248,9 @@ TEST("a narrow cluster that is full does not make the whole sum dense") {
 TEST("a slice without an index does not make the whole sum dense") {
   std::vector<Input<float>> inputs(4);
   for (auto& input : inputs) input = {.indices = {7}, .values = {1.0F}};
-  std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+  std::vector<std::shared_ptr<std::optional<SparseVector<float>>>> results;
   const Ended ended = run_ranks(World::simulated, 4, [&](Rank rank) {
-    auto sum = make_all_reduce(inputs[rank].stream(10), SparseReduction{.slices = Slices::balanced});
+    auto sum = make_all_reduce(inputs[rank].vector(10), SparseReduction{.slices = Slices::balanced});
     results.push_back(sum.result);
     return sum.request;
   });
@@ -261,7 +261,7 @@ TEST("a slice without an index does not make the whole sum dense") {
 
 TEST("ranks of other slices do not agree") {
   const auto call_of = [](Slices slices) {
-    return make_all_reduce(SparseStream<float>(100), SparseReduction{.slices = slices}).request->call();
+    return make_all_reduce(SparseVector<float>(100), SparseReduction{.slices = slices}).request->call();
   };
   EXPECT(call_of(Slices::balanced) != call_of(Slices::equal));
   EXPECT(describe(call_of(Slices::balanced)).find("slices=balanced") != std::string::npos);

@@ -49,11 +49,11 @@ void expect_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t 
   const auto how = [&](Rank rank) {
     return SparseReduction{.reduction = reduction, .algorithm = algorithm, .wire = rank == 1 ? WireFormat{} : kPacked};
   };
-  std::vector<std::shared_ptr<std::optional<SparseStream<V>>>> sums;
+  std::vector<std::shared_ptr<std::optional<SparseVector<V>>>> sums;
   const Ended ended = run_ranks(
       world, size,
       [&](Rank rank) {
-        auto sum = make_all_reduce(inputs[rank].stream(n), how(rank));
+        auto sum = make_all_reduce(inputs[rank].vector(n), how(rank));
         sums.push_back(sum.result);
         return sum.request;
       },
@@ -65,7 +65,7 @@ void expect_sum(World world, const std::vector<Input<V>>& inputs, std::uint64_t 
   for (const auto& sum : sums) EXPECT(same_bits(**sum, **sums[0]));
 
   std::vector<std::vector<V>> outputs(size, std::vector<V>(n, static_cast<V>(-77.0F)));
-  const auto write = [&](Rank rank) { return make_all_reduce_into(inputs[rank].stream(n), std::span(outputs[rank]), how(rank)); };
+  const auto write = [&](Rank rank) { return make_all_reduce_into(inputs[rank].vector(n), std::span(outputs[rank]), how(rank)); };
   EXPECT(run_ranks(world, size, write, size).all_succeeded());
   for (const auto& output : outputs) EXPECT(as_floats(std::span<const V>(output)) == expected);
 }
@@ -98,7 +98,7 @@ TEST("nothing is written before the last rank has called") {
     std::vector<std::vector<float>> outputs(size, std::vector<float>(n, -77.0F));
     const Ended ended = run_ranks(World::simulated, size, [&](Rank rank) -> RequestPtr {
       if (rank == absent) return nullptr;
-      return make_all_reduce_into(inputs[rank].stream(n), std::span(outputs[rank]), {.wire = kPacked});
+      return make_all_reduce_into(inputs[rank].vector(n), std::span(outputs[rank]), {.wire = kPacked});
     });
     EXPECT(ended.stuck);
     for (const auto& output : outputs) EXPECT(output == std::vector<float>(n, -77.0F));
@@ -106,7 +106,7 @@ TEST("nothing is written before the last rank has called") {
 }
 
 // The protocol up to what is said of this rank's slice, and that with other numbers.
-Task<void> say_counts(Transport& net, SparseStream<float> mine, std::vector<std::uint64_t> counts) {
+Task<void> say_counts(Transport& net, SparseVector<float> mine, std::vector<std::uint64_t> counts) {
   const Partition slices(static_cast<std::size_t>(mine.dimension()), net.size());
   GivenShares<float> given;
   co_await give_shares(net, mine, slices, SparseReduction{.wire = kPacked}, {}, given);
@@ -141,10 +141,10 @@ TEST("damaged counts end the operation on all ranks, and name their sender") {
     std::vector<RequestPtr> requests;
     Simulation simulation(3, {});
     simulation.begin_all([&](Rank rank) {
-      auto request = make_all_reduce(input.stream(kN), SparseReduction{.wire = kPacked}).request;
+      auto request = make_all_reduce(input.vector(kN), SparseReduction{.wire = kPacked}).request;
       if (rank == kDamaged) {
         request = std::make_shared<Request>(
-            request->call(), [&](Transport& net) { return say_counts(net, input.stream(kN), damage.counts); });
+            request->call(), [&](Transport& net) { return say_counts(net, input.vector(kN), damage.counts); });
       }
       return requests.emplace_back(std::move(request));
     });
@@ -161,12 +161,12 @@ TEST("a reduction that remembers who gave what has the same bits, says it of eac
   Random random(4);
   constexpr std::uint64_t kN = 30'000;
   for (const std::size_t pieces : {2, 5, 8, 9}) {
-    std::vector<SparseStream<float>> streams;
-    for (std::size_t i = 0; i < pieces; ++i) streams.push_back(uniform<float>(kN, 0.06, random).stream(kN));
+    std::vector<SparseVector<float>> vectors;
+    for (std::size_t i = 0; i < pieces; ++i) vectors.push_back(uniform<float>(kN, 0.06, random).vector(kN));
     for (const bool one_is_dense : {false, true}) {
-      if (one_is_dense) streams[1].to_dense();
-      std::vector<StreamView<float>> views;
-      for (const auto& stream : streams) views.push_back(stream.slice(0, kN));
+      if (one_is_dense) vectors[1].to_dense();
+      std::vector<SparseView<float>> views;
+      for (const auto& vector : vectors) views.push_back(vector.slice(0, kN));
       for (const double delta : {1000.0, 1e9}) {
         const OwnedSlice<float> expected = reduce_slices<float>(views, Reduction::sum, delta);
         SliceReduction<float> parts(views, Reduction::sum, delta);
@@ -182,7 +182,7 @@ TEST("a reduction that remembers who gave what has the same bits, says it of eac
         for (std::size_t i = 0; i < givers.size(); ++i) {
           unsigned who = 0;
           for (std::size_t piece = 0; piece < pieces; ++piece) {
-            who |= std::ranges::binary_search(streams[piece].indices(), sum.indices[i]) ? 1U << piece : 0U;
+            who |= std::ranges::binary_search(vectors[piece].indices(), sum.indices[i]) ? 1U << piece : 0U;
           }
           EXPECT_EQ(unsigned{givers[i]}, who);
         }

@@ -35,7 +35,7 @@ Partition slices_of(Rank size, std::uint64_t n, int pattern) {
 }
 
 template <class V>
-using Result = std::shared_ptr<std::optional<SparseStream<V>>>;
+using Result = std::shared_ptr<std::optional<SparseVector<V>>>;
 
 template <class V>
 void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, const Partition& slices,
@@ -48,7 +48,7 @@ void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, co
   const Ended ended = run_ranks(
       world, size,
       [&](Rank rank) {
-        auto sum = make_reduce_scatter(inputs[rank].stream(n), slices, how);
+        auto sum = make_reduce_scatter(inputs[rank].vector(n), slices, how);
         results.push_back(sum.result);
         return sum.request;
       },
@@ -60,7 +60,7 @@ void check(World world, const std::vector<Input<V>>& inputs, std::uint64_t n, co
     for (const std::uint32_t index : input.indices) held[index] = true;
   }
   for (Rank rank = 0; rank < size; ++rank) {
-    const SparseStream<V>& mine = **results[rank];
+    const SparseVector<V>& mine = **results[rank];
     EXPECT_EQ(mine.dimension(), n);
     EXPECT(!mine.is_dense());
     const Range slice = slices[rank];
@@ -124,7 +124,7 @@ TEST("a slice that never went dense keeps the entries whose sum is zero") {
   Input<float> minus{.indices = {3}, .values = {-2.0F}};
   std::vector<Result<float>> results;
   const Ended ended = run_ranks(World::simulated, 2, [&](Rank rank) {
-    auto sum = make_reduce_scatter((rank == 0 ? plus : minus).stream(100), Partition(100, 2), {});
+    auto sum = make_reduce_scatter((rank == 0 ? plus : minus).vector(100), Partition(100, 2), {});
     results.push_back(sum.result);
     return sum.request;
   });
@@ -153,11 +153,11 @@ TEST("a rank sends others the entries of their slices, and nothing else") {
       for (Rank rank = 0; rank < size; ++rank) inputs.push_back(uniform<float>(kN, 0.01, random));
       Simulation simulation(size, {});
       simulation.begin_all([&](Rank rank) {
-        return make_reduce_scatter(inputs[rank].stream(kN), slices, SparseReduction{}).request;
+        return make_reduce_scatter(inputs[rank].vector(kN), slices, SparseReduction{}).request;
       });
       EXPECT(!simulation.run().deadlock);
       const auto share_bytes = [&](Rank source, Rank owner) {
-        return encoded_size(inputs[source].stream(kN).slice(slices[owner].begin, slices[owner].end));
+        return encoded_size(inputs[source].vector(kN).slice(slices[owner].begin, slices[owner].end));
       };
       for (Rank rank = 0; rank < size; ++rank) {
         std::uint64_t sent = 0;
@@ -182,7 +182,7 @@ TEST("no rank is through before all have called") {
       std::vector<Result<float>> results;
       const Ended ended = run_ranks(world, 4, [&](Rank rank) -> RequestPtr {
         if (rank == absent) return nullptr;
-        auto sum = make_reduce_scatter(SparseStream<float>(100), Partition(100, 4), {});
+        auto sum = make_reduce_scatter(SparseVector<float>(100), Partition(100, 4), {});
         results.push_back(sum.result);
         return sum.request;
       });
@@ -194,7 +194,7 @@ TEST("no rank is through before all have called") {
 
 TEST("slices of other lengths are another call, slices that are alike are not") {
   const auto layout_of = [](const Partition& slices) {
-    return make_reduce_scatter(SparseStream<float>(100), slices, {}).request->call().layout;
+    return make_reduce_scatter(SparseVector<float>(100), slices, {}).request->call().layout;
   };
   EXPECT_EQ(layout_of(slices_of(4, 100, 0)), layout_of(Partition{std::span<const std::uint64_t>({25, 25, 25, 25})}));
   EXPECT(layout_of(slices_of(4, 100, 1)) != layout_of(slices_of(4, 100, 0)));

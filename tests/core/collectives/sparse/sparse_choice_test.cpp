@@ -1,4 +1,4 @@
-// Sums of sparse streams whose algorithm is left open: right whatever the ranks come to, the same on all, and as predicted.
+// Sums of sparse vectors whose algorithm is left open: right whatever the ranks come to, the same on all, and as predicted.
 #include "testing.hpp"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr Rank kSizes[] = {2, 3, 4, 5, 6, 7, 8, 12, 13, 16, 33};
 struct Input {
   std::vector<std::uint32_t> indices;
   std::vector<float> values;
-  SparseStream<float> stream(std::uint64_t n) const { return SparseStream<float>::sparse(n, indices, values); }
+  SparseVector<float> vector(std::uint64_t n) const { return SparseVector<float>::sparse(n, indices, values); }
 };
 
 Input uniform(std::uint64_t n, double density, Random& random) {
@@ -66,7 +66,7 @@ Choices choices_of(Rank size, NetworkCosts costs) {
   return choices;
 }
 
-bool same_bits(const SparseStream<float>& a, const SparseStream<float>& b) {
+bool same_bits(const SparseVector<float>& a, const SparseVector<float>& b) {
   return a.is_dense() == b.is_dense() && std::ranges::equal(a.indices(), b.indices()) &&
          a.values().size() == b.values().size() &&
          (a.values().empty() || std::memcmp(a.values().data(), b.values().data(), a.values().size_bytes()) == 0);
@@ -76,7 +76,7 @@ void check(const std::vector<Input>& inputs, std::uint64_t n, const Choices& cho
            World world = World::simulated) {
   const auto size = static_cast<Rank>(inputs.size());
   const std::vector<float> expected = sum_of(inputs, n);
-  std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+  std::vector<std::shared_ptr<std::optional<SparseVector<float>>>> results;
   const auto how = [&](Rank rank) {
     return SparseReduction{.algorithm = Algorithm::automatic,
                            .wire = {.indices = rank % 2 == 0 ? IndexFormat::packed : IndexFormat::raw32,
@@ -86,7 +86,7 @@ void check(const std::vector<Input>& inputs, std::uint64_t n, const Choices& cho
   const Ended ended = run_ranks(
       world, size,
       [&](Rank rank) {
-        auto sum = make_all_reduce(inputs[rank].stream(n), how(rank));
+        auto sum = make_all_reduce(inputs[rank].vector(n), how(rank));
         results.push_back(sum.result);
         return sum.request;
       },
@@ -100,7 +100,7 @@ void check(const std::vector<Input>& inputs, std::uint64_t n, const Choices& cho
   std::vector<std::vector<float>> outputs(size, std::vector<float>(n, -77.0F));
   const Ended written = run_ranks(
       world, size,
-      [&](Rank rank) { return make_all_reduce_into(inputs[rank].stream(n), std::span(outputs[rank]), how(rank)); }, seed);
+      [&](Rank rank) { return make_all_reduce_into(inputs[rank].vector(n), std::span(outputs[rank]), how(rank)); }, seed);
   EXPECT(written.all_succeeded());
   for (const auto& output : outputs) EXPECT(output == expected);
 }
@@ -155,7 +155,7 @@ TEST("every reduction and dtype where all vote for a dense sum, and where they s
         for (const Rank size : {2U, 4U, 5U}) {
           const Choices choices = choices_of(size, costs);
           const auto sum_by = [&](Algorithm algorithm) {
-            std::vector<std::shared_ptr<std::optional<SparseStream<V>>>> results;
+            std::vector<std::shared_ptr<std::optional<SparseVector<V>>>> results;
             EXPECT(run_ranks(World::simulated, size, [&](Rank rank) {
                      Random random(rank + 1);
                      std::vector<std::uint32_t> indices;
@@ -165,7 +165,7 @@ TEST("every reduction and dtype where all vote for a dense sum, and where they s
                        indices.push_back(i);
                        values.push_back(static_cast<V>(static_cast<float>(random.below(5)) - 2.0F));
                      }
-                     auto sum = make_all_reduce(SparseStream<V>::sparse(kN, indices, values),
+                     auto sum = make_all_reduce(SparseVector<V>::sparse(kN, indices, values),
                                                 {.reduction = reduction, .algorithm = algorithm, .choice = choices[rank]});
                      results.push_back(sum.result);
                      return sum.request;
@@ -201,9 +201,9 @@ TEST("vectors that are borrowed stay as they are, whatever is chosen for them") 
     for (const auto& vector : vectors) std::ranges::transform(sum, vector, sum.begin(), std::plus<>());
     for (const NetworkCosts costs : {kOnlyLatency, kOnlyBytes, kOnlyWork, kBoth}) {
       const Choices choices = choices_of(size, costs);
-      std::vector<std::shared_ptr<std::optional<SparseStream<float>>>> results;
+      std::vector<std::shared_ptr<std::optional<SparseVector<float>>>> results;
       EXPECT(run_ranks(World::simulated, size, [&](Rank rank) {
-               auto begun = make_all_reduce(SparseStream<float>::borrow_dense(vectors[rank]),
+               auto begun = make_all_reduce(SparseVector<float>::borrow_dense(vectors[rank]),
                                             {.algorithm = Algorithm::automatic, .choice = choices[rank]});
                results.push_back(begun.result);
                return begun.request;

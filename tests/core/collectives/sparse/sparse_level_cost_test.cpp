@@ -69,7 +69,7 @@ TEST("vectors of an open sum are summed as a table says; two levels only where n
   }
 }
 
-TEST("streams that are quite full are summed as vectors on nodes, whatever their density") {
+TEST("vectors that are quite full are summed as vectors on nodes, whatever their density") {
   const AllreduceTable table = AllreduceTable(8).on_two_levels(true);
   const SparseChoice choice(table, kBetween, false, Overlaps{}, NodeCosts{.inside = kInside, .share_memory = false});
   constexpr std::uint64_t kN = 1 << 18;

@@ -33,19 +33,19 @@ constexpr std::uint64_t kLong = 700'000;  // slices of five ranks are long enoug
 
 template <class V>
 struct Sums {
-  std::vector<std::shared_ptr<std::optional<SparseStream<V>>>> results;
-  const SparseStream<V>& of(Rank rank) const { return **results[rank]; }
+  std::vector<std::shared_ptr<std::optional<SparseVector<V>>>> results;
+  const SparseVector<V>& of(Rank rank) const { return **results[rank]; }
 };
 
 // Ranks take turns with formats of indices.
 template <class V>
-Sums<V> run_sum(World world, const std::vector<SparseStream<V>>& streams, SparseReduction how, bool mixes) {
+Sums<V> run_sum(World world, const std::vector<SparseVector<V>>& vectors, SparseReduction how, bool mixes) {
   constexpr IndexFormat kFormats[] = {IndexFormat::none, IndexFormat::raw32, IndexFormat::packed};
   Sums<V> sums;
-  const Ended ended = run_ranks(world, static_cast<Rank>(streams.size()), [&](Rank rank) {
+  const Ended ended = run_ranks(world, static_cast<Rank>(vectors.size()), [&](Rank rank) {
     SparseReduction here = how;
     if (mixes) here.wire.indices = kFormats[rank % std::size(kFormats)];
-    auto sum = make_all_reduce(streams[rank].clone(), here);
+    auto sum = make_all_reduce(vectors[rank].clone(), here);
     sums.results.push_back(sum.result);
     return sum.request;
   });
@@ -54,13 +54,13 @@ Sums<V> run_sum(World world, const std::vector<SparseStream<V>>& streams, Sparse
 }
 
 template <class V>
-void check(const std::vector<SparseStream<V>>& streams, const SparseReduction& how) {
-  const auto size = static_cast<Rank>(streams.size());
-  const Sums<V> elsewhere = run_sum(World::local, streams, how, false);
-  std::vector<V> expected(static_cast<std::size_t>(streams[0].dimension()));
+void check(const std::vector<SparseVector<V>>& vectors, const SparseReduction& how) {
+  const auto size = static_cast<Rank>(vectors.size());
+  const Sums<V> elsewhere = run_sum(World::local, vectors, how, false);
+  std::vector<V> expected(static_cast<std::size_t>(vectors[0].dimension()));
   elsewhere.of(0).write_dense(expected, how.reduction);
   for (const bool mixes : {false, true}) {
-    const Sums<V> sums = run_sum(World::memory, streams, how, mixes);
+    const Sums<V> sums = run_sum(World::memory, vectors, how, mixes);
     for (Rank rank = 0; rank < size; ++rank) {
       EXPECT(same_bits(sums.of(rank), sums.of(0)));
       if (!mixes) EXPECT(same_bits(sums.of(rank), elsewhere.of(0)));
@@ -71,7 +71,7 @@ void check(const std::vector<SparseStream<V>>& streams, const SparseReduction& h
   }
   std::vector<std::vector<V>> outputs(size, std::vector<V>(expected.size(), static_cast<V>(-77.0F)));
   const Ended ended = run_ranks(World::memory, size, [&](Rank rank) {
-    return make_all_reduce_into(streams[rank].clone(), std::span(outputs[rank]), how);
+    return make_all_reduce_into(vectors[rank].clone(), std::span(outputs[rank]), how);
   });
   REQUIRE(ended.all_succeeded());
   for (const auto& output : outputs) {
@@ -81,26 +81,26 @@ void check(const std::vector<SparseStream<V>>& streams, const SparseReduction& h
 
 // Values whose sums depend on their order, which is that of the algorithm.
 template <class V>
-SparseStream<V> stream_of(std::uint64_t n, double density, Random& random) {
+SparseVector<V> vector_of(std::uint64_t n, double density, Random& random) {
   Input<V> input;
   for (std::uint32_t i = 0; i < n; ++i) {
     if (random.uniform() >= density) continue;
     input.indices.push_back(i);
     input.values.push_back(static_cast<V>(static_cast<float>(random.uniform() - 0.5) * 1e3F));
   }
-  return input.stream(n);
+  return input.vector(n);
 }
 
-TEST("sums have the same bits in memory as elsewhere, of streams alike and unlike, sparse and dense") {
+TEST("sums have the same bits in memory as elsewhere, of vectors alike and unlike, sparse and dense") {
   constexpr Algorithm kAlgorithms[] = {Algorithm::split_allgather, Algorithm::split_dense_allgather, Algorithm::ring};
   for (const Rank size : {Rank{2}, Rank{3}, Rank{4}, Rank{5}}) {
     Random random(size);
-    std::vector<SparseStream<float>> alike, unlike;
-    std::vector<SparseStream<bf16>> halves;
+    std::vector<SparseVector<float>> alike, unlike;
+    std::vector<SparseVector<bf16>> halves;
     for (Rank rank = 0; rank < size; ++rank) {
-      alike.push_back(stream_of<float>(kLong, 0.08, random));
-      halves.push_back(stream_of<bf16>(kLong, 0.1, random));
-      unlike.push_back(stream_of<float>(kLong, rank == 1 ? 0.0 : rank == 2 ? 0.001 : 0.07, random));
+      alike.push_back(vector_of<float>(kLong, 0.08, random));
+      halves.push_back(vector_of<bf16>(kLong, 0.1, random));
+      unlike.push_back(vector_of<float>(kLong, rank == 1 ? 0.0 : rank == 2 ? 0.001 : 0.07, random));
     }
     for (const Algorithm algorithm : kAlgorithms) {
       SparseReduction how{.algorithm = algorithm};
@@ -123,11 +123,11 @@ TEST("where the choice of the algorithm is open, sums are exact in memory") {
   for (const Rank size : {Rank{2}, Rank{3}, Rank{4}, Rank{5}}) {
     for (const double density : {0.001, 0.08, 0.6}) {
       Random random(size);
-      std::vector<SparseStream<float>> streams;
-      for (Rank rank = 0; rank < size; ++rank) streams.push_back(uniform<float>(kLong, density, random).stream(kLong));
+      std::vector<SparseVector<float>> vectors;
+      for (Rank rank = 0; rank < size; ++rank) vectors.push_back(uniform<float>(kLong, density, random).vector(kLong));
       std::vector<float> expected(kLong);
-      run_sum(World::local, streams, SparseReduction{}, false).of(0).write_dense(expected);
-      const auto sums = run_sum(World::memory, streams, SparseReduction{.algorithm = Algorithm::automatic}, false);
+      run_sum(World::local, vectors, SparseReduction{}, false).of(0).write_dense(expected);
+      const auto sums = run_sum(World::memory, vectors, SparseReduction{.algorithm = Algorithm::automatic}, false);
       std::vector<float> dense(kLong);
       sums.of(0).write_dense(dense);
       EXPECT(dense == expected);
@@ -139,9 +139,9 @@ TEST("where the choice of the algorithm is open, sums are exact in memory") {
 TEST("a sum of short slices, or of short shares, has the same bits too") {
   for (const std::uint64_t n : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{3000}, std::uint64_t{60'000}, kLong}) {
     Random random(n);
-    std::vector<SparseStream<float>> streams;
-    for (int rank = 0; rank < 4; ++rank) streams.push_back(stream_of<float>(n, n == kLong ? 0.01 : 0.5, random));
-    check(streams, SparseReduction{});
+    std::vector<SparseVector<float>> vectors;
+    for (int rank = 0; rank < 4; ++rank) vectors.push_back(vector_of<float>(n, n == kLong ? 0.01 : 0.5, random));
+    check(vectors, SparseReduction{});
   }
 }
 
@@ -180,12 +180,12 @@ struct StillTransport final : Transport {
   ReadyQueue ready_;
 };
 
-TEST("long streams of the plain format go in sections, and others in one message") {
+TEST("long vectors of the plain format go in sections, and others in one message") {
   const StillTransport memory(2);
   const StillTransport network(2, false);
   Random random(1);
-  const auto entries = stream_of<float>(20'000, 0.5, random);
-  const auto few = stream_of<float>(20'000, 0.01, random);
+  const auto entries = vector_of<float>(20'000, 0.5, random);
+  const auto few = vector_of<float>(20'000, 0.01, random);
   EXPECT(goes_in_sections(memory, entries.view(), {}));
   EXPECT(goes_in_sections(memory, entries.view(), {.indices = IndexFormat::raw32}));
   EXPECT(!goes_in_sections(memory, few.view(), {}));
@@ -199,7 +199,7 @@ TEST("shares that have to be encoded are so one at a time, and few of them wait 
   constexpr Rank kSize = 12;
   constexpr std::uint64_t kN = 400'000;
   Random random(5);
-  const auto mine = stream_of<float>(kN, 0.3, random);
+  const auto mine = vector_of<float>(kN, 0.3, random);
   const Partition slices(kN, kSize);
   for (const bool in_sections : {false, true}) {
     StillTransport net(kSize);
@@ -227,19 +227,19 @@ TEST("sections keep to their steps, also where pieces are long because there are
   Array<float> values(kN);
   std::iota(indices.begin(), indices.end(), 0U);
   std::ranges::fill(values, 1.0F);
-  const auto stream = SparseStream<float>::adopt_sparse(kN, std::move(indices), std::move(values));
+  const auto vector = SparseVector<float>::adopt_sparse(kN, std::move(indices), std::move(values));
   for (const Rank size : {Rank{2}, Rank{300}, Rank{512}, Rank{2000}}) {
     StillTransport net(size);
     constexpr Step kFirst = 70;
-    Task<void> sending = send_in_sections(net, 1, kFirst, stream.view());
+    Task<void> sending = send_in_sections(net, 1, kFirst, vector.view());
     sending.start();
-    const Step end = kFirst + stream_steps(net, most_bytes<float>(IndexRange{0, kN}));
+    const Step end = kFirst + vector_steps(net, most_bytes<float>(IndexRange{0, kN}));
     EXPECT(std::ranges::all_of(net.sent, [&](Step step) { return kFirst <= step && step < end; }));
 
-    const StreamHeader header = plain_header(stream.view());
+    const VectorHeader header = plain_header(vector.view());
     Buffer message(sizeof header);
     std::ranges::copy(std::as_bytes(std::span(&header, 1)), message.bytes().begin());
-    Task<Buffer> receiving = receive_rest_of_stream(
+    Task<Buffer> receiving = receive_rest_of_vector(
         net, 1, kFirst, std::move(message), {DType::f32, {0, kN}, most_bytes<float>(IndexRange{0, kN})});
     receiving.start();
     EXPECT(std::ranges::equal(net.received, std::span(net.sent).subspan(1)));
@@ -252,9 +252,9 @@ TEST("an owner makes its slice dense where that is shorter than what it sends, w
   for (const auto& [density, dense_in_memory] : {std::pair{0.45, false}, std::pair{0.55, true}}) {
     for (const bool memory : {false, true}) {
       StillTransport net(2, memory);
-      const auto stream = stream_of<float>(kN, density, random);
+      const auto vector = vector_of<float>(kN, density, random);
       EncodedSlice<float> slice{.slices = Partition(kN, 2)};
-      const StreamView<float> share = stream.slice(0, kN / 2);
+      const SparseView<float> share = vector.slice(0, kN / 2);
       OwnedSlice<float> owned{share.range, false, Array<std::uint32_t>(share.nnz()), Array<float>(share.nnz())};
       std::ranges::copy(share.indices, owned.indices.begin());
       std::ranges::copy(share.values, owned.values.begin());
@@ -269,17 +269,17 @@ TEST("an owner makes its slice dense where that is shorter than what it sends, w
 }
 
 // A rank that sends what it likes.
-using Body = std::function<Task<void>(Transport&, SparseStream<float>)>;
+using Body = std::function<Task<void>(Transport&, SparseVector<float>)>;
 
 void check_damage(double density, const Body& body, const std::string& reason) {
   constexpr std::uint64_t kN = 400'000;
   constexpr Rank kDamaged = 2;
   Random random(3);
-  const auto stream = stream_of<float>(kN, density, random);
+  const auto vector = vector_of<float>(kN, density, random);
   const Ended ended = run_ranks(World::memory, 3, [&](Rank rank) {
-    RequestPtr request = make_all_reduce(stream.clone(), SparseReduction{}).request;
+    RequestPtr request = make_all_reduce(vector.clone(), SparseReduction{}).request;
     if (rank != kDamaged) return request;
-    return std::make_shared<Request>(request->call(), [&](Transport& net) { return body(net, stream.clone()); });
+    return std::make_shared<Request>(request->call(), [&](Transport& net) { return body(net, vector.clone()); });
   });
   for (const Rank rank : {Rank{0}, Rank{1}}) {
     REQUIRE(ended.requests[rank]->failure());
@@ -288,12 +288,12 @@ void check_damage(double density, const Body& body, const std::string& reason) {
   }
 }
 
-Task<void> send_share(Transport& net, SparseStream<float> mine, int damage) {
+Task<void> send_share(Transport& net, SparseVector<float> mine, int damage) {
   std::deque<Transport::Sending> sends;
-  std::deque<std::pair<StreamHeader, Array<std::uint32_t>>> kept;
+  std::deque<std::pair<VectorHeader, Array<std::uint32_t>>> kept;
   const Partition slices(mine.dimension(), net.size());
   for (const Rank to : {Rank{0}, Rank{1}}) {
-    const StreamView<float> share = mine.slice(slices[to].begin, slices[to].end);
+    const SparseView<float> share = mine.slice(slices[to].begin, slices[to].end);
     auto& [header, indices] = kept.emplace_back(plain_header(share), Array<std::uint32_t>(share.nnz()));
     std::ranges::copy(share.indices, indices.begin());
     if (damage == 0) std::swap(indices[5], indices[6]);
@@ -311,14 +311,14 @@ Task<void> send_share(Transport& net, SparseStream<float> mine, int damage) {
 
 TEST("damaged sections end the operation on all ranks, and name their sender") {
   for (int damage = 0; damage < 5; ++damage) {
-    const Body body = [damage](Transport& net, SparseStream<float> mine) {
+    const Body body = [damage](Transport& net, SparseVector<float> mine) {
       return send_share(net, std::move(mine), damage);
     };
     for (const double density : {0.1, 0.005}) check_damage(density, body, "rank 2 sent damaged entries");  // long, short
   }
 }
 
-Task<void> send_sum(Transport& net, SparseStream<float> mine, int damage) {
+Task<void> send_sum(Transport& net, SparseVector<float> mine, int damage) {
   const SparseReduction how;
   EncodedSlice<float> slice{.slices = Partition(static_cast<std::size_t>(mine.dimension()), net.size())};
   slice.first_step = split_steps<float>(net, slice.slices);
@@ -331,7 +331,7 @@ Task<void> send_sum(Transport& net, SparseStream<float> mine, int damage) {
   if (damage == 2) slice.count -= 1;
   if (damage == 3) slice.count = mine.dimension();
   const Step round_a_ring = (net.size() - 1) * any_size_steps(net, slice.most_bytes);
-  Counts counts(net, slice.first_step + std::max(round_a_ring, stream_steps(net, slice.most_bytes)), 1);
+  Counts counts(net, slice.first_step + std::max(round_a_ring, vector_steps(net, slice.most_bytes)), 1);
   counts.say({slice.count});
   std::vector<Task<void>> both;
   for (const Rank to : {Rank{0}, Rank{1}}) {
@@ -343,7 +343,7 @@ Task<void> send_sum(Transport& net, SparseStream<float> mine, int damage) {
 
 TEST("damaged sums end the operation on all ranks, and name their owner") {
   for (int damage = 0; damage < 4; ++damage) {
-    const Body body = [damage](Transport& net, SparseStream<float> mine) {
+    const Body body = [damage](Transport& net, SparseVector<float> mine) {
       return send_sum(net, std::move(mine), damage);
     };
     check_damage(0.1, body, "rank 2 sent damaged sums");
@@ -354,12 +354,12 @@ TEST("a slice that is reduced in parts has the bits of one that is not") {
   Random random(7);
   constexpr std::uint64_t kN = 5000;
   for (const double density : {0.0, 0.01, 0.4}) {
-    std::vector<SparseStream<float>> streams;
-    for (int i = 0; i < 5; ++i) streams.push_back(stream_of<float>(kN, density, random));
+    std::vector<SparseVector<float>> vectors;
+    for (int i = 0; i < 5; ++i) vectors.push_back(vector_of<float>(kN, density, random));
     for (const bool one_is_dense : {false, true}) {
-      if (one_is_dense) streams[3].to_dense();
-      std::vector<StreamView<float>> pieces;
-      for (const auto& stream : streams) pieces.push_back(stream.slice(100, 4900));
+      if (one_is_dense) vectors[3].to_dense();
+      std::vector<SparseView<float>> pieces;
+      for (const auto& vector : vectors) pieces.push_back(vector.slice(100, 4900));
       for (const double delta : {0.0, 10.0, 1000.0, 3000.0, 1e9}) {
         const OwnedSlice<float> whole = reduce_slices<float>(pieces, Reduction::sum, delta);
         for (const std::vector<std::uint64_t>& ends : {std::vector<std::uint64_t>{4900}, {100, 101, 4900, 4900},

@@ -130,7 +130,7 @@ TEST("however many are given up at once, freeing them takes no deep stack") {
   }
 }
 
-// Where 2 of 5 calls in a row have streams with equal indices, and costs are such that a sum of these is doubled, if that is
+// Where 2 of 5 calls in a row have vectors with equal indices, and costs are such that a sum of these is doubled, if that is
 // expected, and one of others is split.
 constexpr std::uint64_t kN = 2000;
 constexpr Rank kRanks = 5;
@@ -139,7 +139,7 @@ constexpr NetworkCosts kCosts{.alpha_s = 1.0, .beta_s_per_byte = 1e-4, .gamma_s_
 
 using Sums = std::vector<SparseSum<float>>;  // of one rank, in the order of calls
 
-SparseStream<float> addend(std::size_t call, Rank rank) {
+SparseVector<float> addend(std::size_t call, Rank rank) {
   Random places(call % 5 < 2 ? call + 1 : call * kRanks + rank + 1000);
   Random values(call * kRanks + rank + 1);
   std::vector<std::uint32_t> indices;
@@ -149,7 +149,7 @@ SparseStream<float> addend(std::size_t call, Rank rank) {
     indices.push_back(i);
     entries.push_back(static_cast<float>(values.uniform()) - 0.5F);
   }
-  return SparseStream<float>::sparse(kN, indices, entries);
+  return SparseVector<float>::sparse(kN, indices, entries);
 }
 
 // Every rank has up to `in_flight` calls under way, and does something when its turn comes, which `seed` decides.

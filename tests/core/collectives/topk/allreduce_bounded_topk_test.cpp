@@ -214,7 +214,7 @@ Shape shape_of(const std::vector<Input<float>>& inputs, std::uint64_t n, const B
   Simulation simulation(size, {.costs = {.gamma_s_per_byte = 1e-9}, .size_only = size_only});
   std::vector<RequestPtr> requests;
   for (Rank rank = 0; rank < size; ++rank) {
-    requests.push_back(make_all_reduce_topk(inputs[rank].stream(n), settings, state, Reduction::avg, {}).request);
+    requests.push_back(make_all_reduce_topk(inputs[rank].vector(n), settings, state, Reduction::avg, {}).request);
     simulation.begin(rank, requests.back());
   }
   const Outcome outcome = simulation.run();
@@ -304,7 +304,7 @@ TEST("sums keep about k, of any scale, also of very few values, and of NaN") {
 
 TEST("ranks of other settings, or with another past, do not call the same") {
   const auto layout_of = [](const BoundedTopkSettings& settings, const BoundedTopkState& state) {
-    const Call call = make_all_reduce_topk(SparseStream<float>(100), settings, state, Reduction::sum, {}).request->call();
+    const Call call = make_all_reduce_topk(SparseVector<float>(100), settings, state, Reduction::sum, {}).request->call();
     EXPECT(call.algorithm == Algorithm::bounded);
     return call.layout;
   };
@@ -328,7 +328,7 @@ TEST("no rank is through before all have called") {
       const BoundedTopkState later{.calls = 1, .lengths = {25, 25, 25, 25}};
       const Ended ended = run_ranks(world, 4, [&](Rank rank) -> RequestPtr {
         if (rank == absent) return nullptr;
-        auto sum = make_all_reduce_topk(SparseStream<float>(100), BoundedTopkSettings{.k = 5}, later, Reduction::sum, {});
+        auto sum = make_all_reduce_topk(SparseVector<float>(100), BoundedTopkSettings{.k = 5}, later, Reduction::sum, {});
         results.push_back(sum.result);
         return sum.request;
       });
@@ -342,11 +342,11 @@ TEST("a block says what is wrong with it") {
   const BlockShape<float> shape{.capacity = 3};
   const Input<float> two{.indices = {11, 13}, .values = {1.0F, -2.0F}};
   Buffer block(shape.bytes());
-  const auto stream = two.stream(20);
+  const auto vector = two.vector(20);
   const auto read = [&](auto damage) {
-    write_block<float>(shape, stream.slice(10, 20), block.bytes());
+    write_block<float>(shape, vector.slice(10, 20), block.bytes());
     damage();
-    StreamView<float> into;
+    SparseView<float> into;
     const std::string error = read_block<float>(shape, block.bytes(), {10, 20}, into);
     EXPECT_EQ(into.nnz(), error.empty() ? 2U : 0U);
     if (error.empty()) EXPECT(std::ranges::equal(into.indices, two.indices) && std::ranges::equal(into.values, two.values));
@@ -393,7 +393,7 @@ TEST("damaged blocks end the call, and their sender is named") {
     for (const bool at_first : {true, false}) {
       const Ended ended = run_ranks(world, 2, [&](Rank rank) {
         const BoundedTopkSettings settings{.k = 4};
-        const RequestPtr request = make_all_reduce_topk(mine.stream(100), settings, state, Reduction::sum, {}).request;
+        const RequestPtr request = make_all_reduce_topk(mine.vector(100), settings, state, Reduction::sum, {}).request;
         if (rank == 0) return request;
         return std::make_shared<Request>(request->call(), [at_first](Transport& net) { return lie(net, at_first); });
       });

@@ -192,7 +192,7 @@ TEST("no rank is through before all have called") {
       std::vector<std::shared_ptr<std::optional<GTopkSum<float>>>> results;
       const Ended ended = run_ranks(world, 5, [&](Rank rank) -> RequestPtr {
         if (rank == absent) return nullptr;
-        auto sum = make_all_reduce_topk(SparseStream<float>(100), GTopkSettings{.k = 5}, {}, Reduction::sum, {});
+        auto sum = make_all_reduce_topk(SparseVector<float>(100), GTopkSettings{.k = 5}, {}, Reduction::sum, {});
         results.push_back(sum.result);
         return sum.request;
       });
@@ -204,7 +204,7 @@ TEST("no rank is through before all have called") {
 
 TEST("another k, and another algorithm of the same k, are other calls") {
   const auto call_of = [](const auto& settings) {
-    return make_all_reduce_topk(SparseStream<float>(100), settings, {}, Reduction::sum, {}).request->call();
+    return make_all_reduce_topk(SparseVector<float>(100), settings, {}, Reduction::sum, {}).request->call();
   };
   EXPECT(call_of(GTopkSettings{.k = 5}) == call_of(GTopkSettings{.k = 5}));
   EXPECT(!(call_of(GTopkSettings{.k = 5}) == call_of(GTopkSettings{.k = 6})));
@@ -221,11 +221,11 @@ Task<void> lie(Transport& net, ConstBytes what) {
 TEST("damaged messages end the call, and their sender is named") {
   const Input<float> mine{.indices = {1, 3}, .values = {5.0F, 6.0F}};
   const Input<float> many{.indices = {1, 3, 60, 70}, .values = {5.0F, 6.0F, 0.5F, 0.25F}};
-  const Buffer too_many = encode(many.stream(100).view(), {.indices = IndexFormat::packed, .packs_values = true});
+  const Buffer too_many = encode(many.vector(100).view(), {.indices = IndexFormat::packed, .packs_values = true});
   Buffer garbage(64);
   std::memset(garbage.data(), 7, garbage.size());
   const std::vector<float> all(10, 1.0F);
-  const auto dense = SparseStream<float>::dense(all);
+  const auto dense = SparseVector<float>::dense(all);
   const Buffer densely = encode(dense.view());
   const std::pair<const Buffer*, std::pair<std::uint64_t, const char*>> kLies[] = {
       {&garbage, {100, "rank 1 sent damaged sums"}}, {&too_many, {100, "it has 4 entries, and k is 3"}},
@@ -238,7 +238,7 @@ TEST("damaged messages end the call, and their sender is named") {
         if (n == 10) own = {.indices = {1}, .values = {1.0F}};
         const Rank liar = from_above ? 0 : 1;
         const Ended ended = run_ranks(world, 2, [&](Rank rank) {
-          const RequestPtr request = make_all_reduce_topk(own.stream(n), GTopkSettings{.k = 3}, {}, Reduction::sum, {}).request;
+          const RequestPtr request = make_all_reduce_topk(own.vector(n), GTopkSettings{.k = 3}, {}, Reduction::sum, {}).request;
           if (rank != liar) return request;
           return std::make_shared<Request>(request->call(),
                                            [bytes = message->bytes()](Transport& net) { return lie(net, bytes); });

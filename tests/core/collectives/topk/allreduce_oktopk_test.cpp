@@ -80,7 +80,7 @@ TEST("as published, also where some slices have no index") {
       const OkTopkSettings settings{.k = 4, .as_published = true};
       const auto results = call(world, inputs, n, settings, {});
       for (const auto& result : results) {
-        EXPECT(same_bits(result.sum, largest(sum_of(inputs, Reduction::sum), 4).stream(n)));
+        EXPECT(same_bits(result.sum, largest(sum_of(inputs, Reduction::sum), 4).vector(n)));
       }
     }
   }
@@ -129,7 +129,7 @@ TEST("what ranks hold and what the sums have taken is all there ever was, and su
 
 TEST("ranks of other settings, or with another past, do not call the same") {
   const auto layout_of = [](const OkTopkSettings& settings, const OkTopkState& state) {
-    return make_all_reduce_topk(SparseStream<float>(100), settings, state, Reduction::sum, {}).request->call().layout;
+    return make_all_reduce_topk(SparseVector<float>(100), settings, state, Reduction::sum, {}).request->call().layout;
   };
   const OkTopkSettings settings{.k = 5};
   const std::uint64_t first = layout_of(settings, {});
@@ -151,7 +151,7 @@ TEST("no rank is through before all have called") {
       std::vector<std::shared_ptr<std::optional<OkTopkSum<float>>>> results;
       const Ended ended = run_ranks(world, 4, [&](Rank rank) -> RequestPtr {
         if (rank == absent) return nullptr;
-        auto sum = make_all_reduce_topk(SparseStream<float>(100), OkTopkSettings{.k = 5}, {}, Reduction::sum, {});
+        auto sum = make_all_reduce_topk(SparseVector<float>(100), OkTopkSettings{.k = 5}, {}, Reduction::sum, {});
         results.push_back(sum.result);
         return sum.request;
       });
@@ -163,16 +163,16 @@ TEST("no rank is through before all have called") {
 
 enum class Lie { share, counts, bytes, order };
 
-// What a damaged rank does, the second of two. It tells the truth until sums are gathered: which then is a share of a stream
+// What a damaged rank does, the second of two. It tells the truth until sums are gathered: which then is a share of a vector
 // of which the first rank has both entries that count. Or its share of the first rank's slice is a vector.
-Task<void> lie(Transport& net, Lie what, SparseStream<float> mine, std::uint64_t k) {
+Task<void> lie(Transport& net, Lie what, SparseVector<float> mine, std::uint64_t k) {
   SparseTraffic traffic;
   const PooledSlices cut = co_await pooled_slices(net, mine.indices(), mine.dimension(), traffic, 0);
   SparseReduction how;
   how.switch_factor = std::numeric_limits<double>::infinity();
   SplitBucket whole;
   whole.first_step = kSliceSteps;
-  if (what == Lie::share) mine = SparseStream<float>::dense(std::vector<float>(mine.dimension(), 1.0F));
+  if (what == Lie::share) mine = SparseVector<float>::dense(std::vector<float>(mine.dimension(), 1.0F));
   const OwnedSlice<float> owned = co_await reduce_owned_slice(net, mine, cut.slices, how, whole);
   if (what == Lie::share) co_return;
   Step step = kSliceSteps + split_steps<float>(net, cut.slices);
@@ -183,7 +183,7 @@ Task<void> lie(Transport& net, Lie what, SparseStream<float> mine, std::uint64_t
   co_await allgather_bruck(net, std::as_bytes(std::span(counts)), all.bytes(), Partition(all.size(), 2), step);
   if (what == Lie::counts) co_return;
   step += 32;  // the gathered counts'
-  const std::size_t most = sizeof(StreamHeader) + sizeof(std::uint32_t) + sizeof(float) + 16;
+  const std::size_t most = sizeof(VectorHeader) + sizeof(std::uint32_t) + sizeof(float) + 16;
   const Buffer share = co_await receive_any_size(net, 0, step, most);
   step += any_size_steps(net, most);
   Buffer damaged(most);
@@ -191,7 +191,7 @@ Task<void> lie(Transport& net, Lie what, SparseStream<float> mine, std::uint64_t
   if (what == Lie::order) {
     const std::uint32_t low = 0;
     const float value = 1.0F;
-    damaged = encode(StreamView<float>{slice_of(cut.slices, 0), false, std::span(&low, 1), std::span(&value, 1)});
+    damaged = encode(SparseView<float>{slice_of(cut.slices, 0), false, std::span(&low, 1), std::span(&value, 1)});
   }
   co_await allgather_short(net, damaged.bytes(), "sums", step, most);
 }
@@ -206,10 +206,10 @@ TEST("a rank whose counts or sums are damaged ends the operation on all ranks, a
   for (const World world : kWorlds) {
     for (const auto& [what, reason] : kLies) {
       const Ended ended = run_ranks(world, 2, [&](Rank rank) {
-        const RequestPtr request = make_all_reduce_topk(mine.stream(100), settings, {}, Reduction::sum, {}).request;
+        const RequestPtr request = make_all_reduce_topk(mine.vector(100), settings, {}, Reduction::sum, {}).request;
         if (rank == 0) return request;
         return std::make_shared<Request>(request->call(), [&, what = what](Transport& net) {
-          return lie(net, what, mine.stream(100), settings.k);
+          return lie(net, what, mine.vector(100), settings.k);
         });
       });
       REQUIRE(ended.requests[0]->failure().has_value());

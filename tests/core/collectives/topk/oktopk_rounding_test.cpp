@@ -30,7 +30,7 @@ Rounded call_rounding(World world, const std::vector<Input<float>>& inputs, std:
   found.errors.assign(inputs.size(), std::vector<float>(n));
   std::vector<std::shared_ptr<std::optional<OkTopkSum<float>>>> results;
   const Ended ended = run_ranks(world, static_cast<Rank>(inputs.size()), [&](Rank rank) {
-    auto sum = make_all_reduce_topk(inputs[rank].stream(n), settings, state, reduction, wire, found.errors[rank]);
+    auto sum = make_all_reduce_topk(inputs[rank].vector(n), settings, state, reduction, wire, found.errors[rank]);
     results.push_back(sum.result);
     return sum.request;
   });
@@ -42,9 +42,9 @@ Rounded call_rounding(World world, const std::vector<Input<float>>& inputs, std:
 // What a message of these entries, from `rank`, is read as.
 Input<float> through_the_wire(const Input<float>& entries, IndexRange range, WireFormat wire, Rank rank) {
   wire.key.rank = rank;
-  const Buffer message = encode(StreamView<float>{range, false, entries.indices, entries.values}, wire);
+  const Buffer message = encode(SparseView<float>{range, false, entries.indices, entries.values}, wire);
   const Decoded<float> decoded = decode<float>(message.bytes(), range);
-  const StreamView<float>& view = decoded.view();
+  const SparseView<float>& view = decoded.view();
   return {{view.indices.begin(), view.indices.end()}, {view.values.begin(), view.values.end()}};
 }
 
@@ -102,7 +102,7 @@ void check_nothing_lost(const std::vector<Input<float>>& inputs, std::uint64_t n
     }
     for (std::size_t i = 0; i < n; ++i) balance[i] -= found.errors[rank][i];
   }
-  const SparseStream<float>& sum = found.results[0].sum;
+  const SparseVector<float>& sum = found.results[0].sum;
   for (std::size_t i = 0; i < sum.nnz(); ++i) balance[sum.indices()[i]] -= weight * sum.values()[i];
   double worst = 0.0;
   for (const double one : balance) worst = std::max(worst, std::abs(one));
@@ -144,7 +144,7 @@ TEST("the top k of sums of rounded entries, rounded; nothing is lost") {
           const WireFormat wire{.indices = IndexFormat::packed, .values = encoding, .key = kKey, .packs_values = true};
           const Rounded found = call_rounding(world, inputs, 3000, settings, {}, reduction, wire);
           const auto& lengths = found.results[0].state.lengths;
-          EXPECT(same_bits(found.results[0].sum, expected(inputs, lengths, 250, reduction, wire).stream(3000)));
+          EXPECT(same_bits(found.results[0].sum, expected(inputs, lengths, 250, reduction, wire).vector(3000)));
           EXPECT(found.results[0].report.exact);
           const bool exact = reduction == Reduction::sum && (encoding == ValueEncoding::bf16 || encoding == ValueEncoding::f16);
           check_nothing_lost(inputs, 3000, reduction, found, exact ? 0.0 : 0.05);
@@ -195,13 +195,13 @@ TEST("as published: the threshold is of the sums themselves") {
   const WireFormat wire{.values = ValueEncoding::int8, .key = kKey};
   const Rounded found = call_rounding(World::local, inputs, 3000, settings, {}, Reduction::sum, wire);
   const auto& lengths = found.results[0].state.lengths;
-  EXPECT(same_bits(found.results[0].sum, expected(inputs, lengths, 250, Reduction::sum, wire).stream(3000)));
+  EXPECT(same_bits(found.results[0].sum, expected(inputs, lengths, 250, Reduction::sum, wire).vector(3000)));
 }
 
 TEST("ranks that round otherwise do not call the same") {
   const auto wire_of = [](ValueEncoding values) {
     const WireFormat wire{.values = values};
-    return make_all_reduce_topk(SparseStream<float>(100), OkTopkSettings{.k = 5}, OkTopkState{}, Reduction::sum, wire)
+    return make_all_reduce_topk(SparseVector<float>(100), OkTopkSettings{.k = 5}, OkTopkState{}, Reduction::sum, wire)
         .request->call()
         .wire;
   };

@@ -1,4 +1,4 @@
-// Averages of f16 streams: right where sums would leave the type's range, by every algorithm, and the same bits everywhere.
+// Averages of f16 vectors: right where sums would leave the type's range, by every algorithm, and the same bits everywhere.
 #include "testing.hpp"
 
 #include <cstring>
@@ -80,7 +80,7 @@ void check(World world, Rank size, Algorithm algorithm, std::uint64_t step, bool
   }
 }
 
-TEST("averages of f16 streams are those of f32 rounded once: every algorithm, world and density, to streams and dense") {
+TEST("averages of f16 vectors are those of f32 rounded once: every algorithm, world and density, to vectors and dense") {
   for (const World world : kWorlds) {
     for (const Rank size : {1U, 2U, 3U, 4U, 7U, 8U}) {
       for (const Algorithm algorithm : kAlgorithms) {
@@ -92,7 +92,7 @@ TEST("averages of f16 streams are those of f32 rounded once: every algorithm, wo
   }
 }
 
-TEST("a rank's slice of an average of f16 streams, too") {
+TEST("a rank's slice of an average of f16 vectors, too") {
   for (const World world : kWorlds) {
     for (const Rank size : {1U, 3U, 4U, 8U}) {
       for (const std::uint64_t step : {50U, 1U}) {
@@ -100,7 +100,7 @@ TEST("a rank's slice of an average of f16 streams, too") {
         std::vector<SparseSum<f16>> sums(size);
         const auto make = [&](Rank rank) {
           const Entries mine = entries_of(rank, step);
-          sums[rank] = make_reduce_scatter(SparseStream<f16>::sparse(kDimension, mine.indices, mine.values), slices,
+          sums[rank] = make_reduce_scatter(SparseVector<f16>::sparse(kDimension, mine.indices, mine.values), slices,
                                            SparseReduction{.reduction = Reduction::avg});
           return sums[rank].request;
         };

@@ -1,4 +1,4 @@
-#include "drivers/processes/read_memory.hpp"
+#include "drivers/processes/huge_pages.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace telegrad;
 
-constexpr std::size_t kBlock = ReadMemory::kBlockBytes;
+constexpr std::size_t kBlock = HugePages::kBlockBytes;
 
 // Anonymous memory in small pages, all of it there, that begins and ends at huge pages' borders, and other memory beside it.
 class Memory {
@@ -74,9 +74,9 @@ bool kernel_collapses() {
   return collapses;
 }
 
-void leave(ReadMemory& read, ConstBytes bytes, std::size_t at_once) {
+void leave(HugePages& read, ConstBytes bytes, std::size_t at_once) {
   for (std::size_t begin = 0; begin < bytes.size(); begin += at_once) {
-    read.leaves(bytes.subspan(begin, std::min(at_once, bytes.size() - begin)));
+    read.will_be_read(bytes.subspan(begin, std::min(at_once, bytes.size() - begin)));
   }
 }
 
@@ -86,8 +86,8 @@ TEST("what is read for the third time or soon after lies in huge pages, with wha
   for (const std::size_t at_once : {std::size_t{200'000}, kBlock, 5 * kBlock}) {
     const Memory memory(4);
     const std::size_t before = huge_blocks();
-    ReadMemory read(true);
-    for (std::uint64_t time = 1; time <= ReadMemory::kReadBefore; ++time) {
+    HugePages read(true);
+    for (std::uint64_t time = 1; time <= HugePages::kReadBefore; ++time) {
       if (collapses) EXPECT_EQ(huge_blocks(), before);
       leave(read, memory.bytes(), at_once);
     }
@@ -100,7 +100,7 @@ TEST("what is read for the third time or soon after lies in huge pages, with wha
 TEST("what lies beside an array is not moved, also where both share a block") {
   const Memory memory(3);
   const std::size_t before = huge_blocks();
-  ReadMemory read(true);
+  HugePages read(true);
   for (int time = 0; time < 20; ++time) leave(read, memory.bytes().subspan(100, 2 * kBlock), kBlock);
   EXPECT_EQ(huge_blocks(), before + (kernel_collapses() ? 1 : 0));
   EXPECT(memory.unchanged());
@@ -108,17 +108,17 @@ TEST("what lies beside an array is not moved, also where both share a block") {
 
 TEST("one message moves a few blocks at most, the next ones the others") {
   if (!kernel_collapses()) return;
-  constexpr std::size_t kBlocks = 2 * ReadMemory::kAtOnce + 3;
+  constexpr std::size_t kBlocks = 2 * HugePages::kAtOnce + 3;
   const Memory memory(kBlocks);
   const std::size_t before = huge_blocks();
-  ReadMemory read(true);
-  for (std::uint64_t time = 1; time < ReadMemory::kReadBefore; ++time) read.leaves(memory.bytes());
+  HugePages read(true);
+  for (std::uint64_t time = 1; time < HugePages::kReadBefore; ++time) read.will_be_read(memory.bytes());
   EXPECT_EQ(huge_blocks(), before);
-  for (std::size_t moved = ReadMemory::kAtOnce; moved < kBlocks + ReadMemory::kAtOnce; moved += ReadMemory::kAtOnce) {
-    read.leaves(memory.bytes());
+  for (std::size_t moved = HugePages::kAtOnce; moved < kBlocks + HugePages::kAtOnce; moved += HugePages::kAtOnce) {
+    read.will_be_read(memory.bytes());
     EXPECT(huge_blocks() <= before + std::min(moved, kBlocks));
   }
-  for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());  // what was busy is tried again
+  for (int time = 0; time < 20; ++time) read.will_be_read(memory.bytes());  // what was busy is tried again
   EXPECT_EQ(huge_blocks(), before + kBlocks);
   EXPECT(memory.unchanged());
 }
@@ -131,35 +131,35 @@ TEST("blocks that are pinned are tried again, and moved once they are free") {
   iovec page{memory.bytes().data() + 4096, 4096};
   EXPECT_EQ(::vmsplice(ends[1], &page, 1, 0), ssize_t{4096});
   const std::size_t before = huge_blocks();
-  ReadMemory read(true);
-  for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());
+  HugePages read(true);
+  for (int time = 0; time < 20; ++time) read.will_be_read(memory.bytes());
   EXPECT_EQ(huge_blocks(), before);
   ::close(ends[0]);
   ::close(ends[1]);
-  for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());
+  for (int time = 0; time < 20; ++time) read.will_be_read(memory.bytes());
   EXPECT_EQ(huge_blocks(), before + 1);
   EXPECT(memory.unchanged());
 }
 
 TEST("memory that is not there is left alone, errno too, and after some such nothing is moved any more") {
   errno = ENOSPC;
-  for (const unsigned failures : {ReadMemory::kFailuresMost - 1, ReadMemory::kFailuresMost}) {
-    ReadMemory read(true);
+  for (const unsigned failures : {HugePages::kFailuresMost - 1, HugePages::kFailuresMost}) {
+    HugePages read(true);
     Bytes gone;
     {
-      const Memory memory(2 * ReadMemory::kFailuresMost);
+      const Memory memory(2 * HugePages::kFailuresMost);
       gone = memory.bytes();
     }
     for (unsigned failure = 0; failure < failures; ++failure) {
-      for (std::uint64_t time = 0; time < ReadMemory::kReadBefore; ++time) {
-        read.leaves(gone.subspan(2 * failure * kBlock, kBlock));
+      for (std::uint64_t time = 0; time < HugePages::kReadBefore; ++time) {
+        read.will_be_read(gone.subspan(2 * failure * kBlock, kBlock));
       }
     }
     EXPECT_EQ(errno, ENOSPC);
     const Memory memory(2);
     const std::size_t before = huge_blocks();
-    for (int time = 0; time < 20; ++time) read.leaves(memory.bytes());
-    const bool moves = failures < ReadMemory::kFailuresMost && kernel_collapses();
+    for (int time = 0; time < 20; ++time) read.will_be_read(memory.bytes());
+    const bool moves = failures < HugePages::kFailuresMost && kernel_collapses();
     EXPECT_EQ(huge_blocks(), before + (moves ? 2 : 0));
   }
 }
@@ -169,14 +169,14 @@ TEST("what may have no huge pages is left alone and says nothing of others; what
   ::madvise(memory.bytes().data(), memory.bytes().size(), MADV_NOHUGEPAGE);
   const Memory other(2);
   const std::size_t before = huge_blocks();
-  ReadMemory unwanted(false);
-  for (int time = 0; time < 20; ++time) unwanted.leaves(other.bytes());
-  ReadMemory read(true);
+  HugePages unwanted(false);
+  for (int time = 0; time < 20; ++time) unwanted.will_be_read(other.bytes());
+  HugePages read(true);
   for (int time = 0; time < 20; ++time) {
-    for (std::size_t begin = 0; begin < memory.bytes().size(); begin += kBlock) read.leaves(memory.bytes().subspan(begin, kBlock));
+    for (std::size_t begin = 0; begin < memory.bytes().size(); begin += kBlock) read.will_be_read(memory.bytes().subspan(begin, kBlock));
   }
   EXPECT_EQ(huge_blocks(), before);
-  for (int time = 0; time < 20; ++time) read.leaves(other.bytes());
+  for (int time = 0; time < 20; ++time) read.will_be_read(other.bytes());
   EXPECT_EQ(huge_blocks(), before + (kernel_collapses() ? 2 : 0));
 }
 

@@ -15,17 +15,17 @@
 namespace telegrad {
 namespace {
 
-using Stream = SparseStream<float>;
+using Vector = SparseVector<float>;
 using Value = float (*)(const Workload&, Rank, std::uint64_t);
 
-Stream stream_of(const Workload& workload, Rank rank, Value value) {
+Vector vector_of(const Workload& workload, Rank rank, Value value) {
   const std::vector<std::uint32_t> indices = indices_of(workload, rank);
   std::vector<float> values;
   for (const std::uint32_t index : indices) values.push_back(value(workload, rank, index));
-  return Stream::sparse(workload.bytes / sizeof(float), indices, values);
+  return Vector::sparse(workload.bytes / sizeof(float), indices, values);
 }
 
-bool same_entries(std::span<const std::uint32_t> indices, std::span<const float> values, const Stream& other) {
+bool same_entries(std::span<const std::uint32_t> indices, std::span<const float> values, const Vector& other) {
   return !other.is_dense() && std::ranges::equal(indices, other.indices()) &&
          std::ranges::equal(std::as_bytes(values), std::as_bytes(other.values()));
 }
@@ -35,8 +35,8 @@ struct Sum {
   std::vector<float> values;
   std::vector<bool> there;
 
-  Sum(const std::vector<Stream>& inputs, std::size_t elements) : values(elements), there(elements) {
-    for (const Stream& input : inputs) {
+  Sum(const std::vector<Vector>& inputs, std::size_t elements) : values(elements), there(elements) {
+    for (const Vector& input : inputs) {
       for (std::size_t i = 0; i < input.nnz(); ++i) {
         const std::uint32_t at = input.indices()[i];
         values[at] = there[at] ? values[at] + input.values()[i] : input.values()[i];
@@ -46,7 +46,7 @@ struct Sum {
   }
 
   // The entries in a range whose magnitudes have at least this key.
-  Stream part(Range range, std::uint64_t key) const {
+  Vector part(Range range, std::uint64_t key) const {
     std::vector<std::uint32_t> indices;
     std::vector<float> kept;
     for (std::size_t at = range.begin; at < range.end; ++at) {
@@ -54,25 +54,25 @@ struct Sum {
       indices.push_back(static_cast<std::uint32_t>(at));
       kept.push_back(values[at]);
     }
-    return Stream::sparse(values.size(), indices, kept);
+    return Vector::sparse(values.size(), indices, kept);
   }
 };
 
 class Gathering final : public MeasuredRanks {
  public:
   explicit Gathering(const Workload& workload) : workload_(workload) {
-    for (Rank rank = 0; rank < workload.ranks; ++rank) inputs_.push_back(stream_of(workload, rank, value_of));
+    for (Rank rank = 0; rank < workload.ranks; ++rank) inputs_.push_back(vector_of(workload, rank, value_of));
   }
   RequestPtr request(Rank rank) override {
-    results_.push_back(make_all_gather(stream_of(workload_, rank, value_of), SparseReduction{.wire = workload_.wire}));
+    results_.push_back(make_all_gather(vector_of(workload_, rank, value_of), SparseReduction{.wire = workload_.wire}));
     return results_.back().request;
   }
   std::uint64_t result_nnz() const override { return workload_.nnz * workload_.ranks; }
   std::optional<Rank> wrong() const override {
     for (Rank rank = 0; rank < workload_.ranks; ++rank) {
-      const std::vector<Stream>& streams = **results_[rank].result;
+      const std::vector<Vector>& vectors = **results_[rank].result;
       for (Rank source = 0; source < workload_.ranks; ++source) {
-        if (!same_entries(inputs_[source].indices(), inputs_[source].values(), streams[source])) return rank;
+        if (!same_entries(inputs_[source].indices(), inputs_[source].values(), vectors[source])) return rank;
       }
     }
     return std::nullopt;
@@ -80,27 +80,27 @@ class Gathering final : public MeasuredRanks {
 
  private:
   const Workload& workload_;
-  std::vector<Stream> inputs_;
-  std::vector<GatheredStreams<float>> results_;
+  std::vector<Vector> inputs_;
+  std::vector<GatheredVectors<float>> results_;
 };
 
 class Scattering final : public MeasuredRanks {
  public:
   explicit Scattering(const Workload& workload)
       : workload_(workload), slices_(workload.bytes / sizeof(float), workload.ranks) {
-    for (Rank rank = 0; rank < workload.ranks; ++rank) inputs_.push_back(stream_of(workload, rank, value_of));
+    for (Rank rank = 0; rank < workload.ranks; ++rank) inputs_.push_back(vector_of(workload, rank, value_of));
   }
   RequestPtr request(Rank rank) override {
     // Nothing goes dense: a zero stays an entry.
     const SparseReduction how{.switch_factor = std::numeric_limits<double>::infinity(), .wire = workload_.wire};
-    results_.push_back(make_reduce_scatter(stream_of(workload_, rank, value_of), slices_, how));
+    results_.push_back(make_reduce_scatter(vector_of(workload_, rank, value_of), slices_, how));
     return results_.back().request;
   }
   std::uint64_t result_nnz() const override { return (*results_[0].result)->nnz(); }
   std::optional<Rank> wrong() const override {
     const Sum sum(inputs_, slices_.count());
     for (Rank rank = 0; rank < workload_.ranks; ++rank) {
-      const Stream slice = sum.part(slices_[rank], 0);
+      const Vector slice = sum.part(slices_[rank], 0);
       if (!same_entries(slice.indices(), slice.values(), **results_[rank].result)) return rank;
     }
     return std::nullopt;
@@ -109,7 +109,7 @@ class Scattering final : public MeasuredRanks {
  private:
   const Workload& workload_;
   const Partition slices_;
-  std::vector<Stream> inputs_;
+  std::vector<Vector> inputs_;
   std::vector<SparseSum<float>> results_;
 };
 
@@ -140,12 +140,12 @@ class Keeping final : public MeasuredRanks {
   }
   std::optional<Rank> wrong() const override {
     for (std::size_t call = 0; call < workload_.calls; ++call) {
-      std::vector<Stream> inputs;
+      std::vector<Vector> inputs;
       for (Rank rank = 0; rank < workload_.ranks; ++rank) inputs.push_back(input(rank, call));
       const OkTopkSum<float>& first = **calls_[0][call].result;
       const bool rounds = workload_.wire.values != ValueEncoding::native;
       if (rounds && !is_right_but_for_rounding(inputs, first)) return 0;
-      const Stream kept = rounds ? Stream::sparse(first.sum.dimension(), first.sum.indices(), first.sum.values())
+      const Vector kept = rounds ? Vector::sparse(first.sum.dimension(), first.sum.indices(), first.sum.values())
                                  : expected(inputs, first);
       for (Rank rank = 0; rank < workload_.ranks; ++rank) {
         const OkTopkSum<float>& result = **calls_[rank][call].result;
@@ -159,14 +159,14 @@ class Keeping final : public MeasuredRanks {
   }
 
  private:
-  Stream input(Rank rank, std::size_t call) const {
+  Vector input(Rank rank, std::size_t call) const {
     Workload of_call = workload_;
     if (call > 0) of_call.seed = mix(workload_.seed + call);
-    return stream_of(of_call, rank, gradient_of);
+    return vector_of(of_call, rank, gradient_of);
   }
 
   // All that reaches the k-th largest; or, where an old threshold was used, the least that was kept.
-  Stream expected(const std::vector<Stream>& inputs, const OkTopkSum<float>& found) const {
+  Vector expected(const std::vector<Vector>& inputs, const OkTopkSum<float>& found) const {
     const Sum sum(inputs, workload_.bytes / sizeof(float));
     std::vector<std::uint64_t> keys;
     for (std::size_t at = 0; found.report.exact && at < sum.values.size(); ++at) {
@@ -186,11 +186,11 @@ class Keeping final : public MeasuredRanks {
 
   // Entries are rounded on their way to their owner, and their sum once more; so a sum that is not kept may be larger than
   // one that is, by what rounding does to both.
-  bool is_right_but_for_rounding(const std::vector<Stream>& inputs, const OkTopkSum<float>& found) const {
+  bool is_right_but_for_rounding(const std::vector<Vector>& inputs, const OkTopkSum<float>& found) const {
     const Sum sum(inputs, workload_.bytes / sizeof(float));
     double largest = 0.0;
     std::vector<double> magnitudes(sum.values.size());
-    for (const Stream& input : inputs) {
+    for (const Vector& input : inputs) {
       for (std::size_t i = 0; i < input.nnz(); ++i) {
         const double size = std::abs(static_cast<double>(input.values()[i]));
         magnitudes[input.indices()[i]] += size;
@@ -218,7 +218,7 @@ class Keeping final : public MeasuredRanks {
     return true;
   }
 
-  static bool is_rest(const Stream& given, const Stream& kept, const Stream& left) {
+  static bool is_rest(const Vector& given, const Vector& kept, const Vector& left) {
     std::vector<std::uint32_t> indices;
     std::vector<float> values;
     for (std::size_t i = 0; i < given.nnz(); ++i) {
@@ -236,12 +236,12 @@ class Keeping final : public MeasuredRanks {
 
 }  // namespace
 
-bool measures_streams(Operation operation) {
+bool measures_vectors(Operation operation) {
   return operation == Operation::sparse_allgather || operation == Operation::sparse_reduce_scatter ||
          operation == Operation::allreduce_topk;
 }
 
-std::unique_ptr<MeasuredRanks> measured_streams(const Workload& workload) {
+std::unique_ptr<MeasuredRanks> measured_vectors(const Workload& workload) {
   if (workload.operation == Operation::sparse_allgather) return std::make_unique<Gathering>(workload);
   if (workload.operation == Operation::sparse_reduce_scatter) return std::make_unique<Scattering>(workload);
   return std::make_unique<Keeping>(workload);

@@ -1,4 +1,4 @@
-#include "drivers/processes/read_memory.hpp"
+#include "drivers/processes/huge_pages.hpp"
 
 #include <sys/mman.h>
 
@@ -17,7 +17,7 @@ constexpr std::uint64_t kReadAgain = 1000;  // times: it may have been given bac
 
 }  // namespace
 
-void ReadMemory::leaves(ConstBytes bytes) {
+void HugePages::will_be_read(ConstBytes bytes) {
   if (!enabled_ || bytes.empty()) return;
   const auto first = reinterpret_cast<std::uintptr_t>(bytes.data());
   const std::uintptr_t last = first + bytes.size();
@@ -37,13 +37,13 @@ void ReadMemory::leaves(ConstBytes bytes) {
   }
 }
 
-bool ReadMemory::is_due(std::uintptr_t number, std::uint64_t within) const {
+bool HugePages::is_due(std::uintptr_t number, std::uint64_t within) const {
   const auto found = blocks_.find(number);
   return found != blocks_.end() && found->second.is_due(within);
 }
 
 // With its neighbours that would follow soon: one call takes far less time than one for each, on busy cores above all.
-void ReadMemory::settle(std::uintptr_t number) {
+void HugePages::settle(std::uintptr_t number) {
   std::uintptr_t begin = number;
   std::uintptr_t end = number + 1;
   while (end - begin < kAtOnce && is_due(end, kBlockBytes)) ++end;

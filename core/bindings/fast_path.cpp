@@ -1,5 +1,5 @@
-// ShortWay(method): a method as Python has it, of the same name as one of the core's short ways, which is asked first.
-#include "bindings/short_way.hpp"
+// FastPath(method): a method as Python has it, of the same name as one of the core's fast paths, which is asked first.
+#include "bindings/fast_path.hpp"
 
 #include <structmember.h>
 
@@ -14,24 +14,24 @@
 namespace telegrad::bindings {
 namespace {
 
-struct ShortWayObject {
+struct FastPathObject {
   PyObject_HEAD
   vectorcallfunc vectorcall;
-  ShortWay way;
+  FastPath path;
   PyObject* method;
   PyObject* dictionary;
   PyObject* weak_references;
 };
 
-constexpr std::array kWays{std::pair{std::string_view("all_reduce"), &all_reduce_shortly},
+constexpr std::array kPaths{std::pair{std::string_view("all_reduce"), &all_reduce_shortly},
                            std::pair{std::string_view("wait"), &wait_shortly}};
 
 PyObject* method_type = nullptr;  // types.MethodType
 
 PyObject* call(PyObject* callable, PyObject* const* given, std::size_t flags, PyObject* names) {
-  auto* const self = reinterpret_cast<ShortWayObject*>(callable);
+  auto* const self = reinterpret_cast<FastPathObject*>(callable);
   try {
-    nb::object result = self->way(given, static_cast<std::size_t>(PyVectorcall_NARGS(flags)), names);
+    nb::object result = self->path(given, static_cast<std::size_t>(PyVectorcall_NARGS(flags)), names);
     if (result.is_valid()) return result.release().ptr();
   } catch (nb::python_error& error) {
     error.restore();
@@ -45,12 +45,12 @@ PyObject* call(PyObject* callable, PyObject* const* given, std::size_t flags, Py
   return PyObject_Vectorcall(self->method, given, flags, names);
 }
 
-// Null, with an error set, where there is no way of the method's name.
-ShortWay way_of(PyObject* method) {
+// Null, with an error set, where there is no path of the method's name.
+FastPath path_of(PyObject* method) {
   const auto name = nb::steal(PyObject_GetAttrString(method, "__name__"));
   if (!name.is_valid()) return nullptr;
-  for (const auto& [known, way] : kWays) {
-    if (PyUnicode_Check(name.ptr()) != 0 && PyUnicode_CompareWithASCIIString(name.ptr(), known.data()) == 0) return way;
+  for (const auto& [known, path] : kPaths) {
+    if (PyUnicode_Check(name.ptr()) != 0 && PyUnicode_CompareWithASCIIString(name.ptr(), known.data()) == 0) return path;
   }
   PyErr_Format(PyExc_ValueError, "there is no short way of %R: all_reduce and wait have one", method);
   return nullptr;
@@ -64,12 +64,12 @@ PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject* names) {
     PyErr_SetString(PyExc_TypeError, "method must be callable");
     return nullptr;
   }
-  const ShortWay way = way_of(method);
-  if (way == nullptr) return nullptr;
-  auto* const self = reinterpret_cast<ShortWayObject*>(allocated(type));
+  const FastPath path = path_of(method);
+  if (path == nullptr) return nullptr;
+  auto* const self = reinterpret_cast<FastPathObject*>(allocated(type));
   if (self == nullptr) return nullptr;
   self->vectorcall = &call;
-  self->way = way;
+  self->path = path;
   self->method = Py_NewRef(method);
   return reinterpret_cast<PyObject*>(self);
 }
@@ -79,7 +79,7 @@ PyObject* bind(PyObject* self, PyObject* object, PyObject*) {
 }
 
 int traverse(PyObject* object, visitproc visit, void* arg) {
-  const auto* const self = reinterpret_cast<ShortWayObject*>(object);
+  const auto* const self = reinterpret_cast<FastPathObject*>(object);
   Py_VISIT(Py_TYPE(object));
   Py_VISIT(self->method);
   Py_VISIT(self->dictionary);
@@ -87,7 +87,7 @@ int traverse(PyObject* object, visitproc visit, void* arg) {
 }
 
 int clear(PyObject* object) {
-  auto* const self = reinterpret_cast<ShortWayObject*>(object);
+  auto* const self = reinterpret_cast<FastPathObject*>(object);
   Py_CLEAR(self->method);
   Py_CLEAR(self->dictionary);
   return 0;
@@ -101,7 +101,7 @@ void free_it(PyObject* object) {
 }
 
 PyObject* text(PyObject* object) {
-  return PyUnicode_FromFormat("<short way of %R>", reinterpret_cast<ShortWayObject*>(object)->method);
+  return PyUnicode_FromFormat("<short way of %R>", reinterpret_cast<FastPathObject*>(object)->method);
 }
 
 // Where the module has it, as functions are pickled.
@@ -109,11 +109,11 @@ PyObject* reduce(PyObject* object, PyObject*) { return PyObject_GetAttrString(ob
 
 }  // namespace
 
-void bind_short_way(nb::module_& module) {
+void bind_fast_path(nb::module_& module) {
   static PyMemberDef members[] = {
-      {"__vectorcalloffset__", T_PYSSIZET, offsetof(ShortWayObject, vectorcall), READONLY, nullptr},
-      {"__dictoffset__", T_PYSSIZET, offsetof(ShortWayObject, dictionary), READONLY, nullptr},
-      {"__weaklistoffset__", T_PYSSIZET, offsetof(ShortWayObject, weak_references), READONLY, nullptr},
+      {"__vectorcalloffset__", T_PYSSIZET, offsetof(FastPathObject, vectorcall), READONLY, nullptr},
+      {"__dictoffset__", T_PYSSIZET, offsetof(FastPathObject, dictionary), READONLY, nullptr},
+      {"__weaklistoffset__", T_PYSSIZET, offsetof(FastPathObject, weak_references), READONLY, nullptr},
       {nullptr, 0, 0, 0, nullptr},
   };
   static PyMethodDef methods[] = {{"__reduce__", &reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
@@ -129,7 +129,7 @@ void bind_short_way(nb::module_& module) {
                                 {0, nullptr}};
   static PyType_Spec spec{
       .name = "telegrad._core.ShortWay",
-      .basicsize = sizeof(ShortWayObject),
+      .basicsize = sizeof(FastPathObject),
       .itemsize = 0,
       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
       .slots = slots};

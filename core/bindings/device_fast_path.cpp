@@ -1,4 +1,4 @@
-#include "bindings/device_short_way.hpp"
+#include "bindings/device_fast_path.hpp"
 
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -27,7 +27,7 @@ std::size_t rounded(std::size_t bytes) { return std::max(kSmallest, std::bit_cei
 
 }  // namespace
 
-std::size_t DeviceShortWay::lend(const Slot& slot) {
+std::size_t DeviceFastPath::lend(const Slot& slot) {
   if (slot.bytes < kSmallest || !std::has_single_bit(slot.bytes)) throw nb::value_error("bytes must be a power of two");
   const std::size_t number = slots_.size();
   slots_.push_back(slot);
@@ -35,7 +35,7 @@ std::size_t DeviceShortWay::lend(const Slot& slot) {
   return number;
 }
 
-bool DeviceShortWay::is_usable() {
+bool DeviceFastPath::is_usable() {
   while (!outstanding_.empty() && outstanding_.front().first->done() && !outstanding_.front().first->failure()) {
     outstanding_.pop_front();
   }
@@ -45,11 +45,11 @@ bool DeviceShortWay::is_usable() {
   return !is_stopped_ && outstanding_.size() < kMostOutstanding;
 }
 
-bool DeviceShortWay::is_free(const Slot& slot) const {
+bool DeviceFastPath::is_free(const Slot& slot) const {
   return (slot.request == nullptr || (slot.request->done() && !slot.request->failure())) && driver_->passed(slot.event);
 }
 
-RequestPtr DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
+RequestPtr DeviceFastPath::all_reduce(nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
                                       nb::handle op, bool apart) {
   constexpr Reduction kSum = Reduction::sum;
   const Reduction* const reduction = op.is_valid() ? reduction_names().find(op) : &kSum;
@@ -112,28 +112,28 @@ RequestPtr DeviceShortWay::all_reduce(nb::handle member, const std::shared_ptr<C
   return request;
 }
 
-void DeviceShortWay::close() {
+void DeviceFastPath::close() {
   stop();
   by_bytes_.clear();
   streams_.reset();
 }
 
-std::vector<std::pair<RequestPtr, std::size_t>> DeviceShortWay::take_outstanding() {
+std::vector<std::pair<RequestPtr, std::size_t>> DeviceFastPath::take_outstanding() {
   std::vector<std::pair<RequestPtr, std::size_t>> taken(outstanding_.begin(), outstanding_.end());
   outstanding_.clear();
   return taken;
 }
 
-void bind_device_short_way(nb::module_& module) {
+void bind_device_fast_path(nb::module_& module) {
   nb::class_<StreamDriver>(module, "StreamDriver")
       .def(nb::init<const std::string&, std::uintptr_t>(), nb::arg("library"), nb::arg("context"));
 
-  nb::class_<DeviceShortWay>(module, "DeviceShortWay")
+  nb::class_<DeviceFastPath>(module, "DeviceShortWay")
       .def(nb::init<std::shared_ptr<StreamDriver>, nb::object, int, nb::object>(), nb::arg("driver"), nb::arg("device"),
            nb::arg("index"), nb::arg("current_stream"))
       .def(
           "lend",
-          [](DeviceShortWay& self, std::size_t bytes, std::uintptr_t input, std::uintptr_t output, std::uintptr_t ready,
+          [](DeviceFastPath& self, std::size_t bytes, std::uintptr_t input, std::uintptr_t output, std::uintptr_t ready,
              std::uintptr_t done, std::uint32_t value, std::uintptr_t event) {
             return self.lend({.bytes = bytes,
                               .input = input,
@@ -148,19 +148,19 @@ void bind_device_short_way(nb::module_& module) {
       // What a slot is like by now: the value of its words, its last operation or None, and whether a use broke off.
       .def(
           "slot",
-          [](const DeviceShortWay& self, std::size_t number, const std::shared_ptr<Communicator>& communicator) {
-            const DeviceShortWay::Slot& slot = self.slot(number);
+          [](const DeviceFastPath& self, std::size_t number, const std::shared_ptr<Communicator>& communicator) {
+            const DeviceFastPath::Slot& slot = self.slot(number);
             nb::object request = nb::none();
             if (slot.request != nullptr) request = nb::cast(operation_of(communicator, slot.request));
             return nb::make_tuple(slot.value, request, slot.lost);
           },
           nb::arg("number"), nb::arg("communicator"))
-      .def("__len__", &DeviceShortWay::slots)
-      .def("stop", &DeviceShortWay::stop)
-      .def("close", &DeviceShortWay::close)
+      .def("__len__", &DeviceFastPath::slots)
+      .def("stop", &DeviceFastPath::stop)
+      .def("close", &DeviceFastPath::close)
       .def(
           "all_reduce",
-          [](DeviceShortWay& self, nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
+          [](DeviceFastPath& self, nb::handle member, const std::shared_ptr<Communicator>& communicator, nb::handle x,
              nb::handle op, bool apart) {
             const RequestPtr request = self.all_reduce(member, communicator, x, op, apart);
             return request == nullptr ? nb::none() : nb::cast(operation_of(communicator, request));
@@ -168,12 +168,12 @@ void bind_device_short_way(nb::module_& module) {
           nb::arg("member"), nb::arg("communicator"), nb::arg("x"), nb::arg("op"), nb::arg("apart") = false)
       .def(
           "use",
-          [](DeviceShortWay& self, std::uintptr_t inputs, std::uintptr_t results) {
+          [](DeviceFastPath& self, std::uintptr_t inputs, std::uintptr_t results) {
             self.use({.inputs = inputs, .results = results});
           },
           nb::arg("inputs"), nb::arg("results"))
-      .def("has_outstanding", &DeviceShortWay::has_outstanding)
-      .def("take_outstanding", [](DeviceShortWay& self, const std::shared_ptr<Communicator>& communicator) {
+      .def("has_outstanding", &DeviceFastPath::has_outstanding)
+      .def("take_outstanding", [](DeviceFastPath& self, const std::shared_ptr<Communicator>& communicator) {
         nb::list taken;
         for (auto& [request, number] : self.take_outstanding()) {
           taken.append(nb::make_tuple(nb::cast(operation_of(communicator, request)), number));

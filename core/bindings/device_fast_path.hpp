@@ -19,7 +19,7 @@ namespace telegrad::bindings {
 
 /// Of one communicator and one device. It owns no memory: slots are lent to it, and its owner takes them back when nothing
 /// is called any more. The interpreter's lock guards all of it.
-class DeviceShortWay {
+class DeviceFastPath {
  public:
   /// A stream's input and output, apart from each other, and the words by which it and the engine meet.
   struct Slot {
@@ -35,7 +35,7 @@ class DeviceShortWay {
   };
 
   /// `device`: a torch.device. `current_stream`: called with its `index`, gives a CUstream as a number.
-  DeviceShortWay(std::shared_ptr<StreamDriver> driver, nb::object device, int index, nb::object current_stream)
+  DeviceFastPath(std::shared_ptr<StreamDriver> driver, nb::object device, int index, nb::object current_stream)
       : driver_(std::move(driver)), device_(std::move(device)), index_(index), current_stream_(std::move(current_stream)) {}
 
   /// Its number, which counts from 0.

@@ -14,75 +14,75 @@ using namespace telegrad;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 template <class V>
-SparseStream<V> random_stream(std::mt19937& random, std::uint64_t n, double density, bool whole = true) {
+SparseVector<V> random_vector(std::mt19937& random, std::uint64_t n, double density, bool whole = true) {
   const auto indices = samples::random_indices(random, 0, n, density);
   const auto values = whole ? samples::integers<V>(random, indices.size())
                             : samples::awkward_values<V>(random, indices.size());
-  return SparseStream<V>::sparse(n, indices, values);
+  return SparseVector<V>::sparse(n, indices, values);
 }
 
 template <class V>
-std::vector<float> dense_of(const SparseStream<V>& stream, float factor = 1.0F) {
-  std::vector<V> out(stream.dimension(), V(99.0F));
-  stream.write_dense(std::span<V>(out), Reduction::sum, factor);
+std::vector<float> dense_of(const SparseVector<V>& vector, float factor = 1.0F) {
+  std::vector<V> out(vector.dimension(), V(99.0F));
+  vector.write_dense(std::span<V>(out), Reduction::sum, factor);
   std::vector<float> wide;
   for (const V& value : out) wide.push_back(static_cast<float>(value));
   return wide;
 }
 
 template <class V>
-auto bits_of(const SparseStream<V>& stream) {
-  auto out = samples::bits(std::vector<V>(stream.values().begin(), stream.values().end()));
-  out.insert(out.end(), stream.indices().begin(), stream.indices().end());
+auto bits_of(const SparseVector<V>& vector) {
+  auto out = samples::bits(std::vector<V>(vector.values().begin(), vector.values().end()));
+  out.insert(out.end(), vector.indices().begin(), vector.indices().end());
   return out;
 }
 
-TEST("a stream keeps what it is given, and a clone is apart from it") {
+TEST("a vector keeps what it is given, and a clone is apart from it") {
   const std::vector<std::uint32_t> indices{1, 4, 9};
   const std::vector<float> values{1.0F, -2.0F, 3.0F};
-  auto stream = SparseStream<float>::sparse(10, indices, values);
-  EXPECT_EQ(stream.dimension(), 10);
-  EXPECT_EQ(stream.nnz(), 3);
-  EXPECT(!stream.is_dense());
-  auto twin = stream.clone();
-  stream.scale(2.0F);
-  EXPECT_EQ(dense_of(stream), (std::vector<float>{0, 2, 0, 0, -4, 0, 0, 0, 0, 6}));
+  auto vector = SparseVector<float>::sparse(10, indices, values);
+  EXPECT_EQ(vector.dimension(), 10);
+  EXPECT_EQ(vector.nnz(), 3);
+  EXPECT(!vector.is_dense());
+  auto twin = vector.clone();
+  vector.scale(2.0F);
+  EXPECT_EQ(dense_of(vector), (std::vector<float>{0, 2, 0, 0, -4, 0, 0, 0, 0, 6}));
   EXPECT_EQ(dense_of(twin), (std::vector<float>{0, 1, 0, 0, -2, 0, 0, 0, 0, 3}));
   twin.to_dense();
   EXPECT(twin.is_dense() && twin.indices().empty());
   EXPECT_EQ(twin.nnz(), 10);
   EXPECT_EQ(dense_of(twin, 0.5F), (std::vector<float>{0, 0.5F, 0, 0, -1, 0, 0, 0, 0, 1.5F}));
-  const auto taken = stream.take_values();
+  const auto taken = vector.take_values();
   EXPECT_EQ(taken[2], 6.0F);
-  EXPECT_EQ(stream.take_indices()[2], 9);
+  EXPECT_EQ(vector.take_indices()[2], 9);
 }
 
-TEST("a borrowed dense stream reads the caller's memory, and copies it before any change") {
+TEST("a borrowed dense vector reads the caller's memory, and copies it before any change") {
   const std::vector<float> values{1, 0, 3};
-  const auto borrowed = [&] { return SparseStream<float>::borrow_dense(values); };
+  const auto borrowed = [&] { return SparseVector<float>::borrow_dense(values); };
   EXPECT(borrowed().is_dense() && borrowed().is_borrowed() && borrowed().values().data() == values.data());
   EXPECT_EQ(borrowed().nnz(), 3U);
-  SparseStream<float> scaled = borrowed();
+  SparseVector<float> scaled = borrowed();
   scaled.scale(2.0);
   EXPECT(!scaled.is_borrowed() && scaled.values()[2] == 6.0F);
-  const SparseStream<float> total = reduce(borrowed(), borrowed(), Reduction::sum, 2.0);
+  const SparseVector<float> total = reduce(borrowed(), borrowed(), Reduction::sum, 2.0);
   EXPECT(!total.is_borrowed() && total.values()[0] == 2.0F && total.values()[2] == 6.0F);
-  const SparseStream<float> apart = borrowed().clone();
+  const SparseVector<float> apart = borrowed().clone();
   EXPECT(apart.values().data() != values.data());
   const Array<float> taken = borrowed().take_values();
   EXPECT(taken.size() == 3 && taken.data() != values.data() && taken[2] == 3.0F);
-  SparseStream<float> moved = borrowed();
-  const SparseStream<float> to = std::move(moved);
+  SparseVector<float> moved = borrowed();
+  const SparseVector<float> to = std::move(moved);
   EXPECT(to.is_borrowed() && to.values().data() == values.data());
   EXPECT_EQ(values, (std::vector<float>{1, 0, 3}));
 }
 
-TEST("a stream without entries or without elements is a stream") {
-  const SparseStream<bf16> none(7);
+TEST("a vector without entries or without elements is a vector") {
+  const SparseVector<bf16> none(7);
   EXPECT_EQ(dense_of(none), std::vector<float>(7));
-  EXPECT_EQ(SparseStream<float>().dimension(), 0);
-  EXPECT(dense_of(SparseStream<float>::dense(std::span<const float>())).empty());
-  auto sum_of_nothing = reduce(SparseStream<float>(), SparseStream<float>(), Reduction::sum, 0.0);
+  EXPECT_EQ(SparseVector<float>().dimension(), 0);
+  EXPECT(dense_of(SparseVector<float>::dense(std::span<const float>())).empty());
+  auto sum_of_nothing = reduce(SparseVector<float>(), SparseVector<float>(), Reduction::sum, 0.0);
   EXPECT_EQ(sum_of_nothing.nnz(), 0);
 }
 
@@ -90,18 +90,18 @@ TEST("misuse is refused with the place and the value") {
   using Error = std::invalid_argument;
   using Indices = std::vector<std::uint32_t>;
   const auto make = [](std::uint64_t n, const Indices& indices, std::size_t count) {
-    return SparseStream<float>::sparse(n, indices, std::vector<float>(count));
+    return SparseVector<float>::sparse(n, indices, std::vector<float>(count));
   };
   EXPECT_THROWS(Error, "indices[2] = 4 is not above indices[1] = 7", make(10, {1, 7, 4}, 3));
   EXPECT_THROWS(Error, "indices[1] = 5 is not above indices[0] = 5", make(10, {5, 5}, 2));
   EXPECT_THROWS(Error, "indices[1] = 10 is out of range: the dimension is 10", make(10, {3, 10, 11}, 3));
   EXPECT_THROWS(Error, "there are 2 indices but 3 values", make(10, {3, 4}, 3));
   EXPECT_THROWS(Error, "dimension is 4294967296", make(std::uint64_t{1} << 32, {}, 0));
-  EXPECT_THROWS(Error, "dimension is 4294967296", SparseStream<bf16>(std::uint64_t{1} << 32));
+  EXPECT_THROWS(Error, "dimension is 4294967296", SparseVector<bf16>(std::uint64_t{1} << 32));
   EXPECT_EQ(make(0xffffffffU, {0xfffffffeU}, 1).nnz(), 1);
 
   std::vector<float> out(9);
-  EXPECT_THROWS(Error, "out has 9 elements but the stream's dimension is 10", make(10, {}, 0).write_dense(out));
+  EXPECT_THROWS(Error, "out has 9 elements but the vector's dimension is 10", make(10, {}, 0).write_dense(out));
   EXPECT_THROWS(Error, "dimension 10 and 11 cannot be reduced",
                 reduce(make(10, {}, 0), make(11, {}, 0), Reduction::sum, 1.0));
   EXPECT_THROWS(Error, "switch factor is -1", switch_entries(10, 4, 4, -1.0));
@@ -115,11 +115,11 @@ TEST("the switch comes where both forms take the same bytes") {
   EXPECT_EQ(switch_entries(900, 2, 4, 0.5), 150.0);
 }
 
-// What the vectors are without streams: an element that is absent is neutral.
+// What the vectors are without vectors: an element that is absent is neutral.
 template <class V>
-std::vector<V> elements_of(const SparseStream<V>& stream, Reduction reduction) {
-  std::vector<V> out(stream.dimension(), V(99.0F));
-  stream.write_dense(std::span<V>(out), reduction);
+std::vector<V> elements_of(const SparseVector<V>& vector, Reduction reduction) {
+  std::vector<V> out(vector.dimension(), V(99.0F));
+  vector.write_dense(std::span<V>(out), reduction);
   return out;
 }
 
@@ -131,12 +131,12 @@ std::vector<V> reduced(const std::vector<V>& a, const std::vector<V>& b, Reducti
   return out;
 }
 
-TEST("reductions of random streams are those of their dense forms, whatever form they have") {
+TEST("reductions of random vectors are those of their dense forms, whatever form they have") {
   std::mt19937 random(13);
   const auto check = [&]<class V>(V, Reduction reduction, std::uint64_t n, double density, double other, double delta,
                                   int dense) {
-    auto a = random_stream<V>(random, n, density);
-    auto b = random_stream<V>(random, n, other);
+    auto a = random_vector<V>(random, n, density);
+    auto b = random_vector<V>(random, n, other);
     if (dense & 1) a.to_dense(reduction);
     if (dense & 2) b.to_dense(reduction);
     const auto expected = reduced(elements_of(a, reduction), elements_of(b, reduction), reduction);
@@ -168,8 +168,8 @@ TEST("reductions of random streams are those of their dense forms, whatever form
   }
 }
 
-TEST("what no stream has is the reduction's neutral element in a dense result") {
-  const auto stream = SparseStream<float>::sparse(3, std::vector<std::uint32_t>{1}, std::vector<float>{-4.0F});
+TEST("what no vector has is the reduction's neutral element in a dense result") {
+  const auto vector = SparseVector<float>::sparse(3, std::vector<std::uint32_t>{1}, std::vector<float>{-4.0F});
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const auto& [reduction, absent] : std::vector<std::pair<Reduction, float>>{{Reduction::sum, 0.0F},
                                                                                   {Reduction::avg, 0.0F},
@@ -178,18 +178,18 @@ TEST("what no stream has is the reduction's neutral element in a dense result") 
                                                                                   {Reduction::max, -kInfinity},
                                                                                   {Reduction::max_abs, 0.0F}}) {
     const std::vector<float> expected{absent, -4.0F, absent};
-    EXPECT_EQ(samples::bits(elements_of(stream, reduction)), samples::bits(expected));
-    auto dense = stream.clone();
+    EXPECT_EQ(samples::bits(elements_of(vector, reduction)), samples::bits(expected));
+    auto dense = vector.clone();
     dense.to_dense(reduction);
     EXPECT_EQ(samples::bits(elements_of(dense, reduction)), samples::bits(expected));
-    const auto none = reduce(SparseStream<float>(3), SparseStream<float>(3), reduction, -1.0);
+    const auto none = reduce(SparseVector<float>(3), SparseVector<float>(3), reduction, -1.0);
     EXPECT_EQ(samples::bits(elements_of(none, reduction)), samples::bits(std::vector<float>(3, absent)));
   }
 }
 
 TEST("disjoint ranges are concatenated, and an index whose sum is zero stays") {
-  const auto low = SparseStream<float>::sparse(100, std::vector<std::uint32_t>{1, 2}, std::vector<float>{1, 2});
-  const auto high = SparseStream<float>::sparse(100, std::vector<std::uint32_t>{3, 99}, std::vector<float>{3, 4});
+  const auto low = SparseVector<float>::sparse(100, std::vector<std::uint32_t>{1, 2}, std::vector<float>{1, 2});
+  const auto high = SparseVector<float>::sparse(100, std::vector<std::uint32_t>{3, 99}, std::vector<float>{3, 4});
   for (const auto& total : {reduce(low.clone(), high.clone(), Reduction::sum, kNever),
                             reduce(high.clone(), low.clone(), Reduction::sum, kNever)}) {
     EXPECT_EQ(std::vector(total.indices().begin(), total.indices().end()), (std::vector<std::uint32_t>{1, 2, 3, 99}));
@@ -203,8 +203,8 @@ TEST("disjoint ranges are concatenated, and an index whose sum is zero stays") {
 TEST("a ∘ b and b ∘ a have equal bits, with NaNs, infinities and both zeros, in every form") {
   std::mt19937 random(14);
   const auto check = [&]<class V>(V, Reduction reduction, double density, double delta, int dense) {
-    auto a = random_stream<V>(random, 2000, density, false);
-    auto b = random_stream<V>(random, 2000, 0.2, false);
+    auto a = random_vector<V>(random, 2000, density, false);
+    auto b = random_vector<V>(random, 2000, 0.2, false);
     if (dense & 1) a.to_dense(reduction);
     if (dense & 2) b.to_dense(reduction);
     const auto left = reduce(a.clone(), b.clone(), reduction, delta);
@@ -226,14 +226,14 @@ TEST("a ∘ b and b ∘ a have equal bits, with NaNs, infinities and both zeros,
   }
 }
 
-TEST("a long sum of streams that switches on its way is exact on integers") {
+TEST("a long sum of vectors that switches on its way is exact on integers") {
   std::mt19937 random(15);
-  SparseStream<float> total(5000);
+  SparseVector<float> total(5000);
   std::vector<float> expected(5000);
   const double delta = switch_entries(5000, 4, 4);
   bool switched = false;
   for (int step = 0; step < 40; ++step) {
-    auto next = random_stream<float>(random, 5000, 0.03);
+    auto next = random_vector<float>(random, 5000, 0.03);
     const auto addend = dense_of(next);
     for (std::size_t i = 0; i < expected.size(); ++i) expected[i] += addend[i];
     total = reduce(std::move(total), std::move(next), Reduction::sum, delta);
@@ -244,15 +244,15 @@ TEST("a long sum of streams that switches on its way is exact on integers") {
   EXPECT_EQ(dense_of(total), expected);
 }
 
-TEST("slices of a stream make up the stream") {
+TEST("slices of a vector make up the vector") {
   std::mt19937 random(16);
   for (const bool dense : {false, true}) {
-    auto stream = random_stream<float>(random, 1000, 0.1);
-    if (dense) stream.to_dense();
+    auto vector = random_vector<float>(random, 1000, 0.1);
+    if (dense) vector.to_dense();
     std::vector<float> pieces;
     for (const auto& [begin, end] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
              {0, 0}, {0, 1}, {1, 333}, {333, 333}, {333, 1000}, {1000, 1000}}) {
-      const auto slice = stream.slice(begin, end);
+      const auto slice = vector.slice(begin, end);
       EXPECT_EQ(slice.dense, dense);
       EXPECT_EQ(slice.range, (IndexRange{begin, end}));
       for (const std::uint32_t index : slice.indices) EXPECT(index >= begin && index < end);
@@ -260,7 +260,7 @@ TEST("slices of a stream make up the stream") {
       write_dense(slice, std::span<float>(out));
       pieces.insert(pieces.end(), out.begin(), out.end());
     }
-    EXPECT_EQ(pieces, dense_of(stream));
+    EXPECT_EQ(pieces, dense_of(vector));
   }
 }
 

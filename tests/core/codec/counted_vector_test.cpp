@@ -1,4 +1,4 @@
-// Streams of counts: slices add up, sums have as many entries and messages as many bytes as real ones.
+// Vectors of counts: slices add up, sums have as many entries and messages as many bytes as real ones.
 #include "testing.hpp"
 
 #include <cmath>
@@ -17,8 +17,8 @@ namespace {
 
 using namespace telegrad;
 
-using Counted = SparseStream<CountedF32>;
-using View = StreamView<CountedF32>;
+using Counted = SparseVector<CountedF32>;
+using View = SparseView<CountedF32>;
 
 TEST("under SizeOnly a buffer claims its size and has a head; scopes nest") {
   constexpr std::size_t kHuge = std::size_t{1} << 50;
@@ -49,13 +49,13 @@ TEST("the slices of any partition hold as many entries as the whole, whatever th
     const std::uint64_t n = 1 + random.below(round % 2 == 0 ? 1000 : kDimensionMost);
     const std::uint64_t common = random.below(n / 2 + 1);
     const std::uint64_t own = random.below(n / 4 + 1);
-    const Counted stream = Counted::sparse(n, {.common = common, .own = own, .seed = random.next()});
-    EXPECT_EQ(stream.nnz(), common + own);
+    const Counted vector = Counted::sparse(n, {.common = common, .own = own, .seed = random.next()});
+    EXPECT_EQ(vector.nnz(), common + own);
     std::uint64_t common_sum = 0;
     std::uint64_t own_sum = 0;
     for (std::uint64_t begin = 0; begin < n;) {
       const std::uint64_t end = std::min(n, begin + 1 + random.below(n / 8 + 1));
-      const View slice = stream.slice(begin, end);
+      const View slice = vector.slice(begin, end);
       EXPECT(slice.nnz() <= end - begin);
       common_sum += slice.entries.common;
       own_sum += slice.entries.own;
@@ -69,9 +69,9 @@ TEST("the slices of any partition hold as many entries as the whole, whatever th
 TEST("few entries lie in other slices on every rank") {
   std::vector<int> entries_in(100);
   for (std::uint64_t rank = 0; rank < 1000; ++rank) {
-    const Counted stream = Counted::sparse(100'000, {.own = 3, .seed = mix(rank + 1)});
+    const Counted vector = Counted::sparse(100'000, {.own = 3, .seed = mix(rank + 1)});
     for (std::uint64_t slice = 0; slice < 100; ++slice) {
-      entries_in[slice] += static_cast<int>(stream.slice(slice * 1000, (slice + 1) * 1000).nnz());
+      entries_in[slice] += static_cast<int>(vector.slice(slice * 1000, (slice + 1) * 1000).nnz());
     }
   }
   for (const int entries : entries_in) EXPECT(entries > 10 && entries < 60);  // 30 are to be expected
@@ -93,7 +93,7 @@ TEST("more entries than elements are refused") {
 }
 
 // A real piece with as many entries at random places.
-SparseStream<float> random_piece(std::uint64_t n, const std::vector<std::uint32_t>& common, double density,
+SparseVector<float> random_piece(std::uint64_t n, const std::vector<std::uint32_t>& common, double density,
                                  Random& random) {
   std::vector<bool> is_common(n);
   for (const std::uint32_t index : common) is_common[index] = true;
@@ -101,7 +101,7 @@ SparseStream<float> random_piece(std::uint64_t n, const std::vector<std::uint32_
   for (std::uint32_t i = 0; i < n; ++i) {
     if (is_common[i] || random.uniform() < density) indices.push_back(i);
   }
-  return SparseStream<float>::sparse(n, indices, std::vector<float>(indices.size(), 1.0F));
+  return SparseVector<float>::sparse(n, indices, std::vector<float>(indices.size(), 1.0F));
 }
 
 TEST("the union of independent entries is as large as that of real ones at random places") {
@@ -111,14 +111,14 @@ TEST("the union of independent entries is as large as that of real ones at rando
     for (const std::size_t common_count : {std::size_t{0}, std::size_t{5000}}) {
       std::vector<std::uint32_t> common;
       for (std::uint32_t i = 0; i < common_count; ++i) common.push_back(i * 17);
-      std::vector<SparseStream<float>> streams;
-      std::vector<StreamView<float>> real;
+      std::vector<SparseVector<float>> vectors;
+      std::vector<SparseView<float>> real;
       std::vector<View> counted;
       for (int piece = 0; piece < 6; ++piece) {
-        streams.push_back(random_piece(kN, common, density * (1 + piece % 2), random));
-        counted.push_back({{0, kN}, false, {.common = common_count, .own = streams.back().nnz() - common_count}});
+        vectors.push_back(random_piece(kN, common, density * (1 + piece % 2), random));
+        counted.push_back({{0, kN}, false, {.common = common_count, .own = vectors.back().nnz() - common_count}});
       }
-      for (const auto& stream : streams) real.push_back(stream.view());
+      for (const auto& vector : vectors) real.push_back(vector.view());
       const auto expected = static_cast<double>(reduce_slices<float>(real, Reduction::sum, kN).view().nnz());
       const auto found = static_cast<double>(reduce_slices<CountedF32>(counted, Reduction::sum, kN).view().nnz());
       EXPECT_NEAR(found / expected, 1.0, 0.02);
@@ -154,21 +154,21 @@ TEST("dense where a piece is, or beyond δ, as real slices are") {
   EXPECT(is_dense({sparse}, 19.0));
   EXPECT(is_dense({sparse, sparse}, 30.0));  // 36 entries are to be expected
   const OwnedSlice<CountedF32> whole{range, false, {.own = 20}};
-  EXPECT_EQ(whole_stream<CountedF32>(whole, Reduction::sum, 20.0).nnz(), 20);
-  EXPECT_EQ(whole_stream<CountedF32>(whole, Reduction::sum, 19.0).nnz(), 100);
+  EXPECT_EQ(whole_vector<CountedF32>(whole, Reduction::sum, 20.0).nnz(), 20);
+  EXPECT_EQ(whole_vector<CountedF32>(whole, Reduction::sum, 19.0).nnz(), 100);
 }
 
 TEST("messages are as long as real ones, and read back what was written") {
   Random random(5);
   for (const std::uint64_t n : {1UL, 7UL, 1000UL, 70'000UL, 1'000'000UL}) {
     for (const double density : {0.0, 0.001, 0.03, 0.6, 1.0}) {
-      const SparseStream<float> stream = random_piece(n, {}, density, random);
-      const std::uint64_t common = stream.nnz() / 3;
-      const View counted{{0, n}, false, {.common = common, .own = stream.nnz() - common}};
-      const std::size_t dense_bytes = encoded_size(SparseStream<float>::dense(std::vector<float>(n)).view());
+      const SparseVector<float> vector = random_piece(n, {}, density, random);
+      const std::uint64_t common = vector.nnz() / 3;
+      const View counted{{0, n}, false, {.common = common, .own = vector.nnz() - common}};
+      const std::size_t dense_bytes = encoded_size(SparseVector<float>::dense(std::vector<float>(n)).view());
       const SizeOnly size_only;
       const Buffer message = encode(counted);
-      EXPECT_EQ(message.size(), encoded_size(stream.view()));
+      EXPECT_EQ(message.size(), encoded_size(vector.view()));
       const auto decoded = decode<CountedF32>(message.bytes(), {0, n});
       REQUIRE(decoded.ok());
       EXPECT_EQ(decoded.view().entries.common, common);
@@ -201,17 +201,17 @@ TEST("messages with packed indices are as long as real ones of random indices, w
   constexpr WireFormat kPacked{.indices = IndexFormat::packed};
   for (const std::uint64_t n : {1UL, 7UL, 300'000UL, 1'000'000UL}) {
     for (const double density : {0.0, 0.01, 0.1, 0.6, 1.0}) {
-      const SparseStream<float> stream = random_piece(n, {}, density, random);
-      const View counted{{0, n}, false, {.common = 0, .own = stream.nnz()}};
+      const SparseVector<float> vector = random_piece(n, {}, density, random);
+      const View counted{{0, n}, false, {.common = 0, .own = vector.nnz()}};
       const std::size_t size = encoded_size(counted, kPacked);
-      const auto real = static_cast<double>(encoded_size(stream.view(), kPacked));
+      const auto real = static_cast<double>(encoded_size(vector.view(), kPacked));
       EXPECT(std::abs(static_cast<double>(size) / real - 1) < 0.01);
       const SizeOnly size_only;
       const Buffer message = encode(counted, kPacked);
       EXPECT_EQ(message.size(), size);
       const auto decoded = decode<CountedF32>(message.bytes(), {0, n});
       REQUIRE(decoded.ok());
-      EXPECT_EQ(decoded.view().nnz(), stream.nnz());
+      EXPECT_EQ(decoded.view().nnz(), vector.nnz());
     }
   }
 }
@@ -268,7 +268,7 @@ TEST("entries that are the same on all ranks take exactly the times and bytes of
             indices.push_back(static_cast<std::uint32_t>((2 * i + 1) * n / (2 * count)));
           }
           const Seen real = run<float>(size, factor, false, [&] {
-            return SparseStream<float>::sparse(n, indices, std::vector<float>(count, 1.0F));
+            return SparseVector<float>::sparse(n, indices, std::vector<float>(count, 1.0F));
           });
           const Seen counted =
               run<CountedF32>(size, factor, true, [&] { return Counted::sparse(n, {.common = count}); });

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "bindings/dense_array.hpp"
-#include "bindings/device_short_way.hpp"
+#include "bindings/device_fast_path.hpp"
+#include "bindings/fast_path.hpp"
 #include "bindings/names.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/python_type.hpp"
-#include "bindings/short_way.hpp"
 #include "bindings/work.hpp"
 #include "progress/communicator.hpp"
 
@@ -24,7 +24,7 @@ struct Spelling {
   PyObject* let_go = interned("_let_go");
   PyObject* block = interned("_block");
   PyObject* abandoned = interned("_abandoned");
-  PyObject* device_short_way = interned("_device_short_way");
+  PyObject* device_fast_path = interned("_device_short_way");
   PyObject* sum = interned("sum");
   PyObject* begin_shortly = interned("_begin_shortly");
   PyObject* all_reduce = interned("all_reduce");
@@ -86,12 +86,12 @@ nb::object waited_for(const Arguments& arguments, Communicator& communicator, nb
   throw error;
 }
 
-// Null where no device has a short way by now, or not for such a call.
+// Null where no device has a fast path by now, or not for such a call.
 nb::object on_device(const Arguments& arguments, nb::handle held, bool waits) {
-  static auto* const type = reinterpret_cast<PyTypeObject*>(nb::type<DeviceShortWay>().inc_ref().ptr());
-  const nb::object way = attribute(arguments.self, known().device_short_way);
-  if (Py_TYPE(way.ptr()) != type) return {};
-  auto& found = *nb::inst_ptr<DeviceShortWay>(way);
+  static auto* const type = reinterpret_cast<PyTypeObject*>(nb::type<DeviceFastPath>().inc_ref().ptr());
+  const nb::object path = attribute(arguments.self, known().device_fast_path);
+  if (Py_TYPE(path.ptr()) != type) return {};
+  auto& found = *nb::inst_ptr<DeviceFastPath>(path);
   if (waits) {
     const auto communicator = nb::cast<std::shared_ptr<Communicator>>(held);
     const bool is_there = found.all_reduce(arguments.self, communicator, arguments.x, arguments.op, false) != nullptr;

@@ -11,13 +11,13 @@
 
 namespace telegrad {
 
-class ReadMemory {
+class HugePages {
  public:
   /// `enabled`: false does nothing at all.
-  explicit ReadMemory(bool enabled) : enabled_(enabled) {}
+  explicit HugePages(bool enabled) : enabled_(enabled) {}
 
-  /// `bytes` leave to be read where they lie.
-  void leaves(ConstBytes bytes);
+  /// Before another process reads `bytes` where they lie.
+  void will_be_read(ConstBytes bytes);
 
   static constexpr std::size_t kBlockBytes = std::size_t{2} << 20;  // a huge page
   static constexpr std::uint64_t kReadBefore = 3;                   // times: by then it is memory that stays

@@ -1,5 +1,5 @@
 #pragma once
-// SparseStream: a vector held as sorted entries or, where those would take more bytes, densely (SparCML §5.1).
+// SparseVector: a vector held as sorted entries or, where those would take more bytes, densely (SparCML §5.1).
 
 #include <concepts>
 #include <cstdint>
@@ -11,35 +11,35 @@
 
 namespace telegrad::api {
 
-/// What a stream can hold.
+/// What a vector can hold.
 template <class V>
-concept StreamValue =
+concept SparseValue =
     std::same_as<V, float> || std::same_as<V, double> || std::same_as<V, bf16> || std::same_as<V, f16>;
 
 namespace detail {
 template <class V>
-struct Held;  // the library's own stream
+struct Held;  // the library's own vector
 }
 
 /// `n` elements of V (float, double, bf16 or f16), of which some are there as entries; the others are the neutral
-/// element of the reduction that the stream is for, zero in sums. It does not change, so copies share their memory.
-template <StreamValue V>
-class SparseStream {
+/// element of the reduction that the vector is for, zero in sums. It does not change, so copies share their memory.
+template <SparseValue V>
+class SparseVector {
  public:
   /// Copies. `indices`: strictly increasing and below n, which is at most 2^32 - 1; as many values. Throws
   /// std::invalid_argument.
-  SparseStream(std::uint64_t n, std::span<const std::uint32_t> indices, std::span<const V> values);
-  SparseStream(std::uint64_t n, std::initializer_list<std::uint32_t> indices, std::initializer_list<V> values);
+  SparseVector(std::uint64_t n, std::span<const std::uint32_t> indices, std::span<const V> values);
+  SparseVector(std::uint64_t n, std::initializer_list<std::uint32_t> indices, std::initializer_list<V> values);
   /// Of all elements. Copies.
-  static SparseStream dense(std::span<const V> values);
-  SparseStream(const SparseStream&) = default;
-  SparseStream& operator=(const SparseStream&) = default;
+  static SparseVector dense(std::span<const V> values);
+  SparseVector(const SparseVector&) = default;
+  SparseVector& operator=(const SparseVector&) = default;
   /// What is left behind can be assigned to and destroyed; whatever else throws std::invalid_argument.
-  SparseStream(SparseStream&&) noexcept = default;
-  SparseStream& operator=(SparseStream&&) noexcept = default;
-  ~SparseStream() = default;
+  SparseVector(SparseVector&&) noexcept = default;
+  SparseVector& operator=(SparseVector&&) noexcept = default;
+  ~SparseVector() = default;
   /// For the library's own use.
-  explicit SparseStream(std::shared_ptr<detail::Held<V>> held);
+  explicit SparseVector(std::shared_ptr<detail::Held<V>> held);
 
   std::uint64_t n() const;
   /// Whether values() are all elements, and indices() empty.
@@ -59,9 +59,9 @@ class SparseStream {
   std::shared_ptr<detail::Held<V>> held_;  // null: moved from
 };
 
-extern template class SparseStream<float>;
-extern template class SparseStream<double>;
-extern template class SparseStream<bf16>;
-extern template class SparseStream<f16>;
+extern template class SparseVector<float>;
+extern template class SparseVector<double>;
+extern template class SparseVector<bf16>;
+extern template class SparseVector<f16>;
 
 }  // namespace telegrad::api
