@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/sparse/balance.hpp"
 #include "collectives/sparse/balanced_slices.hpp"
 #include "session/reductions.hpp"
 #include "sparse_samples.hpp"
