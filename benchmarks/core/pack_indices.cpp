@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/random.hpp"
+#include "codec/pack_indices.hpp"
+#include "codec/wire.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/pack_indices.hpp"
-#include "sparse/wire.hpp"
 #include "stopwatch.hpp"
 
 namespace {
@@ -143,7 +143,7 @@ void measure_messages(const Set& set) {
   for (std::size_t i = 0; i < set.indices.size(); ++i) {
     values.push_back(static_cast<float>(1e-3 * std::pow(1 - random.uniform(), -1.0 / 3)));
   }
-  const auto stream = SparseStream<float>::sparse(std::uint64_t{set.indices.back()} + 1, set.indices, values);
+  const auto vector = SparseVector<float>::sparse(std::uint64_t{set.indices.back()} + 1, set.indices, values);
   const auto entries = static_cast<double>(set.indices.size());
   std::array<double, kFormats.size()> encode_s, decode_s, bytes;
   encode_s.fill(std::numeric_limits<double>::infinity());
@@ -152,10 +152,10 @@ void measure_messages(const Set& set) {
     for (std::size_t format = 0; format < kFormats.size(); ++format) {
       Buffer message;
       encode_s[format] = std::min(encode_s[format], seconds([&] {
-        message = encode(stream.view(), kFormats[format].wire);
+        message = encode(vector.view(), kFormats[format].wire);
       }));
       decode_s[format] = std::min(decode_s[format], seconds([&] {
-        TELEGRAD_CHECK(decode<float>(message.bytes(), stream.view().range).ok());
+        TELEGRAD_CHECK(decode<float>(message.bytes(), vector.view().range).ok());
       }));
       bytes[format] = static_cast<double>(message.size());
     }

@@ -15,8 +15,8 @@
 
 #include "base/random.hpp"
 #include "base/types.hpp"
+#include "codec/pack_values.hpp"
 #include "kernels/dispatch.hpp"
-#include "kernels/pack_values.hpp"
 #include "stopwatch.hpp"
 
 namespace {

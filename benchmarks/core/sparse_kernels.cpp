@@ -1,4 +1,4 @@
-// How fast the kernels of sparse streams are, beside a copy: ns per item, and the bytes that a kernel must move per
+// How fast the kernels of sparse vectors are, beside a copy: ns per item, and the bytes that a kernel must move per
 // second as a fraction of those that memcpy moves.
 //
 //   build/core/benchmark_sparse_kernels [elements, default 16 Mi] [rounds, default 15]

@@ -20,13 +20,13 @@ std::span<T> memory(std::uintptr_t address, std::size_t count) {
 }
 
 void bind_communicator(nb::module_& module);
-void bind_device_short_way(nb::module_& module);
+void bind_device_fast_path(nb::module_& module);
 void bind_explorer(nb::module_& module);
 void bind_kernels(nb::module_& module);
 void bind_linear(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_selection(nb::module_& module);
-void bind_short_way(nb::module_& module);
+void bind_fast_path(nb::module_& module);
 void bind_simulation(nb::module_& module);
 void bind_sparse_reduction(nb::module_& module);
 void bind_tensors(nb::module_& module);

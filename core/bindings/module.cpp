@@ -36,13 +36,13 @@ NB_MODULE(_core, module) {
 
   bind_sparse_reduction(module);
   bind_communicator(module);
-  bind_device_short_way(module);
+  bind_device_fast_path(module);
   bind_kernels(module);
   bind_linear(module);
   bind_explorer(module);
   bind_measure(module);
   bind_selection(module);
-  bind_short_way(module);
+  bind_fast_path(module);
   bind_simulation(module);
   bind_tensors(module);
   bind_topk_state(module);

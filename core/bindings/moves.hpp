@@ -42,7 +42,7 @@ void bind_moves(nb::class_<Self>& type) {
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
              DType dtype, const SparseReduction& how, bool caller_waits) {
             return on_entry_type(dtype, [&]<class V>(V) {
-              return begin(self, make_all_gather(stream_of<V>(indices, values, nnz, n), how), caller_waits);
+              return begin(self, make_all_gather(vector_of<V>(indices, values, nnz, n), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), blocking)

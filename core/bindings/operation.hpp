@@ -16,7 +16,7 @@
 
 #include "bindings/binding.hpp"
 #include "bindings/unlocked.hpp"
-#include "collectives/sparse_open.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "kernels/marks.hpp"
 #include "progress/completion_queue.hpp"
 #include "progress/engine.hpp"
@@ -64,13 +64,13 @@ nb::object owned_array(Array<V> array) {
 
 // (indices or None when dense, values); bf16 values as their 16 bits.
 template <class V>
-nb::object stream_as_arrays(SparseStream<V> stream) {
-  if (stream.is_dense()) return nb::make_tuple(nb::none(), owned_array(stream.take_values()));
-  nb::object indices = owned_array(stream.take_indices());
-  return nb::make_tuple(std::move(indices), owned_array(stream.take_values()));
+nb::object vector_as_arrays(SparseVector<V> vector) {
+  if (vector.is_dense()) return nb::make_tuple(nb::none(), owned_array(vector.take_values()));
+  nb::object indices = owned_array(vector.take_indices());
+  return nb::make_tuple(std::move(indices), owned_array(vector.take_values()));
 }
 
-// Calls body(V{}) for the type of a stream's values.
+// Calls body(V{}) for the type of a vector's values.
 template <class Body>
 auto on_entry_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -78,25 +78,25 @@ auto on_entry_type(DType dtype, const Body& body) {
     case DType::f64: return body(double{});
     case DType::bf16: return body(bf16{});
     case DType::f16: return body(f16{});
-    default: throw nb::value_error("the values of a stream are f32, f64, bf16 or f16");
+    default: throw nb::value_error("the values of a sparse vector are f32, f64, bf16 or f16");
   }
 }
 
 // Dense, of `n` values, where there are no indices: those are read where they lie, and Python keeps them until the
 // request is done. Entries are copied: once checked, their indices must not change.
 template <class V>
-SparseStream<V> stream_of(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n) {
+SparseVector<V> vector_of(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n) {
   const std::span<const V> held = memory<const V>(values, nnz);
-  if (indices == 0 && nnz == n) return SparseStream<V>::borrow_dense(held);
-  return SparseStream<V>::sparse(n, memory<const std::uint32_t>(indices, nnz), held);
+  if (indices == 0 && nnz == n) return SparseVector<V>::borrow_dense(held);
+  return SparseVector<V>::sparse(n, memory<const std::uint32_t>(indices, nnz), held);
 }
 
 // For a sum, which may hold it densely, or read its entries where they lie and check them as it does: Python keeps them too.
 // `marks`: of the indices, or 0.
 template <class V>
-SparseStream<V> addend_at(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uintptr_t marks,
+SparseVector<V> addend_at(std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uintptr_t marks,
                           std::uint64_t n, const SparseReduction& how) {
-  if (indices == 0) return stream_of<V>(indices, values, nnz, n);
+  if (indices == 0) return vector_of<V>(indices, values, nnz, n);
   const auto held = memory<const std::uint64_t>(marks, marks == 0 ? 0 : kernels::mark_words(n));
   return addend_of<V>(n, memory<const std::uint32_t>(indices, nnz), memory<const V>(values, nnz), how, held);
 }
@@ -112,14 +112,14 @@ class Operation {
       : wait_(std::move(wait)), request_(std::move(request)), other_(std::move(other)) {}
   template <class V>
   Operation(Wait wait, SparseSum<V> sum) : Operation(std::move(wait), std::move(sum.request)) {
-    take_result_ = [result = std::move(sum.result)] { return stream_as_arrays(std::move(**result)); };
+    take_result_ = [result = std::move(sum.result)] { return vector_as_arrays(std::move(**result)); };
   }
   template <class V>
-  Operation(Wait wait, GatheredStreams<V> gathered) : Operation(std::move(wait), std::move(gathered.request)) {
+  Operation(Wait wait, GatheredVectors<V> gathered) : Operation(std::move(wait), std::move(gathered.request)) {
     take_result_ = [result = std::move(gathered.result)] {
-      nb::list streams;
-      for (SparseStream<V>& stream : **result) streams.append(stream_as_arrays(std::move(stream)));
-      return nb::object(std::move(streams));
+      nb::list vectors;
+      for (SparseVector<V>& vector : **result) vectors.append(vector_as_arrays(std::move(vector)));
+      return nb::object(std::move(vectors));
     };
   }
   template <class V, class State>
@@ -129,8 +129,8 @@ class Operation {
       nb::object report =
           nb::make_tuple(2 * traffic.entries_sent, 2 * traffic.entries_received, traffic.control_bytes_sent / 4,
                          traffic.control_bytes_received / 4, local_most, selected, overflow, cut, exact, balanced);
-      nb::object largest = stream_as_arrays(std::move((**result).sum));
-      nb::object left = stream_as_arrays(std::move((**result).left));
+      nb::object largest = vector_as_arrays(std::move((**result).sum));
+      nb::object left = vector_as_arrays(std::move((**result).left));
       return nb::object(nb::make_tuple(std::move(largest), std::move(left), std::move(report)));
     };
   }

@@ -2,19 +2,64 @@
 // The methods that begin an operation which reduces.
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "bindings/allreduce_table.hpp"
+#include "bindings/binding.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/tensors.hpp"
 #include "bindings/topk_state.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/choice.hpp"
 #include "session/reductions.hpp"
 
 namespace telegrad::bindings {
+
+/// What chooses the algorithms of sums, as Python gives it to a communicator: the table of dense ones, and the network's
+/// costs for sparse ones. `Self` has size(), allreduce_table(), use(table, costs, node_costs) and use_nodes(labels).
+template <class Self>
+void bind_allreduce_table(nb::class_<Self>& type) {
+  type.def(
+          "use_allreduce_table",
+          [](Self& self, const std::vector<std::pair<std::size_t, Algorithm>>& choices,
+             const std::optional<NetworkCosts>& costs, const std::optional<NetworkCosts>& inside,
+             std::optional<double> beta_alone_s_per_byte) {
+            std::vector<AllreduceChoice> rows;
+            for (const auto& [from_bytes, algorithm] : choices) rows.push_back({from_bytes, algorithm});
+            try {
+              std::optional<NodeCosts> node_costs;
+              if (inside) node_costs = NodeCosts{.inside = *inside, .beta_alone_s_per_byte = beta_alone_s_per_byte};
+              self.use(choices.empty() ? AllreduceTable(self.size()) : AllreduceTable(self.size(), std::move(rows)), costs,
+                       node_costs);
+            } catch (const std::invalid_argument& error) {
+              throw nb::value_error(error.what());
+            }
+          },
+          nb::arg("choices"), nb::arg("costs").none() = nb::none(), nb::arg("inside").none() = nb::none(),
+          nb::arg("beta_alone_s_per_byte").none() = nb::none())
+      .def(
+          "use_nodes",
+          [](Self& self, const std::vector<std::uint32_t>& labels) {
+            if (labels.size() != self.size()) {
+              throw nb::value_error(("there are " + std::to_string(labels.size()) + " labels for " +
+                                     std::to_string(self.size()) + " ranks: give one for each")
+                                        .c_str());
+            }
+            self.use_nodes(labels);
+          },
+          nb::arg("labels"))
+      .def(
+          "choose_allreduce", [](const Self& self, std::size_t bytes) { return self.allreduce_table().choose(bytes); },
+          nb::arg("bytes"));
+}
 
 /// Which algorithm it is follows from the state, a KeptTopkState.
 template <class Kept, class Self>
@@ -25,7 +70,7 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
          std::uint64_t n, DType dtype, const SparseReduction& how, Kept& state, bool caller_waits) {
         if (state.in_use()) throw nb::value_error("the state is in use");
         return on_entry_type(dtype, [&]<class V>(V) {
-          const auto sum = make_all_reduce_topk(stream_of<V>(indices, values, nnz, n), state.settings(), state.state(),
+          const auto sum = make_all_reduce_topk(vector_of<V>(indices, values, nnz, n), state.settings(), state.state(),
                                                 how.reduction, how.wire, how.residual);
           Operation begun = begin(self, sum, caller_waits);
           state.follow(sum);
@@ -128,8 +173,8 @@ void bind_reductions(nb::class_<Self>& type) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             return on_entry_type(dtype, [&]<class V>(V) {
-              SparseStream<V> stream = addend_at<V>(indices, values, nnz, marks, n, how);
-              return begin(self, make_all_reduce_into(std::move(stream), memory<V>(output, n), how), caller_waits);
+              SparseVector<V> vector = addend_at<V>(indices, values, nnz, marks, n, how);
+              return begin(self, make_all_reduce_into(std::move(vector), memory<V>(output, n), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("marks"), nb::arg("n"), nb::arg("dtype"),
@@ -172,8 +217,8 @@ void bind_reductions(nb::class_<Self>& type) {
              bool caller_waits) {
             Partition slices = counts ? Partition(std::span(*counts)) : Partition(n, self->size());
             return on_entry_type(dtype, [&]<class V>(V) {
-              SparseStream<V> stream = stream_of<V>(indices, values, nnz, n);
-              return begin(self, make_reduce_scatter(std::move(stream), std::move(slices), how), caller_waits);
+              SparseVector<V> vector = vector_of<V>(indices, values, nnz, n);
+              return begin(self, make_reduce_scatter(std::move(vector), std::move(slices), how), caller_waits);
             });
           },
           nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("counts").none(),

@@ -97,10 +97,10 @@ void bind_selection(nb::module_& module) {
   module.def(
       "accumulate_random",
       [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, std::size_t k, std::uint64_t seed,
-         std::uint32_t call, std::uint32_t rank, std::uint32_t stream, std::uintptr_t indices, std::uintptr_t values,
+         std::uint32_t call, std::uint32_t rank, std::uint32_t vector, std::uintptr_t indices, std::uintptr_t values,
          std::uint32_t index_offset) {
         const Arrays in(residual, gradient, n);
-        return as_tuple(kernels::accumulate_random(in.residual, in.gradient, {seed, call, rank, stream}, index_offset,
+        return as_tuple(kernels::accumulate_random(in.residual, in.gradient, {seed, call, rank, vector}, index_offset,
                                                    entries(indices, values, k)));
       },
       nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("k"), nb::arg("seed"), nb::arg("call"),

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "collectives/choice.hpp"
-#include "collectives/sparse_cost.hpp"
-#include "collectives/sparse_messages.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/cost.hpp"
+#include "collectives/sparse/messages.hpp"
 
 #include "bindings/binding.hpp"
 

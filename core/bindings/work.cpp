@@ -6,10 +6,10 @@
 
 #include <cstddef>
 
+#include "bindings/fast_path.hpp"
 #include "bindings/names.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/python_type.hpp"
-#include "bindings/short_way.hpp"
 
 namespace telegrad::bindings {
 namespace {

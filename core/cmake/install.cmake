@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/telegrad)
-set(public_headers communicator errors stream telegrad work)
+set(public_headers communicator errors sparse_vector telegrad work)
 
 # Installs a component: its targets, as telegrad::NAME …
 function(telegrad_component component)
@@ -31,7 +31,7 @@ if(TARGET telegrad_mpi)
   telegrad_component(mpi telegrad_mpi)
 endif()
 
-list(TRANSFORM public_headers PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/telegrad/")
+list(TRANSFORM public_headers PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/api/telegrad/")
 list(TRANSFORM public_headers APPEND ".hpp")
 install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/telegrad)
 # Public headers say "base/types.hpp", which a compiler looks for beside them first.

@@ -12,11 +12,11 @@
 #include <span>
 #include <vector>
 
-#include "base/check.hpp"
 #include "fuzz/sparse_wire.hpp"
+#include "base/check.hpp"
+#include "codec/known_values.hpp"
+#include "codec/wire.hpp"
 #include "kernels/dispatch.hpp"
-#include "sparse/known_values.hpp"
-#include "sparse/wire.hpp"
 
 namespace telegrad::fuzz {
 namespace {
@@ -34,15 +34,15 @@ class Message {
 };
 
 template <class V>
-bool same(const StreamView<V>& a, const StreamView<V>& b) {
+bool same(const SparseView<V>& a, const SparseView<V>& b) {
   return a.range == b.range && a.dense == b.dense && std::ranges::equal(a.indices, b.indices) &&
          a.values.size() == b.values.size() &&
          (a.values.empty() || std::memcmp(a.values.data(), b.values.data(), a.values.size_bytes()) == 0);
 }
 
-// What has been accepted lies in its range in order, and is the same stream in every format.
+// What has been accepted lies in its range in order, and is the same vector in every format.
 template <class V>
-void check_sound(const StreamView<V>& view) {
+void check_sound(const SparseView<V>& view) {
   for (std::size_t i = 0; i < view.indices.size(); ++i) {
     TELEGRAD_CHECK(view.indices[i] >= (i == 0 ? view.range.begin : std::uint64_t{view.indices[i - 1]} + 1));
     TELEGRAD_CHECK(view.indices[i] < view.range.end);
@@ -60,7 +60,7 @@ void check_sound(const StreamView<V>& view) {
 template <class V>
 struct Given {
   Given(ConstBytes message, IndexRange range, std::size_t every) {
-    StreamHeader header;
+    VectorHeader header;
     if (!read_indices_header(message, dtype_of<V>, range, header).empty()) return;
     const Array<std::uint32_t> all(header.nnz);
     if (!read_indices(message, header, range, all.span()).empty()) return;
@@ -122,7 +122,7 @@ bool read_sparse_message(ConstBytes input) {
   const auto padded = [](std::size_t bytes) { return (bytes + 7) / 8 * 8; };
   const auto nnz = std::min<std::uint64_t>(recipe.nnz, std::min<std::uint64_t>(range.size(), 8192));
   const bool of_values = mode == 4;
-  StreamHeader header{.dtype = dtype,
+  VectorHeader header{.dtype = dtype,
                       .index_format = of_values ? IndexFormat::raw32 : static_cast<IndexFormat>(mode),
                       .begin = static_cast<std::uint32_t>(range.begin),
                       .end = static_cast<std::uint32_t>(range.end),

@@ -23,7 +23,7 @@ struct Recipe {
 static_assert(sizeof(Recipe) == 16);
 
 /// Reads `input` as a message at every SIMD level: whether it was accepted. CHECKs that all agree, and that what is
-/// accepted is a sound stream that every format carries unchanged.
+/// accepted is a sound vector that every format carries unchanged.
 bool read_sparse_message(ConstBytes input);
 
 }  // namespace telegrad::fuzz

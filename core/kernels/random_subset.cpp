@@ -31,7 +31,7 @@ class Positions {
   Positions(const Draw& draw, std::uint64_t size, DrawFunction* words)
       : size_(size),
         draw_words_(words),
-        counter_{0, draw.call, draw.rank, draw.stream},
+        counter_{0, draw.call, draw.rank, draw.vector},
         key_{static_cast<std::uint32_t>(draw.seed), static_cast<std::uint32_t>(draw.seed >> 32)} {}
 
   std::uint64_t next() {

@@ -14,7 +14,7 @@ struct Draw {
   std::uint64_t seed;
   std::uint32_t call;
   std::uint32_t rank;
-  std::uint32_t stream;  // such as a parameter
+  std::uint32_t vector;  // such as a parameter
 };
 
 /// indices.size() different indices below `size`, ascending; every set of so many is equally likely (to 2^-32). `size`

@@ -12,7 +12,7 @@
 
 namespace telegrad::linear {
 
-/// One more than the largest index, from 0, that a sparse stream can hold.
+/// One more than the largest index, from 0, that a sparse vector can hold.
 inline constexpr std::uint64_t kMostFeatures = 0xffffffffU;
 
 struct TextRange {

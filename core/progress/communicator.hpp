@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "base/types.hpp"
-#include "collectives/choice.hpp"
-#include "collectives/nodes.hpp"
-#include "collectives/sparse_choice.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/choice.hpp"
+#include "collectives/support/nodes.hpp"
 #include "progress/engine.hpp"
 #include "progress/trace.hpp"
 #include "session/request.hpp"
@@ -43,7 +43,7 @@ class Communicator {
 
   /// What chooses where a call names no algorithm; at first the built-in table.
   const AllreduceTable& allreduce_table() const { return allreduce_table_; }
-  /// The same for sums of sparse streams: give it to each of them.
+  /// The same for sums of sparse vectors: give it to each of them.
   const std::shared_ptr<SparseChoice>& sparse_choice() const { return sparse_choice_; }
   /// All ranks do so between the same operations, with the same table for their number, and the same costs of the
   /// network and of nodes, if they were measured; nobody submits meanwhile.

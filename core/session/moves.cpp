@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/all_to_all.hpp"
-#include "collectives/allgather.hpp"
-#include "collectives/allgather_sparse.hpp"
-#include "collectives/barrier.hpp"
-#include "collectives/broadcast.hpp"
-#include "collectives/gather.hpp"
-#include "collectives/scatter.hpp"
-#include "sparse/counted.hpp"
+#include "codec/counted.hpp"
+#include "collectives/dense/all_to_all.hpp"
+#include "collectives/dense/allgather.hpp"
+#include "collectives/dense/barrier.hpp"
+#include "collectives/dense/broadcast.hpp"
+#include "collectives/dense/gather.hpp"
+#include "collectives/dense/scatter.hpp"
+#include "collectives/sparse/allgather.hpp"
 
 namespace telegrad {
 namespace {
@@ -22,8 +22,8 @@ std::uint64_t count_of(const Partition& blocks, DType dtype) {
 }
 
 template <class V>
-Task<void> gather_streams(Transport& net, SparseStream<V> mine, SparseReduction how,
-                          std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> result) {
+Task<void> gather_vectors(Transport& net, SparseVector<V> mine, SparseReduction how,
+                          std::shared_ptr<std::optional<std::vector<SparseVector<V>>>> result) {
   how.wire.key.rank = net.rank();
   result->emplace(co_await allgather_sparse(net, std::move(mine), how));
 }
@@ -88,19 +88,19 @@ RequestPtr make_barrier() {
 }
 
 template <class V>
-GatheredStreams<V> make_all_gather(SparseStream<V> stream, const SparseReduction& how) {
+GatheredVectors<V> make_all_gather(SparseVector<V> vector, const SparseReduction& how) {
   const Call call{.operation = Operation::sparse_allgather,
                   .dtype = dtype_of<V>,
-                  .count = stream.dimension(),
+                  .count = vector.dimension(),
                   .wire = how.wire.values};
-  auto result = std::make_shared<std::optional<std::vector<SparseStream<V>>>>();
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  auto result = std::make_shared<std::optional<std::vector<SparseVector<V>>>>();
+  auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
   return {std::make_shared<Request>(
-              call, [=](Transport& net) { return gather_streams(net, std::move(*mine), how, result); }),
+              call, [=](Transport& net) { return gather_vectors(net, std::move(*mine), how, result); }),
           result};
 }
 
-#define TELEGRAD_INSTANTIATE(V) template GatheredStreams<V> make_all_gather(SparseStream<V>, const SparseReduction&);
+#define TELEGRAD_INSTANTIATE(V) template GatheredVectors<V> make_all_gather(SparseVector<V>, const SparseReduction&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 TELEGRAD_INSTANTIATE(CountedF32)
 #undef TELEGRAD_INSTANTIATE

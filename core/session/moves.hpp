@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "base/types.hpp"
-#include "collectives/partition.hpp"
-#include "collectives/sparse_messages.hpp"
+#include "codec/sparse_vector.hpp"
+#include "collectives/sparse/messages.hpp"
+#include "collectives/support/partition.hpp"
 #include "session/request.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad {
 
@@ -29,13 +29,13 @@ RequestPtr make_broadcast(Rank size, DType dtype, Bytes data, Rank root);
 RequestPtr make_barrier();
 
 template <class V>
-struct GatheredStreams {
+struct GatheredVectors {
   RequestPtr request;
-  std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> result;  // by rank; set once the request has succeeded
+  std::shared_ptr<std::optional<std::vector<SparseVector<V>>>> result;  // by rank; set once the request has succeeded
 };
 
 /// See allgather_sparse().
 template <class V>
-GatheredStreams<V> make_all_gather(SparseStream<V> stream, const SparseReduction& how);
+GatheredVectors<V> make_all_gather(SparseVector<V> vector, const SparseReduction& how);
 
 }  // namespace telegrad

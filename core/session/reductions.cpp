@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/allreduce.hpp"
-#include "collectives/allreduce_sparse.hpp"
-#include "collectives/allreduce_two_level.hpp"
-#include "collectives/barrier.hpp"
-#include "collectives/reduce.hpp"
-#include "collectives/reduce_scatter.hpp"
-#include "collectives/reduce_scatter_sparse.hpp"
-#include "sparse/counted.hpp"
+#include "codec/counted.hpp"
+#include "collectives/dense/allreduce.hpp"
+#include "collectives/dense/allreduce_two_level.hpp"
+#include "collectives/dense/barrier.hpp"
+#include "collectives/dense/reduce.hpp"
+#include "collectives/dense/reduce_scatter.hpp"
+#include "collectives/sparse/auto.hpp"
+#include "collectives/sparse/reduce_scatter.hpp"
 
 namespace telegrad {
 namespace {
@@ -19,26 +19,6 @@ namespace {
 RequestPtr request(const Call& call, Request::Body body) { return std::make_shared<Request>(call, std::move(body)); }
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
-
-// Whether a sum that names no algorithm may go on two levels: where ranks come to a choice by costs, as these tell.
-template <class V>
-bool may_take_levels(const SparseReduction& how, std::uint64_t dimension) {
-  if (how.algorithm != Algorithm::automatic || how.slices != Slices::equal || !how.choice) return false;
-  const bool compares = how.choice->node_costs().has_value() && how.wire.values == ValueEncoding::native;
-  return compares || how.choice->on_two_levels(dimension, dtype_of<V>);
-}
-
-// The settings of one call. Without two levels the choice is open, and where it is, nodes are told to it only if they count.
-template <class V>
-SparseReduction as_called(SparseReduction how, std::uint64_t dimension) {
-  TELEGRAD_CHECK(how.algorithm != Algorithm::recursive_doubling || how.wire.values == ValueEncoding::native);
-  if (!on_two_levels(how.nodes)) how.nodes = nullptr;
-  if (how.algorithm == Algorithm::two_level && !how.nodes) how.algorithm = Algorithm::automatic;
-  if (how.algorithm != Algorithm::two_level && !may_take_levels<V>(how, dimension)) how.nodes = nullptr;
-  const bool is_open = how.algorithm == Algorithm::automatic || how.algorithm == Algorithm::two_level;
-  if (is_open && how.choice) how.observation = how.choice->observation({dimension, dtype_of<V>, how.reduction});
-  return how;
-}
 
 // Formats of indices may differ: every message says which it has.
 template <class V>
@@ -56,8 +36,8 @@ Call sparse_call(std::uint64_t dimension, const SparseReduction& how) {
 }
 
 template <class V>
-Task<void> sum_streams(Transport& net, SparseStream<V> mine, SparseReduction how,
-                       std::shared_ptr<std::optional<SparseStream<V>>> result) {
+Task<void> sum_vectors(Transport& net, SparseVector<V> mine, SparseReduction how,
+                       std::shared_ptr<std::optional<SparseVector<V>>> result) {
   how.wire.key.rank = net.rank();
   if (how.observation) co_await how.observation->begin(net.ready());
   result->emplace(co_await allreduce_sparse(net, std::move(mine), how));
@@ -65,7 +45,7 @@ Task<void> sum_streams(Transport& net, SparseStream<V> mine, SparseReduction how
 }
 
 template <class V>
-Task<void> sum_streams_into(Transport& net, SparseStream<V> mine, SparseReduction how, std::span<V> output) {
+Task<void> sum_vectors_into(Transport& net, SparseVector<V> mine, SparseReduction how, std::span<V> output) {
   how.wire.key.rank = net.rank();
   if (how.observation) co_await how.observation->begin(net.ready());
   co_await allreduce_sparse_into(net, std::move(mine), how, output);
@@ -73,50 +53,50 @@ Task<void> sum_streams_into(Transport& net, SparseStream<V> mine, SparseReductio
 }
 
 template <class V>
-Task<void> reduce_own_slice(Transport& net, SparseStream<V> mine, Partition slices, SparseReduction how,
-                            std::shared_ptr<std::optional<SparseStream<V>>> result) {
+Task<void> reduce_own_slice(Transport& net, SparseVector<V> mine, Partition slices, SparseReduction how,
+                            std::shared_ptr<std::optional<SparseVector<V>>> result) {
   how.wire.key.rank = net.rank();
   result->emplace(co_await reduce_scatter_sparse(net, std::move(mine), std::move(slices), how));
 }
 
 // What a rank calls with state and settings of this kind.
 template <class V>
-Task<OkTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, OkTopkSettings settings, OkTopkState state,
+Task<OkTopkSum<V>> allreduce_topk(Transport& net, SparseVector<V> mine, OkTopkSettings settings, OkTopkState state,
                                   Reduction reduction, WireFormat wire, std::span<float> residual) {
   wire.key.rank = net.rank();
   return allreduce_oktopk(net, std::move(mine), settings, std::move(state), reduction, wire, residual);
 }
 template <class V>
-Task<GTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, GTopkSettings settings, GTopkState state,
+Task<GTopkSum<V>> allreduce_topk(Transport& net, SparseVector<V> mine, GTopkSettings settings, GTopkState state,
                                  Reduction reduction, WireFormat wire, std::span<float>) {
   return allreduce_gtopk(net, std::move(mine), settings, state, reduction, wire);
 }
 template <class V>
-Task<BoundedTopkSum<V>> allreduce_topk(Transport& net, SparseStream<V> mine, BoundedTopkSettings settings,
+Task<BoundedTopkSum<V>> allreduce_topk(Transport& net, SparseVector<V> mine, BoundedTopkSettings settings,
                                        BoundedTopkState state, Reduction reduction, WireFormat wire,
                                        std::span<float>) {
   return allreduce_bounded_topk(net, std::move(mine), settings, std::move(state), reduction, wire);
 }
 
 template <class V, class Settings, class State>
-Task<void> sum_largest(Transport& net, SparseStream<V> mine, Settings settings, State state, Reduction reduction,
+Task<void> sum_largest(Transport& net, SparseVector<V> mine, Settings settings, State state, Reduction reduction,
                        WireFormat wire, std::span<float> residual,
                        std::shared_ptr<std::optional<TopkResult<V, State>>> result) {
   result->emplace(co_await allreduce_topk(net, std::move(mine), settings, std::move(state), reduction, wire, residual));
 }
 
 template <class V, class Settings, class State>
-TopkSum<V, State> topk_sum(Algorithm algorithm, SparseStream<V> stream, const Settings& settings, const State& state,
+TopkSum<V, State> topk_sum(Algorithm algorithm, SparseVector<V> vector, const Settings& settings, const State& state,
                            Reduction reduction, WireFormat wire, std::span<float> residual) {
   const Call call{.operation = Operation::allreduce_topk,
                   .dtype = dtype_of<V>,
                   .reduction = reduction,
                   .algorithm = algorithm,
-                  .count = stream.dimension(),
+                  .count = vector.dimension(),
                   .layout = state.digest(settings),
                   .wire = wire.values};
   auto result = std::make_shared<std::optional<TopkResult<V, State>>>();
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
   return {request(call,
                   [=](Transport& net) {
                     return sum_largest(net, std::move(*mine), settings, state, reduction, wire, residual, result);
@@ -193,39 +173,39 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
 }
 
 template <class V>
-SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& wished) {
-  const SparseReduction how = as_called<V>(wished, stream.dimension());
-  const Call call = sparse_call<V>(stream.dimension(), how);
-  auto result = std::make_shared<std::optional<SparseStream<V>>>();
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
-  return {request(call, [=](Transport& net) { return sum_streams(net, std::move(*mine), how, result); }), result};
+SparseSum<V> make_all_reduce(SparseVector<V> vector, const SparseReduction& wished) {
+  const SparseReduction how = settings_of_call<V>(wished, vector.dimension());
+  const Call call = sparse_call<V>(vector.dimension(), how);
+  auto result = std::make_shared<std::optional<SparseVector<V>>>();
+  auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
+  return {request(call, [=](Transport& net) { return sum_vectors(net, std::move(*mine), how, result); }), result};
 }
 
 template <class V>
-RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& wished) {
-  const SparseReduction how = as_called<V>(wished, stream.dimension());
-  const Call call = sparse_call<V>(stream.dimension(), how);
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
-  return request(call, [=](Transport& net) { return sum_streams_into(net, std::move(*mine), how, output); });
+RequestPtr make_all_reduce_into(SparseVector<V> vector, std::span<V> output, const SparseReduction& wished) {
+  const SparseReduction how = settings_of_call<V>(wished, vector.dimension());
+  const Call call = sparse_call<V>(vector.dimension(), how);
+  auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
+  return request(call, [=](Transport& net) { return sum_vectors_into(net, std::move(*mine), how, output); });
 }
 
 template <class V>
 RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum,
                                   const SparseReduction& wished, const StagedSum<float>& lost) {
-  const SparseReduction how = as_called<V>(wished, mine.dimension);
+  const SparseReduction how = settings_of_call<V>(wished, mine.dimension);
   return request(sparse_call<V>(mine.dimension, how),
                  [=](Transport& net) { return allreduce_staged(net, mine, how, sum, lost); });
 }
 
 template <class V>
-SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const SparseReduction& how) {
-  TELEGRAD_CHECK(slices.count() == stream.dimension());
-  Call call = sparse_call<V>(stream.dimension(), how);
+SparseSum<V> make_reduce_scatter(SparseVector<V> vector, Partition slices, const SparseReduction& how) {
+  TELEGRAD_CHECK(slices.count() == vector.dimension());
+  Call call = sparse_call<V>(vector.dimension(), how);
   call.operation = Operation::sparse_reduce_scatter;
   call.algorithm = Algorithm::automatic;
   call.layout = slices.digest();
-  auto result = std::make_shared<std::optional<SparseStream<V>>>();
-  auto mine = std::make_shared<SparseStream<V>>(std::move(stream));
+  auto result = std::make_shared<std::optional<SparseVector<V>>>();
+  auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
   return {request(call,
                   [=, slices = std::move(slices)](Transport& net) {
                     return reduce_own_slice(net, std::move(*mine), slices, how, result);
@@ -234,40 +214,40 @@ SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const
 }
 
 template <class V>
-TopkSum<V, OkTopkState> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings,
+TopkSum<V, OkTopkState> make_all_reduce_topk(SparseVector<V> vector, const OkTopkSettings& settings,
                                              const OkTopkState& state, Reduction reduction, WireFormat wire,
                                              std::span<float> residual) {
-  return topk_sum(Algorithm::oktopk, std::move(stream), settings, state, reduction, wire, residual);
+  return topk_sum(Algorithm::oktopk, std::move(vector), settings, state, reduction, wire, residual);
 }
 template <class V>
-TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkSettings& settings,
+TopkSum<V, GTopkState> make_all_reduce_topk(SparseVector<V> vector, const GTopkSettings& settings,
                                             const GTopkState& state, Reduction reduction, WireFormat wire,
                                             std::span<float> residual) {
-  return topk_sum(Algorithm::gtopk, std::move(stream), settings, state, reduction, wire, residual);
+  return topk_sum(Algorithm::gtopk, std::move(vector), settings, state, reduction, wire, residual);
 }
 template <class V>
-TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const BoundedTopkSettings& settings,
+TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseVector<V> vector, const BoundedTopkSettings& settings,
                                                   const BoundedTopkState& state, Reduction reduction, WireFormat wire,
                                                   std::span<float> residual) {
-  return topk_sum(Algorithm::bounded, std::move(stream), settings, state, reduction, wire, residual);
+  return topk_sum(Algorithm::bounded, std::move(vector), settings, state, reduction, wire, residual);
 }
 
 #define TELEGRAD_INSTANTIATE_TOPK(V, Kind)                                                                     \
-  template TopkSum<V, Kind##State> make_all_reduce_topk(SparseStream<V>, const Kind##Settings&, const Kind##State&, \
+  template TopkSum<V, Kind##State> make_all_reduce_topk(SparseVector<V>, const Kind##Settings&, const Kind##State&, \
                                                         Reduction, WireFormat, std::span<float>);
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
-  template SparseSum<V> make_all_reduce(SparseStream<V>, const SparseReduction&);                  \
-  template RequestPtr make_all_reduce_into(SparseStream<V>, std::span<V>, const SparseReduction&); \
+  template SparseSum<V> make_all_reduce(SparseVector<V>, const SparseReduction&);                  \
+  template RequestPtr make_all_reduce_into(SparseVector<V>, std::span<V>, const SparseReduction&); \
   template RequestPtr make_all_reduce_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
                                              const SparseReduction&, const StagedSum<float>&);     \
-  template SparseSum<V> make_reduce_scatter(SparseStream<V>, Partition, const SparseReduction&);   \
+  template SparseSum<V> make_reduce_scatter(SparseVector<V>, Partition, const SparseReduction&);   \
   TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \
   TELEGRAD_INSTANTIATE_TOPK(V, GTopk)                                                              \
   TELEGRAD_INSTANTIATE_TOPK(V, BoundedTopk)
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 #undef TELEGRAD_INSTANTIATE_TOPK
-template SparseSum<CountedF32> make_all_reduce(SparseStream<CountedF32>, const SparseReduction&);
-template SparseSum<CountedF32> make_reduce_scatter(SparseStream<CountedF32>, Partition, const SparseReduction&);
+template SparseSum<CountedF32> make_all_reduce(SparseVector<CountedF32>, const SparseReduction&);
+template SparseSum<CountedF32> make_reduce_scatter(SparseVector<CountedF32>, Partition, const SparseReduction&);
 
 }  // namespace telegrad

@@ -6,19 +6,19 @@
 #include <optional>
 #include <span>
 
-#include "collectives/sparse_messages.hpp"
 #include "base/types.hpp"
-#include "collectives/allreduce_bounded_topk.hpp"
-#include "collectives/allreduce_gtopk.hpp"
-#include "collectives/allreduce_oktopk.hpp"
-#include "collectives/allreduce_quantised.hpp"
-#include "collectives/choice.hpp"
-#include "collectives/nodes.hpp"
-#include "collectives/partition.hpp"
-#include "collectives/topk_result.hpp"
+#include "codec/sparse_vector.hpp"
+#include "collectives/dense/allreduce_quantised.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/messages.hpp"
+#include "collectives/support/nodes.hpp"
+#include "collectives/support/partition.hpp"
+#include "collectives/topk/bounded.hpp"
+#include "collectives/topk/gtopk.hpp"
+#include "collectives/topk/oktopk.hpp"
+#include "collectives/topk/result.hpp"
 #include "session/request.hpp"
 #include "session/staged.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad {
 
@@ -35,7 +35,7 @@ struct Dense {
 template <class V>
 struct SparseSum {
   RequestPtr request;
-  std::shared_ptr<std::optional<SparseStream<V>>> result;  // set once the request has succeeded
+  std::shared_ptr<std::optional<SparseVector<V>>> result;  // set once the request has succeeded
 };
 
 template <class V, class State>
@@ -60,10 +60,10 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition);
 /// recursive_doubling (CHECKed). two_level without two levels of `how.nodes` is automatic. Where `how.nodes` count, which
 /// `how.choice` says of automatic, ranks that have other nodes do not call the same.
 template <class V>
-SparseSum<V> make_all_reduce(SparseStream<V> stream, const SparseReduction& how);
+SparseSum<V> make_all_reduce(SparseVector<V> vector, const SparseReduction& how);
 /// The same, written densely into `output`.
 template <class V>
-RequestPtr make_all_reduce_into(SparseStream<V> stream, std::span<V> output, const SparseReduction& how);
+RequestPtr make_all_reduce_into(SparseVector<V> vector, std::span<V> output, const SparseReduction& how);
 
 /// The same call, of entries that lie there once the request's gate is open, to where a stream takes the sum: other ranks
 /// may call one of the two above.
@@ -73,20 +73,20 @@ RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<
 
 /// This rank's slice of the reduction: see reduce_scatter_sparse(). `slices`: as many as there are ranks, the same on all.
 template <class V>
-SparseSum<V> make_reduce_scatter(SparseStream<V> stream, Partition slices, const SparseReduction& how);
+SparseSum<V> make_reduce_scatter(SparseVector<V> vector, Partition slices, const SparseReduction& how);
 
 /// See allreduce_oktopk() and its rivals. Ranks that differ in algorithm, settings or state do not call the same.
 /// Only Ok-Topk has a `residual`, and a wire that rounds.
 template <class V>
-TopkSum<V, OkTopkState> make_all_reduce_topk(SparseStream<V> stream, const OkTopkSettings& settings,
+TopkSum<V, OkTopkState> make_all_reduce_topk(SparseVector<V> vector, const OkTopkSettings& settings,
                                              const OkTopkState& state, Reduction reduction, WireFormat wire,
                                              std::span<float> residual = {});
 template <class V>
-TopkSum<V, GTopkState> make_all_reduce_topk(SparseStream<V> stream, const GTopkSettings& settings,
+TopkSum<V, GTopkState> make_all_reduce_topk(SparseVector<V> vector, const GTopkSettings& settings,
                                             const GTopkState& state, Reduction reduction, WireFormat wire,
                                             std::span<float> residual = {});
 template <class V>
-TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseStream<V> stream, const BoundedTopkSettings& settings,
+TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseVector<V> vector, const BoundedTopkSettings& settings,
                                                   const BoundedTopkState& state, Reduction reduction, WireFormat wire,
                                                   std::span<float> residual = {});
 

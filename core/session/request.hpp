@@ -23,7 +23,7 @@ class Request {
  public:
   using Body = std::function<Task<void>(Transport&)>;
 
-  /// `body` starts the collective; what it captures (scratch, streams) lives as long as the Request.
+  /// `body` starts the collective; what it captures (scratch, vectors) lives as long as the Request.
   Request(Call call, Body body) : call_(call), body_(std::move(body)) {
     if (!is_point_to_point(call)) call_.purpose = purpose_of_calls;
   }

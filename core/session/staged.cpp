@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/allreduce_sparse.hpp"
-#include "collectives/elements.hpp"
-#include "collectives/sparse_open.hpp"
+#include "collectives/sparse/auto.hpp"
+#include "collectives/sparse/output.hpp"
+#include "collectives/support/elements.hpp"
 #include "kernels/scan.hpp"
 
 namespace telegrad {
@@ -31,7 +31,7 @@ Task<void> validate(Transport& net, std::uint64_t dimension, std::span<const std
   try {
     validate_entries(dimension, indices, indices.size());
   } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument(std::string("the device's entries are no sparse stream: ") + error.what());
+    throw std::invalid_argument(std::string("the device's entries are no sparse vector: ") + error.what());
   }
 }
 
@@ -46,7 +46,7 @@ std::int64_t count_once(const std::int64_t* count) { return __atomic_load_n(coun
 
 // The indices are copied before they are checked: nobody can change them then.
 template <class V>
-Task<void> read(Transport& net, const StagedEntries<V>& staged, const SparseReduction& how, SparseStream<V>& stream) {
+Task<void> read(Transport& net, const StagedEntries<V>& staged, const SparseReduction& how, SparseVector<V>& vector) {
   const std::size_t count = held(count_once(staged.count), staged.indices.size());
   const std::span<const V> staged_values = staged.values.first(count);
   Array<std::uint32_t> indices;
@@ -54,19 +54,19 @@ Task<void> read(Transport& net, const StagedEntries<V>& staged, const SparseRedu
   co_await validate(net, staged.dimension, indices.span());
   if (begins_densely<V>(staged.dimension, count, how)) {
     Array<V> dense(static_cast<std::size_t>(staged.dimension));
-    const StreamView<V> view{{0, staged.dimension}, false, indices.span(), staged_values};
+    const SparseView<V> view{{0, staged.dimension}, false, indices.span(), staged_values};
     co_await write_view(net, view, dense.span(), how.reduction);
-    stream = SparseStream<V>::adopt_dense(std::move(dense));
+    vector = SparseVector<V>::adopt_dense(std::move(dense));
     co_return;
   }
   Array<V> values;
   co_await copy_to(net, staged_values, values);
-  stream = SparseStream<V>::adopt_sparse(staged.dimension, std::move(indices), std::move(values));
+  vector = SparseVector<V>::adopt_sparse(staged.dimension, std::move(indices), std::move(values));
 }
 
 template <class V>
-Task<void> write_sum(Transport& net, const SparseStream<V>& sum, StagedSum<V> out, Reduction reduction) {
-  const StreamView<V> view = sum.view();
+Task<void> write_sum(Transport& net, const SparseVector<V>& sum, StagedSum<V> out, Reduction reduction) {
+  const SparseView<V> view = sum.view();
   if (view.dense || view.nnz() > out.indices.size()) {
     co_await write_view(net, view, out.dense, reduction);
     *out.form = kDenseForm;
@@ -124,10 +124,10 @@ Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReducti
     co_await clear(net, lost.dense);
     how.residual = lost.dense;
   }
-  SparseStream<V> stream;
-  co_await read(net, mine, how, stream);
+  SparseVector<V> vector;
+  co_await read(net, mine, how, vector);
   if (how.observation) co_await how.observation->begin(net.ready());
-  const SparseStream<V> total = co_await allreduce_sparse(net, std::move(stream), how);
+  const SparseVector<V> total = co_await allreduce_sparse(net, std::move(vector), how);
   if (how.observation) how.observation->end();
   if (lost.form != nullptr) co_await write_errors(net, lost);
   co_await write_sum(net, total, sum, how.reduction);

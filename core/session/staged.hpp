@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "collectives/sparse_messages.hpp"
+#include "collectives/sparse/messages.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
@@ -31,7 +31,7 @@ struct StagedSum {
   std::span<V> dense;  // as many as the dimension; may be the memory of the other two
 };
 
-/// allreduce_sparse() of what is staged when this begins. Throws std::invalid_argument where that is no stream. `lost`, if
+/// allreduce_sparse() of what is staged when this begins. Throws std::invalid_argument where that is no vector. `lost`, if
 /// V is float, gets what rounding on the wire loses on this rank, whose entries are those that are not 0.
 template <class V>
 Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> sum,

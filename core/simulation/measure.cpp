@@ -10,12 +10,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "codec/counted.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "simulation/measured_ranks.hpp"
 #include "simulation/simulation.hpp"
 #include "simulation/workload.hpp"
-#include "sparse/counted.hpp"
 
 namespace telegrad {
 namespace {
@@ -206,10 +206,10 @@ class SparseSizes final : public MeasuredRanks {
 
   RequestPtr request(Rank rank) override {
     const std::uint64_t common = common_entries(workload_);
-    auto stream = SparseStream<CountedF32>::sparse(
+    auto vector = SparseVector<CountedF32>::sparse(
         workload_.bytes / sizeof(float),
         {.common = common, .own = workload_.nnz - common, .seed = mix(mix(workload_.seed) + rank + 1) | 1});
-    sums_.push_back(make_all_reduce(std::move(stream), reductions_[rank]));
+    sums_.push_back(make_all_reduce(std::move(vector), reductions_[rank]));
     return sums_.back().request;
   }
   std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }
@@ -232,28 +232,28 @@ class SparseValues final : public MeasuredRanks {
       values.push_back(value_of(workload_, rank, index));
       expected_[index] += values.back();
     }
-    auto stream = SparseStream<float>::sparse(expected_.size(), indices, values);
-    sums_.push_back(make_all_reduce(std::move(stream), sparse_reduction(workload_, nodes_)));
+    auto vector = SparseVector<float>::sparse(expected_.size(), indices, values);
+    sums_.push_back(make_all_reduce(std::move(vector), sparse_reduction(workload_, nodes_)));
     return sums_.back().request;
   }
   std::uint64_t result_nnz() const override { return (*sums_[0].result)->nnz(); }
 
   std::optional<Rank> wrong() const override {
     std::vector<float> dense(expected_.size());
-    const SparseStream<float>& first = **sums_[0].result;
+    const SparseVector<float>& first = **sums_[0].result;
     first.write_dense(dense);
     const double off_most = rounding_most(workload_);
     for (std::size_t i = 0; i < dense.size(); ++i) {
       if (!(std::abs(static_cast<double>(dense[i]) - expected_[i]) <= off_most)) return 0;
     }
     for (Rank rank = 1; rank < workload_.ranks; ++rank) {
-      if (!same_stream(**sums_[rank].result, first)) return rank;
+      if (!same_vector(**sums_[rank].result, first)) return rank;
     }
     return std::nullopt;
   }
 
  private:
-  static bool same_stream(const SparseStream<float>& a, const SparseStream<float>& b) {
+  static bool same_vector(const SparseVector<float>& a, const SparseVector<float>& b) {
     return a.is_dense() == b.is_dense() && std::ranges::equal(a.indices(), b.indices()) &&
            same_bits(a.values(), b.values());
   }
@@ -265,7 +265,7 @@ class SparseValues final : public MeasuredRanks {
 };
 
 std::unique_ptr<MeasuredRanks> ranks_of(const Workload& workload) {
-  if (measures_streams(workload.operation)) return measured_streams(workload);
+  if (measures_vectors(workload.operation)) return measured_vectors(workload);
   const bool sparse = workload.operation == Operation::sparse_allreduce;
   if (sparse && workload.payloads) return std::make_unique<SparseValues>(workload);
   if (sparse) return std::make_unique<SparseSizes>(workload);

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "base/types.hpp"
-#include "collectives/sparse_cost.hpp"
+#include "codec/wire.hpp"
+#include "collectives/sparse/cost.hpp"
 #include "drivers/sim/sim_costs.hpp"
 #include "drivers/sim/sim_record.hpp"
-#include "sparse/wire.hpp"
 #include "transport/envelope.hpp"
 
 namespace telegrad {

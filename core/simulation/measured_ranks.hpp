@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "collectives/sparse_traffic.hpp"
+#include "collectives/support/traffic.hpp"
 #include "session/request.hpp"
 #include "simulation/measure.hpp"
 
@@ -27,7 +27,7 @@ class MeasuredRanks {
 
 /// With real entries: of a sparse_allgather, a sparse_reduce_scatter in slices of equal lengths, an allreduce_topk.
 /// `workload` is looked at as long as they live.
-std::unique_ptr<MeasuredRanks> measured_streams(const Workload& workload);
-bool measures_streams(Operation operation);
+std::unique_ptr<MeasuredRanks> measured_vectors(const Workload& workload);
+bool measures_vectors(Operation operation);
 
 }  // namespace telegrad

@@ -7,8 +7,8 @@
 #include <string>
 
 #include "base/random.hpp"
+#include "codec/sparse_vector.hpp"
 #include "simulation/measured_ranks.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad {
 namespace {
@@ -104,7 +104,7 @@ void validate_algorithm(const Workload& workload) {
 }
 
 bool has_entries(const Workload& workload) {
-  return workload.operation == Operation::sparse_allreduce || measures_streams(workload.operation);
+  return workload.operation == Operation::sparse_allreduce || measures_vectors(workload.operation);
 }
 
 void validate_wire(const Workload& workload) {
@@ -210,7 +210,7 @@ void validate(const Workload& workload) {
           "only sparse operations have entries, give 0");
   require(workload.operation == Operation::allreduce_topk || workload.keep == 0, "keep", std::to_string(workload.keep),
           "only an allreduce_topk keeps a part of a sum, give 0");
-  require(!measures_streams(workload.operation) || workload.payloads, "payloads", "False",
+  require(!measures_vectors(workload.operation) || workload.payloads, "payloads", "False",
           "this operation is measured with real entries, give payloads=True");
   if (sparse) {
     require(elements <= kDimensionMost, "bytes", std::to_string(workload.bytes),

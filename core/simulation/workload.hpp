@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "collectives/nodes.hpp"
+#include "collectives/support/nodes.hpp"
 #include "simulation/measure.hpp"
 
 namespace telegrad {

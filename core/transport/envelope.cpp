@@ -116,13 +116,13 @@ std::string describe(const Call& call) {
     std::snprintf(factor, sizeof factor, "%.10g", call.switch_factor);
     text += std::string(", switch_factor=") + factor;
   }
-  const bool of_streams = call.operation == Operation::sparse_allreduce;
-  if (of_streams && call.layout == kBalancedSlices) {
+  const bool of_vectors = call.operation == Operation::sparse_allreduce;
+  if (of_vectors && call.layout == kBalancedSlices) {
     text += ", slices=balanced";
   } else if (call.operation == Operation::all_to_all && call.layout == kOwnCounts) {
     text += ", counts=each rank's own";
   } else if (call.layout != 0) {
-    const bool of_nodes = of_streams || call.algorithm == Algorithm::two_level;
+    const bool of_nodes = of_vectors || call.algorithm == Algorithm::two_level;
     const bool of_state = call.operation == Operation::allreduce_topk;
     text += of_nodes ? ", nodes=#" : of_state ? ", state=#" : ", counts=#";
     text += digest_text(static_cast<std::uint32_t>(call.layout ^ call.layout >> 32));  // too many to say; who differs sees it

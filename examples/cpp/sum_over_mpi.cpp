@@ -10,7 +10,7 @@ namespace {
 void sum_sparse_vectors() {
   auto comm = telegrad::mpi::join(MPI_COMM_WORLD);
   // Every rank has an entry of its own and shares one with all others.
-  const telegrad::SparseStream<float> mine(1'000'000, {7, 1000 + comm.rank()}, {1.0F, 0.5F});
+  const telegrad::SparseVector<float> mine(1'000'000, {7, 1000 + comm.rank()}, {1.0F, 0.5F});
   const auto sum = comm.all_reduce(mine).result();
   if (comm.rank() != 0) return;
   for (std::size_t i = 0; i < sum.nnz(); ++i) std::printf("%u: %g\n", sum.indices()[i], sum.values()[i]);

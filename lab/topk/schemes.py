@@ -299,7 +299,7 @@ def _present(streams: Streams, n: int) -> npt.NDArray[np.bool_]:
 
 
 def _slice_ends(n: int, ranks: int) -> Counts:
-    """As core/collectives/partition.hpp cuts: the first n mod P slices have one element more."""
+    """As core/collectives/support/partition.hpp cuts: the first n mod P slices have one element more."""
     lengths = np.full(ranks, n // ranks, np.int64)
     lengths[: n % ranks] += 1
     return np.cumsum(lengths)

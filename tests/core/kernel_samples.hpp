@@ -1,4 +1,4 @@
-// What the tests of kernels and streams feed them: awkward sizes and starts, awkward numbers, and memory whose
+// What the tests of kernels and vectors feed them: awkward sizes and starts, awkward numbers, and memory whose
 // surroundings are poisoned, so that a kernel that reads or writes outside shows it.
 #pragma once
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/global_threshold.hpp"
+#include "collectives/topk/threshold.hpp"
 #include "sparse_samples.hpp"
 #include "testing.hpp"
 #include "topk_calls.hpp"
@@ -81,7 +81,7 @@ void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTo
       back.indices.push_back(inputs[rank].indices[i]);
       back.values.push_back(inputs[rank].values[i]);
     }
-    EXPECT(same_bits(left, back.stream(n)));
+    EXPECT(same_bits(left, back.vector(n)));
   }
   EXPECT_EQ(sent, received);
   for (std::size_t i = 0; i < results[0].sum.nnz(); ++i) {
@@ -89,7 +89,7 @@ void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTo
     REQUIRE(at != sums.end());
     EXPECT(std::memcmp(&at->second, &results[0].sum.values()[i], sizeof(V)) == 0);
   }
-  if (results[0].report.exact) EXPECT(same_bits(results[0].sum, largest(sums, settings.k).stream(n)));
+  if (results[0].report.exact) EXPECT(same_bits(results[0].sum, largest(sums, settings.k).vector(n)));
 }
 
 // As uniform(), of values that are sums of many.

@@ -53,7 +53,7 @@ inline void check_groups(Communicator& comm) {
   EXPECT_EQ(among, std::vector<std::int64_t>(1000, part_sum));
   EXPECT_EQ(over, std::vector<std::int64_t>(1000, all_sum));
   EXPECT_EQ(turned_over, over);
-  const auto entries = part.all_reduce(telegrad::SparseStream<float>(10, {3}, {1.0F})).result();
+  const auto entries = part.all_reduce(telegrad::SparseVector<float>(10, {3}, {1.0F})).result();
   EXPECT_EQ(entries.values()[0], static_cast<float>(alike.size()));
 
   // A part of a part, and ranks that join none.

@@ -12,7 +12,7 @@
 #include "base/random.hpp"
 #include "base/types.hpp"
 #include "kernel_samples.hpp"
-#include "sparse/stream.hpp"
+#include "codec/sparse_vector.hpp"
 
 namespace telegrad {
 
@@ -20,7 +20,7 @@ template <class V>
 struct Input {
   std::vector<std::uint32_t> indices;
   std::vector<V> values;
-  SparseStream<V> stream(std::uint64_t n) const { return SparseStream<V>::sparse(n, indices, values); }
+  SparseVector<V> vector(std::uint64_t n) const { return SparseVector<V>::sparse(n, indices, values); }
 };
 
 // Each index with probability `density`; small integers.
@@ -65,7 +65,7 @@ std::vector<float> as_floats(std::span<const V> values) {
 }
 
 template <class V>
-bool same_bits(const SparseStream<V>& a, const SparseStream<V>& b) {
+bool same_bits(const SparseVector<V>& a, const SparseVector<V>& b) {
   return a.is_dense() == b.is_dense() && a.dimension() == b.dimension() &&
          std::ranges::equal(a.indices(), b.indices()) && a.values().size() == b.values().size() &&
          (a.values().empty() || std::memcmp(a.values().data(), b.values().data(), a.values().size_bytes()) == 0);

@@ -36,7 +36,7 @@ std::vector<TopkResult<V, StateOf<Settings>>> call(World world, const std::vecto
   const Ended ended = run_ranks(
       world, static_cast<Rank>(inputs.size()),
       [&](Rank rank) {
-        auto sum = make_all_reduce_topk(inputs[rank].stream(n), settings, state, reduction,
+        auto sum = make_all_reduce_topk(inputs[rank].vector(n), settings, state, reduction,
                                         {.indices = indices, .packs_values = indices == IndexFormat::packed});
         results.push_back(sum.result);
         return sum.request;
@@ -53,9 +53,9 @@ template <class V>
 using Sparse = std::map<std::uint32_t, V>;
 
 template <class V>
-Sparse<V> map_of(const SparseStream<V>& stream) {
+Sparse<V> map_of(const SparseVector<V>& vector) {
   Sparse<V> map;
-  for (std::size_t i = 0; i < stream.nnz(); ++i) map[stream.indices()[i]] = stream.values()[i];
+  for (std::size_t i = 0; i < vector.nnz(); ++i) map[vector.indices()[i]] = vector.values()[i];
   return map;
 }
 template <class V>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/random.hpp"
-#include "collectives/topk_result.hpp"
+#include "collectives/topk/result.hpp"
 #include "sparse_samples.hpp"
 
 namespace telegrad {
@@ -59,7 +59,7 @@ struct Training {
   template <class State>
   bool give_back(const std::vector<TopkResult<float, State>>& results, const std::vector<double>& before) {
     for (std::size_t rank = 0; rank < results.size(); ++rank) {
-      const SparseStream<float>& left = results[rank].left;
+      const SparseVector<float>& left = results[rank].left;
       for (std::size_t i = 0; i < left.nnz(); ++i) residuals[rank][left.indices()[i]] += left.values()[i];
     }
     std::vector<float> taken(kN);

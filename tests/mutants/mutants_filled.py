@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from mutant import mutant
 
-FILLED = "collectives/allreduce_filled.cpp"
-SPARSE_OPEN = "collectives/sparse_open.cpp"
-STREAM = "sparse/stream.cpp"
+FILLED = "collectives/sparse/filled.cpp"
+SPARSE_AS_DENSE = "collectives/sparse/as_dense.cpp"
+SPARSE_AUTO = "collectives/sparse/auto.cpp"
+STREAM = "codec/sparse_vector.cpp"
 MARKS = "kernels/marks.cpp"
-RING = "collectives/ring.cpp"
+RING = "collectives/support/ring.cpp"
 REDUCE_MARKED = "kernels/reduce_marked.cpp"
 
 FILLED_MUTANTS = (
@@ -83,19 +84,19 @@ FILLED_MUTANTS = (
     ),
     mutant(
         "filled, borrowed: a block begins with the values of the one before",
-        SPARSE_OPEN,
+        SPARSE_AS_DENSE,
         "      next += *count;\n",
         "      next += begin == elements.begin ? *count : 0;\n",
     ),
     mutant(
         "filled, borrowed: what nobody has is 0 to all reductions",
-        SPARSE_OPEN,
+        SPARSE_AS_DENSE,
         "kernels::expand_marks<V>(values_of(out, block), marks, values, kernels::absent_element<V>(reduction_));",
         "kernels::expand_marks<V>(values_of(out, block), marks, values, V{});",
     ),
     mutant(
         "filled, borrowed: round a ring all blocks of a piece are added to its first one",
-        SPARSE_OPEN,
+        SPARSE_AS_DENSE,
         "const std::span<const V> before(reinterpret_cast<const V*>(partial.data()) + block.begin, block.size());",
         "const std::span<const V> before(reinterpret_cast<const V*>(partial.data()), block.size());",
     ),
@@ -107,7 +108,7 @@ FILLED_MUTANTS = (
     ),
     mutant(
         "filled, borrowed: a copy lacks the last value",
-        SPARSE_OPEN,
+        SPARSE_AUTO,
         "co_await copy(net_, std::as_bytes(claimed.values), std::as_writable_bytes(values.span()));",
         "co_await copy(net_, std::as_bytes(claimed.values), std::as_writable_bytes(values.span()));\n"
         "    values.span().back() = V{};",

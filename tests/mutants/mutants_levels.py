@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mutant import mutant as _mutant
 
-DENSE = "collectives/allreduce_two_level.cpp"
-SPARSE = "collectives/allreduce_sparse_two_level.cpp"
-NODES = "collectives/nodes.cpp"
+DENSE = "collectives/dense/allreduce_two_level.cpp"
+SPARSE = "collectives/sparse/two_level.cpp"
+NODES = "collectives/support/nodes.cpp"
 
 LEVELS_MUTANTS = (
     _mutant(
@@ -71,14 +71,14 @@ LEVELS_MUTANTS = (
     ),
     _mutant(
         "nodes: an open sum between them has the steps of the one of all ranks",
-        "collectives/sparse_open.cpp",
+        "collectives/sparse/auto.cpp",
         "knows_levels(how) ? kOpenAboveLevels : kOpenSteps",
         "kOpenSteps",
     ),
     _mutant(
         "nodes: vectors of an open sum are not added on two levels",
-        "collectives/sparse_open.cpp",
-        "how_.reduction, addend, sum);\n  } else {",
-        "how_.reduction == Reduction::sum ? Reduction::max : how_.reduction, addend, sum);\n  } else {",
+        "collectives/sparse/as_dense.cpp",
+        "how.reduction, addend, sum);\n}",
+        "how.reduction == Reduction::sum ? Reduction::max : how.reduction, addend, sum);\n}",
     ),
 )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from mutant import mutant
 
-GATHER_RING = "collectives/allgather_ring.cpp"
-GATHER_BRUCK = "collectives/allgather_bruck.cpp"
-CHAIN = "collectives/broadcast_chain.cpp"
-ALL_TO_ALL = "collectives/all_to_all.cpp"
-PIECES = "collectives/pieces.cpp"
-ENCODED = "collectives/allreduce_quantised.cpp"
-ALL_TO_ALL_BRUCK = "collectives/all_to_all_bruck.cpp"
-GATHER_TREE = "collectives/gather_tree.cpp"
-GATHER_DIRECT = "collectives/gather.cpp"
-SCATTER_TREE = "collectives/scatter_tree.cpp"
-SCATTER_DIRECT = "collectives/scatter.cpp"
+GATHER_RING = "collectives/dense/allgather_ring.cpp"
+GATHER_BRUCK = "collectives/dense/allgather_bruck.cpp"
+CHAIN = "collectives/dense/broadcast_chain.cpp"
+ALL_TO_ALL = "collectives/dense/all_to_all.cpp"
+PIECES = "collectives/support/pieces.cpp"
+ENCODED = "collectives/dense/allreduce_quantised.cpp"
+ALL_TO_ALL_BRUCK = "collectives/dense/all_to_all_bruck.cpp"
+GATHER_TREE = "collectives/dense/gather_tree.cpp"
+GATHER_DIRECT = "collectives/dense/gather.cpp"
+SCATTER_TREE = "collectives/dense/scatter_tree.cpp"
+SCATTER_DIRECT = "collectives/dense/scatter.cpp"
 
 MOVES_MUTANTS = (
     mutant(

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from mutant import mutant
 
-SPARSE = "collectives/sparse_split.cpp"
-SPARSE_GATHER = "collectives/allreduce_sparse.cpp"
-SPARSE_DOUBLING = "collectives/allreduce_sparse_doubling.cpp"
-SPARSE_OPEN = "collectives/sparse_open.cpp"
-SUM_OBSERVATION = "collectives/sum_observation.cpp"
-SPARSE_RING = "collectives/sparse_ring.cpp"
-ALLGATHER_SPARSE = "collectives/allgather_sparse.cpp"
-ALLGATHER_SHORT = "collectives/allgather_short.cpp"
-REDUCE_SCATTER_SPARSE = "collectives/reduce_scatter_sparse.cpp"
-BALANCED = "collectives/balanced_slices.cpp"
-ANY_SIZE = "collectives/any_size.cpp"
-SLICES = "sparse/slices.cpp"
-SLICE_REDUCTION = "sparse/slice_reduction.cpp"
-WIRE = "sparse/wire.cpp"
-COUNTS = "collectives/counts.cpp"
-EXCHANGED_SUMS = "collectives/exchanged_sums.cpp"
-KNOWN_VALUES = "sparse/known_values.cpp"
-LEFT_OUT = "kernels/left_out.cpp"
+SPARSE = "collectives/sparse/split.cpp"
+SPARSE_DOUBLING = "collectives/sparse/doubling.cpp"
+SPARSE_AS_DENSE = "collectives/sparse/as_dense.cpp"
+SPARSE_OUTPUT = "collectives/sparse/output.cpp"
+SUM_OBSERVATION = "collectives/sparse/observation.cpp"
+SPARSE_RING = "collectives/sparse/ring.cpp"
+ALLGATHER_SPARSE = "collectives/sparse/allgather.cpp"
+ALLGATHER_SHORT = "collectives/support/allgather_short.cpp"
+REDUCE_SCATTER_SPARSE = "collectives/sparse/reduce_scatter.cpp"
+BALANCED = "collectives/sparse/balanced_slices.cpp"
+ANY_SIZE = "collectives/support/any_size.cpp"
+SLICES = "codec/slices.cpp"
+SLICE_REDUCTION = "codec/slice_reduction.cpp"
+WIRE = "codec/wire.cpp"
+COUNTS = "collectives/support/counts.cpp"
+EXCHANGED_SUMS = "collectives/sparse/exchanged_sums.cpp"
+KNOWN_VALUES = "codec/known_values.cpp"
+LEFT_OUT = "codec/left_out.cpp"
 REDUCE_SORTED = "kernels/reduce_sorted.cpp"
-ASSEMBLY = "sparse/assembly.cpp"
-PACKED_VALUES = "kernels/pack_values.cpp"
+ASSEMBLY = "codec/assembly.cpp"
+PACKED_VALUES = "codec/pack_values.cpp"
 
 SPARSE_MUTANTS = (
     mutant(
@@ -115,9 +115,9 @@ SPARSE_MUTANTS = (
     ),
     mutant(
         "sparse, open: a dense sum without this rank's entries",
-        SPARSE_OPEN,
-        "    co_await write_view(net_, mine, output, how_.reduction);\n",
-        "    std::fill(output.begin(), output.end(), V{});\n",
+        SPARSE_AS_DENSE,
+        "      co_await write_view(net, view, output, how.reduction);\n",
+        "      std::fill(output.begin(), output.end(), V{});\n",
     ),
     mutant(
         "sparse, ring: adds the share of another slice",
@@ -144,16 +144,16 @@ SPARSE_MUTANTS = (
         "if (false) {",
     ),
     mutant(
-        "sparse, allgather: a stream is taken for the next rank's",
+        "sparse, allgather: a vector is taken for the next rank's",
         ALLGATHER_SPARSE,
-        "streams[source]); });",
-        "streams[(source + 1) % net.size()]); });",
+        "vectors[source]); });",
+        "vectors[(source + 1) % net.size()]); });",
     ),
     mutant(
-        "sparse, allgather: the streams that are longer than others are left out",
+        "sparse, allgather: the vectors that are longer than others are left out",
         ALLGATHER_SPARSE,
-        "if (there.size() == net.size()) co_return streams;",
-        "co_return streams;",
+        "if (there.size() == net.size()) co_return vectors;",
+        "co_return vectors;",
     ),
     mutant(
         "sparse, allgather of short ones: a rank's stream is taken for the next rank's",
@@ -194,21 +194,21 @@ SPARSE_MUTANTS = (
     mutant(
         "sparse: the last of several parts of a sum is lost",
         SLICE_REDUCTION,
-        "for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
+        "for (const SparseView<V>& part : parts) runs.push_back(part.entries());",
         "if (parts[0].range.end < range().end || done_ == range().begin)\n"
-        "    for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
+        "    for (const SparseView<V>& part : parts) runs.push_back(part.entries());",
     ),
     mutant(
         "sparse: the last of several parts of a sum has one rank's share only",
         SLICE_REDUCTION,
-        "for (const StreamView<V>& part : parts) runs.push_back(part.entries());",
-        "for (const StreamView<V>& part : parts)\n"
+        "for (const SparseView<V>& part : parts) runs.push_back(part.entries());",
+        "for (const SparseView<V>& part : parts)\n"
         "    if (runs.empty() || part.range.end < range().end || done_ == range().begin)\n"
         "      runs.push_back(part.entries());",
     ),
     mutant(
         "sparse: the result is written only as far as its first slice of work",
-        SPARSE_OPEN,
+        SPARSE_OUTPUT,
         "write_dense(view.slice({first + begin, first + end}),",
         "if (begin == 0) write_dense(view.slice({first + begin, first + end}),",
     ),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from mutant import mutant
 
-OKTOPK = "collectives/allreduce_oktopk.cpp"
-SLICES = "collectives/pooled_slices.cpp"
-THRESHOLD = "collectives/global_threshold.cpp"
-SHARES = "collectives/allgather_shares.cpp"
-COUNTS = "collectives/allreduce_counts.cpp"
-ENTRY_SETS = "sparse/entry_sets.cpp"
-SPLIT = "collectives/sparse_split.cpp"
-PACKED_VALUES = "kernels/pack_values.cpp"
+OKTOPK = "collectives/topk/oktopk.cpp"
+SLICES = "collectives/topk/pooled_slices.cpp"
+THRESHOLD = "collectives/topk/threshold.cpp"
+SHARES = "collectives/topk/allgather_shares.cpp"
+COUNTS = "collectives/support/allreduce_counts.cpp"
+ENTRY_SETS = "codec/entry_sets.cpp"
+SPLIT = "collectives/sparse/split.cpp"
+PACKED_VALUES = "codec/pack_values.cpp"
 
 TOPK_MUTANTS = (
     mutant(

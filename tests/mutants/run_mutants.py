@@ -36,7 +36,8 @@ CPU_LIMIT_S = 600.0
 
 SEEDS = 1_000_000
 _MAIN = BUILD / "explore_main.o"
-_CXX = (*shlex.split(os.environ.get("CXX", "c++")), "-std=c++20", "-O1", "-ffp-contract=off", "-w", f"-I{CORE}")
+_FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-w", f"-I{CORE}", f"-I{CORE / 'api'}")
+_CXX = (*shlex.split(os.environ.get("CXX", "c++")), *_FLAGS)
 
 
 @dataclass(frozen=True)

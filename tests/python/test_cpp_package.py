@@ -15,7 +15,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 BUILT = REPOSITORY / "build" / "core"
 TOOLS = Path(sys.executable).parent
-HEADERS = ("communicator", "errors", "stream", "telegrad", "work")
+HEADERS = ("communicator", "errors", "sparse_vector", "telegrad", "work")
 
 # Two ranks of one process join over UCX, and sum.
 UCX_PROGRAM = """
@@ -39,7 +39,7 @@ int main() {
       return blobs;
     };
     auto comm = telegrad::ucx::join(r, 2, exchange, {.timeout_s = 60.0});
-    const auto sum = comm.all_reduce(telegrad::SparseStream<double>(100, {r, 50}, {1.0, 2.0})).result();
+    const auto sum = comm.all_reduce(telegrad::SparseVector<double>(100, {r, 50}, {1.0, 2.0})).result();
     for (const double value : sum.values()) sums[r] += value;
     if (comm.driver() != "ucx") sums[r] = -1;
   };

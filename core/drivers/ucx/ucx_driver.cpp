@@ -119,7 +119,7 @@ void UcxDriver::guarded(Body body) noexcept {
 }
 
 UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
-    : rank_(rank), size_(size), options_(options), read_memory_(wants_huge_pages()), worker_(std::make_unique<Worker>()) {
+    : rank_(rank), size_(size), options_(options), huge_pages_(wants_huge_pages()), worker_(std::make_unique<Worker>()) {
   try {
     open_or_shut_down();
   } catch (const TransportError& error) {
@@ -266,7 +266,7 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER;
   param.cb.send = &Worker::on_sent;
   if (worker_->peers[to].data == nullptr) return;  // it was dead from the beginning, which is about to be told
-  if (bytes.size() >= kHostRendezvousLeast && worker_->peers[to].shares_memory) read_memory_.leaves(bytes);
+  if (bytes.size() >= kHostRendezvousLeast && worker_->peers[to].shares_memory) huge_pages_.will_be_read(bytes);
   Transfer* const transfer = make_transfer(to, pending);
   param.user_data = transfer;
   void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, &envelope, sizeof envelope, bytes.data(),

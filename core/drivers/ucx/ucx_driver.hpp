@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/buffer.hpp"
+#include "drivers/processes/huge_pages.hpp"
 #include "drivers/processes/process_watch.hpp"
-#include "drivers/processes/read_memory.hpp"
 #include "drivers/ucx/ucx_options.hpp"
 #include "transport/driver.hpp"
 
@@ -84,7 +84,7 @@ class UcxDriver final : public AddressedDriver {
   bool shares_memory_ = false;
   int descriptor_ = -1;  // over both workers' and that of deaths_
   ProcessWatch deaths_;
-  ReadMemory read_memory_;
+  HugePages huge_pages_;
   bool control_armed_ = false;  // nothing has been done with it since
   unsigned turns_without_control_ = 0;
   std::unique_ptr<Worker> worker_;

@@ -4,9 +4,9 @@
 #include <bit>
 #include <span>
 
-#include "collectives/balanced_slices.hpp"
-#include "collectives/choice.hpp"
-#include "collectives/nodes.hpp"
+#include "collectives/dense/choice.hpp"
+#include "collectives/sparse/balanced_slices.hpp"
+#include "collectives/support/nodes.hpp"
 #include "simulation/explorer/values.hpp"
 
 namespace telegrad::explorer {
@@ -27,8 +27,8 @@ constexpr std::array kAny{DType::f32, DType::bf16, DType::u8, DType::i64, DType:
 constexpr std::array kSparseAlgorithms{Algorithm::split_allgather, Algorithm::split_allgather,
                                             Algorithm::split_dense_allgather, Algorithm::recursive_doubling,
                                             Algorithm::ring, Algorithm::automatic, Algorithm::automatic};
-constexpr std::array kStreamValues{DType::f32, DType::f32, DType::bf16, DType::f16, DType::f64};
-constexpr std::array kStreamReductions{Reduction::sum, Reduction::sum, Reduction::avg,    Reduction::min,
+constexpr std::array kVectorValues{DType::f32, DType::f32, DType::bf16, DType::f16, DType::f64};
+constexpr std::array kVectorReductions{Reduction::sum, Reduction::sum, Reduction::avg,    Reduction::min,
                                        Reduction::max, Reduction::prod, Reduction::max_abs};
 constexpr std::array kIndexFormats{IndexFormat::none, IndexFormat::raw32, IndexFormat::packed};
 constexpr std::array kSwitchFactors{1.0, 1.0, 0.0, 0.3, 1.7, 1e6};
@@ -106,7 +106,7 @@ std::vector<std::uint32_t> nodes_of(const PlannedCall& call, Rank size) {
   return Nodes(labels).two_level() ? labels : std::vector<std::uint32_t>{};
 }
 
-// What is open may go on two levels where there are some: of streams whether it does stays open in half the calls.
+// What is open may go on two levels where there are some: of vectors whether it does stays open in half the calls.
 void put_on_nodes(PlannedCall& call, Rank size) {
   if (call.algorithm != Algorithm::automatic || call.is_encoded()) return;
   call.nodes = nodes_of(call, size);
@@ -117,7 +117,7 @@ void put_on_nodes(PlannedCall& call, Rank size) {
 
 // What only sparse calls have.
 void draw_sparse(Chance& chance, PlannedCall& call) {
-  call.dtype = chance.pick(kStreamValues);
+  call.dtype = chance.pick(kVectorValues);
   call.indices = chance.pick(kIndexFormats);
   if (call.operation == Operation::sparse_allgather) {
     call.reduction = Reduction::none;
@@ -128,7 +128,7 @@ void draw_sparse(Chance& chance, PlannedCall& call) {
     call.rounded = call.rounded && call.dtype != DType::f64;
     return;  // a sum or a mean, as it is
   }
-  call.reduction = chance.pick(kStreamReductions);
+  call.reduction = chance.pick(kVectorReductions);
   call.rounded = call.rounded && call.dtype != DType::f64 &&  // in which what is drawn adds up exactly
                  (call.reduction == Reduction::sum || call.reduction == Reduction::avg);
   call.switch_factor = chance.pick(kSwitchFactors);

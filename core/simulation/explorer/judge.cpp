@@ -46,7 +46,7 @@ std::string text_of(double value) {
   return text;
 }
 
-// A result that is a sparse stream, written densely.
+// A result that is a sparse vector, written densely.
 std::vector<std::byte> written_densely(const PlannedCall& plan, const SeenCall& call) {
   const std::size_t element = size_of(plan.dtype);
   std::vector<std::byte> dense(plan.bytes());
@@ -150,7 +150,7 @@ class Judge {
 
   // On `rank`, where that makes a difference.
   Expected expect(Rank rank, const PlannedCall& plan, const std::vector<const PlannedCall*>& planned) const {
-    if (plan.operation == Operation::sparse_allgather) return expected_streams(program_.size, planned);
+    if (plan.operation == Operation::sparse_allgather) return expected_vectors(program_.size, planned);
     if (!plan.has_blocks()) {
       return plan.operation == Operation::barrier ? Expected{} : expected_sum(plan, program_.size, planned);
     }
@@ -184,8 +184,8 @@ class Judge {
       look_at_topk(rank, index, plan, call, expected);
       return;
     }
-    const bool stream = plan.is_sparse() && call.output.empty() && plan.count != 0;
-    if (stream && !call.dense_result) {
+    const bool vector = plan.is_sparse() && call.output.empty() && plan.count != 0;
+    if (vector && !call.dense_result) {
       find(Sort::wrong_result, name_of_call(rank, index) + ": succeeded without a result");
     } else if (plan.operation == Operation::sparse_allgather) {
       if (call.indices != expected.indices) {
@@ -413,10 +413,10 @@ class Judge {
   // Before that no call can have timed out.
   double deadline_s() const { return program_.session.timeout_s; }
 
-  // A slice of a sparse sum, or a gathered stream, goes round a ring and is looked into at the end, and samples of indices
+  // A slice of a sparse sum, or a gathered vector, goes round a ring and is looked into at the end, and samples of indices
   // go through other hands too: whether their owner or a rank in between has damaged them, no receiver can know.
   static bool names_as_well_as_it_can(const Failure& failure) {
-    for (const char* what : {" sent damaged sums: ", " sent damaged streams: ", " sent damaged samples of"}) {
+    for (const char* what : {" sent damaged sums: ", " sent damaged sparse vectors: ", " sent damaged samples of"}) {
       if (failure.reason.find(what) != std::string::npos) return true;
     }
     return false;

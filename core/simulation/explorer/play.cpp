@@ -8,17 +8,17 @@
 #include <utility>
 
 #include "base/check.hpp"
-#include "collectives/allreduce_recursive_doubling.hpp"
-#include "collectives/allreduce_ring.hpp"
-#include "collectives/allreduce_two_level.hpp"
-#include "collectives/sparse_open.hpp"
+#include "codec/sparse_vector.hpp"
+#include "collectives/dense/allreduce_recursive_doubling.hpp"
+#include "collectives/dense/allreduce_ring.hpp"
+#include "collectives/dense/allreduce_two_level.hpp"
+#include "collectives/sparse/auto.hpp"
 #include "kernels/marks.hpp"
 #include "session/messages.hpp"
 #include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "simulation/explorer/drawing.hpp"
 #include "simulation/explorer/values.hpp"
-#include "sparse/stream.hpp"
 
 namespace telegrad::explorer {
 namespace {
@@ -44,36 +44,36 @@ struct OwnEntries {
   std::vector<std::uint64_t> marks;
 };
 
-// Reads a result that is a stream, or streams, once there is one.
+// Reads a result that is a vector, or vectors, once there is one.
 using ReadResult = std::function<void(SeenCall&)>;
 
 template <class V>
-ReadResult reader(std::shared_ptr<std::optional<SparseStream<V>>> result) {
+ReadResult reader(std::shared_ptr<std::optional<SparseVector<V>>> result) {
   return [result = std::move(result)](SeenCall& seen) {
     if (!*result) return;
-    const SparseStream<V>& stream = **result;
-    seen.dense_result = stream.is_dense();
-    seen.indices.assign(stream.indices().begin(), stream.indices().end());
-    const auto bytes = std::as_bytes(stream.values());
+    const SparseVector<V>& vector = **result;
+    seen.dense_result = vector.is_dense();
+    seen.indices.assign(vector.indices().begin(), vector.indices().end());
+    const auto bytes = std::as_bytes(vector.values());
     seen.values.assign(bytes.begin(), bytes.end());
   };
 }
 
-// One rank's stream behind another's: see expected_streams().
+// One rank's vector behind another's: see expected_vectors().
 template <class V>
-ReadResult reader(std::shared_ptr<std::optional<std::vector<SparseStream<V>>>> result) {
+ReadResult reader(std::shared_ptr<std::optional<std::vector<SparseVector<V>>>> result) {
   return [result = std::move(result)](SeenCall& seen) {
     if (!*result) return;
     seen.dense_result = false;
     std::uint64_t first = 0;
-    for (const SparseStream<V>& stream : **result) {
-      const std::span<const V> values = stream.values();
+    for (const SparseVector<V>& vector : **result) {
+      const std::span<const V> values = vector.values();
       for (std::size_t i = 0; i < values.size(); ++i) {
-        seen.indices.push_back(static_cast<std::uint32_t>(first + (stream.is_dense() ? i : stream.indices()[i])));
+        seen.indices.push_back(static_cast<std::uint32_t>(first + (vector.is_dense() ? i : vector.indices()[i])));
       }
       const auto bytes = std::as_bytes(values);
       seen.values.insert(seen.values.end(), bytes.begin(), bytes.end());
-      first += stream.dimension();
+      first += vector.dimension();
     }
   };
 }
@@ -370,13 +370,13 @@ class Play {
 
   // `random`: whether a sum gets entries that its caller keeps, as Python's does, or a copy, and marks of them.
   template <class V>
-  SparseStream<V> stream_of(const PlannedCall& call, const Contribution& share, const SparseReduction& how,
+  SparseVector<V> vector_of(const PlannedCall& call, const Contribution& share, const SparseReduction& how,
                             std::uint64_t random) {
     OwnEntries<V> own(call, share);
     const bool can_be_dense = call.operation != Operation::allreduce_topk;
-    if (share.dense() && can_be_dense) return SparseStream<V>::dense(own.values);
+    if (share.dense() && can_be_dense) return SparseVector<V>::dense(own.values);
     if (call.operation != Operation::sparse_allreduce || random % 2 == 0) {
-      return SparseStream<V>::sparse(call.count, own.indices, own.values);
+      return SparseVector<V>::sparse(call.count, own.indices, own.values);
     }
     const auto kept = std::make_shared<OwnEntries<V>>(std::move(own));
     lent_.push_back(kept);
@@ -401,7 +401,7 @@ class Play {
                               .slices = call.slices,
                               .choice = choice_of(call, caller),
                               .nodes = nodes_of(call, rank)};
-    SparseStream<V> mine = stream_of<V>(call, share, how, mix(call.seed + rank));
+    SparseVector<V> mine = vector_of<V>(call, share, how, mix(call.seed + rank));
     if (call.operation == Operation::allreduce_topk) {
       TopkSum<V, OkTopkState> kept =
           make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
@@ -409,7 +409,7 @@ class Play {
       return kept.request;
     }
     if (call.operation == Operation::sparse_allgather) {
-      GatheredStreams<V> gathered = make_all_gather(std::move(mine), how);
+      GatheredVectors<V> gathered = make_all_gather(std::move(mine), how);
       read = reader<V>(std::move(gathered.result));
       return gathered.request;
     }

@@ -26,7 +26,7 @@ struct SeenCall {
   std::vector<std::byte> before{};       // what `memory` held at the call
   std::vector<std::byte> output{};       // filled with kPoison at the call; empty where it is in place
   bool in_place = false;
-  std::optional<bool> dense_result{};    // of a sparse result in a stream of its own; its content is in the next two
+  std::optional<bool> dense_result{};    // of a sparse result in a vector of its own; its content is in the next two
   std::vector<std::uint32_t> indices{};
   std::vector<std::byte> values{};
   std::optional<SeenTopk> topk{};        // of a call that keeps a part of a sum, if it has a result

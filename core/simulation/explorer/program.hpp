@@ -8,13 +8,13 @@
 #include <string_view>
 #include <vector>
 
-#include "collectives/allreduce_oktopk.hpp"
-#include "collectives/partition.hpp"
-#include "collectives/ring.hpp"
-#include "collectives/sparse_messages.hpp"
+#include "codec/wire.hpp"
+#include "collectives/sparse/messages.hpp"
+#include "collectives/support/partition.hpp"
+#include "collectives/support/ring.hpp"
+#include "collectives/topk/oktopk.hpp"
 #include "drivers/sim/sim_faults.hpp"
 #include "simulation/simulation.hpp"
-#include "sparse/wire.hpp"
 
 namespace telegrad::explorer {
 

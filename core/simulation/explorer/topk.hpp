@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/allreduce_oktopk.hpp"
+#include "collectives/topk/oktopk.hpp"
 #include "simulation/explorer/program.hpp"
 #include "simulation/explorer/values.hpp"
 

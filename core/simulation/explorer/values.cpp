@@ -196,7 +196,7 @@ Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<cons
   return expected;
 }
 
-Expected expected_streams(Rank size, const std::vector<const PlannedCall*>& by_rank) {
+Expected expected_vectors(Rank size, const std::vector<const PlannedCall*>& by_rank) {
   Expected expected;
   for (Rank rank = 0; rank < size; ++rank) {
     const PlannedCall& call = *by_rank[rank];

@@ -29,7 +29,7 @@ class Contribution {
     return static_cast<float>(static_cast<int>(random % (2 * bound_ + 1)) - static_cast<int>(bound_));
   }
   std::byte byte(std::size_t i) const { return static_cast<std::byte>(mix(values_ + i)); }
-  /// Sparse: the stream is given densely, entries or not.
+  /// Sparse: the vector is given densely, entries or not.
   bool dense() const { return dense_; }
   bool has(std::size_t i) const {
     if (crowd_ == Crowd::entries && !is_in_crowd(i)) return false;
@@ -86,7 +86,7 @@ struct Expected {
 Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<const PlannedCall*>& by_rank);
 /// Of a sparse allgather: all ranks' entries, one rank's behind another's, rank r's element i at index r·count + i; in
 /// `dense` their values, without what is between.
-Expected expected_streams(Rank size, const std::vector<const PlannedCall*>& by_rank);
+Expected expected_vectors(Rank size, const std::vector<const PlannedCall*>& by_rank);
 
 /// An f32, f64, bf16 or f16 as it lies in memory, rounded to nearest even; returns its bytes.
 std::size_t put_value(DType dtype, std::byte* to, double value);

@@ -1,5 +1,5 @@
 """What operations on sparse streams take on the α-β-γ network, as closed forms; those of sums are in
-core/collectives/sparse_cost.cpp, by which ranks choose.
+core/collectives/sparse/cost.cpp, by which ranks choose.
 
 For P ranks and float32 streams of ``dimension`` n with ``entries`` k each, at random indices. How many entries meet is
 expected, not known: tests hold the forms against the simulator within 15 %.
@@ -24,10 +24,10 @@ BLOCK_ELEMENTS = 65_536
 HEADER_BYTES = 32  # StreamHeader
 SHORT_MESSAGE_BYTES = 32 << 10  # kShortMessageBytes of allgather_short.hpp
 TURN_BYTES = 32 << 10  # Transport::kTurnBytes
-SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse_split.cpp
-SHARES_UNDER_WAY = 16  # kWindow of sparse_split.cpp
+SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse/split.cpp
+SHARES_UNDER_WAY = 16  # kWindow of sparse/split.cpp
 BINS_LEAST = 1024  # kBinsLeast of pooled_slices.cpp
-THRESHOLD_COUNTS = 256  # kBuckets of global_threshold.cpp
+THRESHOLD_COUNTS = 256  # kBuckets of topk/threshold.cpp
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
 

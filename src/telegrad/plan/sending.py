@@ -31,9 +31,9 @@ from telegrad.plan.workload import EXACT_BYTES, REUSED_BYTES, Device
 
 BUCKET = 1024  # values of QSGD that have one scale
 SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′
-_PIECES_AHEAD = 3  # kPiecesUnderWay of core/collectives/pieces.hpp: so much is encoded before anything leaves
+_PIECES_AHEAD = 3  # kPiecesUnderWay of core/collectives/support/pieces.hpp: so much is encoded before anything leaves
 _ENTRY_BYTES = 8  # in memory
-_COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse_cost.cpp
+_COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse/cost.cpp
 KNOWN_RANKS_MOST = 8  # kExchangingRanksMost there
 
 
@@ -224,7 +224,7 @@ def _selected(
 
 def _gather_s(ranks: int, slice_: int, slice_bytes: float, memory_bytes: float, costs: Costs) -> float:
     """Slices go round a ring, and are decoded while others come, in batches, where ranks have told each other how long
-    they are, else at the end. As core/collectives/sparse_cost.cpp reckons."""
+    they are, else at the end. As core/collectives/sparse/cost.cpp reckons."""
     gamma = costs.gamma_s_per_byte
     sent_s, decode_s = costs.alpha_s + slice_bytes * costs.beta_s_per_byte, slice_bytes * gamma
     counted = ranks <= _COUNTED_RANKS_MOST and slice_ * _ENTRY_BYTES >= _COUNTED_SLICE_BYTES
@@ -268,7 +268,7 @@ def _packs(cluster: Cluster, n: int, k: float) -> bool:
 
 def _doubling_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
     """Recursive doubling of entries that fill in; ranks beyond a power of two fold before and hear the sum after. As
-    core/collectives/sparse_cost.cpp reckons: a message is encoded, sent, decoded and added to as much that is held.
+    core/collectives/sparse/cost.cpp reckons: a message is encoded, sent, decoded and added to as much that is held.
     Neighbours meet first: in the first rounds within a node."""
     ranks = cluster.ranks
     rounds = ranks.bit_length() - 1

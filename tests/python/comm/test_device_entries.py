@@ -211,7 +211,7 @@ def test_host_and_device_ranks_sum_together_again_and_again(
     [
         ([1, 2, 3], 4, "the device counts 4 entries, but there is room for 0 to 3"),
         ([1, 2, 3], -1, "the device counts -1 entries"),
-        ([1, 3, 3], 3, r"the device's entries are no sparse stream: indices\[2\] = 3 is not above indices\[1\] = 3"),
+        ([1, 3, 3], 3, r"the device's entries are no sparse vector: indices\[2\] = 3 is not above indices\[1\] = 3"),
         ([1, 2, 10], 3, r"indices\[2\] = 10 is out of range: the dimension is 10"),
         ([1, 2, 2**40], 3, r"indices\[2\] = 4294967295 is out of range: the dimension is 10"),
         ([1, 2, -1], 3, r"indices\[2\] = 4294967295 is out of range"),

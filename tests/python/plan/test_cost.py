@@ -125,16 +125,16 @@ def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
 
 
 def test_the_core_has_the_same_constants() -> None:
-    lanes = (COLLECTIVES / "lanes.hpp").read_text()
+    lanes = (COLLECTIVES / "support/lanes.hpp").read_text()
     found = re.search(r"kMemoryMessageBytes = std::size_t\{(\d+)\} << (\d+)", lanes)
     assert found is not None
     assert int(found[1]) << int(found[2]) == MEMORY_MESSAGE_BYTES
     assert "lanes = 2;" in lanes
-    assert f"kRingMessageBytes = {RING_BYTES >> 10}_KiB;" in (COLLECTIVES / "choice.cpp").read_text()
-    assert "net.shares_memory() ? kMemoryMessageBytes : kCardBytes" in (COLLECTIVES / "lanes.cpp").read_text()
+    assert f"kRingMessageBytes = {RING_BYTES >> 10}_KiB;" in (COLLECTIVES / "dense/choice.cpp").read_text()
+    assert "net.shares_memory() ? kMemoryMessageBytes : kCardBytes" in (COLLECTIVES / "support/lanes.cpp").read_text()
     assert DOUBLING_MESSAGE_BYTES == cost.CARD_BYTES
     doubling = f"{{.message_bytes = kCardBytes, .segments_most = {DOUBLING_SEGMENTS_MOST}}}"
-    assert doubling in (COLLECTIVES / "allreduce_recursive_doubling.hpp").read_text()
+    assert doubling in (COLLECTIVES / "dense/allreduce_recursive_doubling.hpp").read_text()
 
 
 @pytest.mark.parametrize("name", ["alpha_s", "beta_s_per_byte", "beta_exchange_s_per_byte", "gamma_s_per_byte"])

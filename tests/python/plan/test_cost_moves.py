@@ -139,27 +139,27 @@ def test_long_vectors_gain_from_a_chain() -> None:
 
 
 CONSTANTS = {
-    "SHORT_BYTES": ("allgather.cpp", "kShortBytes"),
-    "CARD_PIECES_MOST": ("allgather_ring.cpp", "kCardPiecesMost"),
-    "LONG_PIECE_BYTES": ("allgather_ring.cpp", "kLongPieceBytes"),
-    "PIECES_MOST": ("allgather_ring.cpp", "kPiecesMost"),
-    "PIECES_UNDER_WAY": ("allgather_ring.cpp", "kUnderWay"),
-    "BULK_BYTES": ("broadcast.cpp", "kBulkBytes"),
-    "CHAIN_LATENCY_BYTES": ("broadcast_chain.cpp", "kLatencyBytes"),
-    "CHAIN_LONG_BYTES": ("broadcast_chain.cpp", "kLongBytes"),
-    "CHAIN_LEAST_BYTES": ("broadcast_chain.cpp", "kLeastPieceBytes"),
-    "CHAIN_UNDER_WAY": ("broadcast_chain.cpp", "kUnderWay"),
-    "TREE_RANKS": ("rooted_tree.hpp", "kRanksLeast"),
-    "TREE_BYTES": ("rooted_tree.hpp", "kBlockBytesMost"),
-    "BRUCK_RANKS": ("all_to_all.cpp", "kBruckRanksLeast"),
-    "BRUCK_BYTES": ("all_to_all.cpp", "kBruckBytesMost"),
-    "EXCHANGE_UNDER_WAY": ("all_to_all.cpp", "kUnderWayMost"),
-    "EXCHANGE_PIECES": ("all_to_all.hpp", "kExchangeBlocksSteps"),
-    "OVERLAP_BYTES": ("all_to_all.cpp", "kOverlapBytesMost"),
+    "SHORT_BYTES": ("dense/allgather.cpp", "kShortBytes"),
+    "CARD_PIECES_MOST": ("dense/allgather_ring.cpp", "kCardPiecesMost"),
+    "LONG_PIECE_BYTES": ("dense/allgather_ring.cpp", "kLongPieceBytes"),
+    "PIECES_MOST": ("dense/allgather_ring.cpp", "kPiecesMost"),
+    "PIECES_UNDER_WAY": ("dense/allgather_ring.cpp", "kUnderWay"),
+    "BULK_BYTES": ("dense/broadcast.cpp", "kBulkBytes"),
+    "CHAIN_LATENCY_BYTES": ("dense/broadcast_chain.cpp", "kLatencyBytes"),
+    "CHAIN_LONG_BYTES": ("dense/broadcast_chain.cpp", "kLongBytes"),
+    "CHAIN_LEAST_BYTES": ("dense/broadcast_chain.cpp", "kLeastPieceBytes"),
+    "CHAIN_UNDER_WAY": ("dense/broadcast_chain.cpp", "kUnderWay"),
+    "TREE_RANKS": ("support/rooted_tree.hpp", "kRanksLeast"),
+    "TREE_BYTES": ("support/rooted_tree.hpp", "kBlockBytesMost"),
+    "BRUCK_RANKS": ("dense/all_to_all.cpp", "kBruckRanksLeast"),
+    "BRUCK_BYTES": ("dense/all_to_all.cpp", "kBruckBytesMost"),
+    "EXCHANGE_UNDER_WAY": ("dense/all_to_all.cpp", "kUnderWayMost"),
+    "EXCHANGE_PIECES": ("dense/all_to_all.hpp", "kExchangeBlocksSteps"),
+    "OVERLAP_BYTES": ("dense/all_to_all.cpp", "kOverlapBytesMost"),
 }
 
 
-@pytest.mark.parametrize("name", [*CONSTANTS, "gather.cpp", "scatter.cpp"])
+@pytest.mark.parametrize("name", [*CONSTANTS, "dense/gather.cpp", "dense/scatter.cpp"])
 def test_the_core_has_the_same_constants(name: str) -> None:
     file, constant = CONSTANTS.get(name, (name, "kUnderWay"))
     text = (COLLECTIVES / file).read_text()

@@ -92,13 +92,13 @@ def test_rabenseifner_is_never_slower_than_a_ring_of_one_segment_without_work() 
 
 def test_the_core_has_the_same_constants() -> None:
     for file, name, value in (
-        ("pieces.hpp", "kCardBytes", recurrences.CARD_BYTES),
-        ("halving.hpp", "kPiecesMost", cost_reductions.PIECES_MOST),
-        ("pieces.hpp", "kPiecesUnderWay", recurrences.PIECES_UNDER_WAY),
-        ("reduce_scatter.cpp", "kRingBlockBytes", cost_reductions.RING_BLOCK_BYTES),
-        ("reduce.cpp", "kPairTreeBytes", cost_reductions.PAIR_TREE_BYTES),
-        ("reduce.cpp", "kTreeBytes", cost_reductions.TREE_BYTES),
-        ("reduce.cpp", "kLeastBlockBytes", cost_reductions.LEAST_BLOCK_BYTES),
+        ("support/pieces.hpp", "kCardBytes", recurrences.CARD_BYTES),
+        ("support/halving.hpp", "kPiecesMost", cost_reductions.PIECES_MOST),
+        ("support/pieces.hpp", "kPiecesUnderWay", recurrences.PIECES_UNDER_WAY),
+        ("dense/reduce_scatter.cpp", "kRingBlockBytes", cost_reductions.RING_BLOCK_BYTES),
+        ("dense/reduce.cpp", "kPairTreeBytes", cost_reductions.PAIR_TREE_BYTES),
+        ("dense/reduce.cpp", "kTreeBytes", cost_reductions.TREE_BYTES),
+        ("dense/reduce.cpp", "kLeastBlockBytes", cost_reductions.LEAST_BLOCK_BYTES),
     ):
         found = re.search(rf"{name} = (?:std::size_t\{{(\d+)\}} << (\d+)|(\d+));", (COLLECTIVES / file).read_text())
         assert found is not None, name

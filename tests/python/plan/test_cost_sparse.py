@@ -139,8 +139,12 @@ def test_sizes_that_make_no_sense() -> None:
 @pytest.mark.parametrize(
     ("file", "pattern", "value"),
     [
-        ("allgather_short.hpp", r"kShortMessageBytes = std::size_t\{32\} << 10", cost_sparse.SHORT_MESSAGE_BYTES),
-        ("sparse_split.cpp", r"kShortBytes = std::size_t\{32\} << 10", cost_sparse.SHORT_SHARE_BYTES),
+        (
+            "support/allgather_short.hpp",
+            r"kShortMessageBytes = std::size_t\{32\} << 10",
+            cost_sparse.SHORT_MESSAGE_BYTES,
+        ),
+        ("sparse/split.cpp", r"kShortBytes = std::size_t\{32\} << 10", cost_sparse.SHORT_SHARE_BYTES),
         ("../transport/transport.hpp", r"kTurnBytes = std::size_t\{32\} << 10", cost_sparse.TURN_BYTES),
     ],
 )
@@ -152,11 +156,11 @@ def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> N
 @pytest.mark.parametrize(
     ("file", "name", "value"),
     [
-        ("sparse_split.cpp", "kWindow", cost_sparse.SHARES_UNDER_WAY),
-        ("pooled_slices.cpp", "kBinsLeast", cost_sparse.BINS_LEAST),
-        ("global_threshold.cpp", "kBuckets", cost_sparse.THRESHOLD_COUNTS),
-        ("exchanged_sums.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
-        ("sparse_cost.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
+        ("sparse/split.cpp", "kWindow", cost_sparse.SHARES_UNDER_WAY),
+        ("topk/pooled_slices.cpp", "kBinsLeast", cost_sparse.BINS_LEAST),
+        ("topk/threshold.cpp", "kBuckets", cost_sparse.THRESHOLD_COUNTS),
+        ("sparse/exchanged_sums.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
+        ("sparse/cost.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
     ],
 )
 def test_numbers_are_those_of_the_core(file: str, name: str, value: int) -> None:

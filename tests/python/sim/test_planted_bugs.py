@@ -69,4 +69,4 @@ def test_a_planted_bug_is_found(clean: Path, name: str) -> None:
 def test_a_mutant_that_does_not_compile_is_told(clean: Path) -> None:
     assert clean.is_file()
     with pytest.raises(DoesNotBuild, match="error"):
-        plant(Mutant("broken", "collectives/barrier.cpp", (("Task<void> barrier(", "Taks<void> barrier("),)))
+        plant(Mutant("broken", "collectives/dense/barrier.cpp", (("Task<void> barrier(", "Taks<void> barrier("),)))

@@ -4,7 +4,7 @@
 are 0.
 
 *Indices*: the ``packed`` format of messages, blocks of at most 1,024 indices in Golomb-Rice code or as runs, as
-``core/kernels/pack_indices.hpp`` says. A GPU writes the same bytes as a CPU and reads whatever a CPU reads, so either
+``core/codec/pack_indices.hpp`` says. A GPU writes the same bytes as a CPU and reads whatever a CPU reads, so either
 may be at either end.
 
 Numbers and indices are uint32, bytes are uint8, all contiguous. ``cpu`` does it for numpy arrays, indices with the

@@ -1,0 +1,343 @@
+// Ok-Topk: a sparse allreduce whose volume does not grow with the number of ranks. Li, Hoefler, "Near-optimal sparse
+// allreduce for distributed deep learning", PPoPP 2022, Algorithm 1. Six steps, of which the first, selection on each rank,
+// is the caller's:
+//
+//   2  every τ calls slices are cut, one for each rank; and at once where one of them would bring its owner too much
+//   3  entries go to the owners of their slices, which add them
+//   4  every τ' calls the threshold is found that k of all sums reach
+//   5  owners keep what reaches it; shares that are very unlike are made alike, and all are gathered
+//   6  who has given an entry that the sum does not keep takes it back
+//
+// (2P + O(log P))α; of words at most 2k' in step 3, 2P more to receive, 2k' to make shares alike and 2k' to gather them. The
+// paper's bound of 6k(P−1)/P does not hold as it is published: averaged boundaries, and such as have become stale, may bring
+// one owner most of all entries; gathering all sums for the threshold costs up to 2kP; recursive doubling of unlike shares
+// 2k·log2 P. Hence pooled boundaries, counts before every split, radix selection, and a ring.
+#include "collectives/topk/oktopk.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <functional>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <utility>
+
+#include "base/check.hpp"
+#include "base/random.hpp"
+#include "codec/entry_sets.hpp"
+#include "collectives/dense/allgather_bruck.hpp"
+#include "collectives/sparse/messages.hpp"
+#include "collectives/sparse/split.hpp"
+#include "collectives/support/allreduce_counts.hpp"
+#include "collectives/topk/allgather_shares.hpp"
+#include "collectives/topk/pooled_slices.hpp"
+#include "collectives/topk/threshold.hpp"
+#include "transport/milestone.hpp"
+
+namespace telegrad {
+namespace {
+
+constexpr std::size_t kBucketBytes = std::size_t{256} << 10;  // of a share, about
+constexpr std::size_t kBucketsMost = 8;
+constexpr Step kGatherCountsSteps = 32;
+constexpr Step kManySteps = Step{1} << 31;  // room for gathering all sums
+
+// What the threshold becomes for the next call, where this one has kept `selected`: changed by a quarter of
+// the deviation, and by an eighth at most.
+double corrected(double threshold, std::uint64_t selected, std::uint64_t k) {
+  const double ratio = static_cast<double>(selected) / static_cast<double>(k);
+  return threshold * (1.0 + (std::clamp(ratio, 0.5, 1.5) - 1.0) / 4);
+}
+
+// So many entries are not worth finding a threshold anew.
+bool is_near(std::uint64_t selected, std::uint64_t held, std::uint64_t k) {
+  if (selected > k + k / 4) return false;
+  return selected >= k - k / 4 || selected == held;
+}
+
+template <class V>
+class OkTopk {
+ public:
+  OkTopk(Transport& net, SparseVector<V> mine, const OkTopkSettings& settings, OkTopkState state, Reduction reduction,
+         WireFormat wire, std::span<float> residual)
+      : net_(net), mine_(std::move(mine)), settings_(settings), state_(std::move(state)) {
+    TELEGRAD_CHECK(!SizeOnly::active());  // what is sent depends on values
+    TELEGRAD_CHECK(!mine_.is_dense() && settings.k > 0);
+    TELEGRAD_CHECK(residual.empty() || residual.size() == mine_.dimension());
+    TELEGRAD_CHECK(reduction == Reduction::sum || reduction == Reduction::avg);
+    how_.reduction = reduction;
+    how_.wire = wire;
+    how_.residual = residual;
+    how_.switch_factor = std::numeric_limits<double>::infinity();
+  }
+
+  Task<OkTopkSum<V>> run() {
+    co_await settle_slices();
+    co_await split_and_reduce();
+    co_await settle_threshold();
+    SparseVector<V> sum = co_await gather();
+    SparseVector<V> left;
+    co_await decide(net_, bytes_of(sum.view()) + bytes_of(mine_.view()), [&] {
+      left = sparse_vector(mine_.dimension(), entries_without(mine_.view(), sum.indices()), how_.reduction);
+      keep_errors(left.indices());
+    });
+    state_.threshold = settings_.as_published ? state_.threshold
+                                              : corrected(state_.threshold, report_.selected, settings_.k);
+    ++state_.calls;
+    co_return OkTopkSum<V>{std::move(sum), std::move(left), std::move(state_), report_};
+  }
+
+ private:
+  bool is_due(std::uint64_t period) const { return state_.calls % period == 0; }
+
+  Task<void> settle_slices() {
+    const Rank size = net_.size();
+    const std::uint64_t dimension = mine_.dimension();
+    slices_ = Partition(std::span<const std::uint64_t>(state_.lengths));
+    if (is_due(settings_.boundaries_every) || slices_.blocks() != size || slices_.count() != dimension) {
+      co_await cut_slices();
+      co_return;
+    }
+    if (settings_.as_published) {
+      report_.local_most = mine_.nnz();
+      co_return;
+    }
+    std::vector<std::uint64_t> received(size + 1);  // by owner; last the most that a rank has
+    co_await net_.compute(0, [&] {
+      for (Rank owner = 0; owner < size; ++owner) {
+        const IndexRange slice = slice_of(slices_, owner);
+        if (owner != net_.rank()) received[owner] = mine_.slice(slice.begin, slice.end).nnz();
+      }
+      received[size] = mine_.nnz();
+    });
+    co_await allreduce_counts(net_, received, 1, report_.traffic, take_steps(kCountSteps));
+    report_.local_most = received[size];
+    received.pop_back();
+    if (std::ranges::max(received) > report_.local_most + size) co_await cut_slices();
+  }
+
+  Task<void> cut_slices() {
+    const Step step = take_steps(kSliceSteps);
+    SparseTraffic& traffic = report_.traffic;
+    PooledSlices cut{slices_};
+    if (settings_.as_published) {
+      cut = co_await averaged_slices(net_, mine_.indices(), mine_.dimension(), traffic, step);
+    } else {
+      cut = co_await pooled_slices(net_, mine_.indices(), mine_.dimension(), traffic, step);
+    }
+    slices_ = cut.slices;
+    state_.lengths.clear();
+    for (Rank rank = 0; rank < net_.size(); ++rank) state_.lengths.push_back(slices_[rank].size());
+    report_.local_most = cut.most;
+    report_.cut = true;
+  }
+
+  // In buckets: while one is reduced, the next one's messages come. A lane does every other bucket.
+  Task<void> split_and_reduce() {
+    const std::size_t share = report_.local_most * (sizeof(std::uint32_t) + sizeof(V)) / net_.size();
+    const bool agreed = !settings_.as_published || report_.cut;
+    const std::size_t buckets = agreed ? std::clamp<std::size_t>(share / kBucketBytes, 1, kBucketsMost) : 1;
+    const Step steps = split_steps<V>(net_, slices_);
+    const Step first_step = take_steps(static_cast<Step>(buckets) * steps);
+    if (how_.wire.values != ValueEncoding::native && !how_.residual.empty()) {
+      errors_ = Array<float>(mine_.nnz());
+      std::ranges::fill(errors_, 0.0F);
+    }
+    std::vector<OwnedSlice<V>> sums(buckets);
+    Milestone received(net_.ready());  // how many buckets have come
+    std::vector<Task<void>> lanes;
+    for (std::size_t lane = 0; lane < std::min<std::size_t>(2, buckets); ++lane) {
+      lanes.push_back(run_lane(lane, first_step, steps, sums, received));
+    }
+    co_await when_all(std::move(lanes));
+    const Rank rank = net_.rank();
+    for (Rank owner = 0; owner < net_.size(); ++owner) {
+      if (owner != rank) report_.traffic.entries_sent += mine_.slice(slices_[owner].begin, slices_[owner].end).nnz();
+    }
+    if (buckets == 1) {
+      owned_ = std::move(sums[0]);
+      co_return;
+    }
+    std::vector<SparseView<V>> views;
+    std::size_t bytes = 0;
+    for (const OwnedSlice<V>& sum : sums) {
+      views.push_back(sum.view());
+      bytes += bytes_of(views.back());
+    }
+    co_await decide(net_, bytes, [&] {
+      owned_ = concatenate_slices<V>(views);
+    });
+  }
+
+  Task<void> run_lane(std::size_t lane, Step first_step, Step steps, std::vector<OwnedSlice<V>>& sums,
+                      Milestone& received) {
+    for (std::size_t bucket = lane; bucket < sums.size(); bucket += 2) {
+      co_await received.until(bucket);
+      SplitBucket part;
+      part.first_step = first_step + static_cast<Step>(bucket) * steps;
+      part.number = bucket;
+      part.buckets = sums.size();
+      part.errors = errors_.span();
+      part.only_entries = true;
+      part.received = [this, &received, bucket](std::uint64_t entries) {
+        report_.traffic.entries_received += entries;
+        received.reach(bucket + 1);
+      };
+      sums[bucket] = co_await reduce_owned_slice(net_, mine_, slices_, how_, std::move(part));
+    }
+  }
+
+  Task<void> settle_threshold() {
+    if (!is_due(settings_.threshold_every)) {
+      co_await keep_from(magnitude_key(static_cast<V>(static_cast<kernels::Factor<V>>(state_.threshold))));
+      const std::uint64_t held = std::accumulate(held_counts_.begin(), held_counts_.end(), std::uint64_t{0});
+      if (settings_.as_published || is_near(report_.selected, held, settings_.k)) co_return;
+    }
+    report_.exact = true;
+    const std::uint64_t key = co_await find_threshold();
+    using Bits = typename kernels::Format<V>::Bits;
+    state_.threshold = static_cast<double>(static_cast<kernels::Factor<V>>(std::bit_cast<V>(static_cast<Bits>(key))));
+    co_await keep_from(key);
+  }
+
+  Task<std::uint64_t> find_threshold() {
+    const std::span<const V> values = owned_.values.span();
+    if (!settings_.as_published) {
+      co_return co_await global_threshold_key<V>(net_, values, settings_.k, report_.traffic, take_steps(kThresholdSteps));
+    }
+    const std::vector<SparseView<V>> owned{owned_.view()};
+    OwnedSlice<V> all = concatenate_slices<V>(owned);
+    co_await exchange_counts(values.size());
+    bool balanced = false;
+    ShareGathering how = gathering();
+    how.balance_factor = std::numeric_limits<double>::infinity();
+    how.wire.values = ValueEncoding::native;  // they are only looked at
+    const SparseVector<V> sum = co_await allgather_shares(net_, std::move(all), slices_, held_counts_, how, report_.traffic,
+                                                          balanced, take_steps(kManySteps));
+    std::vector<std::uint64_t> keys;
+    for (const V value : sum.values()) keys.push_back(magnitude_key(value));
+    if (keys.size() < settings_.k) co_return 0;
+    const auto wanted = keys.begin() + static_cast<std::ptrdiff_t>(settings_.k - 1);
+    std::ranges::nth_element(keys, wanted, std::greater<>());
+    co_return *wanted;
+  }
+
+  // Of the owned sums; all ranks say how many they keep.
+  Task<void> keep_from(std::uint64_t key) {
+    const std::span<const V> values = owned_.values.span();
+    std::size_t count = 0;
+    co_await compute_slices(net_, values.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
+      for (const V value : values.subspan(begin, end - begin)) count += magnitude_key(value) >= key ? 1 : 0;
+    });
+    kept_ = {owned_.range, false, Array<std::uint32_t>(count), Array<V>(count)};
+    std::size_t next = 0;
+    co_await compute_slices(net_, values.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        if (magnitude_key(values[i]) < key) continue;
+        kept_.indices[next] = owned_.indices[i];
+        kept_.values[next++] = values[i];
+      }
+    });
+    co_await exchange_counts(count);
+    report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
+  }
+
+  // How many entries each rank keeps, and how many it holds.
+  Task<void> exchange_counts(std::size_t kept) {
+    const Rank size = net_.size();
+    const std::uint64_t mine[2] = {kept, owned_.values.size()};
+    std::vector<std::uint64_t> all(std::size_t{2} * size);
+    const Bytes bytes = std::as_writable_bytes(std::span(all));
+    const Step step = take_steps(kGatherCountsSteps);
+    if (size == 1) {
+      all.assign(std::begin(mine), std::end(mine));
+    } else {
+      co_await allgather_bruck(net_, std::as_bytes(std::span(mine)), bytes, Partition(bytes.size(), size), step);
+    }
+    report_.traffic.control_bytes_sent += bytes.size() - sizeof mine;
+    report_.traffic.control_bytes_received += bytes.size() - sizeof mine;
+    kept_counts_.clear();
+    held_counts_.clear();
+    for (Rank rank = 0; rank < size; ++rank) {
+      kept_counts_.push_back(all[2 * rank]);
+      held_counts_.push_back(all[2 * rank + 1]);
+      if (kept_counts_[rank] <= held_counts_[rank] && held_counts_[rank] <= slices_[rank].size()) continue;
+      co_await net_.fail(rank, "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(all[2 * rank]) +
+                                   " of " + std::to_string(all[2 * rank + 1]) + " sums, in a slice of " +
+                                   std::to_string(slices_[rank].size()));
+    }
+  }
+
+  Task<SparseVector<V>> gather() {
+    return allgather_shares(net_, std::move(kept_), slices_, kept_counts_, gathering(), report_.traffic,
+                            report_.balanced, next_step_);
+  }
+  ShareGathering gathering() const {
+    return {.wire = how_.wire,
+            .balance_factor = settings_.balance_factor,
+            .always_doubles = settings_.as_published,
+            .residual = how_.residual,
+            .weight = how_.reduction == Reduction::avg ? static_cast<float>(net_.size()) : 1.0F};
+  }
+
+  // Of this rank's entries that the sum has: those that it has not are handed back as they were. Both ascend.
+  void keep_errors(std::span<const std::uint32_t> left) {
+    if (errors_.empty()) return;
+    const std::span<const std::uint32_t> indices = mine_.indices();
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < indices.size(); ++i) {
+      if (next < left.size() && left[next] == indices[i]) {
+        ++next;
+      } else {
+        how_.residual[indices[i]] += errors_[i];
+      }
+    }
+  }
+
+  Step take_steps(Step steps) { return std::exchange(next_step_, next_step_ + steps); }
+
+  Transport& net_;
+  const SparseVector<V> mine_;
+  const OkTopkSettings settings_;
+  OkTopkState state_;
+  SparseReduction how_;
+  Partition slices_{0, 0};
+  Array<float> errors_;  // of what has been sent, if they are kept
+  OwnedSlice<V> owned_;  // sums
+  OwnedSlice<V> kept_;
+  std::vector<std::uint64_t> kept_counts_;  // by rank
+  std::vector<std::uint64_t> held_counts_;
+  TopkReport report_;
+  Step next_step_ = 0;
+};
+
+}  // namespace
+
+std::uint64_t OkTopkState::digest(const OkTopkSettings& settings) const {
+  std::uint64_t digest = 0;
+  const auto add = [&digest](std::uint64_t word) { digest = mix(digest + word + 1); };
+  add(settings.k);
+  add(settings.boundaries_every);
+  add(settings.threshold_every);
+  add(std::bit_cast<std::uint64_t>(settings.balance_factor));
+  add(settings.as_published ? 1 : 0);
+  add(calls);
+  add(std::bit_cast<std::uint64_t>(threshold));
+  for (const std::uint64_t length : lengths) add(length);
+  return digest;
+}
+
+template <class V>
+Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseVector<V> mine, OkTopkSettings settings, OkTopkState state,
+                                    Reduction reduction, WireFormat wire, std::span<float> residual) {
+  OkTopk<V> oktopk(net, std::move(mine), settings, std::move(state), reduction, wire, residual);
+  co_return co_await oktopk.run();
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                                                    \
+  template Task<OkTopkSum<V>> allreduce_oktopk(Transport&, SparseVector<V>, OkTopkSettings, OkTopkState, Reduction, \
+                                               WireFormat, std::span<float>);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
+
+}  // namespace telegrad

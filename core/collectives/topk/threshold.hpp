@@ -1,0 +1,21 @@
+#pragma once
+// The k-th largest magnitude of values that lie on several ranks, without moving them.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "collectives/support/traffic.hpp"
+#include "collectives/topk/largest.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// The key of the k-th largest magnitude of all ranks' values together, k >= 1, the same on all ranks; 0, the least key,
+/// if there are fewer. V is float, double, bf16 or f16. Uses kThresholdSteps steps from `first_step` on.
+template <class V>
+Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> values, std::uint64_t k,
+                                         SparseTraffic& traffic, Step first_step);
+inline constexpr Step kThresholdSteps = Step{1} << 10;
+
+}  // namespace telegrad
