@@ -17,18 +17,18 @@ from typing import Any
 
 MODULES = {
     "telegrad": "What most programs need.",
-    "telegrad.train": "Training: hooks, synchronizers, what they report and save ([training.md](training.md)).",
+    "telegrad.ddp": "Training: hooks, synchronizers, what they report and save ([training.md](training.md)).",
     "telegrad.compress": "Which entries are sent, and what waits ([selection.md](selection.md)).",
-    "telegrad.comm": "What sums of the largest entries report ([topk-allreduce.md](topk-allreduce.md)).",
-    "telegrad.stream": "Sparse vectors ([algorithms.md](algorithms.md)).",
+    "telegrad.communicator": "What sums of the largest entries report ([topk-allreduce.md](topk-allreduce.md)).",
+    "telegrad.sparse_vector": "Sparse vectors ([algorithms.md](algorithms.md)).",
     "telegrad.launch": "Ranks of this machine as processes.",
-    "telegrad.plan": "What algorithms cost, and which is chosen ([tuning.md](tuning.md)).",
-    "telegrad.calibration": "Measuring a network ([tuning.md](tuning.md)).",
-    "telegrad.sim": "Ranks in virtual time ([simulation.md](simulation.md)).",
+    "telegrad.cost": "What algorithms cost, and which is chosen ([tuning.md](tuning.md)).",
+    "telegrad.tuning": "Measuring a network ([tuning.md](tuning.md)).",
+    "telegrad.tools.sim": "Ranks in virtual time ([simulation.md](simulation.md)).",
     "telegrad.linear": "Linear models on sparse rows ([linear.md](linear.md)).",
     "telegrad.torch_backend": "A backend of `torch.distributed` ([torch-backend.md](torch-backend.md)).",
-    "telegrad.lightning": "PyTorch Lightning ([training.md](training.md)).",
-    "telegrad.transformers": "Hugging Face's Trainer ([training.md](training.md)).",
+    "telegrad.integrations.lightning": "PyTorch Lightning ([training.md](training.md)).",
+    "telegrad.integrations.transformers": "Hugging Face's Trainer ([training.md](training.md)).",
 }
 PAGE = Path(__file__).with_name("reference.md")
 _HEAD = """# Reference

@@ -24,7 +24,7 @@ def main(folder: str = "accelerate_ddp") -> None:
 
     state = telegrad.DDPState(telegrad.Communicator.from_torch(), model.named_parameters(), density=0.05)  # these
     model.register_comm_hook(state, telegrad.ddp_hook)
-    accelerator.register_for_checkpointing(telegrad.train.GatheredState(state))  # checkpoints have its residuals
+    accelerator.register_for_checkpointing(telegrad.ddp.GatheredState(state))  # checkpoints have its residuals
 
     losses = []
     for _ in range(5):

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
-from telegrad.train import RankState, load_resharded
+from telegrad.ddp import RankState, load_resharded
 
 ALL_RANKS_BATCH = 60  # the same with any number of ranks, so that learning rate and loss curve are too
 EVERY = 20

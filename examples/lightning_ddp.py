@@ -7,7 +7,7 @@ import pytorch_lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from telegrad.lightning import GradientExchange
+from telegrad.integrations.lightning import GradientExchange
 
 
 class Network(pytorch_lightning.LightningModule):

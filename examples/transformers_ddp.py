@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainingArguments
 
-from telegrad.transformers import exchange_gradients
+from telegrad.integrations.transformers import exchange_gradients
 
 
 class Network(torch.nn.Module):

@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.common.commands import end_with_rows
-from telegrad.bench.allreduce import run
-from telegrad.bench.plan import AllreducePlan, text_of
-from telegrad.cli.console import counting
-from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable
 from telegrad.launch import LaunchError
-from telegrad.report.durations import duration
+from telegrad.tools.bench.allreduce import run
+from telegrad.tools.bench.plan import AllreducePlan, text_of
+from telegrad.tools.cli.console import counting
+from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
+from telegrad.tools.cli.outputs import check_writable
+from telegrad.tools.report.durations import duration
 
 Row = dict[str, Any]
 

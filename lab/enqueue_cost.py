@@ -20,11 +20,11 @@ from rich.console import Console
 
 from lab.common.commands import counts_of
 from telegrad import Communicator
-from telegrad.bench.machine import describe_machine
-from telegrad.cli.options import RowsFile
-from telegrad.cli.outputs import check_writable, write_result
-from telegrad.comm.device import transfers
-from telegrad.comm.device.runtime import DeviceRuntime, register_runtime
+from telegrad.communicator.cuda import transfers
+from telegrad.communicator.cuda.runtime import DeviceRuntime, register_runtime
+from telegrad.tools.bench.machine import describe_machine
+from telegrad.tools.cli.options import RowsFile
+from telegrad.tools.cli.outputs import check_writable, write_result
 
 UNDER_WAY = 20
 """Operations behind which a call is timed: the oldest ends before it, so that its memory is used again."""
@@ -34,7 +34,7 @@ CHUNK_BYTES = 1024
 
 
 class IdleRuntime:
-    """See telegrad.comm.device.runtime.DeviceRuntime: without what an allreduce does not call."""
+    """See telegrad.communicator.cuda.runtime.DeviceRuntime: without what an allreduce does not call."""
 
     def __init__(self) -> None:
         self._number = 0

@@ -26,12 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.faults.ranks import say
-from telegrad.bench.machine import describe_machine
-from telegrad.bench.networks import open_network
-from telegrad.bench.peers import why_missing
-from telegrad.cli.outputs import check_writable, written
 from telegrad.errors import TransportError
 from telegrad.launch import Ranks, RanksTimedOut, join, rank_and_size
+from telegrad.tools.bench.machine import describe_machine
+from telegrad.tools.bench.networks import open_network
+from telegrad.tools.bench.peers import why_missing
+from telegrad.tools.cli.outputs import check_writable, written
 
 # What each rank runs
 

@@ -24,22 +24,22 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
-from telegrad import Communicator, SparseStream
-from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.networks import peers_store, run_job
-from telegrad.bench.peers import PEERS, start_peers, why_missing
-from telegrad.bench.plan import JsonFields
-from telegrad.bench.sparse import entropy_bits
-from telegrad.calibration import calibrate
-from telegrad.cli.console import counting, say_without, table_console
-from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_all_writable, drawn, write_result, written
+from telegrad import Communicator, SparseVector
 from telegrad.launch import LaunchError, join
 from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, hashed_ngrams, objective, read_libsvm, train
 from telegrad.linear.aggregation import DenseGather, SparseGather
 from telegrad.linear.losses import are_classes, label_counts
 from telegrad.linear.stdlib_task import stdlib_pieces
-from telegrad.report.durations import duration
+from telegrad.tools.bench.machine import describe_machine, machine_text
+from telegrad.tools.bench.networks import peers_store, run_job
+from telegrad.tools.bench.peers import PEERS, start_peers, why_missing
+from telegrad.tools.bench.plan import JsonFields
+from telegrad.tools.bench.sparse import entropy_bits
+from telegrad.tools.cli.console import counting, say_without, table_console
+from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
+from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result, written
+from telegrad.tools.report.durations import duration
+from telegrad.tuning import calibrate
 
 # What is measured
 
@@ -157,8 +157,8 @@ def _text_rows(comm: Communicator) -> Rows:
 def columns_of(rows: Rows, comm: Communicator) -> int:
     """How many features some rank's rows have."""
     indices = np.unique(rows.indices)
-    mine = SparseStream.trusted(indices, np.ones(indices.size, np.float32), rows.n_features)
-    total: SparseStream = comm.all_reduce(mine, "max")
+    mine = SparseVector.trusted(indices, np.ones(indices.size, np.float32), rows.n_features)
+    total: SparseVector = comm.all_reduce(mine, "max")
     return int(np.count_nonzero(total.memory(0.0)[1] > 0))
 
 
@@ -180,16 +180,16 @@ class DenseSum:
         self._all_reduce = all_reduce
         self.seconds: list[float] = []
 
-    def prepare(self, gradient: SparseStream) -> Vector:
+    def prepare(self, gradient: SparseVector) -> Vector:
         self._vector[:] = 0
         self._vector[gradient.raw_indices] = gradient.raw_values
         return self._vector
 
-    def sum(self, prepared: Vector) -> SparseStream:
+    def sum(self, prepared: Vector) -> SparseVector:
         began_s = time.perf_counter()
         self._all_reduce(prepared)
         self.seconds.append(time.perf_counter() - began_s)
-        return SparseStream.trusted(None, prepared, prepared.size)
+        return SparseVector.trusted(None, prepared, prepared.size)
 
 
 class AlgorithmSum:
@@ -200,12 +200,12 @@ class AlgorithmSum:
         self.seconds: list[float] = []
         self.entries: list[int] = []
 
-    def prepare(self, gradient: SparseStream) -> SparseStream:
+    def prepare(self, gradient: SparseVector) -> SparseVector:
         return gradient
 
-    def sum(self, prepared: SparseStream) -> SparseStream:
+    def sum(self, prepared: SparseVector) -> SparseVector:
         began_s = time.perf_counter()
-        total: SparseStream = self._comm.all_reduce(prepared, algorithm=self._algorithm)
+        total: SparseVector = self._comm.all_reduce(prepared, algorithm=self._algorithm)
         self.seconds.append(time.perf_counter() - began_s)
         self.entries.append(total.nnz)
         return total

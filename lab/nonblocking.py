@@ -20,13 +20,13 @@ from rich.table import Table
 
 from lab.common.commands import end_with_rows
 from telegrad import Communicator
-from telegrad.bench.allreduce import Row, report_of
-from telegrad.bench.plan import AllreducePlan, Timing, text_of
-from telegrad.cli.console import counting, table_console
-from telegrad.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.cli.outputs import check_writable
 from telegrad.launch import LaunchError, join
-from telegrad.report.durations import duration
+from telegrad.tools.bench.allreduce import Row, report_of
+from telegrad.tools.bench.plan import AllreducePlan, Timing, text_of
+from telegrad.tools.cli.console import counting, table_console
+from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
+from telegrad.tools.cli.outputs import check_writable
+from telegrad.tools.report.durations import duration
 
 TARGET = "lab.nonblocking:rank_main"
 """What the ranks run."""

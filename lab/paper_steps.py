@@ -12,20 +12,20 @@ from typing import Annotated, Any
 
 import typer
 
-from telegrad.cli.console import table_console
-from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import names_among
-from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.plan.architectures import Architecture, architecture, trace_of
-from telegrad.plan.cluster import Cluster, sum_cost
-from telegrad.plan.linear_cost import PAPER_NETWORKS
-from telegrad.plan.network import Costs
-from telegrad.plan.sending import dense, rgc
-from telegrad.plan.step import Row, Step, StepGroup, planned, simulate, times_of
-from telegrad.plan.trace import Trace
-from telegrad.plan.way import Way
-from telegrad.plan.workload import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
-from telegrad.report.training_step import plot, table_of
+from telegrad.cost.linear_cost import PAPER_NETWORKS
+from telegrad.cost.network import Costs
+from telegrad.cost.way import Way
+from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import Architecture, architecture, trace_of
+from telegrad.tools.advise.cluster import Cluster, sum_cost
+from telegrad.tools.advise.sending import dense, rgc
+from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
+from telegrad.tools.advise.workload import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
+from telegrad.tools.cli.console import table_console
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import names_among
+from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
+from telegrad.tools.report.training_step import plot, table_of
 
 MG_WFBP_COMPUTE_S = {"resnet50": 0.6, "googlenet": 0.25}
 

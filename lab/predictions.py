@@ -20,21 +20,21 @@ from rich.console import Console
 from rich.progress import TextColumn
 from rich.table import Table
 
-from telegrad import Communicator, SparseStream, _core
-from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.networks import run_job
-from telegrad.bench.plan import JsonFields, Timing, text_of
-from telegrad.bench.sparse import largest_of_gradients
-from telegrad.calibration.fit import CostFit, fit_costs
-from telegrad.calibration.pairs import Call, Pairs, calls_of_sample, first_counts, open_pairs, sample, timed_sample
-from telegrad.calibration.probes import KINDS, Probe, probes
-from telegrad.cli.console import counting
-from telegrad.cli.options import JobTimeout, byte_sizes, networks_of
-from telegrad.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.comm.stream_wire import formats_named
+from telegrad import Communicator, SparseVector, _core
+from telegrad.communicator.sparse_wire import formats_named
+from telegrad.cost.cost import CARD_BYTES
 from telegrad.launch import LaunchError, join
-from telegrad.plan.cost import CARD_BYTES
-from telegrad.report.durations import duration
+from telegrad.tools.bench.machine import describe_machine, machine_text
+from telegrad.tools.bench.networks import run_job
+from telegrad.tools.bench.plan import JsonFields, Timing, text_of
+from telegrad.tools.bench.sparse import largest_of_gradients
+from telegrad.tools.cli.console import counting
+from telegrad.tools.cli.options import JobTimeout, byte_sizes, networks_of
+from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
+from telegrad.tools.report.durations import duration
+from telegrad.tuning.fit import CostFit, fit_costs
+from telegrad.tuning.pairs import Call, Pairs, calls_of_sample, first_counts, open_pairs, sample, timed_sample
+from telegrad.tuning.probes import KINDS, Probe, probes
 
 # What is measured
 
@@ -213,11 +213,11 @@ def _dense(operation: str, communicator: Communicator, x: npt.NDArray[np.float32
             raise ValueError(f"operation={operation!r} is no dense collective that can be predicted")
 
 
-def _stream_of(one: Measurement, rank: int) -> SparseStream:
+def _stream_of(one: Measurement, rank: int) -> SparseVector:
     length = one.bytes // 4
     drawn = np.random.default_rng(rank).choice(length, one.nnz, replace=False, shuffle=False)
     indices = np.sort(drawn).astype(np.uint32)
-    return SparseStream(indices, largest_of_gradients(indices.size, rank), length)
+    return SparseVector(indices, largest_of_gradients(indices.size, rank), length)
 
 
 def _count_wrong(one: Measurement, communicator: Communicator, vector: npt.NDArray[np.float32]) -> int:

@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from telegrad import _core
-from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.plan import text_of
-from telegrad.cli.console import counting
-from telegrad.cli.options import RowsFile
-from telegrad.cli.outputs import check_writable, write_result
 from telegrad.launch.parent import die_with
+from telegrad.tools.bench.machine import describe_machine, machine_text
+from telegrad.tools.bench.plan import text_of
+from telegrad.tools.cli.console import counting
+from telegrad.tools.cli.options import RowsFile
+from telegrad.tools.cli.outputs import check_writable, write_result
 
 Row = dict[str, Any]
 

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 from telegrad import _core
-from telegrad.cli.simulate import WireOption
-from telegrad.cli.simulate_run import Asked, SimulationSettings, run, shared, sizes_of
-from telegrad.comm.stream_wire import formats_named
-from telegrad.sim.measure import ALGORITHMS
+from telegrad.communicator.sparse_wire import formats_named
+from telegrad.tools.cli.simulate import WireOption
+from telegrad.tools.cli.simulate_run import Asked, SimulationSettings, run, shared, sizes_of
+from telegrad.tools.sim.measure import ALGORITHMS
 
 _Bytes = Annotated[
     str, typer.Option("--bytes", help="The whole vector if it were dense, 4 bytes an entry; lists and ranges too.")

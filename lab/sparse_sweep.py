@@ -11,13 +11,14 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from telegrad.bench.plan import text_of
-from telegrad.cli.console import table_console
-from telegrad.cli.interrupts import ended_by_interrupt
-from telegrad.cli.options import densities_of
-from telegrad.cli.outputs import say_file, written
-from telegrad.cli.simulate import WireOption, sparse_algorithms
-from telegrad.cli.simulate_run import (
+from telegrad.cost.decision import TWO_LEVEL
+from telegrad.tools.bench.plan import text_of
+from telegrad.tools.cli.console import table_console
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import densities_of
+from telegrad.tools.cli.outputs import say_file, written
+from telegrad.tools.cli.simulate import WireOption, sparse_algorithms
+from telegrad.tools.cli.simulate_run import (
     SimulationSettings,
     failures_said,
     ranks_of,
@@ -26,11 +27,10 @@ from telegrad.cli.simulate_run import (
     swept,
     write_json,
 )
-from telegrad.plan.decision import TWO_LEVEL
-from telegrad.report.curves import Panel, draw
-from telegrad.report.simulation import duration, row_of
-from telegrad.sim.measure import ALGORITHMS, Point
-from telegrad.sim.networks import Network
+from telegrad.tools.report.curves import Panel, draw
+from telegrad.tools.report.simulation import duration, row_of
+from telegrad.tools.sim.measure import ALGORITHMS, Point
+from telegrad.tools.sim.networks import Network
 
 Row = dict[str, Any]
 

@@ -25,17 +25,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad import Communicator
-from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.bench.model_profile import MODELS
-from telegrad.bench.networks import peers_store, run_job
-from telegrad.bench.plan import JsonFields, Timing, text_of
-from telegrad.calibration import calibrate
-from telegrad.cli.console import counting, table_console
-from telegrad.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.cli.outputs import check_all_writable, drawn, write_result
+from telegrad.ddp import DDPState, ddp_hook
 from telegrad.launch import LaunchError, join
-from telegrad.report.durations import duration
-from telegrad.train import DDPState, Synchronizer, ddp_hook
+from telegrad.synchronizer import Synchronizer
+from telegrad.tools.bench.machine import describe_machine, machine_text
+from telegrad.tools.bench.model_profile import MODELS
+from telegrad.tools.bench.networks import peers_store, run_job
+from telegrad.tools.bench.plan import JsonFields, Timing, text_of
+from telegrad.tools.cli.console import counting, table_console
+from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
+from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
+from telegrad.tools.report.durations import duration
+from telegrad.tuning import calibrate
 
 Row = dict[str, Any]
 

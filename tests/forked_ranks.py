@@ -27,7 +27,7 @@ from telegrad.launch.processes import start as execute
 
 IMPORTS = {
     "numpy": ["telegrad", "telegrad.launch"],
-    "torch": ["telegrad.train", "telegrad.launch", "torch._dynamo", "torch.nn.parallel", "torch.optim"],
+    "torch": ["telegrad.ddp", "telegrad.launch", "torch._dynamo", "torch.nn.parallel", "torch.optim"],
 }
 """What a server imports, by the kind of ranks."""
 

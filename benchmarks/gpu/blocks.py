@@ -1,5 +1,5 @@
 """Which block and how many warps suit the kernels that read a whole residual, on this GPU: what `PASS_BLOCK`,
-`PASS_WARPS`, `GROUP` and `BLOCK` of telegrad.ops.select.triton.sources should be.
+`PASS_WARPS`, `GROUP` and `BLOCK` of telegrad.kernels.select.triton.sources should be.
 
     python benchmarks/gpu/blocks.py --json FILE
 
@@ -18,8 +18,8 @@ import rows
 import torch
 from limited import ROOT
 
-from telegrad.ops.select.triton import cuts, passes, sources
-from telegrad.ops.triton import launch, numbers_on
+from telegrad.kernels.select.triton import cuts, passes, sources
+from telegrad.kernels.triton import launch, numbers_on
 
 sys.path.insert(0, str(ROOT))
 

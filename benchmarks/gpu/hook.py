@@ -28,11 +28,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
-from telegrad.bench.device import ENVIRONMENT
-from telegrad.demo.model import ByteGPT, loss_of
-from telegrad.demo.settings import ModelSize
+from telegrad.ddp.cuda.captured_work import SWITCH
 from telegrad.launch import Ranks
-from telegrad.train.captured_work import SWITCH
+from telegrad.tools.bench.device import ENVIRONMENT
+from telegrad.tools.demo.model import ByteGPT, loss_of
+from telegrad.tools.demo.settings import ModelSize
 
 _RANKS = 2
 _SIZE = ModelSize(width=1024, heads=16, layers=8, context=256)

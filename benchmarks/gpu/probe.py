@@ -24,7 +24,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from telegrad.cli.outputs import GrowingResult
+from telegrad.tools.cli.outputs import GrowingResult
 
 _HELD_S = 4.0  # that a stream waits, at most
 _FILLED_S = 2.5  # in which commands are put behind one that waits
@@ -230,9 +230,9 @@ def visibility(device: Device) -> None:
         return bool((target == 7).all())
 
     def stale_values() -> int:
-        from telegrad.ops.scatter.triton import clear
-        from telegrad.ops.staging import DENSE
-        from telegrad.ops.staging.triton import write_sum
+        from telegrad.kernels.scatter.triton import clear
+        from telegrad.kernels.staging import DENSE
+        from telegrad.kernels.staging.triton import write_sum
 
         elements = 1 << 16
         dense, out = torch.zeros(elements, pin_memory=True), torch.zeros(elements, device="cuda")
@@ -295,7 +295,7 @@ def standstills(device: Device) -> None:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def launch_triton() -> None:
-        from telegrad.ops.scatter.triton import clear
+        from telegrad.kernels.scatter.triton import clear
 
         clear(x, places)
 
@@ -440,7 +440,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu-probe.json"), help="where rows go")
     parser.add_argument("--group", choices=QUESTIONS, help="ask these here, and print the rows")
     asked = parser.parse_args(arguments)
-    from telegrad.bench.device import describe_gpu, gpu_name
+    from telegrad.tools.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:

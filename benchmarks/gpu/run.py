@@ -29,7 +29,7 @@ from typing import Any
 import outcomes
 from limited import ROOT, last_of, run_limited
 
-from telegrad.bench.device import ENVIRONMENT
+from telegrad.tools.bench.device import ENVIRONMENT
 
 _INTERRUPTED_S = 20.0  # from Ctrl-C to the end by force
 _LEAST_S = 20.0  # with less no part is begun
@@ -93,8 +93,8 @@ _TELEGRAD, _LAB = [sys.executable, "-m", "telegrad"], [sys.executable, "-m", "la
 _GPU_TESTS = "tests/python/gpu"
 # Those that run on the CPU alone, and those that compile what others run, are not among them.
 _KERNEL_TESTS = [
-    *(f"tests/python/ops/test_{name}_triton.py" for name in ("feedback", "pack", "quantise", "scatter", "select")),
-    *("tests/python/ops/test_staging_triton.py", "tests/python/ops/test_select_queued.py"),
+    *(f"tests/python/kernels/test_{name}_triton.py" for name in ("feedback", "pack", "quantise", "scatter", "select")),
+    *("tests/python/kernels/test_staging_triton.py", "tests/python/kernels/test_select_queued.py"),
     *("tests/python/compress/test_selection_on_tensors.py", "tests/lab/test_lab_select.py"),
 ]
 # Ranks in one process: one of them may load a kernel, for which the driver waits for the device, while the stream of
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in there]
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)} do not exist: use {', '.join(there)}")
-    from telegrad.bench.device import describe_gpu, gpu_name
+    from telegrad.tools.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:

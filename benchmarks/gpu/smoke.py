@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from limited import last_of, run_limited
 
-from telegrad.cli.outputs import GrowingResult
+from telegrad.tools.cli.outputs import GrowingResult
 
 _STEP_S = 27.0
 _LAST_LINES = 12
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.step is not None:
         STEPS[asked.step]()
         return 0
-    from telegrad.bench.device import describe_gpu, gpu_name
+    from telegrad.tools.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:

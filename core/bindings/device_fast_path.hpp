@@ -1,6 +1,6 @@
 #pragma once
 // Sums of a device's tensors as they are called most: a whole tensor, in place. What
-// telegrad/comm/device/transfers.py does for all operations, in as few steps as there are calls of the driver.
+// telegrad/communicator/cuda/transfers.py does for all operations, in as few steps as there are calls of the driver.
 
 #include <cstddef>
 #include <cstdint>

@@ -29,7 +29,7 @@ Operation* operation_in(const WorkState& state) {
 
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
   if (type == state_type) {
-    PyErr_SetString(PyExc_TypeError, "WorkState is the base of telegrad.comm.work.Work: make a Work");
+    PyErr_SetString(PyExc_TypeError, "WorkState is the base of telegrad.communicator.work.Work: make a Work");
     return nullptr;
   }
   PyObject* const self = allocated(type);
@@ -80,7 +80,7 @@ void hand_over(PyObject* object) {
 
 nb::object new_work() {
   static auto* const type = reinterpret_cast<PyTypeObject*>(
-      nb::object(nb::module_::import_("telegrad.comm.work").attr("Work")).release().ptr());
+      nb::object(nb::module_::import_("telegrad.communicator.work").attr("Work")).release().ptr());
   nb::object work = nb::steal(make(type, nullptr, nullptr));
   if (!work.is_valid()) throw nb::python_error();
   return work;

@@ -17,7 +17,7 @@ struct WorkState {
   int process;  // that made it: its id
 };
 
-/// A telegrad.comm.work.Work with nothing in it but its process. Throws nb::python_error.
+/// A telegrad.communicator.work.Work with nothing in it but its process. Throws nb::python_error.
 nb::object new_work();
 
 }  // namespace telegrad::bindings

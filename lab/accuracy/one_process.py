@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from telegrad.comm import Communicator
-from telegrad.train import DDPState
+from telegrad.communicator import Communicator
+from telegrad.ddp import DDPState
 
 
 class _Bucket:

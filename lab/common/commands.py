@@ -13,10 +13,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from telegrad.bench.machine import describe_machine, machine_text
-from telegrad.cli.gpu_options import present_gpu
-from telegrad.cli.options import count_of
-from telegrad.cli.outputs import write_result
+from telegrad.tools.bench.machine import describe_machine, machine_text
+from telegrad.tools.cli.gpu_options import present_gpu
+from telegrad.tools.cli.options import count_of
+from telegrad.tools.cli.outputs import write_result
 
 TextFolder = Annotated[
     Path | None,

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from telegrad import Communicator
-from telegrad.bench.device import BenchmarkDevice, Cuda
-from telegrad.bench.networks import JobPlan, run_job
 from telegrad.launch import join
+from telegrad.tools.bench.device import BenchmarkDevice, Cuda
+from telegrad.tools.bench.networks import JobPlan, run_job
 
 Tell = Callable[[Mapping[str, Any]], None]
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lab.common.programs import ROOT
-from telegrad.cli import Command, make_app, standard_output
+from telegrad.tools.cli import Command, make_app, standard_output
 
 FOLDER = ROOT / "lab"
 PROGRAM = "python -m lab"

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lab.faults.trials import Call, Options, Trial, draw
-from telegrad import Communicator, SparseStream
+from telegrad import Communicator, SparseVector
 from telegrad.errors import TransportError
 from telegrad.launch import join, rank_and_size
 
@@ -232,7 +232,7 @@ class _Started:
         self._result: Any = None
         me = communicator.rank
         if call.family == "sparse":
-            self._stream = SparseStream.trusted(*self._entries(me), call.count)
+            self._stream = SparseVector.trusted(*self._entries(me), call.count)
             self._x: Array = np.full(call.count, _UNTOUCHED, np.float32)
         else:
             self._x = self._dense(me)

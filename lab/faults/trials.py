@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
-from telegrad.bench.plan import JsonFields
+from telegrad.tools.bench.plan import JsonFields
 
 _OF_50 = {
     "none": 2,  # nothing happens, and nobody may say that it did

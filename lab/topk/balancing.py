@@ -12,10 +12,10 @@ from lab.topk.schemes import KeepingLargest
 from lab.topk.simulated import ARIES, Row, scaled
 from lab.topk.streams import side_by_side
 from lab.topk.weak_scaling import MODELS, Model
-from telegrad.comm import OkTopkState
-from telegrad.comm.topk import TopkSum
-from telegrad.sim.networks import Network
-from telegrad.stream import SparseStream
+from telegrad.communicator import OkTopkState
+from telegrad.communicator.topk import TopkSum
+from telegrad.sparse_vector import SparseVector
+from telegrad.tools.sim.networks import Network
 
 RANKS = (16, 32, 64)
 
@@ -91,20 +91,20 @@ class _Calls:
     def __init__(self, ranks: int, n: int, k: int, network: Network) -> None:
         self._ranks, self._n, self._k, self._network = ranks, n, k, network
 
-    def past_of_first(self, published: bool, streams: Sequence[SparseStream]) -> dict[str, Any]:
+    def past_of_first(self, published: bool, streams: Sequence[SparseVector]) -> dict[str, Any]:
         """What a first call leaves."""
         states = self._states(published)
         self._call(streams, states)
         return states[0].state_dict()
 
     def time(
-        self, streams: Sequence[SparseStream], slices: Sequence[int], threshold: float, balance_factor: float = 4.0
+        self, streams: Sequence[SparseVector], slices: Sequence[int], threshold: float, balance_factor: float = 4.0
     ) -> tuple[list[TopkSum], float]:
         """A call of the published variant, which cuts nothing: it is the second."""
         past = {"calls": 1, "threshold": threshold, "slices": slices}
         return self._call(streams, self._states(True, past, balance_factor))
 
-    def cut_s(self, streams: Sequence[SparseStream], published: bool) -> float:
+    def cut_s(self, streams: Sequence[SparseVector], published: bool) -> float:
         """What a call takes longer whose number says that it cuts, than one that finds slices that fit."""
         past = self.past_of_first(published, streams)
         cutting, reusing = (
@@ -130,6 +130,6 @@ class _Calls:
             state.load_state_dict({**state.state_dict(), **(past or {})})
         return states
 
-    def _call(self, streams: Sequence[SparseStream], states: list[OkTopkState]) -> tuple[list[TopkSum], float]:
+    def _call(self, streams: Sequence[SparseVector], states: list[OkTopkState]) -> tuple[list[TopkSum], float]:
         scheme = KeepingLargest(self._ranks, self._n, self._k, self._network, OkTopkState)
         return scheme.sums(streams, states, self._network)

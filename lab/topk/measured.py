@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from lab.topk.simulated import Row
-from telegrad.bench.networks import run_job
-from telegrad.bench.plan import Timing
+from telegrad.tools.bench.networks import run_job
+from telegrad.tools.bench.plan import Timing
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from lab.topk.measured import MeasuredPlan
 from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES, TopkA
 from lab.topk.streams import SelectingRank, streams_of_rank
-from telegrad import Communicator, SparseStream
-from telegrad.calibration import calibrate
+from telegrad import Communicator, SparseVector
 from telegrad.launch import join
+from telegrad.tuning import calibrate
 
 Vector = npt.NDArray[np.float32]
 
@@ -41,13 +41,13 @@ class Contender:
         self.name = name
         self._communicator = communicator
         self._n = n
-        self.left = SparseStream(np.zeros(0, np.uint32), np.zeros(0, np.float32), n)  # of the last call
+        self.left = SparseVector(np.zeros(0, np.uint32), np.zeros(0, np.float32), n)  # of the last call
         self.words = (0, 0)  # sent and received by the last call; (0, 0) where the scheme does not count them
         state = SCHEMES[name].state
         self._state = None if state is None else state(k)
         self._dense = np.zeros(n if name == "dense" else 0, np.float32)
 
-    def call(self, stream: SparseStream) -> Vector | SparseStream:
+    def call(self, stream: SparseVector) -> Vector | SparseVector:
         """One sum over all ranks."""
         if self.name == "dense":
             self._communicator.all_reduce(self._dense)
@@ -56,15 +56,15 @@ class Contender:
             found = self._communicator.all_reduce_topk(stream, self._state)
             self.words = found.report.words_sent, found.report.words_received
             self.left = found.left
-            total: SparseStream = found.sum
+            total: SparseVector = found.sum
             return total
         if self.name == "topkdsa":
-            summed: SparseStream = self._communicator.all_reduce(stream, algorithm="split_allgather")
+            summed: SparseVector = self._communicator.all_reduce(stream, algorithm="split_allgather")
             return summed
         return added(self._communicator.all_gather(stream), self._n)
 
 
-def added(streams: Sequence[SparseStream], n: int) -> Vector:
+def added(streams: Sequence[SparseVector], n: int) -> Vector:
     """The dense sum, in the order of ranks."""
     total = np.zeros(n, np.float32)
     for one in streams:
@@ -125,9 +125,9 @@ def _measure(plan: MeasuredPlan, communicator: Communicator, recording: Recordin
 
 def _is_wrong(
     name: str,
-    result: Vector | SparseStream,
-    streams: Sequence[SparseStream],
-    left: Sequence[SparseStream],
+    result: Vector | SparseVector,
+    streams: Sequence[SparseVector],
+    left: Sequence[SparseVector],
     k: int,
 ) -> bool:
     """Of a first call: of Ok-Topk exactly the largest sums, of others that keep a part (gTopk: at most k) what with all
@@ -135,7 +135,7 @@ def _is_wrong(
     n = streams[0].n
     expected = added(streams, n)
     tolerance = _TOLERANCE * float(np.abs(expected).max())
-    if not isinstance(result, SparseStream):
+    if not isinstance(result, SparseVector):
         if name == "dense":
             return bool(np.any(result))  # of zeros
         return bool(np.abs(result - expected).max() > tolerance)
@@ -157,7 +157,7 @@ def _is_wrong(
 
 
 def _say_apart(
-    plan: MeasuredPlan, communicator: Communicator, recording: Recording, streams: dict[str, SparseStream]
+    plan: MeasuredPlan, communicator: Communicator, recording: Recording, streams: dict[str, SparseVector]
 ) -> None:
     """Selection and the additions of a scheme, done by numpy after all calls; of the slowest rank."""
     mine: dict[str, tuple[float, float]] = {}
@@ -170,7 +170,7 @@ def _say_apart(
 
 
 def _apart(
-    plan: MeasuredPlan, rank: int, recording: Recording, streams: dict[str, SparseStream]
+    plan: MeasuredPlan, rank: int, recording: Recording, streams: dict[str, SparseVector]
 ) -> dict[str, tuple[float, float]]:
     """Of each scheme, seconds of this rank's selection and additions. What is alike in several is timed once."""
     n = next(iter(streams.values())).n

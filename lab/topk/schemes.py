@@ -14,17 +14,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.comm import BoundedTopkState, GTopkState, OkTopkState
-from telegrad.comm.topk import TopkSum
-from telegrad.comm.topk_state import TopkState
-from telegrad.plan import fastest_allreduce
-from telegrad.sim.measure import Point, measure
-from telegrad.sim.networks import Network
-from telegrad.sim.world import World
-from telegrad.stream import SparseStream
+from telegrad.communicator import BoundedTopkState, GTopkState, OkTopkState
+from telegrad.communicator.topk import TopkSum
+from telegrad.communicator.topk_state import TopkState
+from telegrad.cost import fastest_allreduce
+from telegrad.sparse_vector import SparseVector
+from telegrad.tools.sim.measure import Point, measure
+from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.world import World
 
 Counts = npt.NDArray[np.int64]
-Streams = Sequence[SparseStream]
+Streams = Sequence[SparseVector]
 
 _ENTRY_BYTES = 8
 _ENTRIES_OF_SUMS_MOST = 1 << 24  # held by all ranks together: 128 MiB; beyond, only sizes travel
@@ -48,8 +48,8 @@ class Called:
     time_s: float
     communication_s: float | None
     payloads: str
-    left: list[SparseStream] | None = None
-    result: SparseStream | None = None
+    left: list[SparseVector] | None = None
+    result: SparseVector | None = None
 
     @property
     def words_max(self) -> int:

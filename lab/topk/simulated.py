@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES, Called, Scheme, least_words, most_words, paper_words
 from lab.topk.streams import SelectingRank, pattern_stream, streams_of, wanted
-from telegrad.plan import Costs
-from telegrad.sim.networks import Network
-from telegrad.stream import SparseStream
+from telegrad.cost import Costs
+from telegrad.sparse_vector import SparseVector
+from telegrad.tools.sim.networks import Network
 
 Row = dict[str, object]
 
@@ -94,7 +94,7 @@ class Part:
 def simulate(plan: SimulatedPlan, part: Part, recording: Recording) -> list[Row]:
     """A row for each scheme, number of ranks and call of ``part``."""
     most = max(part.ranks)
-    selected: dict[str, list[list[SparseStream]]] = {}
+    selected: dict[str, list[list[SparseVector]]] = {}
     rows: list[Row] = []
     for name in part.schemes:
         entry = SCHEMES[name]
@@ -136,7 +136,7 @@ def scaled(network: Network, factor: float) -> Network:
     )
 
 
-def _as_selected(scheme: Scheme, selected: Sequence[Sequence[SparseStream]]) -> Iterator[tuple[int, Called]]:
+def _as_selected(scheme: Scheme, selected: Sequence[Sequence[SparseVector]]) -> Iterator[tuple[int, Called]]:
     first = 0 if scheme.ranks <= _FEW_RANKS else len(selected) - 1
     for call in range(first, len(selected)):
         yield call, scheme.call(selected[call][: scheme.ranks], split=call == len(selected) - 1)

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from lab.topk.recording import Recording
 from telegrad.compress import Compressor
-from telegrad.stream import SparseStream
-from telegrad.stream.stream import MAX_LENGTH
+from telegrad.sparse_vector import SparseVector
+from telegrad.sparse_vector.vector import MAX_LENGTH
 
 _BLOCK_STRIDE = 131  # between the gradients of a rank's blocks
 
@@ -36,12 +36,12 @@ class SelectingRank:
         room = self._compressor.capacity(self._parts)
         self._indices, self._values = np.empty(room, np.uint32), np.empty(room, np.float32)
 
-    def select(self, gradient: npt.NDArray[np.float32]) -> SparseStream:
+    def select(self, gradient: npt.NDArray[np.float32]) -> SparseVector:
         """What it gives; all else stays in its residuals."""
         count = self._compressor.compress(self._parts, gradient, self._indices, self._values)
-        return SparseStream.trusted(self._indices[:count].copy(), self._values[:count].copy(), gradient.size)
+        return SparseVector.trusted(self._indices[:count].copy(), self._values[:count].copy(), gradient.size)
 
-    def take_back(self, left: SparseStream) -> None:
+    def take_back(self, left: SparseVector) -> None:
         """What it gave but no sum has kept goes back into its residuals."""
         self._compressor.keep(self._parts, left.raw_indices, left.raw_values)
 
@@ -53,10 +53,10 @@ def wanted(recording: Recording, density: float) -> int:
 
 def streams_of(
     recording: Recording, density: float, selection: str, calls: Callable[[int], int], ranks: int
-) -> list[list[SparseStream]]:
+) -> list[list[SparseVector]]:
     """By call, and rank as far as it takes part: ``calls(rank)`` calls. Where all that is selected leaves for good,
     what a rank gives does not depend on how many others there are."""
-    found: list[list[SparseStream]] = [[] for _ in range(max(calls(rank) for rank in range(ranks)))]
+    found: list[list[SparseVector]] = [[] for _ in range(max(calls(rank) for rank in range(ranks)))]
     for rank in range(ranks):
         selecting = SelectingRank(recording, density, selection)
         for call in range(calls(rank)):
@@ -66,7 +66,7 @@ def streams_of(
 
 def side_by_side(
     recording: Recording, density: float, selection: str, calls: int, ranks: int, blocks: int
-) -> list[list[SparseStream]]:
+) -> list[list[SparseVector]]:
     """As ``streams_of``, of a larger model: see ``streams_of_rank``."""
     by_rank = [streams_of_rank(recording, density, selection, calls, rank, blocks) for rank in range(ranks)]
     return [list(streams) for streams in zip(*by_rank, strict=True)]
@@ -74,19 +74,19 @@ def side_by_side(
 
 def streams_of_rank(
     recording: Recording, density: float, selection: str, calls: int, rank: int, blocks: int
-) -> list[SparseStream]:
+) -> list[SparseVector]:
     """By call: of ``blocks`` recorded gradients one after another, each with residuals of its own and on every rank
     others. Raises ``ValueError`` for more elements than a stream has."""
     n = recording.elements
     if blocks * n > MAX_LENGTH:
         raise ValueError(f"blocks={blocks} of {n:,} elements are more than a stream has: use fewer")
-    parts: list[list[SparseStream]] = [[] for _ in range(calls)]
+    parts: list[list[SparseVector]] = [[] for _ in range(calls)]
     for block in range(blocks):
         selecting = SelectingRank(recording, density, selection)
         for call in range(calls):
             parts[call].append(selecting.select(recording.gradient(rank + _BLOCK_STRIDE * block, call)))
     return [
-        SparseStream.trusted(
+        SparseVector.trusted(
             np.concatenate([one.raw_indices + np.uint32(n * block) for block, one in enumerate(own)]),
             np.concatenate([one.raw_values for one in own]),
             n * blocks,
@@ -131,9 +131,9 @@ PATTERNS: dict[str, tuple[str, Callable[[int, int, int, int, int, np.random.Gene
 """By name: what it is, and the indices of ``rank`` of ``ranks`` in a call."""
 
 
-def pattern_stream(name: str, rank: int, ranks: int, call: int, n: int, k: int) -> SparseStream:
+def pattern_stream(name: str, rank: int, ranks: int, call: int, n: int, k: int) -> SparseVector:
     """Up to ``k`` entries of ``n``; the larger ones lie together, so that shares of the sum are unlike too."""
     random = np.random.default_rng([rank, call])
     indices = PATTERNS[name][1](rank, ranks, call, n, k, random)
     values = random.standard_normal(indices.size) * np.where(indices < n // 8, 8.0, 1.0)
-    return SparseStream.trusted(indices, values.astype(np.float32), n)
+    return SparseVector.trusted(indices, values.astype(np.float32), n)

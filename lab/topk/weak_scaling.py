@@ -11,8 +11,8 @@ from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES, Dense
 from lab.topk.simulated import ARIES, PUBLISHED, Row, scaled, selection_seconds
 from lab.topk.streams import side_by_side
-from telegrad.sim.networks import Network
-from telegrad.stream import SparseStream
+from telegrad.sparse_vector import SparseVector
+from telegrad.tools.sim.networks import Network
 
 DENSE, OVERLAPPED = "dense", "dense-overlapped"
 
@@ -100,7 +100,7 @@ def _dense_rows(model: Model, ranks: int, network: Network) -> list[Row]:
 
 
 def _sparse_row(
-    model: Model, name: str, ranks: int, network: Network, selected: Sequence[Sequence[SparseStream]]
+    model: Model, name: str, ranks: int, network: Network, selected: Sequence[Sequence[SparseVector]]
 ) -> Row:
     n = selected[0][0].n
     factor = model.parameters / n

@@ -17,8 +17,16 @@ except ImportError:
         raise
 else:
     from telegrad import errors
-    from telegrad.calibration import calibrate
-    from telegrad.comm import BoundedTopkState, Communicator, DeviceEntries, GTopkState, OkTopkState, ReduceOp, Work
+    from telegrad.communicator import (
+        BoundedTopkState,
+        Communicator,
+        DeviceEntries,
+        GTopkState,
+        OkTopkState,
+        ReduceOp,
+        Work,
+    )
+    from telegrad.cost import Tuning
     from telegrad.errors import (
         MismatchedCall,
         NonFiniteGradient,
@@ -27,11 +35,12 @@ else:
         TimeoutExpired,
         TransportError,
     )
-    from telegrad.plan import Tuning
-    from telegrad.stream import SparseStream
+    from telegrad.sparse_vector import SparseVector
+    from telegrad.tuning import calibrate
 
 if TYPE_CHECKING:
-    from telegrad.train import DDPState, ReplicaSynchronizer, Synchronizer, ddp_hook
+    from telegrad.ddp import DDPState, ddp_hook
+    from telegrad.synchronizer import ReplicaSynchronizer, Synchronizer
 
     __version__: str
 
@@ -48,7 +57,7 @@ __all__ = [
     "ReduceOp",
     "RendezvousError",
     "ReplicaSynchronizer",
-    "SparseStream",
+    "SparseVector",
     "Synchronizer",
     "TimeoutExpired",
     "TransportError",
@@ -60,17 +69,22 @@ __all__ = [
     "errors",
 ]
 
-_NEEDS_TORCH = {"DDPState", "ReplicaSynchronizer", "Synchronizer", "ddp_hook"}
-_PACKAGES = {"compress", "launch", "linear", "sim", "train"}  # not those that another package needs, or hears of
+_NEEDS_TORCH = {
+    "DDPState": "ddp",
+    "ReplicaSynchronizer": "synchronizer",
+    "Synchronizer": "synchronizer",
+    "ddp_hook": "ddp",
+}
+_PACKAGES = {"compress", "ddp", "launch", "linear", "synchronizer"}  # that nothing here has imported
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name not in _NEEDS_TORCH | _PACKAGES:
+    if name not in _NEEDS_TORCH and name not in _PACKAGES:
         raise AttributeError(f"module 'telegrad' has no attribute {name!r}")
     try:
-        found = importlib.import_module(f"telegrad.{'train' if name in _NEEDS_TORCH else name}")
+        found = importlib.import_module(f"telegrad.{_NEEDS_TORCH.get(name, name)}")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

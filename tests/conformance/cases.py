@@ -13,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from cases_moves import BLOCK_OPERATIONS, begin_blocks, block_cases, fault_of_blocks
 
-from telegrad import Communicator, SparseStream, Work, _core
-from telegrad.comm.reduction import (
+from telegrad import Communicator, SparseVector, Work, _core
+from telegrad.communicator.reduction import (
     DENSE_ALGORITHMS,
     SPARSE_ALGORITHMS,
     algorithm_of,
     reduction_of,
     sparse_reduction_of,
 )
-from telegrad.comm.tensors import address
+from telegrad.communicator.tensors import address
 
 Array = npt.NDArray[Any]
 
@@ -349,7 +349,7 @@ def _dense(communicator: Communicator, bits: Array, case: Case, blocking: bool) 
     return Work(request, "all_reduce", communicator.rank, lambda _: None)
 
 
-def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, case: Case) -> Work:
+def _into_bf16(communicator: Communicator, stream: SparseVector, out: Array, case: Case) -> Work:
     request = communicator._core.all_reduce_sparse_into(
         address(stream.raw_indices),
         address(stream.raw_values),
@@ -365,13 +365,13 @@ def _into_bf16(communicator: Communicator, stream: SparseStream, out: Array, cas
     return Work(request, "all_reduce_into", communicator.rank, lambda _: stream)  # which keeps it alive
 
 
-def input_stream(case: Case, rank: int, size: int) -> SparseStream:
+def input_stream(case: Case, rank: int, size: int) -> SparseVector:
     indices = sparse_indices(case, rank, size)
     bits = bits_of(dense_input(case, rank)[indices], case.dtype)
-    return SparseStream.trusted(indices, np.ascontiguousarray(bits), case.count)
+    return SparseVector.trusted(indices, np.ascontiguousarray(bits), case.count)
 
 
-def dense_bits(stream: SparseStream) -> Array:
+def dense_bits(stream: SparseVector) -> Array:
     dense = stream.to_dense()
     if not stream.is_dense and not np.all(np.diff(stream.raw_indices.astype(np.int64)) > 0):
         raise AssertionError("indices of the sum are not strictly increasing")

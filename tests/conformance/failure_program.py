@@ -17,7 +17,7 @@ from collections.abc import Callable
 import numpy as np
 from joined import join
 
-from telegrad import Communicator, SparseStream, errors
+from telegrad import Communicator, SparseVector, errors
 from telegrad.launch import rank_and_size
 from telegrad.launch.joining import exchange
 
@@ -115,7 +115,7 @@ def call_differently(what: str) -> None:
             case "dtype of an all_gather":
                 communicator.all_gather(x.view(np.int32) if odd else x)
             case "switch_factor":
-                stream = SparseStream(np.arange(10, dtype=np.uint32), x[:10].copy(), 1000)
+                stream = SparseVector(np.arange(10, dtype=np.uint32), x[:10].copy(), 1000)
                 communicator.all_reduce_into(stream, x, switch_factor=0.5 if odd else 1.0)
             case "dtype":
                 _reduce_as(communicator, "bf16" if odd else "f32")

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from cases import MOST_OF_ALL, PATTERNS, Array, Case, Group, dense_bits, from_bf16, input_stream
 
-from telegrad import BoundedTopkState, Communicator, GTopkState, OkTopkState, SparseStream, Work
-from telegrad.comm import TopkSum
-from telegrad.comm.topk_state import TopkState
+from telegrad import BoundedTopkState, Communicator, GTopkState, OkTopkState, SparseVector, Work
+from telegrad.communicator import TopkSum
+from telegrad.communicator.topk_state import TopkState
 from topk_references import Entries, by_bounded_messages, by_tree
 
 GATHER, SCATTER, SCATTER_V, TOPK, TOPK_STALE, GTOPK, BOUNDED, BOUNDED_STALE = OPERATIONS = (
@@ -113,7 +113,7 @@ def _k(case: Case) -> int:
     return max(1, case.count // 50)
 
 
-def _whole_of_largest(case: Case, found: TopkSum, stream: SparseStream, size: int) -> Array:
+def _whole_of_largest(case: Case, found: TopkSum, stream: SparseVector, size: int) -> Array:
     whole, held = _sum_of_all(case, size)
     whole = whole.copy()
     k = _k(case)
@@ -177,11 +177,11 @@ def _given(case: Case, size: int) -> list[Entries]:
     return [_entries(input_stream(case, rank, size)) for rank in range(size)]
 
 
-def _entries(stream: SparseStream) -> Entries:
+def _entries(stream: SparseVector) -> Entries:
     return dict(zip(stream.raw_indices.tolist(), _values(stream)[stream.raw_indices].tolist(), strict=True))
 
 
-def _whole(case: Case, found: SparseStream, rank: int, size: int) -> Array:
+def _whole(case: Case, found: SparseVector, rank: int, size: int) -> Array:
     counts = _counts(case, size) or [case.count // size + (r < case.count % size) for r in range(size)]
     begin = sum(counts[:rank])
     end = begin + counts[rank]
@@ -192,7 +192,7 @@ def _whole(case: Case, found: SparseStream, rank: int, size: int) -> Array:
     return whole
 
 
-def _values(stream: SparseStream) -> npt.NDArray[np.float64]:
+def _values(stream: SparseVector) -> npt.NDArray[np.float64]:
     bits = dense_bits(stream)
     return (from_bf16(bits) if stream.dtype == "bf16" else bits).astype(np.float64)
 

@@ -95,7 +95,7 @@ def _ucx(size: int) -> list[program.Outcome]:
 
 
 def _sim(size: int) -> list[program.Outcome]:
-    from telegrad import sim
+    from telegrad.tools import sim
 
     return list(program.run(sim.World(size, seed=size, nodes=[2 * rank // size for rank in range(size)]).communicators))
 

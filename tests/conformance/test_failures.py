@@ -245,7 +245,7 @@ def test_the_others_hear_why_a_rank_ended() -> None:
 
 def _verdict(folder: Path) -> str:
     """What ``telegrad report`` says of the reports in ``folder``, in one sentence."""
-    command = [sys.executable, "-c", "from telegrad.cli import main; main()", "report", str(folder), "--json"]
+    command = [sys.executable, "-c", "from telegrad.tools.cli import main; main()", "report", str(folder), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1, done  # something is stuck
     return str(json.loads(done.stdout)["verdicts"][0]["sentence"])

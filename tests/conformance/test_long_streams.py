@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from telegrad import Communicator, SparseStream
+from telegrad import Communicator, SparseVector
 
 N = 1 << 26
 _STREAMS = 2
@@ -44,7 +44,7 @@ _LARGEST = 7
 
 
 @functools.lru_cache(maxsize=1)
-def streams(density: float) -> tuple[SparseStream, ...]:
+def streams(density: float) -> tuple[SparseVector, ...]:
     made = []
     for number in range(_STREAMS):
         draw = np.random.default_rng(number)
@@ -55,7 +55,7 @@ def streams(density: float) -> tuple[SparseStream, ...]:
         else:
             indices = np.unique(draw.integers(0, N, round(N * density), np.uint32))
         values = np.resize(draw.integers(1, _LARGEST + 1, 9973 + number).astype(np.float32), indices.size)
-        made.append(SparseStream(indices, values, N))
+        made.append(SparseVector(indices, values, N))
     return tuple(made)
 
 
@@ -76,7 +76,7 @@ def most_off(ranks: int, wire: str) -> float:
     return part * ranks * _LARGEST * (2 + part)
 
 
-def assert_same_bits(one: SparseStream, other: SparseStream) -> None:
+def assert_same_bits(one: SparseVector, other: SparseVector) -> None:
     assert one.is_dense == other.is_dense
     if one.is_dense:
         np.testing.assert_array_equal(_held(one).view(np.uint32), _held(other).view(np.uint32))
@@ -85,7 +85,7 @@ def assert_same_bits(one: SparseStream, other: SparseStream) -> None:
         assert np.array_equal(one.raw_values.view(np.uint32), other.raw_values.view(np.uint32))
 
 
-def _held(stream: SparseStream) -> Any:
+def _held(stream: SparseVector) -> Any:
     """What a dense result holds, without a copy."""
     assert stream._dense is not None
     return stream._dense

@@ -17,8 +17,9 @@ from cases_moves import DIFFERS_BY_RANK
 from joined import DRIVER, MPI_MISSING
 from messages_program import ONE_IN
 
-from telegrad import Communicator, _core, sim
+from telegrad import Communicator, _core
 from telegrad.launch import SINGLE_THREADED, Ranks
+from telegrad.tools import sim
 
 _ENVIRONMENT = {
     **SINGLE_THREADED,

@@ -13,7 +13,7 @@ from measured_device import MeasuredDevice
 from lab import overlap, transfers
 from lab.overlap import OverlapPlan
 from lab.transfers import TransfersPlan
-from telegrad.comm.device import runtime as runtimes
+from telegrad.communicator.cuda import runtime as runtimes
 from telegrad.launch import join
 
 

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.common import experiments, programs
-from telegrad.cli import COMMANDS
 from telegrad.launch import SINGLE_THREADED, Ranks
+from telegrad.tools.cli import COMMANDS
 
 LAB = programs.ROOT / "lab"
 NAMES = tuple(experiments.experiments())
@@ -60,8 +60,8 @@ def test_what_is_no_experiment_is_said() -> None:
 
 
 def test_experiments_are_no_commands_of_the_package() -> None:
-    from telegrad.cli.bench import app as bench
-    from telegrad.cli.simulate import app as simulate
+    from telegrad.tools.cli.bench import app as bench
+    from telegrad.tools.cli.simulate import app as simulate
 
     commands = {command.name for command in COMMANDS if command.name != "linear"}  # users train linear models, too
     for group in (bench, simulate):

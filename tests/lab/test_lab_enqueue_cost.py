@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab import enqueue_cost
-from telegrad.comm.device import runtime, transfers
+from telegrad.communicator.cuda import runtime, transfers
 
 
 def test_enqueue_costs_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from lab.linear import (
     reference_of,
     schemes_table,
 )
-from telegrad import SparseStream
+from telegrad import SparseVector
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -66,7 +66,7 @@ def test_a_dense_sum_forgets_the_gradient_before() -> None:
 
     dense = DenseSum(5, doubled)
     for indices in ([0, 3], [1, 4]):
-        gradient = SparseStream(np.array(indices, np.uint32), np.array([1, 2], np.float32), 5)
+        gradient = SparseVector(np.array(indices, np.uint32), np.array([1, 2], np.float32), 5)
         total = dense.sum(dense.prepare(gradient))
         assert np.array_equal(total.to_dense(), 2 * gradient.to_dense())
 
@@ -75,12 +75,12 @@ def test_a_sparse_sum_counts_the_entries_of_its_sums() -> None:
     class Comm:
         asked: str = ""
 
-        def all_reduce(self, x: SparseStream, *, algorithm: str) -> SparseStream:
+        def all_reduce(self, x: SparseVector, *, algorithm: str) -> SparseVector:
             self.asked = algorithm
             return x
 
     sums = AlgorithmSum(comm := Comm(), "ring")  # type: ignore[arg-type]
-    gradient = SparseStream(np.array([1, 4], np.uint32), np.array([1, 2], np.float32), 5)
+    gradient = SparseVector(np.array([1, 4], np.uint32), np.array([1, 2], np.float32), 5)
     assert sums.sum(sums.prepare(gradient)) is gradient
     assert comm.asked == "ring"
     sums.sum(gradient)

@@ -29,10 +29,10 @@ from lab.paper_steps import (
     sierra_cost,
     without_classifier,
 )
-from telegrad.plan.linear_cost import PAPER_NETWORKS
-from telegrad.plan.network import Costs
-from telegrad.plan.workload import EXACT_BYTES
-from telegrad.report.training_step import phases_of, varying_of
+from telegrad.cost.linear_cost import PAPER_NETWORKS
+from telegrad.cost.network import Costs
+from telegrad.tools.advise.workload import EXACT_BYTES
+from telegrad.tools.report.training_step import phases_of, varying_of
 
 
 @cache

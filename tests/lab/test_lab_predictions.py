@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from lab import predictions
 from lab.predictions import Measurement, PredictionPlan, measurements_of
 from lab.predictions import calibration as calibration_plan
-from telegrad.bench.netlab import NetlabError
+from telegrad.tools.bench.netlab import NetlabError
 
 _app = typer.Typer()
 _app.command()(predictions.command)

@@ -26,8 +26,8 @@ from lab.predictions import (
     worst_of,
 )
 from telegrad import _core
-from telegrad.bench.netlab import Netlab, NetlabError
-from telegrad.calibration.fit import CostFit
+from telegrad.tools.bench.netlab import Netlab, NetlabError
+from telegrad.tuning.fit import CostFit
 
 _COSTS = {
     "alpha_s": 2e-5,

@@ -11,7 +11,7 @@ from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream
 from new_tensors import garbage_in_new_tensors
 
 from telegrad import Communicator
-from telegrad.comm.device import runtime as runtimes
+from telegrad.communicator.cuda import runtime as runtimes
 
 
 @pytest.fixture

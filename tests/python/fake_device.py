@@ -132,7 +132,7 @@ class FakeFuture(torch.futures.Future[Any]):
 
 
 class FakeRuntime:
-    """See telegrad.comm.device.runtime.DeviceRuntime."""
+    """See telegrad.communicator.cuda.runtime.DeviceRuntime."""
 
     def __init__(self) -> None:
         self._local = threading.local()

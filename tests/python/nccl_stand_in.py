@@ -13,7 +13,7 @@ import torch
 from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream
 
 from telegrad import Communicator
-from telegrad.comm.device.nccl import NcclSums, Verdict
+from telegrad.communicator.cuda.nccl import NcclSums, Verdict
 
 DEVICE = torch.device(DEVICE_TYPE, 0)
 
@@ -96,7 +96,7 @@ class StandIn:
 
 
 class RankGroup:
-    """See telegrad.comm.device.nccl.SumGroup."""
+    """See telegrad.communicator.cuda.nccl.SumGroup."""
 
     def __init__(self, shared: StandIn, rank: int) -> None:
         self._shared, self._rank = shared, rank

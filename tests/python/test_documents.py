@@ -84,7 +84,7 @@ def test_files_that_are_named_exist(text: str) -> None:
 def test_options_of_the_report_command_exist() -> None:
     typer = pytest.importorskip("typer")
     pytest.importorskip("rich")
-    from telegrad.cli.report import report
+    from telegrad.tools.cli.report import report
 
     app = typer.Typer()
     app.command()(report)
@@ -128,7 +128,7 @@ def test_what_security_says_of_ucx() -> None:
 
 # No pickle
 
-_MAY_WRITE = {"report/flight_recorder.py"}
+_MAY_WRITE = {"tools/report/flight_recorder.py"}
 _FORBIDDEN_MODULES = {"marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
 

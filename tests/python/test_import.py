@@ -39,9 +39,9 @@ sys.meta_path.insert(0, Nothing())
 import numpy, telegrad
 comm = telegrad.Communicator.local(1)[0]
 comm.all_reduce(numpy.ones(3, numpy.float32))
-assert "telegrad.train" not in sys.modules and "torch" not in sys.modules
+assert "telegrad.ddp" not in sys.modules and "torch" not in sys.modules
 future = comm.barrier(async_op=True).get_future
-torch_users = (lambda: telegrad.DDPState, lambda: telegrad.ddp_hook, lambda: telegrad.train)
+torch_users = (lambda: telegrad.DDPState, lambda: telegrad.ddp_hook, lambda: telegrad.ddp)
 for use in (*torch_users, telegrad.Communicator.from_torch, future):
     try:
         use()
@@ -51,7 +51,7 @@ for use in (*torch_users, telegrad.Communicator.from_torch, future):
     assert _run(program).split() == ["True"] * 5
 
 
-@pytest.mark.parametrize("name", ["compress.ExactTopK", "train.JsonLines", "launch.Ranks", "linear.train", "sim.World"])
+@pytest.mark.parametrize("name", ["compress.ExactTopK", "ddp.JsonLines", "launch.Ranks", "linear.train"])
 def test_packages_are_there_without_an_import_of_their_own(name: str) -> None:
     assert _run(f"import telegrad; print(callable(telegrad.{name}))") == "True"
 

@@ -1,4 +1,4 @@
-"""The house's rules, read from the sources: who may include or import whom, and how long a file may be."""
+"""The rules of the layout, read from the sources: who may include or import whom, and how long a file may be."""
 
 from __future__ import annotations
 
@@ -42,66 +42,32 @@ MAY_INCLUDE_FOREIGN = {"drivers": {"ucp", "ucs", "uct", "ucm", "mpi.h"}, "bindin
 MAY_INCLUDE_FOREIGN["api"] = {"mpi.h"}  # what joins the ranks of an MPI communicator
 
 # Names are folders of the package, modules beside them, or the compiled core.
-BASICS = {"errors", "stream", "_core"}
-LIBRARY = {*BASICS, "ops", "compress", "comm"}
+BASICS = {"errors", "sparse_vector", "_core"}
+LIBRARY = {*BASICS, "kernels", "compress", "communicator"}
 MAY_IMPORT = {
     "errors": set(),
-    "stream": {"_core"},
+    "sparse_vector": {"_core"},
     "_native": set(),
     "_interfaces": set(),
-    "__init__": {*LIBRARY, "_native", "calibration", "plan", "train"},
-    "ops": BASICS,
-    "compress": {*BASICS, "ops"},
-    "comm": {*BASICS, "_interfaces", "ops", "plan"},
-    "plan": {"errors"},
-    "calibration": {*BASICS, "comm", "launch", "plan"},
-    "launch": {"errors", "comm", "plan"},
-    "train": {*LIBRARY, "plan", "calibration"},
-    "lightning": {"comm", "errors", "train"},
-    "transformers": {"comm", "train"},
-    "linear": {*LIBRARY, "plan", "launch"},
-    "torch_backend": {*LIBRARY, "plan"},
-    "sim": {*LIBRARY, "plan", "launch"},
-    "bench": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "calibration"},
-    "demo": {*LIBRARY, "plan", "train", "linear", "sim", "launch", "bench"},
-    "doctor": {*LIBRARY, "_interfaces", "launch", "bench"},
-    "report": {
-        "errors",
-        "plan",
-        "linear",
-        "sim",
-        "calibration",
-        "bench",
-        "demo",
-        "doctor",
-    },  # shows what these have found
-    "cli": {
-        *LIBRARY,
-        "plan",
-        "train",
-        "linear",
-        "sim",
-        "report",
-        "launch",
-        "calibration",
-        "bench",
-        "demo",
-        "doctor",
-    },
-    "__main__": {"cli"},
+    "__init__": {*LIBRARY, "_native", "cost", "ddp", "synchronizer", "tuning"},
+    "kernels": BASICS,
+    "compress": {*BASICS, "kernels"},
+    "cost": {"errors"},
+    "communicator": {*BASICS, "_interfaces", "kernels", "cost"},
+    "launch": {"errors", "communicator", "cost"},
+    "tuning": {*BASICS, "communicator", "cost", "launch"},
+    "ddp": LIBRARY,
+    "synchronizer": {*LIBRARY, "cost", "ddp", "tuning"},
+    "integrations": {"errors", "communicator", "ddp"},
+    "torch_backend": {*LIBRARY, "cost"},
+    "linear": {*LIBRARY, "cost", "launch"},
+    "tools": {*LIBRARY, "_interfaces", "cost", "ddp", "launch", "linear", "synchronizer", "tuning"},
+    "__main__": {"tools"},
 }
-MAY_IMPORT_TORCH = {
-    "train",
-    "lightning",
-    "transformers",
-    "linear",
-    "torch_backend",
-    "bench",
-    "demo",
-    "cli",
-}  # others only inside functions, or not at all
-NEVER_IMPORTS_TORCH = {"plan", "compress", "ops", "errors", "stream"}
-GPU_KERNELS = "triton"  # folders of ops that work on torch tensors: others import them inside functions only
+# Others only inside functions, or not at all.
+MAY_IMPORT_TORCH = {"ddp", "integrations", "linear", "synchronizer", "tools", "torch_backend"}
+NEVER_IMPORTS_TORCH = {"compress", "cost", "errors", "kernels", "sparse_vector"}
+GPU_KERNELS = "triton"  # folders of kernels that work on torch tensors: others import them inside functions only
 
 MOST_LINES = 1000
 
@@ -133,12 +99,12 @@ def room_of_folder(folder: str) -> str | None:
 
 def cpp_faults(folder: str, text: str) -> list[str]:
     faults = []
-    room = room_of_folder(folder)
-    assert room is not None, f"core/{folder} is a new room: give it its place in MAY_INCLUDE and in docs/design.md"
+    folder = room_of_folder(folder)
+    assert folder is not None, f"core/{folder} is new: give it its place in MAY_INCLUDE and in docs/design.md"
     for name in includes(text):
         target = included_folder(name)
         other = None if target is None else room_of_folder(target)
-        if other is not None and other != room and other not in MAY_INCLUDE[room]:
+        if other is not None and other != folder and other not in MAY_INCLUDE[folder]:
             faults.append(f"{folder} must not include {name}")
         first = name.partition("/")[0]
         if first in FOREIGN and first not in MAY_INCLUDE_FOREIGN.get(folder.partition("/")[0], set()):
@@ -173,33 +139,33 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, bool]]:
                 yield str(node.module), runs
 
 
-def python_faults(room: str, source: str, public: set[str], *, of_gpu: bool = False) -> list[str]:
+def python_faults(folder: str, source: str, public: set[str], *, of_gpu: bool = False) -> list[str]:
     faults = []
     for name, runs in imported(ast.parse(source)):
         parts = name.split(".")
         if of_gpu and parts[0] == "torch":
             continue
         if parts[0] == "telegrad" and GPU_KERNELS in parts and runs and not of_gpu:
-            faults.append(f"{room} must not import {name} when it is loaded")
+            faults.append(f"{folder} must not import {name} when it is loaded")
         if parts[0] == "telegrad":
             target = parts[1] if len(parts) > 1 else "__init__"
             if target in public or target == "__init__":
-                target = "comm"  # the package's front door: SparseStream, Communicator, …
-            if target != room and target not in MAY_IMPORT[room]:
-                faults.append(f"{room} must not import {name}")
-        elif parts[0] == "torch" and (room in NEVER_IMPORTS_TORCH or (runs and room not in MAY_IMPORT_TORCH)):
+                target = "communicator"  # names of the package itself: SparseVector, Communicator, …
+            if target != folder and target not in MAY_IMPORT[folder]:
+                faults.append(f"{folder} must not import {name}")
+        elif parts[0] == "torch" and (folder in NEVER_IMPORTS_TORCH or (runs and folder not in MAY_IMPORT_TORCH)):
             faults.append(
-                f"{room} must not import torch{' when it is loaded' if room not in NEVER_IMPORTS_TORCH else ''}"
+                f"{folder} must not import torch{' when it is loaded' if folder not in NEVER_IMPORTS_TORCH else ''}"
             )
     return faults
 
 
-def room_of(path: Path) -> str:
+def folder_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def public_names() -> set[str]:
-    """What the package's front door offers, without the modules behind it."""
+    """What the package itself offers, without the modules behind it."""
     for node in ast.parse((PACKAGE / "__init__.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return set(ast.literal_eval(node.value)) - MAY_IMPORT.keys()
@@ -211,7 +177,7 @@ PUBLIC = public_names()
 
 @pytest.mark.parametrize("table", [MAY_INCLUDE, MAY_IMPORT], ids=["core", "package"])
 def test_the_tables_have_a_bottom(table: dict[str, set[str]]) -> None:
-    graphlib.TopologicalSorter(table).prepare()  # raises CycleError if two rooms may reach each other
+    graphlib.TopologicalSorter(table).prepare()  # raises CycleError if two folders may reach each other
 
 
 @pytest.mark.parametrize("path", cpp_sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -251,11 +217,11 @@ def test_installed_headers_include_each_other_only(name: str) -> None:
 
 @pytest.mark.parametrize("path", python_sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_imports_point_down(path: Path) -> None:
-    room = room_of(path)
-    assert room in MAY_IMPORT, f"{room} is a new room: give it its place in MAY_IMPORT and in docs/design.md"
+    folder = folder_of(path)
+    assert folder in MAY_IMPORT, f"{folder} is new: give it its place in MAY_IMPORT and in docs/design.md"
     assert not {name.partition(".")[0] for name, _ in imported(ast.parse(path.read_text()))} & {"lab", "tests"}
-    of_gpu = room == "ops" and GPU_KERNELS in path.relative_to(PACKAGE).parts
-    assert python_faults(room, path.read_text(), PUBLIC, of_gpu=of_gpu) == []
+    of_gpu = folder == "kernels" and GPU_KERNELS in path.relative_to(PACKAGE).parts
+    assert python_faults(folder, path.read_text(), PUBLIC, of_gpu=of_gpu) == []
 
 
 @pytest.mark.parametrize("path", cpp_sources(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -299,30 +265,30 @@ def test_the_reader_of_includes(folder: str, text: str, faulty: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "source", "faulty"),
+    ("folder", "source", "faulty"),
     [
-        ("ops", "from telegrad.compress import Compressor", True),
-        ("compress", "from telegrad import comm", True),
-        ("compress", "import telegrad.comm.work as work", True),
-        ("compress", "from telegrad.ops.select import cpu", False),
+        ("kernels", "from telegrad.compress import Compressor", True),
+        ("compress", "from telegrad import communicator", True),
+        ("compress", "import telegrad.communicator.work as work", True),
+        ("compress", "from telegrad.kernels.select import cpu", False),
         ("compress", "def f():\n    import torch", True),
-        ("compress", "from telegrad.ops.select import triton", True),
-        ("ops", "def f():\n    from telegrad.ops.select import triton", False),
-        ("ops", "import torch", True),
-        ("comm", "import torch", True),
-        ("comm", "def f():\n    import torch.distributed", False),
-        ("comm", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
-        ("comm", "def f():\n    from telegrad.train import DDPState", True),
-        ("plan", "from telegrad import Communicator", True),
-        ("plan", "from telegrad.compress import Compressor", True),
-        ("plan", "if True:\n    import torch", True),
-        ("train", "from telegrad import _core", False),
-        ("train", "from telegrad.cli import main", True),
-        ("bench", "from telegrad import SparseStream", False),
+        ("compress", "from telegrad.kernels.select import triton", True),
+        ("kernels", "def f():\n    from telegrad.kernels.select import triton", False),
+        ("kernels", "import torch", True),
+        ("communicator", "import torch", True),
+        ("communicator", "def f():\n    import torch.distributed", False),
+        ("communicator", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch", False),
+        ("communicator", "def f():\n    from telegrad.ddp import DDPState", True),
+        ("cost", "from telegrad import Communicator", True),
+        ("cost", "from telegrad.compress import Compressor", True),
+        ("cost", "if True:\n    import torch", True),
+        ("ddp", "from telegrad import _core", False),
+        ("ddp", "from telegrad.tools.cli import main", True),
+        ("tools", "from telegrad import SparseVector", False),
     ],
 )
-def test_the_reader_of_imports(room: str, source: str, faulty: bool) -> None:
-    assert bool(python_faults(room, source, PUBLIC)) is faulty
+def test_the_reader_of_imports(folder: str, source: str, faulty: bool) -> None:
+    assert bool(python_faults(folder, source, PUBLIC)) is faulty
 
 
 def test_no_two_test_files_have_one_name() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from telegrad.plan import Choice, Costs, DecisionTable, Place, Tuning
+from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning
 
 
 def tuning_of(place: Place, crossing: int) -> Tuning:

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from telegrad.bench import netlab
-from telegrad.bench.netlab import INTERFACE, Netlab, NetlabError
+from telegrad.tools.bench import netlab
+from telegrad.tools.bench.netlab import INTERFACE, Netlab, NetlabError
 
 CONTROLLER = "controller"
 CPUS = 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from telegrad.compress.arguments import check_share
 from telegrad.compress.residual import Residual
 from telegrad.compress.selection import Floats, Indices, noted, select_all
-from telegrad.ops.select import Sign
+from telegrad.kernels.select import Sign
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from telegrad.compress.entries import Entry, EntryStore
-from telegrad.ops.select import Kernels, kernels_of
+from telegrad.kernels.select import Kernels, kernels_of
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from telegrad.compress.arguments import check_gain, check_share, checked_whole
 from telegrad.compress.residual import Residual
 from telegrad.compress.selection import Floats, Indices, noted, select_all
-from telegrad.ops.select import TINY, Chosen
+from telegrad.kernels.select import TINY, Chosen
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 from typing import Protocol
 
 from telegrad.compress.residual import Residual
-from telegrad.ops.select import Array, Chosen
+from telegrad.kernels.select import Array, Chosen
 
 Floats = Array
 """float32, of one dimension: a numpy array, or a torch tensor on a GPU; as ``entry.values``, and on the same GPU."""

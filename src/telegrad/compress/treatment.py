@@ -138,7 +138,7 @@ def treatments(policy: Policy, tensors: Iterable[Tensor]) -> Mapping[str, Treatm
         treatment = policy(tensor)
         if not isinstance(treatment, Treatment):
             raise TypeError(
-                f"policy says {treatment!r} of parameter {tensor.name!r}: it must return a telegrad.train.Treatment"
+                f"policy says {treatment!r} of parameter {tensor.name!r}: it must return a telegrad.ddp.Treatment"
             )
         said[tensor.name] = treatment
     return said

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-from telegrad.comm import Communicator
+from telegrad.communicator import Communicator
+from telegrad.cost import Tuning
 from telegrad.errors import RendezvousError
 from telegrad.launch.exchange import SocketExchange
-from telegrad.plan import Tuning
 
 RANK, WORLD_SIZE, EXCHANGE = "TELEGRAD_RANK", "TELEGRAD_WORLD_SIZE", "TELEGRAD_EXCHANGE"
 LAUNCHER = "TELEGRAD_LAUNCHER"

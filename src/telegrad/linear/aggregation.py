@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from telegrad import Communicator, SparseStream
+from telegrad import Communicator, SparseVector
 from telegrad.linear.losses import F32
 
 U32 = npt.NDArray[np.uint32]
@@ -19,16 +19,16 @@ Slices = list[int]
 class Aggregation(Protocol):
     """How ranks' gradients meet, where it is not by ``comm.all_reduce`` of sparse streams: for comparisons."""
 
-    def prepare(self, gradient: SparseStream) -> Any:
+    def prepare(self, gradient: SparseVector) -> Any:
         """Counts as computing."""
 
-    def sum(self, prepared: Any) -> SparseStream:
+    def sum(self, prepared: Any) -> SparseVector:
         """Counts as communication."""
 
 
 class SumInFlight(Protocol):
     def result(self) -> Any:
-        """Waits for the sum, a ``SparseStream``."""
+        """Waits for the sum, a ``SparseVector``."""
 
 
 @runtime_checkable
@@ -45,14 +45,14 @@ class SparseSum:
     def __init__(self, comm: Communicator | None) -> None:
         self._comm = comm
 
-    def prepare(self, gradient: SparseStream) -> SparseStream:
+    def prepare(self, gradient: SparseVector) -> SparseVector:
         return gradient
 
-    def sum(self, prepared: SparseStream) -> SparseStream:
-        total: SparseStream = prepared if self._comm is None else self._comm.all_reduce(prepared)
+    def sum(self, prepared: SparseVector) -> SparseVector:
+        total: SparseVector = prepared if self._comm is None else self._comm.all_reduce(prepared)
         return total
 
-    def begin(self, prepared: SparseStream) -> SumInFlight:
+    def begin(self, prepared: SparseVector) -> SumInFlight:
         if self._comm is None:
             return _Arrived(prepared)
         work: SumInFlight = self._comm.all_reduce(prepared, async_op=True)
@@ -60,10 +60,10 @@ class SparseSum:
 
 
 class _Arrived:
-    def __init__(self, stream: SparseStream) -> None:
+    def __init__(self, stream: SparseVector) -> None:
         self._stream = stream
 
-    def result(self) -> SparseStream:
+    def result(self) -> SparseVector:
         return self._stream
 
 
@@ -84,11 +84,11 @@ class SparseGather:
     def __init__(self, comm: Communicator | None) -> None:
         self._comm = comm
 
-    def prepare(self, indices: U32, changes: F32, slices: Slices) -> SparseStream:
-        return SparseStream.trusted(indices, changes, slices[-1])
+    def prepare(self, indices: U32, changes: F32, slices: Slices) -> SparseVector:
+        return SparseVector.trusted(indices, changes, slices[-1])
 
-    def gather(self, prepared: SparseStream) -> tuple[U32, F32]:
-        every: list[SparseStream] = [prepared] if self._comm is None else self._comm.all_gather(prepared)
+    def gather(self, prepared: SparseVector) -> tuple[U32, F32]:
+        every: list[SparseVector] = [prepared] if self._comm is None else self._comm.all_gather(prepared)
         return np.concatenate([one.raw_indices for one in every]), np.concatenate([one.raw_values for one in every])
 
 

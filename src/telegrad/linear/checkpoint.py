@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.texts import all_gather_text, own_error_first
+from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.linear.losses import F32
 from telegrad.linear.model import MODEL_ARRAYS, LinearModel, read_arrays, write_whole
 from telegrad.linear.passes import EpochReport, Optimizer, State

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from telegrad import SparseStream, _core
+from telegrad import SparseVector, _core
 from telegrad.linear.aggregation import U32, Gathering, SparseGather
 from telegrad.linear.losses import CURVATURE_BOUND, F32, F64
 from telegrad.linear.model import LinearModel
@@ -116,8 +116,8 @@ class CoordinateDescent:
             return own, int(offsets[-1])
         entries = np.array([offsets[-1]], np.int64)
         problem.comm.all_reduce(entries)
-        stream = SparseStream.trusted(own, np.ones(own.size, np.float32), problem.features)
-        total: SparseStream = problem.comm.all_reduce(stream, "max")
+        stream = SparseVector.trusted(own, np.ones(own.size, np.float32), problem.features)
+        total: SparseVector = problem.comm.all_reduce(stream, "max")
         indices, values = total.memory(0.0)
         return np.flatnonzero(values > 0).astype(np.uint32) if indices is None else indices, int(entries[0])
 

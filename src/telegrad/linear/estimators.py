@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
-from telegrad.comm.arguments import checked_flag, checked_number
-from telegrad.comm.texts import all_gather_text, own_error_first
+from telegrad.communicator.arguments import checked_flag, checked_number
+from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.linear.losses import F32
 from telegrad.linear.optimality import gap_above_optimum
 from telegrad.linear.rows import Rows

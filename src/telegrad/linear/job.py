@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 
 from telegrad import Communicator
-from telegrad.comm.texts import all_gather_text, own_error_first
+from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.launch import join
 from telegrad.launch.joining import RANK
 from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad import SparseStream, _core
+from telegrad import SparseVector, _core
 from telegrad.linear.aggregation import Aggregation, OverlappedAggregation, SparseSum, SumInFlight
 from telegrad.linear.model import LinearModel
 from telegrad.linear.passes import Pass, State
@@ -135,7 +135,7 @@ class MiniBatches:
 
     def _arrive(self, found: Pass, sent: _Sent) -> None:
         began_s = time.perf_counter()
-        total: SparseStream = sent.sum.result()
+        total: SparseVector = sent.sum.result()
         waited_s = time.perf_counter()
         self._update(found, total, sent.rows, sent.rate)
         found.comm_s += waited_s - began_s
@@ -149,9 +149,9 @@ class MiniBatches:
         indices, values = np.empty(count, np.uint32), np.empty(count, np.float32)
         self._gradient.take(indices.ctypes.data, values.ctypes.data, count)
         found.entries += count
-        return self._aggregation.prepare(SparseStream.trusted(indices, values, problem.features + EXTRA))
+        return self._aggregation.prepare(SparseVector.trusted(indices, values, problem.features + EXTRA))
 
-    def _update(self, found: Pass, total: SparseStream, rows: int, rate: float) -> None:
+    def _update(self, found: Pass, total: SparseVector, rows: int, rate: float) -> None:
         """One step by the sum of ``rows`` rows' gradients."""
         indices, values = total.memory(0.0)
         features, extra = self._problem.features, np.zeros(EXTRA)

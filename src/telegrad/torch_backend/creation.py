@@ -6,7 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from telegrad.comm.groups import ranks_in_job
+from telegrad.communicator.groups import ranks_in_job
 from telegrad.torch_backend.options import Options
 from telegrad.torch_backend.process_group import ProcessGroup
 

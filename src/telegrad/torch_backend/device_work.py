@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from telegrad.comm.device.work import DeviceWork
-from telegrad.comm.work import Work
+from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.work import Work
 from telegrad.torch_backend.group_work import GroupWork, _kept
 
 

@@ -11,13 +11,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from telegrad.comm.device.nccl import GroupWork, check_setting
-from telegrad.plan.device_tuning import HOST_TRANSFER, NCCL
+from telegrad.communicator.cuda.nccl import GroupWork, check_setting
+from telegrad.cost.device_tuning import HOST_TRANSFER, NCCL
 
 
 class OwnNccl:
-    """See telegrad.comm.device.nccl.SumGroup. Its ranks connect in the first sum, which all begin. ``session``: gives
-    then a name that no group before this one had in ``store``."""
+    """See telegrad.communicator.cuda.nccl.SumGroup. Its ranks connect in the first sum, which all begin. ``session``:
+    gives then a name that no group before this one had in ``store``."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, session: Callable[[], str]) -> None:
         self._store, self._rank, self._size, self._timeout = store, rank, size, timeout

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from telegrad.comm.device.runtime import has_runtime
+from telegrad.communicator.cuda.runtime import has_runtime
 
 _SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 _WIDER = {

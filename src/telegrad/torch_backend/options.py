@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from telegrad.plan import Tuning
+from telegrad.cost import Tuning
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
-from telegrad.comm import Communicator
-from telegrad.comm.device.runtime import has_runtime
-from telegrad.comm.job_store import attempt
-from telegrad.comm.store_exchange import StoreExchange
-from telegrad.comm.torch_terms import address_of
-from telegrad.comm.work import Work
+from telegrad.communicator import Communicator
+from telegrad.communicator.cuda.runtime import has_runtime
+from telegrad.communicator.rendezvous.job_store import attempt
+from telegrad.communicator.rendezvous.store_exchange import StoreExchange
+from telegrad.communicator.torch_terms import address_of
+from telegrad.communicator.work import Work
 from telegrad.errors import TimeoutExpired
 from telegrad.torch_backend import short_forms
 from telegrad.torch_backend.device_work import DeviceGroupWork, begun

@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 
 from lab.topk.schemes import SCHEMES, Dense, TopkA, TopkDSA, least_words, most_words, overlap_of, paper_words
-from telegrad import SparseStream
-from telegrad.plan import Costs
-from telegrad.sim import World
-from telegrad.sim.networks import Network
+from telegrad import SparseVector
+from telegrad.cost import Costs
+from telegrad.tools.sim import World
+from telegrad.tools.sim.networks import Network
 
 NETWORK = Network(Costs(alpha_s=1e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-9))
 N, K = 10_000, 100
 _HEADER_MOST = 32 + 3 * 8  # of a message: a header, and three sections' padding
 
 
-def _streams(ranks: int, seed: int = 0, n: int = N, k: int = K) -> list[SparseStream]:
+def _streams(ranks: int, seed: int = 0, n: int = N, k: int = K) -> list[SparseVector]:
     found = []
     for rank in range(ranks):
         random = np.random.default_rng([seed, rank])
         indices = np.sort(random.choice(n, k, replace=False)).astype(np.uint32)
-        found.append(SparseStream(indices, random.standard_normal(k).astype(np.float32), n))
+        found.append(SparseVector(indices, random.standard_normal(k).astype(np.float32), n))
     return found
 
 
-def _sum(streams: list[SparseStream]) -> np.ndarray:
+def _sum(streams: list[SparseVector]) -> np.ndarray:
     return np.sum([one.to_dense() for one in streams], axis=0)
 
 

@@ -8,7 +8,7 @@ from topk_recordings import recording
 
 from lab.topk import streams
 from lab.topk.streams import PATTERNS, SelectingRank, pattern_stream, streams_of, streams_of_rank, wanted
-from telegrad import SparseStream
+from telegrad import SparseVector
 
 
 def test_what_is_not_selected_or_not_kept_comes_again() -> None:
@@ -40,7 +40,7 @@ def test_gradients_side_by_side_make_a_larger_model() -> None:
     calls = streams_of_rank(found, 0.01, "topk", 2, 1, 3)
     assert [one.n for one in calls] == [3 * found.elements] * 2
     for one in calls:
-        SparseStream(one.indices, one.values, one.n)  # checks the order
+        SparseVector(one.indices, one.values, one.n)  # checks the order
         assert [int(np.count_nonzero(one.indices // found.elements == block)) for block in range(3)] == [36] * 3
     alone = streams_of_rank(found, 0.01, "topk", 1, 1, 1)[0]
     first = calls[0].indices < found.elements

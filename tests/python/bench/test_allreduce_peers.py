@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from telegrad import Communicator
-from telegrad.bench import allreduce
-from telegrad.bench.plan import AllreducePlan
+from telegrad.tools.bench import allreduce
+from telegrad.tools.bench.plan import AllreducePlan
 
 
 @dataclass

@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
-from telegrad.bench.allreduce import AllreduceOutcome
-from telegrad.bench.plan import ALGORITHMS, AllreducePlan, Measured, Timing
-from telegrad.cli import bench_allreduce
-from telegrad.cli.bench import app
 from telegrad.launch import LaunchError
-from telegrad.report.allreduce import _bounds_of
+from telegrad.tools.bench.allreduce import AllreduceOutcome
+from telegrad.tools.bench.plan import ALGORITHMS, AllreducePlan, Measured, Timing
+from telegrad.tools.cli import bench_allreduce
+from telegrad.tools.cli.bench import app
+from telegrad.tools.report.allreduce import _bounds_of
 
 pytestmark = pytest.mark.ranks("torch")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from telegrad import Communicator
-from telegrad.bench.allreduce import WIRE_BITS, EncodedSums
+from telegrad.tools.bench.allreduce import WIRE_BITS, EncodedSums
 
 
 @pytest.mark.parametrize("wire", WIRE_BITS)

@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from telegrad.bench.machine import version_of
+from telegrad.tools.bench.machine import version_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -88,9 +88,9 @@ def test_the_steps_are_what_commands_take(
     from typer.testing import CliRunner
 
     from lab.common.experiments import app
-    from telegrad.cli import make_app
+    from telegrad.tools.cli import make_app
 
-    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
     smoke = program("smoke")
     for command in smoke._steps().values():
         if command[1] == "-m":
@@ -164,7 +164,7 @@ def test_rows_of_blocks(program: Callable[[str], ModuleType]) -> None:
 
 
 def test_rows_of_the_hook(program: Callable[[str], ModuleType]) -> None:
-    from telegrad.demo.settings import ModelSize
+    from telegrad.tools.demo.settings import ModelSize
 
     rows: list[dict[str, Any]] = []
     hook = program("hook")

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from telegrad.bench.sparse import exponent_bits, largest_of_gradients, value_bits
+from telegrad.tools.bench.sparse import exponent_bits, largest_of_gradients, value_bits
 
 
 def test_sums_are_exact_in_any_order_and_one_alone_is_a_bfloat16() -> None:

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from telegrad.bench import netlab
-from telegrad.bench.netlab import Netlab, NetlabError
+from telegrad.tools.bench import netlab
+from telegrad.tools.bench.netlab import Netlab, NetlabError
 
 _SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(netlab.__file__)))
 
@@ -125,7 +125,7 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 _SLEEPER = """
 import time
-from telegrad.bench.netlab import Netlab
+from telegrad.tools.bench.netlab import Netlab
 with Netlab(1) as lab:
     print(lab.hub, flush=True)
     for _ in range(600):  # a signal that comes just before one long sleep would be heard after it

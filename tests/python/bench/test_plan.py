@@ -7,11 +7,11 @@ import importlib.util
 
 import pytest
 
-from telegrad.bench.allreduce import AllreduceOutcome, count_of, rows_of
-from telegrad.bench.machine import describe_machine
-from telegrad.bench.networks import check_network, open_network, payload_bytes_per_s, rate_bytes_per_s
-from telegrad.bench.peers import why_missing
-from telegrad.bench.plan import AllreducePlan, Measured, Timing, is_slower, size_of, text_of
+from telegrad.tools.bench.allreduce import AllreduceOutcome, count_of, rows_of
+from telegrad.tools.bench.machine import describe_machine
+from telegrad.tools.bench.networks import check_network, open_network, payload_bytes_per_s, rate_bytes_per_s
+from telegrad.tools.bench.peers import why_missing
+from telegrad.tools.bench.plan import AllreducePlan, Measured, Timing, is_slower, size_of, text_of
 
 _PLAN = AllreducePlan(
     "allreduce", "shm", ranks=4, sizes=(4, 1024), algorithms=("ring", "auto"), peers=("gloo", "mpich")

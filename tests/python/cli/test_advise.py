@@ -12,13 +12,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from telegrad.cli import make_app
-from telegrad.cli.advise import about_tuning, advise, cluster_of
-from telegrad.plan import Costs, Place, Tuning, allreduce_table
-from telegrad.plan.architectures import ARCHITECTURES
-from telegrad.plan.cluster import Cluster
-from telegrad.plan.trace import Trace
-from telegrad.sim.networks import network_of
+from telegrad.cost import Costs, Place, Tuning, allreduce_table
+from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import ARCHITECTURES
+from telegrad.tools.advise.cluster import Cluster
+from telegrad.tools.cli import make_app
+from telegrad.tools.cli.advise import about_tuning, advise, cluster_of
+from telegrad.tools.sim.networks import network_of
 
 app = typer.Typer()
 app.command()(advise)

@@ -12,10 +12,10 @@ import typer
 from typer.testing import CliRunner
 
 from telegrad import _core
-from telegrad.bench.sparse import DENSE, NAMES, SparseOutcome, SparsePlan, swept
-from telegrad.cli import bench_sparse
 from telegrad.launch import LaunchError
-from telegrad.report.sparse import panels_of
+from telegrad.tools.bench.sparse import DENSE, NAMES, SparseOutcome, SparsePlan, swept
+from telegrad.tools.cli import bench_sparse
+from telegrad.tools.report.sparse import panels_of
 
 _app = typer.Typer()
 _app.command()(bench_sparse.sparse)

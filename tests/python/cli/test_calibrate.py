@@ -12,11 +12,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from telegrad.bench.netlab import NetlabError
-from telegrad.cli import calibrate as command
-from telegrad.cli import make_app
-from telegrad.plan import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
-from telegrad.plan.linear_cost import LinearCost
+from telegrad.cost import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
+from telegrad.cost.linear_cost import LinearCost
+from telegrad.tools.bench.netlab import NetlabError
+from telegrad.tools.cli import calibrate as command
+from telegrad.tools.cli import make_app
 
 _TUNING = Tuning(
     Place("ucx", (("here", 4),)),

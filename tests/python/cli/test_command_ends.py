@@ -19,8 +19,8 @@ pytest.importorskip("typer")
 
 import typer
 
-from telegrad.cli import COMMANDS, main, make_app
-from telegrad.cli.interrupts import signals_as_interrupts
+from telegrad.tools.cli import COMMANDS, main, make_app
+from telegrad.tools.cli.interrupts import signals_as_interrupts
 
 
 def _interrupted(function: Callable[..., None], by: signal.Signals) -> Callable[..., None]:
@@ -46,7 +46,7 @@ def test_an_interrupt_before_the_command_has_begun(monkeypatch: pytest.MonkeyPat
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("telegrad.cli.make_app", interrupted)
+    monkeypatch.setattr("telegrad.tools.cli.make_app", interrupted)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-import telegrad.cli
+import telegrad.tools.cli
 from telegrad import _core
-from telegrad.cli import doctor as doctor_command
-from telegrad.cli import make_app
-from telegrad.cli import selftest as selftest_command
-from telegrad.doctor.finding import Check, Finding
-from telegrad.doctor.selftest import CheckOutcome, SelfTest
+from telegrad.tools.cli import doctor as doctor_command
+from telegrad.tools.cli import make_app
+from telegrad.tools.cli import selftest as selftest_command
+from telegrad.tools.doctor.finding import Check, Finding
+from telegrad.tools.doctor.selftest import CheckOutcome, SelfTest
 
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
 
@@ -52,7 +52,7 @@ def test_the_package_is_a_command() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "python -m telegrad" in done.stdout
-    assert all(command.name in done.stdout for command in telegrad.cli.COMMANDS)
+    assert all(command.name in done.stdout for command in telegrad.tools.cli.COMMANDS)
 
 
 def _raise() -> list[Finding]:
@@ -133,7 +133,7 @@ class Nothing:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Nothing())
 sys.argv[:] = ["telegrad", *sys.argv[2:]]
-from telegrad.cli import main
+from telegrad.tools.cli import main
 main()
 """
 
@@ -191,17 +191,17 @@ class Nothing:
             raise ModuleNotFoundError("No module named 'telegrad._core'", name=name)
 sys.meta_path.insert(0, Nothing())
 sys.argv[:] = ["telegrad", *sys.argv[2:]]
-from telegrad.doctor import installation
+from telegrad.tools.doctor import installation
 def ask(program, *, timeout_s):
     raise installation.ProbeFailed("ImportError: no core")
 installation.ask = ask
-from telegrad.cli import main
+from telegrad.tools.cli import main
 main()
 """
 
 
 def test_without_the_compiled_core_the_doctor_still_comes() -> None:
-    folder = str(Path(telegrad.cli.__file__).parents[1])
+    folder = str(Path(telegrad.tools.cli.__file__).parents[1])
     done = _python(_WITHOUT_CORE, folder, "doctor")
     assert done.returncode == 1, done.stderr
     assert "ERROR   core            `import telegrad` fails: ImportError: no core" in done.stdout
@@ -218,7 +218,7 @@ def test_without_the_compiled_core_the_doctor_still_comes() -> None:
 @_needs_ucx
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_self_test_leaves_no_rank(number: signal.Signals) -> None:
-    program = "import sys; sys.argv[:] = ['telegrad', 'test', '-n', '3']; from telegrad.cli import main; main()"
+    program = "import sys; sys.argv[:] = ['telegrad', 'test', '-n', '3']; from telegrad.tools.cli import main; main()"
     command = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,

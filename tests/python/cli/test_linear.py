@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from telegrad.cli import make_app
-from telegrad.cli.linear import _divergence, in_options, loss_text
 from telegrad.linear import LinearModel, TrainingSettings, objective, read_libsvm, train
+from telegrad.tools.cli import make_app
+from telegrad.tools.cli.linear import _divergence, in_options, loss_text
 
 SETTINGS = ("--batch", "50", "--epochs", "4", "--l2", "0.001", "--held-out", "0.2")
 

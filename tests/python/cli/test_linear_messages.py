@@ -16,13 +16,13 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import Communicator
-from telegrad.cli import linear, make_app
 from telegrad.launch.joining import RANK
 from telegrad.linear import LinearModel, TrainingSettings
 from telegrad.linear.checkpoint import Checkpoint
 from telegrad.linear.data import LibsvmFormat
 from telegrad.linear.job import Job, writes_files
 from telegrad.linear.job import run as run_rank
+from telegrad.tools.cli import linear, make_app
 
 ENDLESS = ("--epochs", "1000000", "--batch", "20", "--ranks", "2")
 

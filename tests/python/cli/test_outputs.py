@@ -8,7 +8,7 @@ import pytest
 import typer
 from rich.console import Console
 
-from telegrad.cli.outputs import GrowingResult, check_writable, write_result
+from telegrad.tools.cli.outputs import GrowingResult, check_writable, write_result
 
 
 def test_brackets_in_names_of_files_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

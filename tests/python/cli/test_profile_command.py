@@ -10,10 +10,10 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from telegrad.bench import model_profile
-from telegrad.cli import profile as command
-from telegrad.plan.trace import Trace
-from telegrad.report.model_profile import tables_of
+from telegrad.synchronizer.trace import Trace
+from telegrad.tools.bench import model_profile
+from telegrad.tools.cli import profile as command
+from telegrad.tools.report.model_profile import tables_of
 
 _app = typer.Typer()
 _app.command()(command.profile)

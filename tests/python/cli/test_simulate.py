@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from lab.common import experiments
 from telegrad import _core
-from telegrad.cli.simulate import app
-from telegrad.cli.simulate_run import SimulationSettings, sizes_of
+from telegrad.tools.cli.simulate import app
+from telegrad.tools.cli.simulate_run import SimulationSettings, sizes_of
 
 COLLECTIVES = ("allreduce", "sparse-allreduce", "allgather", "broadcast", "barrier")
 
@@ -304,7 +304,7 @@ def test_all_may_be_one_of_several_algorithms(tmp_path: Path) -> None:
 def test_a_signal_ends_a_long_point_at_once(number: signal.Signals) -> None:
     # Over a billion events: minutes, but for the signal.
     options = ("--ranks", "64", "--bytes", "1024GiB", "--algorithm", "ring", "--jobs", "1")
-    start = "from telegrad.cli import main; main()"
+    start = "from telegrad.tools.cli import main; main()"
     command = (sys.executable, "-c", start, "simulate", "allreduce", *options)
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     deadline = time.monotonic() + 120

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from telegrad.cli.simulate import app
-from telegrad.plan.sending import SCHEMES
-from telegrad.plan.step import PLANS
-from telegrad.plan.trace import Trace
-from telegrad.report.training_step import PHASES
+from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.sending import SCHEMES
+from telegrad.tools.advise.step import PLANS
+from telegrad.tools.cli.simulate import app
+from telegrad.tools.report.training_step import PHASES
 
 
 def step(*arguments: str, columns: int = 120) -> tuple[int, str]:

@@ -21,7 +21,7 @@ from telegrad.compress import (
     TrimmedTopK,
     selection_named,
 )
-from telegrad.ops.select import naive
+from telegrad.kernels.select import naive
 
 EVERY = [selection_named(name) for name in SELECTIONS]
 SAME_SIGN = [selection_named(name, same_sign=True) for name in ("topk", "trimmed", "search")]

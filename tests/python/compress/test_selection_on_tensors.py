@@ -20,7 +20,7 @@ from telegrad.compress import (
     ThresholdSearch,
     selection_named,
 )
-from telegrad.ops.select.triton import sources
+from telegrad.kernels.select.triton import sources
 
 TENSORS = 160 if DEVICE == "cpu" else 1000  # the interpreter is slow; ten of each kind
 

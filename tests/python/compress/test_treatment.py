@@ -89,7 +89,7 @@ def test_redsync() -> None:
         (
             lambda: treatments(lambda tensor: "dense", TENSORS),  # type: ignore[arg-type, return-value]
             TypeError,
-            "policy says 'dense' of parameter 'embedding': it must return a telegrad.train.Treatment",
+            "policy says 'dense' of parameter 'embedding': it must return a telegrad.ddp.Treatment",
         ),
         (lambda: WarmUp(5, "slow"), ValueError, "warmup='slow' does not exist: use one of dense, falling"),
     ],

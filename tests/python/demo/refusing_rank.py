@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import telegrad
-from telegrad.demo import worker
+from telegrad.tools.demo import worker
 
 
 def refuse(*_: Any, mode: str, **__: Any) -> None:

@@ -17,17 +17,17 @@ pytest.importorskip("matplotlib")
 
 from typer.testing import CliRunner
 
-from telegrad.cli import make_app
-from telegrad.demo.job import open_place, train
-from telegrad.demo.results import FIRST_LOSS
-from telegrad.demo.settings import ModelSize, Settings
-from telegrad.demo.text import Corpus
-from telegrad.demo.worker import sent_bytes
 from telegrad.launch import RankFailed
+from telegrad.tools.cli import make_app
+from telegrad.tools.demo.job import open_place, train
+from telegrad.tools.demo.results import FIRST_LOSS
+from telegrad.tools.demo.settings import ModelSize, Settings
+from telegrad.tools.demo.text import Corpus
+from telegrad.tools.demo.worker import sent_bytes
 
 pytestmark = pytest.mark.ranks("torch")
 
-_COMMAND = [sys.executable, "-c", "from telegrad.cli import main; main()", "demo"]
+_COMMAND = [sys.executable, "-c", "from telegrad.tools.cli import main; main()", "demo"]
 _TINY = ["--ranks", "2", "--width", "64", "--layers", "1", "--context", "16", "--network", "loopback"]
 
 
@@ -116,7 +116,7 @@ def test_shared_memory_counts_telegrads_own_bytes(library: Path, tmp_path: Path)
 
 
 def test_without_a_gpu_nothing_is_trained_on_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("telegrad.bench.device.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(make_app(), ["demo", "--device", "cuda", "--json", "figures/demo.json"])
     assert (done.exit_code, done.output) == (1, "no GPU: torch sees none here, and nothing was measured\n")
@@ -127,7 +127,7 @@ def test_what_a_device_refuses_is_told_with_its_reason(
     library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
-    monkeypatch.setattr("telegrad.demo.job.TARGET", "refusing_rank:main")
+    monkeypatch.setattr("telegrad.tools.demo.job.TARGET", "refusing_rank:main")
     Corpus.prepare(tmp_path, library)
     size = ModelSize(width=64, layers=1, heads=1, context=16)
     with open_place("shm", 2) as place:
@@ -194,7 +194,7 @@ def test_bad_options(options: list[str], message: str, tmp_path: Path, monkeypat
 def test_without_root_it_uses_loopback_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from telegrad.cli.demo import _place
+    from telegrad.tools.cli.demo import _place
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     console = Console(record=True, quiet=False, width=200)
@@ -208,7 +208,7 @@ def test_a_rate_without_root_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     import typer
     from rich.console import Console
 
-    from telegrad.cli.demo import _place
+    from telegrad.tools.cli.demo import _place
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(typer.BadParameter, match="need root.*or use --network loopback"), _place(Console(), "1gbit", 2):

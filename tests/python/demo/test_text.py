@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telegrad.demo import text
-from telegrad.demo.text import Corpus
+from telegrad.tools.demo import text
+from telegrad.tools.demo.text import Corpus
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import time
 
 import numpy as np
 
-from telegrad import Communicator, SparseStream
-from telegrad.doctor import selftest
+from telegrad import Communicator, SparseVector
 from telegrad.launch import join
+from telegrad.tools.doctor import selftest
 
 call_differently = selftest.call_differently
 HOW = os.environ.get("TELEGRAD_TEST_HOW", "")
@@ -49,9 +49,9 @@ def _spoil_dense() -> None:
 def _spoil_sparse() -> None:
     honest = Communicator.all_reduce_into
 
-    def wrong(self: Communicator, stream: SparseStream, out: object, *arguments: object, **options: object) -> object:
+    def wrong(self: Communicator, stream: SparseVector, out: object, *arguments: object, **options: object) -> object:
         if self.rank == 0:
-            stream = SparseStream(stream.raw_indices[1:], stream.raw_values[1:], stream.n)
+            stream = SparseVector(stream.raw_indices[1:], stream.raw_values[1:], stream.n)
         return honest(self, stream, out, *arguments, **options)  # type: ignore[arg-type]
 
     Communicator.all_reduce_into = wrong  # type: ignore[method-assign,assignment]

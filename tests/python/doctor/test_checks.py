@@ -13,11 +13,11 @@ import pytest
 
 from telegrad import _core
 from telegrad._interfaces import Interface, interfaces
-from telegrad.cli.doctor import CHECKS
-from telegrad.doctor import host, installation, transports
-from telegrad.doctor.finding import Finding, NotTried
-from telegrad.doctor.isolated import ProbeFailed
-from telegrad.doctor.transports import Meeting
+from telegrad.tools.cli.doctor import CHECKS
+from telegrad.tools.doctor import host, installation, transports
+from telegrad.tools.doctor.finding import Finding, NotTried
+from telegrad.tools.doctor.isolated import ProbeFailed
+from telegrad.tools.doctor.transports import Meeting
 
 _LO = Interface("lo", up=True, loopback=True, addresses=("127.0.0.1",), virtual=True)
 _ETH = Interface("eth0", up=True, loopback=False, addresses=("10.0.0.7", "fe80::1"), mbit_per_s=1000)

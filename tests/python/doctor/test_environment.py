@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from telegrad.doctor import environment
-from telegrad.doctor.environment import as_text, describe_environment, shown_variables
-from telegrad.doctor.isolated import ProbeFailed
+from telegrad.tools.doctor import environment
+from telegrad.tools.doctor.environment import as_text, describe_environment, shown_variables
+from telegrad.tools.doctor.isolated import ProbeFailed
 
 
 def test_it_holds_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from telegrad.doctor.finding import Check, Finding, NotTried, as_json, is_usable, reason_of, run_checks
-from telegrad.doctor.isolated import ProbeFailed, ask
+from telegrad.tools.doctor.finding import Check, Finding, NotTried, as_json, is_usable, reason_of, run_checks
+from telegrad.tools.doctor.isolated import ProbeFailed, ask
 
 
 def _raises() -> list[Finding]:

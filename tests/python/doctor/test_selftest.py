@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from telegrad import _core
-from telegrad.doctor.selftest import (
+from telegrad.tools.doctor.selftest import (
     CASES,
     KILLED,
     MISMATCHED,

@@ -10,7 +10,7 @@ from torch import nn
 
 import telegrad
 from telegrad import Communicator, DDPState
-from telegrad.comm.device.runtime import runtime_of
+from telegrad.communicator.cuda.runtime import runtime_of
 
 STEPS = 6
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import telegrad
 import telegrad.torch_backend
 from telegrad import Communicator, DDPState, Synchronizer
-from telegrad.comm.device import nccl
+from telegrad.communicator.cuda import nccl
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -107,7 +107,7 @@ def calibration() -> None:
     if ON_GPU:
         with Communicator.from_torch(timeout_s=60) as comm:
             like = torch.empty(0, device=DEVICE)
-            found = telegrad.calibration.device_sums.measure_device_sums(comm, like, 3.0, lambda *_: None)
+            found = telegrad.tuning.device_sums.measure_device_sums(comm, like, 3.0, lambda *_: None)
             assert found.tuning.nccl is not None
             assert found.tuning.device == torch.cuda.get_device_name(DEVICE)
             assert {row["algorithm"] for row in found.rows()} == {"nccl", "host_transfer"}

@@ -8,9 +8,9 @@ from unittest import mock
 
 import torch
 
-from telegrad.comm.device import short_way, transfers
-from telegrad.comm.device.runtime import runtime_of
-from telegrad.comm.device.staging import Lease, staging_of
+from telegrad.communicator.cuda import short_way, transfers
+from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.communicator.cuda.staging import Lease, staging_of
 
 RANKS = 2
 

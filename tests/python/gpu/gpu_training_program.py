@@ -21,8 +21,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
+import telegrad.ddp
 import telegrad.torch_backend
-import telegrad.train
 from telegrad import Communicator, DDPState, NonFiniteGradient, Synchronizer
 from telegrad.errors import TransportError
 
@@ -158,9 +158,9 @@ class Records:
     every = 1
 
     def __init__(self) -> None:
-        self.kept: list[telegrad.train.StepRecord] = []
+        self.kept: list[telegrad.ddp.StepRecord] = []
 
-    def write(self, record: telegrad.train.StepRecord) -> None:
+    def write(self, record: telegrad.ddp.StepRecord) -> None:
         self.kept.append(record)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu_jobs import skip_without
 
-from telegrad.train.captured_work import CapturedWork
+from telegrad.ddp.cuda.captured_work import CapturedWork
 
 pytestmark = skip_without("cuda.bindings")
 

@@ -35,7 +35,7 @@ def distinct(n: int) -> torch.Tensor:
 def test_gpu_from_gradient_to_sum(
     comms: list[Communicator], streams: Sequence[torch.cuda.Stream], n: int, k: int
 ) -> None:
-    from telegrad.ops.select.triton import queue_topk
+    from telegrad.kernels.select.triton import queue_topk
 
     torch.manual_seed(0)
     gradients = [distinct(n) for _ in range(RANKS)]

@@ -10,9 +10,9 @@ import torch
 from gpu_jobs import skip_without
 
 from telegrad import Communicator
-from telegrad.comm.device import short_way, transfers
-from telegrad.comm.device.runtime import runtime_of
-from telegrad.comm.device.staging import staging_of
+from telegrad.communicator.cuda import short_way, transfers
+from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.communicator.cuda.staging import staging_of
 
 pytestmark = skip_without("cuda.bindings")
 

@@ -11,7 +11,7 @@ import torch
 from gpu_jobs import missing, reports
 from typer.testing import CliRunner
 
-from telegrad.cli import make_app
+from telegrad.tools.cli import make_app
 
 PROGRAM = "gpu_nccl_program"
 RANKS = {"alone": 1, "together": 2}

@@ -12,8 +12,8 @@ from gpu_jobs import skip_without
 from gpu_ranks import RANKS, chunks, laid_aside
 
 from telegrad import Communicator
-from telegrad.comm.device import transfers
-from telegrad.comm.device.runtime import runtime_of
+from telegrad.communicator.cuda import transfers
+from telegrad.communicator.cuda.runtime import runtime_of
 
 pytestmark = skip_without("cuda.bindings")
 

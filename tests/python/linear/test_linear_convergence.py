@@ -19,11 +19,11 @@ from sklearn.exceptions import ConvergenceWarning
 from typer.testing import CliRunner
 
 from telegrad import Communicator
-from telegrad.cli import make_app
 from telegrad.linear import LinearSVC, LogisticRegression, Ridge, Rows, TrainingSettings, objective, train
 from telegrad.linear.losses import least_loss_of_classes, losses_of, slopes_and_curvatures
 from telegrad.linear.optimality import gap_above_optimum
 from telegrad.linear.training import last_fall
+from telegrad.tools.cli import make_app
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
 SMOOTH = ("logistic", "squared_hinge", "squared_error")

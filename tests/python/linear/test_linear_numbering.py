@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from telegrad import Communicator, SparseStream, _core
+from telegrad import Communicator, SparseVector, _core
 from telegrad.linear import LOSSES, Rows, Trained, TrainingSettings, train
 from telegrad.linear.problem import Problem
 
@@ -54,13 +54,13 @@ def over_all_features(rank: int, comm: Communicator, settings: TrainingSettings)
     gradient = _core.RankGradient(descent, None, problem.team)
     steps = -(-problem.share.trained_total // settings.batch)
     for epoch in range(settings.epochs):
-        late: list[tuple[SparseStream, int, float]] = []
+        late: list[tuple[SparseVector, int, float]] = []
         for step, (chosen, count) in enumerate(problem.share.batches(epoch, settings.batch)):
             rate = problem.rate_at(epoch * steps + step, count)
             size = gradient.find(view, targets, chosen.ctypes.data, chosen.size, problem.loss)
             indices, values = np.empty(size, np.uint32), np.empty(size, np.float32)
             gradient.take(indices.ctypes.data, values.ctypes.data, size)
-            late.append((comm.all_reduce(SparseStream.trusted(indices, values, features + 2)), count, rate))
+            late.append((comm.all_reduce(SparseVector.trusted(indices, values, features + 2)), count, rate))
             if len(late) > settings.overlap:
                 apply(descent, *late.pop(0))
         for one in late:
@@ -70,7 +70,7 @@ def over_all_features(rank: int, comm: Communicator, settings: TrainingSettings)
     return weights, descent.bias
 
 
-def apply(descent: _core.Descent, total: SparseStream, rows: int, rate: float) -> None:
+def apply(descent: _core.Descent, total: SparseVector, rows: int, rate: float) -> None:
     indices, values = total.memory(0.0)
     at = 0 if indices is None else indices.ctypes.data
     descent.step(at, values.ctypes.data, values.size - 2, float(values[-2]), rate, rows)
@@ -82,12 +82,12 @@ class DenseSum:
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
 
-    def prepare(self, gradient: SparseStream) -> np.ndarray:
+    def prepare(self, gradient: SparseVector) -> np.ndarray:
         return np.asarray(gradient.to_dense())
 
-    def sum(self, prepared: np.ndarray) -> SparseStream:
+    def sum(self, prepared: np.ndarray) -> SparseVector:
         self._comm.all_reduce(prepared)
-        return SparseStream.from_dense(prepared)
+        return SparseVector.from_dense(prepared)
 
 
 @pytest.mark.parametrize("penalties", [(0.0, 0.0), (0.01, 0.0), (0.0, 0.003), (0.01, 0.003)], ids=str)

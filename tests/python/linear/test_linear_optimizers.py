@@ -15,7 +15,7 @@ from scipy import sparse
 from scipy.optimize import minimize
 from sklearn.datasets import load_digits
 
-from telegrad import Communicator, SparseStream
+from telegrad import Communicator, SparseVector
 from telegrad.linear import LinearModel, Rows, Trained, TrainingSettings, objective, train
 from telegrad.linear.aggregation import DenseGather, SparseSum
 from telegrad.linear.losses import losses_of
@@ -250,10 +250,10 @@ def test_settings_of_optimisers_that_cannot_be(options: dict[str, Any], said: st
 
 
 class OnlySums:
-    def prepare(self, gradient: SparseStream) -> SparseStream:
+    def prepare(self, gradient: SparseVector) -> SparseVector:
         return gradient
 
-    def sum(self, prepared: SparseStream) -> SparseStream:
+    def sum(self, prepared: SparseVector) -> SparseVector:
         return prepared
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from telegrad import Communicator, SparseStream, _core
+from telegrad import Communicator, SparseVector, _core
 from telegrad.linear import Rows, TrainingSettings, objective, train
 from telegrad.linear.aggregation import SparseSum
 from telegrad.linear.losses import CURVATURE_BOUND, losses_of
@@ -159,12 +159,12 @@ def test_rows_that_are_held_out_say_nothing_of_divergence() -> None:
 class Dropping:
     """A sum that leaves out what is 0."""
 
-    def prepare(self, gradient: SparseStream) -> SparseStream:
+    def prepare(self, gradient: SparseVector) -> SparseVector:
         return gradient
 
-    def sum(self, prepared: SparseStream) -> SparseStream:
+    def sum(self, prepared: SparseVector) -> SparseVector:
         kept = prepared.raw_values != 0
-        return SparseStream(prepared.raw_indices[kept], prepared.raw_values[kept], prepared.n)
+        return SparseVector(prepared.raw_indices[kept], prepared.raw_values[kept], prepared.n)
 
 
 @pytest.mark.parametrize("rate", [0.1, 5.0], ids=["no slope", "nothing at all"])

@@ -13,7 +13,7 @@ def run() -> Callable[..., object]:
     import typer
     from typer.testing import CliRunner
 
-    from telegrad.cli.report import report
+    from telegrad.tools.cli.report import report
 
     app = typer.Typer()
     app.command()(report)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from telegrad.report.hang_files import Report, parse
+from telegrad.tools.report.hang_files import Report, parse
 
 NOW_S = 1_763_712_345.0
 Json = dict[str, Any]

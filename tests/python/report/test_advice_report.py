@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from telegrad.plan.advice import Advice, advise
-from telegrad.plan.cluster import Cluster
-from telegrad.plan.sending import PhasedWay
-from telegrad.plan.step import StepGroup, simulate
-from telegrad.plan.trace import Trace
-from telegrad.plan.workload import DEVICES, of_model
-from telegrad.report.advice import for_json, plot, segments_of, table_of
-from telegrad.sim.networks import network_of
+from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.advice import Advice, advise
+from telegrad.tools.advise.cluster import Cluster
+from telegrad.tools.advise.sending import PhasedWay
+from telegrad.tools.advise.step import StepGroup, simulate
+from telegrad.tools.advise.workload import DEVICES, of_model
+from telegrad.tools.report.advice import for_json, plot, segments_of, table_of
+from telegrad.tools.sim.networks import network_of
 
 V100 = DEVICES["v100"]
 

@@ -18,8 +18,8 @@ pytest.importorskip("torch.distributed.flight_recorder.fr_trace")
 
 from hang_jobs import Call, Job
 
-from telegrad.report import flight_recorder
-from telegrad.report.hang import verdict
+from telegrad.tools.report import flight_recorder
+from telegrad.tools.report.hang import verdict
 
 X = Call(count=4096)
 

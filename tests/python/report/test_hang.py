@@ -13,7 +13,7 @@ from hang_jobs import NOW_S, Call, Job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telegrad.report.hang import ends_of, told_ranks, told_seconds, verdict, verdicts
+from telegrad.tools.report.hang import ends_of, told_ranks, told_seconds, verdict, verdicts
 
 X = Call(count=4096, algorithm="ring")
 SIZES = [2, 3, 4, 5, 8, 16, 33, 64]

@@ -14,8 +14,8 @@ from hang_jobs import NOW_S, Call, Job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telegrad.report import hang_files
-from telegrad.report.hang_files import BadReport, default_folder, find, parse
+from telegrad.tools.report import hang_files
+from telegrad.tools.report.hang_files import BadReport, default_folder, find, parse
 
 
 def _good() -> dict[str, Any]:

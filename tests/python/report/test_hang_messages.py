@@ -7,8 +7,8 @@ import json
 import pytest
 from hang_jobs import Call, Job
 
-from telegrad.report.hang import verdict
-from telegrad.report.hang_files import BadReport, parse
+from telegrad.tools.report.hang import verdict
+from telegrad.tools.report.hang_files import BadReport, parse
 
 X = Call(count=4096)
 

@@ -16,8 +16,8 @@ pytest.importorskip("matplotlib")
 from typer.testing import Result
 
 from telegrad.compress import Observation
-from telegrad.report.telemetry import read, summaries
-from telegrad.train import JsonLines, StepRecord
+from telegrad.ddp import JsonLines, StepRecord
+from telegrad.tools.report.telemetry import read, summaries
 
 Run = Callable[..., Result]
 
@@ -153,8 +153,8 @@ def test_many_tensors_are_drawn(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "holds no step: it must be a file of telegrad.train.JsonLines"),
-        ("hello\n", r"line 1: .*it must be a file of telegrad.train.JsonLines"),
+        ("", "holds no step: it must be a file of telegrad.ddp.JsonLines"),
+        ("hello\n", r"line 1: .*it must be a file of telegrad.ddp.JsonLines"),
         ('{"kind": "run", "format": "other", "version": 1}\n', "line 1: format 'other', version 1"),
         ('{"kind": "step"}\n', "line 1: no run"),
         ("[]\n", "line 1: no record with a kind"),

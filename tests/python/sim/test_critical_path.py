@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from telegrad.plan import Costs
-from telegrad.sim.critical_path import COMPUTE, KINDS, RECEIVE, SEND, Stretch, critical_path, shares
-from telegrad.sim.measure import Activities, Measurement, Point, measure
-from telegrad.sim.networks import Network
+from telegrad.cost import Costs
+from telegrad.tools.sim.critical_path import COMPUTE, KINDS, RECEIVE, SEND, Stretch, critical_path, shares
+from telegrad.tools.sim.measure import Activities, Measurement, Point, measure
+from telegrad.tools.sim.networks import Network
 
 # α 2 s, β 1 s per byte, γ 0.5 s per byte.
 ALPHA, BETA, GAMMA = 2.0, 1.0, 0.5

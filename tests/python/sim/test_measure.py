@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from telegrad.plan import Costs
-from telegrad.sim.measure import ALGORITHMS, SPARSE, Point, closed_form, measure
-from telegrad.sim.networks import Network
+from telegrad.cost import Costs
+from telegrad.tools.sim.measure import ALGORITHMS, SPARSE, Point, closed_form, measure
+from telegrad.tools.sim.networks import Network
 
 COSTS = Costs(alpha_s=10e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10)
 PLAIN = Network(COSTS)

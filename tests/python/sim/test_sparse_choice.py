@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from telegrad import _core
-from telegrad.plan import Costs
-from telegrad.sim.measure import ALGORITHMS, Point, measure
-from telegrad.sim.networks import Network, network_of
+from telegrad.cost import Costs
+from telegrad.tools.sim.measure import ALGORITHMS, Point, measure
+from telegrad.tools.sim.networks import Network, network_of
 
 NETWORKS = {
     "gigabit": Network(Costs(20e-6, 8.5e-9, 0.0, 0.2e-9)),

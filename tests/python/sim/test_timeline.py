@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from telegrad.plan import Costs
-from telegrad.sim.critical_path import critical_path
-from telegrad.sim.measure import Measurement, Point, measure
-from telegrad.sim.networks import Network
-from telegrad.sim.timeline import write_trace
+from telegrad.cost import Costs
+from telegrad.tools.sim.critical_path import critical_path
+from telegrad.tools.sim.measure import Measurement, Point, measure
+from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.timeline import write_trace
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from telegrad import SparseStream, errors, sim
-from telegrad.plan import Choice, Costs, DecisionTable, Place, Tuning
+from telegrad import SparseVector, errors
+from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning
+from telegrad.tools import sim
 
 
 def _inputs(size: int, count: int) -> list[np.ndarray]:
@@ -56,7 +57,7 @@ def test_the_same_seed_gives_the_same_times() -> None:
 
 def test_a_world_runs_sparse_sums_in_virtual_time() -> None:
     world = sim.World(3, alpha_s=1.0)
-    streams = [SparseStream(np.array([rank], np.uint32), np.ones(1, np.float32), 10) for rank in range(3)]
+    streams = [SparseVector(np.array([rank], np.uint32), np.ones(1, np.float32), 10) for rank in range(3)]
     works = [
         communicator.all_reduce(stream, async_op=True)
         for communicator, stream in zip(world.communicators, streams, strict=True)

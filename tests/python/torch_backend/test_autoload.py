@@ -88,10 +88,10 @@ def test_a_group_by_name() -> None:
 @pytest.mark.parametrize(
     "imports",
     [
-        "import telegrad.train",
+        "import telegrad.ddp",
         "import telegrad.torch_backend",
         "from telegrad.torch_backend.process_group import ProcessGroup",
-        "from telegrad.comm.store_exchange import StoreExchange; import torch.distributed",
+        "from telegrad.communicator.rendezvous.store_exchange import StoreExchange; import torch.distributed",
     ],
 )
 def test_imports_of_telegrad_before_torch(imports: str) -> None:

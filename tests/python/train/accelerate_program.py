@@ -32,7 +32,7 @@ class Training:
         if options:
             self.state = telegrad.DDPState(comm, self.model.named_parameters(), **options)
             self.model.register_comm_hook(self.state, telegrad.ddp_hook)
-            self.accelerator.register_for_checkpointing(telegrad.train.GatheredState(self.state))
+            self.accelerator.register_for_checkpointing(telegrad.ddp.GatheredState(self.state))
 
     def epoch(self) -> list[float]:
         losses = []

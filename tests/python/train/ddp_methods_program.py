@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import telegrad
 from telegrad import Communicator, DDPState
 from telegrad.compress import ExactTopK, RandomK
-from telegrad.train import RankState, Tensor, Treatment, load_resharded
+from telegrad.ddp import RankState, Tensor, Treatment, load_resharded
 
 Parameters = Iterable[torch.nn.Parameter]
 SGD = torch.optim.SGD

@@ -13,7 +13,7 @@ import elastic
 import numpy as np
 import torch
 
-from telegrad.train import DDPState, checkpoint, reshard
+from telegrad.ddp import DDPState, checkpoint, reshard
 
 found: dict[str, Any] = {"residuals": {}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class HandClock:
-    """See telegrad.train.clocks.Clock. ``known_s``: moments after it are not told yet."""
+    """See telegrad.synchronizer.clocks.Clock. ``known_s``: moments after it are not told yet."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now, self.known_s = now, float("inf")

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
 from telegrad import Communicator
-from telegrad.lightning import GradientExchange
+from telegrad.integrations.lightning import GradientExchange
 
 
 def fit(
@@ -236,7 +236,7 @@ def _what_trainers_say(comm: Communicator) -> None:
 
 def comm_text(comm: Communicator, own: str) -> str:
     """Rank 0's."""
-    from telegrad.comm.texts import all_gather_text
+    from telegrad.communicator.texts import all_gather_text
 
     return all_gather_text(comm, own)[0]
 

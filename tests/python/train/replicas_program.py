@@ -22,9 +22,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad import Communicator
-from telegrad.comm.texts import all_gather_text
+from telegrad.communicator.texts import all_gather_text
+from telegrad.ddp import RankState, load_resharded
 from telegrad.errors import NonFiniteGradient, TransportError
-from telegrad.train import RankState, ReplicaSynchronizer, load_resharded
+from telegrad.synchronizer import ReplicaSynchronizer
 
 STEPS = 5
 CLIP = 0.1

@@ -13,7 +13,7 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of
 
 from telegrad import Communicator
 from telegrad.compress import SELECTIONS
-from telegrad.train.exchange import COLLECTIVES
+from telegrad.ddp.exchange import COLLECTIVES
 
 OnRanks = Callable[..., list[Any]]
 RANKS, STEPS = 3, 25

@@ -20,8 +20,8 @@ from handmade_buckets import REBUILT, gradients_of
 from triton_arrays import DEVICE
 
 from telegrad import Communicator
-from telegrad.train import JsonLines
-from telegrad.train.captured_work import SWITCH, CapturedWork
+from telegrad.ddp import JsonLines
+from telegrad.ddp.cuda.captured_work import SWITCH, CapturedWork
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter

@@ -15,8 +15,8 @@ from torch import nn
 
 from telegrad import Communicator, Synchronizer
 from telegrad.compress import ExactTopK
-from telegrad.train import BySize, Treatment
-from telegrad.train.synchronizer import PLANS
+from telegrad.ddp import BySize, Treatment
+from telegrad.synchronizer.synchronizer import PLANS
 
 Local = Callable[..., list[Communicator]]
 

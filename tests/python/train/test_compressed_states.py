@@ -14,9 +14,9 @@ from synchronised_net import OnRanks
 from torch import Tensor
 
 from telegrad import Communicator
-from telegrad.train import RankState, load_resharded, reshard
-from telegrad.train.bucket import BucketLayout
-from telegrad.train.compressed_group import CompressedGroup
+from telegrad.ddp import RankState, load_resharded, reshard
+from telegrad.ddp.bucket import BucketLayout
+from telegrad.synchronizer.compressed_group import CompressedGroup
 
 ALONE = {"no_dist": True} if "no_dist" in signature(dcp.save).parameters else {}  # torch 2.6 sees that itself
 

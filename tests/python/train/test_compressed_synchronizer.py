@@ -14,10 +14,11 @@ from synchronised_net import Broken, OnRanks
 from torch import Tensor
 
 from telegrad import Communicator, DDPState, TransportError, ddp_hook
+from telegrad.cost.way import Way
+from telegrad.ddp import BySize
 from telegrad.errors import NonFiniteGradient
-from telegrad.plan.way import Way
-from telegrad.train import BySize, group_planning
-from telegrad.train.measured_ways import measured_ways
+from telegrad.synchronizer import group_planning
+from telegrad.synchronizer.measured_ways import measured_ways
 
 STEPS = 9
 

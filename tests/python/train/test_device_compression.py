@@ -17,7 +17,7 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Bucket, gradients_of, 
 from triton_arrays import DEVICE
 
 import telegrad
-from telegrad.ops.select.triton import ranked
+from telegrad.kernels.select.triton import ranked
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter

@@ -21,7 +21,7 @@ from triton_arrays import DEVICE
 
 import telegrad
 from telegrad import Communicator
-from telegrad.ops.feedback import triton as feedback
+from telegrad.kernels.feedback import triton as feedback
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter
@@ -72,7 +72,7 @@ def launches(device: ComputingRuntime, monkeypatch: pytest.MonkeyPatch) -> Launc
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     monkeypatch.setattr(computing_device, "_Unwaiting", Counting)
-    monkeypatch.setattr("telegrad.ops.triton.device_of", found.kernel)
+    monkeypatch.setattr("telegrad.kernels.triton.device_of", found.kernel)
     return found
 
 
@@ -201,7 +201,7 @@ def test_a_long_parameter_is_launched_for_by_itself(
 ) -> None:
     sizes = [40_000, 40_001, 3000]
     short = launched(launches, device, monkeypatch, sizes, selection="reused")
-    monkeypatch.setattr("telegrad.ops.select.triton.many.ALONE", 40_000)
+    monkeypatch.setattr("telegrad.kernels.select.triton.many.ALONE", 40_000)
     long = launched(launches, device, monkeypatch, sizes, selection="reused")
     # One program ranks what a sample lets pass of so few; of 2**25 elements 4 and 1 more are launched for that.
     assert ((long["triton"] - short["triton"]) / 2, (long["torch"] - short["torch"]) / 2) == (13, 3)

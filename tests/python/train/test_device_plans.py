@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from tunings import tuning_of
 
 from telegrad import Communicator, Synchronizer
-from telegrad.calibration.group_cost import timed_sizes
-from telegrad.plan import DeviceTuning, Place, Tuning, merge, shared_processor
-from telegrad.plan.linear_cost import LinearCost
-from telegrad.train import StepProfile, device_group, group_planning, step_planning
+from telegrad.cost import DeviceTuning, Place, Tuning
+from telegrad.cost.linear_cost import LinearCost
+from telegrad.synchronizer import StepProfile, group_planning, merge, shared_processor, step_planning
+from telegrad.synchronizer import cuda_group as device_group
+from telegrad.tuning.group_cost import timed_sizes
 
 WIDTHS = {"d": 24, "c": 12, "b": 8, "a": 4}
 """Of layers, in the order of the backward pass, which ends with the first one."""

@@ -13,7 +13,7 @@ from device_trainer import DeviceTrainer, Gradients, step_on_device, step_on_hos
 from handmade_buckets import LARGE, ONE, REBUILT, Trainer, gradients_of, plain_sgd
 from triton_arrays import DEVICE
 
-from telegrad.train import reshard
+from telegrad.ddp import reshard
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter

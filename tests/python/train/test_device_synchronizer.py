@@ -17,7 +17,7 @@ from torch import nn
 
 from telegrad import Communicator, Synchronizer
 from telegrad.errors import MismatchedCall, TransportError
-from telegrad.train import synchronised_model
+from telegrad.synchronizer import synchronised_model
 
 
 def assert_trained(rank: Rank, expected: nn.Module, **tolerances: float) -> None:

@@ -20,7 +20,7 @@ from handmade_buckets import LARGE, REBUILT, Trainer, gradients_of, named, plain
 from triton_arrays import DEVICE
 
 from telegrad import Communicator
-from telegrad.train import JsonLines, StepRecord
+from telegrad.ddp import JsonLines, StepRecord
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter

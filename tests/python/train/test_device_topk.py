@@ -14,8 +14,8 @@ from handmade_buckets import named
 from torch import Tensor
 from triton_arrays import DEVICE
 
+from telegrad.ddp import reshard
 from telegrad.errors import NonFiniteGradient, TransportError
-from telegrad.train import reshard
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter

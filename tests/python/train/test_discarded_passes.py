@@ -16,7 +16,7 @@ from synchronised_net import Broken, OnRanks
 from torch import Tensor
 
 from telegrad import Communicator
-from telegrad.train import gradients_used
+from telegrad.ddp import gradients_used
 
 STEPS = 5
 Discard = Callable[[Rank, dict[str, Tensor]], None]

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from telegrad import Communicator, Synchronizer
-from telegrad.train import StepProfile
-from telegrad.train.forward_hooks import ForwardHooks
+from telegrad.synchronizer import StepProfile
+from telegrad.synchronizer.forward_hooks import ForwardHooks
 
 X = torch.ones(2, 4)
 Local = Callable[..., list[Communicator]]

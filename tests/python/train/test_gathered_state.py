@@ -12,7 +12,7 @@ import torch
 from handmade_buckets import LARGE, ONE, Trainer, given, gradients_of, plain_sgd
 
 from telegrad import Communicator
-from telegrad.train import GatheredState, RankState
+from telegrad.ddp import GatheredState, RankState
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

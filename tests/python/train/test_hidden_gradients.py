@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from telegrad.train.optimizer_step import HiddenGradients
+from telegrad.synchronizer.optimizer_step import HiddenGradients
 
 
 def parameters() -> list[nn.Parameter]:

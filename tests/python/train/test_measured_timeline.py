@@ -10,7 +10,7 @@ from hand_clock import HandClock
 from synchronised_net import OnRanks, data, loss_of, model_of
 
 from telegrad import Communicator, Synchronizer
-from telegrad.train.measured_timeline import WINDOW, MeasuredTimeline
+from telegrad.synchronizer.measured_timeline import WINDOW, MeasuredTimeline
 
 
 def one_pass(timeline: MeasuredTimeline, hand: HandClock, ready: Sequence[float], ended: Sequence[float]) -> None:

@@ -13,8 +13,8 @@ import torch
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
 from telegrad import Communicator, DDPState, NonFiniteGradient
-from telegrad.train.exchange import COLLECTIVES
-from telegrad.train.stats import DDPStats
+from telegrad.ddp.exchange import COLLECTIVES
+from telegrad.ddp.stats import DDPStats
 
 OnRanks = Callable[..., list[Any]]
 STEPS = 100  # thresholds are found anew at every 32nd, slices cut at every 64th

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from telegrad import Communicator, Synchronizer
-from telegrad.train import parameter_watch
+from telegrad.synchronizer import parameter_watch
 
 X = torch.ones(2, 4)
 REFUSED = r"parameter '0.weight' was unfrozen, added or replaced after its Synchronizer was made.* close\(\)"

@@ -10,13 +10,12 @@ import pytest
 from synchronised_net import OnRanks, loss_of, model_of
 
 from telegrad import Communicator, Synchronizer
-from telegrad.plan import shared_processor, shared_ways
-from telegrad.plan.merge_plan import MergePlan
-from telegrad.plan.trace import Trace
-from telegrad.plan.way import Way
-from telegrad.train import group_planning
-from telegrad.train.compression import Compression
-from telegrad.train.group_planning import GroupPlanner
+from telegrad.cost.way import Way
+from telegrad.synchronizer import group_planning, shared_processor, shared_ways
+from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.group_planning import GroupPlanner
+from telegrad.synchronizer.merge_plan import MergePlan
+from telegrad.synchronizer.trace import Trace
 
 TRACE = Trace(("a", "b", "c"), (40, 80, 120), (0.1, 0.2, 0.3), 0.1, "by hand")
 

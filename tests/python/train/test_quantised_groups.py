@@ -11,8 +11,8 @@ from synchronised_net import OnRanks
 from torch import Tensor
 
 from telegrad import Communicator
-from telegrad.plan.way import Way
-from telegrad.train import group_planning
+from telegrad.cost.way import Way
+from telegrad.synchronizer import group_planning
 
 STEPS = 6
 DENSE = tuple(name for name in SHAPES if name not in LARGE)

@@ -13,10 +13,9 @@ from synchronised_net import Net, OnRanks, assert_same, loss_of, model_of, refer
 from torch import Tensor
 
 from telegrad import Communicator, Synchronizer
-from telegrad.plan import merge
-from telegrad.train import group_planning, step_planning
-from telegrad.train.measured_timeline import MeasuredTimeline
-from telegrad.train.replanning import Replanning, Times, agreed_times, departure
+from telegrad.synchronizer import group_planning, merge, step_planning
+from telegrad.synchronizer.measured_timeline import MeasuredTimeline
+from telegrad.synchronizer.replanning import Replanning, Times, agreed_times, departure
 
 PLAN = merge.single([1000], [0.1], cost=lambda _: 0.04)
 EXPECTED = Times(0.1, 0.04)

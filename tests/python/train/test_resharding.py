@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of, named, plain_sgd
 
 from telegrad import Communicator
-from telegrad.train import RankState, load_resharded, reshard
+from telegrad.ddp import RankState, load_resharded, reshard
 
 ALONE = {"no_dist": True} if "no_dist" in signature(dcp.save).parameters else {}  # torch 2.6 sees that itself
 
@@ -177,7 +177,7 @@ def test_the_state_of_another_rank_is_refused(on_ranks: OnRanks) -> None:
             trainer.state.load_state_dict(states[1 - comm.rank])
 
     on_ranks(2, run)
-    with pytest.raises(ValueError, match="state is of rank 0 of 2, but this is rank 0 of 1: .*telegrad.train.reshard"):
+    with pytest.raises(ValueError, match="state is of rank 0 of 2, but this is rank 0 of 1: .*telegrad.ddp.reshard"):
         on_ranks(1, lambda comm: Trainer(comm).state.load_state_dict(states[0]))
 
 

@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from handmade_buckets import LARGE, ONE, REBUILT, Trainer, gradients_of, named, plain_sgd
 
 from telegrad import Communicator
-from telegrad.train import RankState, load_resharded, reshard
+from telegrad.ddp import RankState, load_resharded, reshard
 
 ALONE = {"no_dist": True} if "no_dist" in signature(dcp.save).parameters else {}  # torch 2.6 sees that itself
 

@@ -12,7 +12,7 @@ from synchronised_net import OnRanks
 from torch import Tensor, nn
 
 from telegrad import Communicator, Synchronizer
-from telegrad.train import StepProfile
+from telegrad.synchronizer import StepProfile
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 

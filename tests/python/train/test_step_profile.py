@@ -12,10 +12,10 @@ import torch
 from hand_clock import HandClock
 from torch import Tensor, nn
 
-from telegrad.comm import Communicator
-from telegrad.plan.trace import Trace
-from telegrad.train import StepProfile
-from telegrad.train.clocks import PausedClock
+from telegrad.communicator import Communicator
+from telegrad.synchronizer import StepProfile
+from telegrad.synchronizer.clocks import PausedClock
+from telegrad.synchronizer.trace import Trace
 
 OnRanks = Callable[..., list[Any]]
 

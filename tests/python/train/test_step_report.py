@@ -11,9 +11,8 @@ import pytest
 from synchronised_net import NAMED, OnRanks, loss_of, model_of
 
 from telegrad import Communicator, Synchronizer
-from telegrad.plan import merge
-from telegrad.train import StepReport
-from telegrad.train.measured_timeline import MeasuredGroup, MeasuredPass
+from telegrad.synchronizer import StepReport, merge
+from telegrad.synchronizer.measured_timeline import MeasuredGroup, MeasuredPass
 
 NAMES = [["head.weight", "head.bias"], ["body.<weight>"]]
 PLAN = merge.of_cuts("optimal", [600, 424, 2048], [0.010, 0.010, 0.020], [2, 3], cost=lambda size: size * 1e-5)

@@ -106,7 +106,7 @@ def test_a_constructor_that_fails_leaves_the_model_alone(on_ranks: OnRanks, monk
     def fail(*_: Any) -> None:
         raise TransportError("a rank has died")
 
-    monkeypatch.setattr("telegrad.train.synchronizer.copy_model_from_rank_0", fail)
+    monkeypatch.setattr("telegrad.synchronizer.synchronizer.copy_model_from_rank_0", fail)
 
     def run(comm: Communicator) -> None:
         model = model_of(0)
@@ -127,7 +127,7 @@ def test_one_that_fails_late_leaves_it_alone_too(
 
     model, comm = model_of(0), local(1)[0]
     with monkeypatch.context() as patched:
-        patched.setattr(f"telegrad.train.synchronizer.{what}", fail)
+        patched.setattr(f"telegrad.synchronizer.synchronizer.{what}", fail)
         with pytest.raises(RuntimeError, match="no memory"):
             Synchronizer(model, comm, wait_in=sgd(model))
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())

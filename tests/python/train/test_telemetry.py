@@ -14,7 +14,7 @@ import torch
 from handmade_buckets import LARGE, REBUILT, SHAPES, Trainer, gradients_of
 
 from telegrad import Communicator
-from telegrad.train import JsonLines, StepRecord, TensorBoard
+from telegrad.ddp import JsonLines, StepRecord, TensorBoard
 
 OnRanks = Callable[..., list[Any]]
 
@@ -310,7 +310,7 @@ def test_a_line_that_a_kill_cut_off_is_dropped(on_ranks: OnRanks, tmp_path: Path
 
 def test_telemetry_must_take_records(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        with pytest.raises(TypeError, match="telemetry is a str: give a telegrad.train.JsonLines"):
+        with pytest.raises(TypeError, match="telemetry is a str: give a telegrad.ddp.JsonLines"):
             Trainer(comm, telemetry="run.jsonl")
 
     on_ranks(1, run)

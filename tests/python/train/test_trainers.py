@@ -86,17 +86,17 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], list[dict[
 def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pytorch_lightning", "lightning"):
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "telegrad.lightning", raising=False)
+    monkeypatch.delitem(sys.modules, "telegrad.integrations.lightning", raising=False)
     monkeypatch.delitem(sys.modules, "lightning.pytorch", raising=False)
     with pytest.raises(ImportError, match=r"needs Lightning: pip install 'telegrad\[lightning\]'"):
-        importlib.import_module("telegrad.lightning")
+        importlib.import_module("telegrad.integrations.lightning")
 
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    monkeypatch.delitem(sys.modules, "telegrad.transformers", raising=False)
+    monkeypatch.delitem(sys.modules, "telegrad.integrations.transformers", raising=False)
     with pytest.raises(ImportError, match=r"needs transformers: pip install 'telegrad\[transformers\]'"):
-        importlib.import_module("telegrad.transformers")
+        importlib.import_module("telegrad.integrations.transformers")
 
 
 @pytest.mark.timeout(300)

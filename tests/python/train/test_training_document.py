@@ -6,7 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
-import telegrad.train
+import telegrad.ddp
 from telegrad import DDPState
 from telegrad.compress import SELECTIONS
 
@@ -33,7 +33,7 @@ def test_options_and_defaults() -> None:
 
 def test_names_exist() -> None:
     for name in re.findall(r"telegrad\.train\.(\w+)", TEXT):
-        assert hasattr(telegrad.train, name), name
+        assert hasattr(telegrad.ddp, name), name
     for name in (
         re.findall(r'For ((?:`"\w+"`,?\s*)+)\.', TEXT)[0].replace("`", "").replace('"', "").replace(",", " ").split()
     ):

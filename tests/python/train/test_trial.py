@@ -14,11 +14,10 @@ from hand_clock import HandClock
 from synchronised_net import assert_same, loss_of, model_of, reference, sgd
 
 from telegrad import Communicator, Synchronizer
-from telegrad.plan import merge
-from telegrad.train import group_planning, step_planning
-from telegrad.train.measured_timeline import MeasuredTimeline
-from telegrad.train.replanning import Replanning
-from telegrad.train.trial import Trial, agreed_step_s
+from telegrad.synchronizer import group_planning, merge, step_planning
+from telegrad.synchronizer.measured_timeline import MeasuredTimeline
+from telegrad.synchronizer.replanning import Replanning
+from telegrad.synchronizer.trial import Trial, agreed_step_s
 
 OnRanks = Callable[..., list[Any]]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from telegrad import Communicator, DDPState
-from telegrad.train.units import unwrapped
+from telegrad.ddp.units import unwrapped
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -13,7 +13,7 @@ from handmade_buckets import ONE, Trainer, gradients_of, named
 
 from telegrad import Communicator, Synchronizer
 from telegrad.compress import ReusedThreshold
-from telegrad.train import BySize
+from telegrad.ddp import BySize
 
 Local = Callable[..., list[Communicator]]
 LARGE_ALONE = {"small_tensor_elements": 1000}  # the output layer, which keeps its values, is dense then

@@ -24,7 +24,7 @@ from transformers.trainer_utils import HPSearchBackend
 
 import telegrad
 from telegrad import Communicator
-from telegrad.transformers import FILE, GradientExchange, exchange_gradients
+from telegrad.integrations.transformers import FILE, GradientExchange, exchange_gradients
 
 SPARSE = {"density": 0.05, "small_tensor_elements": 64, "momentum": 0.5}
 

@@ -1,0 +1,20 @@
+"""Communicators, the work they do, and how the processes of a job find each other."""
+
+from telegrad.communicator.communicator import Communicator
+from telegrad.communicator.cuda.entries import DeviceEntries
+from telegrad.communicator.reduction import ReduceOp
+from telegrad.communicator.topk import TopkReport, TopkSum
+from telegrad.communicator.topk_state import BoundedTopkState, GTopkState, OkTopkState
+from telegrad.communicator.work import Work
+
+__all__ = [
+    "BoundedTopkState",
+    "Communicator",
+    "DeviceEntries",
+    "GTopkState",
+    "OkTopkState",
+    "ReduceOp",
+    "TopkReport",
+    "TopkSum",
+    "Work",
+]

@@ -1,0 +1,473 @@
+"""Communicator: the ranks of a job and the collectives between them, in the manner of torch.distributed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from telegrad import _core
+from telegrad.communicator import lifetime
+from telegrad.communicator.arguments import checked_integer
+from telegrad.communicator.cuda.nccl import NcclSums, SumGroup, check_setting, nccl_group
+from telegrad.communicator.groups import (
+    OF_JOB,
+    Options,
+    check_job_ranks,
+    checked_color,
+    checked_key,
+    connect,
+    group_of,
+    join_core,
+    ranks_in_job,
+    share,
+)
+from telegrad.communicator.moves import Moves
+from telegrad.communicator.nodes import checked_node, checked_nodes, numbered
+from telegrad.communicator.point_to_point import PointToPoint
+from telegrad.communicator.reduction import DENSE_ALGORITHMS, algorithm_of
+from telegrad.communicator.reductions import Reductions
+from telegrad.communicator.rendezvous.joining import Exchange, check_interface, find_peers
+from telegrad.communicator.rendezvous.mpi import find_mpi_peers
+from telegrad.communicator.rendezvous.network_choice import agree, alone
+from telegrad.communicator.topk import TopkReductions
+from telegrad.communicator.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
+from telegrad.communicator.work import check_timeout
+from telegrad.cost import Place, Tuning
+from telegrad.cost.device_tuning import HOST_TRANSFER, NCCL
+from telegrad.errors import RendezvousError
+
+FOLDER = "TELEGRAD_REPORT_DIR"
+"""Names the folder; every rank of a job can share one."""
+SIGNAL = "TELEGRAD_REPORT_SIGNAL"
+"""Names the signal (``SIGUSR1`` if unset), or says ``none``."""
+
+
+def report_folder() -> str:
+    """The folder that reports are written to: ``TELEGRAD_REPORT_DIR``, else one of this user in the system's temporary
+    folder. It is made here, so that nobody else can do so later. Empty, after a warning, if it cannot be used."""
+    chosen = os.environ.get(FOLDER)
+    folder = chosen or os.path.join(tempfile.gettempdir(), f"telegrad-reports-{os.getuid()}")
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+        status = os.lstat(folder)
+    except OSError as error:
+        warnings.warn(
+            f"hanging operations leave no reports, set {FOLDER} to a folder that can be made: {error}", stacklevel=2
+        )
+        return ""
+    if chosen:
+        return folder
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
+        return folder
+    warnings.warn(
+        f"{folder} is not a folder that only you can write to, so hanging operations leave no reports: remove it, or "
+        f"set {FOLDER}",
+        stacklevel=2,
+    )
+    return ""
+
+
+def report_signal() -> signal.Signals | None:
+    """The signal that asks for reports; None if the user wants none. Raises ``ValueError`` for one that means
+    something else."""
+    name = os.environ.get(SIGNAL) or "SIGUSR1"
+    if name.lower() == "none":
+        return None
+    known = {member.name: member for member in signal.Signals}
+    chosen = known.get(name.upper()) or known.get(f"SIG{name.upper()}")
+    if chosen is None or not (chosen in (signal.SIGUSR1, signal.SIGUSR2) or chosen >= signal.SIGRTMIN):
+        raise ValueError(f"{SIGNAL}={name!r} has another meaning: use SIGUSR1, SIGUSR2, SIGRTMIN or none")
+    return chosen
+
+
+def report_on_signal() -> None:
+    """From now on the signal makes the engine write a report of every communicator of this process.
+
+    A handler that was there before still runs; one that is installed later replaces ours.
+    """
+    chosen = report_signal()
+    if chosen is not None:
+        _core.report_on_signal(chosen)
+
+
+ENGINE_CORE = "TELEGRAD_ENGINE_CORE"
+"""The number of the core that the engine's thread stays on. Unset: the kernel chooses, which is best unless a core is
+kept free for it. Ranks of one host each want another core, so their launcher has to set it for each."""
+
+
+def bind_engine() -> None:
+    """The engine that the process's next communicator starts stays on the core of ``TELEGRAD_ENGINE_CORE``.
+
+    Threads that wait in a blocking call run where they are: they do the engine's work themselves. Raises
+    ``ValueError`` if this process may not use that core.
+    """
+    _core.set_engine_core(_chosen_core(os.environ.get(ENGINE_CORE, "")))
+
+
+def _chosen_core(text: str) -> int:
+    if not text:
+        return -1
+    allowed = sorted(os.sched_getaffinity(0))
+    if text.isdecimal() and int(text) in allowed:
+        return int(text)
+    raise ValueError(
+        f"{ENGINE_CORE}={text!r} is no core that this process may use: use one of {', '.join(map(str, allowed))}, or "
+        "unset it"
+    )
+
+
+_MOST_LOCAL_RANKS = 1 << 16
+
+
+class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
+    """One rank's membership in a group of ranks. Made by ``from_torch()``, ``from_mpi()`` or ``local()``.
+
+    All ranks call the same operations in the same order, but for ``send``, ``recv`` and ``sendrecv``, which concern two
+    ranks only. Each operation checks its arguments before anything is sent (``TypeError``, ``ValueError``) and raises
+    ``TransportError`` or a subclass when a peer or the network fails; the error names the culprit, the same on all
+    survivors, and the communicator can only be closed afterwards. Tensors are torch's or numpy's in host memory,
+    contiguous, and not copied; dense ``all_reduce``, ``broadcast``, ``reduce_scatter``, ``all_gather``, ``send``,
+    ``recv`` and ``sendrecv`` also take CUDA tensors: they return at once, and a stream waits (docs/gpu.md). An open
+    communicator is closed at the interpreter's exit;
+    after ``os.fork()`` it is of no use in the child.
+    """
+
+    _place: Place | None = None
+    _nodes: tuple[int, ...] = ()
+
+    def __init__(self, core: _core.Communicator, options: Options | None = None) -> None:
+        """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""
+        super().__init__(core)
+        self._options = Options() if options is None else options
+        group = self._options.device_group
+        self._nccl = None if group is None else NcclSums(group, self._options.device_algorithm, self.rank)
+
+    @classmethod
+    def from_torch(
+        cls,
+        group: Any = None,
+        *,
+        timeout_s: float = 1800.0,
+        liveness_timeout_s: float | None = 8.0,
+        interface: str | None = None,
+        join_timeout_s: float = 300.0,
+        tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
+        device_algorithm: str = AUTO,
+    ) -> Communicator:
+        """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
+
+        Works inside ``torchrun`` and ``srun``, whether or not ``torch.distributed`` is initialised, on any number of
+        nodes. In a process of srun it sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, unless they are;
+        where Slurm does not tell the host of rank 0, an error asks for MASTER_ADDR.
+        Errors of a group that is not the whole job say which ranks of the job its ranks are (``parent_peer``).
+        ``timeout_s`` bounds each operation; ``liveness_timeout_s``, the same on all ranks, says after how long a silent
+        process is dead (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s``
+        bounds the wait for peers. ``tuning`` chooses the algorithms of calls that name none: ``"auto"``, what
+        ``telegrad calibrate`` has found for these hosts and this many ranks, if anything (rank 0 looks it up);
+        ``None``, the built-in choice; or a ``Tuning``. All ranks use rank 0's; naming another is a ``ValueError`` on
+        all ranks. ``node``: ranks that give the same name or number are taken to live on one node; ``None``:
+        ``TELEGRAD_NODE``, or what the machine says (ranks that can share memory are on one). ``device_algorithm``, the
+        same on all ranks: how dense sums of CUDA tensors go. ``"auto"``: by NCCL (torch's ``all_reduce`` of ``group``)
+        where that has it and no two ranks share a GPU, but where calibration has found ``"host_transfer"`` faster, for
+        so many bytes; ``"nccl"``: always by it (``ValueError`` where it cannot); ``"host_transfer"``: never. Raises
+        ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
+        meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
+        """
+        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
+        checked_tuning(tuning)
+        checked_node(node)
+        device_group = nccl_group(group, check_setting(device_algorithm))
+        peers = find_peers(group, join_timeout_s=join_timeout_s)
+        job_ranks: Sequence[int] = ()
+        if group is not None:
+            import torch.distributed as dist  # find_peers() has imported it
+
+            job_ranks = ranks_in_job(dist.get_process_group_ranks(group), dist.get_world_size())
+        return cls.from_exchange(
+            peers.rank,
+            peers.size,
+            peers.exchange,
+            timeout_s=timeout_s,
+            liveness_timeout_s=liveness_timeout_s,
+            interface=interface,
+            tuning=tuning,
+            node=node,
+            device_algorithm=device_algorithm,
+            device_group=device_group,
+            job_ranks=job_ranks,
+        )
+
+    @classmethod
+    def from_exchange(
+        cls,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        *,
+        timeout_s: float = 1800.0,
+        liveness_timeout_s: float | None = 8.0,
+        interface: str | None = None,
+        tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
+        device_algorithm: str = AUTO,
+        device_group: SumGroup | None = None,
+        job_ranks: Sequence[int] = (),
+    ) -> Communicator:
+        """Joins ``size`` ranks that find each other by ``exchange``.
+
+        It takes this rank's bytes and returns every rank's, by rank; it is called once. If it has an attribute
+        ``repeats`` that is true, it may be called several times: then the hosts choose their network interfaces
+        together, by the route to its ``address``, if it has one (docs/networks.md). ``device_group``: of the same
+        ranks, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``); ``None`` on all
+        ranks: there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say so; empty: they
+        have no other numbers. The other arguments and the errors are those of ``from_torch``.
+        """
+        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        if check_setting(device_algorithm) == NCCL and device_group is None:
+            raise ValueError("device_algorithm='nccl' needs a device_group of NCCL's: give one, or 'auto'")
+        rank, size = checked_integer(rank, "rank"), checked_integer(size, "size")
+        if not callable(exchange):
+            raise TypeError(
+                f"exchange={exchange!r} must be callable: it takes this rank's bytes and returns every rank's"
+            )
+        if not 0 <= rank < size:
+            raise ValueError(f"rank={rank} of size={size} is no rank: use an int in [0, size)")
+        check_job_ranks(job_ranks, size)
+        if not hasattr(_core.Communicator, "ucx"):
+            raise ImportError(
+                "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
+                "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
+            )
+        options = Options(
+            timeout_s,
+            liveness_timeout_s,
+            interface,
+            group=OF_JOB if job_ranks else "",
+            node=checked_node(node),
+            device_algorithm=device_algorithm,
+            device_group=None if device_algorithm == HOST_TRANSFER else device_group,
+        )
+        return cls._join(rank, size, exchange, tuning, options, job_ranks)
+
+    @classmethod
+    def from_mpi(
+        cls,
+        comm: Any,
+        *,
+        driver: str = "mpi",
+        timeout_s: float = 1800.0,
+        liveness_timeout_s: float | None = 8.0,
+        interface: str | None = None,
+        join_timeout_s: float = 300.0,
+        tuning: Tuning | str | None = AUTO,
+        node: str | int | None = None,
+    ) -> Communicator:
+        """Joins the ranks of an intracommunicator of mpi4py, such as ``MPI.COMM_WORLD``; they all call this.
+
+        ``driver="mpi"`` sends everything over MPI, on a duplicate of ``comm``: for machines whose fabric only MPI
+        reaches. It needs ``MPI.THREAD_MULTIPLE``, which mpi4py asks for by default, and the MPI that telegrad was built
+        with. ``driver="ucx"`` uses MPI only to find the peers, and is faster where it works. ``interface`` is for
+        ``"ucx"``; the other arguments are those of ``from_torch``. Close the communicator before ``MPI.Finalize()``.
+        Raises ``TypeError`` or ``ValueError`` for bad arguments, ``ImportError`` where the mpi driver is absent or of
+        another MPI, ``RendezvousError`` where MPI is not running, ``TransportError`` below ``THREAD_MULTIPLE`` and if a
+        peer fails or does not come. docs/mpi.md.
+        """
+        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
+        checked_tuning(tuning)
+        label = checked_node(node)
+        if driver == "mpi" and interface is not None:
+            raise ValueError(
+                f"interface={interface!r} is for driver='ucx': MPI chooses its network by its own settings"
+            )
+        peers = find_mpi_peers(comm, driver=driver, join_timeout_s=join_timeout_s)
+        options = Options(timeout_s, liveness_timeout_s, interface, node=label, make_driver=peers.make_driver)
+        return cls._join(peers.rank, peers.size, peers.exchange, tuning, options)
+
+    @classmethod
+    def _join(
+        cls,
+        rank: int,
+        size: int,
+        exchange: Exchange,
+        tuning: Tuning | str | None,
+        options: Options,
+        job_ranks: Sequence[int] = (),
+    ) -> Communicator:
+        if lifetime.forked_from_joined and options.make_driver is None:
+            raise RendezvousError(
+                "this process was forked from one that had a Communicator, and UCX works in that one only: start child "
+                "processes with the 'spawn' method",
+                operation="rendezvous",
+            )
+        agreement = TuningAgreement(
+            rank, size, exchange, checked_tuning(tuning, size), options.interface, options.driver, options.node
+        )
+        bind_engine()
+        report_on_signal()
+        if options.driver == "ucx" and size > 1:
+            options = replace(options, devices=_network_devices(rank, exchange, options.interface))
+        core = join_core(rank, size, agreement.swap, options, report_folder(), options.group, job_ranks)
+        if core.warning:
+            warnings.warn(core.warning, RuntimeWarning, stacklevel=3)
+        communicator = cls(core, replace(options, tuning=None if agreement.is_built_in else AUTO))
+        communicator._place = agreement.place
+        communicator._use_nodes(agreement.nodes)
+        communicator.use(agreement.tuning)
+        return communicator
+
+    @classmethod
+    def local(cls, n: int, *, timeout_s: float = 1800.0, nodes: Sequence[int] | None = None) -> list[Communicator]:
+        """``n`` ranks inside this process: for tests, and to try things out. ``nodes``: as if each rank lived on the
+        node of that name or number; ``None``: all on one.
+
+        Use each from its own thread, or all from one thread with ``async_op=True``. Raises ``TypeError`` or
+        ``ValueError`` for bad arguments.
+        """
+        n = checked_integer(n, "n", "an int: the number of ranks")
+        if n < 1:
+            raise ValueError(f"n={n} must be at least 1: the number of ranks")
+        if n > _MOST_LOCAL_RANKS:
+            raise ValueError(f"n={n} must be at most {_MOST_LOCAL_RANKS}: they are all of this process")
+        timeout_s = check_timeout(timeout_s, "timeout_s")
+        numbers = checked_nodes(nodes, n)
+        bind_engine()
+        report_on_signal()
+        made = [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+        for communicator in made:
+            communicator._use_nodes(numbers)
+        return made
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """A communicator of the ranks that give the same ``color``; every rank of this one calls it, and waits.
+
+        ``color``: an int in [0, 2⁶³), or ``None``: this rank joins no group, and gets ``None``. Ranks are numbered in
+        the order of ``key``, and of their ranks here where keys are equal. The new communicator has connections and
+        failures of its own (what ends one leaves the other usable; a process that dies ends both), and the time-outs
+        and interface of this one. Device tensors go by NCCL there if they do here, and all ranks are in it in their
+        order. Its tuning is the one that calibration has kept for its hosts and number of ranks,
+        else what this one's costs make of that number, else the built-in choice. Its errors say ``split(color=…)`` and
+        which ranks of this one its ranks are. The two may be used side by side and closed in any order; use each in the
+        same order on all of its ranks. Raises ``TypeError`` or ``ValueError`` for bad arguments and in the simulator,
+        and ``TransportError`` if a rank fails meanwhile.
+        """
+        chosen, order = checked_color(color), checked_key(key)
+        self._usable()
+        if self.driver == "sim":
+            raise ValueError(
+                "split() waits for all ranks, which one thread cannot: make a sim.World of the group's size"
+            )
+        group = group_of(self.rank, chosen, order, self.all_gather)
+        make = share if self.driver == "local" else connect
+        joined = make(group, self.all_gather, self._options, report_folder())
+        if joined is None or group is None:
+            return None
+        is_whole = group.members == [*range(self.world_size)]
+        options = replace(
+            self._options,
+            group=group.name_in(self._options.group),
+            device_group=self._options.device_group if is_whole else None,
+        )
+        child = type(self)(joined.core, options)
+        child._place = joined.place
+        child._use_nodes(numbered([self.nodes[member] for member in group.members]))
+        child.use(joined.tuning or self._tuning_of_part(child))
+        return child
+
+    def _split_own(self) -> Communicator:
+        """Of the same ranks, for what exchanges by itself beside its owner's calls: it is over when this one is."""
+        own = self.split(0, self.rank)
+        assert own is not None
+        self._dependents.add(own)
+        return own
+
+    def _tuning_of_part(self, child: Communicator) -> Tuning | None:
+        if self._tuning is None:
+            return None
+        own_process = Place(child.driver, ((socket.gethostname(), child.world_size),))
+        return self._tuning.for_part(
+            child.place or own_process,
+            one_node=len(set(child.nodes)) == 1,
+            shares_memory=child._usable().shares_memory,
+        )
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """What chooses the algorithms of calls that name none, the same on all ranks; ``None``: the built-in choice."""
+        return self._tuning
+
+    @property
+    def place(self) -> Place | None:
+        """For which jobs a tuning of this communicator holds; ``None`` for ranks of one process."""
+        return self._place
+
+    @property
+    def interface(self) -> str | None:
+        """The network interfaces that this rank uses, separated by commas: those that it was told, or those that the
+        hosts have chosen. ``None``: UCX chooses, as among ranks of one host."""
+        return self._options.interface or self._options.devices
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """By rank the number of the node that it lives on, the same on all ranks: what ``algorithm="two_level"``
+        and the choice of an algorithm go by."""
+        return self._nodes or (0,) * self.world_size
+
+    def _use_nodes(self, nodes: tuple[int, ...]) -> None:
+        self._nodes = nodes
+        self._usable().use_nodes(list(nodes))
+
+    def use(self, tuning: Tuning | None) -> None:
+        """Chooses algorithms by ``tuning`` from now on (``None``: the built-in choice).
+
+        All ranks do so between the same operations. Raises ``ValueError`` for a tuning of another number of ranks.
+        """
+        if isinstance(tuning, str):
+            raise ValueError(
+                f"tuning={tuning!r} is none: give a Tuning, or None (built-in); 'auto' is looked up as the ranks join, "
+                "by from_torch() and from_exchange()"
+            )
+        checked_tuning(tuning, self.world_size)
+        choices = tuning.allreduce.choices if tuning else ()
+        self._usable().use_allreduce_table(
+            [(choice.from_bytes, algorithm_of(choice.algorithm, DENSE_ALGORITHMS)) for choice in choices],
+            network_costs(tuning.costs) if tuning else None,
+            network_costs(tuning.within) if tuning and tuning.within else None,
+            tuning.alone.beta_s_per_byte if tuning and tuning.alone else None,
+        )
+        self._tuning = tuning
+
+    def report(self) -> dict[str, Any]:
+        """What this rank knows of its last operations and of its peers: who called what, and who waits for whom.
+
+        The same is written to a file in ``TELEGRAD_REPORT_DIR`` by every rank when an operation times out, and when the
+        process gets SIGUSR1 (``TELEGRAD_REPORT_SIGNAL`` names another signal, or ``none``). ``telegrad report`` merges
+        those of all ranks into one verdict; docs/errors.md describes the form.
+        """
+        report: dict[str, Any] = json.loads(self._usable().report())
+        return report
+
+
+def _network_devices(rank: int, exchange: Exchange, interface: str | None) -> str | None:
+    if getattr(exchange, "repeats", False):
+        return agree(rank, exchange, interface, getattr(exchange, "address", None))
+    return alone(interface)
+
+
+def _checked_options(
+    timeout_s: float, liveness_timeout_s: float | None, interface: str | None
+) -> tuple[float, float | None]:
+    seconds = check_timeout(timeout_s, "timeout_s")
+    silence = None if liveness_timeout_s is None else check_timeout(liveness_timeout_s, "liveness_timeout_s")
+    check_interface(interface)
+    return seconds, silence

@@ -1,0 +1,278 @@
+"""DeviceEntries: a sparse vector on a device, and the operation that sums such vectors.
+
+How many entries there are stays on the device: kernels put them into pinned memory with their number, and write the sum
+by what the engine says of it there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from telegrad import _core
+from telegrad.communicator.cuda.parts import flat
+from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime
+from telegrad.communicator.cuda.staging import Lease
+from telegrad.kernels.staging import kernels_of
+from telegrad.sparse_vector import MAX_LENGTH, is_torch_tensor
+
+_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_INDEX_BYTES, _LOST_BYTES, _WORD_BYTES = 4, 4, 8
+_ALIGNED = 4  # indices: 16 bytes, which is what Triton tells addresses apart by
+_FAILED = -1
+_MOST_VIEWS = 8  # that a lease keeps: numbers of entries may be others in each pass
+_COUNTS = ("int32", "int64")
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceEntries:
+    """A sparse vector of ``length`` elements, less than 2**32, in tensors of one device.
+
+    ``indices`` (uint32 or int64) and ``values`` (float32, float16 or bfloat16) are one-dimensional, contiguous, and
+    equally long: as long as the most entries that there may be. ``count`` (int32 or int64, one element) says how many
+    there are. Their indices are strictly increasing and below ``length``, which is checked once they are on the host;
+    what lies behind them does not count. A sum reads them when its stream comes to it: with ``async_op=True`` leave
+    them alone until the current stream has passed its ``wait()``. Raises ``TypeError`` or ``ValueError`` for tensors
+    that do not fit.
+    """
+
+    indices: Any
+    values: Any
+    count: Any
+    length: int
+
+    def __post_init__(self) -> None:
+        for name, dtypes in (("indices", ("uint32", "int64")), ("values", tuple(_DTYPES)), ("count", _COUNTS)):
+            _check_tensor(getattr(self, name), name, dtypes)
+        places = {str(tensor.device) for tensor in (self.indices, self.values, self.count)}
+        if len(places) > 1:
+            raise ValueError(f"indices, values and count are on {', '.join(sorted(places))}: give them on one device")
+        if self.indices.shape != self.values.shape:
+            raise ValueError(
+                f"there are {self.indices.numel()} indices but {self.values.numel()} values: give one for each"
+            )
+        if self.count.numel() != 1:
+            raise ValueError(f"count has {self.count.numel()} elements: give one, the number of entries")
+        if isinstance(self.length, bool) or not isinstance(self.length, int):
+            raise TypeError(f"length={self.length!r} must be an int: the elements of the dense vector")
+        if not 0 <= self.length <= MAX_LENGTH:
+            raise ValueError(f"length={self.length} is not in [0, 2**32): split the vector")
+
+    @property
+    def n(self) -> int:
+        """As of a SparseVector: the length of the dense vector."""
+        return self.length
+
+    @property
+    def nnz(self) -> int:
+        """As far as the host knows: the most entries that there may be."""
+        return int(self.indices.numel())
+
+    @property
+    def dtype(self) -> str:
+        """That of the values, as a SparseVector names it: ``"f32"``, ``"f16"`` or ``"bf16"``."""
+        return _DTYPES[str(self.values.dtype).removeprefix("torch.")]
+
+
+def _check_tensor(x: Any, name: str, dtypes: tuple[str, ...]) -> None:
+    if not is_torch_tensor(x):
+        raise TypeError(f"{name} is a {type(x).__name__}: it must be a torch tensor on a device")
+    if not has_runtime(x.device.type):
+        raise TypeError(f"{name} is on {x.device}: entries on the host are a SparseVector; others must be on cuda")
+    if str(x.dtype).removeprefix("torch.") not in dtypes:
+        raise TypeError(f"{name} has dtype {x.dtype}: use {' or '.join(dtypes)}")
+    if name != "count" and x.dim() != 1:
+        raise ValueError(f"{name} has {x.dim()} dimensions: it must have one; use .reshape(-1)")
+    if not x.is_contiguous():
+        raise ValueError(f"{name} is not contiguous: use .contiguous()")
+
+
+class Staged(NamedTuple):
+    """Addresses in pinned memory, as the core's ``all_reduce_staged`` takes them."""
+
+    counted: int
+    indices: int
+    values: int
+    room: int
+    form: int
+    sum_indices: int
+    sum_values: int
+    sum_room: int
+    dense: int
+    lost_form: int
+    lost_indices: int
+    lost_values: int
+    lost_room: int
+    lost: int
+
+
+class EntriesPart:
+    """The sum of all ranks' entries, into a dense tensor; and to another is added what rounding loses of them. It is
+    one operation of the engine, however long.
+
+    Pinned: for the input what the tensors hold, indices as 32 bits; for the sum, and for what is lost, a dense vector
+    each, in whose memory entries lie where they take less. The count and the forms of the other two, int64 all, lie
+    beside the words: buffers are powers of two, and would often be twice as long for one more number.
+    """
+
+    has_input = True
+
+    def __init__(
+        self,
+        entries: DeviceEntries,
+        out: Any,
+        form: Any,
+        absent: float,
+        begin: Callable[[Staged, _core.Gate], _core.Request],
+        error: Any = None,
+    ) -> None:
+        """``form``: two int64 on the device. ``error``: float32; ``None``: nobody wants what is lost."""
+        self._entries, self._out, self._form, self._absent, self._begin = entries, out, form, absent, begin
+        self._error = error
+        item = int(entries.values.element_size())
+        self._room = entries.nnz
+        self._sum_room = _entries_in(entries.length, item)
+        self._item = item
+        self._dense_bytes = entries.length * item
+        self._lost_room, self._lost_first = _entries_in(entries.length, _LOST_BYTES), -(-self._dense_bytes // 16) * 16
+
+    @property
+    def input_bytes(self) -> int:
+        return max(1, _aligned(self._room) * _INDEX_BYTES + self._room * self._item)
+
+    @property
+    def output_bytes(self) -> int:
+        if self._error is not None:
+            return max(1, self._lost_first + self._entries.length * _LOST_BYTES)
+        return max(1, self._dense_bytes)
+
+    def prepare(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        key = (*self._compiled_for(), runtime)
+        if key in _prepared:
+            return
+        self.stage(runtime, stream, lease)
+        self._queue_sum(runtime, stream, lease, fails=True)  # no entries are read; ``out`` becomes NaN
+        _prepared.add(key)
+
+    def spoilt(self, lease: Lease) -> tuple[int, int]:
+        return int(lease.words.told.data_ptr()), self._form_bytes
+
+    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        entries = self._entries
+        given = (entries.indices, flat(entries.values), flat(entries.count))
+        runtime.launch(stream, kernels_of(entries.values).stage, *given, *self._input_views(lease))
+
+    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
+        counted, form = int(lease.words.given.data_ptr()), int(lease.words.told.data_ptr())
+        first, to = lease.input_address, lease.output_address
+        lost = to + self._lost_first
+        errors = (form + _WORD_BYTES, lost, lost + self._lost_room * _INDEX_BYTES, self._lost_room, lost)
+        staged = Staged(
+            *(counted, first, first + _aligned(self._room) * _INDEX_BYTES, self._room),
+            *(form, to, to + self._sum_room * _INDEX_BYTES, self._sum_room, to),
+            *(errors if self._error is not None else (0, 0, 0, 0, 0)),
+        )
+        return self._begin(staged, gate)
+
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        # Kernels ask for the word in each block: it must be near.
+        runtime.copy_to_device(stream, self._form, 0, int(lease.words.told.data_ptr()), self._form_bytes)
+        self._queue_sum(runtime, stream, lease, fails=False)
+
+    @property
+    def _form_bytes(self) -> int:
+        return _WORD_BYTES if self._error is None else 2 * _WORD_BYTES
+
+    def _queue_sum(self, runtime: DeviceRuntime, stream: Stream, lease: Lease, *, fails: bool) -> None:
+        """The kernels that write ``out`` by ``form``, or, if it ``fails``, by one that says so."""
+        kernels, absent = kernels_of(self._out), self._absent
+
+        def write_sum(out: Any, form: Any, dense: Any, indices: Any, values: Any, *errors: Any) -> None:
+            if fails:
+                form.fill_(_FAILED)
+            kernels.write_sum(out, form[:1], dense, indices, values, absent)
+            if errors:
+                kernels.add_sum(errors[0], form[1:], *errors[1:])
+
+        tensors = [self._out, self._form, *self._sum_views(lease)]
+        if self._error is not None:
+            tensors += [self._error, *self._lost_views(lease)]
+        runtime.launch(stream, write_sum, *tensors)
+
+    # What each of these makes of a lease depends on its key alone: the views of one operation may be those of another.
+    def _input_views(self, lease: Lease) -> tuple[Any, ...]:
+        room, dtype = self._room, self._out.dtype
+
+        def make() -> tuple[Any, ...]:
+            return lease.words.given.view(self._form.dtype), *_sections(lease.input, room, dtype)
+
+        return _viewed(lease, ("input", room, dtype), make)
+
+    def _sum_views(self, lease: Lease) -> tuple[Any, ...]:
+        nbytes, dtype = self._dense_bytes, self._out.dtype
+
+        def make() -> tuple[Any, ...]:
+            return lease.output[:nbytes].view(dtype), *_sections(lease.output, self._sum_room, dtype)
+
+        return _viewed(lease, ("sum", nbytes, dtype), make)
+
+    def _lost_views(self, lease: Lease) -> tuple[Any, ...]:
+        first, dtype = self._lost_first, self._error.dtype
+        last = first + self._entries.length * _LOST_BYTES
+
+        def make() -> tuple[Any, ...]:
+            lost = lease.output[first:last].view(dtype)
+            return lost, *_sections(lost, self._lost_room, dtype)
+
+        return _viewed(lease, ("lost", first, last), make)
+
+    def _compiled_for(self) -> tuple[Any, ...]:
+        """What Triton compiles kernels anew for."""
+        entries = self._entries
+        given = (entries.indices, entries.values, entries.count, self._out)
+        aligned = [x.data_ptr() % 16 == 0 for x in given]
+        wide = [size >= 1 << 31 for size in (self._room, entries.length, self._sum_room)]
+        empty = (entries.length == 0, self._sum_room == 0)  # what is lost has as much room: of float32 alone
+        return (
+            self._out.device,
+            entries.values.dtype,
+            entries.indices.dtype,
+            entries.count.dtype,
+            *aligned,
+            *wide,
+            *empty,
+            None if self._error is None else self._error.data_ptr() % 16 == 0,
+        )
+
+
+_prepared: set[tuple[Any, ...]] = set()
+
+
+def _viewed(lease: Lease, key: Hashable, make: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+    found = lease.views.get(key)
+    if found is None:
+        if len(lease.views) >= _MOST_VIEWS:
+            lease.views.clear()
+        found = lease.views[key] = make()
+    return found
+
+
+def _sections(buffer: Any, room: int, dtype: Any) -> tuple[Any, Any]:
+    """So many indices, and the values behind them."""
+    torch = sys.modules["torch"]
+    flat_bytes = buffer.view(torch.uint8)
+    first = _aligned(room) * _INDEX_BYTES
+    indices = flat_bytes[: room * _INDEX_BYTES].view(torch.uint32)
+    return indices, flat_bytes[first : first + room * dtype.itemsize].view(dtype)
+
+
+def _entries_in(elements: int, item: int) -> int:
+    """How many entries, each an index and a value, there is room for in a dense vector."""
+    return elements * item // (_INDEX_BYTES + item) // _ALIGNED * _ALIGNED
+
+
+def _aligned(room: int) -> int:
+    """So many indices that what follows them is as aligned as they are: for other addresses kernels are others."""
+    return -(-room // _ALIGNED) * _ALIGNED

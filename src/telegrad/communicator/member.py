@@ -1,0 +1,298 @@
+"""Member: one rank's hold on the core's communicator, from its first operation to its close.
+
+It keeps tensors alive while the network may touch them; which operations there are, it must not know.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable
+from types import TracebackType
+from typing import Any, Self, TypedDict
+
+from telegrad import _core
+from telegrad.communicator import lifetime
+from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.communicator.cuda.staging import staging_of
+from telegrad.communicator.cuda.streams import pool_of
+from telegrad.communicator.cuda.transfers import Part, Transfers
+from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.trace import start_trace, write_trace
+from telegrad.communicator.work import Work
+from telegrad.errors import TransportError
+
+
+class Stats(TypedDict):
+    """What a rank counts for one communicator, since it joined. Messages and bytes are those of operations: payloads,
+    without headers, and neither heartbeats nor the like."""
+
+    operations: int
+    """Begun so far."""
+    in_flight: int
+    """Of these, not yet over."""
+    messages_sent: int
+    messages_received: int
+    bytes_sent: int
+    bytes_received: int
+    bytes_sent_to: list[int]
+    """By rank; this rank's own entry is 0."""
+    bytes_received_from: list[int]
+    """By rank."""
+    waiting_s: float
+    """Seconds that threads of the program spent in blocking calls and in ``Work.wait()``, added up. Simulated ranks do
+    not wait."""
+
+
+_CROWDED = 64  # operations whose tensors are kept, before those behind the first are looked at
+
+
+class Member:
+    """What all operations of a Communicator share, and its end."""
+
+    def __init__(self, core: _core.Communicator) -> None:
+        self._core = core
+        self._process = lifetime.process
+        self._live: _core.Communicator | None = core  # until close(), and not in a forked child
+        self._closed = False
+        self._over = False  # it has failed: what is called from now on never reaches the network
+        self._lock = threading.Lock()
+        self._kept: deque[tuple[_core.Request, Any]] = deque()  # with the tensors that the network may touch
+        self._abandoned: list[Any] = []  # the same of calls that a signal ended
+        self._untouched = False  # closed: the network touches nothing any more
+        self._crowded = _CROWDED
+        self._transfers: dict[str, Transfers] = {}  # by kind of device
+        self._dependents: weakref.WeakSet[Member] = weakref.WeakSet()  # which a program knows by this one alone
+        self._device_short_way: _core.DeviceShortWay | None = None  # by which the core begins sums itself
+        self._trace_path = start_trace(core)
+        lifetime.opened(self)
+
+    @property
+    def rank(self) -> int:
+        """This rank, in [0, world_size)."""
+        return self._core.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._core.size
+
+    @property
+    def driver(self) -> str:
+        """The network in use: ``"ucx"``, ``"mpi"`` or ``"local"``."""
+        return self._core.driver
+
+    def stats(self) -> Stats:
+        """What this rank has done since it joined."""
+        stats: Stats = self._usable().counters()
+        return stats
+
+    def synchronize(self) -> None:
+        """Waits until all operations on device tensors that were called here have been communicated.
+
+        Raises what the first that failed did. It does not wait for streams: what is still to be done on the device is
+        the copy of the result. ``close()`` ends operations that are under way, so call this first, or wait for the
+        stream.
+        """
+        self._usable()
+        for transfers in list(self._transfers.values()):
+            transfers.synchronize()
+
+    def abort(self, reason: str = "aborted by its program") -> None:
+        """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. Operations that this rank
+        has finished the others finish too, if within 5 s. ``close()`` is left to do. Raises ``TypeError`` for a
+        ``reason`` that is no text.
+        """
+        if not isinstance(reason, str):
+            raise TypeError(f"reason={reason!r} must be a str, which the other ranks' errors will say")
+        core = self._live  # once: another thread may close it
+        if core is not None:
+            core.abort(reason.encode(errors="backslashreplace").decode())
+            for one in list(self._dependents):
+                one.abort(reason)
+
+    def close(self) -> None:
+        """Leaves the group; operations still running fail.
+
+        A second call does nothing. Never raises for a failed peer; warns (``RuntimeWarning``) if an operation on device
+        tensors has failed and no call has said so.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self._live is None:  # it belongs to the process that forked this one
+            return
+        self._live = None
+        lifetime.closed(self)
+        for one in list(self._dependents):  # ranks that wait there would not come to close this one
+            one._part()
+        for transfers in self._transfers.values():
+            transfers.conclude()
+        self._core.close()
+        with self._lock:
+            self._untouched, kept, self._kept = True, self._kept, deque()
+        kept.clear()
+        self._abandoned.clear()
+        if self._trace_path is not None:
+            write_trace(self._trace_path, self._core)
+        failures = [transfers.untold_failure() for transfers in self._transfers.values()]
+        self._device_short_way = None
+        for transfers in self._transfers.values():
+            transfers.close()
+        for failure in failures:
+            if failure is not None:
+                warnings.warn(
+                    f"an operation on device tensors has failed, and its tensor holds no result: {failure}; call "
+                    "synchronize() before close() to hear of it in time",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
+    def _part(self) -> None:
+        """The part of ``close()`` that waits for nobody: peers hear that this rank goes."""
+        if self._live is not None:
+            for transfers in self._transfers.values():
+                transfers.conclude()
+            self._core.part()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None:
+                self.abort(f"{type(error).__name__} on rank {self.rank}: {error}")
+        finally:
+            self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._closed else ""
+        return f"Communicator(rank={self.rank}, world_size={self.world_size}, driver={self.driver!r}{state})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Communicator cannot be pickled or copied: make one in each process with from_torch()")
+
+    def _work(self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any]) -> Work:
+        if self._kept:
+            self._let_go()
+        return Work(request, operation, self._core.rank, finish, held, None if self._over else self)
+
+    def _block(self, request: _core.Request, held: Any) -> None:
+        try:
+            request.wait()
+        except BaseException as error:  # also Ctrl-C: the network may still use the tensors
+            if not self._over:
+                self._keep(request, held)
+            self._over = self._over or isinstance(error, TransportError)
+            raise
+
+    def _run_on_device(
+        self,
+        operation: str,
+        parts: list[Part],
+        tensors: tuple[Any, ...],
+        result: Any,
+        async_op: bool,
+        lane: Hashable = None,
+    ) -> Any:
+        """Puts it into a stream; returns ``result``, or with ``async_op`` a Work. ``tensors``: all on one device.
+        ``lane``: of operations that may have to wait for one another; None is that of all ranks' ones."""
+        device = tensors[0].device
+        transfers = self._transfers_of(operation, tensors)
+        work = transfers.run(operation, device, parts, tensors, self.abort, result=result, async_op=async_op, lane=lane)
+        return result if work is None else work
+
+    def _begin_shortly(self, x: Any, op: str) -> DeviceWork | None:
+        """See ``Transfers.begin_shortly``. Called by the core, where ``_device_short_way`` has streams."""
+        if not _is_plain(x):
+            return None
+        transfers = self._transfers.get(x.device.type)
+        return None if transfers is None else transfers.begin_shortly(self, x, op)
+
+    def _transfers_of(self, operation: str, tensors: tuple[Any, ...]) -> Transfers:
+        """Raises ``ValueError`` for tensors that an operation must not write."""
+        device_type = tensors[0].device.type
+        transfers = self._transfers.get(device_type)
+        if transfers is None:
+            transfers = self._new_transfers(operation, device_type)
+        for tensor in tensors:
+            if tensor.is_inference() and not sys.modules["torch"].is_inference_mode_enabled():
+                raise ValueError(
+                    f"{operation}() was given a tensor that was made in inference mode, which nothing may write "
+                    "outside of it: call it there, or give a clone"
+                )
+        return transfers
+
+    def _new_transfers(self, operation: str, device_type: str) -> Transfers:
+        if self.driver == "sim":
+            raise ValueError(f"{operation}() of device tensors needs real time: give simulated ranks host tensors")
+        with self._lock:
+            if self._closed:  # its streams would stay
+                self._usable()
+            if device_type not in self._transfers:
+                runtime = runtime_of(device_type)
+                self._transfers[device_type] = Transfers(
+                    runtime,
+                    staging_of(runtime),
+                    pool_of(runtime),
+                    self.rank,
+                    peers_apart=self.driver != "local" or self.world_size == 1,
+                )
+            return self._transfers[device_type]
+
+    def _keep(self, request: _core.Request, held: Any) -> None:
+        """Keeps the tensors of an operation that nobody else keeps until it has succeeded, and somewhat longer; those
+        of a failed one until close(). Called from wherever a Work ends: in any thread, also within itself."""
+        if self._untouched:
+            return
+        self._kept.append((request, held))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of what is kept for operations that have succeeded: the oldest, and all where there are many."""
+        if self._over or not self._lock.acquire(blocking=False):
+            return
+        try:
+            kept = self._kept
+            while kept and kept[0][0].done() and not self._over:
+                self._over = not _succeeded(kept[0][0])
+                if not self._over:
+                    kept.popleft()
+            if len(kept) >= self._crowded:  # one that is long under way is before all others
+                for _ in range(len(kept)):
+                    entry = kept.popleft()
+                    if not entry[0].done() or not _succeeded(entry[0]):
+                        kept.append(entry)
+                self._crowded = 2 * len(kept) + _CROWDED
+        finally:
+            self._lock.release()
+
+    def _usable(self) -> _core.Communicator:
+        core = self._live
+        if core is not None:
+            return core
+        if self._process != lifetime.process:
+            raise ValueError(
+                f"this Communicator belongs to process {self._process}, which forked this one: start child "
+                "processes that need one of their own with the 'spawn' method"
+            )
+        raise ValueError(f"this Communicator (rank {self._core.rank}) is closed: make a new one")
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether it is a tensor of torch's own class: others may have streams, or memory, of another kind."""
+    torch = sys.modules["torch"]
+    return type(x) is torch.Tensor or type(x) is torch.nn.Parameter
+
+
+def _succeeded(request: _core.Request) -> bool:
+    try:
+        return request.wait(0.0)
+    except Exception:
+        return False

@@ -1,0 +1,249 @@
+"""The operations that move data without looking at it, and the barrier."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from telegrad import _core
+from telegrad.communicator.arguments import check_async, checked_rank
+from telegrad.communicator.blocks import check_apart, check_length, checked_counts, result_of
+from telegrad.communicator.cuda.parts import broadcast_parts, gathered_parts
+from telegrad.communicator.dense_options import check_dense_options
+from telegrad.communicator.sparse_input import sparse_input
+from telegrad.communicator.sparse_moves import StreamMoves
+from telegrad.communicator.tensors import check_together, movable, on_device
+from telegrad.communicator.work import Work
+
+_OWN_MEMORY = "give out memory of its own"
+
+
+class Moves(StreamMoves):
+    """Operations in which ranks get each other's elements as they are, of any dtype that has no Python objects.
+
+    Blocks of equal shape need no ``counts``. Where ranks have blocks of unequal lengths, ``counts`` says how many
+    elements each has, the same on all ranks, and tensors are one-dimensional. Ranks that call with other lengths,
+    counts or dtypes than the others get ``MismatchedCall``. What is compared is how many elements a tensor has, not its
+    shape: of (2, 3) on one rank and (3, 2) on another each takes the elements in its own shape. A dtype that messages
+    have no name for (8-bit floats, numpy's longdouble, datetime64, text, structured ones) is compared as the uint8 of
+    as many bytes: that ranks give the same one is left to them. Operations raise ``TypeError`` or ``ValueError`` for
+    arguments that do not fit, before anything is sent.
+    """
+
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        counts: Any = None,
+        async_op: bool = False,
+        wire: str | None = None,
+        error: Any = None,
+        seed: int = 0,
+    ) -> Any:
+        """All ranks' ``x`` (the same shape and dtype on all), stacked: shape ``(world_size, *x.shape)``.
+
+        With ``counts`` ``x`` has ``counts[rank]`` elements, and the result is one-dimensional, of ``sum(counts)``
+        elements. It is written into ``out``, a new tensor if that is None, and returned; with ``async_op=True`` a Work
+        whose ``result()`` it is. ``x`` may be this rank's own block of ``out``, but must not overlap it otherwise.
+
+        For a SparseVector or a ``torch.sparse_coo`` tensor the result is a list of them, by rank, this rank's too.
+        ``n`` is the same on all ranks; they may hold any number of entries, which stay what they are: a zero stays an
+        entry. ``wire``, ``error`` and ``seed`` as for a sparse ``all_reduce``; rounded values are the same on all
+        ranks, and what this rank's lose is added to its ``error``. Source: SparCML §5.2.
+        """
+        check_async(async_op)
+        if (sparse := sparse_input(x)) is not None:
+            for name, given in (("out", out), ("counts", counts)):
+                if given is not None:
+                    raise TypeError(f"{name} is for a dense x: sparse streams are gathered into a new list")
+            return self._gather_streams(sparse, wire, error, seed, async_op)
+        if wire is not None or error is not None:
+            raise TypeError("wire and error are for sparse streams: leave them out to gather dense tensors")
+        check_dense_options(seed=seed)
+        core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
+        shape, lengths = self._gathered(x, buffer.nbytes, counts)
+        result = result_of(out, x, shape, device=True)
+        check_together(x, result.tensor)
+        check_apart(buffer, result.buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or its own block to x")
+        if on_device(x):
+            parts = gathered_parts(
+                x,
+                result.tensor,
+                lengths,
+                self.world_size,
+                lambda given, taken, nbytes, gate: core.all_gather(
+                    given, taken, nbytes, buffer.dtype, lengths, False, gate
+                ),
+            )
+            return self._run_on_device("all_gather", parts, (x, result.tensor), result.tensor, async_op)
+        request = core.all_gather(
+            buffer.pointer, result.buffer.pointer, buffer.nbytes, buffer.dtype, lengths, not async_op
+        )
+        return self._begun(request, "all_gather", (x, result.tensor), result.tensor, async_op)
+
+    def gather(self, x: Any, root: int, *, out: Any = None, counts: Any = None, async_op: bool = False) -> Any:
+        """All ranks' ``x`` on rank ``root``, stacked or, with ``counts``, one behind the other, as ``all_gather``
+        returns them; ``None`` on the others, which give no ``out``.
+        """
+        check_async(async_op)
+        core, buffer = self._usable(), movable(x, "x", writable=False)
+        root = checked_rank(root, "root", self.world_size)
+        shape, lengths = self._gathered(x, buffer.nbytes, counts)
+        if self.rank != root:
+            if out is not None:
+                raise ValueError(f"out is given on rank {self.rank}, but the result is on root={root} only: pass None")
+            request = core.gather(buffer.pointer, 0, buffer.nbytes, buffer.dtype, root, lengths, not async_op)
+            return self._begun(request, "gather", x, None, async_op)
+        result = result_of(out, x, shape)
+        check_apart(buffer, result.buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or its own block to x")
+        request = core.gather(
+            buffer.pointer, result.buffer.pointer, buffer.nbytes, buffer.dtype, root, lengths, not async_op
+        )
+        return self._begun(request, "gather", (x, result.tensor), result.tensor, async_op)
+
+    def scatter(self, x: Any, out: Any, root: int, *, counts: Any = None, async_op: bool = False) -> Any:
+        """Block r of rank ``root``'s ``x`` to ``out`` of rank r, which is returned (with ``async_op=True`` a Work).
+
+        ``x``: on the root, with ``out``'s dtype; None on the others. Its shape is ``(world_size, *out.shape)`` or, with
+        the first two dimensions as one, ``(world_size * out.shape[0], *out.shape[1:])``. With ``counts`` both are
+        one-dimensional, of ``sum(counts)`` and ``counts[rank]`` elements. ``out`` may be the root's own block of ``x``.
+        """
+        check_async(async_op)
+        core, buffer = self._usable(), movable(out, "out")
+        root = checked_rank(root, "root", self.world_size)
+        lengths: list[int] | None = None
+        elements = buffer.elements * self.world_size
+        if counts is not None:
+            listed = checked_counts(counts, "counts", self.world_size)
+            check_length(out, "out", listed[self.rank], f"counts[{self.rank}]={listed[self.rank]}")
+            lengths, elements = [count * _itemsize(out) for count in listed], sum(listed)
+        if self.rank != root:
+            if x is not None:
+                raise ValueError(f"x is given on rank {self.rank}, but the blocks are root={root}'s: pass None")
+            request = core.scatter(0, buffer.pointer, buffer.nbytes, buffer.dtype, root, lengths, not async_op)
+            return self._begun(request, "scatter", out, out, async_op)
+        if x is None:
+            raise TypeError(f"x is None, but rank {root} is the root: it gives x, the blocks of all ranks")
+        whole = movable(x, "x", writable=False)
+        if type(x) is not type(out) or x.dtype != out.dtype:
+            raise TypeError(
+                f"x is a {type(x).__name__} of {x.dtype}, out a {type(out).__name__} of {out.dtype}: give both the same"
+            )
+        if lengths is not None:
+            check_length(x, "x", elements, f"counts add up to {elements}")
+        else:
+            stacked = (self.world_size, *out.shape)
+            behind = (self.world_size * out.shape[0], *out.shape[1:]) if len(out.shape) > 0 else stacked
+            if tuple(x.shape) not in (stacked, behind):
+                raise ValueError(f"x has shape {tuple(x.shape)}: give {self.world_size} blocks like out, {stacked}")
+        check_apart(whole, buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or x's own block")
+        request = core.scatter(whole.pointer, buffer.pointer, buffer.nbytes, buffer.dtype, root, lengths, not async_op)
+        return self._begun(request, "scatter", (x, out), out, async_op)
+
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        out: Any = None,
+        send_counts: Any = None,
+        receive_counts: Any = None,
+        async_op: bool = False,
+    ) -> Any:
+        """Block r of ``x`` to rank r; returns the blocks that all ranks have for this one, in their order.
+
+        Without counts ``x`` has the same shape on all ranks, its first dimension divisible by the number of ranks, and
+        so has the result. With counts, on all ranks then, ``x`` is one-dimensional: ``send_counts[r]`` elements go to
+        rank r, ``receive_counts[r]`` come from it. A rank that sends another number of elements than its receiver
+        counts on ends the operation there with ``TransportError``; ranks that were done already hear of it at
+        their next call. ``out``: as in ``all_gather``, but it must not overlap ``x``.
+        """
+        check_async(async_op)
+        core, buffer = self._usable(), movable(x, "x", writable=False)
+        ranks = self.world_size
+        if (send_counts is None) != (receive_counts is None):
+            given = "send_counts" if receive_counts is None else "receive_counts"
+            raise ValueError(f"only {given} is given: give send_counts and receive_counts, or none for equal blocks")
+        if send_counts is None:
+            if len(x.shape) == 0 or x.shape[0] % ranks:
+                raise ValueError(
+                    f"x has shape {tuple(x.shape)}, which {ranks} ranks cannot share evenly: its first dimension must "
+                    f"be a multiple of {ranks}, or give send_counts and receive_counts"
+                )
+            result = result_of(out, x, tuple(x.shape))
+            check_apart(buffer, result.buffer, None, _OWN_MEMORY)
+            request = core.all_to_all(buffer.pointer, result.buffer.pointer, buffer.nbytes, buffer.dtype, not async_op)
+            return self._begun(request, "all_to_all", (x, result.tensor), result.tensor, async_op)
+        sent = checked_counts(send_counts, "send_counts", ranks)
+        received = checked_counts(receive_counts, "receive_counts", ranks)
+        check_length(x, "x", sum(sent), f"send_counts add up to {sum(sent)}")
+        if sent[self.rank] != received[self.rank]:
+            raise ValueError(
+                f"send_counts[{self.rank}]={sent[self.rank]} but receive_counts[{self.rank}]={received[self.rank]}: "
+                "what a rank keeps for itself has one length"
+            )
+        result = result_of(out, x, (sum(received),))
+        check_apart(buffer, result.buffer, None, _OWN_MEMORY)
+        item = _itemsize(x)
+        request = core.all_to_all_v(
+            buffer.pointer,
+            result.buffer.pointer,
+            [count * item for count in sent],
+            [count * item for count in received],
+            buffer.dtype,
+            not async_op,
+        )
+        return self._begun(request, "all_to_all", (x, result.tensor), result.tensor, async_op)
+
+    def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
+        """Overwrites ``x`` (same shape and dtype on all ranks) with rank ``root``'s."""
+        check_async(async_op)
+        root = checked_rank(root, "root", self.world_size)
+        core, buffer = self._usable(), movable(x, "x", writable=root != self.rank, device=True)
+        if on_device(x):
+            parts = broadcast_parts(
+                x,
+                root == self.rank,
+                lambda address, nbytes, gate: core.broadcast(address, nbytes, buffer.dtype, root, False, gate),
+            )
+            work: Work | None = self._run_on_device("broadcast", parts, (x,), x if async_op else None, async_op)
+            return work
+        request = core.broadcast(buffer.pointer, buffer.nbytes, buffer.dtype, root, not async_op)
+        if async_op:
+            return self._work(request, "broadcast", x, lambda _: x)
+        self._block(request, x)
+        return None
+
+    def barrier(self, *, async_op: bool = False) -> Work | None:
+        """Returns once every rank has called it."""
+        check_async(async_op)
+        request = self._usable().barrier(not async_op)
+        if async_op:
+            return self._work(request, "barrier", None, lambda _: None)
+        self._block(request, None)
+        return None
+
+    def _begun(self, request: _core.Request, operation: str, held: Any, result: Any, async_op: bool) -> Any:
+        if async_op:
+            return self._work(request, operation, held, lambda _: result)
+        self._block(request, held)
+        return result
+
+    def _gathered(self, x: Any, nbytes: int, counts: Any) -> tuple[tuple[int, ...], list[int] | None]:
+        """The shape of what is gathered, and the blocks' lengths in bytes where they are unequal."""
+        if counts is None:
+            return (self.world_size, *x.shape), None
+        listed = checked_counts(counts, "counts", self.world_size)
+        check_length(x, "x", listed[self.rank], f"counts[{self.rank}]={listed[self.rank]}")
+        return (sum(listed),), [count * _itemsize(x) for count in listed]
+
+    def _own(self, nbytes: int, lengths: list[int] | None) -> tuple[int, int]:
+        """Where this rank's block lies among all: first byte and length."""
+        if lengths is None:
+            return self.rank * nbytes, nbytes
+        return [0, *accumulate(lengths)][self.rank], nbytes
+
+
+def _itemsize(x: Any) -> int:
+    size = getattr(x, "itemsize", None)
+    return int(size if size is not None else x.element_size())

@@ -1,0 +1,180 @@
+"""Work: an operation in flight, as torch.distributed knows it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from telegrad import _core
+from telegrad.communicator import lifetime
+from telegrad.communicator.arguments import checked_number
+from telegrad.communicator.completion import completion_thread
+from telegrad.communicator.short_way import with_short_way
+from telegrad.errors import TimeoutExpired
+
+if TYPE_CHECKING:
+    import torch
+
+    from telegrad.communicator.member import Member
+
+
+class Work(_core.WorkState):
+    """One collective that was started with ``async_op=True``. Its tensors stay referenced until it is over."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(
+        self,
+        request: _core.Request,
+        operation: str,
+        rank: int,
+        finish: Callable[[_core.Request], Any] | None,
+        held: Any = None,
+        member: Member | None = None,
+    ) -> None:
+        """For telegrad's own use. ``finish`` makes the result, always the same one; ``None``: it is ``held``, the
+        tensors, which ``member`` keeps if the Work goes before the operation is over."""
+        self._request = request
+        self._operation = operation
+        self._rank = rank
+        self._finish = finish
+        self._held = held
+        self._member = member
+
+    @with_short_way
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Blocks until the operation is over; returns True.
+
+        ``timeout_s``: seconds to wait here; ``None`` leaves it to the communicator's own time-out. Raises
+        ``TimeoutExpired`` when it is still running then (it goes on: wait again, or abort the communicator),
+        ``ValueError`` for a bad ``timeout_s`` or in a forked child, and what the operation failed with:
+        ``TransportError`` and its subclasses.
+        """
+        if timeout_s is not None:
+            timeout_s = check_timeout(timeout_s, "timeout_s")
+        self._check_process()
+        if not self._request.wait(timeout_s):
+            raise TimeoutExpired(
+                f"{self._operation} on rank {self._rank} is still running after timeout_s={timeout_s} s: wait "
+                "longer, or end it on all ranks with communicator.abort()",
+                rank=self._rank,
+                operation=self._operation,
+            )
+        if self._finish is not None:
+            self._held = None
+        return True
+
+    def _check_process(self) -> None:
+        if self._process != lifetime.process:
+            raise ValueError(
+                f"this {self._operation} belongs to process {self._process}, which forked this one: wait there"
+            )
+
+    def is_completed(self) -> bool:
+        """True once the operation is over, also when it failed."""
+        return self._request.done()
+
+    def span_s(self) -> tuple[float, float] | None:
+        """When this rank's part of it began and when that was over, in seconds of ``time.perf_counter()``; ``None``
+        unless it has succeeded. As exact as the engine's looks at the clock, one in every turn. Of simulated
+        communicators, whose operations take no such time, it means nothing."""
+        return self._request.span_s()
+
+    def source(self) -> int | None:
+        """Whose message a ``recv`` got; ``None`` until it is over, and of every other operation."""
+        return self._request.source()
+
+    def result(self) -> Any:
+        """Waits and returns the result: the tensor that was written, the gathered tensor, or the new sparse stream."""
+        self.wait()
+        return self._made()
+
+    def _made(self) -> Any:
+        return self._held if self._finish is None else self._finish(self._request)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of ``result()``, completed by telegrad's completion thread.
+
+        What is chained with ``then`` runs on that thread too: it must be short and must not wait for other futures.
+        ``future.wait()`` raises the operation's own error. For a DDP hook chain with ``then`` (``.then(lambda f:
+        f.value())``) so that DDP sees an error as one. Raises ``ImportError`` without torch.
+        """
+        try:
+            import torch
+        except ImportError as error:
+            raise ImportError(
+                "get_future() needs torch: pip install 'telegrad[torch]', or use wait() and result()"
+            ) from error
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def complete() -> None:
+            try:
+                result = self.result()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._check_process()
+        completion_thread().watch(self._request, complete)
+        return future
+
+    def __repr__(self) -> str:
+        return f"Work({self._operation}, rank={self._rank}, {'completed' if self.is_completed() else 'running'})"
+
+
+def once(finish: Callable[[_core.Request], Any]) -> Callable[[_core.Request], Any]:
+    """``finish``, which takes what can be taken once: called by the first, for all who ask."""
+    lock = threading.Lock()
+    results: list[Any] = []
+
+    def finish_once(request: _core.Request) -> Any:
+        with lock:
+            if not results:
+                results.append(finish(request))
+            return results[0]
+
+    return finish_once
+
+
+def future_of_all(
+    works: Sequence[Work], finish: Callable[[], Any], failed: Callable[[Exception], None]
+) -> torch.futures.Future[Any]:
+    """A future of ``finish()``, which runs on the completion thread once all ``works`` succeeded.
+
+    An error is raised inside ``then``, so that DDP, which reads futures in C++, reports its type's name and message;
+    ``failed`` gets the error itself.
+    """
+    import torch
+
+    over: torch.futures.Future[None] = torch.futures.Future()
+    open_works = [len(works)]  # only the completion thread touches it
+
+    def count_down() -> None:
+        open_works[0] -= 1
+        if open_works[0] == 0:
+            over.set_result(None)
+
+    def conclude(_: torch.futures.Future[None]) -> Any:
+        try:
+            for work in works:
+                work.wait()
+            return finish()
+        except Exception as error:
+            failed(error)
+            raise
+
+    outcome = over.then(conclude)
+    for work in works:
+        completion_thread().watch(work._request, count_down)
+    return outcome
+
+
+def check_timeout(value: float, argument: str) -> float:
+    """``value`` if it is a number of seconds above 0, else ``TypeError`` or ``ValueError``."""
+    seconds = checked_number(value, argument, "a number of seconds")
+    if math.isnan(seconds) or seconds <= 0:
+        raise ValueError(f"{argument}={value} must be above 0 seconds")
+    return seconds

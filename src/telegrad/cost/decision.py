@@ -1,0 +1,182 @@
+"""Which algorithm is the fastest, from the closed forms: asked for one size, or as a table for all sizes."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from telegrad.cost.cost_reductions import MEMORY_MESSAGE_BYTES, allreduce_ring, allreduce_s
+from telegrad.cost.levels import PART_BYTES, Levels, allreduce_on_levels
+from telegrad.cost.network import ELEMENT_BYTES, Costs
+from telegrad.cost.recurrences import CARD_BYTES
+
+# Where they take equally long, the first is chosen: it sends fewer messages.
+ALLREDUCE_ALGORITHMS = ("recursive_doubling", "rabenseifner", "ring")
+TWO_LEVEL = "two_level"
+"""Where ranks live on nodes, it is one more."""
+TABLE_ALGORITHMS = (*ALLREDUCE_ALGORITHMS, TWO_LEVEL)
+
+MOST_BYTES = 1 << 30
+LONGEST_BYTES = (1 << 63) - 1
+_STEPS_PER_DOUBLING = 4
+
+
+def fastest_allreduce(ranks: int, size: int, costs: Costs, levels: Levels | None = None) -> str:
+    """The algorithm that sums ``size`` bytes over ``ranks`` ranks in the least time. With ``levels`` also
+    ``two_level``, and ``costs`` are those between nodes.
+
+    Raises ``ValueError`` for less than one rank, for sizes that are no whole number of 4-byte floats, and for levels of
+    another number of ranks.
+    """
+    return _fastest(_times_of(ranks, size, costs, levels))
+
+
+def _fastest(times_s: dict[str, float]) -> str:
+    return min(times_s, key=times_s.__getitem__)
+
+
+def _times_of(
+    ranks: int, size: int, costs: Costs, levels: Levels | None, message_bytes: int = CARD_BYTES
+) -> dict[str, float]:
+    if levels is None:
+        ring_s = allreduce_ring(ranks, size, costs, message_bytes=message_bytes).time_s
+        others = (name for name in ALLREDUCE_ALGORITHMS if name != "ring")
+        return {**{name: allreduce_s(name, ranks, size, costs) for name in others}, "ring": ring_s}
+    if len(levels.nodes) != ranks:
+        raise ValueError(f"levels are of {len(levels.nodes)} ranks, not of ranks={ranks}: give every rank a node")
+    return {name: allreduce_on_levels(name, levels, size, costs).time_s for name in TABLE_ALGORITHMS}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``algorithm`` from ``from_bytes`` up to the next choice."""
+
+    from_bytes: int
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class DecisionTable:
+    """What to use among ``ranks`` ranks for a vector of any size. ``choices`` ascend from 0 bytes.
+
+    Raises ``ValueError`` for choices that are empty, do not ascend, or name an algorithm that does not exist.
+    """
+
+    ranks: int
+    choices: tuple[Choice, ...]
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"ranks={self.ranks} must be at least 1")
+        begins = [choice.from_bytes for choice in self.choices]
+        if not begins or begins[0] != 0 or any(a >= b for a, b in itertools.pairwise(begins)):
+            raise ValueError(f"choices begin at {begins} bytes: let the first begin at 0, and the others ascend")
+        if begins[-1] > LONGEST_BYTES:
+            raise ValueError(f"a choice begins at {begins[-1]} bytes: no vector is longer than {LONGEST_BYTES}")
+        for choice in self.choices:
+            if choice.algorithm not in TABLE_ALGORITHMS:
+                known = ", ".join(TABLE_ALGORITHMS)
+                raise ValueError(f"algorithm {choice.algorithm!r} does not exist: use {known}")
+
+    def algorithm(self, size: int) -> str:
+        """For a vector of ``size`` bytes. Raises ``ValueError`` below 0."""
+        if size < 0:
+            raise ValueError(f"size={size} must be 0 bytes or more")
+        return self.choices[bisect.bisect_right([choice.from_bytes for choice in self.choices], size) - 1].algorithm
+
+    def to_data(self) -> dict[str, Any]:
+        """As JSON has it."""
+        choices = [{"from_bytes": choice.from_bytes, "algorithm": choice.algorithm} for choice in self.choices]
+        return {"ranks": self.ranks, "choices": choices}
+
+    @classmethod
+    def from_data(cls, found: Any) -> Self:
+        """The reverse of ``to_data``. Raises ``ValueError`` for what is no table."""
+        try:
+            choices = tuple(Choice(_whole(one, "from_bytes"), str(one["algorithm"])) for one in found["choices"])
+            return cls(_whole(found, "ranks"), choices)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{str(found)[:80]!r} is no decision table: give what to_json() returned") from error
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_data())
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The reverse of ``to_json``. Raises ``ValueError`` for text that is no table."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{text[:80]!r} is no decision table: give what to_json() returned") from error
+        return cls.from_data(found)
+
+    def __str__(self) -> str:
+        lines = [f"allreduce, {self.ranks} ranks"]
+        lines += [f"  from {choice.from_bytes:>13,} bytes  {choice.algorithm}" for choice in self.choices]
+        return "\n".join(lines)
+
+
+def _whole(found: Any, name: str) -> int:
+    value = found[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}={value!r} must be a whole number: give what to_json() returned")
+    return value
+
+
+def allreduce_table(
+    ranks: int, costs: Costs, *, tolerance: float = 0.01, levels: Levels | None = None, shares_memory: bool = False
+) -> DecisionTable:
+    """The choice for every size up to ``MOST_BYTES``, and beyond as there; ``levels`` as for ``fastest_allreduce``.
+
+    ``shares_memory``: all ranks live on one host, where a ring's messages are longer.
+
+    An algorithm is kept while it takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the
+    table. Raises ``ValueError`` for less than one rank, or for a ``tolerance`` below 0.
+    """
+    if not tolerance >= 0:
+        raise ValueError(f"tolerance={tolerance} must be 0 or more: the share by which a choice may be slower")
+
+    message_bytes = MEMORY_MESSAGE_BYTES if shares_memory else CARD_BYTES
+
+    def times_s(size: int) -> dict[str, float]:
+        return _times_of(ranks, size, costs, levels, message_bytes)
+
+    def still_good(name: str, size: int) -> bool:
+        here_s = times_s(size)
+        return here_s[name] <= (1 + tolerance) * min(here_s.values())
+
+    choices = [Choice(0, _fastest(times_s(0)))]
+    good_at = 0
+    for size in _probes(ranks, levels, message_bytes):
+        while not still_good(choices[-1].algorithm, size):
+            least, most = good_at // ELEMENT_BYTES, size // ELEMENT_BYTES  # good at least, not at most
+            while most - least > 1:
+                middle = (least + most) // 2
+                if still_good(choices[-1].algorithm, middle * ELEMENT_BYTES):
+                    least = middle
+                else:
+                    most = middle
+            good_at = most * ELEMENT_BYTES
+            choices.append(Choice(good_at, _fastest(times_s(good_at))))
+        good_at = size
+    return DecisionTable(ranks, tuple(choices))
+
+
+def _probes(ranks: int, levels: Levels | None, message_bytes: int) -> Iterator[int]:
+    """Ascending sizes, close enough that the times hardly cross twice in between: the ring's and two_level's times jump
+    where another segment begins."""
+    lengths = [message_bytes * ranks, *([PART_BYTES * levels.slices] if levels else [])]
+    probes = set()
+    size, factor = float(ELEMENT_BYTES), 2 ** (1 / _STEPS_PER_DOUBLING)
+    while size < MOST_BYTES:
+        probes.add(int(size) // ELEMENT_BYTES * ELEMENT_BYTES)
+        size *= factor
+    for segment in lengths:
+        for segments in range(1, min(16, MOST_BYTES // segment) + 1):
+            probes |= {segments * segment, segments * segment + ELEMENT_BYTES}
+    probes.add(MOST_BYTES)
+    yield from sorted(probes)

@@ -1,0 +1,208 @@
+"""What was measured of a network: its costs, and the table that chooses algorithms on it. Plain data; JSON for files.
+
+It must not know how it is measured, or where it is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from telegrad.cost.cost import Costs
+from telegrad.cost.decision import DecisionTable, allreduce_table
+from telegrad.cost.device_tuning import DeviceTuning
+from telegrad.cost.levels import Levels
+
+FORMAT = "telegrad tuning"
+FORMAT_VERSION = 1
+
+NETWORK_VARIABLES = ("UCX_TLS", "UCX_NET_DEVICES", "TELEGRAD_NETWORK")
+"""Of the environment: what decides, besides the hosts, over which network messages go. The last has no other meaning:
+it tells apart networks that look the same."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a job runs, as far as it matters for the time of its messages: jobs with equal places share a tuning.
+
+    ``hosts``: names with the number of ranks on each, sorted; ``interface``: the network interface that was asked for;
+    ``environment``: names and values of those of ``NETWORK_VARIABLES`` that are set, sorted;
+    ``nodes``: by rank the number of the node that it lives on, where ranks live on two levels, else empty. Raises
+    ``ValueError`` for hosts without ranks, named twice or not sorted, and for nodes that are not two levels of as many
+    ranks.
+    """
+
+    driver: str
+    hosts: tuple[tuple[str, int], ...]
+    interface: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    nodes: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.nodes and (len(self.nodes) != self.ranks or not 1 < len(set(self.nodes)) < len(self.nodes)):
+            raise ValueError(
+                f"nodes={self.nodes} must be the node of each of {self.ranks} ranks, two on one, two apart"
+            )
+        names = [name for name, _ in self.hosts]
+        if not names or names != sorted(set(names)) or any(count < 1 for _, count in self.hosts):
+            raise ValueError(f"hosts={self.hosts} must be sorted names, each once, with 1 rank or more")
+
+    @property
+    def ranks(self) -> int:
+        """On all hosts together."""
+        return sum(count for _, count in self.hosts)
+
+    def is_alike(self, other: Self) -> bool:
+        """Whether the same ranks are on the same hosts and nodes."""
+        return (self.hosts, self.nodes) == (other.hosts, other.nodes)
+
+    def __str__(self) -> str:
+        hosts = [name for name, _ in self.hosts]
+        where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} hosts ({hosts[0]}, …)"
+        if self.nodes:
+            where += f" ({len(set(self.nodes))} nodes)"
+        more = [f"interface {self.interface}"] if self.interface else []
+        more += [f"{name}={value}" for name, value in self.environment]
+        return ", ".join([f"{self.ranks} ranks on {where}", f"driver {self.driver}", *more])
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """``costs`` and the ``allreduce`` table of one ``place``. Where ranks live on two levels ``costs`` are those
+    between nodes while all of their ranks send, ``alone`` those between nodes while one rank of each does, if they were
+    measured, and ``within`` those inside of one. ``on_device``: of sums of device tensors, if they were measured.
+
+    ``measured_at``: date and time, UTC, ISO 8601; ``telegrad_version``: of the library that measured;
+    ``residual``: how far the costs are from what they were fitted to, as the median of |fitted / measured − 1|. Raises
+    ``ValueError`` if the table is for another number of ranks than the place has, and for a residual below 0.
+    """
+
+    place: Place
+    costs: Costs
+    allreduce: DecisionTable
+    measured_at: str
+    telegrad_version: str
+    residual: float
+    within: Costs | None = None
+    on_device: DeviceTuning | None = None
+    alone: Costs | None = None
+
+    def __post_init__(self) -> None:
+        if self.allreduce.ranks != self.place.ranks:
+            raise ValueError(f"the table is for {self.allreduce.ranks} ranks, but the place has {self.place.ranks}")
+        if not 0 <= self.residual < math.inf:
+            raise ValueError(f"residual={self.residual} must be a finite number, 0 or more")
+
+    @property
+    def ranks(self) -> int:
+        """Of the jobs that this tuning is for."""
+        return self.place.ranks
+
+    def for_part(self, place: Place, *, one_node: bool = False, shares_memory: bool = False) -> Self:
+        """What is expected of ``place``, where some of these ranks are: the same costs, and the table that the closed
+        forms make of them for its number of ranks. ``one_node``: all of it is on one, so that its costs are those
+        within, if they are known. ``shares_memory``: as for ``allreduce_table``."""
+        on_device = self.on_device if place.is_alike(self.place) else None
+        costs, within = self.costs, self.within
+        levels: Levels | None = None
+        if within is not None and one_node:
+            costs, within = within, None
+        elif within is not None and place.nodes:
+            levels = Levels(place.nodes, within, self.alone)
+        else:
+            within = None
+        alone = None if levels is None else levels.alone
+        table = allreduce_table(place.ranks, costs, levels=levels, shares_memory=shares_memory)
+        return replace(self, place=place, costs=costs, allreduce=table, within=within, alone=alone, on_device=on_device)
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal tunings."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """Seconds and bytes, as the names end."""
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "place": {
+                    "driver": self.place.driver,
+                    "hosts": dict(self.place.hosts),
+                    "interface": self.place.interface,
+                    "environment": dict(self.place.environment),
+                    "nodes": list(self.place.nodes),
+                },
+                "costs": asdict(self.costs),
+                "allreduce": self.allreduce.to_data(),
+                "measured_at": self.measured_at,
+                "telegrad_version": self.telegrad_version,
+                "residual": self.residual,
+                "within": None if self.within is None else asdict(self.within),
+                "alone": None if self.alone is None else asdict(self.alone),
+                "on_device": None if self.on_device is None else self.on_device.to_data(),
+            },
+            indent=1,
+            allow_nan=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The reverse of ``to_json``. Raises ``ValueError`` that says what is wrong with the text."""
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"this is no tuning but damaged JSON ({error}): calibrate again") from error
+        return cls.from_data(found)
+
+    @classmethod
+    def from_data(cls, found: Any) -> Self:
+        """The same from what JSON was read into."""
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f'this is no tuning: it lacks "format": "{FORMAT}"; give what Tuning.to_json() returned')
+        if found.get("format_version") != FORMAT_VERSION:
+            raise ValueError(
+                f"this tuning has format version {found.get('format_version')!r}, but this telegrad reads version "
+                f"{FORMAT_VERSION}: calibrate again"
+            )
+        try:
+            return cls._from_data(found)
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"this tuning is damaged ({what}): calibrate again") from error
+
+    @classmethod
+    def _from_data(cls, found: dict[str, Any]) -> Self:
+        place = found["place"]
+        return cls(
+            Place(
+                str(place["driver"]),
+                tuple(sorted((str(name), int(count)) for name, count in place["hosts"].items())),
+                None if place["interface"] is None else str(place["interface"]),
+                tuple(sorted((str(name), str(value)) for name, value in place["environment"].items())),
+                tuple(int(node) for node in place.get("nodes", ())),
+            ),
+            _costs_from(found["costs"]),
+            DecisionTable.from_data(found["allreduce"]),
+            str(found["measured_at"]),
+            str(found["telegrad_version"]),
+            float(found["residual"]),
+            None if found.get("within") is None else _costs_from(found["within"]),
+            None if found.get("on_device") is None else DeviceTuning.from_data(found["on_device"]),
+            None if found.get("alone") is None else _costs_from(found["alone"]),
+        )
+
+    def __str__(self) -> str:
+        on_device = "" if self.on_device is None else f"\n{self.on_device}"
+        return f"{self.place}; measured {self.measured_at}\n{self.allreduce}{on_device}"
+
+
+def _costs_from(found: dict[str, Any]) -> Costs:
+    costs = {name: float(cost) for name, cost in found.items()}
+    for field in fields(Costs):  # their defaults are a network that nobody has measured
+        if field.name not in costs:
+            raise KeyError(field.name)
+    return Costs(**costs)

@@ -1,0 +1,1 @@
+"""Compression and averages of gradients on a GPU, in its streams. Loaded where a gradient is on one."""

@@ -1,0 +1,550 @@
+"""How a bucket on a device travels, in streams: its dense members in one dense sum, the entries of all others in one
+sparse sum. The host knows where things lie and how much there can be, and waits for nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+
+from telegrad import _core
+from telegrad.communicator import Communicator, DeviceEntries
+from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
+from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.encoded import encoding_of
+from telegrad.compress import Compressor, Part
+from telegrad.ddp.bucket import BucketLayout, Member
+from telegrad.ddp.cuda.captured_work import CapturedWork
+from telegrad.ddp.cuda.feedback import DeviceFeedback
+from telegrad.ddp.cuda.gathered_reads import GatheredReads
+from telegrad.ddp.cuda.loss_scale import LossScale
+from telegrad.ddp.cuda.selection import Choice, Chosen, check_selections, queue_selections
+from telegrad.ddp.cuda.tables import DeviceTables
+from telegrad.ddp.cuda.telemetry import DeviceTelemetry
+from telegrad.ddp.exchange import most_of
+from telegrad.ddp.stats import DDPStats
+from telegrad.kernels.feedback import Collected, Moved, kernels_of
+from telegrad.kernels.select import queues_of
+
+
+class Addend(NamedTuple):
+    """A parameter's. ``gradient``: its part of the bucket, float32, which becomes the average; ``residual``: as long,
+    ``None`` where nothing of it waits in this step; ``used``: one element, 0 where the gradient takes no part."""
+
+    gradient: torch.Tensor
+    residual: torch.Tensor | None
+    used: torch.Tensor
+
+
+class Quantised(NamedTuple):
+    """``overflowed``: for each addend, whether it and what waits are infinite together."""
+
+    work: DeviceWork
+    overflowed: torch.Tensor
+
+
+def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most: float) -> Quantised:
+    """Begins to average. What is not finite goes as it is, and its residual stays; what is finite and larger than
+    ``most``, which the wire holds, goes as that, and the rest waits."""
+    gradients = [one.gradient for one in addends]
+    sizes = [one.numel() for one in gradients]
+    values = torch.cat(gradients)
+    finite = values.isfinite()
+    waiting = torch.cat([_waiting(one) for one in addends])
+    released = torch.where(finite, waiting, torch.zeros_like(waiting))
+    values.add_(released)
+    overflowed = finite & values.isinf()
+    of_each = torch.stack([part.any() for part in torch.split(overflowed, sizes)])
+    excess = None
+    if most < math.inf:
+        values, excess = _cut(values, most)
+    kept = [one.residual for one in addends if one.residual is not None]
+    with_residual = [number for number, one in enumerate(addends) if one.residual is not None]
+    if kept:
+        parts = torch.split(released, sizes)
+        torch._foreach_sub_(kept, [parts[number] for number in with_residual])
+    lost = torch.empty_like(values)
+    work: DeviceWork = comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True)
+
+    def take() -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(gradients, torch.split(values, sizes))
+            if excess is not None:
+                lost.add_(excess)
+            if kept:
+                parts = torch.split(lost.nan_to_num_(0.0, 0.0, 0.0), sizes)
+                torch._foreach_add_(kept, [parts[number] for number in with_residual])
+
+    work.then(take, [values, lost, *gradients, *kept, *([] if excess is None else [excess])])
+    return Quantised(work, of_each)
+
+
+def _waiting(one: Addend) -> torch.Tensor:
+    return torch.zeros_like(one.gradient) if one.residual is None else one.residual * one.used
+
+
+def _cut(values: torch.Tensor, most: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """With finite values that are at most that large; and what that takes from them."""
+    held = torch.where(values.isfinite(), values.clamp(-most, most), values)
+    return held, (values - held).nan_to_num_(0.0, 0.0, 0.0)
+
+
+class Plan(NamedTuple):
+    """``filled``: members that are not empty; ``parts``: those that are compressed now; ``dense``: members that are
+    not; ``waiting``: parts that are among these, and take along what waits."""
+
+    layout: BucketLayout
+    filled: Sequence[Member]
+    parts: tuple[Part, ...]
+    dense: tuple[Member, ...]
+    waiting: tuple[Part, ...]
+    looks: bool
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is something to be done but with velocities."""
+        return bool(self.parts or self.waiting or self.looks)
+
+
+class Leaving(NamedTuple):
+    """The entries of all parts, one behind the other; ``ends``: int64, where those of each end."""
+
+    entries: DeviceEntries
+    ends: torch.Tensor
+
+
+class Made(NamedTuple):
+    """``faulty``: by filled member, if anybody looks. ``dense``: what is sent beside entries that leave, if there is
+    any."""
+
+    faulty: torch.Tensor | None
+    leaving: Leaving | None = None
+    dense: torch.Tensor | None = None
+
+
+class Found:
+    """What a bucket's gradients are like, on the device. ``places``: by name, those of one element each in ``active``
+    (int64: there is something in the gradient, and all of it is finite), and in ``faults`` (int32, zeros at first).
+    ``broken``: by parameter, whether its gradient is not finite."""
+
+    def __init__(self, filled: Sequence[Member], buffer: torch.Tensor) -> None:
+        """``filled``: at least one."""
+        gradients = [buffer[one.offset : one.offset + one.size] for one in filled]
+        # The largest magnitude is NaN or infinite where an entry is, and cannot overflow as a sum can.
+        most = torch.stack([*torch._foreach_norm(gradients, math.inf)])
+        finite = most < math.inf  # which no NaN is
+        self.places = {one.name: slice(number, number + 1) for number, one in enumerate(filled)}
+        self.broken = finite.logical_not()
+        self.active = ((most > 0) & finite).to(torch.int64)
+        self.faults = most.new_zeros(len(filled), dtype=torch.int32)
+
+
+def filled_of(layout: BucketLayout) -> list[Member]:
+    """Members that are not empty."""
+    return [one for one in layout.members if one.size]
+
+
+def name_of(layout: BucketLayout) -> str:
+    """No two buckets that there are at a time have the same."""
+    return layout.members[0].name
+
+
+class Started(NamedTuple):
+    """A bucket under way. ``names``: of its parameters; ``faulty``: for each, on the device, whether its gradient is
+    not finite, or its residual or velocity overflows; ``None``: nobody has looked."""
+
+    work: DeviceWork
+    names: list[str]
+    faulty: torch.Tensor | None
+
+
+class DeviceCompression:
+    """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
+    messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
+    date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
+    ``telemetry``: which its owner begins and closes.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        compressor: Compressor,
+        wire: str,
+        encoding: _core.ValueEncoding,
+        stats: DDPStats,
+        scale: LossScale | None = None,
+        telemetry: DeviceTelemetry | None = None,
+    ) -> None:
+        self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
+        self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
+        self.scale, self.telemetry = scale, telemetry
+        self.feedback = DeviceFeedback(compressor, scale)
+        self._counts: GatheredReads[None] = GatheredReads()
+        self._keeping: list[DeviceWork] = []
+        self._tables = DeviceTables()
+        self._captured: CapturedWork[Made] = CapturedWork()
+
+    def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Gives their devices what selections need there. The host waits once for each device: otherwise it would
+        where a long gradient is first compressed, in the middle of a backward pass."""
+        if not len(self.compressor.residuals):
+            return
+        for device, one in {one.device: one for one in tensors}.items():
+            if has_runtime(device.type):
+                like = one.detach().new_empty(1)
+                runtime, stream = _stream_of(like)
+                runtime.launch(stream, queues_of(like).prepare, like)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether gradients leave something to later passes."""
+        return len(self.compressor.residuals) > 0 or self.compressor.momentum is not None
+
+    def settle(self) -> None:
+        """What is put into the current stream from here on finds in residuals what sums under way have lost."""
+        keeping, self._keeping = self._keeping, []
+        for work in keeping:
+            work.wait()
+
+    def start(
+        self,
+        layout: BucketLayout,
+        buffer: torch.Tensor,
+        *,
+        sparse: bool,
+        looks: bool,
+        releases: bool = False,
+        wire: str | None = None,
+    ) -> Started:
+        """Begins to average ``buffer`` in place. ``sparse``: its parts are compressed; ``looks``: for faults, even
+        where nothing else needs that; ``releases``: what is sent densely takes along what waits. ``wire``: in which all
+        values of its parts go instead."""
+        self._stats.buckets += 1
+        self._stats.elements += sum(one.size for one in layout.members)
+        parts = layout.parts if sparse else ()
+        dense = layout.dense if sparse else layout.members
+        self._stats.dense_elements += sum(one.size for one in (dense if wire is None else layout.dense))
+        if self.telemetry is not None:
+            self.telemetry.add_bucket(layout, buffer, sparse=bool(parts))
+        with torch.no_grad():
+            if wire is not None:
+                return self._start_quantised(layout, buffer, wire)
+            releases = releases and not sparse
+            waiting = tuple(one for one in layout.parts if releases and self.feedback.waits(one.entry))
+            plan = Plan(layout, filled_of(layout), parts, dense, waiting, looks)
+            made = self._prepared(plan, buffer) if plan.has_work or self.compressor.momentum is not None else None
+            if not parts:
+                work: DeviceWork = self.comm.all_reduce(buffer, "avg", async_op=True)
+            else:
+                self._stats.wanted += layout.wanted
+                assert made is not None
+                assert made.leaving is not None
+                work = self._send(layout, buffer, made.leaving, made.dense)
+            faulty = None if made is None else made.faulty
+            return Started(work, [] if faulty is None else [one.name for one in plan.filled], faulty)
+
+    def forget(self) -> None:
+        """What is remembered is the compressor's, and lies elsewhere from here on."""
+        self.feedback.forget()
+        self._captured.forget()  # first: it has the addresses of tables
+        self._tables = DeviceTables()
+
+    def close_pass(self) -> None:
+        """What buckets have left on the device for the host to know is read, before the next pass changes it."""
+        self._counts.close()
+
+    def take_counts(self, *, wait: bool) -> None:
+        """Adds to ``stats.selected`` what is known by now; ``wait``: all of passes that were closed."""
+        for _, found in self._counts.known(wait=wait):
+            self._stats.selected += int(found)
+
+    def _prepared(self, plan: Plan, buffer: torch.Tensor) -> Made | None:
+        """What a stream makes of the bucket before anything of it is communicated; ``None``: there is nothing in it."""
+        if not plan.filled:
+            return None
+
+        def make() -> Made:
+            faulty = buffer.new_empty(len(plan.filled), dtype=torch.bool) if plan.looks else None
+            if not plan.parts:
+                return Made(faulty)
+            taken = self._used(plan.parts)
+            room = self.compressor.capacity(taken)
+            ends = (buffer.new_empty if taken else buffer.new_zeros)(len(taken) or 1, dtype=torch.int64)
+            given = buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends[-1:]
+            leaving = Leaving(DeviceEntries(*given, plan.layout.elements), ends)
+            elements = sum(run.stop - run.start for run in plan.layout.dense_runs)
+            return Made(faulty, leaving, buffer.new_empty(elements) if elements else None)
+
+        def prepare(made: Made) -> None:
+            found = Found(plan.filled, buffer)
+            self._correct(plan.dense, buffer, found)
+            for part in plan.waiting:
+                self._release(part, buffer, found)
+            if made.leaving is not None:
+                self._select(plan, buffer, found, made.leaving)
+            if made.dense is not None:
+                torch.cat([buffer[run] for run in plan.layout.dense_runs], out=made.dense)
+            if made.faulty is not None:
+                torch.logical_or(found.broken, found.faults != 0, out=made.faulty)
+
+        about = self._about_to_change(plan, buffer)
+        observes = self.telemetry is not None and self.telemetry.observes
+        return self._captured.run(name_of(plan.layout), plan.layout, about, buffer, make, prepare, replays=not observes)
+
+    def _about_to_change(self, plan: Plan, buffer: torch.Tensor) -> Hashable:
+        """Has the current stream make what is remembered fit for this pass; returns all that the rest depends on but
+        the plan's layout and the contents of tensors."""
+        entries = [part.entry for part in (*self._used(plan.parts), *self._used(plan.waiting))]
+        residuals = self.feedback.residuals(entries, buffer)
+        tensors = [buffer, *(one for held in residuals for one in (held.values, held.threshold, held.calls))]
+        if self.compressor.momentum is not None:
+            names = [one.name for one in plan.dense if one.size] + [part.entry.name for part in plan.parts]
+            tensors += self.feedback.velocities(names, buffer)
+        addresses = tuple(one.data_ptr() for one in tensors)
+        chosen = tuple((entry.name, entry.k) for entry in entries)
+        return plan.parts is plan.layout.parts, plan.looks, buffer.dtype, addresses, chosen
+
+    def _correct(self, members: tuple[Member, ...], buffer: torch.Tensor, found: Found) -> None:
+        """With momentum: makes of gradients that are to be summed densely what is to be summed, in place."""
+        if self.compressor.momentum is not None:
+            filled = [(one.name, one.offset) for one in members if one.size]
+            self._move_velocities(filled, buffer, buffer, found)
+
+    def keep(self, part: Part, values: torch.Tensor) -> None:
+        """Adds to the residual what did not leave after all; ``values``: finite, of all of the parameter."""
+        if self.compressor.unit_of(part.entry) > 0:
+            with torch.no_grad():
+                self.feedback.residual(part.entry, values).values.add_(values)
+
+    def _release(self, part: Part, buffer: torch.Tensor, found: Found) -> None:
+        """Adds what waits to a gradient that is summed densely. Nothing waits then, but for what bfloat16 rounds off;
+        or all of it, if the gradient takes no part."""
+        if self.compressor.unit_of(part.entry) <= 0:
+            return
+        own = buffer[part.offset : part.offset + part.entry.size]
+        held = self.feedback.residual(part.entry, buffer)
+        active = found.active[found.places[part.entry.name]] > 0
+        total = own.float() + held.values
+        sent = total.to(own.dtype)
+        lost = torch.where(sent.isfinite(), total - sent.float(), torch.zeros_like(total))
+        own.copy_(torch.where(active, sent, own))
+        held.values.copy_(torch.where(active, lost, held.values))
+        held.threshold.copy_(torch.where(active, torch.zeros_like(held.threshold), held.threshold))
+        held.calls.copy_(torch.where(active, torch.zeros_like(held.calls), held.calls))
+
+    def _move_velocities(
+        self, members: Sequence[tuple[str, int]], gradient: torch.Tensor, out: torch.Tensor, found: Found
+    ) -> None:
+        """``members``: names, and where they begin in both."""
+        momentum = self.compressor.momentum
+        if not members:
+            return
+        assert momentum is not None
+        velocities = self.feedback.velocities([name for name, _ in members], gradient)
+        parts = [
+            Moved(velocity, offset, found.places[name].start)
+            for velocity, (name, offset) in zip(velocities, members, strict=True)
+        ]
+        kernels, factor, nesterov = kernels_of(gradient), momentum.factor, momentum.nesterov
+        contents = [(part.velocity.data_ptr(), part.velocity.numel(), *part[1:]) for part in parts]
+        table = self._tables.of(("move", members[0]), contents, lambda: kernels.velocity_table(parts), gradient)
+        runtime, stream = _stream_of(gradient)
+
+        def move(
+            table: torch.Tensor, gradient: torch.Tensor, out: torch.Tensor, active: torch.Tensor, faults: torch.Tensor
+        ) -> None:
+            kernels.accumulate_velocities(parts, table, gradient, out, factor, active, faults, nesterov)
+
+        runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
+
+    def _send(
+        self, layout: BucketLayout, buffer: torch.Tensor, leaving: Leaving, dense: torch.Tensor | None
+    ) -> DeviceWork:
+        entries = leaving.entries
+        self._counts.add(None, entries.count)
+        lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
+        if dense is not None:
+            self.comm.all_reduce(dense, "avg", async_op=True)
+        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
+        self._put_dense_members(layout, buffer, dense, work)
+        self._captured.read_by(name_of(layout), work)
+        if lost is not None:
+            self._keep_lost(layout, lost, work)
+        return work
+
+    def _start_quantised(self, layout: BucketLayout, buffer: torch.Tensor, wire: str) -> Started:
+        found = Found(filled_of(layout), buffer)
+        self._correct(layout.members, buffer, found)
+        dense = None
+        if layout.dense_runs:
+            dense = torch.cat([buffer[run] for run in layout.dense_runs])
+            self.comm.all_reduce(dense, "avg", async_op=True)
+        used = (found.active > 0) | found.broken  # a gradient of zeros takes no part
+        shares = used.to(torch.float32)
+        entries = [part.entry for part in self._used(layout.parts)]
+        residuals = {
+            entry.name: held.values
+            for entry, held in zip(entries, self.feedback.residuals(entries, buffer), strict=True)
+        }
+        addends = [
+            Addend(
+                buffer[part.offset : part.offset + part.entry.size],
+                residuals.get(part.entry.name),
+                shares[found.places[part.entry.name]],
+            )
+            for part in layout.parts
+        ]
+        work, overflowed = sum_quantised(self.comm, addends, wire, most_of(encoding_of(wire)))
+        self._put_dense_members(layout, buffer, dense, work)
+        self._keeping.append(work)
+        names = [*found.places, *(part.entry.name for part in layout.parts)]
+        return Started(work, names, torch.cat([found.broken | (found.faults != 0), overflowed]))
+
+    def _put_dense_members(
+        self, layout: BucketLayout, buffer: torch.Tensor, sums: torch.Tensor | None, work: DeviceWork
+    ) -> None:
+        """``work``: of a later sum; those of one communicator come on one stream, in their order."""
+        if sums is None:
+            return
+
+        def put() -> None:
+            with torch.no_grad():
+                start = 0
+                for run in layout.dense_runs:
+                    size = run.stop - run.start
+                    buffer[run].copy_(sums[start : start + size])
+                    start += size
+
+        work.then(put, [sums, buffer])
+
+    def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
+        parts = self._used(layout.parts)
+        residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], lost)]
+        errors = [lost[part.offset : part.offset + part.entry.size] for part in parts]
+
+        def keep() -> None:
+            with torch.no_grad():
+                torch._foreach_add_(residuals, errors)
+
+        if parts:
+            work.then(keep, [lost, *residuals])
+            self._keeping.append(work)
+
+    def _select(self, plan: Plan, buffer: torch.Tensor, found: Found, leaving: Leaving) -> None:
+        """Of parts of which nothing can be chosen nothing is taken up, and nothing sent."""
+        given = self._norms(plan.layout, buffer)  # before momentum overwrites what it is of
+        gradient = buffer
+        if self.compressor.momentum is not None:
+            gradient = self._corrected(plan.parts, buffer, found)
+        taken = self._used(plan.parts)
+        starts = [0, *accumulate(self.compressor.capacity([part]) for part in taken)]
+        chosen = Chosen(
+            gradient,
+            buffer.new_empty(starts[-1], dtype=torch.uint32),
+            buffer.new_empty(starts[-1], dtype=torch.float32),
+            buffer.new_zeros(len(taken), dtype=torch.int64),
+            found.active,
+        )
+        residuals = self.feedback.residuals([part.entry for part in taken], buffer)
+        choices = [
+            Choice(
+                *(self.compressor.policy_of(part.entry), part.entry, held),
+                *(start, part.offset, found.places[part.entry.name].start),
+            )
+            for part, held, start in zip(taken, residuals, starts[:-1], strict=True)
+        ]
+        queue_selections(choices, chosen, self._tables, *_stream_of(buffer))
+        if given is not None and self.telemetry is not None:
+            unit = None if self.scale is None else self.scale.unit(buffer)
+            self.telemetry.add_selections(choices, chosen, given, unit)
+        if taken:
+            broken = found.broken.to(torch.int64)
+            of_taken = torch.cat([broken[found.places[part.entry.name]] for part in taken])
+            torch.cumsum(chosen.counts + of_taken, 0, out=leaving.ends)
+            parts = self._collected(taken, starts, found, buffer)
+            table = self._table_of(taken[0].entry.name, parts)
+            own = (chosen.indices, chosen.values, chosen.counts)
+            to = (leaving.entries.indices, leaving.entries.values)
+            self._collect(parts, table, (*own, broken, leaving.ends, *to, found.faults))
+
+    def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> list[torch.Tensor] | None:
+        """Of the gradients that selections will be from; ``None``: nobody wants them."""
+        if self.telemetry is None or not self.telemetry.observes:
+            return None
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout.parts)]
+        return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
+
+    def _used(self, parts: Sequence[Part]) -> list[Part]:
+        """Those of which something can be chosen."""
+        return [part for part in parts if self.compressor.unit_of(part.entry) > 0]
+
+    def _corrected(self, parts: Sequence[Part], buffer: torch.Tensor, found: Found) -> torch.Tensor:
+        """What momentum makes of the gradients of ``parts``, float32, where these lie, which it overwrites if it
+        can."""
+        made = buffer if buffer.dtype == torch.float32 else buffer.new_empty(buffer.numel(), dtype=torch.float32)
+        self._move_velocities([(part.entry.name, part.offset) for part in parts], buffer, made, found)
+        return made
+
+    def _collected(
+        self, parts: Sequence[Part], starts: Sequence[int], found: Found, like: torch.Tensor
+    ) -> list[Collected]:
+        """What is to be known of the residuals of ``parts``, whose chosen entries begin at ``starts``."""
+        residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], like)]
+        velocities: Sequence[torch.Tensor | None] = [None] * len(parts)
+        if self.compressor.masks:
+            velocities = self.feedback.velocities([part.entry.name for part in parts], like)
+        return [
+            Collected(residual, velocity, start, stop, part.offset, found.places[part.entry.name].start)
+            for part, residual, velocity, (start, stop) in zip(
+                parts, residuals, velocities, pairwise(starts), strict=True
+            )
+        ]
+
+    def _collect(self, parts: list[Collected], table: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> None:
+        """The entries of all parts, one behind the other; what does not leave, and what must not stay, is seen to."""
+        kernels, most = kernels_of(parts[0].residual), self._most
+        runtime, stream = _stream_of(parts[0].residual)
+
+        def collect(
+            table: torch.Tensor,
+            indices: torch.Tensor,
+            values: torch.Tensor,
+            counts: torch.Tensor,
+            broken: torch.Tensor,
+            ends: torch.Tensor,
+            to_indices: torch.Tensor,
+            to_values: torch.Tensor,
+            faults: torch.Tensor,
+        ) -> None:
+            taken = (indices, values, counts, broken, ends)
+            kernels.collect(parts, table, *taken, to_indices, to_values, faults, most)
+            kernels.clear_faults(parts, table, faults)
+
+        runtime.launch(stream, collect, table, *tensors)
+
+    def _table_of(self, name: str, parts: list[Collected]) -> torch.Tensor:
+        """``name``: of the first part."""
+        like = parts[0].residual
+        arrays = [one for part in parts for one in (part.residual, part.velocity) if one is not None]
+        contents = [(one.data_ptr(), one.numel()) for one in arrays], [part[2:] for part in parts]
+        return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
+
+
+def check_fits_device(compressor: Compressor, collective: str) -> None:
+    """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do."""
+    if not len(compressor.residuals):
+        return
+    check_selections(compressor, compressor.residuals)
+    if collective != "allreduce":
+        raise TypeError(
+            f"collective={collective!r} works in host memory, and the gradients are on a device: use 'allreduce', or "
+            "train with model.cpu()"
+        )
+
+
+def _stream_of(x: torch.Tensor) -> tuple[DeviceRuntime, Stream]:
+    runtime = runtime_of(x.device.type)
+    return runtime, runtime.current_stream(x.device)

@@ -1,0 +1,385 @@
+"""The communication hook for torch's DistributedDataParallel: ``ddp.register_comm_hook(DDPState(...), ddp_hook)``.
+
+DDP calls the hook with each bucket when its gradients are ready, in the same order on all ranks. DDP asks a hook for
+its annotations, so this file must not postpone their evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch._compile import _disable_dynamo
+
+from telegrad.communicator import Communicator
+from telegrad.communicator.tensors import on_device
+from telegrad.compress import Policy
+from telegrad.compress.arguments import checked_count
+from telegrad.ddp import nonfinite as nonfinite_values
+from telegrad.ddp.arguments import check_choice, checked_parameters, encoding_of_wire
+from telegrad.ddp.averaging import Averaging, Buckets, Progress
+from telegrad.ddp.bucket import GradBucket
+from telegrad.ddp.bucket_watch import BucketWatch
+from telegrad.ddp.clipping import checked_norm
+from telegrad.ddp.exchange import Exchange
+from telegrad.ddp.host_buckets import HostBuckets
+from telegrad.ddp.memory_order import MemoryOrders
+from telegrad.ddp.pass_use import Memories, PassUse, use_of
+from telegrad.ddp.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
+from telegrad.ddp.rank_state import checked_step, state_of
+from telegrad.ddp.settings import check_dense, compressor_of, correct_momentum, plain_options, policy_of, warm_up_of
+from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.telemetry import Telemetry, check_telemetry
+from telegrad.ddp.units import Units, check_moves_by_rates
+
+
+class Uncopied:
+    """Pickling and copying it is a ``TypeError``. DDP holds its hook's state, so who copies or saves the wrapped model
+    meets this."""
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} belongs to its process and cannot be pickled or copied, nor can a "
+            "DistributedDataParallel that has it: copy or save ddp.module, as AveragedModel(ddp.module); what waits to "
+            "be sent is in state.state_dict(), of each rank"
+        )
+
+
+MODES = ("sparse", "dense")
+
+
+class DDPState(Uncopied):
+    """What ``ddp_hook`` needs to know and to remember.
+
+    ``comm``: a Communicator of the same ranks as DDP. ``named_parameters``: ``ddp.named_parameters()``; those that do
+    not require a gradient are left out. ``mode``: ``"sparse"``, or ``"dense"`` for plain averaging. ``group``: the
+    process group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``. All options are
+    the same on all ranks, but for ``telemetry`` and what a policy draws at random; where processes have a process group
+    they make their states together, and compare. [docs/training.md](docs/training.md) says what each is good for.
+
+    *What is sent.* ``density``: the share of each compressed parameter's entries. ``selection``: a name in
+    ``telegrad.compress.SELECTIONS``; ``interval``: calls from one exact threshold to the next, of those that reuse it
+    (``None``: their own). Parameters of at most ``small_tensor_elements`` stay dense; those of more than
+    ``large_tensor_elements`` take ``large_selection``. ``same_sign``: entries of one sign at a time, which go as their
+    mean, but not those of ``output``, the names of the output layer's parameters (``None``: the last one that has two
+    dimensions or more). ``policy``: says all this
+    of each parameter instead; see ``BySize``. ``wire``: how messages hold entries, as for ``Communicator.all_reduce``
+    (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``collective``: how the ranks'
+    entries meet. ``"allreduce"``: all are summed; ``"oktopk"``: of each bucket's sum about as many are kept as
+    ``density`` says, and the others wait in the residuals, so that no rank's words grow with the number of ranks;
+    ``"gtopk"``: the same by a tree of sums that are cut; ``"bounded"``: the same in messages of fixed sizes;
+    ``"allgather"``: every rank gets every rank's. ``warmup_steps`` at first are dense, or, with ``warmup="falling"``,
+    go from 25 % down to 0.1 % or the density.
+
+    *What residuals hold.* A backward pass is taken up when an optimizer steps; if its gradients are cleared before
+    that, residuals and velocities are as before it (docs/several-losses.md). ``feedback``: ``"gradients"``, or
+    ``"steps"``: gradients times the learning rate of their day, so that a falling rate does not hold back what waits,
+    nor a rising one blow it up; for SGD, with ``optimizer``. ``momentum``: momentum correction, for an ``optimizer``
+    that is an SGD with ``momentum=0``: the hook applies it, to dense tensors too; ``nesterov`` as in SGD; ``masking``:
+    what is sent loses its momentum. ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm /
+    sqrt(ranks) before residuals take it up; communication then begins after the backward pass. ``scaler``: the
+    GradScaler that scales the loss; ``clip_norm`` is of gradients without the scale; a scaler that is not enabled is
+    none.
+
+    ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
+    finite one makes its residual or velocity overflow. Neither ever holds such a value.
+
+    - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
+      on the others. The bucket at fault has changed nothing.
+    - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
+      step and lowers its scale by itself), and ``state_dict()``, on a device all but ``"warmup_passes"``, is bitwise as
+      if the step had never been. No rank raises. Without a scaler write ``if not state.skipped: optimizer.step()``: a
+      gradient of zeros still moves an optimiser with momentum or weight decay. Costs one sum of a single number per
+      step, and memory for a copy of residuals and velocities.
+    - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
+
+    Only what a rank contributes is looked at: finite gradients whose sum over the ranks overflows give infinity.
+
+    A step that fails in another way, such as with a TransportError, leaves residuals that are finite. With
+    ``"skip"`` they are as before that step. Otherwise they hold a part of it, and what they gave to the step is lost:
+    go on from a ``state_dict()`` that was taken before. DDP reports a failed operation as a RuntimeError with its
+    text; the error itself is then in ``failure``.
+
+    ``telemetry``: where figures of each tensor go (``JsonLines``, ``TensorBoard``), or ``None``.
+
+    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device; on the
+    CPU float16, float64 and complex ones are sent densely.
+    docs/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as the host
+    knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and
+    ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a
+    rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks).
+    Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError`` on all
+    ranks where they were given different ones.
+    """
+
+    _ranks_are_those_of_ddp = True
+    _remedy, _among = nonfinite_values.REMEDY, ""  # what NonFiniteGradient says
+
+    def __init__(
+        self,
+        comm: Communicator,
+        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        *,
+        mode: str = "sparse",
+        density: float = 0.01,
+        selection: str = "reused",
+        interval: int | None = None,
+        small_tensor_elements: int = 2048,
+        large_tensor_elements: int | None = None,
+        large_selection: str = "reused",
+        same_sign: bool = False,
+        output: Iterable[str] | None = None,
+        policy: Policy | None = None,
+        wire: str = "auto",
+        collective: str = "allreduce",
+        warmup_steps: int = 0,
+        warmup: str = "dense",
+        feedback: str = "gradients",
+        optimizer: torch.optim.Optimizer | None = None,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        masking: bool = True,
+        clip_norm: float | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        nonfinite: str = "raise",
+        telemetry: Telemetry | None = None,
+        group: Any = None,
+    ) -> None:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
+        comm.stats()  # raises where it is closed
+        asks = self._ranks_are_those_of_ddp and can_ask(comm)
+        with told_to_all(comm, asks=asks) as alike:
+            check_choice(mode, "mode", MODES)
+            check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
+            check_telemetry(telemetry)
+            check_group(group)
+            entries: dict[str, Any] = {
+                "density": density,
+                "selection": selection,
+                "interval": interval,
+                "small_tensor_elements": small_tensor_elements,
+                "large_tensor_elements": large_tensor_elements,
+                "large_selection": large_selection,
+                "same_sign": same_sign,
+            }
+            if mode == "dense":
+                of_all = {"wire": wire, "collective": collective, "warmup_steps": warmup_steps, "warmup": warmup}
+                check_dense(entries | of_all | {"output": output, "policy": policy, "feedback": feedback})
+            if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
+                scaler = None  # it scales nothing, and steps whatever comes
+            self._warm_up = warm_up_of(warmup_steps, warmup)
+            self._parameters, frozen = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
+            self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+            encoding = encoding_of_wire(wire, self._parameters)
+            chosen = policy_of(policy, **entries)
+            large = self._parameters if mode == "sparse" else {}
+            self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
+            correct_momentum(
+                self._compressor, self._parameters, optimizer, momentum=momentum, nesterov=nesterov, masking=masking
+            )
+            if feedback == "steps":
+                check_moves_by_rates(optimizer)
+            self._units = Units(self._parameters, optimizer, scaler)
+            self._units.rates_of(self._compressor)  # an optimizer of other parameters is refused now
+            if scaler is not None and nonfinite == "raise":
+                raise ValueError(
+                    "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"
+                )
+            self._clip_norm = checked_norm(clip_norm)
+            self.stats = DDPStats()
+            self._exchange = Exchange(comm, self._compressor, wire, encoding, collective, self.stats)
+            given = entries | {"policy": policy, "wire": wire, "collective": collective, "warmup_steps": warmup_steps}
+            given |= {"warmup": warmup, "feedback": feedback, "momentum": momentum, "nesterov": nesterov}
+            given |= {"masking": masking, "clip_norm": self._clip_norm, "nonfinite": nonfinite}
+            self._config = plain_options({"mode": mode, **given})
+            self._collective = collective
+            on_devices = any(map(on_device, self._parameters.values()))
+            if on_devices:
+                self._check_device_options()
+            alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
+        self._alike, self._asked = alike, asks
+        self._comm = comm
+        self._group = group
+        self._progress = Progress()
+        self._orders = MemoryOrders(self._parameters)
+        averaging = Averaging(
+            comm,
+            self._names,
+            self._compressor,
+            self._units,
+            self._warm_up,
+            None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
+            nonfinite,
+            0.0 if scaler is None else math.inf,
+            telemetry,
+            self.stats,
+            self._progress,
+            lambda: self._use.open(),
+            lambda: self._use.close(),
+            self._failed,
+        )
+        self._averaging, self._wire, self._scaler = averaging, (wire, encoding), scaler
+        self._memories = Memories([self._compressor])
+        self._host = HostBuckets(averaging, self._exchange, self._orders, remedy=self._remedy, among=self._among)
+        self._device: Buckets | None = None  # once a parameter or a gradient is on one
+        self._buckets: Buckets = self._host
+        if on_devices:
+            self._device = self._device_buckets()
+            self._device.prepare(self._parameters.values())
+        self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
+        self._use = self._use_of_passes(optimizer)
+        self._has_checked_ranks = False
+        self.failure: Exception | None = None
+
+    def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
+        keeps_all = self._exchange.topk_states is None
+        return use_of(self._parameters, self._compressor, self._memories, self.stats, optimizer, keeps_all=keeps_all)
+
+    @property
+    def step(self) -> int:
+        """Backward passes that were synchronised so far, without those that were dropped."""
+        self._buckets.settle()
+        return self._progress.step
+
+    @property
+    def skipped(self) -> bool:
+        """True if the last synchronised backward pass was dropped on all ranks (``nonfinite="skip"``)."""
+        self._buckets.settle()
+        return self._progress.skipped
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator that it was made with."""
+        return self._comm
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of all that training needs to go on: bitwise with 2 ranks, but for the random choices of a QSGD
+        ``wire``. With more ranks sums may add in another order: dense ones if buckets are others at first, sparse ones
+        because earlier sums have a say in their algorithm (docs/training.md, "Checkpoints").
+
+        Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
+        passes of the warm-up, the options; and of ``collective="oktopk"`` and ``"bounded"`` thresholds of sums and
+        slices, by the parameters of a bucket. These fit where buckets hold the same parameters as when it was saved,
+        and slices where they have the same places; else they are found anew. DDP's first pass has its own buckets: with
+        ``"oktopk"`` and ``"gtopk"``, which cut each bucket's sum, one bucket (a large ``bucket_cap_mb``) makes training
+        go on bitwise; with ``"bounded"``, a ``wire`` that rounds, or ``clip_norm`` on a device, only buckets in the
+        same order do.
+        Raises ``ValueError`` while such a sum is under way, and of gradients on a device, for which it waits, what
+        ``synchronize()`` does. See the class for what it says after a failed step.
+        """
+        self.synchronize()
+        self._use.decide()
+        self._buckets.save()
+        state = state_of(self._comm, self.step, self._config, self._compressor, self._orders)
+        sums = self._exchange.topk_states
+        return {
+            **state,
+            "warmup_passes": self._progress.warmup_passes,
+            "sums": () if sums is None else sums.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
+
+        Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
+        naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed.
+        """
+        step = checked_step(state, self._comm, "DDPState")
+        passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
+        self._buckets.leave()
+        sums = self._exchange.topk_states
+        fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
+        compressor = self._orders.from_rows(state["compressor"])
+        self._compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(passes))
+        if sums is not None:
+            sums.load(fitting)
+        self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
+        self._buckets.forget()
+
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Starts the sum of one bucket; the future gives its buffer with the average in it."""
+        started_s = time.perf_counter()
+        try:
+            self._watch.look(bucket)
+            outcome = self._buckets_for(bucket).take(bucket)
+        except Exception as error:
+            self._leave_job(error)
+            raise
+        self._watch.started(bucket, outcome)
+        self.stats.hook_s += time.perf_counter() - started_s
+        return outcome
+
+    def synchronize(self) -> None:
+        """For gradients on a device: waits until all that was called is over there, and raises what has gone wrong in
+        it, ``TransportError`` and ``NonFiniteGradient``. Otherwise it does nothing: ``backward()`` has waited."""
+        try:
+            self._buckets.synchronize()
+        except Exception as error:
+            self._leave_job(error)
+            raise
+
+    def _leave_job(self, error: Exception) -> None:
+        """The others must not wait for this rank."""
+        self.failure = error
+        self._comm.abort(f"{type(error).__name__}: {error}")
+        self._buckets.leave(error)
+
+    def _buckets_for(self, bucket: GradBucket) -> Buckets:
+        """Those of where the bucket lies: models move."""
+        if not self._has_checked_ranks:
+            self._check_ranks()
+        wanted: Buckets = self._host
+        if on_device(bucket.buffer()):
+            if self._device is None:
+                self._check_device_options()
+                self._device = self._device_buckets()
+            wanted = self._device
+        if wanted is not self._buckets:
+            self._buckets.save()
+            self._buckets.settle()
+            self._buckets.forget()
+            wanted.prepare([bucket.buffer()])
+            self._buckets = wanted
+        return wanted
+
+    def _device_buckets(self) -> Buckets:
+        from telegrad.ddp.cuda.buckets import DeviceBuckets  # a third of the package, which the host does not need
+        from telegrad.ddp.cuda.compression import DeviceCompression
+        from telegrad.ddp.cuda.loss_scale import LossScale
+        from telegrad.ddp.cuda.telemetry import DeviceTelemetry
+
+        (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
+        scale = None if scaler is None else LossScale(scaler)
+        figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
+        compression = DeviceCompression(self._comm, self._compressor, wire, encoding, self.stats, scale, figures)
+        self._memories.add(compression.feedback)
+        return DeviceBuckets(self._averaging, compression)
+
+    def _check_device_options(self) -> None:
+        from telegrad.ddp.cuda.buckets import check_options as check_device_options
+        from telegrad.ddp.cuda.compression import check_fits_device
+
+        check_device_options(self._config, self._parameters.values())
+        check_fits_device(self._compressor, self._collective)
+
+    def _check_ranks(self) -> None:
+        if self._ranks_are_those_of_ddp:
+            self._asked = check_ranks(self._comm, self._group, self._alike, asked=self._asked)
+        self._has_checked_ranks = True
+
+    def _failed(self, error: Exception) -> None:
+        if self.failure is None:
+            self.failure = error
+
+
+@_disable_dynamo  # a compiled step would follow it into the core
+def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages a bucket's gradients over all ranks as ``state`` says.
+
+    Register it with ``ddp.register_comm_hook(state, telegrad.ddp_hook)``.
+    """
+    return state.reduce(bucket)

@@ -1,0 +1,128 @@
+"""What ranks must have alike: parameters and options, and for a DDPState the ranks of DDP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from telegrad.communicator import Communicator
+from telegrad.communicator.texts import all_gather_text, own_error_first
+from telegrad.compress import Compressor
+from telegrad.ddp.memory_order import MemoryOrder
+from telegrad.ddp.settings import compressed_by
+
+_IN_THREADS = ("local", "sim")
+"""Drivers whose ranks are of one process, which may make their states one after another."""
+
+
+def can_ask(comm: Communicator) -> bool:
+    """Whether the other ranks make their states now too: ranks of DDP are processes, and have a process group."""
+    return torch.distributed.is_initialized() and comm.driver not in _IN_THREADS
+
+
+@contextlib.contextmanager
+def told_to_all(comm: Communicator, *, asks: bool) -> Iterator[dict[str, str]]:
+    """In it a rank looks at its arguments, and fills the dictionary with what all ranks must have alike. Then all hear
+    what is wrong with those of one: ``ValueError`` on all of them, as ``check_alike`` says. ``asks``: else this rank
+    looks for itself alone."""
+    own: dict[str, str] = {}
+    error: ValueError | TypeError | None = None
+    try:
+        yield own
+    except (ValueError, TypeError) as found:
+        if not asks:
+            raise
+        error = found
+    if asks:
+        check_alike(comm, own, error)
+
+
+def alike_of(
+    parameters: Mapping[str, torch.nn.Parameter], options: Mapping[str, Any], compressor: Compressor, *, scaled: bool
+) -> dict[str, str]:
+    """What all ranks must have alike. ``options``: of DDPState, as it saves them."""
+    arguments = {name: str(value) for name, value in options.items() if name != "policy"}  # repr() has addresses
+    for name in ("selection", "large_selection"):
+        arguments[name] = arguments[name].partition("(")[0]  # RandomK has the rank in it
+    arguments |= {"whether a scaler": str(scaled), "what is compressed": str(compressed_by(compressor))}
+    return described(parameters, None, **arguments)
+
+
+def check_group(group: Any) -> None:
+    """Raises ``TypeError`` for what is no process group."""
+    if group is not None and not isinstance(group, torch.distributed.ProcessGroup):
+        raise TypeError(
+            f"group={group!r} must be the torch.distributed.ProcessGroup that DDP was given, or None for the whole job"
+        )
+
+
+def check_ranks(comm: Communicator, group: Any, alike: dict[str, str], *, asked: bool) -> bool:
+    """At the first bucket. ``asked``: whether ranks have compared what they must have ``alike``; returns whether they
+    have now. Raises ``ValueError`` where ``comm`` does not fit DDP's process group, or ranks differ."""
+    if not torch.distributed.is_initialized():
+        return asked  # no DDP without it: somebody calls the hook by hand
+    check_ranks_of_ddp(comm, group)
+    if not asked and can_ask(comm):  # the state was made before the process group
+        check_alike(comm, alike, None)
+        return True
+    return asked
+
+
+def check_ranks_of_ddp(comm: Communicator, group: Any) -> None:
+    """Raises ``ValueError`` unless this process has the same rank in ``comm`` as in the process group."""
+    rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
+    if (rank, size) != (comm.rank, comm.world_size):
+        raise ValueError(
+            f"comm is rank {comm.rank} of {comm.world_size}, but this process is rank {rank} of {size} in DDP's "
+            "process group: make comm with Communicator.from_torch(group) and give DDPState the same group"
+        )
+
+
+def described(
+    parameters: Mapping[str, torch.nn.Parameter], compression: Mapping[str, str] | None, **arguments: object
+) -> dict[str, str]:
+    """What all ranks must have alike, by the name that ``check_alike`` gives it. ``compression``: its options."""
+    shapes = {
+        name: (str(one.dtype), tuple(one.shape), MemoryOrder.of_gradient(one).steps) for name, one in parameters.items()
+    }
+    return {
+        "parameters that require a gradient": json.dumps(shapes),
+        **{name: str(value) for name, value in arguments.items()},
+        "compression": str(None),
+        **(compression or {}),
+    }
+
+
+def check_alike(comm: Communicator, own: dict[str, str], error: ValueError | TypeError | None) -> None:
+    """``error``: what is wrong with this rank's arguments, which is raised; where that is another rank's, and where
+    ranks' ``own`` differ, ``ValueError`` on all of them, naming what."""
+    said = None if error is None else str(error)
+    with own_error_first(error):
+        told = [json.loads(text) for text in all_gather_text(comm, json.dumps([said, own]))]
+    if error is not None:
+        raise error
+    for rank, (wrong, _) in enumerate(told):
+        if wrong is not None:
+            raise ValueError(f"on rank {rank}: {wrong}")
+    for rank, (_, theirs) in enumerate(told):
+        for name, value in told[0][1].items():
+            if theirs[name] != value:
+                raise ValueError(
+                    f"{name} of rank {rank} and rank 0 differ: give all ranks the same ("
+                    f"rank {rank}: {_shown(theirs[name], value)}, rank 0: {_shown(value, theirs[name])})"
+                )
+
+
+def _shown(value: str, other: str) -> str:
+    """It, or of a long one a part, from a little before the place where the ``other`` differs."""
+    alike = next((place for place, (a, b) in enumerate(zip(value, other, strict=False)) if a != b), len(value))
+    start = 0 if len(value) <= _MOST_SHOWN else max(0, alike - _MOST_SHOWN // 2)
+    cut = value[start : start + _MOST_SHOWN]
+    return "…" * (start > 0) + cut + "…" * (start + len(cut) < len(value))
+
+
+_MOST_SHOWN = 60  # characters of a value in a message

@@ -1,0 +1,1 @@
+"""The hook in trainers that wrap models themselves. Each module needs its trainer."""

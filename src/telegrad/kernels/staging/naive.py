@@ -1,0 +1,44 @@
+"""The oracle of ``triton``: one entry after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.kernels.quantise.naive import narrowed
+from telegrad.kernels.scatter.naive import scatter_add, scatter_set
+from telegrad.kernels.staging import DENSE
+
+Vector = npt.NDArray[Any]
+
+
+def stage(
+    indices: Vector, values: Vector, count: Vector, to_count: Vector, to_indices: Vector, to_values: Vector
+) -> None:
+    """See ``Kernels.stage``."""
+    to_count[0] = count[0]
+    for place in range(min(int(count[0]), len(indices))):
+        index = int(indices[place])
+        to_indices[place] = index if 0 <= index < 2**32 else 2**32 - 1
+        to_values[place] = values[place]
+
+
+def write_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values: Vector, absent: float) -> None:
+    """See ``Kernels.write_sum``."""
+    if form[0] == DENSE:
+        out[:] = dense
+    elif form[0] < 0:
+        out.view(np.uint8).fill(0xFF)
+    else:
+        out[:] = narrowed(np.array([absent], np.float32), out.dtype)
+        scatter_set(out, indices, values, 0, form)
+
+
+def add_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values: Vector) -> None:
+    """See ``Kernels.add_sum``."""
+    if form[0] == DENSE:
+        out += dense
+    else:
+        scatter_add(out, indices, values, 0, form)

@@ -1,0 +1,246 @@
+"""How a Synchronizer cuts its gradients into groups: from the times of a step and from sums that are timed on the live
+communicator, the same on all ranks. Does not know when to plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from torch import nn
+
+from telegrad.communicator import Communicator
+from telegrad.communicator.texts import all_gather_text, own_error_first
+from telegrad.cost.way import GroupCost
+from telegrad.synchronizer import merge, shared_processor, shared_ways
+from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.measured_ways import measured_ways
+from telegrad.synchronizer.merge_plan import MergePlan
+from telegrad.synchronizer.trace import Trace
+from telegrad.tuning.computing import group_cost_while_computing
+from telegrad.tuning.group_cost import measured_group_cost
+
+PLANS: dict[str, Callable[..., MergePlan]] = {
+    "auto": merge.optimal,
+    "optimal": merge.optimal,
+    "greedy": merge.greedy,
+    "fixed": merge.fixed,
+    "wfbp": merge.wfbp,
+    "single": merge.single,
+}
+"""By name; see telegrad.synchronizer.merge."""
+
+TIMED = ("auto", "optimal", "greedy")
+"""Those that need the times of the model."""
+
+_PARTS = (2, 4)
+
+
+def _even(parts: int) -> Callable[..., MergePlan]:
+    """A plan of about so many groups of even sizes."""
+
+    def cut(sizes: Sequence[int], backward_times: Sequence[float], *, cost: GroupCost) -> MergePlan:
+        plan = merge.fixed(sizes, backward_times, cost=cost, cap_mb=sum(sizes) / parts / 2**20)
+        return replace(plan, scheme="even")
+
+    return cut
+
+
+_RIVALS = (merge.single, merge.fixed, merge.greedy, *map(_even, _PARTS))
+
+_NOT_WORTH_A_CHANGE = 0.05  # by which other groups must be ahead of those that there are; times are not better known
+
+
+class _Costs(Protocol):
+    """Of sums, as they were timed. Ways of groups are numbers from 1 on."""
+
+    def best(self, trace: Trace) -> MergePlan: ...
+
+    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan: ...
+
+    def ways_of(self, plan: MergePlan) -> list[int]: ...
+
+    def rivals(self, trace: Trace) -> list[MergePlan]:
+        """Plans of simple rules."""
+        ...
+
+
+class GroupPlanner:
+    """``scheme``: one of ``TIMED``. ``compression``: of the gradients, if any. ``device_cost``: of a dense sum on the
+    device where they are, if they are on one. All ranks call all methods, alike."""
+
+    def __init__(self, scheme: str, compression: Compression | None, device_cost: GroupCost | None = None) -> None:
+        self._scheme, self._compression, self._device_cost = scheme, compression, device_cost
+        self._costs: _Costs | None = None
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether sums have been timed."""
+        return self._costs is not None
+
+    def measure(self, comm: Communicator, *, most_bytes: int) -> None:
+        """Times sums of up to so many bytes; none on a device. Raises ``ValueError`` for ``most_bytes`` below 1."""
+        if self._device_cost is not None:
+            self._costs = _DenseCosts(self._scheme, self._device_cost, self._device_cost)
+        elif self._compression is None:
+            idle = measured_group_cost(comm, most_bytes=most_bytes)
+            busy = group_cost_while_computing(comm, most_bytes=most_bytes)
+            self._costs = _DenseCosts(self._scheme, idle, busy)
+        else:
+            self._costs = _WayCosts(self._compression, comm, most_bytes)
+
+    def forget(self, slower: float) -> None:
+        """Sums must be timed anew. Those on a device, where nothing must wait for that, count as ``slower`` times as
+        long as before."""
+        self._costs, cost = None, self._device_cost
+        if cost is not None:
+            self._device_cost = lambda size: slower * cost(size)
+
+    def plan(self, trace: Trace, comm: Communicator, *, kept: MergePlan | None) -> MergePlan:
+        """Made on rank 0, for all: plans of large models take seconds, and processors may round differently. ``kept``:
+        the plan of the same gradients that there is, which stays unless another one is well ahead. What goes wrong
+        on rank 0 is raised there, and as ``RuntimeError`` on the others."""
+        costs = self._costs
+        assert costs is not None
+
+        def make() -> list[MergePlan]:
+            plan = costs.best(trace)
+            if kept is not None:
+                again = costs.plan_of(kept.scheme, trace, _stops(kept), costs.ways_of(kept))
+                if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
+                    plan = again
+            return [plan]
+
+        return self._from_rank_0(make, trace, comm)[0]
+
+    def again(self, plan: MergePlan, trace: Trace, comm: Communicator) -> MergePlan:
+        """The same groups with the times of ``trace``, which has the same gradients. Errors as for ``plan``."""
+        costs = self._costs
+        assert costs is not None
+        return self._from_rank_0(
+            lambda: [costs.plan_of(plan.scheme, trace, _stops(plan), costs.ways_of(plan))], trace, comm
+        )[0]
+
+    def rivals(self, plan: MergePlan, trace: Trace, comm: Communicator) -> list[MergePlan]:
+        """Plans of other groups of the same gradients, which measured steps may prefer to ``plan``; none with
+        compression. Errors as for ``plan``."""
+        costs = self._costs
+        assert costs is not None
+
+        def make() -> list[MergePlan]:
+            found = {plan.groups: plan}
+            for rival in costs.rivals(trace):
+                found.setdefault(rival.groups, rival)
+            return [*found.values()][1:]
+
+        return self._from_rank_0(make, trace, comm)
+
+    def _from_rank_0(self, make: Callable[[], list[MergePlan]], trace: Trace, comm: Communicator) -> list[MergePlan]:
+        costs = self._costs
+        assert costs is not None
+        made, error, told = [], None, ""
+        if comm.rank == 0:
+            try:
+                made = make()
+                told = json.dumps({"plans": [[one.scheme, _stops(one), costs.ways_of(one)] for one in made]})
+            except Exception as found:  # whatever it is, the others must not wait for a plan
+                error, told = found, json.dumps({"error": f"{type(found).__name__}: {found}"})
+        with own_error_first(error):
+            said = json.loads(all_gather_text(comm, told)[0])
+        if error is not None:
+            raise error
+        if "error" in said:
+            raise RuntimeError(f"rank 0 could not plan: {said['error']}")
+        return made or [costs.plan_of(scheme, trace, stops, ways) for scheme, stops, ways in said["plans"]]
+
+
+def first_groups(plan: str | Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """Those of a plan that needs no times, of parameters in the opposite order, or the named ones. ``ValueError``
+    where these are no groups of all ``parameters``."""
+    if not isinstance(plan, str):
+        return checked_groups(plan, parameters)
+    names = [*reversed([*parameters])]
+    sizes = [parameters[name].numel() * parameters[name].element_size() for name in names]
+    cut = PLANS[plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0)
+    return [[names[position] for position in group] for group in cut.groups]
+
+
+def names_of(plan: MergePlan, trace: Trace, parameters: Iterable[str]) -> list[list[str]]:
+    """The plan's groups, the last of which also has what no pass has used so far."""
+    groups = [[trace.names[position] for position in group] for group in plan.groups]
+    used = {*trace.names}
+    groups[-1] += [name for name in parameters if name not in used]
+    return groups
+
+
+class _DenseCosts:
+    """``idle``: of sums alone, ``busy``: while all ranks compute."""
+
+    def __init__(self, scheme: str, idle: GroupCost, busy: GroupCost) -> None:
+        self._scheme, self._idle, self._busy = scheme, idle, busy
+
+    def best(self, trace: Trace) -> MergePlan:
+        if self._scheme == "greedy":
+            cut = merge.greedy(trace.sizes, trace.backward_times, cost=self._idle)
+            return self.plan_of("greedy", trace, _stops(cut), self.ways_of(cut))
+        return shared_processor.optimal(trace.sizes, trace.backward_times, idle=self._idle, busy=self._busy)
+
+    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
+        return shared_processor.planned(
+            scheme, trace.sizes, trace.backward_times, stops, idle=self._idle, busy=self._busy
+        )
+
+    def ways_of(self, plan: MergePlan) -> list[int]:
+        return [1] * len(plan.groups)
+
+    def rivals(self, trace: Trace) -> list[MergePlan]:
+        cuts = (rule(trace.sizes, trace.backward_times, cost=self._idle) for rule in _RIVALS)
+        return [self.plan_of(cut.scheme, trace, _stops(cut), self.ways_of(cut)) for cut in cuts]
+
+
+class _WayCosts:
+    def __init__(self, compression: Compression, comm: Communicator, most_bytes: int) -> None:
+        self._compression = compression
+        self._ways = measured_ways(compression, comm, most_bytes=most_bytes)
+
+    def best(self, trace: Trace) -> MergePlan:
+        return shared_ways.joint(trace.sizes, trace.backward_times, ways=self._ways, dense=self._dense(trace))
+
+    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
+        taken = [self._ways[number - 1] for number in ways]
+        return shared_ways.planned(scheme, trace.sizes, trace.backward_times, stops, taken, dense=self._dense(trace))
+
+    def ways_of(self, plan: MergePlan) -> list[int]:
+        numbers = {way.name: number for number, way in enumerate(self._ways, 1)}
+        return [numbers[name] for name in plan.ways]
+
+    def rivals(self, trace: Trace) -> list[MergePlan]:
+        return []
+
+    def _dense(self, trace: Trace) -> list[int]:
+        """Bytes of each gradient that no way compresses."""
+        sizes = zip(trace.names, trace.sizes, strict=True)
+        return [0 if self._compression.compresses(name) else size for name, size in sizes]
+
+
+def _stops(plan: MergePlan) -> list[int]:
+    return [group[-1] + 1 for group in plan.groups]
+
+
+def checked_groups(groups: Any, parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
+    """``groups`` as lists of names, each of ``parameters`` once. Raises ``ValueError`` otherwise."""
+    is_list = isinstance(groups, Sequence) and all(
+        isinstance(group, Sequence) and not isinstance(group, str) and group for group in groups
+    )
+    if not is_list:
+        raise ValueError(f"plan={groups!r} must be a name or lists of names of parameters, none of them empty")
+    named = [name for group in groups for name in group]
+    for name in named:
+        if name not in parameters:
+            raise ValueError(f"plan names {name!r}, which is no parameter of model that requires a gradient")
+    if len(set(named)) < len(named):
+        raise ValueError("plan names a parameter twice: each gradient travels once")
+    if missing := [name for name in parameters if name not in set(named)]:
+        raise ValueError(f"plan leaves {missing[0]!r} out: every parameter that requires a gradient must be in it")
+    return [[*group] for group in groups]

@@ -1,0 +1,329 @@
+"""Replicas of a model whose parameters ``fully_shard`` has sharded (FSDP2): their gradients' averages over telegrad.
+
+HSDP's own mesh has a dimension for shards and one for replicas, and its hook runs after its own sum over the replicas.
+So the model is sharded on the first dimension alone, and the second is telegrad's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+
+from telegrad.communicator import Communicator
+from telegrad.communicator.texts import all_gather_text
+from telegrad.ddp.arguments import check_choice
+from telegrad.ddp.bucket import GradBucket, check_dtype
+from telegrad.ddp.hook import DDPState
+from telegrad.ddp.nonfinite import REMEDY_WITHOUT_SKIP
+from telegrad.ddp.pass_use import PassUse, use_of
+from telegrad.ddp.rank_checks import check_alike
+from telegrad.ddp.settings import SelectionOptions
+from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.steps_in_backward import BackwardSteps, check_no_optimizer_in_backward
+from telegrad.ddp.telemetry import Telemetry
+from telegrad.synchronizer.host_memory import zeros
+from telegrad.synchronizer.parameter_watch import check_same_parameters
+from telegrad.synchronizer.synchronised_model import check_expanded, copy_from_rank_0
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+BUCKET_BYTES = 25 << 20
+"""As DistributedDataParallel's: the next bucket is filled and selected from while one is under way."""
+_OWNER = "the ReplicaSynchronizer"
+_NONFINITE = ("raise", "send")  # "skip" would drop the step of this shard alone
+
+
+class ReplicaOptions(SelectionOptions, total=False):
+    """As for DDPState; ``nonfinite`` is ``"raise"`` or ``"send"``. Sizes and densities are of a rank's shards."""
+
+    mode: str
+    warmup_steps: int
+    warmup: str
+    nonfinite: str
+    telemetry: Telemetry | None
+
+
+class ReplicaSynchronizer:
+    """Averages gradients over the replicas of a sharded model: call ``average()`` between ``backward()`` and
+    ``optimizer.step()``.
+
+    ``model``: ``fully_shard`` has sharded all parameters that require a gradient on one mesh of one dimension, on the
+    CPU. ``comm``: a Communicator of the ranks that hold the same shard, one of each replica, such as
+    ``Communicator.from_torch(mesh["replica"].get_group())`` of a mesh with the dimensions replica and shard. Parameters
+    and buffers of replica 0 are copied to all. ``options``: see ``ReplicaOptions``; residuals are of a rank's shard,
+    under its parameter's name.
+
+    The average is the same on all replicas, bit for bit, and is that over all ranks, since the reduce-scatter of
+    ``fully_shard`` has averaged over the shards. Clip after it: ``clip_grad_norm_`` then sees the averages of all
+    shards. To accumulate gradients, call ``average()`` after the last backward pass of a step only. Where gradients are
+    set to ``None`` after ``average()`` without a step of an optimizer, residuals are as before that call. Where one is
+    NaN or infinite ``average()`` raises as ``backward()`` does with DDPState, on the replicas of that shard.
+
+    Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks of ``comm``.
+    """
+
+    def __init__(self, model: nn.Module, comm: Communicator, **options: Unpack[ReplicaOptions]) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that fully_shard has sharded")
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch(group)")
+        error: ValueError | TypeError | None = None
+        description: dict[str, str] = {}
+        try:
+            _check_options(options)
+            _reshard(model)
+            self._parameters = sharded_parameters(model)
+            check_expanded(model)
+            mesh = next(iter(self._parameters.values())).device_mesh
+            self._shard = mesh.get_local_rank(), mesh.size()
+            # DDPState's parameters are what the buckets have: this rank's shards, which share their memory.
+            self._shards = {name: nn.Parameter(one.to_local().detach()) for name, one in self._parameters.items()}
+            given, trained = cast(dict[str, Any], options), cast(Mapping[str, nn.Parameter], self._parameters)
+            self._state = _ReplicaState(comm, self._shards, self._shard, trained, given)
+            description = self._state.alike
+        except (ValueError, TypeError) as found:
+            error = found
+        check_alike(comm, {}, error)
+        _check_places(comm, self._shard)
+        check_alike(comm, description, None)
+        self._model, self._comm = model, comm
+        self._steps = BackwardSteps(self._parameters, _OWNER, self._state.fail)
+        self._buckets = list(_buckets_of(self._shards))
+        for tensor in (*model.parameters(), *model.buffers()):
+            copy_from_rank_0(_local(tensor).detach(), comm)
+
+    @property
+    def comm(self) -> Communicator:
+        """Of the replicas, as it was given."""
+        return self._comm
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Which shard this rank holds, and of how many."""
+        return self._shard
+
+    @property
+    def stats(self) -> DDPStats:
+        """Counters of what was sent, of this rank."""
+        return self._state.stats
+
+    @_disable_dynamo  # as ddp_hook
+    def average(self) -> None:
+        """Gradients become their averages over the replicas. Called on all ranks, once for each step of the optimiser.
+
+        A parameter that has a gradient on some replicas gets one on all of them; one that has none keeps none. Raises
+        ``TransportError``; ``NonFiniteGradient`` on the rank that has a NaN or an infinity, unless
+        ``nonfinite="send"``; ``RuntimeError`` where parameters have been unfrozen, added, replaced or converted.
+        """
+        self._check_model()
+        used = np.array([one.grad is not None for one in self._parameters.values()], np.float32)
+        self._comm.all_reduce(used)
+        futures = []
+        for bucket in self._buckets:
+            for name, piece in bucket.pieces.items():
+                own = self._parameters[name].grad
+                if own is None:
+                    piece.zero_()
+                else:
+                    piece.copy_(_local(own).reshape(-1))
+            futures.append(self._state.reduce(cast(GradBucket, bucket)))
+        for future in futures:
+            try:
+                future.wait()
+            except Exception as error:
+                raise self._state.failure or error from None
+        somewhere = dict(zip(self._parameters, used.tolist(), strict=True))
+        for bucket in self._buckets:
+            for name, piece in bucket.pieces.items():
+                if somewhere[name]:
+                    parameter = self._parameters[name]
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    target = _local(parameter.grad)
+                    target.copy_(piece.view(target.shape))
+        self._state.close_call()
+
+    def _check_model(self) -> None:
+        _reshard(self._model)
+        check_same_parameters(
+            self._model, self._parameters.values(), owner="ReplicaSynchronizer", remedy="make another one"
+        )
+        for name, one in self._parameters.items():
+            held, local = self._shards[name], _local(one)
+            if (local.dtype, local.shape) != (held.dtype, held.shape):
+                raise RuntimeError(
+                    f"parameter {name!r} was {held.dtype} of shape {tuple(held.shape)} when its ReplicaSynchronizer "
+                    f"was made, and is {local.dtype} of shape {tuple(local.shape)}: make another one"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what this rank has not sent yet of its shard, as of DDPState; ``"shard"``: which one. Save every
+        rank's; ``RankState`` and ``load_resharded`` take it, ``reshard`` those of all replicas of one shard."""
+        return {**self._state.state_dict(), "shard": list(self._shard)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict()`` of the same shard and replica gave, or ``reshard`` made for another number
+        of replicas. Raises ``ValueError`` for another shard's, and as DDPState does; then nothing is changed."""
+        if isinstance(state, Mapping) and tuple(state.get("shard", ())) != self._shard:
+            raise ValueError(
+                f"state is of shard {state.get('shard')} (place, number of shards), but this rank holds "
+                f"{list(self._shard)}: load that of the same shard, in a job of as many shards"
+            )
+        self._state.load_state_dict(state)
+
+
+class _ReplicaState(DDPState):
+    """A DDPState whose ranks are not those of the process group, which ``_check_places`` has looked at instead."""
+
+    _ranks_are_those_of_ddp = False
+    _remedy = REMEDY_WITHOUT_SKIP
+
+    def __init__(
+        self,
+        comm: Communicator,
+        shards: Mapping[str, nn.Parameter],
+        shard: tuple[int, int],
+        trained: Mapping[str, nn.Parameter],
+        options: Mapping[str, Any],
+    ) -> None:
+        self._trained = trained
+        self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
+        super().__init__(comm, shards.items(), **options)
+
+    def fail(self, error: Exception) -> None:
+        """The other replicas must not wait for this one."""
+        self._leave_job(error)
+
+    def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
+        return use_of(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
+
+    def close_call(self) -> None:
+        """The gradients are the averages."""
+        self._use.close()
+
+    @property
+    def alike(self) -> dict[str, str]:
+        """What all replicas must have alike."""
+        return self._alike
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What DDPState asks of DDP's bucket."""
+
+    place: int
+    last: bool
+    memory: torch.Tensor
+    shards: list[nn.Parameter]
+    pieces: dict[str, torch.Tensor]
+
+    def index(self) -> int:
+        return self.place
+
+    def is_last(self) -> bool:
+        return self.last
+
+    def buffer(self) -> torch.Tensor:
+        return self.memory
+
+    def parameters(self) -> list[nn.Parameter]:
+        return self.shards
+
+    def gradients(self) -> list[torch.Tensor]:
+        return list(self.pieces.values())
+
+
+def sharded_parameters(model: nn.Module) -> dict[str, DTensor]:
+    """Those that require a gradient, by name. Raises ``ValueError`` and ``TypeError`` for what a ReplicaSynchronizer
+    cannot hold."""
+    from torch.distributed.tensor import DTensor  # a second to import; who has a sharded model has it already
+
+    found: dict[str, DTensor] = {}
+    for name, one in model.named_parameters():
+        if not one.requires_grad:
+            continue
+        if not isinstance(one, DTensor):
+            raise ValueError(
+                f"parameter {name!r} is not sharded: call fully_shard(model, mesh=mesh['shard']) before, without "
+                "ignored parameters"
+            )
+        if one.device_mesh.ndim != 1:
+            raise ValueError(
+                f"parameter {name!r} is on a mesh of {one.device_mesh.ndim} dimensions, whose replicas torch "
+                "synchronises itself: call fully_shard(model, mesh=mesh['shard']) with that dimension alone"
+            )
+        first = next(iter(found.values()), one)
+        if one.device_mesh != first.device_mesh:
+            raise ValueError(f"parameter {name!r} is on another mesh than those before: shard all of them on one")
+        if one.device.type != "cpu":
+            raise ValueError(f"parameter {name!r} is on {one.device}: this version trains on the CPU")
+        check_dtype(one.dtype, name)
+        found[name] = one
+    check_no_optimizer_in_backward(found, _OWNER)
+    if not found:
+        raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
+    return found
+
+
+def _reshard(model: nn.Module) -> None:
+    """A forward pass without a backward pass leaves modules whose parameters are whole."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if all(hasattr(one, "to_local") for one in model.parameters() if one.requires_grad):
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def _check_options(options: ReplicaOptions) -> None:
+    for name in options:
+        if name not in ReplicaOptions.__annotations__:
+            remedy = "; clip with clip_grad_norm_ after average()" if name == "clip_norm" else ""
+            raise TypeError(
+                f"ReplicaSynchronizer has no argument {name!r}: its options are those of ReplicaOptions{remedy}"
+            )
+    check_choice(options.get("nonfinite", "raise"), "nonfinite", _NONFINITE)
+
+
+def _check_places(comm: Communicator, shard: tuple[int, int]) -> None:
+    """Raises ``ValueError`` on all ranks unless they hold the same shard."""
+    told = [json.loads(text) for text in all_gather_text(comm, json.dumps(shard))]
+    for rank, (place, number) in enumerate(told):
+        if [place, number] != told[0]:
+            raise ValueError(
+                f"comm's rank {rank} holds shard {place} of {number}, and its rank 0 shard {told[0][0]} of "
+                f"{told[0][1]}: comm must have the ranks of one shard, as "
+                "Communicator.from_torch(mesh['replica'].get_group())"
+            )
+
+
+def _buckets_of(shards: Mapping[str, nn.Parameter]) -> Iterator[_Bucket]:
+    """In the opposite order of the parameters, as backward passes go; each of one dtype."""
+    groups: list[list[str]] = []
+    size = 0
+    for name in reversed(list(shards)):
+        one = shards[name]
+        if not groups or one.dtype != shards[groups[-1][0]].dtype or size + one.nbytes > BUCKET_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += one.nbytes
+    for place, names in enumerate(groups):
+        held = [shards[name] for name in names]
+        memory = zeros(sum(one.numel() for one in held), held[0].dtype)
+        pieces = torch.split(memory, [one.numel() for one in held])
+        yield _Bucket(place, place == len(groups) - 1, memory, held, dict(zip(names, pieces, strict=True)))
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; any other tensor is whole."""
+    return cast("DTensor", tensor).to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,0 +1,136 @@
+"""What a Synchronizer asks of a model, and of all ranks, before it begins."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from telegrad.communicator import Communicator
+from telegrad.communicator.cuda.runtime import has_runtime
+from telegrad.ddp.steps_in_backward import check_no_optimizer_in_backward
+from telegrad.errors import MismatchedCall
+from telegrad.synchronizer.forward_hooks import check_takes_hooks
+from telegrad.synchronizer.group_planning import TIMED
+
+_synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
+
+STAGED_BYTES = 256 << 20
+"""Of a model on a device at most so much, and one tensor, is in pinned memory at once while it is copied."""
+
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_HOST_DTYPES = (torch.complex64, torch.complex128)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """By name. Raises ``ValueError`` where there are none, and for what a Synchronizer cannot hold."""
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if not parameters:
+        raise ValueError("model has no parameter that requires a gradient: there is nothing to synchronise")
+    check_expanded(model)
+    check_no_optimizer_in_backward(parameters, "the Synchronizer")
+    for name, one in parameters.items():
+        taken = one.dtype in _DTYPES or (one.dtype in _HOST_DTYPES and one.device.type == "cpu")
+        if not _is_reached(one) or not taken:
+            raise ValueError(
+                f"parameter {name!r} is {one.dtype} on {one.device}: it must be of float32, float64, bfloat16 or "
+                "float16, on the CPU or on CUDA, or complex64 or complex128, on the CPU; use DistributedDataParallel "
+                "for others"
+            )
+    for name, buffer in model.named_buffers():
+        if not _is_reached(buffer) or buffer.layout != torch.strided:
+            raise ValueError(
+                f"buffer {name!r} is {buffer.layout} on {buffer.device}: it must be dense, on the CPU or on CUDA"
+            )
+    return parameters
+
+
+def check_expanded(model: nn.Module) -> None:
+    """Raises ``ValueError`` for a parameter or buffer whose elements share memory, which takes no copy."""
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, one in tensors:
+            if one.layout == torch.strided and 0 in _strides_of_many(one):
+                raise ValueError(
+                    f"{kind} {name!r} of shape {tuple(one.shape)} is expanded, its elements share memory, so rank 0's "
+                    f"cannot be copied there: make it with .expand(…).clone()"
+                )
+
+
+def _strides_of_many(x: torch.Tensor) -> list[int]:
+    """Of the dimensions with more than one element."""
+    sizes = zip(x.stride(), x.shape, strict=True)
+    return [stride for stride, size in sizes if size > 1] if x.numel() else []
+
+
+def _is_reached(x: torch.Tensor) -> bool:
+    return x.device.type == "cpu" or has_runtime(x.device.type)
+
+
+def check_fits(plan: Any, compression: str) -> None:
+    """Raises ``ValueError`` for a plan that does not go with that compression."""
+    if plan == "greedy":
+        raise ValueError("plan='greedy' looks at one cost, and compression has several: use plan='auto'")
+    if compression == "auto" and plan not in TIMED:
+        raise ValueError(
+            f"compression='auto' is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
+        )
+
+
+def check_is_seen(model: nn.Module, plans: bool, wait_in: Any) -> None:
+    """Raises ``ValueError`` where they need forward passes that cannot be seen. ``plans``: from times."""
+    if plans or wait_in:
+        check_takes_hooks(
+            model, "give a plan that takes no times, such as plan='fixed', and no wait_in; its parts may be TorchScript"
+        )
+
+
+def check_free(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raises ``ValueError`` for a parameter that has a Synchronizer."""
+    for name, one in parameters.items():
+        held = _synchronised.get(id(one))
+        if held is not None and held() is one:
+            raise ValueError(f"parameter {name!r} has a Synchronizer already: close() that one first")
+
+
+def ranks_apart(comm: Communicator, number: int) -> MismatchedCall:
+    """What is raised where another rank is not in backward pass ``number``; it hears of it."""
+    text = (
+        f"rank {comm.rank} is in backward pass {number}, and another rank is not: such as where an exception has ended "
+        "a pass on some ranks only; end the job on all ranks and go on from a checkpoint"
+    )
+    comm.abort(text)
+    return MismatchedCall(text, rank=comm.rank, operation="all_reduce")
+
+
+def claim(parameters: Iterable[nn.Parameter]) -> None:
+    """They have a Synchronizer now."""
+    _synchronised.update({id(one): weakref.ref(one) for one in parameters})
+
+
+def release(parameters: Iterable[nn.Parameter]) -> None:
+    """They have none any more."""
+    for one in parameters:
+        _synchronised.pop(id(one), None)
+
+
+def copy_model_from_rank_0(model: nn.Module, comm: Communicator) -> None:
+    """Parameters and buffers. Those on a device are copied in its stream, which may still be at it."""
+    under_way = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        copy_from_rank_0(tensor.detach(), comm)
+        under_way += tensor.nbytes
+        if under_way >= STAGED_BYTES:
+            comm.synchronize()
+            under_way = 0
+
+
+def copy_from_rank_0(tensor: torch.Tensor, comm: Communicator) -> None:
+    """In place, whatever its strides, but for an expanded tensor, which ``check_expanded`` refuses."""
+    whole = tensor.contiguous()
+    comm.broadcast(whole, 0)
+    if whole.data_ptr() != tensor.data_ptr():
+        tensor.copy_(whole)

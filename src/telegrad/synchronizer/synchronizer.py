@@ -1,0 +1,497 @@
+"""Data-parallel training with groups of telegrad's choice: which gradients travel together follows from a plan."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+
+from telegrad.communicator import Communicator, Work
+from telegrad.compress.arguments import checked_count
+from telegrad.ddp.arguments import check_choice
+from telegrad.ddp.clipping import checked_norm, clip_own
+from telegrad.ddp.cuda.clipping import clip_together
+from telegrad.ddp.gradient_hooks import on_gradient
+from telegrad.ddp.rank_checks import check_alike, described
+from telegrad.ddp.stats import DDPStats
+from telegrad.errors import TransportError
+from telegrad.synchronizer.clocks import DeviceClock
+from telegrad.synchronizer.compression import Compression, CompressionOptions, check_options
+from telegrad.synchronizer.cuda_compression import CompressionOnDevice, group_of
+from telegrad.synchronizer.cuda_group import check_fits_device, dense_cost, is_on_device
+from telegrad.synchronizer.gradient_group import GradientGroup, Run, note_before_others, present_in
+from telegrad.synchronizer.group_planning import PLANS, TIMED, first_groups
+from telegrad.synchronizer.measured_timeline import MeasuredTimeline
+from telegrad.synchronizer.merge_plan import MergePlan
+from telegrad.synchronizer.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
+from telegrad.synchronizer.parameter_watch import ParameterWatch
+from telegrad.synchronizer.replanning import LOOK_EVERY, checked_factor
+from telegrad.synchronizer.step_planning import StepPlanning
+from telegrad.synchronizer.step_report import StepReport, slowest_of
+from telegrad.synchronizer.synchronised_model import (
+    check_fits,
+    check_free,
+    check_is_seen,
+    claim,
+    copy_model_from_rank_0,
+    ranks_apart,
+    release,
+    trained_parameters,
+)
+from telegrad.synchronizer.trace import Trace
+
+
+class Synchronizer:
+    """Averages the gradients of ``model`` over all ranks of ``comm`` in every backward pass, as DistributedDataParallel
+    does, in groups that it plans.
+
+    ``model``: the same on all ranks but for values: rank 0's parameters and buffers are copied to all. No parameter is
+    in a DistributedDataParallel. They are on the CPU, or all on one CUDA device: then streams wait where the text says
+    that ``backward()`` does, the host goes on, and plans are of the streams' times (docs/gpu.md). A gradient becomes a
+    view of its group's memory; a group's sum begins when its last gradient is there, in the same order on all ranks,
+    and ``backward()`` ends when all are over. A parameter that no rank has used keeps the gradient that it had,
+    ``None`` too; but each rank's pass must give a gradient to one parameter at least.
+
+    ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
+    made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
+    it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
+    are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
+    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, the groups of
+    ``"single"``, ``"fixed"``, ``"greedy"`` and of two and four even parts are then tried in short turns beside it, as
+    telegrad.synchronizer.trial says, and others are kept if their steps are faster by more than 1 %. With ``"auto"``
+    all of this is done again when measured times leave the prediction by more than ``replan_factor`` (``None``: never),
+    as telegrad.synchronizer.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of
+    names of parameters, the groups in the order in which they leave. ``clip_norm``: averaged gradients are scaled down
+    to this norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_``
+    after ``backward()``.
+
+    ``compression``: ``"topk"``: parameters that the policy does not leave dense are sent as their largest entries, and
+    what is not sent waits in a residual of that parameter on that rank; ``"quantised"``: all of their values go,
+    rounded to the wire that ``quantised`` names, and what rounding loses waits; ``"auto"``: each group goes in the
+    cheapest of these ways, or densely with what waits, by the plan of ``telegrad.synchronizer.merge.joint``, and
+    densely until there is one; quantised only if ``quantised`` allows it. ``options``: those of DDPState, see
+    ``CompressionOptions``. ``clip_norm`` is local then, as DDPState's: each rank scales its own gradient down to
+    clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass. ``nonfinite="raise"`` (the
+    default with compression): NonFiniteGradient on the rank that has a NaN or an infinity, TransportError on the
+    others; ``"send"``: it arrives on all ranks. Gradients of other dtypes than float32 and bfloat16 go densely. On a
+    CUDA device it is ``"topk"`` or ``"quantised"``, and errors come later (docs/gpu.md).
+
+    ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
+    go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at
+    them, or clip them, or use a GradScaler. Pre-hooks of a step that are older than the Synchronizer see NaN.
+
+    All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an exception in a backward
+    pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some ranks only, the next pass
+    fails with MismatchedCall, unless no gradient had come there: then that pass is one that those ranks have left out,
+    and they go on one apart. A NaN or an infinity in a gradient arrives on all ranks. A TransportError comes out of
+    ``backward()``; the gradients of that pass are lost, and with compression what waited and was sent in it: go on from
+    a ``state_dict()`` of before. The model holds the Synchronizer until ``close()``; a copy of the model has none.
+    Raises ``TypeError`` and ``ValueError`` for bad arguments. Source: Shi, Chu, Li, MG-WFBP, TPDS 2021, Algorithm 2,
+    with the exact plan of telegrad.synchronizer.merge."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        *,
+        plan: str | Sequence[Sequence[str]] = "auto",
+        clip_norm: float | None = None,
+        warmup_steps: int = 10,
+        replan_factor: float | None = 1.5,
+        compression: str | None = None,
+        wait_in: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        **options: Unpack[CompressionOptions],
+    ) -> None:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
+        error: ValueError | TypeError | None = None
+        try:
+            if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
+                raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
+            groups = self._take_arguments(
+                model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
+            )
+            if self._is_on_device:
+                check_fits_device(plan, wait_in, compression)
+            optimizers = checked_optimizers(wait_in, self._parameters)
+            plans = self._scheme in TIMED and not (self._is_on_device and compression)
+            check_is_seen(model, plans, optimizers)
+            self._waits_in_step = bool(optimizers)
+            description = described(
+                self._parameters,
+                None if self._compression is None else self._compression.description(),
+                plan=json.dumps([self._scheme, groups]),
+                warmup_steps=warmup_steps,
+                clip_norm=self._clip_norm,
+                replan_factor=self._replan_factor,
+                wait_in=self._waits_in_step,
+                on_device=self._is_on_device,
+            )
+        except (ValueError, TypeError) as found:
+            error, description = found, {}
+        check_alike(comm, description, error)
+        own = comm._split_own()  # sums are paired by their order, which nobody else's calls must change
+        self._comm = own
+        # A rank's own gradient is clipped, all of it, before any of it leaves.
+        self._own_norm: float | None = None
+        if self._compression is not None and self._clip_norm is not None:
+            self._own_norm = self._clip_norm / math.sqrt(own.world_size)
+        self._passes = 0
+        self._step_wait: StepWait | None = None
+        self._pending: PendingPass | None = None
+        self._synchronises = True
+        self._earlier: set[int] = set()  # whose gradients have come in passes that were not averaged
+        self._groups: list[GradientGroup] = []
+        self._handles: list[Any] = []
+        self._works: list[list[Work]] = []
+        self._graph_task: int | None = None  # autograd's number of the pass that is under way
+        self._planning: StepPlanning | None = None
+        device = next(iter(self._parameters.values())).device
+        with contextlib.ExitStack() as undo:
+            undo.callback(release, self._parameters.values())
+            undo.callback(own.close)  # another rank may have made its Synchronizer, and hears of it
+            if self._compression is not None:
+                self._compression.move_to(own)
+            self._clock = DeviceClock(device) if self._is_on_device else None
+            copy_model_from_rank_0(model, own)
+            if self._is_on_device:  # the host waits here, not in a pass
+                own.device_algorithms(device)
+                own.synchronize()
+                undo.callback(self._end_on_device)
+            device_cost = dense_cost(own, self._parameters) if self._is_on_device and plans else None
+            undo.callback(self._give_back)
+            undo.callback(self._drop)
+            first = "dense" if self._compression is None else self._compression.ways[0]
+            self._set_groups(groups, [first] * len(groups))
+            if plans and self._scheme is not None:
+                self._planning = StepPlanning(
+                    model,
+                    own,
+                    self._scheme,
+                    warmup_steps=warmup_steps,
+                    replan_factor=replan_factor,
+                    compression=self._compression,
+                    leaves_at_end=self._own_norm is not None,
+                    clock=self._clock,
+                    device_cost=device_cost,
+                )
+                undo.callback(self._planning.close)
+            if optimizers:
+                self._step_wait = StepWait(optimizers, model, self.wait)
+                undo.callback(self._step_wait.close)
+            self._watch = ParameterWatch(model, self._parameters, own)
+            undo.callback(self._watch.close)
+            claim(self._parameters.values())
+            self._undo = undo.pop_all()
+
+    def _take_arguments(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        plan: str | Sequence[Sequence[str]],
+        clip_norm: float | None,
+        warmup_steps: int,
+        replan_factor: float | None,
+        compression: str | None,
+        options: CompressionOptions,
+    ) -> list[list[str]]:
+        """The first groups. Raises ``ValueError`` and ``TypeError`` for what is wrong on this rank."""
+        if isinstance(plan, str):
+            check_choice(plan, "plan", tuple(PLANS))
+        if checked_count(warmup_steps, "warmup_steps") < 3:
+            raise ValueError(f"warmup_steps={warmup_steps} must be at least 3: the first two passes are not typical")
+        self._parameters = trained_parameters(model)
+        self._clip_norm = checked_norm(clip_norm)
+        self._replan_factor = checked_factor(replan_factor)
+        self._scheme = plan if isinstance(plan, str) else None
+        self._is_on_device = is_on_device(self._parameters)
+        check_options(options, compression)
+        self._compression = None
+        if compression is not None:
+            kind = CompressionOnDevice if self._is_on_device else Compression
+            self._compression = kind(compression, comm, self._parameters, options)
+            check_fits(plan, compression)
+        self._first_scheme = "fixed" if plan in TIMED else str(plan)
+        groups = first_groups("fixed" if plan in TIMED else plan, self._parameters)
+        check_free(self._parameters)
+        return groups
+
+    @property
+    def groups(self) -> list[list[str]]:
+        """The names of the parameters in each group, in the order in which groups leave."""
+        names = {id(one): name for name, one in self._parameters.items()}
+        return [[names[id(one)] for one in group.parameters] for group in self._groups]
+
+    @property
+    def plan(self) -> MergePlan | None:
+        """What was planned from measured times, with the timeline that it predicts; ``None`` before that."""
+        return None if self._planning is None else self._planning.plan
+
+    @property
+    def comm(self) -> Communicator:
+        """Of the same ranks as the one that it was made with; its own."""
+        return self._comm
+
+    @property
+    def stats(self) -> DDPStats | None:
+        """Counters of what was compressed, of this rank; ``None`` without compression."""
+        return None if self._compression is None else self._compression.stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what this rank has not sent yet, by parameter, with the step and the options, and of sums that keep
+        a part what they leave to the next step: what ``reshard`` and ``RankState`` take. Of the plan it says nothing:
+        training goes on as DDPState's if a ``plan`` gives the same groups, such as the ``groups`` of then, which make
+        dense sums add in one order. Raises ``ValueError`` without compression."""
+        compression = self._compressed()
+        self.wait()
+        return compression.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
+        Options stay as they are here. Raises ``ValueError`` as ``DDPState.load_state_dict``, and without compression;
+        then nothing is changed."""
+        compression = self._compressed()
+        self.wait()
+        self._drop()
+        compression.load_state_dict(state)
+        self._set_groups(self.groups, self._ways)
+
+    def _compressed(self) -> Compression:
+        if self._compression is None:
+            raise ValueError("this Synchronizer compresses nothing, so nothing waits: it has no state")
+        return self._compression
+
+    @property
+    def trace(self) -> Trace | None:
+        """The times of a step that ``plan`` predicts from, of all ranks: taken in its own groups, once it is kept.
+        ``None`` before there is a plan."""
+        return None if self._planning is None else self._planning.trace
+
+    @property
+    def replans(self) -> int:
+        """How often measured times have left the prediction so far that another plan was to be made."""
+        return 0 if self._planning is None else self._planning.replans
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether groups stay until times leave the prediction: no plans are tried. The same on all ranks."""
+        return self._planning is None or self._planning.is_settled
+
+    def report(self, *, slowest: bool = False) -> StepReport:
+        """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
+        ``to_html(path)``. Of this rank, which asks nobody; ``slowest``: of the rank whose step takes longest, the same
+        on all ranks, and called on all of them between two passes."""
+        own = StepReport.of(
+            self.plan.scheme if self.plan else "named" if self._scheme is None else self._first_scheme,
+            self.groups,
+            self._timeline.medians(),
+            self.plan,
+            rank=self._comm.rank,
+            ranks=self._comm.world_size,
+            waits_for=None if self._planning is None else self._planning.waits_for,
+        )
+        return slowest_of(self._comm, own) if slowest else own
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside add up on each rank; the next one outside averages all of them. The same on all
+        ranks."""
+        before, self._synchronises = self._synchronises, False
+        try:
+            yield
+        finally:
+            self._synchronises = before
+
+    @_disable_dynamo
+    def wait(self) -> None:
+        """With ``wait_in``, after a backward pass: returns when gradients are the averages; otherwise it does nothing.
+        Called on all ranks, which may make a plan together then. Errors are those of ``backward()``."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        restore = pending.hidden.put_back()
+        self._receive(pending.works, pending.number, elsewhere_s=time.perf_counter() - pending.since)
+        restore()
+        if self._compression is not None:
+            self._compression.decide()
+
+    def close(self) -> None:
+        """Lets go of the model, whose gradients have memory of their own again. Called twice it does nothing."""
+        with contextlib.suppress(TransportError):
+            self.wait()
+        self._undo.close()  # all of it, also where some of it is interrupted
+
+    def _end_on_device(self) -> None:
+        with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
+            self._comm.synchronize()
+
+    def _give_back(self) -> None:
+        """No hook is left on a parameter, and no gradient is a view."""
+        while self._handles:
+            self._handles.pop().remove()
+        for group in self._groups:
+            group.give_back()
+
+    def _hook_of(self, number: int, run: Run, position: int) -> Callable[[torch.Tensor], None]:
+        """What is called when that gradient has come. Models have hundreds: as little as can be is done for each."""
+        task_id = torch._C._current_graph_task_id
+        parameter, came, versions, early = run.parameters[position], run.came, run.versions, run.early
+
+        def arrive(_: torch.Tensor) -> None:
+            if task_id() != self._graph_task:
+                if not self._synchronises:
+                    self.wait()
+                    self._earlier.add(id(parameter))
+                    return
+                self._open_pass()
+            if came[position]:
+                return
+            came[position] = 1
+            if not early[position]:
+                versions[position] = parameter._version
+            run.left = left = run.left - 1
+            if not left:
+                self._take(number, run)
+
+        return arrive
+
+    @_disable_dynamo  # where the step is compiled, it would compile what hooks call, NumPy's work too
+    def _open_pass(self) -> None:
+        self.wait()
+        self._drop()
+        if self._earlier:  # zero_grad() may have thrown some of them away
+            self._earlier -= {id(one) for one in self._parameters.values() if one.grad is None}
+        self._graph_task = torch._C._current_graph_task_id()
+        for group in self._groups:
+            group.open_pass()
+        self._timeline.begin()
+        # How autograd lets DistributedDataParallel know that a pass is over.
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        if self._compression is not None:
+            self._compression.open_pass()
+
+    @_disable_dynamo
+    def _take(self, number: int, run: Run) -> None:
+        """All gradients of a run have come."""
+        group = self._groups[number]
+        group.take_run(run)
+        if not group.is_whole or self._own_norm is not None:
+            return
+        self._timeline.ready(number)
+        while len(self._works) < len(self._groups) and self._groups[len(self._works)].is_whole:
+            self._launch()
+
+    def _launch(self) -> None:
+        """The next group: all ranks launch them in the same order, whatever order gradients come in."""
+        group = self._groups[len(self._works)]
+        self._timeline.launched()
+        begin_s = time.perf_counter()
+        self._works.append(group.launch(self._comm, self._earlier, self._passes))
+        if self._compression is not None and self._planning is not None:
+            self._planning.leave_out(time.perf_counter() - begin_s)
+
+    @_disable_dynamo
+    def _end(self) -> None:
+        """The pass is over: launches what had to wait for gradients that did not come, and waits for all, unless the
+        optimiser does."""
+        if torch._C._current_graph_task_id() != self._graph_task:
+            return  # of a pass that was dropped
+        if self._own_norm is None:
+            self._timeline.backward_over()
+        is_whole = all(group.is_whole for group in self._groups)
+        self._watch.look(self._groups, everywhere=self._passes % LOOK_EVERY == 0 or not is_whole)
+        if self._own_norm is not None:
+            present = present_in(self._parameters.values(), self._groups, self._earlier)
+            (clip_together if self._is_on_device else clip_own)(present, self._own_norm)
+        while len(self._works) < len(self._groups):
+            self._launch()
+        if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
+            self._timeline.backward_over()
+        works, self._works, self._graph_task = self._works, [], None
+        number, self._passes = self._passes, self._passes + 1
+        if self._step_wait is None or self._step_wait.is_inside:
+            self._receive(works, number)
+        else:
+            self._pending = PendingPass(works, number, HiddenGradients(self._parameters.values()), time.perf_counter())
+
+    def _receive(self, works: Sequence[Sequence[Work]], number: int, *, elsewhere_s: float = 0.0) -> None:
+        """Waits, and all that follows from the averages of pass ``number``."""
+        try:
+            for group, of_group in zip(self._groups, works, strict=True):
+                for work in of_group:
+                    work.wait()
+                group.receive()
+                apart = group.apart(number, self._comm.world_size)
+                if apart is not None:
+                    raise ranks_apart(self._comm, apart)
+            for group in self._groups:
+                group.finish()
+            ended = [group.ended(of_group) for group, of_group in zip(self._groups, works, strict=True)]
+            self._timeline.close(ended, elsewhere_s=elsewhere_s)
+        finally:
+            self._earlier.clear()
+        if self._compression is not None:
+            self._compression.close_pass()
+        elif self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
+        plan = None if self._planning is None else self._planning.after(self._passes, self._timeline)
+        if plan is not None:
+            self._adopt(plan)
+
+    def _drop(self) -> None:
+        """Another pass begins before one is over, after an exception or inside a reentrant checkpoint. Launched sums
+        end before their memory is used again; they count, unless gradients have been set to ``None`` since."""
+        if self._graph_task is None:
+            return
+        self._graph_task = None
+        works, self._works = self._works, []
+        launched = self._groups[: len(works)]
+        with contextlib.suppress(TransportError):  # the next launch says it again
+            for work in (one for of_group in works for one in of_group):
+                work.wait()
+            for group in launched:
+                group.receive()
+            if all(group.holds(self._earlier) for group in launched):
+                for group in launched:
+                    group.finish()
+        self._earlier.clear()
+        self._passes += 1
+
+    def _adopt(self, plan: MergePlan) -> None:
+        assert self._planning is not None
+        groups = self._planning.groups_of(plan, self._parameters)
+        ways = [*plan.ways] or ["dense"] * len(groups)
+        if (groups, ways) != (self.groups, self._ways):
+            self._set_groups(groups, ways)
+        self._say_what_is_before()
+
+    def _set_groups(self, groups: Sequence[Sequence[str]], ways: Sequence[str]) -> None:
+        """``ways``: how each group goes, see ``Compression.ways``."""
+        self._give_back()
+        self._ways = [*ways]
+        self._groups = [
+            group_of(
+                [self._parameters[name] for name in names], self._compression, way=way, on_device=self._is_on_device
+            )
+            for names, way in zip(groups, ways, strict=True)
+        ]
+        self._handles = [
+            on_gradient(one, self._hook_of(number, run, position))
+            for number, group in enumerate(self._groups)
+            for run in group.runs
+            for position, one in enumerate(run.parameters)
+        ]
+        self._handles += note_before_others(run for group in self._groups for run in group.runs)
+        self._timeline = MeasuredTimeline([group.bytes for group in self._groups], self._clock)
+        self._say_what_is_before()
+
+    def _say_what_is_before(self) -> None:
+        if self.trace is not None:
+            self._timeline.before_first_s = self.trace.backward_times[0]

@@ -1,0 +1,319 @@
+"""Ways to send a group of gradients on a cluster, from closed forms: dense, sparse, quantised.
+
+Sparse ways are for random indices: how far a sum fills in is expected, not known. A gradient of n float32 elements has
+n·4 bytes; each rank selects k = density · n of them, or 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from telegrad.cost.cost_moves import allgather
+from telegrad.cost.cost_sparse import (
+    HEADER_BYTES,
+    TURN_BYTES,
+    allgather_sparse,
+    allreduce_topk,
+    entries_of_sum,
+    message_bytes,
+    reduce_scatter_sparse,
+)
+from telegrad.cost.network import ELEMENT_BYTES, Costs, ceil_div
+from telegrad.cost.recurrences import CARD_BYTES
+from telegrad.cost.way import GroupCost, Way
+from telegrad.cost.wire_layout import layout_that_pays
+from telegrad.tools.advise.cluster import Cluster, sum_cost
+from telegrad.tools.advise.workload import EXACT_BYTES, REUSED_BYTES, Device
+
+BUCKET = 1024  # values of QSGD that have one scale
+SLICES_EVERY, THRESHOLD_EVERY = 64, 32  # calls of Ok-Topk, τ and τ′
+_PIECES_AHEAD = 3  # kPiecesUnderWay of core/collectives/support/pieces.hpp: so much is encoded before anything leaves
+_ENTRY_BYTES = 8  # in memory
+_COUNTED_RANKS_MOST, _COUNTED_SLICE_BYTES = 64, 1 << 20  # of core/collectives/sparse/cost.cpp
+KNOWN_RANKS_MOST = 8  # kExchangingRanksMost there
+
+
+def _free(size: int) -> float:
+    return 0.0
+
+
+@dataclass(frozen=True)
+class PhasedWay(Way):
+    """A way whose ``cost`` tells apart what the processor does at its end. ``delay`` is selection; ``decompress``:
+    seconds of the cost in which what has come is added to the gradients, when the backward pass is over."""
+
+    decompress: GroupCost = _free
+
+
+def dense(cluster: Cluster, collective: str = "telegrad") -> PhasedWay:
+    """All of the gradient. Raises ``ValueError`` for a collective that does not exist."""
+    return PhasedWay("dense", sum_cost(cluster, collective))
+
+
+def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
+    """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go to all as entries
+    or, filled in, as they are; or recursive doubling; or a dense sum; or, where ranks share nodes, two levels
+    (docs/two-level.md). The shortest. SparCML, §5.3."""
+    _check_density(density)
+    ranks = cluster.ranks
+    dense_s = sum_cost(cluster, "telegrad")
+
+    def seconds(n: int, k: int) -> float:
+        if ranks == 1:
+            return 0.0
+        packed, size = _packs(cluster, n, k), n * ELEMENT_BYTES
+        flat_s = _flat_s(cluster, n, k, packed, dense_s(size))
+        return min(_two_level_s(cluster, n, k, packed), flat_s) if cluster.has_levels else flat_s
+
+    return _selected("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))
+
+
+def ok_topk(cluster: Cluster, device: Device, density: float) -> PhasedWay:
+    """The k largest of the sum: what a rank sends does not grow with the number of ranks. Mean of 64 calls, of which
+    one cuts slices and two find the threshold. Li, Hoefler, PPoPP 2022."""
+    _check_density(density)
+    costs, ranks = cluster.spread_costs, cluster.ranks
+
+    def call(n: int, k: int, *, cut: bool, finds: bool) -> float:
+        slices: Literal["reused", "cut"] = "cut" if cut else "reused"
+        packed = _packs(cluster, n, k)
+        found = allreduce_topk(ranks, n, k, k, costs, slices=slices, finds_threshold=finds, packed=packed)
+        return found.time_s
+
+    def seconds(n: int, k: int) -> float:
+        if ranks == 1:
+            return 0.0
+        plain_s = call(n, k, cut=False, finds=False)
+        finding_s = call(n, k, cut=False, finds=True) - plain_s
+        cutting_s = call(n, k, cut=True, finds=False) - plain_s
+        return plain_s + finding_s / THRESHOLD_EVERY + max(0.0, cutting_s) / SLICES_EVERY
+
+    return _selected("oktopk", device, density, seconds, lambda n, k: device.scatter_s(k))
+
+
+def gathered(cluster: Cluster, device: Device, density: float) -> PhasedWay:
+    """Every rank gets every rank's entries, by this library's allgather, and adds them: k(P − 1) entries."""
+    _check_density(density)
+    costs, ranks = cluster.ring_costs, cluster.ranks
+
+    def seconds(n: int, k: int) -> float:
+        return allgather_sparse(ranks, n, k, costs).time_s if ranks > 1 else 0.0
+
+    return _selected("allgather", device, density, seconds, lambda n, k: device.scatter_s(ranks * k, messages=ranks))
+
+
+def rgc(
+    cluster: Cluster,
+    device: Device,
+    density: float,
+    *,
+    quantised: bool = False,
+    element_bytes: float = EXACT_BYTES,
+    kernels: int = 10,
+) -> PhasedWay:
+    """RedSync: T_select + log2 P·α + (P−1)·k·(c + v)·β + P·k·γ1. RedSync, §2.4, with k entries of c + v bytes.
+
+    ``element_bytes`` of memory traffic and ``kernels`` are those of its selection. ``quantised``: entries of one sign
+    and one mean, so that v = 0. Each of the P messages is added by a kernel of its own.
+    """
+    _check_density(density)
+    costs, ranks = cluster.shared_costs, cluster.ranks
+    entry = 4 if quantised else 8
+
+    def seconds(n: int, k: int) -> float:
+        return math.log2(ranks) * costs.alpha_s + (ranks - 1) * k * entry * costs.beta_s_per_byte
+
+    return _selected(
+        "rgc-quantised" if quantised else "rgc",
+        device,
+        density,
+        seconds,
+        lambda n, k: device.scatter_s(ranks * k, messages=ranks),
+        element_bytes=element_bytes,
+        kernels=kernels,
+    )
+
+
+def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
+    """Values in so many bits, a scale for each 1,024: each slice's shares to its owner, the encoded sum to all, as this
+    library's encoded allreduce does it. Encoding and decoding take γ of the network. Alistarh et al., NeurIPS 2017.
+
+    Raises ``ValueError`` for other than 2, 4 or 8 bits.
+    """
+    if bits not in (2, 4, 8):
+        raise ValueError(f"bits={bits} must be 2, 4 or 8")
+    ranks, gamma = cluster.ranks, cluster.costs.gamma_s_per_byte
+
+    @functools.lru_cache(maxsize=1 << 16)
+    def seconds(size: int) -> float:
+        if ranks == 1:
+            return 0.0
+        values = ceil_div(size // ELEMENT_BYTES, ranks)
+        buckets = ceil_div(values, BUCKET) * BUCKET  # slices are of whole ones
+        share = ceil_div(buckets * bits // 8 + buckets // BUCKET * ELEMENT_BYTES, ELEMENT_BYTES) * ELEMENT_BYTES
+        one = cluster.spread_costs
+        split_s = (ranks - 1) * (one.alpha_s + share * one.beta_s_per_byte)
+        gather_s = allgather(ranks, share, cluster.ring_costs).time_s
+        # Shares are encoded and added beside what travels, but for the first, and then the sum is decoded.
+        first_s = min(size / ranks, _PIECES_AHEAD * CARD_BYTES * 32 / bits) * gamma
+        return first_s + max(split_s, 2 * size * gamma) + max(gather_s, size * gamma)
+
+    return PhasedWay(f"qsgd{bits}", seconds)
+
+
+def fill_in(ranks: int, elements: int, density: float) -> float:
+    """Which share of the sum's entries is there, for random indices."""
+    _check_density(density)
+    return entries_of_sum(ranks, elements, _entries(elements, density)) / elements if elements else 0.0
+
+
+SCHEMES = ("dense", "sparse", "oktopk", "allgather", "rgc", "rgc-quantised", "qsgd8", "qsgd4", "qsgd2")
+"""What ``way_of`` knows by name."""
+
+SELECTING = frozenset({"sparse", "oktopk", "allgather", "rgc", "rgc-quantised"})
+"""Those of them that send selected entries, so that a density says something."""
+
+
+def way_of(scheme: str, cluster: Cluster, device: Device, *, density: float, collective: str = "telegrad") -> PhasedWay:
+    """By the name of a scheme; ``collective`` is that of dense sums. Raises ``ValueError`` for unknown names and for a
+    density that is no share."""
+    makers: dict[str, Callable[[], PhasedWay]] = {
+        "dense": lambda: dense(cluster, collective),
+        "sparse": lambda: sparse(cluster, device, density),
+        "oktopk": lambda: ok_topk(cluster, device, density),
+        "allgather": lambda: gathered(cluster, device, density),
+        "rgc": lambda: rgc(cluster, device, density),
+        "rgc-quantised": lambda: rgc(cluster, device, density, quantised=True),
+        **{f"qsgd{bits}": functools.partial(qsgd, cluster, bits) for bits in (2, 4, 8)},
+    }
+    if scheme not in makers:
+        raise ValueError(f"scheme={scheme!r} is not known: use one of {', '.join(SCHEMES)}")
+    return makers[scheme]()
+
+
+def _selected(
+    name: str,
+    device: Device,
+    density: float,
+    moves_s: Callable[[int, int], float],
+    adds_s: Callable[[int, int], float],
+    *,
+    element_bytes: float = REUSED_BYTES,
+    kernels: int = 2,
+) -> PhasedWay:
+    """``moves_s`` and ``adds_s`` of a gradient's elements and of how many of them are selected."""
+
+    def decompress(size: int) -> float:
+        n = size // ELEMENT_BYTES
+        return adds_s(n, _entries(n, density)) if n else 0.0
+
+    @functools.lru_cache(maxsize=1 << 16)
+    def cost(size: int) -> float:
+        n = size // ELEMENT_BYTES
+        return moves_s(n, _entries(n, density)) + decompress(size) if n else 0.0
+
+    def delay(size: int) -> float:
+        return device.select_s(size, element_bytes=element_bytes, kernels=kernels) if size else 0.0
+
+    return PhasedWay(name, cost, delay, decompress)
+
+
+def _gather_s(ranks: int, slice_: int, slice_bytes: float, memory_bytes: float, costs: Costs) -> float:
+    """Slices go round a ring, and are decoded while others come, in batches, where ranks have told each other how long
+    they are, else at the end. As core/collectives/sparse/cost.cpp reckons."""
+    gamma = costs.gamma_s_per_byte
+    sent_s, decode_s = costs.alpha_s + slice_bytes * costs.beta_s_per_byte, slice_bytes * gamma
+    counted = ranks <= _COUNTED_RANKS_MOST and slice_ * _ENTRY_BYTES >= _COUNTED_SLICE_BYTES
+    others = ranks - 1
+    batch = min(others, max(1, math.ceil(TURN_BYTES / slice_bytes))) if counted else others
+    return memory_bytes * gamma + batch * sent_s + (others - batch) * max(sent_s, decode_s) + (batch + 1) * decode_s
+
+
+def _flat_s(cluster: Cluster, n: int, k: float, packed: bool, dense_s: float) -> float:
+    """Of slices that owners sum and that go to all, as entries or whole, of doubling, or of a sum of vectors."""
+    ranks, gamma = cluster.ranks, cluster.costs.gamma_s_per_byte
+    slice_, owned = ceil_div(n, ranks), entries_of_sum(ranks, n, k) / ranks
+    split_s = reduce_scatter_sparse(ranks, n, k, cluster.spread_costs, packed=packed).time_s
+    known = _known_bytes(ranks, n, k) if packed else 0.0
+    round_a_ring = cluster.ring_costs
+    entries_costs = cluster.spread_costs if _exchanges(ranks, n) else round_a_ring
+    entries_s = _gather_s(ranks, slice_, _bytes(slice_, owned, packed) - known, _ENTRY_BYTES * owned, entries_costs)
+    all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, round_a_ring)
+    made_dense_s = n * ELEMENT_BYTES * gamma
+    return min(split_s + min(entries_s, all_s), _doubling_s(cluster, n, k, packed), made_dense_s + dense_s)
+
+
+def _two_level_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
+    """The split inside of every node, a sum of each slice among its owners, one on each node, and an allgather of the
+    slices inside. Docs/two-level.md."""
+    inside, within = cluster.ranks_per_node, cluster.within
+    slice_ = ceil_div(n, inside)
+    owners = Cluster(cluster.nodes, cluster.shared_costs)
+    split_s = reduce_scatter_sparse(inside, n, k, within).time_s
+    dense_s = sum_cost(owners, "telegrad")(slice_ * ELEMENT_BYTES)
+    between_s = _flat_s(owners, slice_, entries_of_sum(inside, n, k) / inside, packed, dense_s)
+    owned = entries_of_sum(cluster.ranks, n, k) / inside
+    gather_s = _gather_s(inside, slice_, _bytes(slice_, owned, False), _ENTRY_BYTES * owned, within)
+    return split_s + between_s + gather_s
+
+
+def _packs(cluster: Cluster, n: int, k: float) -> bool:
+    """Indices, as ``wire="auto"`` does."""
+    return layout_that_pays(cluster.shared_costs.beta_s_per_byte, k / n) != "blocked"
+
+
+def _doubling_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
+    """Recursive doubling of entries that fill in; ranks beyond a power of two fold before and hear the sum after. As
+    core/collectives/sparse/cost.cpp reckons: a message is encoded, sent, decoded and added to as much that is held.
+    Neighbours meet first: in the first rounds within a node."""
+    ranks = cluster.ranks
+    rounds = ranks.bit_length() - 1
+    folded = ranks != 1 << rounds
+
+    def message_s(streams: float, added: int, distance: int) -> float:
+        costs = cluster.within if 2 * distance <= cluster.ranks_per_node else cluster.shared_costs
+        entries = entries_of_sum(streams, n, k)
+        size, held = _bytes(n, entries, packed), min(_ENTRY_BYTES * entries, n * ELEMENT_BYTES)
+        work_s = ((1 + added) * held + size) * costs.gamma_s_per_byte
+        return costs.alpha_s + size * costs.pair_s_per_byte(round(size)) + work_s
+
+    apart = 2 if folded else 1
+    time_s = sum(message_s((1 << power) * (ranks / (1 << rounds)), 2, apart << power) for power in range(rounds))
+    if folded:
+        time_s += message_s(1, 2, 1) + message_s(ranks, 1, 1)
+    sum_bytes = min(_ENTRY_BYTES * entries_of_sum(ranks, n, k), n * ELEMENT_BYTES)
+    return time_s + sum_bytes * cluster.costs.gamma_s_per_byte
+
+
+def _exchanges(ranks: int, n: int) -> bool:
+    """Whether owners send their slices to every rank, and not round a ring."""
+    return ranks <= KNOWN_RANKS_MOST and ceil_div(n, ranks) * _ENTRY_BYTES >= _COUNTED_SLICE_BYTES
+
+
+def _known_bytes(ranks: int, n: int, k: float) -> float:
+    """What is left out of a packed slice's message to one of few ranks: values that it alone gave, of which it is told
+    by a bit for each entry."""
+    if not _exchanges(ranks, n):
+        return 0.0
+    if entries_of_sum(ranks, n, k) * _ENTRY_BYTES > n * ELEMENT_BYTES:
+        return 0.0
+    given = k / ranks
+    return max(0.0, given * (ELEMENT_BYTES * (1 - k / n) ** (ranks - 1) - 1 / 8) - 2 * HEADER_BYTES)
+
+
+def _bytes(range_: int, entries: float, packed: bool) -> float:
+    """Of a message that holds entries, or all values where that is shorter."""
+    return min(message_bytes(range_, entries, packed=packed), HEADER_BYTES + range_ * ELEMENT_BYTES)
+
+
+def _entries(elements: int, density: float) -> int:
+    return min(elements, max(1, round(density * elements)))
+
+
+def _check_density(density: float) -> None:
+    if not 0 < density <= 1:
+        raise ValueError(f"density={density} is no share: use a number above 0, up to 1")

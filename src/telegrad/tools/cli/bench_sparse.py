@@ -1,0 +1,206 @@
+"""``telegrad bench sparse``: sums of sparse vectors beside dense ones and those of torch.distributed."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Self
+
+import typer
+from rich.console import Console
+from rich.progress import TextColumn
+
+from telegrad.launch import LaunchError
+from telegrad.tools.bench.machine import describe_machine, machine_text
+from telegrad.tools.bench.networks import check_nodes
+from telegrad.tools.bench.peers import why_missing
+from telegrad.tools.bench.plan import text_of
+from telegrad.tools.bench.sparse import (
+    BOUND,
+    NAMES,
+    PATTERNS,
+    SWEEPS,
+    Row,
+    SparseOutcome,
+    SparsePlan,
+    rows_of,
+    run,
+    swept,
+)
+from telegrad.tools.cli.console import counting, say_without, table_console
+from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
+from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
+from telegrad.tools.report.sparse import plot, table_of
+
+_LONGEST = (1 << 32) - 1
+_UNUSUAL = ("telegrad-dense-out", "telegrad-two_level")
+_USUAL = [name for name in NAMES if name not in _UNUSUAL]
+
+
+def sparse(
+    ranks: Annotated[
+        str, typer.Option(help="How many processes to start; several, one job after the other: 2,4,8.")
+    ] = "4",
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Over what they talk: a rate such as [bold]1gbit[/] (one network namespace per rank, links shaped by "
+            "tc; needs root), [bold]tcp[/] (loopback) or [bold]shm[/] (shared memory); several, separated by commas."
+        ),
+    ] = "1gbit",
+    n: Annotated[str, typer.Option("--n", help="Elements of the vector; several: 1Mi,16Mi.")] = "16Mi",
+    density: Annotated[
+        str, typer.Option(help="What part of the vector every rank has; several: 0.0001,0.01 or 1e-6..0.5 (×4).")
+    ] = "0.0078125",
+    pattern: Annotated[
+        str,
+        typer.Option(
+            help="Where its entries are: [bold]uniform[/], [bold]clustered[/] (runs of 64), [bold]identical[/] (on all "
+            "ranks the same); several, separated by commas."
+        ),
+    ] = "uniform",
+    sweep: Annotated[
+        str | None,
+        typer.Option(
+            help=f"What to vary, over usual values and those given: {', '.join(SWEEPS)}; several with commas, each by "
+            "itself."
+        ),
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option(min=1, help="On how many nodes the ranks live, neighbours together (only with a rate).")
+    ] = 1,
+    names: Annotated[
+        str,
+        typer.Option(
+            "--names",
+            show_default=False,
+            help=f"Whom to measure, separated by commas: {', '.join(NAMES)} (by default all but "
+            f"{' and '.join(_UNUSUAL)}). telegrad-WIRE is the automatic choice, -to-dense writes into a dense vector.",
+        ),
+    ] = ",".join(_USUAL),
+    samples: Annotated[int, typer.Option(min=3, help="Samples of each contender (fewer where one takes long).")] = 9,
+    seconds: Annotated[float, typer.Option(min=0.1, help="About how long to measure, of each combination.")] = 60.0,
+    calibrates: CalibratesFirst = True,
+    json_file: RowsFile = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw the times into this PNG file.")
+    ] = None,
+    timeout: JobTimeout = 600.0,
+) -> None:
+    """Sum sparse vectors over all ranks: in every format of ours, and as others do, interleaved, in the same processes.
+
+    [bold]gloo-dense[/], [bold]mpich-dense[/], [bold]telegrad-dense[/]: the whole vector, in place;
+    [bold]telegrad-dense-out[/]: into another one. [bold]gloo-coo[/]: torch.distributed's all_reduce of a sparse COO
+    tensor. [bold]telegrad-INDICES-VALUES[/]: a stream as the result; [bold]…-to-dense[/]: into a dense vector, cleared
+    and written. [bold]telegrad-ALGORITHM[/]: that one, packed and lossless. [bold]bound[/] is what the links need for
+    what a rank must receive at least, indices at their entropy.
+    [bold]to …[/]: how many times faster than that. The default is the micro-benchmark of SparCML (SC 2019, §8.1).
+    """
+    console = table_console()
+    plans = _checked(ranks, network, nodes, n, density, pattern, names, samples, seconds, calibrates)
+    plans = swept(plans, among(sweep, tuple(SWEEPS), "--sweep") if sweep is not None else [])
+    check_all_writable({"--json": json_file, "--plot": plot_file})
+    missing = {peer: why for peer in plans[0].peers if (why := why_missing(peer)) is not None}
+    say_without(console, missing)
+    machine = describe_machine()
+    rows: list[Row] = []
+    failed: list[str] = []
+    with _Bar(console, plans) as bar:
+        try:
+            for plan in plans:
+                try:
+                    outcome = bar.run(plan, timeout)
+                except (LaunchError, RuntimeError) as error:
+                    failed.append(f"{plan.ranks} ranks, {plan.network}, n={plan.n}, density {plan.density:g}: {error}")
+                    console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
+                    continue
+                say_without(console, outcome.missing)
+                found = rows_of(plan, outcome, missing)
+                console.print(table_of(found, _title(plan, outcome)))
+                rows += found
+        finally:  # hours may have gone into them
+            if json_file is not None and rows:
+                result = {"rows": rows, "failed": failed, "bound_s": BOUND, "machine": machine}
+                write_result(console, json_file, result)
+    console.print(machine_text(machine), style="dim")
+    if plot_file is not None and rows:
+        with drawn(console, plot_file):
+            plot(rows, f"sums of sparse vectors, {network}", plot_file)
+    if wrong := sum(int(str(row["wrong"] or 0)) for row in rows):
+        console.print(f"[red]{wrong} values are wrong[/]")
+    if wrong or failed:
+        raise typer.Exit(1)
+
+
+def _title(plan: SparsePlan, outcome: SparseOutcome) -> str:
+    return (
+        f"{plan.ranks} ranks, {plan.network}: {plan.nnz:,} of {plan.n:,} elements each ({plan.density * 100:.4g} %, "
+        f"{plan.pattern}), the sum has {outcome.result_nnz:,}"
+    )
+
+
+def _checked(
+    ranks: str,
+    network: str,
+    nodes: int,
+    n: str,
+    density: str,
+    pattern: str,
+    names: str,
+    samples: int,
+    seconds: float,
+    calibrates: bool,
+) -> list[SparsePlan]:
+    networks = networks_of([one.strip() for one in network.split(",")])
+    patterns = among(pattern, PATTERNS, "--pattern")
+    chosen = among(names, NAMES, "--names")
+    combinations = list(
+        itertools.product(
+            networks,
+            [count_of(one, 2, 256, "--ranks") for one in ranks.split(",")],
+            [count_of(one, 1, _LONGEST, "--n") for one in n.split(",")],
+            densities_of(density, "--density"),
+            patterns,
+        )
+    )
+    for name, size, *_ in combinations:
+        try:
+            check_nodes(name, size, nodes)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--nodes") from error
+    return [
+        SparsePlan(
+            *combination, names=tuple(chosen), samples=samples, seconds=seconds, calibrates=calibrates, nodes=nodes
+        )
+        for combination in combinations
+    ]
+
+
+class _Bar:
+    """One progress bar over the samples of all plans."""
+
+    def __init__(self, console: Console, plans: list[SparsePlan]) -> None:
+        self._progress = counting(console, TextColumn("{task.fields[latest]}"))
+        self._total = len(plans)
+        self._samples = sum(len(plan.names) * plan.samples for plan in plans)
+        self._begun = 0
+        self._passed = 0  # samples of plans that are over; some of them took fewer
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        self._task = self._progress.add_task("", total=self._samples, latest="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def run(self, plan: SparsePlan, timeout_s: float) -> SparseOutcome:
+        self._begun += 1
+        number = f"{self._begun} of {self._total}: " if self._total > 1 else ""
+        description = f"{number}{plan.ranks} ranks over {plan.network}, {text_of(plan.nnz * 8)} each"
+        self._progress.update(self._task, description=description, completed=self._passed, latest="starting ranks")
+        self._passed += len(plan.names) * plan.samples
+        return run(plan, timeout_s=timeout_s, on_sample=self._advance)
+
+    def _advance(self, name: str) -> None:
+        self._progress.update(self._task, advance=1, latest=name)

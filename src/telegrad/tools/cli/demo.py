@@ -1,0 +1,289 @@
+"""``telegrad demo``: one model, trained by plain DDP and over telegrad, on a network that is real to all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from telegrad.launch import LaunchError, RankFailed
+from telegrad.tools.bench.machine import describe_machine
+from telegrad.tools.bench.netlab import NetlabError, parse_rate, why_unavailable
+from telegrad.tools.cli.gpu_options import described_gpu
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import among, bad_setting
+from telegrad.tools.demo.job import LOOPBACK, SHARED_MEMORY, TrainingPlace, open_place, train
+from telegrad.tools.demo.results import RunResult, as_json
+from telegrad.tools.demo.settings import DEVICES, RUNS, SCHEMES, ModelSize, Settings
+from telegrad.tools.demo.text import Corpus, check_length
+from telegrad.tools.report.training import TrainingProgress, plot, table_of
+
+_DEFAULT_RATE = "1gbit"
+_HEAD_WIDTH = 64
+_OPTIONS = ("density", "scheme", "steps", "batch", "learning_rate", "warmup_steps", "bucket_mb", "context", "seed")
+_LAST_LINES = 25
+
+
+def demo(
+    ranks: Annotated[int, typer.Option(min=1, max=64, help="Training processes to start on this machine.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 220,
+    density: Annotated[
+        float,
+        typer.Option(help="Share of each large tensor's gradient entries that the sparse run sends in a step."),
+    ] = 0.01,
+    scheme: Annotated[
+        str,
+        typer.Option(
+            help="How the sparse run's entries meet: [bold]allreduce[/]: all are summed; [bold]oktopk[/]: of a sum "
+            "about as many are kept as each rank sends; [bold]gtopk[/]: the same by a tree; [bold]bounded[/]: the same "
+            "in messages of fixed sizes; [bold]allgather[/]: every rank gets every rank's. Ok-Topk's rivals: "
+            "[bold]topka[/], [bold]topkdsa[/], [bold]gaussiank[/]."
+        ),
+    ] = next(iter(SCHEMES)),
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="A rate such as [bold]1gbit[/] or [bold]100mbit[/]: one network namespace per rank, every link shaped "
+            "by tc (needs root). [bold]loopback[/]: this machine's own. [bold]shm[/]: loopback for Gloo, shared memory "
+            "for telegrad. Default: 1gbit as root, else loopback; on a GPU shm.",
+            show_default=False,
+        ),
+    ] = None,
+    runs: Annotated[str, typer.Option(help="Which runs to do, in this order, separated by commas.")] = ",".join(RUNS),
+    batch: Annotated[int, typer.Option(min=1, help="Windows of text per rank and step.")] = 1,
+    context: Annotated[int, typer.Option(min=8, help="Bytes in a window.")] = 64,
+    width: Annotated[
+        int, typer.Option(min=_HEAD_WIDTH, help=f"Width of the model, a multiple of {_HEAD_WIDTH}.")
+    ] = 448,
+    layers: Annotated[int, typer.Option(min=1, help="Transformer blocks of the model.")] = 2,
+    device: Annotated[str, typer.Option(help="Where to train: cpu, or cuda, one GPU for all ranks.")] = DEVICES[0],
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**63 - 1, help="Of the first weights and of the order of the data.")
+    ] = 0,
+    warmup_steps: Annotated[
+        int, typer.Option(min=0, help="Steps that the sparse run does densely at first; their bytes count.")
+    ] = 0,
+    learning_rate: Annotated[float, typer.Option(help="AdamW's highest learning rate, for all runs.")] = 1e-3,
+    bucket_mb: Annotated[float, typer.Option(help="DDP's bucket_cap_mb, for all runs.")] = 4.0,
+    validations: Annotated[
+        int, typer.Option(min=1, help="How often to take the held-out loss (not counted as training time).")
+    ] = 8,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Train on the *.py files in this folder instead of Python's standard library.",
+            show_default=False,
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the plot; made if missing.")] = Path(
+        "demo-results"
+    ),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all figures here.", show_default=False)
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a run is given up.")] = 1800.0,
+) -> None:
+    """Train a byte-level GPT (5.3 million parameters by default) on the source code of Python's standard library,
+    several times for the same number of steps: by PyTorch's DDP over Gloo, by telegrad with dense and with sparse
+    gradients.
+
+    All runs start with the same weights, see the same data in the same order and meet the same network. [bold]held-out
+    loss[/] is in nats per byte, on files that no run trains on. [bold]training time[/] is without start-up and
+    validation. [bold]exposed comm.[/] is the time from the moment when a step has computed its last gradient until all
+    averaged gradients are there. [bold]sent[/] is what the network interface has counted in training steps, headers and
+    dense warm-up included. With [bold]--device cuda[/] a run that has no way to train there says why.
+    """
+    console = Console()
+    names = _checked_runs(runs)
+    if importlib.util.find_spec("torch") is None:
+        raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'", param_hint="telegrad demo")
+    if width % _HEAD_WIDTH:
+        raise typer.BadParameter(f"{width} is not a multiple of {_HEAD_WIDTH}", param_hint="--width")
+    among(device, DEVICES, "--device")
+    machine = describe_machine() if device == "cpu" else described_gpu(console)
+    _check_outputs(out, json_file)
+    size = ModelSize(width=width, layers=layers, heads=width // _HEAD_WIDTH, context=context)
+    with (
+        ended_by_interrupt(console, "interrupted; all ranks are stopped"),
+        tempfile.TemporaryDirectory(prefix="telegrad-demo-") as folder,
+        _place(console, network or (SHARED_MEMORY if device != "cpu" else None), ranks) as place,
+    ):
+        try:
+            settings = Settings(
+                run=names[0],
+                corpus=folder,
+                steps=steps,
+                interface=place.interface,
+                shared_memory=place.shared_memory,
+                device=device,
+                seed=seed,
+                batch=batch,
+                density=density,
+                scheme=scheme,
+                warmup_steps=warmup_steps,
+                validations=min(validations, steps),
+                bucket_mb=bucket_mb,
+                learning_rate=learning_rate,
+                final_learning_rate=learning_rate / 10,
+                model=size,
+            )
+            corpus = Corpus.prepare(Path(folder), text)
+            check_length(corpus.training, context)
+            check_length(corpus.held_out, context)
+        except (ValueError, FileNotFoundError) as error:
+            raise bad_setting(error, _OPTIONS) from error
+        console.print(
+            f"Text: {len(corpus.training) / 1e6:.1f} MB to train on, {len(corpus.held_out) / 1e6:.1f} MB held out; "
+            f"{ranks} ranks; {_described(place)}"
+        )
+
+        def write(results: list[RunResult], missing: Mapping[str, str]) -> None:
+            if json_file is not None:
+                figures = {
+                    **as_json(results, network=place.name, ranks=ranks, steps=steps, missing=missing),
+                    "device": device,
+                    "machine": machine,
+                }
+                json_file.write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n")
+
+        training = _Training(console, names, place, timeout, write)
+        training.run(settings)
+    where = place.name if device == "cpu" else f"{place.name}, {machine['gpu']}"
+    _show(console, training, f"{ranks} ranks, {where}, {steps} steps", out, json_file)
+
+
+class _Training:
+    """The runs, one after the other. ``write(results, missing)`` is called after each: what comes later may fail."""
+
+    def __init__(
+        self,
+        console: Console,
+        names: list[str],
+        place: TrainingPlace,
+        timeout_s: float,
+        write: Callable[[list[RunResult], Mapping[str, str]], None],
+    ) -> None:
+        self.results: list[RunResult] = []
+        self.missing: dict[str, str] = {}  # why a run was not done, by name
+        self.failed = False
+        self._console, self._names, self._place = console, names, place
+        self._timeout_s, self._write = timeout_s, write
+
+    def run(self, settings: Settings) -> None:
+        with TrainingProgress(self._console, self._names, settings.steps) as progress:
+            for name in self._names:
+                progress.begin(name)
+                own = dataclasses.replace(settings, run=name)
+                try:
+                    result = train(own, self._place, timeout_s=self._timeout_s, on_message=progress.update)
+                except LaunchError as error:
+                    self._fail(name, error)
+                else:
+                    progress.finish(name)
+                    self._take(name, result)
+                self._write(self.results, self.missing)
+
+    def _take(self, name: str, result: RunResult) -> None:
+        if result.refused is None:
+            self.results.append(result)
+        else:
+            self.missing[name] = result.refused
+            self._console.print(f"{name} is not possible here: {result.refused}", markup=False, soft_wrap=True)
+
+    def _fail(self, name: str, error: LaunchError) -> None:
+        self.failed = True
+        last = str(error)
+        if isinstance(error, RankFailed):
+            first = error.exits[0]
+            last = "\n".join(first.stderr.rstrip().splitlines()[-_LAST_LINES:]) or "(it said nothing)"
+            self._console.print(
+                f"[red]{name}: rank {first.rank} ended with {first.how}; all ranks are stopped. Its last words:[/]"
+            )
+        self._console.print(last, markup=False, highlight=False, soft_wrap=True)
+        self.missing[name] = last
+
+
+def _show(console: Console, training: _Training, about: str, out: Path, json_file: Path | None) -> None:
+    results = training.results
+    if json_file is not None:
+        console.print(f"figures: {json_file.resolve()}", soft_wrap=True, highlight=False, markup=False)
+    if results:
+        title = f"{results[0].parameters / 1e6:.1f} M parameters, {about}"
+        console.print(table_of(results, title))
+        picture = (out / "demo.png").resolve()
+        plot(results, title, picture)
+        console.print(f"plot: {picture}", soft_wrap=True, highlight=False, markup=False)
+    for result in results:
+        if not result.ranks_agree:
+            console.print(f"[red]{result.name}: the ranks' weights differ at the end[/]")
+    if training.failed or not results or not all(result.ranks_agree for result in results):
+        raise typer.Exit(1)
+
+
+def _check_outputs(out: Path, json_file: Path | None) -> None:
+    """Minutes of training must not end at a folder that cannot be written."""
+    wanted = {"--out": out} if json_file is None else {"--out": out, "--json": json_file.parent}
+    for option, folder in wanted.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise typer.BadParameter(f"cannot write to {folder}: {error}", param_hint=option) from error
+    if json_file is not None and json_file.is_dir():
+        raise typer.BadParameter(f"{json_file} is a folder: name a file in it", param_hint="--json")
+
+
+def _checked_runs(runs: str) -> list[str]:
+    names = [name.strip() for name in runs.split(",")]
+    for name in names:
+        if name not in RUNS:
+            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(RUNS)}", param_hint="--runs")
+    if len(set(names)) != len(names):
+        raise typer.BadParameter(f"{runs!r} names a run twice", param_hint="--runs")
+    return names
+
+
+@contextlib.contextmanager
+def _place(console: Console, network: str | None, ranks: int) -> Iterator[TrainingPlace]:
+    """The network that was asked for; without a wish the laboratory, or loopback where there can be none."""
+    if network is not None and network not in (LOOPBACK, SHARED_MEMORY):
+        try:
+            parse_rate(network)
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}, or loopback or shm", param_hint="--network") from error
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(open_place(network or _DEFAULT_RATE, ranks))
+        except NetlabError as error:
+            if network is not None:
+                raise typer.BadParameter(f"{error}; or use --network loopback", param_hint="--network") from error
+            reason = why_unavailable() or str(error)
+            console.print(f"[yellow]Over loopback, not {_DEFAULT_RATE}:[/] {escape(reason)}")
+            place = stack.enter_context(open_place(LOOPBACK, ranks))
+        yield place
+
+
+def _described(place: TrainingPlace) -> str:
+    if place.shared_memory:
+        return (
+            "network: loopback for Gloo, whose bytes are the interface's, of all programs, divided by "
+            f"{place.ranks}; shared memory for telegrad, which counts its own"
+        )
+    if place.prefix_of is None:
+        return (
+            "network: loopback, as fast as it goes; bytes are the loopback interface's, of all programs on this "
+            f"machine, divided by {place.ranks}"
+        )
+    return f"network: {place.name}, one namespace per rank; bytes are those of each rank's own interface"

@@ -1,0 +1,619 @@
+"""``telegrad linear``: linear models on LIBSVM files, trained among ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from telegrad.errors import TransportError
+from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks, RanksTimedOut
+from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
+from telegrad.linear.data import LibsvmFormat
+from telegrad.linear.index_base import ContradictingBase, ZeroBased
+from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
+from telegrad.linear.job import run as run_rank
+from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
+from telegrad.linear.rows import Rows
+from telegrad.linear.settings import OPTIMIZERS
+from telegrad.tools.bench.machine import describe_machine
+from telegrad.tools.bench.netlab import NetlabError
+from telegrad.tools.bench.networks import open_network
+from telegrad.tools.cli.console import table_console
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import bad_setting, networks_of, refuse_given
+from telegrad.tools.cli.outputs import check_all_writable, check_writable, write_result, written
+from telegrad.tools.report.durations import duration
+
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        help=f"One of {', '.join(OPTIMIZERS)}. [bold]adagrad[/] gives rare features longer steps, and often needs "
+        "fewer epochs; [bold]coordinate_descent[/] (smooth losses only) moves a few weights in each step as far as is "
+        "safe, and needs no learning rate, but twice the memory for the rows."
+    ),
+]
+L2 = Annotated[float, typer.Option("--l2", help="λ of mean loss + λ/2·|w|²: pulls all weights towards 0.")]
+L1 = Annotated[
+    float, typer.Option("--l1", help="λ of λ·Σ|w_i|, also in the objective: makes weights of no use exactly 0.")
+]
+Batch = Annotated[
+    int,
+    typer.Option(
+        help="Rows of all ranks together in a step; larger ones need fewer sums, but more epochs. Not for coordinate "
+        "descent."
+    ),
+]
+LearningRate = Annotated[
+    float | None,
+    typer.Option(
+        help="Of the first step. Default: of sgd what the rows' lengths make safe, often slow; of adagrad 0.1.",
+        show_default=False,
+    ),
+]
+Coordinates = Annotated[
+    int | None,
+    typer.Option(
+        help="Weights that each rank moves in a step of coordinate descent; an epoch moves all once. Default: up to "
+        "100, and fewer the more features rows have in common.",
+        show_default=False,
+    ),
+]
+Overlap = Annotated[
+    bool,
+    typer.Option(
+        "--overlap",
+        help="Compute the next gradient while ranks' sum travels: faster where the network is slow; each gradient then "
+        "lacks the step before.",
+    ),
+]
+Threads = Annotated[
+    int, typer.Option(help="Of each rank. Ranks times threads should not exceed the cores; no result depends on them.")
+]
+
+
+class ZeroBasedOption(enum.StrEnum):
+    """What ``zero_based`` is called here."""
+
+    auto = "auto"
+    true = "true"
+    false = "false"
+
+    @property
+    def value_in_python(self) -> ZeroBased:
+        return "auto" if self is self.auto else self is self.true
+
+
+def zero_based_option(index_base: int) -> str:
+    """How this command is told that a file's first feature is ``index_base``."""
+    return f"--zero-based {'false' if index_base else 'true'}"
+
+
+_FIELDS = {field.name for one in (TrainingSettings, LibsvmFormat) for field in dataclasses.fields(one)}
+_OF_PYTHON = {
+    "overlap=True": "--overlap",
+    "strict=False": "--skip-damaged",
+    "zero_based=True": "--zero-based true",
+    "zero_based=False": "--zero-based false",
+    ", or None": ", or left out",
+}
+
+
+def bad_option(error: ValueError) -> typer.BadParameter:
+    """What is wrong with a setting, said of the option."""
+    return bad_setting(error, _FIELDS, in_options)
+
+
+def in_options(said: str) -> str:
+    """What an error says of Python's arguments, as it is to be said of this command's options."""
+    for python, option in _OF_PYTHON.items():
+        said = said.replace(python, option)
+    said = said.replace("n_features=", "features=").replace("timeout_s=", "--timeout ")
+    said = re.sub(
+        rf"\b({'|'.join(_FIELDS)})=('[^']*'|[^\s,:;]+)",
+        lambda found: f"{_option(found[1])} {found[2].strip(chr(39))}",
+        said,
+    )
+    words = "|".join(name for name in _FIELDS if "_" in name)
+    # not as a part of a file's name
+    return re.sub(rf"(?<![\w/.-])({words})(?![\w/]|\.\w)", lambda found: _option(found[1]), said)
+
+
+def _option(field: str) -> str:
+    return f"--{field.replace('_', '-')}"
+
+
+def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
+    """The messages ``"epoch"`` of ``telegrad.linear.job``. Columns that no epoch has are left out."""
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "epoch": lambda one: str(one["epoch"]),
+        "loss": lambda one: loss_text(one["loss"]),
+        "held-out\nloss": lambda one: "" if math.isnan(one["held_out_loss"]) else loss_text(one["held_out_loss"]),
+        "accuracy": lambda one: _or_blank(100 * one["accuracy"], "{:.2f} %"),
+        "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
+        "compute": lambda one: duration(one["compute_s"]),
+        "commun-\nication": lambda one: duration(one["comm_s"]),
+        "entries\na step": lambda one: f"{one['entries'] / one['steps']:,.0f}",
+    }
+    shown = {name: [cell(one) for one in epochs] for name, cell in columns.items()}
+    shown = {name: cells for name, cells in shown.items() if any(cells)}
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for cells in zip(*shown.values(), strict=True):
+        table.add_row(*cells)
+    return table
+
+
+def _or_blank(value: float, text: str) -> str:
+    return "" if math.isnan(value) else text.format(value)
+
+
+def loss_text(loss: float) -> str:
+    """Short, also where a training has diverged."""
+    return f"{loss:.5f}" if abs(loss) < 1e5 else f"{loss:.4g}"
+
+
+_STILL_FALLS = 1e-3  # of the loss in an epoch: worth a word
+
+app = typer.Typer(
+    help="Linear models on sparse data: logistic regression, support vector machines, ridge regression.",
+    no_args_is_help=True,
+)
+
+_Data = Annotated[
+    Path,
+    typer.Argument(exists=True, dir_okay=False, help="A LIBSVM file: label index:value …; also .gz, .bz2, .xz, .zst."),
+]
+_Features = Annotated[
+    int | None, typer.Option(help="How many there are; more are an error. Default: as many as occur.")
+]
+_ZeroBased = Annotated[
+    ZeroBasedOption,
+    typer.Option(
+        help="Whether the file's first feature is 0 (true) or 1 (false). auto: as a comment above the rows says; "
+        "without one, 0 if that is among the indices of the first 16 MiB."
+    ),
+]
+_Strict = Annotated[
+    bool, typer.Option("--strict/--skip-damaged", help="Stop at a damaged line, or leave such lines out.")
+]
+_Cache = Annotated[bool, typer.Option(help="Keep the rows in a binary file beside DATA, for the next time.")]
+
+
+@app.command("train")
+def train_command(
+    context: typer.Context,
+    data: _Data,
+    loss: Annotated[str, typer.Option(help=f"One of {', '.join(LOSSES)}.")] = "logistic",
+    ranks: Annotated[int, typer.Option(min=1, max=256, help="Processes to start on this machine.")] = 4,
+    model: Annotated[Path, typer.Option(dir_okay=False, help="Where the model goes (npz).")] = Path("model.npz"),
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            dir_okay=False,
+            help="Keep here, epoch by epoch, what the training goes on from when the same command is given again after "
+            "it was broken off, or with more --epochs. It is a model's file, too.",
+        ),
+    ] = None,
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Epochs from one checkpoint to the next.")] = 1,
+    optimizer: Optimizer = "sgd",
+    l2: L2 = 1e-6,
+    l1: L1 = 0.0,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
+    batch: Batch = 4000,
+    learning_rate: LearningRate = None,
+    decay: Annotated[float, typer.Option(help="Step t has the learning rate / (1 + decay·t).")] = 0.0,
+    bias: Annotated[bool, typer.Option(help="Whether there is one; it is not regularised.")] = True,
+    held_out: Annotated[float, typer.Option(help="The share of rows to judge the model by.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of who is held out, and of the order of rows.")] = 0,
+    coordinates: Coordinates = None,
+    overlap: Overlap = False,
+    threads: Threads = 1,
+    features: _Features = None,
+    zero_based: _ZeroBased = ZeroBasedOption.auto,
+    strict: _Strict = True,
+    cache: _Cache = True,
+    network: Annotated[
+        str,
+        typer.Option(
+            help="Over what ranks talk: [bold]shm[/] (shared memory), [bold]tcp[/] (loopback), or a rate such as "
+            "[bold]1gbit[/] (one network namespace per rank; needs root)."
+        ),
+    ] = "shm",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which the job is given up.")] = 86_400.0,
+) -> None:
+    """Train a linear model among ranks, which sum their sparse gradients without loss.
+
+    Each rank reads its own lines of [bold]DATA[/]. The result does not depend on the number of ranks, but for rounding
+    (with coordinate descent if ranks times --coordinates stays the same).
+    Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
+    rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
+    --network and --timeout have no effect. docs/linear.md says more.
+    """
+    console = table_console()
+    try:
+        settings = TrainingSettings(
+            loss=loss,
+            l2=l2,
+            epochs=epochs,
+            batch=batch,
+            learning_rate=learning_rate,
+            decay=decay,
+            bias=bias,
+            held_out=held_out,
+            seed=seed,
+            optimizer=optimizer,
+            l1=l1,
+            overlap=overlap,
+            coordinates=coordinates,
+            threads=threads,
+        )
+        form = LibsvmFormat(features, zero_based.value_in_python, strict)
+        kept = None if checkpoint is None else str(checkpoint.resolve())
+        job = Job(str(data.resolve()), str(model.resolve()), form, settings, cache, kept, checkpoint_every)
+    except ValueError as error:
+        raise bad_option(error) from error
+    of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
+    refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
+    if checkpoint is None:
+        refuse_given(context, ("checkpoint_every",), "without --checkpoint there is none")
+    networks_of([network])
+    if not data.is_file():
+        raise typer.BadParameter(
+            f"{data} is no regular file, of which ranks could read parts: write it to one", param_hint="DATA"
+        )
+    outputs = {"--model": model, "--checkpoint": checkpoint, "--json": json_file}
+    if writes_files():
+        check_all_writable(outputs)
+    for option, output in outputs.items():
+        _check_apart(output, option, data)
+    _check_checkpoint(checkpoint, job.partial)
+    left = _Left(job)
+    if is_rank_of_another_launcher():
+        said = _as_one_rank(console, job, left)
+    else:
+        with ended_by_interrupt(console, lambda: f"interrupted; {left.said() or 'no model is written'}"):
+            said = _as_launcher(console, job, ranks, network, timeout, left)
+    if said is None:
+        return
+    about, end = said["rows"], said["end"]
+    title = f"{loss}, {_counted(about['rows'], 'row')} of {about['nnz'] / max(about['rows'], 1):,.1f} entries, "
+    title += f"{_counted(about['features'], 'feature')}, {_counted(about['ranks'], 'rank')}, {_steps_of(settings)}"
+    console.print(table_of(said["epochs"], title))
+    console.print(f"read in {about['read_s']:.2f} s; objective on all rows {end['objective']:.6g}", highlight=False)
+    if about["damaged"]:
+        left_out = f"{_counted(about['damaged'], 'damaged line')} left out"
+        console.print(left_out, style="yellow", highlight=False)
+        _print_damaged(console, about["first_damaged"])
+    if is_classification(loss) and about["positive"] in (0, about["rows"]):
+        only = "1" if about["positive"] else "-1 or 0"
+        console.print(
+            f"all labels are {only}: a model of one class tells nothing apart", style="yellow", highlight=False
+        )
+    if end["diverged"]:
+        console.print(_divergence(settings, end), style="red", highlight=False, soft_wrap=True)
+    else:
+        if end["worse_than_no_weights"]:
+            console.print(_worse_than_no_weights(settings, end), style="yellow", highlight=False, soft_wrap=True)
+        elif end["last_fall"] > _STILL_FALLS:
+            console.print(_still_falls(settings, end), style="yellow", highlight=False, soft_wrap=True)
+        console.print(f"model: {model}", highlight=False, soft_wrap=True)
+    if checkpoint is not None and checkpoint.exists():
+        console.print(f"checkpoint: {checkpoint}", highlight=False, markup=False, soft_wrap=True)
+    if json_file is not None:
+        asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
+        figures = {"data": data.name, **asked, **about, "epochs": said["epochs"], **end}
+        with written(console, json_file):
+            write_result(console, json_file, {**_without_nan(figures), "machine": describe_machine()}, what="figures")
+    if end["diverged"]:
+        raise typer.Exit(1)
+
+
+@app.command("predict")
+def predict_command(
+    data: _Data,
+    model: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="A model of telegrad linear train.")],
+    out: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Write a prediction for each row here, one a line.")
+    ] = None,
+    scores: Annotated[bool, typer.Option("--scores", help="Write scores instead of classes.")] = False,
+    features: _Features = None,
+    zero_based: Annotated[
+        ZeroBasedOption | None,
+        typer.Option(
+            help="Whether the file's first feature is 0 (true) or 1 (false). Default: as in the model's training data. "
+            "Another is an error, and only a model that does not say needs this option.",
+            show_default=False,
+        ),
+    ] = None,
+    strict: _Strict = True,
+    cache: _Cache = True,
+) -> None:
+    """Predict with a trained model, and say how well that fits the file's labels.
+
+    Features that the model does not know have no weight. Classes are written as -1 and 1, whichever labels the model
+    was trained with.
+    """
+    console = Console()
+    if scores and out is None:
+        raise typer.BadParameter("it says what --out has: name that file too", param_hint="--scores")
+    check_writable(out, "--out")
+    _check_apart(out, "--out", data, model)
+    try:
+        found = LinearModel.load(model)
+        rows = _rows_for(console, found, model, data, zero_based, features=features, strict=strict, cache=cache)
+    except (ValueError, ImportError, OSError) as error:
+        _fail(console, str(error))
+    values = found.scores(rows)
+    predictions = values if scores else found.predict(rows)
+    if out is not None:
+        with written(console, out):
+            np.savetxt(out, predictions, fmt="%.9g" if scores or not is_classification(found.loss) else "%d")
+        console.print(f"predictions: {out}", highlight=False, soft_wrap=True)
+    text = _counted(len(rows), "row")
+    if rows.damaged:
+        text += f", {_counted(rows.damaged, 'damaged line')} left out"
+    if is_classification(found.loss) and not are_classes(len(rows), *label_counts(rows.labels)):
+        text += "; labels are neither -1 and 1 nor 0 and 1: nothing to compare with"
+    elif len(rows):
+        targets = signed(rows.labels) if is_classification(found.loss) else rows.labels
+        text += f"; mean loss {losses_of(found.loss, values, targets).mean():.5f}"
+        if is_classification(found.loss):
+            right, area = ((values > 0) == (targets > 0)).mean(), area_under_curve(values, targets)
+            text += f", accuracy {100 * right:.2f} %" + ("" if math.isnan(area) else f", AUC {area:.4f}")
+    console.print(text, highlight=False)
+    _print_damaged(console, rows.first_damaged)
+
+
+def _rows_for(
+    console: Console, found: LinearModel, model: Path, data: Path, asked: ZeroBasedOption | None, **options: Any
+) -> Rows:
+    """The rows to predict for, whose first feature is the model's. Raises ``BadParameter`` if the user asks for another
+    base than the model's, and ``ValueError`` if the data say that they have another: each weight would meet its
+    neighbour's feature, which nothing but bad predictions would show."""
+    if found.index_base is None:
+        rows = read_libsvm(data, zero_based="auto" if asked is None else asked.value_in_python, **options)
+        if asked is None and rows.index_base is not None:
+            console.print(
+                f"{model} does not say whether the indices that it was trained on begin with 0 or 1: "
+                f"{zero_based_option(rows.index_base)} is taken, as in {data.name}; give that option to agree",
+                style="yellow",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        return rows
+    known = zero_based_option(found.index_base)
+    if asked not in (None, ZeroBasedOption.auto) and asked.value_in_python != (found.index_base == 0):
+        raise typer.BadParameter(
+            f"{asked.value} is not that of {model}, which was trained with {known}: leave the option "
+            f"out, and if features of the data begin with {1 - found.index_base}, renumber them from "
+            f"{found.index_base}",
+            param_hint="--zero-based",
+        )
+    try:
+        return read_libsvm(data, zero_based=found.index_base == 0, **options)
+    except ContradictingBase as error:
+        guess = ", which was guessed" if found.base_is_guessed else ""
+        raise ValueError(
+            f"{data}: a comment above the rows means {zero_based_option(error.base)}, but {model} was trained with "
+            f"{known}{guess}: train again with {zero_based_option(error.base)} if that is right for both files, else "
+            f"renumber the features of {data.name} from {found.index_base} and correct the comment"
+        ) from error
+
+
+def _steps_of(settings: TrainingSettings) -> str:
+    if settings.optimizer == "coordinate_descent":
+        chosen = "coordinate descent, blocks by density"
+        return chosen if settings.coordinates is None else f"{settings.coordinates:,} coordinates a rank and step"
+    text = f"batches of {settings.batch:,}" + (", overlapped" if settings.overlap else "")
+    return text if settings.optimizer == "sgd" else f"{text}, {settings.optimizer}"
+
+
+def _lower_rate(settings: TrainingSettings) -> str:
+    if settings.learning_rate is not None:
+        return f"try a lower --learning-rate than {settings.learning_rate:g}, or leave it out"
+    return "try a lower --learning-rate than 0.1" if settings.optimizer == "adagrad" else "scale the features"
+
+
+def _worse_than_no_weights(settings: TrainingSettings, end: dict[str, Any]) -> str:
+    without, reached = end["objective_without_weights"], end["objective"]
+    has_rate = settings.learning_rate is not None or settings.optimizer == "adagrad"
+    return (
+        f"the model is worse than one without weights (objective {reached:.6g}, without weights {without:.6g}): "
+        + _lower_rate(settings)
+        + ("" if has_rate else ", or give more --epochs")
+    )
+
+
+def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
+    remedy = _lower_rate(settings)
+    reached = f"objective {end['objective']:.6g}, with no weights {end['objective_at_zero']:.6g}"
+    return f"the training has diverged ({reached}), so no model is written: {remedy}"
+
+
+def _still_falls(settings: TrainingSettings, end: dict[str, Any]) -> str:
+    said = f"the loss still fell by {100 * end['last_fall']:.2g} % an epoch when the training ended: give more --epochs"
+    if settings.optimizer == "coordinate_descent":
+        return said
+    faster = f"a larger --learning-rate (it was {end['first_learning_rate']:.3g})"
+    if settings.optimizer == "sgd":
+        return f"{said}, a smaller --batch, {faster} or --optimizer adagrad"
+    return f"{said}, a smaller --batch or {faster}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}" + ("" if count == 1 else "s")
+
+
+def _print_damaged(console: Console, lines: Sequence[str]) -> None:
+    for text in lines:
+        console.print(text, style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+
+class _Left:
+    """What a training that is broken off leaves, if anything."""
+
+    def __init__(self, job: Job) -> None:
+        self._files = {"the model so far: ": job.partial}
+        if job.checkpoint is not None:
+            self._files["the same command goes on from "] = Path(job.checkpoint)
+        self._before = {text: _state_of(path) for text, path in self._files.items()}
+
+    def said(self) -> str:
+        """Of the files that are new."""
+        found = ((text, path, _state_of(path)) for text, path in self._files.items())
+        return "; ".join(f"{text}{path}" for text, path, state in found if state not in (None, self._before[text]))
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
+class _Shown:
+    """What rank 0 has said so far, and a bar that shows it; a line for each epoch where there can be no bar."""
+
+    def __init__(self, bar: Progress) -> None:
+        self.said: dict[str, Any] = {"epochs": []}
+        self.error: str | None = None
+        self._bar = bar
+        self._task = bar.add_task("reading", total=1.0, what="")
+
+    def take(self, message: dict[str, Any]) -> None:
+        kind = message.pop("kind")
+        if kind == "epoch":
+            self.said["epochs"].append(message)
+            held_out = message["held_out_loss"]
+            judged = "" if math.isnan(held_out) else f", held-out {loss_text(held_out)}"
+            what = f"epoch {message['epoch']}: loss {loss_text(message['loss'])}{judged}"
+            if self._bar.console.is_terminal:
+                self._bar.update(self._task, what=what)
+            else:
+                self._bar.console.print(what, highlight=False)
+        elif kind == "step":
+            self._bar.update(self._task, description="training", completed=message["done"])
+        elif kind == "resumed":
+            self.said["epochs"] += message["epochs"]
+            count = _counted(len(message["epochs"]), "epoch")
+            self._bar.console.print(f"the checkpoint has {count}: these are not trained again", highlight=False)
+        elif kind == "error":
+            self.error = self.error or message["said"]
+        else:
+            self.said[kind] = message
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[_Shown]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[what]}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield _Shown(bar)
+
+
+def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s: float, left: _Left) -> dict[str, Any]:
+    shown = None
+    try:
+        with _bar(console) as shown, open_network(network, ranks) as opened:
+
+            def take(rank: int, line: str) -> None:
+                if line.startswith('{"kind"'):
+                    shown.take(json.loads(line))
+
+            with Ranks(
+                "telegrad.linear.job:main",
+                ranks,
+                timeout_s=timeout_s,
+                arguments=[job.to_json()],
+                environment={**SINGLE_THREADED, **opened.environment},
+                prefix_of=opened.prefix_of,
+                on_line=take,
+            ) as started:
+                started.wait()
+        return shown.said
+    except (LaunchError, NetlabError) as error:
+        files = f"\n{left.said()}" if left.said() else ""
+        if shown is None or not (shown.error or shown.said["epochs"]):
+            _fail(console, str(error) + files)
+        if shown.error is None and isinstance(error, RanksTimedOut):
+            # where ranks were tells nothing of a training that went on
+            at = f"epoch {len(shown.said['epochs']) + 1} of {job.settings.epochs}"
+            _fail(
+                console,
+                f"ranks were in {at} after {timeout_s:g} s: give more time (--timeout), or fewer --epochs{files}",
+            )
+        _fail(console, (shown.error or str(error)) + files)
+
+
+def _as_one_rank(console: Console, job: Job, left: _Left) -> dict[str, Any] | None:
+    """What is to be shown, on rank 0, which also says what is left of a training that is broken off."""
+    try:
+        with join_other_launcher() as comm:
+            if comm.rank:
+                run_rank(job, comm, lambda message: None)
+                return None
+            try:
+                with _bar(console) as shown:
+                    run_rank(job, comm, shown.take)
+                    return shown.said
+            except BaseException:
+                if said := left.said():
+                    console.print(said, style="yellow", highlight=False, soft_wrap=True)
+                raise
+    except (ValueError, OSError, ImportError, TransportError) as error:
+        _fail(console, str(error))
+
+
+def _check_apart(path: Path | None, option: str, *others: Path) -> None:
+    """Raises ``BadParameter`` if writing ``path`` would destroy one of the ``others``, or a cache of rows."""
+    if path is None:
+        return
+    if any(path.resolve() == one.resolve() for one in others) or path.suffix == ".rows":
+        raise typer.BadParameter(f"{path} is read by this command: name another file", param_hint=option)
+
+
+def _check_checkpoint(path: Path | None, partial: Path) -> None:
+    """Raises ``BadParameter`` for one that cannot be read again. ``partial``: see ``Job``."""
+    if path is None:
+        return
+    if path.resolve() == partial.resolve():
+        raise typer.BadParameter(
+            f"{path} is where Ctrl-C leaves the model so far: name another file", param_hint="--checkpoint"
+        )
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(
+            f"{path} is no regular file, from which the training could go on: name one", param_hint="--checkpoint"
+        )
+
+
+def _fail(console: Console, said: str) -> NoReturn:
+    console.print(in_options(said), style="red", highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def _without_nan(value: Any) -> Any:
+    """``value`` with ``None`` for NaN and infinities, which JSON has not."""
+    if isinstance(value, dict):
+        return {name: _without_nan(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,131 @@
+"""Options that several commands have, and values that they take as text. Each function names the option, the value and
+the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from telegrad.tools.bench.networks import check_network
+from telegrad.tools.bench.plan import size_of
+
+_UNITS = {"": 1, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+
+RowsFile = Annotated[
+    Path | None, typer.Option("--json", dir_okay=False, help="Write all rows, the machine and the commit here.")
+]
+CalibratesFirst = Annotated[
+    bool,
+    typer.Option(
+        "--calibrate/--no-calibrate",
+        help="Calibrate on each network first (about 7 s; not kept), as telegrad calibrate does. Otherwise "
+        "the automatic choice is what a calibration has kept, or the built-in one.",
+    ),
+]
+JobTimeout = Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")]
+
+
+def bad_setting(error: Exception, names: Collection[str], told: Callable[[str], str] = str) -> typer.BadParameter:
+    """``error`` as that of an option, if it begins with ``name=value`` of one of ``names``, which options are called by
+    too. ``told``: how the rest is to be said."""
+    said = str(error)
+    found = re.match(r"(\w+)=('[^']*'|[^\s,:;]+) ", said)
+    if found is None or found[1] not in names:
+        return typer.BadParameter(told(said))
+    value = "it" if found[2] == "True" else found[2].strip("'")
+    return typer.BadParameter(told(f"{value} {said[found.end() :]}"), param_hint=f"--{found[1].replace('_', '-')}")
+
+
+def networks_of(names: list[str]) -> list[str]:
+    """``names``, all of which exist here. Raises ``BadParameter``."""
+    try:
+        for name in names:
+            check_network(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--network") from error
+    return names
+
+
+def names_among(text: str, allowed: Sequence[str], option: str) -> list[str]:
+    """The names in ``a,b``, all ``allowed``, each once. Raises ``BadParameter``."""
+    found = [one.strip() for one in text.split(",")]
+    for one in found:
+        if one not in allowed:
+            raise typer.BadParameter(f"{one!r} does not exist: use {', '.join(allowed)}", param_hint=option)
+    return list(dict.fromkeys(found))
+
+
+def byte_sizes(text: str) -> tuple[int, ...]:
+    """The bytes of ``4,64KiB,16MiB``. Raises ``BadParameter``."""
+    try:
+        return tuple(size_of(size) for size in text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--sizes") from error
+
+
+def among(text: str, allowed: tuple[str, ...], option: str) -> list[str]:
+    """The names in ``text``, all of which are ``allowed``. Raises ``BadParameter``."""
+    found = [one.strip() for one in text.split(",")]
+    for one in found:
+        if one not in allowed:
+            raise typer.BadParameter(f"{one!r} does not exist: use {', '.join(allowed)}", param_hint=option)
+    return found
+
+
+def count_of(text: str, least: int, most: int, option: str) -> int:
+    """Of ``4``, ``1000`` or ``16Mi``, from ``least`` to ``most``. Raises ``BadParameter``."""
+    digits = text.strip().lower().rstrip("kmgi")
+    unit = text.strip().lower()[len(digits) :]
+    if not digits.isdigit() or unit not in _UNITS or not least <= int(digits) * _UNITS[unit] <= most:
+        raise typer.BadParameter(
+            f"{text!r} is no number from {least} to {most}: write it like 4, 1000 or 16Mi", param_hint=option
+        )
+    return int(digits) * _UNITS[unit]
+
+
+def densities_of(text: str, option: str) -> list[float]:
+    """Of ``0.01``, ``1e-4,0.01`` or ``1e-6..0.5``, ascending; a range grows by 4 and ends with its end. Raises
+    ``BadParameter`` for what is no part of 1."""
+    found: set[float] = set()
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        shares = [_density(first, option)]
+        if dots:
+            end = _density(last, option)
+            if end < shares[0]:
+                raise typer.BadParameter(
+                    f"range {part.strip()!r} ends before it begins: write the smaller number first", param_hint=option
+                )
+            while (following := shares[-1] * 4) < end:
+                shares.append(following)
+            shares.append(end)
+        found.update(shares)
+    return sorted(found)
+
+
+def _density(text: str, option: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 < found <= 1:
+        raise typer.BadParameter(f"{text!r} is no part of 1: use a number above 0, up to 1", param_hint=option)
+    return found
+
+
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether the command line has the option of this parameter."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None:
+    """Raises ``BadParameter`` if the command line has the option of one of these parameters, which has no effect."""
+    for name in names:
+        if is_given(context, name):
+            hint = next(one.opts[0] for one in context.command.params if one.name == name)
+            raise typer.BadParameter(f"{why}: leave this out", param_hint=hint)

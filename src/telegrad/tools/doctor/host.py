@@ -1,0 +1,222 @@
+"""The machine's own limits (cores, shared memory, pages, descriptors, locked memory), its interfaces and its name, and
+whether a network laboratory can be built on it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import re
+import resource
+import socket
+from pathlib import Path
+
+from telegrad._interfaces import interfaces as all_interfaces
+from telegrad.tools.bench.netlab import Netlab, NetlabError, why_unavailable
+from telegrad.tools.doctor.finding import Finding
+from telegrad.tools.doctor.installation import is_installed
+
+_LABORATORY_RATE = "100mbit"
+
+
+def interfaces() -> list[Finding]:
+    """Names, addresses, up or down, speed."""
+    present = all_interfaces()
+    said = "; ".join(map(str, present))
+    if not any(one.up and not one.loopback and one.addresses for one in present):
+        return [
+            Finding(
+                "interfaces",
+                "note",
+                f"{said or 'none'}: none but loopback has an address, so jobs stay on this machine",
+                "in a container: docker run --network=host",
+            )
+        ]
+    return [Finding("interfaces", "ok", said)]
+
+
+def host_name() -> list[Finding]:
+    """Does the name of this host resolve, and to an address that others can reach? Jobs hang where it does not."""
+    name = socket.gethostname()
+    found = [_resolved(name, "host name", f"add a line `127.0.1.1 {name}` to /etc/hosts, or mend the name service")]
+    master = os.environ.get("MASTER_ADDR")
+    if master and master != name:
+        found.append(_resolved(master, "MASTER_ADDR", "set MASTER_ADDR to rank 0's address, as other machines see it"))
+    return found
+
+
+def _resolved(name: str, check: str, mend: str) -> Finding:
+    try:
+        addresses = sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None)})
+    except OSError as error:
+        return Finding(
+            check, "note", f"{name!r} does not resolve ({error}): torch's rendezvous and Gloo may hang or fail", mend
+        )
+    if all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+        return Finding(
+            check,
+            "note",
+            f"{name!r} is {', '.join(addresses)}, loopback: fine on one machine, unreachable from others",
+            "for several machines: MASTER_ADDR = an address of rank 0, GLOO_SOCKET_IFNAME = the interface",
+        )
+    return Finding(check, "ok", f"{name!r} is {', '.join(addresses)}")
+
+
+def laboratory() -> list[Finding]:
+    """Network namespaces with shaped links, for `telegrad demo` and `telegrad bench --network 1gbit`: one is built."""
+    reason = why_unavailable()
+    if reason is not None:
+        what, _, how = reason.partition(": ")
+        return [Finding("laboratory", "missing", f"no links of a given rate for demo and bench: {what}", how)]
+    try:
+        with Netlab(1, _LABORATORY_RATE):
+            pass
+    except NetlabError as error:
+        return [
+            Finding(
+                "laboratory",
+                "missing",
+                f"no links of a given rate for demo and bench: {error}",
+                "use --network loopback or shm, or run on a machine of your own as root",
+            )
+        ]
+    return [Finding("laboratory", "ok", "root, ip, tc and tbf: a link of 100 Mbit/s was built and removed")]
+
+
+_SHM = Path("/dev/shm")
+_HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+_COLLAPSES = (6, 1)  # the first Linux that puts memory into huge pages as it stands (madvise, MADV_COLLAPSE)
+SHM_BYTES_PER_RANK = 4_400_000
+"""Measured, 2 to 8 ranks on one machine, UCX 1.22."""
+_OTHERS_SHM_BYTES = 64 << 20  # torch's DataLoader workers pass batches through it
+_DESCRIPTORS_PER_PEER = 3  # measured: two sockets over TCP, one pidfd
+_DESCRIPTORS_OF_ONE = 100  # a rank with torch and its files
+_FEW_RANKS = 64
+
+
+def cores() -> list[Finding]:
+    """Cores that this process may use, against one rank per core."""
+    usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    quota = cpu_quota()
+    said = f"{usable} usable" + (f" of {present}" if usable != present else "")
+    said += f", cgroup quota {quota:.1f}" if quota is not None else ""
+    enough = min(usable, quota) if quota is not None else usable
+    if enough < 2:
+        return [
+            Finding(
+                "cores",
+                "note",
+                f"{said}: two ranks here take turns; telegrad works so, slowly",
+                "give the job a core per rank (taskset, --cpus of docker, --cpus-per-task of Slurm)",
+            )
+        ]
+    return [Finding("cores", "ok", f"{said}: enough for {int(enough)} ranks, one core each")]
+
+
+def cpu_quota() -> float | None:
+    """Cores' worth of time that the control group grants, None if it does not limit it."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        folder = Path("/sys/fs/cgroup/cpu")
+        limit = int((folder / "cpu.cfs_quota_us").read_text())
+        return None if limit <= 0 else limit / int((folder / "cpu.cfs_period_us").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def shared_memory_size() -> list[Finding]:
+    """Room in /dev/shm for UCX's segments of one rank per core, and for others."""
+    mend = "in a container: docker run --shm-size=1g or --ipc=host; else mount -o remount,rw,size=1g /dev/shm"
+    if not _SHM.is_dir() or not os.access(_SHM, os.W_OK):
+        return [Finding("/dev/shm", "note", "not there or not writable: ranks of one machine talk by TCP", mend)]
+    room = os.statvfs(_SHM)
+    free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
+    needed = len(os.sched_getaffinity(0)) * SHM_BYTES_PER_RANK
+    said = f"{_mib(free)} free of {_mib(total)}"
+    if free < needed:
+        return [Finding("/dev/shm", "note", f"{said}: one rank per core needs {_mib(needed)}", mend)]
+    if free < needed + _OTHERS_SHM_BYTES:
+        return [
+            Finding("/dev/shm", "note", f"{said}: enough for telegrad, little for torch's DataLoader workers", mend)
+        ]
+    return [Finding("/dev/shm", "ok", f"{said}; a rank takes {_mib(SHM_BYTES_PER_RANK)}")]
+
+
+def pages() -> list[Finding]:
+    """Whether long arrays lie in huge pages: the kernel copies between processes page by page."""
+    slow = "sums of long arrays among ranks of one host take up to twice as long"
+    try:
+        chosen = _HUGE_PAGES.read_text().partition("[")[2].partition("]")[0]
+    except OSError:
+        chosen = ""
+    if chosen == "always":
+        return [Finding("pages", "ok", "huge ones, for all long arrays")]
+    if not chosen:
+        return [Finding("pages", "note", f"small ones, this kernel has no others: {slow}")]
+    if chosen != "madvise":
+        said = f"small ones ({_HUGE_PAGES} says {chosen}): {slow}"
+        return [Finding("pages", "note", said, f"as root: echo madvise > {_HUGE_PAGES}")]
+    if _kernel() >= _COLLAPSES and os.environ.get("TELEGRAD_HUGE_PAGES") != "0":
+        return [Finding("pages", "ok", "huge ones for who asks; what is exchanged again and again is put into them")]
+    if not is_installed("torch") or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1":
+        return [Finding("pages", "ok", "huge ones, for long arrays of numpy, telegrad and who asks for them")]
+    return [
+        Finding(
+            "pages",
+            "note",
+            f"huge ones for who asks for them, and PyTorch does not: {slow} if they are tensors of the CPU",
+            "before the job: export THP_MEM_ALLOC_ENABLE=1, and PyTorch asks",
+        )
+    ]
+
+
+def _kernel() -> tuple[int, int]:
+    major, minor = [*re.findall(r"\d+", platform.release()), "0", "0"][:2]
+    return int(major), int(minor)
+
+
+def limits() -> list[Finding]:
+    """Open files (sockets to peers), and memory that may be locked (RDMA only)."""
+    return [_open_files(*resource.getrlimit(resource.RLIMIT_NOFILE)), _locked(resource.getrlimit(_MEMLOCK)[0])]
+
+
+_MEMLOCK = resource.RLIMIT_MEMLOCK
+_UNLIMITED = resource.RLIM_INFINITY
+
+
+def _open_files(soft: int, hard: int) -> Finding:
+    if soft == _UNLIMITED:
+        return Finding("open files", "ok", "unlimited")
+    most = max((soft - _DESCRIPTORS_OF_ONE) // _DESCRIPTORS_PER_PEER, 0)
+    said = f"{soft}: enough for about {most} ranks in a job"
+    if most < _FEW_RANKS:
+        if hard == soft:
+            mend = "a higher hard limit (nofile in /etc/security/limits.conf, or LimitNOFILE= of the service)"
+        else:
+            above = "unlimited" if hard == _UNLIMITED else str(hard)
+            mend = f"ulimit -n {above} before the job (the hard limit is {above})"
+        return Finding("open files", "note", said, mend)
+    return Finding("open files", "ok", said)
+
+
+def _locked(soft: int) -> Finding:
+    if soft == _UNLIMITED:
+        return Finding("locked memory", "ok", "unlimited")
+    said = f"{soft >> 10} KiB: no matter for TCP and shared memory"
+    if any(Path("/sys/class/infiniband").glob("*")):
+        return Finding(
+            "locked memory",
+            "note",
+            f"{soft >> 10} KiB: RDMA must lock its buffers",
+            "ulimit -l unlimited (memlock in /etc/security/limits.conf, or LimitMEMLOCK= of the service)",
+        )
+    return Finding("locked memory", "ok", said)
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,290 @@
+"""One collective of all ranks in virtual time: what it takes, and what passes each port and link."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad import _core
+from telegrad.communicator.sparse_wire import Formats, formats_named, name_of_formats
+from telegrad.cost import Cost, Costs, cost, fastest_allreduce
+from telegrad.cost.cost_moves import broadcast_pieces
+from telegrad.cost.decision import TWO_LEVEL
+from telegrad.cost.levels import Levels, allreduce_on_levels
+from telegrad.cost.network import ceil_log2
+from telegrad.cost.wire_layout import layout_that_pays
+from telegrad.tools.sim.networks import Network
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.uint32]
+
+# Of each operation; ``by_length``: the core chooses by the number of ranks and bytes, and has no name for it.
+ALGORITHMS = {
+    "allreduce": ("ring", "recursive_doubling", "rabenseifner"),
+    "sparse_allreduce": ("split_allgather", "split_dense_allgather", "recursive_doubling", "ring"),
+    "allgather": ("by_length",),
+    "gather": ("by_length",),
+    "scatter": ("by_length",),
+    "all_to_all": ("by_length",),
+    "broadcast": ("by_length",),
+    "reduce": ("by_length",),
+    "reduce_scatter": ("by_length",),
+    "barrier": ("dissemination",),
+    "sparse_allgather": ("by_length",),
+    "sparse_reduce_scatter": ("split",),
+    "allreduce_topk": ("oktopk",),
+}
+SPARSE = ("sparse_allreduce", "sparse_allgather", "sparse_reduce_scatter", "allreduce_topk")
+"""Operations on streams. All but the first have real entries, which it may have."""
+LEVELLED = ("allreduce", "sparse_allreduce")
+"""Operations that may also go by ``two_level``, where the network has nodes."""
+_UNNAMED = {*ALGORITHMS} - {"allreduce", "sparse_allreduce"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """What to measure. ``algorithm``: one of ``ALGORITHMS``, or ``auto``: the fastest by the closed forms; of sparse
+    sums what the ranks come to.
+
+    ``size``: bytes of one rank's vector (allgather, gather, scatter, all_to_all: of one block; sparse: 4 times the
+    dimension), ``nnz``: a sparse vector's entries, ``overlap``: the share of them that all ranks have in common,
+    ``wire``: how messages hold them, as for ``Communicator.all_reduce``; ``auto``: as a communicator takes it that is
+    calibrated on this network. ``keep``: how many entries an allreduce_topk keeps of the sum, 0 as many as a rank has;
+    ``calls`` of it follow each other with one state, each with entries of its own. ``payloads``: real values, and the
+    result is checked; without, only sizes travel, but where all that is sent depends on entries. Raises ``ValueError``
+    for an operation, algorithm or wire that does not exist.
+    """
+
+    operation: str
+    algorithm: str
+    ranks: int
+    size: int
+    network: Network
+    nnz: int = 0
+    overlap: float = 0.0
+    wire: str = "auto"
+    root: int = 0
+    payloads: bool = False
+    seed: int = 0
+    keep: int = 0
+    calls: int = 1
+
+    def __post_init__(self) -> None:
+        if self.operation not in ALGORITHMS:
+            raise ValueError(f"operation {self.operation!r} does not exist: use {', '.join(ALGORITHMS)}")
+        known = (*ALGORITHMS[self.operation], *([TWO_LEVEL] if self.operation in LEVELLED else []), "auto")
+        if self.algorithm not in known:
+            raise ValueError(f"{self.operation} has no algorithm {self.algorithm!r}: use {', '.join(known)}")
+        try:
+            self._formats()
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+
+    def _formats(self) -> Formats:
+        density = self.nnz / (self.size // 4) if self.size >= 4 else 0.0
+        costs, _ = costs_on_levels(self.network, self.ranks)
+        return formats_named(self.wire, "f32", layout=layout_that_pays(costs.beta_s_per_byte, density))
+
+    @property
+    def formats(self) -> dict[str, Any]:
+        """Those of indices and values on the wire, as the core takes them; none where the operation is dense."""
+        if self.operation not in SPARSE:
+            return {}
+        return self._formats()._asdict()
+
+    @property
+    def wire_format(self) -> str:
+        """``wire`` with both parts named, such as ``packed-f32``; "" where the operation is dense."""
+        return name_of_formats(self._formats(), "f32") if self.operation in SPARSE else ""
+
+    @property
+    def has_entries(self) -> bool:
+        """Real ones, whatever ``payloads`` says."""
+        return self.operation in SPARSE[1:]
+
+    @property
+    def chosen(self) -> str:
+        """The algorithm's name, also where ``auto`` was asked for; but ``auto`` of a sparse sum, which has no other. Of
+        ranks that are all on one node ``two_level`` is ``auto``."""
+        if self.algorithm not in ("auto", TWO_LEVEL):
+            return self.algorithm
+        if self.operation not in LEVELLED:
+            return ALGORITHMS[self.operation][0]
+        costs, levels = costs_on_levels(self.network, self.ranks)
+        if self.algorithm == TWO_LEVEL and (levels is not None or self.network.ranks_per_node <= 1):
+            return TWO_LEVEL
+        return "auto" if self.operation != "allreduce" else fastest_allreduce(self.ranks, self.size, costs, levels)
+
+    @property
+    def messages(self) -> int:
+        """About how many messages all ranks send."""
+        if self.operation == "sparse_allreduce":
+            doubles = self.chosen in ("recursive_doubling", TWO_LEVEL)
+            return self.ranks * (ceil_log2(self.ranks) if doubles else 2 * (self.ranks - 1))
+        if self.operation == "broadcast":
+            return (self.ranks - 1) * broadcast_pieces(self.ranks, self.size)
+        if self.operation in ("gather", "scatter"):
+            return self.ranks - 1
+        return _form_of(self).messages_per_rank * self.ranks
+
+
+def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]:
+    """The costs between nodes while all ranks of one share its uplink, and the nodes; of one level, its costs: inside
+    of the node that holds all ranks, or the plain ones."""
+    per_node = network.ranks_per_node
+    within = Costs(network.node_alpha_s, network.node_beta_s_per_byte, gamma_s_per_byte=network.costs.gamma_s_per_byte)
+    if per_node >= ranks > 1:
+        return within, None
+    if per_node <= 1 or ranks == 1:
+        return network.costs, None
+    between = network.costs.with_bytes_times(network.oversubscription)
+    return between, Levels(tuple(rank // per_node for rank in range(ranks)), within, network.costs)
+
+
+@dataclass(frozen=True)
+class Activities:
+    """What kept ports and processors busy: ``kind`` 0 is a message in its sender's port out, 1 in its receiver's port
+    in, 2 work. ``rank`` is whose port or processor it is, ``peer`` the message's other end. In virtual seconds."""
+
+    kind: npt.NDArray[np.uint8]
+    rank: Numbers
+    peer: Numbers
+    operation: Numbers
+    step: Numbers
+    bytes: Counts
+    start_s: Floats
+    end_s: Floats
+
+
+@dataclass(frozen=True)
+class Links:
+    """One entry for each pair of ranks that exchanged messages: what went from ``source`` to ``destination``."""
+
+    source: Numbers
+    destination: Numbers
+    messages: Counts
+    bytes: Counts
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What ``point`` took, in virtual seconds; arrays are by rank. ``algorithm`` is ``auto`` of sparse sums only."""
+
+    point: Point
+    algorithm: str
+    finish_s: float
+    finish_by_rank_s: Floats
+    messages_sent: Counts
+    messages_received: Counts
+    bytes_sent: Counts
+    bytes_received: Counts
+    events: int
+    result_nnz: int | None = None  # sparse: entries of the sum, or of what rank 0 has gathered
+    words_sent: Counts | None = None  # allreduce_topk, its last call: an index and a value are a word each
+    words_received: Counts | None = None
+    links: Links | None = None
+    activities: Activities | None = None
+
+
+def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Measurement:
+    """Runs ``point`` in virtual time; other threads go on meanwhile.
+
+    ``links``: also count per link; ``timeline``: also keep all activities. Raises ``ValueError`` for sizes and costs
+    that make no sense, ``RuntimeError`` if the operation could not end or its result was wrong, ``MemoryError``.
+    """
+    algorithm = point.chosen
+    found: dict[str, Any] = _core.measure(
+        operation=point.operation,
+        algorithm="" if point.operation in _UNNAMED or algorithm == "auto" else algorithm,
+        ranks=point.ranks,
+        bytes=point.size,
+        nnz=point.nnz,
+        overlap=point.overlap,
+        **point.formats,
+        root=point.root,
+        payloads=point.payloads or point.has_entries,
+        seed=point.seed,
+        keep=point.keep,
+        calls=point.calls,
+        costs=point.network.fields_of_core(),
+        links=links,
+        timeline=timeline,
+    )
+    return Measurement(
+        point=point,
+        algorithm=algorithm,
+        finish_s=found["finish_s"],
+        finish_by_rank_s=found["finish_by_rank_s"],
+        messages_sent=found["messages_sent"],
+        messages_received=found["messages_received"],
+        bytes_sent=found["bytes_sent"],
+        bytes_received=found["bytes_received"],
+        events=found["events"],
+        result_nnz=found["result_nnz"] if point.operation in SPARSE else None,
+        words_sent=found["words_sent"] if point.operation == "allreduce_topk" else None,
+        words_received=found["words_received"] if point.operation == "allreduce_topk" else None,
+        links=_links(found["links"]) if links else None,
+        activities=Activities(**found["timeline"]) if timeline else None,
+    )
+
+
+def closed_form(point: Point) -> Cost | None:
+    """What theory says, where it has a formula that holds: dense operations on a network with one level and without
+    noise. No formula follows messages of several steps that wait for one port: that is where there is no latency, and
+    where an exchange costs much more than a message one way (``_NOT_ALIKE``: more at all). Of streams none knows how
+    many entries meet: see ``sparse_sum_costs`` and ``plan.cost``."""
+    if point.operation in SPARSE or not point.network.is_plain:
+        return None
+    costs = point.network.costs
+    most = 1.0 if point.operation in _NOT_ALIKE else _EXCHANGE_MOST
+    if costs.alpha_s == 0 or costs.beta_exchange_s_per_byte > most * costs.beta_s_per_byte:
+        return None
+    return _form_of(point)
+
+
+_EXCHANGE_MOST = 2.0  # times β; then some forms are more than 1 % off
+_NOT_ALIKE = ("all_to_all", "reduce")  # some of their messages meet one the other way, others do not
+_FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
+    "allgather": cost.allgather,
+    "gather": cost.gather,
+    "scatter": cost.scatter,
+    "all_to_all": cost.all_to_all,
+    "broadcast": cost.broadcast,
+    "reduce": cost.reduce,
+    "reduce_scatter": cost.reduce_scatter,
+}
+
+
+def _form_of(point: Point) -> Cost:
+    costs = point.network.costs
+    if point.operation == "allreduce":
+        costs, levels = costs_on_levels(point.network, point.ranks)
+        if levels is not None:
+            return allreduce_on_levels(point.chosen, levels, point.size, costs)
+        return cost.allreduce(point.chosen, point.ranks, point.size, costs)
+    if point.operation == "barrier":
+        return cost.barrier(point.ranks, costs)
+    if point.operation in SPARSE:
+        return _sparse_form_of(point)
+    return _FORMS[point.operation](point.ranks, point.size, costs)
+
+
+def _sparse_form_of(point: Point) -> Cost:
+    ranks, dimension, costs = point.ranks, point.size // 4, point.network.costs
+    packed = point._formats().indices == _core.IndexFormat.packed
+    if point.operation == "allreduce_topk":
+        keep = point.keep or max(1, point.nnz)
+        return cost.allreduce_topk(
+            ranks, dimension, point.nnz, keep, costs, slices="cut", finds_threshold=True, packed=packed
+        )
+    form = cost.allgather_sparse if point.operation == "sparse_allgather" else cost.reduce_scatter_sparse
+    return form(ranks, dimension, point.nnz, costs, packed=packed)
+
+
+def _links(found: dict[str, Any]) -> Links:
+    return Links(found["from"], found["to"], found["messages"], found["bytes"])

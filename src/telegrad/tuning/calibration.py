@@ -1,0 +1,322 @@
+"""Calibration of a running job: its costs, the formulas' table from them, what measurements make of that table, and
+what is kept for later jobs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import telegrad
+from telegrad.communicator import Communicator
+from telegrad.communicator.cuda.runtime import resolved_device
+from telegrad.communicator.tuning_cache import file_of, store
+from telegrad.cost import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
+from telegrad.cost.cost import CARD_BYTES
+from telegrad.cost.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
+from telegrad.cost.levels import Levels
+from telegrad.tuning.device_sums import MeasuredDeviceSums, measure_device_sums
+from telegrad.tuning.fit import CostFit, fit_costs
+from telegrad.tuning.pairs import calls_of_sample, open_pairs, timed_sample, written_zeros
+from telegrad.tuning.probes import Probe, probes
+from telegrad.tuning.sweep import Samples, Sweep, grid
+
+# There are three algorithms; where nothing disturbs they cross a few times, also where a network's protocol changes.
+_MOST_STEPS = 8
+# Algorithms cross below it on most networks: a sweep that ends before has not seen what long vectors take.
+_LONG_BYTES = 256 << 10
+
+
+class NoisyCalibration(RuntimeError):  # noqa: N818
+    """What was found is not kept; the text says why, and what to do."""
+
+
+def doubts_about(tuning: Tuning) -> tuple[str, ...]:
+    """Why its table may be noise."""
+    steps = len(tuning.allreduce.choices)
+    if steps <= _MOST_STEPS:
+        return ()
+    return (f"the table has {steps} steps, more than {_MOST_STEPS}",)
+
+
+def doubts_about_sizes(sizes: Iterable[int]) -> tuple[str, ...]:
+    """The same, of the sizes in bytes at which algorithms were timed: time may have been up before long vectors."""
+    longest = max(sizes)
+    if longest >= _LONG_BYTES:
+        return ()
+    return (f"nothing longer than {longest:,} bytes was measured: give more --seconds (seconds=)",)
+
+
+def doubts_about_load(machines: Sequence[tuple[float, int]]) -> tuple[str, ...]:
+    """The same, of each rank's load and cores as they were before: the one that was the busiest."""
+    rank, (load, cores) = max(enumerate(machines), key=lambda of: of[1][0] / of[1][1])
+    if load <= cores:
+        return ()
+    return (f"the machine of rank {rank} was busy before (load {load:.1f} on {cores} cores)",)
+
+
+def store_unless_noisy(tuning: Tuning, doubts: Sequence[str]) -> Path:
+    """Keeps ``tuning`` for later jobs, and returns the file; one with ``doubts`` only where none is kept yet. Raises
+    ``NoisyCalibration`` if one is, ``OSError`` if it cannot be written."""
+    path = file_of(tuning.place)
+    if doubts and path.exists():
+        raise NoisyCalibration(
+            f"{'; '.join(doubts)}; {path} stays as it is: calibrate again on a quiet machine, or delete that file first"
+        )
+    return store(tuning)
+
+
+_ONE_WAY_BYTES = tuple(1 << power for power in (15, 17, 18, 20, 22))
+# Short ones say what a message costs beyond its bytes; in longer ones the core would exchange several at once.
+_EXCHANGE_BYTES = (256, 1 << 12, 1 << 15, CARD_BYTES)
+_ROUNDS, _FEWEST_ROUNDS = 5, 3
+_SAMPLE_S = 0.015
+_LEVELS = {"within": "within nodes", "between": "between nodes", "alone": "of one rank of each node"}
+_PROBES_SHARE = 0.3  # of the time
+_DEVICE_SHARE = 0.4  # of the time, where devices are measured; then the rest is what the others share
+
+DEFAULT_S = 7.0
+"""How long a calibration may take, about."""
+
+Progress = Callable[[float, str], None]
+"""Is told which part of the whole is done, from 0 to 1, and what is next."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a calibration has found: the ``tuning``, the ``fit`` behind its costs (where
+    ranks live on two levels, those between nodes), and what both come from, in seconds:
+    ``probe_medians``, and all ``samples`` of the algorithms. ``doubts``: why it may be noise, if anything says so.
+    ``device_sums``: what was measured on devices, if anything was."""
+
+    tuning: Tuning
+    fit: CostFit
+    probe_medians: dict[Probe, float]
+    samples: Samples
+    doubts: tuple[str, ...] = ()
+    device_sums: MeasuredDeviceSums | None = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each size and algorithm: median, samples, whether it is the choice, and how much slower that is than
+        the best."""
+        found = []
+        for size, of in sorted(self.samples.items()):
+            medians = {name: statistics.median(times) for name, times in of.items()}
+            chosen = self.tuning.allreduce.algorithm(size)
+            for name, median_s in medians.items():
+                found.append(
+                    {
+                        "bytes": size,
+                        "algorithm": name,
+                        "median_s": median_s,
+                        "samples": len(of[name]),
+                        "chosen": name == chosen,
+                        "ratio_to_best": median_s / min(medians.values()),
+                    }
+                )
+        return found
+
+
+def calibrate(
+    communicator: Communicator, *, seconds: float = DEFAULT_S, keep: bool = True, device: Any = None
+) -> Tuning:
+    """Measures this communicator's network and algorithms in about ``seconds``; every rank calls it.
+
+    The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
+    by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks; one that looks like
+    noise is not kept in an earlier one's place, and rank 0 warns (docs/tuning.md). ``device``, on all ranks or none: a
+    ``torch.device`` or ``"cuda"``, on which dense sums are timed, too, by NCCL (where the communicator has it) and
+    through host memory; without it what was known of devices stays. Raises ``TypeError`` for what is no
+    Communicator and ``ValueError`` for one that is closed, of a forked parent, of one rank alone or of
+    ranks of one process, for ``seconds`` that are not above 0, for a ``device`` whose tensors are not communicated, and
+    on all ranks where ``seconds`` or kinds of devices differ; ``TransportError``
+    if a peer fails, ``OSError`` on rank 0 if the cache cannot be written.
+    """
+    measured = measure(communicator, seconds=seconds, like=None if device is None else _tensor_on(device))
+    found = measured.tuning
+    communicator.use(found)
+    if keep and communicator.rank == 0:
+        try:
+            path = store_unless_noisy(found, measured.doubts)
+        except NoisyCalibration as noisy:
+            warnings.warn(f"not kept for later jobs: {noisy}", stacklevel=2)
+        else:
+            if measured.doubts:
+                warnings.warn(f"{path} may be noise: {'; '.join(measured.doubts)}", stacklevel=2)
+    return found
+
+
+def measure(
+    communicator: Communicator,
+    *,
+    seconds: float = DEFAULT_S,
+    on_progress: Progress = lambda _part, _what: None,
+    like: Any = None,
+) -> Calibration:
+    """The same, but nothing is changed or kept. ``like``: a float32 tensor on the device."""
+    place = _checked_place(communicator, seconds)
+    doubts = _agree(communicator, seconds, on_device=like is not None)
+    say, device_sums = on_progress, None
+    if like is not None:
+        device_sums = measure_device_sums(
+            communicator, like, _DEVICE_SHARE * seconds, lambda part, what: say(_DEVICE_SHARE * part, what)
+        )
+        seconds *= 1 - _DEVICE_SHARE
+
+        def on_progress(part: float, what: str) -> None:
+            say(_DEVICE_SHARE + (1 - _DEVICE_SHARE) * part, what)
+
+    medians_of: dict[str, dict[Probe, float]] = {}
+    levels = tuple(_LEVELS) if place.nodes else ("flat",)
+    share = _PROBES_SHARE / len(levels)
+    for number, level in enumerate(levels):
+
+        def on_probe(part: float, what: str, number: int = number, level: str = level) -> None:
+            on_progress(share * (number + part), f"{what} {_LEVELS.get(level, '')}".rstrip())
+
+        medians_of[level] = _measure_probes(communicator, level, share * seconds, on_probe)
+    medians = medians_of["between" if place.nodes else "flat"]
+    fit = fit_costs(medians, communicator.world_size)
+    costs = fit.plain_costs()
+    within: Costs | None = None
+    alone: Costs | None = None
+    on_levels: Levels | None = None
+    if place.nodes:
+        within = fit_costs(medians_of["within"], communicator.world_size).plain_costs()
+        alone = fit_costs(medians_of["alone"], communicator.world_size).plain_costs()
+        on_levels = Levels(place.nodes, within, alone)
+    predicted = allreduce_table(
+        communicator.world_size, costs, levels=on_levels, shares_memory=communicator._usable().shares_memory
+    )
+    sweep = Sweep(
+        communicator,
+        lambda part, what: on_progress(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what),
+        TABLE_ALGORITHMS if on_levels else ALLREDUCE_ALGORITHMS,
+    )
+    sweep.run(grid(choice.from_bytes for choice in predicted.choices[1:]), (1 - _PROBES_SHARE) * seconds)
+    tuning = Tuning(
+        place=place,
+        costs=costs,
+        allreduce=measured_allreduce_table(communicator.world_size, sweep.samples, predicted),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        telegrad_version=telegrad.__version__,
+        residual=fit.residual(medians),
+        within=within,
+        alone=alone,
+        on_device=_known_of_devices(communicator) if device_sums is None else device_sums.tuning,
+    )
+    on_progress(1.0, "done")
+    agreed = _of_rank_0(communicator, tuning)
+    doubts = (*doubts, *doubts_about_sizes(sweep.samples), *doubts_about(agreed))
+    return Calibration(agreed, fit, medians, sweep.samples, doubts, device_sums)
+
+
+def _known_of_devices(communicator: Communicator) -> DeviceTuning | None:
+    return None if communicator.tuning is None else communicator.tuning.on_device
+
+
+def _tensor_on(device: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.float32, device=resolved_device(device))
+
+
+def _checked_place(communicator: Communicator, seconds: float) -> Place:
+    """Where ``communicator`` is; all that one rank can say is wrong is said here, before a connection is opened: in a
+    forked child that would wait for ever for a lock of the network's."""
+    if not isinstance(communicator, Communicator):
+        raise TypeError(
+            f"communicator is a {type(communicator).__name__}: give the Communicator that from_torch() or "
+            "from_exchange() returned"
+        )
+    communicator._usable()
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+        raise TypeError(f"seconds={seconds!r} must be a number: about how long to measure")
+    if not seconds > 0:
+        raise ValueError(f"seconds={seconds} must be above 0: about how long to measure")
+    place = communicator.place
+    if place is None:
+        raise ValueError(
+            f"{communicator!r} cannot be calibrated: make it with from_torch() or from_exchange(), one rank per process"
+        )
+    if communicator.world_size < 2:
+        raise ValueError("one rank alone has no network to calibrate: start 2 or more")
+    return place
+
+
+def _agree(communicator: Communicator, seconds: float, *, on_device: bool) -> tuple[str, ...]:
+    """Whose machine was busy already before, the same on all ranks. ``ValueError`` on all if ``seconds`` differ, or
+    some measure devices: ranks that count on another time measure other things, and wait for each other."""
+    own = [seconds, os.getloadavg()[0], len(os.sched_getaffinity(0)), on_device]
+    told = communicator.all_gather(np.array(own, np.float64))
+    if len(set(told[:, 3])) > 1:
+        have, lack = (int(np.flatnonzero(told[:, 3] == given)[0]) for given in (1, 0))
+        raise ValueError(f"device= was given on rank {have} and not on rank {lack}: give it on all ranks or on none")
+    others = np.flatnonzero(told[:, 0] != told[0, 0])
+    if others.size:
+        raise ValueError(
+            f"seconds differs between ranks (rank 0: {told[0, 0]:g}, rank {others[0]}: {told[others[0], 0]:g}): "
+            "give all the same"
+        )
+    return doubts_about_load([(load, int(cores)) for _, load, cores, _ in told])
+
+
+def _measure_probes(
+    communicator: Communicator, level: str, budget_s: float, on_progress: Progress
+) -> dict[Probe, float]:
+    """All take their first sample, then all their second, each time in another order."""
+    todo = probes(_ONE_WAY_BYTES, _EXCHANGE_BYTES)
+    vector = written_zeros(max(probe.bytes for probe in todo) // 4)
+    with open_pairs(communicator, timeout_s=60.0, level=level) as pairs:
+        calls = [pairs.call_of(probe, communicator, vector) for probe in todo]
+        firsts = [timed_sample(communicator, call, 1) for call in calls]  # which warm up, too
+        counts = [calls_of_sample(first.per_call_s, _SAMPLE_S) for first in firsts]
+        times: list[list[float]] = [[] for _ in todo]
+        spent_s = sum(first.spent_s for first in firsts)
+        for number in range(_ROUNDS):
+            if number >= _FEWEST_ROUNDS and spent_s > budget_s:
+                break
+            for at, index in enumerate(np.random.default_rng(number).permutation(len(todo))):
+                what = f"{todo[index].kind} of {todo[index].bytes} bytes"
+                on_progress((number + at / len(todo)) / _ROUNDS, what)
+                taken = timed_sample(communicator, calls[index], counts[index])
+                times[index].append(taken.per_call_s)
+                spent_s += taken.spent_s
+    return {probe: statistics.median(of) for probe, of in zip(todo, times, strict=True)}
+
+
+def _of_rank_0(communicator: Communicator, tuning: Tuning) -> Tuning:
+    """Clocks and environments differ between ranks."""
+    text = np.frombuffer(tuning.to_json().encode(), np.uint8)
+    length = np.array([text.size], np.int64)
+    communicator.broadcast(length, 0)
+    sent = np.zeros(int(length[0]), np.uint8)
+    if communicator.rank == 0:
+        sent[:] = text
+    communicator.broadcast(sent, 0)
+    return Tuning.from_json(sent.tobytes().decode())
+
+
+def to_data(found: Calibration) -> dict[str, Any]:
+    """As files and processes hand it on."""
+    return {
+        "tuning": json.loads(found.tuning.to_json()),
+        "probes": [
+            {"kind": probe.kind, "bytes": probe.bytes, "median_s": median_s}
+            for probe, median_s in found.probe_medians.items()
+        ],
+        "message_s": found.fit.message_s,
+        "round_s": found.fit.round_s,
+        "rows": found.rows(),
+        "doubts": list(found.doubts),
+        "device_rows": [] if found.device_sums is None else found.device_sums.rows(),
+    }

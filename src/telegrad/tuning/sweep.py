@@ -1,0 +1,170 @@
+"""The time of every allreduce algorithm by size, where it can matter: what the choice is made from.
+
+All ranks take the same decisions, since all hold the same times.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from telegrad.communicator import Communicator
+from telegrad.cost import ALLREDUCE_ALGORITHMS
+from telegrad.cost.decision import TABLE_ALGORITHMS
+from telegrad.tuning.pairs import Call, timed_sample, written_zeros
+
+Samples = dict[int, dict[str, list[float]]]
+"""Seconds per call by size in bytes and algorithm."""
+
+_LEAST_BYTES, _MOST_BYTES = 4, 64 << 20
+_SAMPLE_S = 0.004
+# One call after another: among more ranks than cores the first ones after a barrier take up to twice as long as those
+# that follow, and not equally much with all algorithms.
+_FEWEST_CALLS, _MOST_CALLS = 4, 100
+_FIRST_ROUNDS, _SECOND_ROUNDS = 4, 6
+_FEWEST_ROUNDS = 2  # where time is short: long calls scatter less
+_MOST_LOOKS = 6  # of so many second rounds, each at what is still close after those before
+_FIRST_SHARE = 0.6  # of the time, for the first look at all sizes
+_HOPELESS = 1.5  # times the best: nothing that a better look could change
+_CLOSE = 1.3  # times the best: worth a better look
+_CLOSE_S = 4e-6
+_LONG_CALL_S = 0.01  # a call so long is a sample, and is not made warm by another one
+
+
+def grid(crossings: Iterable[int]) -> list[int]:
+    """Sizes in bytes, ascending: powers of two from 1 KiB, few below, and beside each crossing that formulas say."""
+    sizes = {_LEAST_BYTES, 64, 256, *(1 << power for power in range(10, _MOST_BYTES.bit_length()))}
+    for crossing in crossings:
+        for size in (round(crossing * factor / 4) * 4 for factor in (0.85, 1.2)):
+            if _LEAST_BYTES <= size <= _MOST_BYTES and not any(abs(other - size) < size / 8 for other in sizes):
+                sizes.add(size)
+    return sorted(sizes)
+
+
+class Sweep:
+    """``samples`` holds what was measured so far; ``on_progress`` is told a fraction of the whole and what is next."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        on_progress: Callable[[float, str], None],
+        algorithms: Sequence[str] = ALLREDUCE_ALGORITHMS,
+    ) -> None:
+        self._communicator = communicator
+        self._algorithms = algorithms
+        self._on_progress = on_progress
+        self._spent_s = 0.0
+        self._round = 0
+        self._vector = written_zeros(_MOST_BYTES // 4)
+        self.samples: Samples = {}
+
+    def _minima(self) -> dict[int, dict[str, float]]:
+        """What is skipped must not hang on a moment in which the machine did something else."""
+        return {size: {name: min(times) for name, times in of.items()} for size, of in sorted(self.samples.items())}
+
+    def run(self, sizes: Sequence[int], budget_s: float) -> None:
+        """First every size, as long as time is left of ``budget_s``, then again where algorithms are close, and between
+        neighbours of which one favours another algorithm. The first size is measured in any case."""
+        first_s = _FIRST_SHARE * budget_s
+        for number, size in enumerate(sizes):
+            names = contenders(size, self._minima(), self._algorithms)
+            round_s = self._guess_s(size, names)
+            rounds = _FIRST_ROUNDS if self._spent_s + _FIRST_ROUNDS * round_s <= first_s else _FEWEST_ROUNDS
+            if self._spent_s + rounds * round_s > first_s:
+                break
+            self._on_progress(0.7 * number / len(sizes), f"all_reduce of {size} bytes")
+            for _ in range(rounds):
+                self._measure(size, names)
+        left_s = budget_s - min(self._spent_s, first_s)
+        self._spent_s = 0.0
+        for look in range(_MOST_LOOKS):
+            again = close_calls(self.samples)
+            for number in range(_SECOND_ROUNDS):
+                order = np.random.default_rng((look, number)).permutation(len(again))  # alike on all ranks
+                for size, names in (again[index] for index in order):
+                    if self._spent_s + self._guess_s(size, names) > left_s:
+                        continue
+                    self._on_progress(0.7 + 0.3 * self._spent_s / left_s, f"again {size} bytes")
+                    self._measure(size, names)
+
+    def _call_of(self, size: int, name: str) -> Call:
+        x = self._vector[: size // 4]
+        return lambda: self._communicator.all_reduce(x, algorithm=name)
+
+    def _guess_s(self, size: int, names: Iterable[str]) -> float:
+        """Of a round: from the longest vector measured so far, if none of this size was. From its shortest calls: a
+        disturbed one, as many times longer as this vector is, would end the sweep."""
+        if not self.samples:
+            return 0.0
+        known = size if size in self.samples else max((s for s in self.samples if s < size), default=min(self.samples))
+        least = {name: min(times) for name, times in self.samples[known].items()}
+        longest_s = max(least.values())
+        guessed = (least.get(name, longest_s) * max(1.0, size / known) for name in names)
+        return sum(call_s * (_calls_of(call_s) + (call_s <= _LONG_CALL_S)) for call_s in guessed)
+
+    def _measure(self, size: int, names: Sequence[str]) -> None:
+        """A sample of each algorithm, each time in another order."""
+        self._round += 1
+        for index in np.random.default_rng(self._round).permutation(len(names)):
+            name = names[index]
+            call = self._call_of(size, name)
+            known = self.samples.setdefault(size, {}).setdefault(name, [])
+            if known:
+                call_s, warm = min(known), known[-1] < _LONG_CALL_S
+            else:
+                first = timed_sample(self._communicator, call, 1)
+                self._spent_s += first.spent_s
+                call_s, warm = first.per_call_s, True
+            # From the shortest call so far: after a disturbed one a sample would be a single call for good.
+            count = _calls_of(call_s)
+            taken = timed_sample(self._communicator, call, count, warm=warm or count > 1)
+            known.append(taken.per_call_s)
+            self._spent_s += taken.spent_s
+
+
+def _calls_of(call_s: float) -> int:
+    """How many calls a sample has."""
+    if call_s > _LONG_CALL_S:
+        return 1
+    return int(np.clip(_SAMPLE_S / max(call_s, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
+
+
+def contenders(
+    size: int, times_s: dict[int, dict[str, float]], algorithms: Sequence[str] = ALLREDUCE_ALGORITHMS
+) -> list[str]:
+    """The algorithms that could be good at ``size`` after what shorter vectors took: a longer one takes no less time,
+    and the best at most as many times longer as it has more bytes."""
+    found = []
+    for name in algorithms:
+        known = [shorter for shorter in times_s if shorter <= size and name in times_s[shorter]]
+        if known:
+            last = max(known)
+            ratio = times_s[last][name] / min(times_s[last].values())
+            if ratio * last / size > _HOPELESS:
+                continue
+        found.append(name)
+    return found
+
+
+def close_calls(samples: Samples) -> list[tuple[int, list[str]]]:
+    """Sizes, with algorithms, of which more should be known: measured ones at which several are close, and new ones
+    half way between neighbours at which not the same is best. Close is also who was as fast as the best only once:
+    where ranks share cores, most of few samples may be disturbed ones."""
+    found = []
+    medians = {size: {name: statistics.median(times) for name, times in of.items()} for size, of in samples.items()}
+    for size, times_s in sorted(medians.items()):
+        best_s = min(times_s.values())
+        close_s = max(best_s * _CLOSE, best_s + _CLOSE_S)
+        close = [name for name, time_s in times_s.items() if time_s <= close_s or min(samples[size][name]) <= best_s]
+        if len(close) > 1:
+            found.append((size, close))
+    for below, above in itertools.pairwise(sorted(medians)):
+        bests = [min(medians[size], key=medians[size].__getitem__) for size in (below, above)]
+        between = round(math.sqrt(below * above) / 4) * 4
+        if bests[0] != bests[1] and above >= 1.5 * below and between not in medians:
+            found.append((between, sorted({*medians[below], *medians[above]}, key=TABLE_ALGORITHMS.index)))
+    return found

@@ -1,0 +1,151 @@
+"""all_reduce(wire=): what it gives, hands back, sends and refuses. Ranks of this process."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from local_ranks import SIZE
+
+from telegrad import Communicator
+from telegrad.communicator.encoded import WIRES
+from telegrad.errors import TransportError
+
+_BITS = {"bf16": 16, "f16": 16, "int8": 8 + 32 / 256, "qsgd8": 8 + 32 / 1024, "qsgd4": 4 + 32 / 1024}
+_BITS["qsgd2"] = 2 + 32 / 1024
+
+Vectors = list[npt.NDArray[np.float32]]
+
+
+def inputs(count: int, seed: int = 0) -> Vectors:
+    return [np.random.default_rng([seed, rank]).standard_normal(count).astype(np.float32) for rank in range(SIZE)]
+
+
+def reduced(ranks: list[Communicator], xs: Vectors, op: str = "sum", **options: Any) -> tuple[Vectors, Vectors]:
+    """Results and errors of all ranks."""
+    outs, errors = ([np.full_like(x, np.nan) for x in xs] for _ in range(2))
+    works = [
+        rank.all_reduce(x, op, out=out, error=error, async_op=True, **options)
+        for rank, x, out, error in zip(ranks, xs, outs, errors, strict=True)
+    ]
+    for work, out in zip(works, outs, strict=True):
+        assert work.result() is out
+    return outs, errors
+
+
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_result_and_errors_add_up_to_all_inputs(ranks: list[Communicator], wire: str, op: str) -> None:
+    xs = inputs(10_000)
+    outs, errors = reduced(ranks, xs, op, wire=wire)
+    for out in outs[1:]:
+        np.testing.assert_array_equal(out.view(np.uint32), outs[0].view(np.uint32))
+    total = np.sum(xs, axis=0, dtype=np.float64)
+    result = outs[0].astype(np.float64) * (SIZE if op == "avg" else 1)
+    assert not np.array_equal(result, total)
+    np.testing.assert_allclose(result + np.sum(errors, axis=0, dtype=np.float64), total, atol=1e-5)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+def test_bytes_on_the_wire(ranks: list[Communicator], wire: str) -> None:
+    count = 96 * 1024
+    reduced(ranks, inputs(count), wire=wire)
+    wanted = 2 * count * (SIZE - 1) / SIZE * _BITS[wire] / 8
+    for rank in ranks:
+        assert rank.stats()["bytes_sent"] == pytest.approx(wanted, rel=0.001)
+
+
+@pytest.mark.parametrize("wire", ["int8", "qsgd8", "qsgd4", "qsgd2"])
+def test_error_feedback_loses_nothing_in_the_long_run(ranks: list[Communicator], wire: str) -> None:
+    """After many steps all that has been asked for has arrived, but for the last step's errors."""
+    count, steps = 5000, 40
+    asked, arrived = np.zeros(count), np.zeros(count)
+    kept = [np.zeros(count, np.float32) for _ in range(SIZE)]
+    for step in range(steps):
+        xs = inputs(count, seed=step)
+        asked += np.sum(xs, axis=0, dtype=np.float64)
+        outs, kept = reduced(ranks, [x + left for x, left in zip(xs, kept, strict=True)], wire=wire)
+        arrived += outs[0]
+    still_kept = np.sum(kept, axis=0, dtype=np.float64)
+    np.testing.assert_allclose(arrived + still_kept, asked, atol=2e-3)
+    without = np.zeros(count)
+    for step in range(steps):
+        without += reduced(ranks, inputs(count, seed=step), wire=wire)[0][0]
+    if wire in ("qsgd8", "qsgd4"):  # errors grow with the root of steps; kept, they do not, but for qsgd2's
+        assert np.std(arrived - asked) < 0.6 * np.std(without - asked)
+
+
+def test_rounding_is_another_in_every_call_and_seed_and_the_same_in_every_run(ranks: list[Communicator]) -> None:
+    xs = inputs(5000)
+    first, second = (reduced(ranks, xs, wire="qsgd4")[0][0] for _ in range(2))
+    assert not np.array_equal(first, second)
+    again = Communicator.local(SIZE, timeout_s=30.0)
+    other = Communicator.local(SIZE, timeout_s=30.0)
+    np.testing.assert_array_equal(reduced(again, xs, wire="qsgd4")[0][0], first)
+    assert not np.array_equal(reduced(other, xs, wire="qsgd4", seed=1)[0][0], first)
+    for communicator in again + other:
+        communicator.close()
+
+
+def test_torch_tensors_in_place(ranks: list[Communicator]) -> None:
+    xs = [torch.full((4, 5), float(rank)) for rank in range(SIZE)]
+    works = [rank.all_reduce(x, wire="qsgd8", async_op=True) for rank, x in zip(ranks, xs, strict=True)]
+    for work, x in zip(works, xs, strict=True):
+        assert work.result() is x
+        assert torch.equal(x, torch.full((4, 5), 3.0))
+
+
+def test_a_rank_alone_rounds_too() -> None:
+    (alone,) = Communicator.local(1)
+    x = np.array([1.0, 0.3, -0.2], np.float32)
+    kept, error = x.copy(), np.empty_like(x)
+    assert alone.all_reduce(x, wire="qsgd2", error=error) is None
+    assert set(np.abs(x)) <= {0.0, 1.0}
+    np.testing.assert_array_equal(x + error, kept)
+    alone.close()
+
+
+def test_ranks_that_disagree_are_told(ranks: list[Communicator]) -> None:
+    works = [
+        rank.all_reduce(np.ones(4, np.float32), wire="qsgd4" if rank.rank else "int8", async_op=True) for rank in ranks
+    ]
+    with pytest.raises(TransportError, match="wire=(qsgd4|int8)"):
+        works[0].wait()
+
+
+_X = np.ones(4, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "kind", "message"),
+    [
+        (_X, {"wire": "qsgd3"}, ValueError, "wire='qsgd3' does not exist for dense vectors: use one of bf16, f16"),
+        (_X, {"wire": 4}, ValueError, "wire=4 does not exist"),
+        (np.ones(4), {"wire": "int8"}, TypeError, "x has dtype float64: wire= is for float32"),
+        (torch.ones(4, dtype=torch.bfloat16), {"wire": "int8"}, TypeError, "x has dtype torch.bfloat16: wire="),
+        (_X, {"wire": "int8", "op": "max"}, ValueError, "op='max' is not supported with wire=: use 'sum' or 'avg'"),
+        (_X, {"wire": "int8", "algorithm": "ring"}, ValueError, "algorithm='ring' is not supported with wire="),
+        (_X, {"error": np.empty_like(_X)}, ValueError, "error takes what wire= loses: name a wire"),
+        (_X, {"wire": "int8", "error": np.empty(4)}, TypeError, "error has dtype float64 but x has float32"),
+        (_X, {"wire": "int8", "error": np.empty(5, np.float32)}, ValueError, "error has shape (5,) but x has (4,)"),
+        (_X, {"wire": "int8", "error": _X}, ValueError, "error shares memory with x or out"),
+        (_X, {"wire": "int8", "seed": -1}, ValueError, "seed=-1 is out of range"),
+        (_X, {"wire": "int8", "seed": 2**64}, ValueError, "is out of range: use 0 to 2**64 - 1"),
+        (_X, {"wire": "int8", "seed": 0.5}, TypeError, "seed=0.5 must be an int"),
+    ],
+)
+def test_refused(
+    ranks: list[Communicator], x: Any, options: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        ranks[0].all_reduce(x, **options)
+
+
+def test_error_must_not_share_memory_with_out(ranks: list[Communicator]) -> None:
+    out = np.empty_like(_X)
+    with pytest.raises(ValueError, match="error shares memory with x or out"):
+        ranks[0].all_reduce(_X, out=out, wire="int8", error=out)

@@ -1,0 +1,210 @@
+"""Advice: what is recommended where, in which words, and that its line of code is today's API."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import replace
+
+import pytest
+
+from telegrad.communicator import Communicator
+from telegrad.tools.advise.advice import SCHEMES, WORTH, Advice, Scheme, advise
+from telegrad.tools.advise.architectures import ARCHITECTURES
+from telegrad.tools.advise.cluster import Cluster
+from telegrad.tools.advise.sending import dense, ok_topk, sparse
+from telegrad.tools.advise.step import Stragglers
+from telegrad.tools.advise.workload import DEVICES, of_model
+from telegrad.tools.sim.networks import network_of
+
+V100 = DEVICES["v100"]
+PLAIN = [one.name for one in SCHEMES if not one.compresses]
+
+
+def advice_of(model: str, network: str, ranks: int = 16, **options: object) -> Advice:
+    cluster = Cluster(ranks, network_of(network).costs)
+    return advise(of_model(model, V100), cluster, V100, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("network", ["100gbit", "200gbit", "400gbit"])
+def test_resnet_on_a_fast_network_is_told_not_to_compress(network: str) -> None:
+    """The literature's negative result: it gains nothing."""
+    found = advice_of("resnet50", network)
+    assert found.recommended.scheme.name in PLAIN
+    assert found.verdict.startswith("Do not compress: it would cost you 0.")
+    assert found.recommended.step.efficiency > 0.98
+    for one in found.predictions:
+        assert one.step.step_s > 0.97 * found.recommended.step.step_s
+
+
+def test_the_cost_of_compressing_is_that_of_the_best_way_to() -> None:
+    found = advice_of("resnet50", "100gbit")
+    cost = float(found.verdict.split("cost you ")[1].split(" %")[0]) / 100
+    name = found.verdict.split("(")[1].split(" at")[0]
+    assert cost == pytest.approx(found.of(name).step.step_s / found.recommended.step.step_s - 1, rel=0.01)
+    assert found.of(name).step.select_s > 0
+    compressed = [one.step.step_s for one in found.predictions if one.scheme.compresses]
+    assert found.of(name).step.step_s == min(compressed)
+
+
+@pytest.mark.parametrize("model", ["vgg16", "alexnet", "bert-base", "gpt2-small", "lstm"])
+def test_large_models_on_a_slow_network_are_told_to_compress(model: str) -> None:
+    found = advice_of(model, "1gbit")
+    assert found.recommended.scheme.compresses
+    assert found.verdict.startswith("Compress: ")
+    best_dense_s = min(found.of(name).step.step_s for name in PLAIN)
+    assert found.recommended.step.step_s < best_dense_s / 2
+    assert any("Compare accuracy" in one for one in found.cautions)
+
+
+def test_gradients_on_gpus_are_not_said_to_be_refused() -> None:
+    said = " ".join(advice_of("vgg16", "1gbit").cautions)
+    assert "For gradients on GPUs this is what to expect of the network, without copies to the host" in said
+    assert "on the CPU" not in said
+
+
+def test_a_small_gain_is_not_worth_it() -> None:
+    found = advice_of("bert-base", "100gbit", 8)
+    assert found.recommended.scheme.name in PLAIN
+    assert "would gain" in found.verdict
+    assert f"less than the {WORTH * 100:.0f} %" in found.verdict
+    assert not any("accuracy" in one for one in found.cautions)
+
+
+def test_many_ranks_fill_a_sum_in() -> None:
+    found = advice_of("resnet50", "10gbit", 1024)
+    assert any("100% of the entries, more than the 67%" in one and "at most 3x" in one for one in found.reasons)
+    assert found.of("topk").step.step_s > 0.9 * found.of("ddp").step.step_s  # compression at 1 % gains nothing
+    assert found.recommended.scheme.name == "oktopk"
+    few = advice_of("resnet50", "10gbit", 4)
+    assert not any("Lemma 5.2" in one for one in few.reasons)
+    dense = advice_of("resnet50", "10gbit", 16, density=0.6)  # which cannot double any more
+    assert any("at most 3x" in one for one in dense.reasons)
+
+
+def test_the_reasons_have_the_numbers() -> None:
+    found = advice_of("resnet50", "100gbit")
+    first, second, *others = found.reasons
+    assert "A rank computes 100 ms, of which 66.7 ms backward, and summing 102 MB among 16 ranks" in first
+    assert "selection holds the backward pass up for 0.611 ms" in second
+    assert "could be saved" in second
+    assert any("merging by the planner instead of DDP's buckets gains 1.7 %" in one for one in others)
+    slow = advice_of("vgg16", "1gbit")
+    assert any("DDP's buckets gains nothing" in one for one in slow.reasons)
+
+
+def test_predictions_are_of_all_schemes_and_of_all_ranks() -> None:
+    found = advice_of("vgg16", "10gbit")
+    assert [one.scheme for one in found.predictions] == list(SCHEMES)
+    for one in found.predictions:
+        assert one.samples_per_s == pytest.approx(16 * 32 / one.step.step_s)
+        assert 0 < one.step.efficiency <= 1 + 1e-12
+        assert sorted(at for group in one.groups for at in group.tensors) == list(range(32))
+    assert found.of("optimal").step.step_s <= min(found.of(name).step.step_s for name in PLAIN)
+    with pytest.raises(KeyError):
+        found.of("adam")
+
+
+@pytest.mark.parametrize("model", ARCHITECTURES)
+def test_every_known_model_gets_advice(model: str) -> None:
+    for network, ranks in (("1gbit", 2), ("25gbit", 48), ("400gbit", 1024)):
+        found = advice_of(model, network, ranks)
+        assert found.recommended in found.predictions
+        usable = [one.step.step_s for one in found.predictions]
+        assert found.recommended.step.step_s <= min(usable) * (1 + WORTH) * 1.02
+        assert found.verdict.split(":")[0] in ("Compress", "Do not compress")
+
+
+def test_a_slower_network_never_makes_dense_look_better() -> None:
+    names = ("1gbit", "10gbit", "25gbit", "100gbit")
+    gains = []
+    for name in names:
+        found = advice_of("vgg16", name)
+        gains.append(found.of("ddp").step.step_s / found.of("oktopk").step.step_s)
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_quantisation_is_recommended_where_it_is_fastest() -> None:
+    found = advice_of("vgg16", "1gbit", schemes=[one for one in SCHEMES if one.name not in ("oktopk", "allgather")])
+    assert found.recommended.scheme.name == "topk"
+    strong = advice_of("vgg16", "1gbit", density=1.0)
+    assert strong.recommended.scheme.name == "qsgd4"
+    assert "Compress: qsgd4 makes a step" in strong.verdict  # it has no density
+    assert 'compression="quantised", quantised="qsgd4"' in strong.line
+
+
+def test_of_several_ways_the_better_one_is_taken() -> None:
+    def both(cluster: Cluster, device: object, density: float) -> list[object]:
+        return [sparse(cluster, V100, density), ok_topk(cluster, V100, density)]
+
+    mixed = replace(SCHEMES[4], name="either", ways=both)  # type: ignore[arg-type]
+    found = advice_of("resnet50", "10gbit", 256, schemes=[*SCHEMES, mixed])
+    assert found.of("either").step.step_s == min(found.of(name).step.step_s for name in ("topk", "oktopk"))
+
+
+def test_stragglers_are_counted() -> None:
+    plain, late = (advice_of("resnet50", "10gbit", stragglers=one) for one in (Stragglers(), Stragglers(factor=1.5)))
+    assert late.of("ddp").step.step_s > plain.of("ddp").step.step_s
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="ranks=1 must be 2 or more"):
+        advice_of("resnet50", "10gbit", 1)
+    for density in (0.0, 1.5):
+        with pytest.raises(ValueError, match=f"density={density} is no share"):
+            advice_of("resnet50", "10gbit", density=density)
+    for schemes in (SCHEMES[:4], SCHEMES[4:]):
+        with pytest.raises(ValueError, match="schemes must have one that is dense and one that compresses"):
+            advice_of("resnet50", "10gbit", schemes=schemes)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda scheme: scheme.name)
+def test_lines_of_code_are_valid_for_today_s_api(scheme: Scheme) -> None:
+    torch = pytest.importorskip("torch")
+    import telegrad
+
+    line = scheme.line(0.01)
+    (calls,) = ([one for one in ast.walk(ast.parse(line)) if isinstance(one, ast.Call)],)
+    api = {
+        "DDPState": telegrad.DDPState,
+        "Synchronizer": telegrad.Synchronizer,
+        "all_reduce": Communicator.all_reduce,
+    }
+    found = [one for one in calls if isinstance(one.func, ast.Attribute) and one.func.attr in api]
+    assert len(found) == 1
+    function = api[found[0].func.attr]  # type: ignore[attr-defined]
+    values = {one.arg: ast.literal_eval(one.value) for one in found[0].keywords if one.arg}
+    own = [None] if inspect.isfunction(function) else []
+    inspect.signature(function).bind(*own, *found[0].args, **values)
+    model = torch.nn.Linear(4, 4)
+    comm = Communicator.local(1)[0]
+    try:
+        namespace = {"telegrad": telegrad, "model": model, "comm": comm, "ddp": Registered(model)}
+        namespace["gradient"] = torch.ones(4)
+        exec(compile(line, "<advice>", "exec"), namespace)
+        if "sync" in namespace:
+            namespace["sync"].close()
+    finally:
+        comm.close()
+
+
+class Registered:
+    """What the line needs of a DistributedDataParallel, which wants a process group."""
+
+    def __init__(self, model: object) -> None:
+        self.model = model
+
+    def named_parameters(self) -> object:
+        return self.model.named_parameters()  # type: ignore[attr-defined]
+
+    def register_comm_hook(self, state: object, hook: object) -> None:
+        assert type(state).__name__ == "DDPState"
+        assert callable(hook)
+
+
+def test_the_ways_of_a_scheme_are_a_list() -> None:
+    cluster = Cluster(4, network_of("10gbit").costs)
+    for scheme in SCHEMES:
+        (way,) = scheme.ways(cluster, V100, 0.01)
+        assert way.cost(1 << 20) > 0
+    assert SCHEMES[0].ways(cluster, V100, 0.01)[0].cost(1 << 20) == dense(cluster).cost(1 << 20)

@@ -1,0 +1,170 @@
+"""The closed forms of operations on streams against the simulator, which runs them with real entries."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from telegrad.cost import Costs, cost, cost_sparse
+from telegrad.tools.advise import sending
+from telegrad.tools.sim.measure import Measurement, Point, measure
+from telegrad.tools.sim.networks import Network
+
+COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"
+
+# Latency counts, bytes count, work counts, work is all that counts.
+NETWORKS = (
+    Costs(alpha_s=2e-6, beta_s_per_byte=8e-11),
+    Costs(alpha_s=20e-6, beta_s_per_byte=8.5e-9, gamma_s_per_byte=1e-10),
+    Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=2e-10),
+    Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=3e-9),
+)
+RANKS = [2, 3, 5, 8, 17, 33]
+STREAMS = [(10_000, 50), (100_000, 1000), (1 << 20, 10_000), (1 << 20, 100_000)]
+TOLERANCE = 0.15
+FORMS = {"sparse_allgather": cost.allgather_sparse, "sparse_reduce_scatter": cost.reduce_scatter_sparse}
+
+
+def found(operation: str, ranks: int, dimension: int, entries: int, costs: Costs, **more: int | str) -> Measurement:
+    fields = {"nnz": entries, "wire": "blocked", **more}
+    return measure(Point(operation, "auto", ranks, 4 * dimension, Network(costs), **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("operation", FORMS)
+def test_gathered_and_scattered(operation: str, ranks: int, costs: Costs) -> None:
+    for dimension, entries in STREAMS[: 4 if ranks <= 3 else 3]:
+        form = FORMS[operation](ranks, dimension, entries, costs)
+        one = found(operation, ranks, dimension, entries, costs)
+        about = (operation, ranks, dimension, entries)
+        assert form.time_s == pytest.approx(one.finish_s, rel=TOLERANCE), about
+        assert form.messages_per_rank == one.messages_sent.max(), about
+        assert form.bytes_per_rank == pytest.approx(int(one.bytes_sent.max()), rel=TOLERANCE), about
+
+
+@pytest.mark.parametrize("costs", NETWORKS, ids=str)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_of_which_a_part_is_kept(ranks: int, costs: Costs) -> None:
+    """At first, and with what that leaves; where another level of bins is a matter of chance, with or without it."""
+    for dimension, entries in STREAMS[: 4 if ranks <= 3 else 3]:
+        one, two = (found("allreduce_topk", ranks, dimension, entries, costs, calls=calls) for calls in (1, 2))
+        assert two.result_nnz is not None
+        assert one.words_sent is not None
+        assert one.words_received is not None
+        first = cost.allreduce_topk(ranks, dimension, entries, entries, costs, slices="cut", finds_threshold=True)
+        kept = two.result_nnz
+        later = [
+            cost.allreduce_topk(ranks, dimension, entries, kept, costs, slices=slices, finds_threshold=False)
+            for slices in ("reused", "recut")
+        ]
+        about = (ranks, dimension, entries)
+        chance_s = level_s(ranks, costs)
+        assert abs(first.time_s - one.finish_s) <= TOLERANCE * one.finish_s + chance_s, about
+        messages = int(two.messages_sent.max() - one.messages_sent.max())
+        nearest = min(later, key=lambda form: abs(form.messages_per_rank - messages))
+        took_s = two.finish_s - one.finish_s
+        assert abs(nearest.time_s - took_s) <= TOLERANCE * took_s + (chance_s if nearest is later[1] else 0), about
+        if entries < 1000:  # of few the largest of many ranks' shares is anything
+            continue
+        words = max(int(one.words_sent.max()), int(one.words_received.max()))
+        assert first.words_per_rank == pytest.approx(words, rel=TOLERANCE), about
+
+
+def level_s(ranks: int, costs: Costs) -> float:
+    """Of one allreduce of a histogram."""
+    return cost_sparse._sum_of_counts(ranks, max(cost_sparse.BINS_LEAST, 4 * ranks), costs).time_s
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_drawn_costs(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks, dimension = draw.randint(2, 24), round(2 ** draw.uniform(12, 20))
+    entries = round(dimension * 10 ** draw.uniform(-2.5, -0.5))
+    costs = Costs(
+        alpha_s=10 ** draw.uniform(-6, -4),
+        beta_s_per_byte=10 ** draw.uniform(-11, -8),
+        gamma_s_per_byte=10 ** draw.uniform(-11, -8),
+    )
+    for operation, form in FORMS.items():
+        one = found(operation, ranks, dimension, entries, costs)
+        assert form(ranks, dimension, entries, costs).time_s == pytest.approx(one.finish_s, rel=TOLERANCE), operation
+
+
+def test_packed_indices_are_about_as_long_as_they_are() -> None:
+    for dimension, entries in STREAMS:
+        one = found("sparse_allgather", 4, dimension, entries, NETWORKS[0], wire="indices")
+        form = cost.allgather_sparse(4, dimension, entries, NETWORKS[0], packed=True)
+        assert form.bytes_per_rank == pytest.approx(int(one.bytes_sent.max()), rel=0.05)
+
+
+def test_one_rank_alone_and_no_entries() -> None:
+    costs = NETWORKS[2]
+    for form, operation in ((form, operation) for operation, form in FORMS.items()):
+        assert form(1, 1000, 100, costs).time_s == pytest.approx(
+            found(operation, 1, 1000, 100, costs).finish_s, rel=TOLERANCE
+        )
+        assert form(4, 1000, 0, costs).time_s == pytest.approx(
+            found(operation, 4, 1000, 0, costs).finish_s, rel=TOLERANCE
+        )
+    alone = cost.allreduce_topk(1, 1000, 100, 50, costs, slices="cut", finds_threshold=True)
+    assert (alone.messages_per_rank, alone.words_per_rank) == (0, 0)
+    assert cost_sparse.entries_of_sum(3, 0, 0) == 0
+    assert cost_sparse.entries_of_sum(3, 10, 10) == 10
+
+
+def test_words_do_not_grow_with_the_ranks() -> None:
+    def words(ranks: int) -> int:
+        return cost.allreduce_topk(
+            ranks, 1 << 24, 10_000, 10_000, NETWORKS[0], slices="reused", finds_threshold=False
+        ).words_per_rank
+
+    assert words(2) == 20_000
+    assert words(1024) < 40_000
+
+
+def test_sizes_that_make_no_sense() -> None:
+    costs = NETWORKS[0]
+    for form in FORMS.values():
+        with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
+            form(0, 10, 1, costs)
+        with pytest.raises(ValueError, match="entries=11 must be between 0 and dimension=10"):
+            form(2, 10, 11, costs)
+    with pytest.raises(ValueError, match="keep=0 must be at least 1"):
+        cost.allreduce_topk(2, 10, 1, 0, costs, slices="cut", finds_threshold=True)
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "value"),
+    [
+        (
+            "support/allgather_short.hpp",
+            r"kShortMessageBytes = std::size_t\{32\} << 10",
+            cost_sparse.SHORT_MESSAGE_BYTES,
+        ),
+        ("sparse/split.cpp", r"kShortBytes = std::size_t\{32\} << 10", cost_sparse.SHORT_SHARE_BYTES),
+        ("../transport/transport.hpp", r"kTurnBytes = std::size_t\{32\} << 10", cost_sparse.TURN_BYTES),
+    ],
+)
+def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> None:
+    assert re.search(pattern, (COLLECTIVES / file).read_text())
+    assert value == 32 << 10
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "value"),
+    [
+        ("sparse/split.cpp", "kWindow", cost_sparse.SHARES_UNDER_WAY),
+        ("topk/pooled_slices.cpp", "kBinsLeast", cost_sparse.BINS_LEAST),
+        ("topk/threshold.cpp", "kBuckets", cost_sparse.THRESHOLD_COUNTS),
+        ("sparse/exchanged_sums.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
+        ("sparse/cost.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
+    ],
+)
+def test_numbers_are_those_of_the_core(file: str, name: str, value: int) -> None:
+    match = re.search(rf"{name} = (\d+);", (COLLECTIVES / file).read_text())
+    assert match is not None
+    assert int(match[1]) == value

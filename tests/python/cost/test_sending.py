@@ -1,0 +1,241 @@
+"""Ways to send a group: against the simulator, by hand, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from telegrad.cost.cost import allreduce_ring
+from telegrad.cost.levels import Levels, allreduce_two_level
+from telegrad.cost.linear_cost import PAPER_NETWORKS, ring, two_level
+from telegrad.cost.network import Costs
+from telegrad.tools.advise.architectures import architecture
+from telegrad.tools.advise.cluster import COLLECTIVES, NODE, Cluster, chosen_collective, sum_cost
+from telegrad.tools.advise.sending import SCHEMES, fill_in, gathered, ok_topk, qsgd, rgc, sparse, way_of
+from telegrad.tools.advise.workload import DEVICES, SAMPLES, Device, device_of
+from telegrad.tools.sim.measure import Point, measure
+from telegrad.tools.sim.networks import network_of
+from telegrad.tools.sim.world import World
+
+V100 = DEVICES["v100"]
+K80 = PAPER_NETWORKS["k80-10gbe"]
+
+
+@pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
+@pytest.mark.parametrize("ranks", [4, 16, 64, 100])
+@pytest.mark.parametrize("size", [1 << 16, 1 << 20, 25 << 20])
+def test_sparse_sums_take_what_the_simulator_says(network: str, ranks: int, size: int) -> None:
+    for density in (0.001, 0.01, 0.1):
+        net = network_of(network)
+        nnz = max(1, round(density * (size // 4)))
+        found = measure(Point("sparse_allreduce", "auto", ranks=ranks, size=size, network=net, nnz=nnz)).finish_s
+        way = sparse(Cluster(ranks, net.costs), V100, density)
+        assert way.cost(size) - way.decompress(size) == pytest.approx(found, rel=0.3)
+
+
+@pytest.mark.parametrize("ranks", [8, 32])
+@pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
+def test_sparse_sums_on_nodes_take_what_the_simulator_says(network: str, ranks: int) -> None:
+    per_node = 8 if ranks == 32 else 4
+    for density, size in itertools.product((0.001, 0.01, 0.1, 0.4), (1 << 16, 8 << 20)):
+        net = replace(
+            network_of(network),
+            ranks_per_node=per_node,
+            node_alpha_s=NODE.alpha_s,
+            node_beta_s_per_byte=NODE.beta_s_per_byte,
+            oversubscription=float(per_node),
+        )
+        cluster = Cluster(ranks, net.costs, per_node, oversubscription=float(per_node))
+        nnz = round(density * size / 4)
+        found = measure(
+            Point("sparse_allreduce", "auto", ranks=ranks, size=size, network=net, nnz=nnz, payloads=True)
+        ).finish_s
+        way = sparse(cluster, V100, density)
+        assert way.cost(size) - way.decompress(size) == pytest.approx(found, rel=0.35), (density, size)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_all_ways_have_costs_that_make_sense(name: str) -> None:
+    for ranks in (1, 2, 7, 64, 4096):
+        way = way_of(name, Cluster(ranks, network_of("10gbit").costs), V100, density=0.01)
+        assert way.name == name
+        for size in (0, 4, 4096, 1 << 20, 1 << 28):
+            for seconds in (way.cost(size), way.delay(size), way.decompress(size)):
+                assert 0 <= seconds < math.inf
+            assert way.decompress(size) <= way.cost(size)
+    selects = name not in ("dense", "qsgd8", "qsgd4", "qsgd2")
+    assert (way.delay(4096) > 0) == selects
+
+
+def test_rgc_is_the_paper_s_formula() -> None:
+    device = Device("plain", 1e12, 1e9, launch_s=0.0)
+    costs = Costs(1e-5, 1e-9)
+    way = rgc(Cluster(8, costs), device, 0.001, element_bytes=4, kernels=0)
+    n, k = 1_000_000, 1000
+    assert way.delay(4 * n) == pytest.approx(4e-3)
+    assert way.decompress(4 * n) == pytest.approx(8 * k * 16e-9)
+    assert way.cost(4 * n) - way.decompress(4 * n) == pytest.approx(3e-5 + 7 * k * 8 * 1e-9)
+    mean = rgc(Cluster(8, costs), device, 0.001, quantised=True, element_bytes=4, kernels=0)
+    assert mean.cost(4 * n) - mean.decompress(4 * n) == pytest.approx(3e-5 + 7 * k * 4 * 1e-9)
+
+
+def test_what_is_gathered_grows_with_the_ranks_and_what_ok_topk_moves_does_not() -> None:
+    costs = network_of("10gbit").costs
+    size = 100 << 20
+    moved = {
+        (maker, ranks): way.cost(size) - way.decompress(size)
+        for maker in (gathered, ok_topk)
+        for ranks in (4, 256)
+        for way in [maker(Cluster(ranks, costs), V100, 0.01)]
+    }
+    assert 60 < moved[gathered, 256] / moved[gathered, 4] < 110  # 255/3
+    assert 1 < moved[ok_topk, 256] / moved[ok_topk, 4] < 2.6
+    assert moved[gathered, 256] > 5 * moved[ok_topk, 256]
+
+
+def test_quantised_sums_move_their_bits() -> None:
+    costs = Costs(1e-6, 1e-9)  # no work
+    size = 64 << 20
+    dense_s = sum_cost(Cluster(8, costs), "telegrad-ring")(size)
+    for bits in (8, 4, 2):
+        share = qsgd(Cluster(8, costs), bits).cost(size) / dense_s
+        assert share == pytest.approx((bits + 1 / 32) / 32, rel=0.03)
+
+
+@pytest.mark.parametrize("network", ["1gbit", "10gbit", "100gbit"])
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+@pytest.mark.parametrize("size", [64 << 10, 1 << 20, 8 << 20])
+def test_quantised_sums_take_what_their_simulation_takes(network: str, ranks: int, size: int) -> None:
+    costs = network_of(network).costs
+    world = World(ranks, **{name: getattr(costs, name) for name in ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte")})
+    vector = np.ones(size // 4, np.float32)
+    works = [
+        comm.all_reduce(vector, wire="qsgd4", out=np.empty_like(vector), async_op=True) for comm in world.communicators
+    ]
+    for work in works:
+        work.wait()
+    took_s = max(world.finish_s(rank) for rank in range(ranks))
+    world.close()
+    assert qsgd(Cluster(ranks, costs), 4).cost(size) == pytest.approx(took_s, rel=0.21)
+
+
+def test_fill_in() -> None:
+    assert fill_in(1, 1000, 0.01) == pytest.approx(0.01)
+    assert fill_in(64, 1_000_000, 0.01) == pytest.approx(1 - 0.99**64)
+    assert fill_in(4, 0, 0.01) == 0
+
+
+def test_a_sparse_sum_of_many_ranks_is_no_cheaper_than_fill_in_allows() -> None:
+    """SparCML, Lemma 5.2: what has filled in gains at most a factor of 2 over the dense sum's bytes."""
+    costs = Costs(1e-7, 1e-9)
+    way = sparse(Cluster(1024, costs), V100, 0.01)
+    size = 100 << 20
+    assert way.cost(size) - way.decompress(size) > 0.5 * sum_cost(Cluster(1024, costs), "telegrad")(size)
+
+
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.5, math.nan])
+def test_densities_are_shares(density: float) -> None:
+    cluster = Cluster(4, K80)
+    for maker in (sparse, ok_topk, gathered, rgc):
+        with pytest.raises(ValueError, match="density=.* is no share"):
+            maker(cluster, V100, density)
+    with pytest.raises(ValueError, match="density=.* is no share"):
+        fill_in(4, 10, density)
+
+
+def test_what_does_not_exist_is_refused() -> None:
+    cluster = Cluster(4, K80)
+    with pytest.raises(ValueError, match="scheme='topk' is not known: use one of dense, sparse, "):
+        way_of("topk", cluster, V100, density=0.01)
+    with pytest.raises(ValueError, match="bits=3 must be 2, 4 or 8"):
+        qsgd(cluster, 3)
+    with pytest.raises(ValueError, match="collective='star' is not known: use one of ring, "):
+        sum_cost(cluster, "star")
+    with pytest.raises(ValueError, match="device 'tpu' is not known: use one of k80, p100, "):
+        device_of("tpu")
+    with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
+        Cluster(0, K80)
+    for per_node in (0, 3):
+        with pytest.raises(ValueError, match=f"ranks_per_node={per_node} does not divide ranks=4"):
+            Cluster(4, K80, per_node)
+    with pytest.raises(ValueError, match="oversubscription=0.5 must be 1"):
+        Cluster(4, K80, 2, oversubscription=0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"flops_per_s": 0.0}, "flops_per_s=0.0 must be above 0"),
+        ({"memory_bytes_per_s": math.inf}, "memory_bytes_per_s=inf must be above 0 and finite"),
+        ({"launch_s": -1.0}, "launch_s=-1.0 must be 0 or more"),
+    ],
+)
+def test_devices_that_make_no_sense_are_refused(change: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Device(**{"name": "x", "flops_per_s": 1.0, "memory_bytes_per_s": 1.0, **change})  # type: ignore[arg-type]
+
+
+def test_a_device_s_step_is_its_multiplications() -> None:
+    model = architecture("resnet50")
+    assert V100.compute_s(model, 32) == pytest.approx(32 * 6 * model.macs / 7.85e12)
+    assert V100.compute_s(model, 64) == 2 * V100.compute_s(model, 32)
+    assert set(SAMPLES) == {"resnet50", "googlenet", "alexnet", "vgg16", "bert-base", "gpt2-small", "lstm"}
+
+
+def test_the_cheapest_is_no_dearer_than_those_it_chooses_from() -> None:
+    cluster = Cluster(24, network_of("10gbit").costs)
+    for chosen, among in (
+        ("cheapest", ("ring", "recursive-doubling", "halving-doubling", "double-binary-trees")),
+        ("telegrad", ("telegrad-ring", "telegrad-rabenseifner", "telegrad-recursive-doubling")),
+    ):
+        for size in (4, 1 << 10, 1 << 16, 1 << 22, 1 << 28):
+            times = {name: sum_cost(cluster, name)(size) for name in among}
+            assert sum_cost(cluster, chosen)(size) == min(times.values())
+            assert times[chosen_collective(cluster, chosen, size)] == min(times.values())
+    assert chosen_collective(cluster, "ring", 4) == "ring"
+
+
+def test_two_levels_are_one_of_its_own_where_there_are_some() -> None:
+    costs = network_of("10gbit").costs
+    cluster = Cluster(16, costs, ranks_per_node=4, oversubscription=4.0)
+    levels = Levels(tuple(rank // 4 for rank in range(16)), cluster.within, costs)
+    for size in (4, 1 << 16, 1 << 24):
+        found = sum_cost(cluster, "telegrad-two-level")(size)
+        assert found == allreduce_two_level(levels, size, cluster.shared_costs).time_s
+        flat = [sum_cost(cluster, f"telegrad-{name}")(size) for name in ("ring", "rabenseifner", "recursive-doubling")]
+        assert sum_cost(cluster, "telegrad")(size) == min(found, *flat)
+    assert chosen_collective(cluster, "telegrad", 1 << 24) == "telegrad-two-level"
+    for plain in (Cluster(16, costs), Cluster(16, costs, ranks_per_node=16)):
+        assert sum_cost(plain, "telegrad-two-level")(1 << 24) == sum_cost(plain, "telegrad")(1 << 24)
+        assert chosen_collective(plain, "telegrad", 1 << 24) != "telegrad-two-level"
+
+
+def test_own_forms_are_plan_cost_s() -> None:
+    costs = network_of("25gbit").costs
+    assert sum_cost(Cluster(8, costs), "telegrad-ring")(1 << 20) == allreduce_ring(8, 1 << 20, costs).time_s
+    assert sum_cost(Cluster(8, costs), "telegrad-ring")(6) == allreduce_ring(8, 8, costs).time_s  # whole floats
+
+
+def test_ranks_of_a_node_share_its_link() -> None:
+    cluster = Cluster(32, K80, 8, oversubscription=8)
+    size = 16 << 20
+    assert sum_cost(Cluster(32, K80, 8), "halving-doubling")(size) == sum_cost(Cluster(32, K80), "halving-doubling")(
+        size
+    )
+    assert sum_cost(Cluster(32, K80, 8, oversubscription=16), "ring")(size) > 1.5 * ring(32, K80)(size)
+    assert cluster.nodes == 4
+    assert sum_cost(cluster, "ring")(size) == ring(32, K80)(size)  # one message each way passes it
+    assert sum_cost(cluster, "halving-doubling")(size) > 4 * sum_cost(Cluster(32, K80), "halving-doubling")(size)
+    assert sum_cost(cluster, "two-level")(size) == two_level(4, 8, K80, NODE)(size)
+    assert sum_cost(cluster, "two-level")(size) < sum_cost(cluster, "ring")(size)
+    assert sum_cost(Cluster(8, K80, 8), "ring")(size) == ring(8, NODE)(size)  # one node: nothing leaves it
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_one_rank_sums_for_nothing_and_more_ranks_do_not(name: str) -> None:
+    assert sum_cost(Cluster(1, K80), name)(1 << 20) == 0
+    assert sum_cost(Cluster(2, K80), name)(1 << 20) > 0

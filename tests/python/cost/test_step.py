@@ -1,0 +1,188 @@
+"""The timeline of a training step: by hand, against merge plans, with selection, decompression and stragglers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from telegrad.cost.linear_cost import PAPER_NETWORKS, LinearCost, ring
+from telegrad.cost.way import Way
+from telegrad.synchronizer import merge
+from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import architecture, trace_of
+from telegrad.tools.advise.cluster import Cluster
+from telegrad.tools.advise.sending import SCHEMES, PhasedWay, way_of
+from telegrad.tools.advise.step import PLANS, StepGroup, Stragglers, expected, interpolated, planned, simulate
+from telegrad.tools.advise.workload import DEVICES
+
+K80 = PAPER_NETWORKS["k80-10gbe"]
+RESNET50 = trace_of(architecture("resnet50"), 0.6)
+BY_HAND = Trace(("c", "b", "a"), (4, 8, 12), (1.0, 2.0, 3.0), 10.0)
+
+
+def constant(seconds: float) -> Way:
+    return Way("constant", lambda size: seconds)
+
+
+def test_a_step_by_hand() -> None:
+    step = simulate(BY_HAND, [StepGroup((0,), constant(4.0)), StepGroup((1, 2), constant(0.5))])
+    first, second = step.groups
+    assert first[1:7] == (4, 11.0, 11.0, 11.0, 15.0, 15.0)
+    assert second[1:7] == (20, 16.0, 16.0, 16.0, 16.5, 16.5)
+    assert (step.step_s, step.exposed_s, step.communicate_s) == (16.5, 0.5, 4.5)
+    assert step.efficiency == pytest.approx(16 / 16.5)
+    assert (step.select_s, step.decompress_s) == (0, 0)
+
+
+def test_without_overlap_groups_leave_after_the_backward_pass() -> None:
+    step = simulate(BY_HAND, [StepGroup((0,), constant(4.0)), StepGroup((1, 2), constant(0.5))], overlap=False)
+    assert [one.start_s for one in step.groups] == [16.0, 20.0]
+    assert step.step_s == 20.5
+
+
+def test_selection_holds_the_backward_pass_up_and_decompression_waits_for_its_end() -> None:
+    way = PhasedWay("picked", lambda size: 1.5, lambda size: 0.25, lambda size: 0.5)
+    step = simulate(BY_HAND, [StepGroup((0,), way), StepGroup((1, 2), way)])
+    first, second = step.groups
+    assert first[2:7] == (11.0, 11.25, 11.25, 12.25, 17.0)  # 16 s of passes, 0.25 s of selection, twice
+    assert second[2:7] == (16.25, 16.5, 16.5, 17.5, 18.0)
+    assert (step.select_s, step.communicate_s, step.decompress_s) == (0.5, 2.0, 1.0)
+    assert step.exposed_s == 2.0
+
+
+def test_groups_need_not_be_neighbours() -> None:
+    step = simulate(BY_HAND, [StepGroup((0, 2), constant(1.0)), StepGroup((1,), constant(1.0))])
+    assert [(one.size, one.ready_s) for one in step.groups] == [(8, 13.0), (16, 16.0)]
+
+
+def test_an_empty_trace_takes_its_forward_pass() -> None:
+    empty = Trace((), (), (), 1.0)
+    assert simulate(empty, []).step_s == 1.0
+    assert simulate(Trace((), (), (), 0.0), []).efficiency == 1.0
+    for plan in PLANS:
+        assert planned(empty, plan, constant(1.0)) in ([], [StepGroup((), constant(1.0))])
+
+
+@pytest.mark.parametrize("groups", [[(0,)], [(0, 1), (1, 2)], [(0, 1, 2, 3)]], ids=["missing", "twice", "beyond"])
+def test_each_gradient_is_in_one_group(groups: list[tuple[int, ...]]) -> None:
+    with pytest.raises(ValueError, match="groups must hold each of the positions 0 to 2 once"):
+        simulate(BY_HAND, [StepGroup(one, constant(1.0)) for one in groups])
+
+
+@pytest.mark.parametrize("slowdown", [0.5, math.nan, math.inf])
+def test_no_rank_is_faster_than_typical(slowdown: float) -> None:
+    with pytest.raises(ValueError, match="slowdown="):
+        simulate(BY_HAND, [StepGroup((0, 1, 2), constant(1.0))], slowdown=slowdown)
+
+
+@pytest.mark.parametrize("name", ["wfbp", "single", "fixed", "greedy"])
+@pytest.mark.parametrize("ranks", [4, 64, 1024])
+def test_dense_steps_are_those_of_merge_plans(name: str, ranks: int) -> None:
+    cost = ring(ranks, K80)
+    plan = getattr(merge, name)(RESNET50.sizes, RESNET50.backward_times, cost=cost)
+    step = simulate(RESNET50, planned(RESNET50, name, Way("dense", cost)))
+    assert step.step_s == pytest.approx(RESNET50.forward_s + plan.finish_s, rel=1e-12)
+    assert step.exposed_s == pytest.approx(plan.exposed_s, abs=1e-12)
+    assert [one.start_s - RESNET50.forward_s for one in step.groups] == pytest.approx(
+        [slot.start_s for slot in plan.timeline]
+    )
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("ranks", [2, 16, 100, 4096])
+def test_optimal_is_never_behind(scheme: str, ranks: int) -> None:
+    trace = trace_of(architecture("googlenet"), 0.1)
+    way = way_of(scheme, Cluster(ranks, K80), DEVICES["v100"], density=0.01)
+    steps = {plan: simulate(trace, planned(trace, plan, way)).step_s for plan in PLANS}
+    assert steps["optimal"] == min(steps.values())
+    assert steps["optimal"] >= trace.compute_s
+
+
+def test_optimal_with_linear_costs_is_exact() -> None:
+    for ranks in (4, 64, 256):
+        cost = ring(ranks, K80)
+        found = simulate(RESNET50, planned(RESNET50, "optimal", Way("dense", cost)))
+        best = merge.optimal(RESNET50.sizes, RESNET50.backward_times, cost=cost)
+        assert found.step_s == pytest.approx(RESNET50.forward_s + best.finish_s, rel=1e-12)
+
+
+def test_optimal_with_selection_is_near_the_exact_one() -> None:
+    trace = trace_of(architecture("googlenet"), 0.05)
+    way = way_of("sparse", Cluster(16, K80), DEVICES["v100"], density=0.01)
+    exact = merge.optimal(trace.sizes, trace.backward_times, cost=way.cost, delay=way.delay)
+    best = simulate(trace, [StepGroup(one, way) for one in exact.groups]).step_s
+    assert simulate(trace, planned(trace, "optimal", way)).step_s == pytest.approx(best, rel=0.01)
+
+
+def test_an_unknown_plan_is_refused() -> None:
+    with pytest.raises(ValueError, match="plan='best' is not known: use one of fixed, wfbp,"):
+        planned(BY_HAND, "best", constant(1.0))
+
+
+def test_interpolation_is_exact_for_straight_lines_and_asks_seldom() -> None:
+    asked = []
+
+    def cost(size: int) -> float:
+        asked.append(size)
+        return 3.0 + 2.0 * size
+
+    line = interpolated(cost)
+    for size in range(0, 100_000, 4):
+        assert line(size) == pytest.approx(3.0 + 2.0 * size)
+    assert len(set(asked)) < 80
+
+
+def test_a_straggler_takes_all_with_it() -> None:
+    groups = planned(RESNET50, "single", Way("dense", LinearCost(0.1, 0.0)))
+    step = simulate(RESNET50, groups, slowdown=1.5)
+    assert step.step_s == pytest.approx(0.6 * 1.5 + 0.1)
+    assert step.exposed_s == pytest.approx(0.1)
+    assert step.efficiency == pytest.approx(0.6 / 1.0)
+    constant_factor = expected(RESNET50, groups, 64, stragglers=Stragglers(factor=1.5))
+    assert constant_factor == step
+
+
+def test_the_slowest_of_more_ranks_is_slower() -> None:
+    noise = Stragglers(sigma=0.1, seed=3)
+    groups = planned(RESNET50, "fixed", Way("dense", ring(16, K80)))
+    steps = [expected(RESNET50, groups, ranks, stragglers=noise).step_s for ranks in (1, 4, 64, 1024)]
+    assert steps == sorted(steps)
+    assert steps[0] < 0.8 * steps[-1]
+    again = expected(RESNET50, groups, 64, stragglers=noise)
+    assert again.step_s == steps[2]
+    other = expected(RESNET50, groups, 64, stragglers=Stragglers(sigma=0.1, seed=4))
+    assert other.step_s != steps[2]
+    assert other.step_s == pytest.approx(steps[2], rel=0.02)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_what_stragglers_take_is_no_communication(ranks: int) -> None:
+    free = [StepGroup(tuple(range(len(RESNET50.sizes))), constant(0.0))]
+    noise = Stragglers(sigma=0.5)
+    step = expected(RESNET50, free, ranks, stragglers=noise)
+    assert step.exposed_s == pytest.approx(0, abs=1e-9)
+    assert step.step_s == pytest.approx(0.6 * sum(noise.slowdowns(ranks)) / noise.draws)
+    costly = [StepGroup(tuple(range(len(RESNET50.sizes))), constant(0.25))]
+    assert expected(RESNET50, costly, ranks, stragglers=noise).exposed_s == pytest.approx(0.25)
+
+
+def test_the_mean_of_the_slowest_is_that_of_lognormal_draws() -> None:
+    slowdowns = Stragglers(sigma=0.01, draws=20_000).slowdowns(2)
+    assert min(slowdowns) == 1.0  # not below typical
+    above = [math.log(one) / 0.01 for one in slowdowns]
+    assert sum(above) / len(above) == pytest.approx(0.6807, abs=0.02)  # integral of 1 − Φ(z)² over z > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"factor": 0.9}, "factor=0.9 must be 1"),
+        ({"factor": math.inf}, "factor=inf"),
+        ({"sigma": -0.1}, "sigma=-0.1 must be 0"),
+        ({"draws": 0}, "draws=0 must be at least 1"),
+    ],
+)
+def test_stragglers_that_make_no_sense_are_refused(options: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Stragglers(**options)  # type: ignore[arg-type]

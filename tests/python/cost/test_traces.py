@@ -1,0 +1,201 @@
+"""Architectures, traces and linear costs: known sizes, and the speed-ups that MG-WFBP's paper gives."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from telegrad.cost.cost import allreduce_ring
+from telegrad.cost.linear_cost import COLLECTIVES, PAPER_NETWORKS, LinearCost, costs_of_ring_fit, ring, two_level
+from telegrad.cost.network import Costs
+from telegrad.synchronizer import merge
+from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import ARCHITECTURES, architecture, trace_of
+
+K80 = PAPER_NETWORKS["k80-10gbe"]
+
+# Parameters, tensors, and 10^9 multiplications of a forward pass: published, or torchvision's and transformers' counts.
+KNOWN = {
+    "resnet50": (25_557_032, 161, 4.09),
+    "vgg16": (138_357_544, 32, 15.47),
+    "alexnet": (61_100_840, 16, 0.714),
+    "googlenet": (13_378_280, 128, 1.59),
+    "bert-base": (109_482_240, 199, 48.3),
+    "gpt2-small": (124_439_808, 149, 145.8),
+    "lstm": (66_034_000, 11, 1.785),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architectures_have_the_known_sizes(name: str) -> None:
+    elements, tensors, giga_macs = KNOWN[name]
+    model = architecture(name)
+    assert (model.elements, len(model.parameters)) == (elements, tensors)
+    assert model.macs / 1e9 == pytest.approx(giga_macs, rel=2e-3)
+    assert len({one.name for one in model.parameters}) == tensors
+
+
+def test_tensors_of_a_layer_can_be_one() -> None:
+    model = architecture("googlenet")
+    layers = model.by_layer()
+    assert (layers.elements, layers.macs, len(layers.parameters)) == (model.elements, model.macs, 64)
+    assert layers.parameters[0].name == "conv1"
+
+
+def test_an_unknown_architecture_is_refused() -> None:
+    with pytest.raises(ValueError, match="model='resnet' is not known: use one of resnet50, "):
+        architecture("resnet")
+
+
+def test_a_trace_of_an_architecture_is_in_backward_order_and_takes_the_time_that_is_given() -> None:
+    trace = trace_of(architecture("vgg16"), 0.3)
+    assert trace.names[:2] == ("fc8.bias", "fc8.weight")
+    assert trace.names[-1] == "conv1.0.weight"
+    assert trace.bytes == 4 * 138_357_544
+    assert trace.compute_s == pytest.approx(0.3)
+    assert trace.forward_s == pytest.approx(0.1)
+    half = trace_of(architecture("vgg16"), 0.3, element_bytes=2)
+    assert half.bytes * 2 == trace.bytes
+    for bad in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="compute_s="):
+            trace_of(architecture("vgg16"), bad)
+
+
+def test_a_trace_survives_json() -> None:
+    trace = Trace(("b", "a"), (8, 4), (0.1, 0.7), 0.3, "by hand")
+    assert Trace.from_json(trace.to_json()) == trace
+    empty = Trace((), (), (), 0.0)
+    assert Trace.from_json(empty.to_json()) == empty
+    assert (empty.backward_s, empty.compute_s, empty.bytes) == (0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"format": "x"}, "no trace"),
+        ({"version": 2}, "version 2: this telegrad reads 1"),
+        ({"gradients": None}, "damaged"),
+        ({"gradients": [["a", 1]]}, "damaged"),
+        ({"gradients": [["a", "x", 1.0]]}, "damaged"),
+        ({"gradients": [["a", 1.5, 1.0]]}, "damaged"),
+        ({"gradients": [["a", 1, 10**400]]}, "damaged"),
+        ({"gradients": [["a", 1, float("inf")]]}, "gradient 'a' has 1 bytes and inf s"),
+        ({"gradients": [["a", -1, 1.0]]}, "gradient 'a' has -1 bytes"),
+        ({"forward_s": -1.0}, "forward_s=-1.0 must be"),
+        ({"forward_s": None}, "damaged"),
+    ],
+)
+def test_what_is_no_trace_is_refused(change: dict[str, object], said: str) -> None:
+    found = json.loads(Trace(("a",), (4,), (0.1,), 0.3).to_json()) | change
+    with pytest.raises(ValueError, match=said):
+        Trace.from_json(json.dumps({name: value for name, value in found.items() if value is not None}))
+
+
+def test_a_trace_needs_one_of_each() -> None:
+    with pytest.raises(ValueError, match="1 names, 2 sizes and 1 backward_times"):
+        Trace(("a",), (1, 2), (0.1,), 0.3)
+    with pytest.raises(ValueError, match="this is no trace"):
+        Trace.from_json("3")
+    for damaged in ("{", "[" * 100_000):
+        with pytest.raises(ValueError, match=r"this is no trace but damaged JSON \(.*\): record it again"):
+            Trace.from_json(damaged)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_the_ring_is_the_closed_form_of_a_short_vector(ranks: int) -> None:
+    costs = Costs(1e-5, 1e-9, gamma_s_per_byte=1e-10)
+    size = 4 * 840
+    assert ring(ranks, costs)(size) == pytest.approx(allreduce_ring(ranks, size, costs).time_s)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_no_ranks_are_refused(name: str) -> None:
+    for ranks in (0, -1):
+        with pytest.raises(ValueError, match=f"ranks={ranks} must be at least 1"):
+            COLLECTIVES[name](ranks, K80)
+
+
+def test_one_rank_alone_sends_nothing() -> None:
+    for name, collective in COLLECTIVES.items():
+        if name != "parameter-server":
+            assert collective(1, K80) == LinearCost(0.0, 0.0)
+
+
+def test_a_fitted_ring_gives_the_fit_back() -> None:
+    fitted = ring(16, costs_of_ring_fit(9.72e-4, 1.97e-9, 16))
+    assert (fitted.startup_s, fitted.s_per_byte) == pytest.approx((9.72e-4, 1.97e-9))
+    with pytest.raises(ValueError, match="ranks=1 must be 2 or more"):
+        costs_of_ring_fit(1.0, 1.0, 1)
+
+
+def test_two_levels() -> None:
+    within = Costs(1e-6, 1e-11)
+    assert two_level(8, 1, K80, within) == ring(8, K80)
+    assert two_level(1, 8, K80, within) == ring(8, within)
+    both = two_level(8, 4, K80, within, "double-binary-trees")
+    assert both(1 << 24) < ring(32, K80)(1 << 24)
+    with pytest.raises(ValueError, match="collective='star' is not known"):
+        two_level(2, 2, K80, within, "star")
+
+
+def speed_ups(trace: Trace, cost: LinearCost) -> dict[str, float]:
+    """Steps per second of each scheme, greedy's being 1."""
+    schemes = (merge.wfbp, merge.single, merge.fixed, merge.greedy, merge.optimal)
+    plans = [scheme(trace.sizes, trace.backward_times, cost=cost) for scheme in schemes]
+    steps = {plan.scheme: trace.forward_s + plan.finish_s for plan in plans}
+    return {scheme: steps["greedy"] / step for scheme, step in steps.items()}
+
+
+# The paper's figures with 64 workers over 10GbE; its backward times are not published: one number for each network.
+RESNET50 = trace_of(architecture("resnet50"), 0.6)
+GOOGLENET = trace_of(architecture("googlenet").by_layer(), 0.25)
+
+
+@pytest.mark.parametrize(
+    ("trace", "over_wfbp", "over_single"),
+    [(RESNET50, 1.75, 1.45), (GOOGLENET, 1.78, 1.35)],
+    ids=["resnet", "googlenet"],
+)
+def test_speed_ups_of_merging_are_the_published_ones(trace: Trace, over_wfbp: float, over_single: float) -> None:
+    found = speed_ups(trace, ring(64, K80))
+    assert 1 / found["wfbp"] == pytest.approx(over_wfbp, rel=0.25)
+    assert 1 / found["single"] == pytest.approx(over_single, rel=0.25)
+    assert found["optimal"] >= 1
+
+
+@pytest.mark.parametrize("trace", [RESNET50, GOOGLENET], ids=["resnet", "googlenet"])
+def test_greedy_merges_all_on_many_ranks_where_that_is_not_the_best(trace: Trace) -> None:
+    behind = {}
+    for ranks in (2**exponent for exponent in range(2, 12)):
+        for collective in COLLECTIVES.values():
+            assert speed_ups(trace, collective(ranks, K80))["optimal"] >= 1
+        behind[ranks] = speed_ups(trace, ring(ranks, K80))["optimal"]
+    assert len(merge.greedy(trace.sizes, trace.backward_times, cost=ring(1024, K80)).groups) == 1
+    assert max(behind.values()) > 1.2
+
+
+def test_with_trees_wfbp_is_ahead_of_one_message() -> None:
+    """Figure 11."""
+    for trace in (RESNET50, GOOGLENET):
+        for ranks in (128, 512, 2048):
+            for name in ("double-binary-trees", "double-binary-trees-published"):
+                found = speed_ups(trace, COLLECTIVES[name](ranks, K80))
+                assert found["single"] < found["wfbp"] <= found["optimal"]
+
+
+def test_a_trace_in_another_order() -> None:
+    """A gradient that now stands behind a later one counts when that is there."""
+    trace = Trace(("a", "b", "c", "d"), (1, 2, 3, 4), (1.0, 2.0, 3.0, 4.0), 0.5, "by hand")
+    other = trace.in_order(["a", "c", "b", "d"])
+    assert (other.names, other.sizes) == (("a", "c", "b", "d"), (1, 3, 2, 4))
+    assert other.backward_times == (1.0, 5.0, 0.0, 4.0)
+    assert (other.forward_s, other.about) == (0.5, "by hand")
+    assert trace.in_order(trace.names) == trace
+    at_once = trace.all_at_once()
+    assert at_once.backward_times == (trace.backward_s, 0.0, 0.0, 0.0)
+    assert (at_once.names, at_once.sizes, at_once.forward_s) == (trace.names, trace.sizes, trace.forward_s)
+    for names in (["a", "b", "c"], ["a", "b", "c", "c"]):
+        with pytest.raises(ValueError, match="names must be those of the trace"):
+            trace.in_order(names)
