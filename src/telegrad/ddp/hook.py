@@ -4,8 +4,6 @@ DDP calls the hook with each bucket when its gradients are ready, in the same or
 its annotations, so this file must not postpone their evaluation.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterable, Mapping

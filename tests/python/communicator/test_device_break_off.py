@@ -117,7 +117,7 @@ class Lines:
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        ours = "/comm/device/" in code.co_filename and code.co_name in self.FUNCTIONS
+        ours = "/communicator/cuda/" in code.co_filename and code.co_name in self.FUNCTIONS
         return self._line if ours else None
 
     def _line(self, frame: FrameType, event: str, _: Any) -> Any:

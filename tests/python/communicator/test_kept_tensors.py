@@ -191,5 +191,5 @@ def test_a_works_wait_is_described_as_the_method_is() -> None:
 
 
 def test_a_state_is_made_as_a_work_only() -> None:
-    with pytest.raises(TypeError, match=r"WorkState is the base of telegrad\.comm\.work\.Work: make a Work"):
+    with pytest.raises(TypeError, match=r"WorkState is the base of telegrad\.communicator\.work\.Work: make a Work"):
         _core.WorkState()

@@ -32,8 +32,10 @@ def test_options_and_defaults() -> None:
 
 
 def test_names_exist() -> None:
-    for name in re.findall(r"telegrad\.train\.(\w+)", TEXT):
-        assert hasattr(telegrad.ddp, name), name
+    found = re.findall(r"telegrad\.(ddp|synchronizer)\.(\w+)", TEXT)
+    assert found
+    for module, name in found:
+        assert hasattr(getattr(telegrad, module), name), name
     for name in (
         re.findall(r'For ((?:`"\w+"`,?\s*)+)\.', TEXT)[0].replace("`", "").replace('"', "").replace(",", " ").split()
     ):
