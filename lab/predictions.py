@@ -313,7 +313,7 @@ def points_of(times: Mapping[Measurement, list[float]]) -> list[Row]:
 
 
 def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int) -> float:
-    """Virtual seconds per call of the collective ``one``, size-only, as ``calibration.pairs.sample`` takes them: of the
+    """Virtual seconds per call of the collective ``one``, size-only, as ``tuning.pairs.sample`` takes them: of the
     slowest rank in ``calls`` calls one after another, after one that does not count unless they are few. Raises
     ``ValueError`` for what is no collective."""
 

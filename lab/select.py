@@ -384,7 +384,7 @@ class Tensors:
 
 
 class _Queued:
-    """Selections as ``train.device_selection`` puts them in a stream. ``count``: the entries moved by the last one."""
+    """Selections as ``ddp.cuda.selection`` puts them in a stream. ``count``: the entries moved by the last one."""
 
     def __init__(self, residual: torch.Tensor, k: int, indices: torch.Tensor, values: torch.Tensor) -> None:
         kernels = self._kernels = queues_of(residual)

@@ -179,3 +179,30 @@ def test_no_pickle_is_read_and_one_place_writes_one() -> None:
 def test_the_reader_of_sources(source: str) -> None:
     assert list(readers_of_pickles(source))
     assert not list(readers_of_pickles("import pickle\npickle.dump(1, f)\njson.load(f)"))
+
+
+def imports_of(text: str) -> list[str]:
+    """The statements of a page's Python examples that import something of telegrad."""
+    found = []
+    for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        try:
+            tree = ast.parse(block)
+        except SyntaxError:  # a part of a program
+            continue
+        for node in ast.walk(tree):
+            names = (
+                [node.module] if isinstance(node, ast.ImportFrom) else [one.name for one in getattr(node, "names", [])]
+            )
+            if isinstance(node, (ast.Import, ast.ImportFrom)) and any(str(one).startswith("telegrad") for one in names):
+                found.append(ast.unparse(node))
+    return found
+
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+STATEMENTS = sorted({one for page in PAGES for one in imports_of(page.read_text())})
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_examples_import_what_is_there(statement: str) -> None:
+    assert len(STATEMENTS) > 10
+    exec(statement, {})

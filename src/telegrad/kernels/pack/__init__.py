@@ -107,7 +107,7 @@ def unpack_indices(packed: Array, indices: Array) -> None:
     """The other way: all of ``packed``, as many indices as there is room for. A GPU is waited for twice.
 
     Raises ``ValueError``, and ``indices`` are of no use, where ``packed`` is not what so many strictly increasing
-    indices become. Any bytes are safe. Whether indices lie inside a vector is for ``ops.scatter`` to see.
+    indices become. Any bytes are safe. Whether indices lie inside a vector is for ``kernels.scatter`` to see.
     """
     if kernels_of(indices).unpack_indices(packed, indices):
         raise ValueError(

@@ -64,7 +64,7 @@ def _resolved(name: str, check: str, mend: str) -> Finding:
 
 
 def laboratory() -> list[Finding]:
-    """Network namespaces with shaped links, for `telegrad demo` and `telegrad bench --network 1gbit`: one is built."""
+    """Network namespaces with shaped links, for `telegrad demo` and `bench allreduce --network 1gbit`: one is built."""
     reason = why_unavailable()
     if reason is not None:
         what, _, how = reason.partition(": ")

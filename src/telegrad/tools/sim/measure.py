@@ -237,7 +237,7 @@ def closed_form(point: Point) -> Cost | None:
     """What theory says, where it has a formula that holds: dense operations on a network with one level and without
     noise. No formula follows messages of several steps that wait for one port: that is where there is no latency, and
     where an exchange costs much more than a message one way (``_NOT_ALIKE``: more at all). Of streams none knows how
-    many entries meet: see ``sparse_sum_costs`` and ``plan.cost``."""
+    many entries meet: see ``sparse_sum_costs`` and ``cost.cost``."""
     if point.operation in SPARSE or not point.network.is_plain:
         return None
     costs = point.network.costs

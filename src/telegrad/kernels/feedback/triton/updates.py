@@ -1,4 +1,4 @@
-"""Triton kernels of error feedback. 16-bit floats are bits, as in ``ops.triton.floats``; positions are 64 bits wide."""
+"""Triton kernels of error feedback. 16-bit floats are bits, as in ``kernels.triton.floats``; positions have 64 bits."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Triton kernels that do for many residuals at once what those of ``passes`` and ``cuts`` do for one.
 
 A launch takes the host tens of microseconds, longer than the device needs for a small residual. Where each residual
-lies, and what is wanted of it, stands in a table (see ``ops.triton.parts``), made by ``many.reuse_table``; what is
+lies, and what is wanted of it, stands in a table (see ``kernels.triton.parts``), made by ``many.reuse_table``; what is
 found out on the way lies in arrays of one number for each. Residuals without programs are passed over.
 
 Indices are positions plus the part's offset, and the gradients are one array, in which that is their place, too.
