@@ -202,6 +202,8 @@ class DDPState(Uncopied):
         self._alike, self._asked = alike, asks
         self._comm = comm
         self._group = group
+        self._memories = Memories([self._compressor])
+        self._use = self._use_of_passes(optimizer)
         self._progress = Progress()
         self._orders = MemoryOrders(self._parameters)
         averaging = Averaging(
@@ -216,12 +218,11 @@ class DDPState(Uncopied):
             telemetry,
             self.stats,
             self._progress,
-            lambda: self._use.open(),
-            lambda: self._use.close(),
+            self._use.open,
+            self._use.close,
             self._failed,
         )
         self._averaging, self._wire, self._scaler = averaging, (wire, encoding), scaler
-        self._memories = Memories([self._compressor])
         self._host = HostBuckets(averaging, self._exchange, self._orders, remedy=self._remedy, among=self._among)
         self._device: Buckets | None = None  # once a parameter or a gradient is on one
         self._buckets: Buckets = self._host
@@ -229,7 +230,6 @@ class DDPState(Uncopied):
             self._device = self._device_buckets()
             self._device.prepare(self._parameters.values())
         self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
-        self._use = self._use_of_passes(optimizer)
         self._has_checked_ranks = False
         self.failure: Exception | None = None
 

@@ -58,9 +58,9 @@ class PassUse:
 
     Its owner calls ``open`` when a pass begins to change the memory, and ``close`` when the pass is over. Optimizers
     tell it of their steps by torch's global hooks. For a parameter that none of them has ever stepped, such as one that
-    the program updates by hand, a pass counts as used if the parameter was written to since; a warning
-    says so once, and another one if ``_MANY`` passes in a row were reverted. A pass outside of autograd, where the
-    owner is called by hand, is confirmed at once.
+    the program updates by hand, a pass counts as used if the parameter was written to since; a warning says so once,
+    and another one if ``_MANY`` passes in a row were reverted. A pass outside of autograd, where the owner is called by
+    hand, is confirmed at once.
 
     ``keeps_all``: whether sums keep all entries that ranks send. Where they keep a part, the average of a parameter may
     be all zero, and only ``None`` counts as cleared.
@@ -89,8 +89,8 @@ class PassUse:
         self._used_inside: list[str] = []  # by a step within the open pass
         self._cleared: list[str] = []  # while a pass was open, by the beginning of another one
         self._graph_task = -1
-        self._has_warned = False
-        self._reverted_in_a_row: collections.Counter[str] | None = collections.Counter()  # None: it has warned of them
+        self._has_warned_of_writes = self._has_warned_of_reverts = False
+        self._reverted_in_a_row: collections.Counter[str] = collections.Counter()  # of parameters that none steps
         self._scaled: list[tuple[list[str], LateRead]] = []  # stepped where the second is 0, which a device says later
         self._gradients: dict[str, weakref.ref[torch.Tensor]] = {}  # if explicit: after the last call
         if optimizer is not None:
@@ -140,10 +140,12 @@ class PassUse:
         self._settle_scaled()
         undecided = self._memory.unconfirmed()
         unknown = [name for name in undecided if name not in self._stepped]
-        changed = next(filter(self._has_changed, unknown), None)
-        if changed is not None:  # an update by hand; where an average was zero it changes nothing
-            self._warn(changed)
-            self._confirm(unknown)
+        written = next(filter(self._was_written, unknown), None)
+        if written is not None:  # an update by hand; where an average was zero it changes nothing
+            self._warn_of_write(written)
+            self._memory.confirm(unknown)
+            for name in unknown:
+                self._reverted_in_a_row.pop(name, None)
         self._revert(self._cleared_of(self._memory.unconfirmed()))
 
     def begin_backward(self) -> None:
@@ -184,13 +186,7 @@ class PassUse:
         if self._is_open:  # such as of a callback on a bucket's future, which has the average
             self._used_inside += names
         else:
-            self._confirm(names)
-
-    def _confirm(self, names: list[str]) -> None:
-        if self._reverted_in_a_row is not None:
-            for name in names:
-                self._reverted_in_a_row.pop(name, None)
-        self._memory.confirm(names)
+            self._memory.confirm(names)
 
     def _revert(self, names: Iterable[str]) -> None:
         undecided = {*self._memory.unconfirmed()}
@@ -198,16 +194,13 @@ class PassUse:
         if found:
             self._stats.discarded_passes += 1
             self._memory.revert(found)
-            self._count_reverted([name for name in found if name not in self._stepped])
+            self._reverted_in_a_row.update(name for name in found if name not in self._stepped)
+            self._warn_of_reverts(found)
 
-    def _count_reverted(self, names: Sequence[str]) -> None:
-        """Of parameters that no optimizer steps."""
-        if self._reverted_in_a_row is None:
-            return
-        self._reverted_in_a_row.update(names)
+    def _warn_of_reverts(self, names: Iterable[str]) -> None:
         name = next((one for one in names if self._reverted_in_a_row[one] >= _MANY), None)
-        if name is not None:
-            self._reverted_in_a_row = None
+        if name is not None and not self._has_warned_of_reverts:
+            self._has_warned_of_reverts = True
             _warn_of(
                 f"telegrad has discarded the gradients of {_MANY} backward passes in a row of parameter {name!r}, so "
                 "it trains without error feedback: no torch.optim.Optimizer has stepped it, and each gradient was "
@@ -229,17 +222,17 @@ class PassUse:
     def _names_of(self, parameters: Iterable[torch.Tensor]) -> list[str]:
         return [self._names[one] for one in map(id, parameters) if one in self._names]
 
-    def _has_changed(self, name: str) -> bool:
+    def _was_written(self, name: str) -> bool:
         if name not in self._marks:
             return False
         parameter, (version, before) = self._parameters[name], self._marks[name]
         return parameter._version != version or _read(before) != _read(_sum_of(parameter))
 
-    def _warn(self, name: str) -> None:
-        if not self._has_warned:
-            self._has_warned = True
+    def _warn_of_write(self, name: str) -> None:
+        if not self._has_warned_of_writes:
+            self._has_warned_of_writes = True
             _warn_of(
-                f"no torch.optim.Optimizer has stepped parameter {name!r} yet, but its value has changed since its "
+                f"no torch.optim.Optimizer has stepped parameter {name!r} yet, but it was written to since its "
                 "last backward pass: telegrad takes that pass as used. Give optimizer= if one will step it, or call "
                 "telegrad.ddp.gradients_used() after each update by hand (docs/several-losses.md)"
             )

@@ -185,10 +185,7 @@ class DeviceFeedback:
 
     def unconfirmed(self) -> list[str]:
         """As ``Revertible.unconfirmed``, without what was reverted and waits for ``apply_reverts``."""
-        reverted = {*map(id, self._reverted)}
-        return [
-            *dict.fromkeys(name for name, one in self._all() if one.confirmed is not None and id(one) not in reverted)
-        ]
+        return [*dict.fromkeys(name for name, _ in self._undecided())]
 
     def confirm(self, names: Sequence[str]) -> None:
         """As ``Revertible.confirm``."""
@@ -220,9 +217,12 @@ class DeviceFeedback:
         yield from self._velocities.items()
 
     def _changed_since_confirmed(self, names: Sequence[str]) -> list[Remembered]:
-        wanted, reverted = {*names}, {*map(id, self._reverted)}
-        found = (one for name, one in self._all() if name in wanted and one.confirmed is not None)
-        return [one for one in found if id(one) not in reverted]
+        wanted = {*names}
+        return [one for name, one in self._undecided() if name in wanted]
+
+    def _undecided(self) -> list[tuple[str, Remembered]]:
+        reverted = {*map(id, self._reverted)}
+        return [(name, one) for name, one in self._all() if one.confirmed is not None and id(one) not in reverted]
 
     def save(self) -> None:
         """Writes all into the compressor, without a step that is open and what is not confirmed. The host waits for
