@@ -22,7 +22,7 @@ def main(folder: str = "accelerate_ddp") -> None:
     network = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
     model, optimizer, loader = accelerator.prepare(network, torch.optim.SGD(network.parameters(), lr=0.1), batches())
 
-    state = telegrad.DDPState(telegrad.Communicator.from_torch(), model.named_parameters(), density=0.05)  # these
+    state = telegrad.DDPState(telegrad.Communicator.from_torch(), model, compress=telegrad.TopK(0.05))  # these
     model.register_comm_hook(state, telegrad.ddp_hook)
     accelerator.register_for_checkpointing(telegrad.ddp.GatheredState(state))  # checkpoints have its residuals
 

@@ -15,7 +15,7 @@ network = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.
 model = DistributedDataParallel(network)
 
 comm = telegrad.Communicator.from_torch()
-model.register_comm_hook(telegrad.DDPState(comm, model.named_parameters(), density=0.01), telegrad.ddp_hook)  # this one
+model.register_comm_hook(telegrad.DDPState(comm, model), telegrad.ddp_hook)  # this one
 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 generator = torch.Generator().manual_seed(dist.get_rank())

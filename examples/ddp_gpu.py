@@ -32,7 +32,7 @@ def main(folder: str = "ddp_gpu") -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     comm = telegrad.Communicator.from_torch()
-    state = telegrad.DDPState(comm, model.named_parameters(), density=0.01)
+    state = telegrad.DDPState(comm, model)
     model.register_comm_hook(state, telegrad.ddp_hook)
 
     path = Path(folder, f"rank{comm.rank}.pt")  # each rank's own: what it has not sent yet is part of the training

@@ -41,7 +41,7 @@ def main(folder: Path, steps: int) -> list[float]:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     comm = telegrad.Communicator.from_torch()
-    state = telegrad.DDPState(comm, model.named_parameters(), density=0.05)
+    state = telegrad.DDPState(comm, model, compress=telegrad.TopK(0.05))
     model.register_comm_hook(state, telegrad.ddp_hook)
 
     checkpoint = newest(folder)

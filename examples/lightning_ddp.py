@@ -7,6 +7,7 @@ import pytorch_lightning
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from telegrad import TopK
 from telegrad.integrations.lightning import GradientExchange
 
 
@@ -38,7 +39,7 @@ def main(folder: str = "lightning_ddp") -> None:
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        callbacks=[GradientExchange(density=0.05)],  # this one; checkpoints have its residuals
+        callbacks=[GradientExchange(compress=TopK(density=0.05))],  # this one; checkpoints have its residuals
         max_epochs=5,
         default_root_dir=folder,
         logger=False,

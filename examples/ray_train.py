@@ -33,7 +33,7 @@ def train(config: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     comm = telegrad.Communicator.from_torch()
-    state = telegrad.DDPState(comm, model.named_parameters(), density=0.05)
+    state = telegrad.DDPState(comm, model, compress=telegrad.TopK(0.05))
     model.register_comm_hook(state, telegrad.ddp_hook)
 
     checkpoint = ray.train.get_checkpoint()

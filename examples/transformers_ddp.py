@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainingArguments
 
+from telegrad import TopK
 from telegrad.integrations.transformers import exchange_gradients
 
 
@@ -45,7 +46,7 @@ def settings(folder: str, **options: Any) -> TrainingArguments:
 
 def main(folder: str = "transformers_ddp") -> None:
     trainer = Trainer(Network(), settings(folder), train_dataset=samples())
-    exchange_gradients(trainer, density=0.05)  # this one; checkpoints have its residuals
+    exchange_gradients(trainer, compress=TopK(density=0.05))  # this one; checkpoints have its residuals
     trainer.train()
     if trainer.is_world_process_zero():
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -75,7 +75,7 @@ class _Telegrad:
     def hook(self, ddp: Any) -> Any:
         from telegrad import DDPState, ddp_hook
 
-        state = DDPState(self._communicator, ddp.named_parameters(), nonfinite="raise")
+        state = DDPState(self._communicator, ddp, nonfinite="raise")
         ddp.register_comm_hook(state, ddp_hook)
         return state
 

@@ -192,11 +192,11 @@ class _Contender:
         if way.startswith("ddp"):
             ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
             if way == "ddp-telegrad":
-                state = DDPState(communicator, ddp.named_parameters(), mode="dense")
+                state = DDPState(communicator, ddp, compress=None)
                 ddp.register_comm_hook(state, ddp_hook)
             self._called = ddp
         else:
-            self._sync = Synchronizer(model, communicator, plan=way, warmup_steps=plan.warmup, replan_factor=None)
+            self._sync = Synchronizer(model, communicator, plan=way, plan_after=plan.warmup, replan_factor=None)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
         self.times = _Times()
 

@@ -52,10 +52,10 @@ class Way(NamedTuple):
     captures: bool = True
 
 
-_TOPK, _REUSED = {"density": 0.01, "selection": "topk"}, {"density": 0.01, "selection": "reused"}
+_TOPK, _REUSED = {"compress": telegrad.TopK(select="topk")}, {"compress": telegrad.TopK()}
 WAYS: Mapping[str, Way] = {
     "bare": Way(None),
-    "dense": Way({"mode": "dense"}),
+    "dense": Way({"compress": None}),
     "topk": Way(_TOPK),
     "topk, launched": Way(_TOPK, captures=False),
     "topk, 100 MiB": Way(_TOPK, bucket_mb=100),
@@ -102,7 +102,7 @@ def measured(
     torch.manual_seed(1)
     os.environ[SWITCH] = str(int(way.captures))
     ddp = DistributedDataParallel(ByteGPT(size).to(device), bucket_cap_mb=way.bucket_mb)
-    state = None if way.options is None else telegrad.DDPState(comm, ddp.named_parameters(), **way.options)
+    state = None if way.options is None else telegrad.DDPState(comm, ddp, **way.options)
     hook = Timed(_handed_back if state is None else telegrad.ddp_hook)
     ddp.register_comm_hook(state, hook.call)
     tokens = torch.randint(256, (_BATCH, size.context + 1), generator=torch.Generator().manual_seed(comm.rank))

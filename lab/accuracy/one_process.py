@@ -66,7 +66,7 @@ class OneProcess:
         self._buffers = [torch.empty(self._elements) for _ in range(ranks)]
         self._lay_out()
         self.comms = Communicator.local(ranks)
-        self.states = [DDPState(comm, self._parameters.items(), **options) for comm in self.comms]
+        self.states = [DDPState(comm, model, **options) for comm in self.comms]
         self._before: dict[str, Any] = {"sent_bytes": [0] * ranks, "wanted": 0, "selected": 0}  # of a killed job
         self._compressed = [self._parameters[name] for name in self.states[0].state_dict()["compressor"]["parameters"]]
         self.compressed_elements = sum(one.numel() for one in self._compressed)

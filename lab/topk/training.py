@@ -15,6 +15,7 @@ from lab.accuracy.runs import Run
 from lab.topk.recording import Recorder, Recording
 from lab.topk.schemes import least_words, most_words, paper_words
 from lab.topk.simulated import Row
+from telegrad import TopK
 
 _SAMPLES = {"fashion": 4, "text": 2}  # of a rank's mini-batch
 
@@ -80,7 +81,7 @@ def train(
     xi_every: int = 0,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Row]:
-    """A row for each step of ``ranks`` ranks over ``Communicator.local`` with ``DDPState(collective="oktopk")``.
+    """A row for each step of ``ranks`` ranks over ``Communicator.local`` with ``TopK(combine="oktopk")``.
 
     ``local_deviation``: mean over ranks of |selected - k|/k; ``global_deviation``: |kept - k|/k; ``words_max``: the
     largest of all ranks' sent and received words. ``xi``: at every ``xi_every``-th step (0: never); it takes sums of
@@ -93,7 +94,7 @@ def train(
     model = problem.model("small", "cpu")
     optimizer = problem.optimizer(model)
     run = Run(task.name, "oktopk", density, seed, steps, task.batch // ranks * ranks or ranks, ranks)
-    options = {"collective": "oktopk", "density": density}
+    options = {"compress": TopK(density=density, combine="oktopk")}
     rows: list[Row] = []
     try:
         with OneProcess(model, ranks, options) as players:

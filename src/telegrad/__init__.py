@@ -39,29 +39,35 @@ else:
     from telegrad.tuning import calibrate
 
 if TYPE_CHECKING:
-    from telegrad.ddp import DDPState, ddp_hook
+    from telegrad.ddp import Cheapest, DDPState, Momentum, OkTopk, Quantised, TopK, Warmup, ddp_hook
     from telegrad.synchronizer import ReplicaSynchronizer, Synchronizer
 
     __version__: str
 
 __all__ = [
     "BoundedTopkState",
+    "Cheapest",
     "Communicator",
     "DDPState",
     "DeviceEntries",
     "GTopkState",
     "MismatchedCall",
+    "Momentum",
     "NonFiniteGradient",
+    "OkTopk",
     "OkTopkState",
     "PeerFailed",
+    "Quantised",
     "ReduceOp",
     "RendezvousError",
     "ReplicaSynchronizer",
     "SparseVector",
     "Synchronizer",
     "TimeoutExpired",
+    "TopK",
     "TransportError",
     "Tuning",
+    "Warmup",
     "Work",
     "__version__",
     "calibrate",
@@ -70,9 +76,15 @@ __all__ = [
 ]
 
 _NEEDS_TORCH = {
+    "Cheapest": "ddp",
     "DDPState": "ddp",
+    "Momentum": "ddp",
+    "OkTopk": "ddp",
+    "Quantised": "ddp",
     "ReplicaSynchronizer": "synchronizer",
     "Synchronizer": "synchronizer",
+    "TopK": "ddp",
+    "Warmup": "ddp",
     "ddp_hook": "ddp",
 }
 _PACKAGES = {"compress", "ddp", "launch", "linear", "synchronizer"}  # that nothing here has imported

@@ -2,14 +2,13 @@
 
 from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
 from telegrad.compress.compressor import Compressor, Observation, Part
-from telegrad.compress.momentum import Momentum
+from telegrad.compress.momentum import Velocities
+from telegrad.compress.policies import BySize, ParameterCompression, ParameterInfo, Policy
 from telegrad.compress.ranked import ExactTopK, ThresholdSearch, TrimmedTopK
 from telegrad.compress.residual import Residual, ResidualStore
 from telegrad.compress.reused import ReusedThreshold, SampledThreshold
 from telegrad.compress.selection import Selection
 from telegrad.compress.selections import SELECTIONS, selection_named
-from telegrad.compress.treatment import BySize, Policy, Tensor, Treatment
-from telegrad.compress.warmup import WarmUp
 
 __all__ = [
     "SELECTIONS",
@@ -18,8 +17,9 @@ __all__ = [
     "Compressor",
     "ExactTopK",
     "GaussianThreshold",
-    "Momentum",
     "Observation",
+    "ParameterCompression",
+    "ParameterInfo",
     "Part",
     "Policy",
     "RandomK",
@@ -28,10 +28,8 @@ __all__ = [
     "ReusedThreshold",
     "SampledThreshold",
     "Selection",
-    "Tensor",
     "ThresholdSearch",
-    "Treatment",
     "TrimmedTopK",
-    "WarmUp",
+    "Velocities",
     "selection_named",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.compress.entries import SAFE, all_zero, norm
-from telegrad.compress.momentum import Momentum
+from telegrad.compress.momentum import Velocities
 from telegrad.compress.residual import Residual, ResidualStore
 from telegrad.compress.selection import Selection
 from telegrad.compress.selections import selection_named
@@ -63,7 +63,7 @@ class Compressor:
         densities: Mapping[str, float] | None = None,
         selections: Mapping[str, Selection] | None = None,
         feedback: str = "gradients",
-        momentum: Momentum | None = None,
+        momentum: Velocities | None = None,
     ) -> None:
         if feedback not in FEEDBACK:
             raise ValueError(f"feedback={feedback!r} does not exist: use one of {', '.join(FEEDBACK)}")
@@ -295,7 +295,7 @@ class Compressor:
         for store in self._stores():
             store.revert(names)
 
-    def _stores(self) -> Iterator[ResidualStore | Momentum]:
+    def _stores(self) -> Iterator[ResidualStore | Velocities]:
         yield self.residuals
         if self.momentum is not None:
             yield self.momentum

@@ -8,7 +8,6 @@ Sources: RedSync, Algorithm 4 (its Nesterov branch mended), after Deep Gradient 
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,27 +23,27 @@ class Velocity(Entry):
     """The momentum of one parameter on this rank."""
 
 
-class Momentum(EntryStore[Velocity]):
+class Velocities(EntryStore[Velocity]):
     """The velocities of all parameters, compressed or not, all zero at first.
 
-    ``sizes``: elements of each parameter. ``momentum``: m in (0, 1). ``nesterov``: u = m·(u + g) and u + g is passed
+    ``sizes``: elements of each parameter. ``factor``: m in (0, 1). ``nesterov``: u = m·(u + g) and u + g is passed
     on, else u = m·u + g and u. ``masking``: what is sent leaves the velocity too, so that a stale direction is not
-    repeated. Raises ``ValueError`` or ``TypeError`` for bad arguments.
+    repeated.
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], momentum: float, *, nesterov: bool = False, masking: bool = True
+        self, sizes: Mapping[str, int], factor: float, *, nesterov: bool = False, masking: bool = True
     ) -> None:
-        self.factor = check_momentum(momentum)
+        self.factor = float(factor)
         self.nesterov = nesterov
         self.masking = masking
         super().__init__(
             "velocity", (Velocity(name, np.zeros(size, np.float32), peak=0.0) for name, size in sizes.items())
         )
 
-    def anew(self, sizes: Mapping[str, int]) -> Momentum:
+    def anew(self, sizes: Mapping[str, int]) -> Velocities:
         """The same for other parameters, all zero."""
-        return Momentum(sizes, self.factor, nesterov=self.nesterov, masking=self.masking)
+        return Velocities(sizes, self.factor, nesterov=self.nesterov, masking=self.masking)
 
     def may_overflow(self, name: str, gradient: Floats) -> bool:
         """False where a finite ``gradient`` leaves velocity and contribution far below the largest float32."""
@@ -104,12 +103,3 @@ class Momentum(EntryStore[Velocity]):
         entry = self[name]
         self.about_to_change(entry)
         entry.values[where] = 0
-
-
-def check_momentum(momentum: float) -> float:
-    """``momentum`` as a float if it is in (0, 1); else ``TypeError`` or ``ValueError``."""
-    if isinstance(momentum, bool) or not isinstance(momentum, numbers.Real):
-        raise TypeError(f"momentum={momentum!r} must be a number in (0, 1), as 0.9")
-    if not 0 < momentum < 1:
-        raise ValueError(f"momentum={momentum} must be in (0, 1): as 0.9; leave it out for none")
-    return float(momentum)

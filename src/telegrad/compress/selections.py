@@ -21,7 +21,7 @@ SELECTIONS: Mapping[str, type[Selection]] = {
     "gaussian": GaussianThreshold,
     "random": RandomK,
 }
-"""What ``selection=`` can be. What each promises is in its docstring and in docs/selection.md."""
+"""What ``select=`` can be. What each promises is in its docstring and in docs/selection.md."""
 
 
 def selection_named(
@@ -43,7 +43,7 @@ def selection_named(
     if same_sign:
         if not _has(policy, "same_sign"):
             able = ", ".join(other for other in SELECTIONS if _has(SELECTIONS[other], "same_sign"))
-            raise ValueError(f"same_sign=True does not fit selection={name!r}: use one of {able}, or leave it out")
+            raise ValueError(f"same_sign=True does not fit {argument}={name!r}: use one of {able}, or leave it out")
         options["same_sign"] = True
     return policy(**options)
 

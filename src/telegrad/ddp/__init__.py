@@ -1,23 +1,30 @@
 """Training with torch's DistributedDataParallel: the hook, what it compresses, and what it saves. Needs torch."""
 
-from telegrad.compress import BySize, Tensor, Treatment
+from telegrad.compress import BySize, ParameterCompression, ParameterInfo
 from telegrad.ddp.checkpoint import GatheredState, RankState, load_resharded
 from telegrad.ddp.hook import DDPState, ddp_hook
+from telegrad.ddp.options import Cheapest, Momentum, OkTopk, Quantised, TopK, Warmup
 from telegrad.ddp.pass_use import gradients_used
 from telegrad.ddp.resharding import reshard
 from telegrad.ddp.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
 __all__ = [
     "BySize",
+    "Cheapest",
     "DDPState",
     "GatheredState",
     "JsonLines",
+    "Momentum",
+    "OkTopk",
+    "ParameterCompression",
+    "ParameterInfo",
+    "Quantised",
     "RankState",
     "StepRecord",
     "Telemetry",
-    "Tensor",
     "TensorBoard",
-    "Treatment",
+    "TopK",
+    "Warmup",
     "ddp_hook",
     "gradients_used",
     "load_resharded",

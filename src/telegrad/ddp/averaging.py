@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 
 from telegrad.communicator import Communicator
-from telegrad.compress import Compressor, WarmUp
+from telegrad.compress import Compressor
 from telegrad.ddp.bucket import GradBucket
+from telegrad.ddp.options import Warmup
 from telegrad.ddp.stats import DDPStats
 from telegrad.ddp.telemetry import Telemetry
 from telegrad.ddp.units import Units
@@ -40,7 +41,7 @@ class Averaging:
     names: Mapping[int, str]
     compressor: Compressor
     units: Units
-    warm_up: WarmUp
+    warmup: Warmup
     most_norm: float | None
     nonfinite: str
     dropped_value: float

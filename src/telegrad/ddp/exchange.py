@@ -13,23 +13,17 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.communicator import Communicator, Work
-from telegrad.communicator.sparse_wire import check_block_wire
 from telegrad.compress import Compressor, Part
 from telegrad.ddp import nonfinite
-from telegrad.ddp.arguments import check_choice
 from telegrad.ddp.bucket import Bits, BucketLayout, rounded_to_bf16, tensor_of
+from telegrad.ddp.options import OkTopk
 from telegrad.ddp.stats import DDPStats
-from telegrad.ddp.topk_states import STATES, TopkStates
+from telegrad.ddp.topk_states import topk_states_of
 from telegrad.kernels.nonfinite.naive import as_float32
 from telegrad.sparse_vector import SparseVector
 
 Floats = npt.NDArray[np.float32]
 Entries = tuple[npt.NDArray[np.uint32], Floats]
-
-COLLECTIVES = ("allreduce", "oktopk", "gtopk", "bounded", "allgather")
-"""How the ranks' entries meet: summed, all of them (SparCML); summed, of which all ranks together keep about as many as
-each selects (Ok-Topk; gTopk; bounded, in messages of fixed sizes); or gathered by every rank, which adds them itself
-(TopkA, the simplest)."""
 
 _MOST = {_core.ValueEncoding.f16: float(np.finfo(np.float16).max), _core.ValueEncoding.bf16: 2.0**128 - 2.0**120}
 """What these encodings of a value hold at most; others hold any float32."""
@@ -58,9 +52,8 @@ class Sending:
 
 class Exchange:
     """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
-    gradients there. ``collective``: see ``COLLECTIVES``. ``stats`` are kept up to date. Raises ``ValueError`` for a
-    collective that does not exist, and where it cannot have that ``wire``. ``topk_states``: of layouts that have none
-    yet, where sums keep a part.
+    gradients there. ``combine``: as for ``TopK``. ``stats`` are kept up to date. ``topk_states``: of layouts that have
+    none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``.
     """
 
     def __init__(
@@ -69,25 +62,20 @@ class Exchange:
         compressor: Compressor,
         wire: str,
         encoding: _core.ValueEncoding,
-        collective: str,
+        combine: str | OkTopk,
         stats: DDPStats,
     ) -> None:
-        check_choice(collective, "collective", COLLECTIVES)
         self._comm = comm
         self._compressor = compressor
         self._wire = wire
         self._stats = stats
         self._rounds = encoding != _core.ValueEncoding.native
-        self.topk_states = TopkStates(collective) if collective in STATES else None
+        self.topk_states = topk_states_of(combine)
         self.undoable = () if self.topk_states is None else (self.topk_states,)
-        check_used(compressor, wire, collective)
-        if self._rounds and collective in ("gtopk", "bounded"):
-            raise ValueError(f"wire={wire!r} rounds values, which collective={collective!r} does not: use wire='auto'")
-        if collective == "bounded":
-            check_block_wire(wire, f"collective={collective!r}")
-        self._exchange_entries = {"allreduce": self._sum, "allgather": self._gather_all}.get(
-            collective, self._sum_and_cut
-        )
+        check_used(compressor, wire, combine)
+        self._exchange_entries = self._sum if self.topk_states is None else self._sum_and_cut
+        if combine == "allgather":
+            self._exchange_entries = self._gather_all
         self._most = most_of(encoding)
 
     def send_densely(self, bits: Bits) -> Sending:
@@ -280,13 +268,13 @@ class Exchange:
         sending.writes.append(write)
 
 
-def check_used(compressor: Compressor, wire: str, collective: str) -> None:
-    """Raises ``ValueError`` for a wire or a collective where all compressed tensors go as the mean of one sign, each
+def check_used(compressor: Compressor, values: str, combine: str | OkTopk) -> None:
+    """Raises ``ValueError`` for ``values`` or ``combine`` where all compressed tensors go as the mean of one sign, each
     gathered."""
     parts = [compressor.part(one.name, 0) for one in compressor.residuals]
     if not parts or not all(map(compressor.one_signed, parts)):
         return
-    for name, value, without in (("wire", wire, ("auto", "mean")), ("collective", collective, ("allreduce",))):
+    for name, value, without in (("values", values, ("auto", "mean")), ("combine", combine, ("allreduce",))):
         if value not in without:
             raise ValueError(
                 f"{name}={value!r} is not used with same_sign=True: every compressed tensor goes as the mean of one "

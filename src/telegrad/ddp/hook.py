@@ -14,10 +14,8 @@ from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.tensors import on_device
-from telegrad.compress import Policy
 from telegrad.compress.arguments import checked_count
 from telegrad.ddp import nonfinite as nonfinite_values
-from telegrad.ddp.arguments import check_choice, checked_parameters, encoding_of_wire
 from telegrad.ddp.averaging import Averaging, Buckets, Progress
 from telegrad.ddp.bucket import GradBucket
 from telegrad.ddp.bucket_watch import BucketWatch
@@ -25,13 +23,23 @@ from telegrad.ddp.clipping import checked_norm
 from telegrad.ddp.exchange import Exchange
 from telegrad.ddp.host_buckets import HostBuckets
 from telegrad.ddp.memory_order import MemoryOrders
+from telegrad.ddp.options import (
+    Momentum,
+    TopK,
+    Warmup,
+    check_choice,
+    check_objects,
+    checked_parameters,
+    compressor_of,
+    encoding_of,
+    plain_options,
+    units_of,
+)
 from telegrad.ddp.pass_use import Memories, PassUse, use_of
 from telegrad.ddp.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
 from telegrad.ddp.rank_state import checked_step, state_of
-from telegrad.ddp.settings import check_dense, compressor_of, correct_momentum, plain_options, policy_of, warm_up_of
 from telegrad.ddp.stats import DDPStats
 from telegrad.ddp.telemetry import Telemetry, check_telemetry
-from telegrad.ddp.units import Units, check_moves_by_rates
 
 
 class Uncopied:
@@ -46,41 +54,27 @@ class Uncopied:
         )
 
 
-MODES = ("sparse", "dense")
-
-
 class DDPState(Uncopied):
-    """What ``ddp_hook`` needs to know and to remember.
+    """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses each gradient to its largest
+    1 %.
 
-    ``comm``: a Communicator of the same ranks as DDP. ``named_parameters``: ``ddp.named_parameters()``; those that do
-    not require a gradient are left out. ``mode``: ``"sparse"``, or ``"dense"`` for plain averaging. ``group``: the
-    process group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``. All options are
-    the same on all ranks, but for ``telemetry`` and what a policy draws at random; where processes have a process group
-    they make their states together, and compare. [docs/training.md](docs/training.md) says what each is good for.
+    ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that
+    require a gradient are averaged. All options are the same on all ranks, but for ``telemetry`` and what a policy
+    draws at random; where processes have a process group they make their states together, and compare.
+    [docs/training.md](docs/training.md) says what each is good for.
 
-    *What is sent.* ``density``: the share of each compressed parameter's entries. ``selection``: a name in
-    ``telegrad.compress.SELECTIONS``; ``interval``: calls from one exact threshold to the next, of those that reuse it
-    (``None``: their own). Parameters of at most ``small_tensor_elements`` stay dense; those of more than
-    ``large_tensor_elements`` take ``large_selection``. ``same_sign``: entries of one sign at a time, which go as their
-    mean, but not those of ``output``, the names of the output layer's parameters (``None``: the last one that has two
-    dimensions or more). ``policy``: says all this
-    of each parameter instead; see ``BySize``. ``wire``: how messages hold entries, as for ``Communicator.all_reduce``
-    (``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses stays in the residual. ``collective``: how the ranks'
-    entries meet. ``"allreduce"``: all are summed; ``"oktopk"``: of each bucket's sum about as many are kept as
-    ``density`` says, and the others wait in the residuals, so that no rank's words grow with the number of ranks;
-    ``"gtopk"``: the same by a tree of sums that are cut; ``"bounded"``: the same in messages of fixed sizes;
-    ``"allgather"``: every rank gets every rank's. ``warmup_steps`` at first are dense, or, with ``warmup="falling"``,
-    go from 25 % down to 0.1 % or the density.
+    ``compress``: a ``telegrad.TopK``, which says what is sent of each gradient, and how; ``None``: plain averages of
+    all values. ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the
+    hook applies it, to dense tensors too, for an ``optimizer`` that is an SGD with ``momentum=0``. ``optimizer``: who
+    steps; ``momentum`` and ``TopK(feedback="steps")`` need it.
 
-    *What residuals hold.* A backward pass is taken up when an optimizer steps; if its gradients are cleared before
-    that, residuals and velocities are as before it (docs/several-losses.md). ``feedback``: ``"gradients"``, or
-    ``"steps"``: gradients times the learning rate of their day, so that a falling rate does not hold back what waits,
-    nor a rising one blow it up; for SGD, with ``optimizer``. ``momentum``: momentum correction, for an ``optimizer``
-    that is an SGD with ``momentum=0``: the hook applies it, to dense tensors too; ``nesterov`` as in SGD; ``masking``:
-    what is sent loses its momentum. ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm /
-    sqrt(ranks) before residuals take it up; communication then begins after the backward pass. ``scaler``: the
-    GradScaler that scales the loss; ``clip_norm`` is of gradients without the scale; a scaler that is not enabled is
-    none.
+    A backward pass is taken up when an optimizer steps; if its gradients are cleared before that, residuals and
+    velocities are as before it (docs/several-losses.md).
+
+    ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals take
+    it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
+    ``clip_norm`` is of gradients without the scale; a scaler that is not enabled is none. ``group``: the process group
+    that DDP was given (``None``: the whole job), which must have the ranks of ``comm``.
 
     ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
     finite one makes its residual or velocity overflow. Neither ever holds such a value.
@@ -119,27 +113,12 @@ class DDPState(Uncopied):
     def __init__(
         self,
         comm: Communicator,
-        named_parameters: Iterable[tuple[str, torch.nn.Parameter]],
+        model: torch.nn.Module,
         *,
-        mode: str = "sparse",
-        density: float = 0.01,
-        selection: str = "reused",
-        interval: int | None = None,
-        small_tensor_elements: int = 2048,
-        large_tensor_elements: int | None = None,
-        large_selection: str = "reused",
-        same_sign: bool = False,
-        output: Iterable[str] | None = None,
-        policy: Policy | None = None,
-        wire: str = "auto",
-        collective: str = "allreduce",
-        warmup_steps: int = 0,
-        warmup: str = "dense",
-        feedback: str = "gradients",
+        compress: TopK | None = TopK(),  # noqa: B008  frozen
+        momentum: Momentum | None = None,
+        warmup: Warmup | None = None,
         optimizer: torch.optim.Optimizer | None = None,
-        momentum: float = 0.0,
-        nesterov: bool = False,
-        masking: bool = True,
         clip_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
         nonfinite: str = "raise",
@@ -151,50 +130,28 @@ class DDPState(Uncopied):
         comm.stats()  # raises where it is closed
         asks = self._ranks_are_those_of_ddp and can_ask(comm)
         with told_to_all(comm, asks=asks) as alike:
-            check_choice(mode, "mode", MODES)
+            check_objects(compress, momentum, warmup)
             check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
             check_telemetry(telemetry)
             check_group(group)
-            entries: dict[str, Any] = {
-                "density": density,
-                "selection": selection,
-                "interval": interval,
-                "small_tensor_elements": small_tensor_elements,
-                "large_tensor_elements": large_tensor_elements,
-                "large_selection": large_selection,
-                "same_sign": same_sign,
-            }
-            if mode == "dense":
-                of_all = {"wire": wire, "collective": collective, "warmup_steps": warmup_steps, "warmup": warmup}
-                check_dense(entries | of_all | {"output": output, "policy": policy, "feedback": feedback})
             if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
                 scaler = None  # it scales nothing, and steps whatever comes
-            self._warm_up = warm_up_of(warmup_steps, warmup)
-            self._parameters, frozen = checked_parameters(named_parameters)  # alive, so that their ids stay theirs
+            self._warmup = warmup or Warmup(0)
+            self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-            encoding = encoding_of_wire(wire, self._parameters)
-            chosen = policy_of(policy, **entries)
-            large = self._parameters if mode == "sparse" else {}
-            self._compressor = compressor_of(large, chosen, output, feedback=feedback, density=density)
-            correct_momentum(
-                self._compressor, self._parameters, optimizer, momentum=momentum, nesterov=nesterov, masking=masking
-            )
-            if feedback == "steps":
-                check_moves_by_rates(optimizer)
-            self._units = Units(self._parameters, optimizer, scaler)
-            self._units.rates_of(self._compressor)  # an optimizer of other parameters is refused now
+            topk = compress or TopK()
+            encoding = encoding_of(topk, self._parameters)
+            self._compressor = compressor_of(self._parameters, compress, momentum, optimizer)
+            self._units = units_of(self._compressor, self._parameters, optimizer, scaler)
             if scaler is not None and nonfinite == "raise":
                 raise ValueError(
                     "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"
                 )
             self._clip_norm = checked_norm(clip_norm)
             self.stats = DDPStats()
-            self._exchange = Exchange(comm, self._compressor, wire, encoding, collective, self.stats)
-            given = entries | {"policy": policy, "wire": wire, "collective": collective, "warmup_steps": warmup_steps}
-            given |= {"warmup": warmup, "feedback": feedback, "momentum": momentum, "nesterov": nesterov}
-            given |= {"masking": masking, "clip_norm": self._clip_norm, "nonfinite": nonfinite}
-            self._config = plain_options({"mode": mode, **given})
-            self._collective = collective
+            self._exchange = Exchange(comm, self._compressor, topk.values, encoding, topk.combine, self.stats)
+            self._config = plain_options(compress, momentum, warmup, clip_norm=self._clip_norm, nonfinite=nonfinite)
+            self._combine = topk.combine
             on_devices = any(map(on_device, self._parameters.values()))
             if on_devices:
                 self._check_device_options()
@@ -211,7 +168,7 @@ class DDPState(Uncopied):
             self._names,
             self._compressor,
             self._units,
-            self._warm_up,
+            self._warmup,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,
             0.0 if scaler is None else math.inf,
@@ -222,7 +179,7 @@ class DDPState(Uncopied):
             self._use.close,
             self._failed,
         )
-        self._averaging, self._wire, self._scaler = averaging, (wire, encoding), scaler
+        self._averaging, self._wire, self._scaler = averaging, (topk.values, encoding), scaler
         self._host = HostBuckets(averaging, self._exchange, self._orders, remedy=self._remedy, among=self._among)
         self._device: Buckets | None = None  # once a parameter or a gradient is on one
         self._buckets: Buckets = self._host
@@ -232,6 +189,14 @@ class DDPState(Uncopied):
         self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
         self._has_checked_ranks = False
         self.failure: Exception | None = None
+
+    def _named_parameters(self, model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Parameter]]:
+        """Raises ``TypeError`` for what has none."""
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(
+                f"model is a {type(model).__name__}: give the DistributedDataParallel itself, as DDPState(comm, ddp)"
+            )
+        return model.named_parameters()
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
         keeps_all = self._exchange.topk_states is None
@@ -255,16 +220,16 @@ class DDPState(Uncopied):
         return self._comm
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on: bitwise with 2 ranks, but for the random choices of a QSGD
-        ``wire``. With more ranks sums may add in another order: dense ones if buckets are others at first, sparse ones
-        because earlier sums have a say in their algorithm (docs/training.md, "Checkpoints").
+        """A copy of all that training needs to go on: bitwise with 2 ranks, but for the random choices of QSGD
+        ``values``. With more ranks sums may add in another order: dense ones if buckets are others at first, sparse
+        ones because earlier sums have a say in their algorithm (docs/training.md, "Checkpoints").
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
-        passes of the warm-up, the options; and of ``collective="oktopk"`` and ``"bounded"`` thresholds of sums and
+        passes of the warm-up, the options; and of ``combine="oktopk"`` and ``"bounded"`` thresholds of sums and
         slices, by the parameters of a bucket. These fit where buckets hold the same parameters as when it was saved,
         and slices where they have the same places; else they are found anew. DDP's first pass has its own buckets: with
         ``"oktopk"`` and ``"gtopk"``, which cut each bucket's sum, one bucket (a large ``bucket_cap_mb``) makes training
-        go on bitwise; with ``"bounded"``, a ``wire`` that rounds, or ``clip_norm`` on a device, only buckets in the
+        go on bitwise; with ``"bounded"``, ``values`` that round, or ``clip_norm`` on a device, only buckets in the
         same order do.
         Raises ``ValueError`` while such a sum is under way, and of gradients on a device, for which it waits, what
         ``synchronize()`` does. See the class for what it says after a failed step.
@@ -292,7 +257,7 @@ class DDPState(Uncopied):
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         compressor = self._orders.from_rows(state["compressor"])
-        self._compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(passes))
+        self._compressor.load_state_dict(compressor, least_density=self._warmup.least_density(passes))
         if sums is not None:
             sums.load(fitting)
         self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
@@ -362,7 +327,7 @@ class DDPState(Uncopied):
         from telegrad.ddp.cuda.compression import check_fits_device
 
         check_device_options(self._config, self._parameters.values())
-        check_fits_device(self._compressor, self._collective)
+        check_fits_device(self._compressor, self._combine)
 
     def _check_ranks(self) -> None:
         if self._ranks_are_those_of_ddp:

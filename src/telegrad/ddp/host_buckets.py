@@ -118,13 +118,13 @@ class BackwardPass:
         self._averaging, self._exchange = averaging, exchange
         compressor, progress = averaging.compressor, averaging.progress
         self._unit = compressor.gradient_unit
-        self._sparse = not averaging.warm_up.is_dense(progress.warmup_passes)
+        self._sparse = not averaging.warmup.is_dense(progress.warmup_passes)
         self._held = None if averaging.most_norm is None else HeldBuckets(averaging.most_norm)
         self._agreed: AgreedStep | None = None
         if averaging.nonfinite == "skip":
             undoable = [compressor, *exchange.undoable]
             self._agreed = AgreedStep(undoable, self._settle, averaging.failed)
-        compressor.residuals.raise_density(averaging.warm_up.least_density(progress.warmup_passes))
+        compressor.residuals.raise_density(averaging.warmup.least_density(progress.warmup_passes))
         self._record, self._write, self._raise_fault = record, write, raise_fault
         compressor.observer = None if record is None else record.tensors.append
         self.is_open = True

@@ -13,7 +13,7 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.compress import Compressor
 from telegrad.ddp.memory_order import MemoryOrder
-from telegrad.ddp.settings import compressed_by
+from telegrad.ddp.options import compressed_by
 
 _IN_THREADS = ("local", "sim")
 """Drivers whose ranks are of one process, which may make their states one after another."""
@@ -45,11 +45,16 @@ def alike_of(
     parameters: Mapping[str, torch.nn.Parameter], options: Mapping[str, Any], compressor: Compressor, *, scaled: bool
 ) -> dict[str, str]:
     """What all ranks must have alike. ``options``: of DDPState, as it saves them."""
-    arguments = {name: str(value) for name, value in options.items() if name != "policy"}  # repr() has addresses
-    for name in ("selection", "large_selection"):
-        arguments[name] = arguments[name].partition("(")[0]  # RandomK has the rank in it
-    arguments |= {"whether a scaler": str(scaled), "what is compressed": str(compressed_by(compressor))}
-    return described(parameters, None, **arguments)
+    scalers = {"whether a scaler": str(scaled)}
+    return described(parameters, {**alike_options(options, compressor), **scalers})
+
+
+def alike_options(options: Mapping[str, Any], compressor: Compressor) -> dict[str, str]:
+    """Of ``options`` as they are saved, and of what they choose, what all ranks must have alike."""
+    alike = {name: str(value) for name, value in options.items() if name != "policy"}  # repr() has addresses
+    if "select" in alike:
+        alike["select"] = alike["select"].partition("(")[0]  # RandomK has the rank in it
+    return {**alike, "what is compressed": str(compressed_by(compressor))}
 
 
 def check_group(group: Any) -> None:
@@ -92,7 +97,7 @@ def described(
     return {
         "parameters that require a gradient": json.dumps(shapes),
         **{name: str(value) for name, value in arguments.items()},
-        "compression": str(None),
+        "compress": str(None),
         **(compression or {}),
     }
 

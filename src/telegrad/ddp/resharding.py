@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.arguments import check_choice
+from telegrad.ddp.options import check_choice
 
 KEEPS = ("sum", "mean")
 VERSION = 1

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from telegrad.communicator import BoundedTopkState, GTopkState, OkTopkState
+from telegrad.communicator import BoundedTopkState, GTopkState
 from telegrad.communicator.topk_state import TopkState
 from telegrad.compress import Part
+from telegrad.ddp.options import OkTopk
 
-STATES: dict[str, Callable[[int], TopkState]] = {
-    "oktopk": OkTopkState,
-    "gtopk": GTopkState,
-    "bounded": BoundedTopkState,
-}
-"""By collective; called with k."""
+MakeState = Callable[[int], TopkState]
+"""Called with k."""
 
 Places = list[list[Any]]  # [name, offset] of each part
 
@@ -38,14 +35,14 @@ class Past(NamedTuple):
 
 
 class TopkStates:
-    """One for each bucket, of ``collective`` (a name in ``STATES``).
+    """One for each bucket, of sums that ``combine`` names, which ``make`` makes.
 
     A bucket is known by which parameters it holds: DDP lays the first pass of a process out in another order. Where
     only the order differs, slices are cut anew, and the threshold stays.
     """
 
-    def __init__(self, collective: str) -> None:
-        self._collective = collective
+    def __init__(self, combine: str, make: MakeState) -> None:
+        self._combine, self._make = combine, make
         self._held: dict[frozenset[str], Held] = {}
         self._unit = 1.0
         self._before: dict[frozenset[str], Past] | None = None  # at ``begin()``
@@ -65,7 +62,7 @@ class TopkStates:
         if before is None:
             return
         for names, held in self._held.items():
-            past = before.get(names) or Past(held.places, STATES[self._collective](held.state.k).state_dict())
+            past = before.get(names) or Past(held.places, self._make(held.state.k).state_dict())
             if not held.state.in_use:
                 held.state.load_state_dict(past.fitting(held.places))
 
@@ -80,7 +77,7 @@ class TopkStates:
     def of(self, parts: Sequence[Part]) -> TopkState:
         """A state for the sums of ``parts``, with what their last sum has left, if it was of as many entries."""
         places: Places = [[part.entry.name, int(part.offset)] for part in parts]
-        state = STATES[self._collective](sum(part.entry.k for part in parts))
+        state = self._make(sum(part.entry.k for part in parts))
         names = frozenset(part.entry.name for part in parts)
         before = self._held.get(names)
         if before is not None:
@@ -95,7 +92,7 @@ class TopkStates:
         Raises ``ValueError`` while a sum is under way."""
         return tuple(
             {
-                "collective": self._collective,
+                "combine": self._combine,
                 "places": [list(place) for place in held.places],
                 **_times(held.state.state_dict(), self._unit),
             }
@@ -107,23 +104,33 @@ class TopkStates:
         self._held, self._unit = dict(fitting), 1.0
 
     def fitting(self, saved: Any) -> dict[frozenset[str], Held]:
-        """What a ``state_dict()`` has of this collective, for ``load``. Raises ``ValueError`` for what is none."""
+        """What a ``state_dict()`` has of such sums, for ``load``. Raises ``ValueError`` for what is none."""
         if not isinstance(saved, Sequence) or isinstance(saved, str):
             raise ValueError(f"state['sums'] is a {type(saved).__name__}: it must come from state_dict()")
         held: dict[frozenset[str], Held] = {}
         for number, one in enumerate(saved):
             if not isinstance(one, Mapping) or not _are_places(one.get("places")):
                 raise ValueError(f"state['sums'][{number}] has no places of parameters: it must come from state_dict()")
-            if one.get("collective") != self._collective:
+            if one.get("combine") != self._combine:
                 continue
             try:
-                state = STATES[self._collective](one.get("k", 0))
+                state = self._make(one.get("k", 0))
                 state.load_state_dict(one)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"state['sums'][{number}]: {error}") from error
             places = [list(place) for place in one["places"]]
             held[frozenset(name for name, _ in places)] = Held(places, state)
         return held
+
+
+def topk_states_of(combine: str | OkTopk) -> TopkStates | None:
+    """For ``TopK``'s ``combine``; ``None`` where sums keep everything."""
+    if combine == "oktopk":
+        combine = OkTopk()
+    if isinstance(combine, OkTopk):
+        return TopkStates("oktopk", combine.state)
+    make: MakeState | None = {"gtopk": GTopkState, "bounded": BoundedTopkState}.get(combine)
+    return None if make is None else TopkStates(combine, make)
 
 
 def _times(past: dict[str, Any], ratio: float) -> dict[str, Any]:

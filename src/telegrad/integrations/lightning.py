@@ -1,4 +1,4 @@
-"""Lightning's Trainer with telegrad's hook: ``Trainer(strategy="ddp", callbacks=[GradientExchange(density=0.01)])``.
+"""Lightning's Trainer with telegrad's hook: ``Trainer(strategy="ddp", callbacks=[GradientExchange()])``.
 
 Needs Lightning, as the package ``lightning`` or ``pytorch_lightning``. ``DDPStrategy(ddp_comm_state=…,
 ddp_comm_hook=…)`` does not do: Lightning registers those for GPUs only, and wants the state before there is a process
@@ -50,10 +50,10 @@ class GradientExchange(Callback):
     DistributedDataParallel, and keeps what has not been sent in Lightning's checkpoints.
 
     ``options``: those of DDPState, and those of ``Communicator.from_torch`` but for its ``group``.
-    ``feedback="steps"`` and ``momentum`` find the optimiser of ``configure_optimizers`` by themselves; the scaler of
-    ``precision="16-mixed"`` is found too, with ``nonfinite="skip"``, unless these are given. Checkpoints hold
-    the residuals of all ranks (``GatheredState``), and are restored on any number of them; they are to be written on
-    all ranks together, as ModelCheckpoint and ``trainer.save_checkpoint`` do.
+    ``TopK(feedback="steps")`` and ``momentum`` find the optimiser of ``configure_optimizers`` by themselves; the scaler
+    of ``precision="16-mixed"`` is found too, with ``nonfinite="skip"``, unless these are given. Checkpoints hold the
+    residuals of all ranks (``GatheredState``), and are restored on any number of them; they are to be written on all
+    ranks together, as ModelCheckpoint and ``trainer.save_checkpoint`` do.
 
     What waits after a ``fit`` goes on in the next one of the same model with the same GradientExchange, with the
     velocities; a checkpoint that is read for that model takes its place. With ``strategy="ddp_spawn"`` and others whose
@@ -100,7 +100,7 @@ class GradientExchange(Callback):
             )
         self._close()
         comm = Communicator.from_torch(**self._joining)
-        self._state = state = DDPState(comm, ddp.named_parameters(), **options)
+        self._state = state = DDPState(comm, ddp, **options)
         waiting, self._waiting = self._waiting, None
         if self._loaded is not None and (self._loaded_for is None or self._loaded_for is pl_module):
             if waiting is not None and self._module is not pl_module:

@@ -13,6 +13,7 @@ import torch
 
 from telegrad.communicator import Communicator
 from telegrad.ddp.hook import DDPState
+from telegrad.ddp.options import TopK
 from telegrad.ddp.resharding import GROUPS
 from telegrad.errors import NonFiniteGradient, TransportError
 
@@ -35,7 +36,8 @@ def with_found(options: Mapping[str, Any], optimizers: Sequence[Any], scaler: An
 
     Raises ``ValueError`` where momentum correction or ``feedback="steps"`` would have to choose among optimisers."""
     found = dict(options)
-    if options.get("feedback") == "steps" or options.get("momentum"):
+    compress = options.get("compress")
+    if options.get("momentum") is not None or (isinstance(compress, TopK) and compress.feedback == "steps"):
         if len(optimizers) != 1:
             raise ValueError(f"the model has {len(optimizers)} optimizers: feedback='steps' and momentum are for one")
         found = {"optimizer": optimizers[0], **found}
@@ -46,7 +48,7 @@ def with_found(options: Mapping[str, Any], optimizers: Sequence[Any], scaler: An
 
 def may_wait(options: Mapping[str, Any]) -> bool:
     """Whether a DDPState with these options has a residual or a velocity to lose."""
-    return options.get("mode") != "dense" or bool(options.get("momentum"))
+    return _compresses(options) or options.get("momentum") is not None
 
 
 def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str) -> None:
@@ -54,7 +56,7 @@ def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str
 
     Hugging Face's Trainer does so by default: docs/training.md says what that costs.
     """
-    if not norm or options.get("mode") == "dense":
+    if not norm or not _compresses(options):
         return
     warnings.warn(
         f"the trainer clips averaged gradients to a norm of {norm:g}: those of sparse sums hold what waited for "
@@ -63,6 +65,10 @@ def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str
         RuntimeWarning,
         3,
     )
+
+
+def _compresses(options: Mapping[str, Any]) -> bool:
+    return "compress" not in options or options["compress"] is not None
 
 
 def close_for_next(state: DDPState) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer with telegrad's hook: ``exchange_gradients(trainer, density=0.01)`` before its ``train()``.
+"""Hugging Face's Trainer with telegrad's hook: ``exchange_gradients(trainer)`` before its ``train()``.
 
 Needs transformers. Trainers that derive from its Trainer do as well.
 """
@@ -45,13 +45,13 @@ FILE = "telegrad.safetensors"
 """Of a checkpoint's folder: what all ranks had not sent."""
 
 
-def exchange_gradients(trainer: Trainer, **options: Any) -> GradientExchange:
+def exchange_gradients(trainer: Trainer, **options: Any) -> ExchangeCallback:
     """Lets ``trainer`` average gradients with ``ddp_hook`` in every ``trainer.train()`` from now on, and keep what has
     not been sent in its checkpoints.
 
     ``options``: those of DDPState, and those of ``Communicator.from_torch`` but for its ``group``.
-    ``feedback="steps"`` and ``momentum`` find the trainer's optimiser by themselves; the scaler of ``fp16`` is found
-    too, with ``nonfinite="skip"``, unless these are given.
+    ``TopK(feedback="steps")`` and ``momentum`` find the trainer's optimiser by themselves; the scaler of ``fp16`` is
+    found too, with ``nonfinite="skip"``, unless these are given.
 
     Each checkpoint with an optimiser's state has the residuals of all ranks in ``telegrad.safetensors``, which rank 0
     writes (``GatheredState``); ``train(resume_from_checkpoint=…)`` restores them on any number of ranks. What waits
@@ -71,19 +71,19 @@ def exchange_gradients(trainer: Trainer, **options: Any) -> GradientExchange:
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(f"trainer is a {type(trainer).__name__}: it must be a transformers.Trainer")
-    if isinstance(getattr(trainer.train, "__self__", None), GradientExchange):
+    if isinstance(getattr(trainer.train, "__self__", None), ExchangeCallback):
         raise ValueError(
             "trainer exchanges its gradients already: call exchange_gradients() once, and make a new Trainer for other "
             "options"
         )
-    exchange = GradientExchange(trainer, options)
+    exchange = ExchangeCallback(trainer, options)
     # The first one, so that callbacks that upload checkpoints, as those of report_to do, find its file there.
     trainer.callback_handler.callbacks.insert(0, exchange)
     vars(trainer)["train"] = exchange.train
     return exchange
 
 
-class GradientExchange(TrainerCallback):
+class ExchangeCallback(TrainerCallback):
     """What ``exchange_gradients`` has added to a trainer's callbacks."""
 
     def __init__(self, trainer: Trainer, options: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ class GradientExchange(TrainerCallback):
         options = with_found(self._options, [optimizer], self._trainer.accelerator.scaler)
         warn_of_clipping(options, args.max_grad_norm, "TrainingArguments(max_grad_norm=0)")
         waiting = None if self._hooked is None else close_for_next(self._hooked.state)
-        exchanging = DDPState(Communicator.from_torch(**self._joining), ddp.named_parameters(), **options)
+        exchanging = DDPState(Communicator.from_torch(**self._joining), ddp, **options)
         if self._hooked is None or self._hooked.ddp is not ddp:
             self._hooked = _Hooked(ddp, exchanging)
             ddp.register_comm_hook(self._hooked, ddp_hook)

@@ -2,144 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.tensors import on_device
 from telegrad.ddp import nonfinite as nonfinite_values
-from telegrad.ddp.arguments import check_choice, encoding_of_wire
 from telegrad.ddp.bucket import COMPRESSIBLE, Bits, BucketLayout, check_dtype
 from telegrad.ddp.exchange import Exchange, Sending
 from telegrad.ddp.memory_order import MemoryOrder, MemoryOrders
-from telegrad.ddp.pass_use import Revertible, use_of
-from telegrad.ddp.rank_state import checked_step, state_of
-from telegrad.ddp.settings import (
-    SPARSE_DEFAULTS,
-    SparseOptions,
-    compressed_by,
+from telegrad.ddp.options import (
+    QUANTISED,
+    Cheapest,
+    Compress,
+    Momentum,
+    Quantised,
+    TopK,
+    Warmup,
+    check_choice,
     compressor_of,
-    correct_momentum,
-    policy_of,
-    warm_up_of,
+    encoding_of,
+    plain_options,
+    units_of,
 )
+from telegrad.ddp.pass_use import Revertible, use_of
+from telegrad.ddp.rank_checks import alike_options
+from telegrad.ddp.rank_state import checked_step, state_of
 from telegrad.ddp.stats import DDPStats
-from telegrad.ddp.units import Units, check_moves_by_rates
 
-KINDS = ("topk", "quantised", "auto")
-QUANTISED = ("bf16", "int8", "qsgd8", "qsgd4")
-"""Wires of dense sums whose rounding errors error feedback bears, and in which no finite float32 overflows."""
 NONFINITE = ("raise", "send")
-
-
-class CompressionOptions(SparseOptions, total=False):
-    """As for DDPState; ``compression_warmup_steps`` and ``compression_warmup`` are its ``warmup_steps`` and
-    ``warmup``, ``nonfinite`` is ``"raise"`` or ``"send"``. ``quantised``: wires in which all values of a group may go,
-    of ``QUANTISED``; what rounding loses waits. One name or several, none with ``compression="topk"``."""
-
-    quantised: str | Sequence[str]
-    compression_warmup_steps: int
-    compression_warmup: str
-    optimizer: torch.optim.Optimizer | None
-    momentum: float
-    nesterov: bool
-    masking: bool
-    nonfinite: str
-
-
-_DEFAULTS: CompressionOptions = {
-    **SPARSE_DEFAULTS,
-    "quantised": (),
-    "compression_warmup_steps": 0,
-    "compression_warmup": "dense",
-    "optimizer": None,
-    "momentum": 0.0,
-    "nesterov": False,
-    "masking": True,
-    "nonfinite": "raise",
-}
-
-_OF_ENTRIES = {
-    *("density", "selection", "interval", "large_tensor_elements", "large_selection", "same_sign", "output", "wire"),
-    *("collective", "compression_warmup"),
-}
-
-
-def check_options(options: Mapping[str, Any], compression: str | None) -> None:
-    """Raises ``TypeError`` for an option that does not exist, ``ValueError`` for one that is not used."""
-    for name, value in options.items():
-        if name not in _DEFAULTS:
-            raise TypeError(f"Synchronizer has no argument {name!r}: its options are those of CompressionOptions")
-        if compression is None:
-            kinds = "'quantised' or 'auto'" if name == "quantised" else "'topk' or 'auto'"
-            raise ValueError(f"{name}={value!r} is an option of compression: give compression={kinds} too")
-        if compression == "quantised" and name in _OF_ENTRIES and value != _DEFAULTS[name]:  # type: ignore[literal-required]
-            raise ValueError(
-                f"{name}={value!r} is not used with compression='quantised', which sends all values in its own wire: "
-                "leave it out, or use 'topk' or 'auto'"
-            )
+"""What ``nonfinite=`` can be: the plan of a pass cannot be dropped."""
 
 
 class Compression:
-    """``kind``: ``"topk"``, all of the parameters that the policy does not leave dense are sent sparsely;
-    ``"quantised"``: all of their values in a wire of ``quantised``; ``"auto"``: what the plan finds cheapest.
-    ``parameters``: by name; those that are not float32 or bfloat16 go densely. ``options``: see ``CompressionOptions``.
-    ``comm``: where sums are made, until ``move_to`` names another one.
+    """``compress``: a TopK: all parameters that it does not leave dense are sent sparsely; a Quantised: all of their
+    values, rounded; a Cheapest: what the plan finds cheapest. ``parameters``: by name; those that are not float32 or
+    bfloat16 go densely. ``comm``: where sums are made, until ``move_to`` names another one. The rest as for
+    Synchronizer.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments.
     """
 
     def __init__(
-        self, kind: str, comm: Communicator, parameters: Mapping[str, nn.Parameter], options: CompressionOptions
+        self,
+        compress: Compress,
+        comm: Communicator,
+        parameters: Mapping[str, nn.Parameter],
+        *,
+        momentum: Momentum | None = None,
+        warmup: Warmup | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        nonfinite: str = "raise",
     ) -> None:
-        check_choice(kind, "compression", KINDS)
-        given: CompressionOptions = {**_DEFAULTS, **options}
-        check_choice(given["nonfinite"], "nonfinite", NONFINITE)
+        check_choice(nonfinite, "nonfinite", NONFINITE)
         for name, one in parameters.items():
             check_dtype(one.dtype, name, on_device=on_device(one))
-        self.kind = kind
+        self.compress = compress
         self.names = {id(one): name for name, one in parameters.items()}
         self._parameters, self._orders = parameters, MemoryOrders(parameters)
-        self._warm_up = warm_up_of(
-            given["compression_warmup_steps"], given["compression_warmup"], prefix="compression_"
-        )
-        policy = policy_of(
-            given["policy"],
-            density=given["density"],
-            selection=given["selection"],
-            interval=given["interval"],
-            small_tensor_elements=given["small_tensor_elements"],
-            large_tensor_elements=given["large_tensor_elements"],
-            large_selection=given["large_selection"],
-            same_sign=given["same_sign"],
-        )
-        feedback, optimizer = given["feedback"], given["optimizer"]
-        density = given["density"]
-        self.compressor = compressor_of(parameters, policy, given["output"], feedback=feedback, density=density)
-        correct_momentum(
-            self.compressor,
-            parameters,
-            optimizer,
-            momentum=given["momentum"],
-            nesterov=given["nesterov"],
-            masking=given["masking"],
-        )
-        if feedback == "steps":
-            check_moves_by_rates(optimizer)
-        self._units = Units(parameters, optimizer, None)
-        self._units.rates_of(self.compressor)  # an optimizer of other parameters is refused now
+        self._warmup = warmup or Warmup(0)
+        topk, self.quantised = _entries_and_formats(compress, parameters)
+        if isinstance(compress, Quantised) and self._warmup.kind != "dense":
+            raise ValueError(f"warmup={warmup!r} is of entries, and Quantised sends all values: leave kind out")
+        self.compressor = compressor_of(parameters, topk, momentum, optimizer)
+        self._units = units_of(self.compressor, parameters, optimizer)
         self.stats = DDPStats()
-        self.wire, self.collective = given["wire"], given["collective"]
-        self.quantised = _checked_wires(given["quantised"], kind, parameters)
-        self.encoding = encoding_of_wire(self.wire, parameters)
-        self._nonfinite = given["nonfinite"]
+        self.values, self.combine = topk.values, topk.combine
+        self.encoding = encoding_of(topk, parameters)
+        self._nonfinite = nonfinite
         self.step = 0
-        kept = [name for name in _DEFAULTS if name not in ("policy", "output", "optimizer")]
-        self._config = {"compression": kind, **{name: _plain(given[name]) for name in kept}}  # type: ignore[literal-required]
+        self._config = plain_options(compress, momentum, warmup, nonfinite=nonfinite)
         self._entries = {one.name: one.k for one in self.compressor.residuals}
         self._optimizer = optimizer
         self.move_to(comm)
@@ -147,7 +82,7 @@ class Compression:
     def move_to(self, comm: Communicator) -> None:
         """Sums are made there from now on."""
         self._comm = comm
-        self._exchange = Exchange(comm, self.compressor, self.wire, self.encoding, self.collective, self.stats)
+        self._exchange = Exchange(comm, self.compressor, self.values, self.encoding, self.combine, self.stats)
         memory, keeps_all = self._memory, self._exchange.topk_states is None
         self._use = use_of(self._parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
 
@@ -161,9 +96,9 @@ class Compression:
         """In which a group may go: ``"dense"``, ``"sparse"``, or a wire."""
         if not len(self.compressor.residuals):
             return ("dense",)
-        return {"topk": ("sparse",), "quantised": self.quantised, "auto": ("dense", "sparse", *self.quantised)}[
-            self.kind
-        ]
+        if isinstance(self.compress, Cheapest):
+            return ("dense", "sparse", *self.quantised)
+        return self.quantised or ("sparse",)
 
     @property
     def density(self) -> float:
@@ -187,14 +122,13 @@ class Compression:
 
     def description(self) -> dict[str, str]:
         """What all ranks must have alike."""
-        chosen = str(compressed_by(self.compressor))
-        return {**{name: str(value) for name, value in self._config.items()}, "what is compressed": chosen}
+        return alike_options(self._config, self.compressor)
 
     def open_pass(self) -> None:
         """A backward pass begins. Raises ``ValueError`` as ``Units.rates_of``."""
         self._use.open()
         self.compressor.set_units(1.0, self._units.rates_of(self.compressor))
-        self.compressor.residuals.raise_density(self._warm_up.least_density(self.step))
+        self.compressor.residuals.raise_density(self._warmup.least_density(self.step))
 
     def close_pass(self) -> None:
         """All averages of the pass are there."""
@@ -211,7 +145,7 @@ class Compression:
 
         Raises ``NonFiniteGradient`` if that is the policy, and ends the communicator, so that no rank waits for this.
         """
-        compresses = bool(layout.parts) and not self._warm_up.is_dense(self.step)
+        compresses = bool(layout.parts) and not self._warmup.is_dense(self.step)
         sparse, quantised = compresses and way == "sparse", compresses and way in QUANTISED
         fault = nonfinite_values.find_fault(self.compressor, layout, bits, bool(layout.parts))
         self.stats.buckets += 1
@@ -249,33 +183,21 @@ class Compression:
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         orders = MemoryOrders(self._parameters)  # as they are now
         compressor = orders.from_rows(state["compressor"])
-        self.compressor.load_state_dict(compressor, least_density=self._warm_up.least_density(step))
+        self.compressor.load_state_dict(compressor, least_density=self._warmup.least_density(step))
         if sums is not None:
             sums.load(fitting)
         self._orders, self.step = orders, step
 
 
-def _checked_wires(given: str | Sequence[str], kind: str, parameters: Mapping[str, nn.Parameter]) -> tuple[str, ...]:
-    """Raises ``TypeError`` and ``ValueError`` for what is no wire of dense sums, or does not go with the rest."""
-    wires = (given,) if isinstance(given, str) else tuple(given)
-    for one in wires:
-        check_choice(one, "quantised", QUANTISED)
-    if len({*wires}) < len(wires):
-        raise ValueError(f"quantised={given!r} names a wire twice")
-    if kind == "topk" and wires:
-        raise ValueError(f"quantised={given!r} is not used with compression='topk': give 'quantised' or 'auto'")
-    if kind == "quantised" and not wires:
-        raise ValueError(f"compression='quantised' needs quantised=, one or more of {', '.join(QUANTISED)}")
+def _entries_and_formats(compress: Compress, parameters: Mapping[str, nn.Parameter]) -> tuple[TopK, tuple[str, ...]]:
+    """What says which parameters are compressed, and the formats in which all of their values may go. Raises
+    ``TypeError`` for gradients that have none of these."""
+    if isinstance(compress, TopK):
+        return compress, ()
+    formats = tuple(compress.values)
     for name, parameter in parameters.items():
-        if wires and parameter.dtype in COMPRESSIBLE and parameter.dtype != torch.float32:
-            raise TypeError(f"quantised={given!r} is for float32 gradients, and that of {name!r} is {parameter.dtype}")
-    return wires
-
-
-def _plain(value: object) -> object:
-    """What a checkpoint may hold."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, (tuple, list)):
-        return ",".join(map(str, value))
-    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+        if formats and parameter.dtype in COMPRESSIBLE and parameter.dtype != torch.float32:
+            raise TypeError(
+                f"values={compress.values!r} is for float32 gradients, and that of {name!r} is {parameter.dtype}"
+            )
+    return compress.topk if isinstance(compress, Cheapest) else compress.entries, formats

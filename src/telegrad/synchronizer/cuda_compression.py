@@ -1,5 +1,5 @@
-"""What a Synchronizer of parameters on a device compresses, and the groups that do: in streams, by ``"topk"`` or
-``"quantised"``; and which kind of group parameters go in."""
+"""What a Synchronizer of parameters on a device compresses, and the groups that do: in streams, of a TopK or
+a Quantised; and which kind of group parameters go in."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from telegrad.compress import Part
 from telegrad.ddp.bucket import BucketLayout, Member, has_current_density, layout_of_members
 from telegrad.ddp.cuda.compression import DeviceCompression, check_fits_device
 from telegrad.ddp.cuda.faults import LateFaults
+from telegrad.ddp.options import QUANTISED, Cheapest, Compress, TopK
 from telegrad.ddp.pass_use import Revertible
 from telegrad.synchronizer.compressed_group import CompressedGroup
-from telegrad.synchronizer.compression import QUANTISED, Compression, CompressionOptions
+from telegrad.synchronizer.compression import Compression
 from telegrad.synchronizer.cuda_group import DeviceGroup
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
 
@@ -28,26 +29,25 @@ _REMEDY = (
 
 
 class CompressionOnDevice(Compression):
-    """As Compression, of the kinds ``"topk"`` and ``"quantised"``. What is wrong with a gradient is raised as soon as
-    the host knows, in a later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do.
-    """
+    """As Compression, of a TopK or a Quantised. What is wrong with a gradient is raised as soon as the host knows, in a
+    later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
 
     def __init__(
-        self, kind: str, comm: Communicator, parameters: Mapping[str, nn.Parameter], options: CompressionOptions
+        self, compress: Compress, comm: Communicator, parameters: Mapping[str, nn.Parameter], **options: Any
     ) -> None:
-        super().__init__(kind, comm, parameters, options)
-        if kind == "auto":
+        super().__init__(compress, comm, parameters, **options)
+        if isinstance(compress, Cheapest):
             raise TypeError(
-                "compression='auto' chooses by the host's clock, and the parameters are on a device: use 'topk' or "
-                "'quantised', or model.cpu()"
+                "compress=Cheapest() chooses by the host's clock, and the parameters are on a device: use TopK or "
+                "Quantised, or model.cpu()"
             )
-        if kind == "topk":
-            check_fits_device(self.compressor, self.collective)
+        if isinstance(compress, TopK):
+            check_fits_device(self.compressor, self.combine)
             self.device.prepare(parameters.values())
 
     def move_to(self, comm: Communicator) -> None:
         """As Compression's; before anything has been summed."""
-        self.device = DeviceCompression(comm, self.compressor, self.wire, self.encoding, self.stats)
+        self.device = DeviceCompression(comm, self.compressor, self.values, self.encoding, self.stats)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
         super().move_to(comm)
 
@@ -71,7 +71,7 @@ class CompressionOnDevice(Compression):
 
     def start_in_stream(self, layout: BucketLayout, buffer: torch.Tensor, *, way: str) -> DeviceWork:
         """As ``start``, of a group's memory on the device."""
-        compresses = bool(layout.parts) and not self._warm_up.is_dense(self.step)
+        compresses = bool(layout.parts) and not self._warmup.is_dense(self.step)
         sparse, wire = compresses and way == "sparse", way if compresses and way in QUANTISED else None
         looks = self._nonfinite == "raise"
         started = self.device.start(layout, buffer, sparse=sparse, looks=looks, releases=True, wire=wire)

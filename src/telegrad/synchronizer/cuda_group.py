@@ -89,9 +89,9 @@ def dense_cost(comm: Communicator, parameters: Mapping[str, nn.Parameter]) -> Gr
     return measured_device_cost(comm, one.detach().new_empty(0, dtype=torch.float32), most_bytes=max(most, 1))
 
 
-def check_fits_device(plan: Any, wait_in: Any, compression: str | None) -> None:
+def check_fits_device(plan: Any, wait_in: Any, compress: object) -> None:
     """Raises ``ValueError``, with the remedy, for arguments of a Synchronizer that work on the host alone."""
-    if compression is not None and plan in TIMED and plan != "auto":
+    if compress is not None and plan in TIMED and plan != "auto":
         raise ValueError(
             f"plan={plan!r} needs to know what compressed sums cost, which is not measured on a device: use 'auto' "
             "(groups of DDP's sizes), 'fixed', 'single', 'wfbp', or name the groups"

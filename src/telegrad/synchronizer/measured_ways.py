@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from telegrad.communicator import Communicator
-from telegrad.compress import Compressor, Momentum
+from telegrad.compress import Compressor, Velocities
 from telegrad.cost.way import Way
 from telegrad.ddp.bucket import Member, layout_of_members
 from telegrad.ddp.exchange import Exchange
@@ -29,7 +29,7 @@ def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: i
 
     Those that compress are of random float32 gradients in one tensor, and their delay is what that takes on this rank's
     thread; sparse ones are at the density that all compressed parameters have together, with the selection of the
-    largest. Called on all ranks, alike, after the plans' ``warmup_steps``. Raises ``ValueError`` for ``most_bytes``
+    largest. Called on all ranks, alike, after the plans' ``plan_after``. Raises ``ValueError`` for ``most_bytes``
     below 1.
     """
     dense = measured_group_cost(comm, most_bytes=most_bytes)
@@ -52,13 +52,11 @@ def _probe_of(compression: Compression, comm: Communicator, way: str) -> Callabl
     given = compression.compressor.momentum
 
     def of_length(elements: int) -> _Prepare:
-        momentum: Momentum | None = None if given is None else given.anew({_NAME: elements})
+        momentum: Velocities | None = None if given is None else given.anew({_NAME: elements})
         compressor = Compressor(
             {_NAME: elements}, density=compression.density, selections={_NAME: selection}, momentum=momentum
         )
-        exchange = Exchange(
-            comm, compressor, compression.wire, compression.encoding, compression.collective, DDPStats()
-        )
+        exchange = Exchange(comm, compressor, compression.values, compression.encoding, compression.combine, DDPStats())
         layout = layout_of_members([Member(_NAME, 0, elements)], elements, compressor)
         drawn = np.random.default_rng(comm.rank).standard_normal(elements + _GRADIENTS, np.float32)  # ranks' differ
         bits = np.empty(elements, np.float32)

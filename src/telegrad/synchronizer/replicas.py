@@ -7,9 +7,9 @@ So the model is sharded on the first dimension alone, and the second is telegrad
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -18,13 +18,12 @@ from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text
-from telegrad.ddp.arguments import check_choice
 from telegrad.ddp.bucket import GradBucket, check_dtype
 from telegrad.ddp.hook import DDPState
 from telegrad.ddp.nonfinite import REMEDY_WITHOUT_SKIP
+from telegrad.ddp.options import TopK, Warmup, check_choice
 from telegrad.ddp.pass_use import PassUse, use_of
 from telegrad.ddp.rank_checks import check_alike
-from telegrad.ddp.settings import SelectionOptions
 from telegrad.ddp.stats import DDPStats
 from telegrad.ddp.steps_in_backward import BackwardSteps, check_no_optimizer_in_backward
 from telegrad.ddp.telemetry import Telemetry
@@ -41,16 +40,6 @@ _OWNER = "the ReplicaSynchronizer"
 _NONFINITE = ("raise", "send")  # "skip" would drop the step of this shard alone
 
 
-class ReplicaOptions(SelectionOptions, total=False):
-    """As for DDPState; ``nonfinite`` is ``"raise"`` or ``"send"``. Sizes and densities are of a rank's shards."""
-
-    mode: str
-    warmup_steps: int
-    warmup: str
-    nonfinite: str
-    telemetry: Telemetry | None
-
-
 class ReplicaSynchronizer:
     """Averages gradients over the replicas of a sharded model: call ``average()`` between ``backward()`` and
     ``optimizer.step()``.
@@ -58,8 +47,9 @@ class ReplicaSynchronizer:
     ``model``: ``fully_shard`` has sharded all parameters that require a gradient on one mesh of one dimension, on the
     CPU. ``comm``: a Communicator of the ranks that hold the same shard, one of each replica, such as
     ``Communicator.from_torch(mesh["replica"].get_group())`` of a mesh with the dimensions replica and shard. Parameters
-    and buffers of replica 0 are copied to all. ``options``: see ``ReplicaOptions``; residuals are of a rank's shard,
-    under its parameter's name.
+    and buffers of replica 0 are copied to all. ``compress``, ``warmup`` and ``telemetry`` as for DDPState; sizes and
+    densities are of a rank's shards, and so are residuals, under the parameters' names. ``nonfinite``: ``"raise"`` or
+    ``"send"``.
 
     The average is the same on all replicas, bit for bit, and is that over all ranks, since the reduce-scatter of
     ``fully_shard`` has averaged over the shards. Clip after it: ``clip_grad_norm_`` then sees the averages of all
@@ -70,7 +60,16 @@ class ReplicaSynchronizer:
     Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks of ``comm``.
     """
 
-    def __init__(self, model: nn.Module, comm: Communicator, **options: Unpack[ReplicaOptions]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        *,
+        compress: TopK | None = TopK(),  # noqa: B008  frozen
+        warmup: Warmup | None = None,
+        nonfinite: str = "raise",
+        telemetry: Telemetry | None = None,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that fully_shard has sharded")
         if not isinstance(comm, Communicator):
@@ -78,7 +77,7 @@ class ReplicaSynchronizer:
         error: ValueError | TypeError | None = None
         description: dict[str, str] = {}
         try:
-            _check_options(options)
+            check_choice(nonfinite, "nonfinite", _NONFINITE)
             _reshard(model)
             self._parameters = sharded_parameters(model)
             check_expanded(model)
@@ -86,8 +85,9 @@ class ReplicaSynchronizer:
             self._shard = mesh.get_local_rank(), mesh.size()
             # DDPState's parameters are what the buckets have: this rank's shards, which share their memory.
             self._shards = {name: nn.Parameter(one.to_local().detach()) for name, one in self._parameters.items()}
-            given, trained = cast(dict[str, Any], options), cast(Mapping[str, nn.Parameter], self._parameters)
-            self._state = _ReplicaState(comm, self._shards, self._shard, trained, given)
+            trained = cast(Mapping[str, nn.Parameter], self._parameters)
+            options = {"compress": compress, "warmup": warmup, "nonfinite": nonfinite, "telemetry": telemetry}
+            self._state = _ReplicaState(comm, model, self._shards, self._shard, trained, options)
             description = self._state.alike
         except (ValueError, TypeError) as found:
             error = found
@@ -189,14 +189,18 @@ class _ReplicaState(DDPState):
     def __init__(
         self,
         comm: Communicator,
+        model: nn.Module,
         shards: Mapping[str, nn.Parameter],
         shard: tuple[int, int],
         trained: Mapping[str, nn.Parameter],
         options: Mapping[str, Any],
     ) -> None:
-        self._trained = trained
+        self._trained, self._own_shards = trained, shards
         self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
-        super().__init__(comm, shards.items(), **options)
+        super().__init__(comm, model, **options)
+
+    def _named_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+        return self._own_shards.items()
 
     def fail(self, error: Exception) -> None:
         """The other replicas must not wait for this one."""
@@ -282,16 +286,6 @@ def _reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def _check_options(options: ReplicaOptions) -> None:
-    for name in options:
-        if name not in ReplicaOptions.__annotations__:
-            remedy = "; clip with clip_grad_norm_ after average()" if name == "clip_norm" else ""
-            raise TypeError(
-                f"ReplicaSynchronizer has no argument {name!r}: its options are those of ReplicaOptions{remedy}"
-            )
-    check_choice(options.get("nonfinite", "raise"), "nonfinite", _NONFINITE)
 
 
 def _check_places(comm: Communicator, shard: tuple[int, int]) -> None:

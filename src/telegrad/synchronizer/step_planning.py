@@ -24,12 +24,12 @@ from telegrad.synchronizer.trial import Trial, agreed_step_s
 
 
 class StepPlanning:
-    """Of a ``model`` whose passes ``comm`` averages. ``scheme``: one of ``group_planning.TIMED``. ``warmup_steps``,
+    """Of a ``model`` whose passes ``comm`` averages. ``scheme``: one of ``group_planning.TIMED``. ``plan_after``,
     ``replan_factor``, ``compression``: as the Synchronizer's. ``leaves_at_end``: no gradient is sent before the
     backward pass is over. ``clock``: by which passes are timed, on all ranks of one kind; where it tells times later
     than it marks them, what is to be decided waits until all ranks know them, some passes later, and no host waits for
     a device. ``device_cost``: as a GroupPlanner's. Called on all ranks, alike; the hooks that take times stay on
-    ``model`` until ``warmup_steps`` passes are over, or until ``close()``.
+    ``model`` until ``plan_after`` passes are over, or until ``close()``.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StepPlanning:
         comm: Communicator,
         scheme: str,
         *,
-        warmup_steps: int,
+        plan_after: int,
         replan_factor: float | None,
         compression: Compression | None,
         leaves_at_end: bool = False,
@@ -51,8 +51,8 @@ class StepPlanning:
         self.replans = 0
         self._model: nn.Module | None = model
         self._comm, self._scheme = comm, scheme
-        self._warmup_steps = warmup_steps
-        self._turn_passes = NOT_TYPICAL + max(1, (warmup_steps - NOT_TYPICAL) // 2)
+        self._plan_after = plan_after
+        self._turn_passes = NOT_TYPICAL + max(1, (plan_after - NOT_TYPICAL) // 2)
         self._planner = GroupPlanner(scheme, compression, device_cost)
         self._leaves_at_end = leaves_at_end
         self._replanning = Replanning(replan_factor) if scheme == "auto" and replan_factor is not None else None
@@ -127,7 +127,7 @@ class StepPlanning:
 
     def _begin_profile(self, passes: int) -> None:
         assert self._model is not None
-        self._plan_at = passes + self._warmup_steps
+        self._plan_at = passes + self._plan_after
         self._timed_in = self.plan
         self._profile = StepProfile(self._model, clock=self._clock)
         self._profile.__enter__()

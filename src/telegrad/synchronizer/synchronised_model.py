@@ -11,6 +11,7 @@ from torch import nn
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import has_runtime
+from telegrad.ddp.options import Cheapest
 from telegrad.ddp.steps_in_backward import check_no_optimizer_in_backward
 from telegrad.errors import MismatchedCall
 from telegrad.synchronizer.forward_hooks import check_takes_hooks
@@ -70,13 +71,13 @@ def _is_reached(x: torch.Tensor) -> bool:
     return x.device.type == "cpu" or has_runtime(x.device.type)
 
 
-def check_fits(plan: Any, compression: str) -> None:
+def check_fits(plan: Any, compress: object) -> None:
     """Raises ``ValueError`` for a plan that does not go with that compression."""
     if plan == "greedy":
         raise ValueError("plan='greedy' looks at one cost, and compression has several: use plan='auto'")
-    if compression == "auto" and plan not in TIMED:
+    if isinstance(compress, Cheapest) and plan not in TIMED:
         raise ValueError(
-            f"compression='auto' is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
+            f"compress=Cheapest() is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
         )
 
 

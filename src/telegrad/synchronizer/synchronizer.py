@@ -7,7 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,15 +15,24 @@ from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator, Work
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.arguments import check_choice
 from telegrad.ddp.clipping import checked_norm, clip_own
 from telegrad.ddp.cuda.clipping import clip_together
 from telegrad.ddp.gradient_hooks import on_gradient
+from telegrad.ddp.options import (
+    Cheapest,
+    Compress,
+    Momentum,
+    Quantised,
+    TopK,
+    Warmup,
+    check_choice,
+    check_objects,
+)
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.stats import DDPStats
 from telegrad.errors import TransportError
 from telegrad.synchronizer.clocks import DeviceClock
-from telegrad.synchronizer.compression import Compression, CompressionOptions, check_options
+from telegrad.synchronizer.compression import NONFINITE, Compression
 from telegrad.synchronizer.cuda_compression import CompressionOnDevice, group_of
 from telegrad.synchronizer.cuda_group import check_fits_device, dense_cost, is_on_device
 from telegrad.synchronizer.gradient_group import GradientGroup, Run, note_before_others, present_in
@@ -60,7 +69,7 @@ class Synchronizer:
     ``None`` too; but each rank's pass must give a gradient to one parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
-    made at the end of pass ``warmup_steps``, from the times of these passes (a gradient counts when the last rank has
+    made at the end of pass ``plan_after``, from the times of these passes (a gradient counts when the last rank has
     it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
     are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
     DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, the groups of
@@ -72,16 +81,16 @@ class Synchronizer:
     to this norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_``
     after ``backward()``.
 
-    ``compression``: ``"topk"``: parameters that the policy does not leave dense are sent as their largest entries, and
-    what is not sent waits in a residual of that parameter on that rank; ``"quantised"``: all of their values go,
-    rounded to the wire that ``quantised`` names, and what rounding loses waits; ``"auto"``: each group goes in the
-    cheapest of these ways, or densely with what waits, by the plan of ``telegrad.synchronizer.merge.joint``, and
-    densely until there is one; quantised only if ``quantised`` allows it. ``options``: those of DDPState, see
-    ``CompressionOptions``. ``clip_norm`` is local then, as DDPState's: each rank scales its own gradient down to
-    clip_norm / sqrt(ranks) before any of it leaves, which is after the backward pass. ``nonfinite="raise"`` (the
-    default with compression): NonFiniteGradient on the rank that has a NaN or an infinity, TransportError on the
-    others; ``"send"``: it arrives on all ranks. Gradients of other dtypes than float32 and bfloat16 go densely. On a
-    CUDA device it is ``"topk"`` or ``"quantised"``, and errors come later (docs/gpu.md).
+    ``compress``: ``None``: averages of all values; a ``telegrad.TopK``: parameters that it does not leave dense are
+    sent as their largest entries, and what is not sent waits in a residual of that parameter on that rank; a
+    ``telegrad.Quantised``: all of their values go, rounded, and what rounding loses waits; a ``telegrad.Cheapest``:
+    each group goes in the cheapest of these ways, or densely with what waits, by the plan of
+    ``telegrad.synchronizer.merge.joint``, and densely until there is one. ``momentum``, ``warmup`` and ``optimizer`` as
+    for DDPState. ``clip_norm`` is local then, as DDPState's: each rank scales its own gradient down to clip_norm /
+    sqrt(ranks) before any of it leaves, which is after the backward pass. ``nonfinite="raise"`` (what ``None`` means
+    with ``compress``): NonFiniteGradient on the rank that has a NaN or an infinity, TransportError on the others;
+    ``"send"`` (what it means without): it arrives on all ranks. Gradients of other dtypes than float32 and bfloat16 go
+    densely. On a CUDA device it is a TopK or a Quantised, and errors come later (docs/gpu.md).
 
     ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
     go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at
@@ -103,11 +112,14 @@ class Synchronizer:
         *,
         plan: str | Sequence[Sequence[str]] = "auto",
         clip_norm: float | None = None,
-        warmup_steps: int = 10,
+        plan_after: int = 10,
         replan_factor: float | None = 1.5,
-        compression: str | None = None,
+        compress: Compress | None = None,
+        momentum: Momentum | None = None,
+        warmup: Warmup | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        nonfinite: str | None = None,
         wait_in: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-        **options: Unpack[CompressionOptions],
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -115,20 +127,22 @@ class Synchronizer:
         try:
             if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
                 raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
-            groups = self._take_arguments(
-                model, comm, plan, clip_norm, warmup_steps, replan_factor, compression, options
+            groups = self._take_arguments(model, plan, clip_norm, plan_after, replan_factor)
+            self._compression = self._compression_of(
+                comm, plan, compress, momentum=momentum, warmup=warmup, optimizer=optimizer, nonfinite=nonfinite
             )
+            check_free(self._parameters)
             if self._is_on_device:
-                check_fits_device(plan, wait_in, compression)
+                check_fits_device(plan, wait_in, compress)
             optimizers = checked_optimizers(wait_in, self._parameters)
-            plans = self._scheme in TIMED and not (self._is_on_device and compression)
+            plans = self._scheme in TIMED and not (self._is_on_device and compress is not None)
             check_is_seen(model, plans, optimizers)
             self._waits_in_step = bool(optimizers)
             description = described(
                 self._parameters,
                 None if self._compression is None else self._compression.description(),
                 plan=json.dumps([self._scheme, groups]),
-                warmup_steps=warmup_steps,
+                plan_after=plan_after,
                 clip_norm=self._clip_norm,
                 replan_factor=self._replan_factor,
                 wait_in=self._waits_in_step,
@@ -175,7 +189,7 @@ class Synchronizer:
                     model,
                     own,
                     self._scheme,
-                    warmup_steps=warmup_steps,
+                    plan_after=plan_after,
                     replan_factor=replan_factor,
                     compression=self._compression,
                     leaves_at_end=self._own_norm is not None,
@@ -194,34 +208,49 @@ class Synchronizer:
     def _take_arguments(
         self,
         model: nn.Module,
-        comm: Communicator,
         plan: str | Sequence[Sequence[str]],
         clip_norm: float | None,
-        warmup_steps: int,
+        plan_after: int,
         replan_factor: float | None,
-        compression: str | None,
-        options: CompressionOptions,
     ) -> list[list[str]]:
         """The first groups. Raises ``ValueError`` and ``TypeError`` for what is wrong on this rank."""
         if isinstance(plan, str):
             check_choice(plan, "plan", tuple(PLANS))
-        if checked_count(warmup_steps, "warmup_steps") < 3:
-            raise ValueError(f"warmup_steps={warmup_steps} must be at least 3: the first two passes are not typical")
+        if checked_count(plan_after, "plan_after") < 3:
+            raise ValueError(f"plan_after={plan_after} must be at least 3: the first two passes are not typical")
         self._parameters = trained_parameters(model)
         self._clip_norm = checked_norm(clip_norm)
         self._replan_factor = checked_factor(replan_factor)
         self._scheme = plan if isinstance(plan, str) else None
         self._is_on_device = is_on_device(self._parameters)
-        check_options(options, compression)
-        self._compression = None
-        if compression is not None:
-            kind = CompressionOnDevice if self._is_on_device else Compression
-            self._compression = kind(compression, comm, self._parameters, options)
-            check_fits(plan, compression)
         self._first_scheme = "fixed" if plan in TIMED else str(plan)
-        groups = first_groups("fixed" if plan in TIMED else plan, self._parameters)
-        check_free(self._parameters)
-        return groups
+        return first_groups("fixed" if plan in TIMED else plan, self._parameters)
+
+    def _compression_of(
+        self,
+        comm: Communicator,
+        plan: str | Sequence[Sequence[str]],
+        compress: Compress | None,
+        *,
+        nonfinite: str | None,
+        **options: Any,
+    ) -> Compression | None:
+        """``None`` without ``compress``, which the ``options`` are of."""
+        check_objects(compress, options["momentum"], options["warmup"], kinds=(TopK, Quantised, Cheapest))
+        if nonfinite is not None:
+            check_choice(nonfinite, "nonfinite", NONFINITE)
+        if compress is None:
+            given = {name: value for name, value in options.items() if value is not None}
+            if nonfinite == "raise":
+                given["nonfinite"] = nonfinite
+            for name, value in given.items():
+                if name != "warmup":
+                    raise ValueError(f"{name}={value!r} is not used with compress=None: give compress=TopK() too")
+            return None
+        kind = CompressionOnDevice if self._is_on_device else Compression
+        made = kind(compress, comm, self._parameters, nonfinite=nonfinite or "raise", **options)
+        check_fits(plan, compress)
+        return made
 
     @property
     def groups(self) -> list[list[str]]:

@@ -36,8 +36,8 @@ def train(run: Run, problem: Problem) -> tuple[int, int]:
     optimizer = problem.optimizer(ddp, momentum=not method.takes_momentum)
     options = method.arguments(problem.task, density=run.density, steps=run.steps, optimizer=optimizer)
     with telegrad.Communicator.from_torch() as comm:
-        named = ddp.module.named_parameters()  # random-k draws by name, and ddp's own begin with "module."
-        state = telegrad.DDPState(comm, named, **options)
+        # Not ddp: random-k draws by name, and those of its parameters begin with "module."
+        state = telegrad.DDPState(comm, ddp.module, **options)
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         before = int(comm.stats()["bytes_sent"])  # by comparing options
         for step in range(run.steps):

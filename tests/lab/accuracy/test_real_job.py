@@ -27,7 +27,7 @@ def task_for(method: Method) -> str:
 
 def steps_of(method: Method) -> int:
     """A reused threshold is evaluated anew at the ninth."""
-    reuses = method.sparse and method.options.get("selection", "reused") in ("reused", "sampled")
+    reuses = method.sparse and method.options.get("select", "reused") in ("reused", "sampled")
     return 10 if reuses else 4
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from lab.accuracy.runs import DENSE, METHODS, TASKS, Method, Run, default_of
 from lab.accuracy.study import Study, in_order
+from telegrad import Momentum, TopK, Warmup
 from telegrad.compress import SELECTIONS
 
 RUN = Run("vgg", "topk", 0.01, 0, 300, 64, 4)
@@ -131,19 +132,21 @@ def test_what_a_method_tells_ddp_state() -> None:
     def told(method: Method, task: str = "vgg") -> dict[str, object]:
         return method.arguments(TASKS[task], density=0.02, steps=300, optimizer="the optimizer")
 
-    assert told(METHODS[DENSE]) == told(METHODS[DENSE], "gpt") == {"mode": "dense"}
-    assert told(METHODS["reused"]) == {"selection": "reused", "density": 0.02}
-    assert told(METHODS["reused"], "gpt") == {"selection": "reused", "density": 0.02, "warmup_steps": 30}
-    assert told(METHODS["cold"], "gpt") == {"density": 0.02}
-    assert told(METHODS["falling"], "gpt") == {"warmup": "falling", "density": 0.02, "warmup_steps": 30}
-    assert told(METHODS["steps"]) == {"feedback": "steps", "density": 0.02, "optimizer": "the optimizer"}
+    assert told(METHODS[DENSE]) == told(METHODS[DENSE], "gpt") == {"compress": None}
+    few = TopK(0.02)
+    assert told(METHODS["topk"]) == {"compress": TopK(0.02, "topk")}
+    assert told(METHODS["reused"]) == told(METHODS["cold"], "gpt") == {"compress": few}
+    assert told(METHODS["reused"], "gpt") == {"compress": few, "warmup": Warmup(30)}
+    assert told(METHODS["falling"], "gpt") == {"compress": few, "warmup": Warmup(30, "falling")}
+    assert told(METHODS["steps"]) == {"compress": TopK(0.02, feedback="steps"), "optimizer": "the optimizer"}
     assert told(METHODS["momentum"], "vgg-momentum") == {
-        "density": 0.02,
-        "warmup_steps": 30,
-        "momentum": 0.9,
+        "compress": few,
+        "warmup": Warmup(30),
+        "momentum": Momentum(0.9),
         "optimizer": "the optimizer",
     }
-    assert "warmup_steps" not in told(METHODS["cold-momentum"], "vgg-momentum")
+    assert told(METHODS["unmasked"], "vgg-momentum")["momentum"] == Momentum(0.9, masking=False)
+    assert "warmup" not in told(METHODS["cold-momentum"], "vgg-momentum")
 
 
 def test_which_methods_fit() -> None:
@@ -156,4 +159,4 @@ def test_which_methods_fit() -> None:
     assert fitting("gpt") == everywhere | {"cold", "falling"}
     assert fitting("vgg-momentum") == {DENSE, "reused", "momentum", "unmasked", "cold-momentum"}
     assert {default_of(task) for task in TASKS.values()} == {"reused", "momentum"}
-    assert set(SELECTIONS) <= {method.options.get("selection") for method in METHODS.values()}
+    assert set(SELECTIONS) <= {method.options.get("select") for method in METHODS.values()}

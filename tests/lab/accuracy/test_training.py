@@ -31,7 +31,7 @@ RESUMED = [
     *(
         Run(first_fitting(name), name, 0.02 if one.sparse else 1.0, 0, 9, 4, RANKS, 3)
         for name, one in METHODS.items()
-        if "qsgd" not in one.options.get("wire", "")  # rounds at random, by the number of calls of a communicator
+        if "qsgd" not in one.options.get("values", "")  # rounds at random, by the number of calls of a communicator
     ),
     Run("gpt", "reused", 0.02, 0, 6, 2, RANKS, 3),
     Run("lstm", "topk", 0.02, 3, 6, 2, RANKS, 3),
@@ -157,7 +157,7 @@ def test_a_checkpoint_of_another_run_is_refused(places: tuple[Path, Path], tmp_p
 
 def test_ranks_that_disagree_are_found(places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Linear(4, 3)
-    with OneProcess(model, RANKS, {"mode": "dense"}) as ranks:
+    with OneProcess(model, RANKS, {"compress": None}) as ranks:
         for rank in range(RANKS):
             model.zero_grad()
             model(torch.ones(4)).sum().backward()
@@ -171,7 +171,7 @@ def test_ranks_that_disagree_are_found(places: tuple[Path, Path], monkeypatch: p
 def test_a_parameter_without_a_gradient_takes_no_part() -> None:
     torch.manual_seed(0)
     model = torch.nn.ModuleDict({"used": torch.nn.Linear(60, 60), "unused": torch.nn.Linear(60, 60)})
-    with OneProcess(model, RANKS, {"density": 0.01}) as ranks:
+    with OneProcess(model, RANKS, {}) as ranks:
         for step in range(3):
             for rank in range(RANKS):
                 model.zero_grad()

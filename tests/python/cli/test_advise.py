@@ -56,7 +56,7 @@ def test_the_line_of_code_is_one_line_however_narrow_the_terminal() -> None:
     assert status == 0
     (line,) = (one for one in output.splitlines() if one.startswith("sync = "))
     compile(line, "line", "exec")
-    assert line.endswith('collective="oktopk")  # instead of DDP')
+    assert line.endswith('compress=telegrad.TopK(0.01, combine="oktopk"))  # instead of DDP')
 
 
 def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
     assert status == 0
     assert "Compress: " in words(output)
     assert "Compare accuracy with a dense run first" in words(output)
-    assert 'telegrad.Synchronizer(model, comm, plan="fixed", compression="topk", density=0.001' in words(output)
+    assert 'telegrad.Synchronizer(model, comm, plan="fixed", compress=telegrad.TopK(0.001' in words(output)
     assert "vgg16, 16 ranks, 1gbit: compress" in drawn.read_text()
 
 

@@ -8,8 +8,8 @@ import telegrad
 from telegrad.tools.demo import worker
 
 
-def refuse(*_: Any, mode: str, **__: Any) -> None:
-    raise TypeError(f"mode={mode!r}: gradients on a device are not compressed")
+def refuse(*_: Any, compress: Any, **__: Any) -> None:
+    raise TypeError(f"density={compress.density}: gradients on a device are not compressed")
 
 
 def main(settings_json: str) -> None:

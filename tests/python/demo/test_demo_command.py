@@ -133,7 +133,7 @@ def test_what_a_device_refuses_is_told_with_its_reason(
     with open_place("shm", 2) as place:
         settings = Settings(run="telegrad-sparse", corpus=str(tmp_path), steps=2, interface="lo", model=size)
         result = train(settings, place, timeout_s=60)
-    assert result.refused == "mode='sparse': gradients on a device are not compressed"
+    assert result.refused == "density=0.01: gradients on a device are not compressed"
     assert result.steps == []
 
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from telegrad.compress import SELECTIONS  # noqa: E402
-from telegrad.ddp.exchange import COLLECTIVES  # noqa: E402
+from telegrad.ddp.options import COMBINE  # noqa: E402
 from telegrad.tools.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of  # noqa: E402
 from telegrad.tools.demo.settings import SCHEMES, ModelSize, Settings  # noqa: E402
 
@@ -72,11 +72,11 @@ def test_settings_survive_the_way_to_a_rank() -> None:
 
 
 def test_every_collective_is_a_scheme_and_every_scheme_an_option() -> None:
-    for name in COLLECTIVES:
-        assert SCHEMES[name] == {"collective": name}
+    for name in COMBINE:
+        assert SCHEMES[name] == {"combine": name}
     for options in SCHEMES.values():
-        assert options["collective"] in COLLECTIVES
-        assert options.get("selection", "topk") in SELECTIONS
+        assert options["combine"] in COMBINE
+        assert options.get("select", "topk") in SELECTIONS
 
 
 def test_the_last_step_is_validated() -> None:

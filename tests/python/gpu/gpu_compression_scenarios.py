@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from gpu_scenario_device import DEVICE, ON_GPU
 from torch import nn
+from varied_options import module_of, objects_of
 
 import telegrad
 from telegrad import Communicator, DDPState
@@ -23,15 +24,15 @@ def compressed_bits() -> None:
     shapes = {"large": (600, 600), "middle": (40, 300), "small": (50,)}
     buckets = [["middle", "small"], ["large"]]
     for options in (
-        {"selection": "topk"},
-        {"selection": "reused", "interval": 3},
-        {"selection": "topk", "momentum": 0.9, "nesterov": True},
-        {"selection": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
-        {"selection": "topk", "wire": "packed-bf16"},
-        {"selection": "topk", "wire": "int8", "nonfinite": "skip"},
+        {"select": "topk"},
+        {"select": "reused", "interval": 3},
+        {"select": "topk", "momentum": 0.9, "nesterov": True},
+        {"select": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
+        {"select": "topk", "values": "packed-bf16"},
+        {"select": "topk", "values": "int8", "nonfinite": "skip"},
     ):
         dtype = options.pop("dtype", torch.float32)
-        given = {"density": 0.02, "small_tensor_elements": 100, "wire": "packed", **options}
+        given = {"density": 0.02, "small_elements": 100, "values": "packed", **options}
         with Communicator.from_torch(timeout_s=60) as comm:
             states, parameters, buffers = [], [], {}
             for device in (torch.device("cpu"), DEVICE):
@@ -39,7 +40,7 @@ def compressed_bits() -> None:
                     name: nn.Parameter(torch.zeros(shape, dtype=dtype, device=device)) for name, shape in shapes.items()
                 }
                 optimizer = {"optimizer": torch.optim.SGD(own.values(), lr=0.1)} if "momentum" in given else {}
-                states.append(DDPState(comm, own.items(), **given, **optimizer))
+                states.append(DDPState(comm, module_of(own), **objects_of(**given, **optimizer)))
                 parameters.append(own)
             replays = _counted_replays()
             for step in range(STEPS):

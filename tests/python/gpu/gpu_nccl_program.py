@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
 import telegrad.torch_backend
-from telegrad import Communicator, DDPState, Synchronizer
+from telegrad import Communicator, DDPState, Synchronizer, Warmup
 from telegrad.communicator.cuda import nccl
 
 TIMEOUT = timedelta(seconds=60)
@@ -73,7 +73,7 @@ def training_by_nccl() -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
     with Communicator.from_torch(timeout_s=60) as comm:
-        state = DDPState(comm, ddp.named_parameters(), mode="dense")
+        state = DDPState(comm, ddp, compress=None)
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         train(ddp, net)
         state.synchronize()
@@ -93,7 +93,7 @@ def plan_by_nccl() -> None:
     """Some sums are timed before the first pass, as nothing is calibrated."""
     net = model()
     with Communicator.from_torch(timeout_s=60) as comm:
-        sync = Synchronizer(net, comm, plan="optimal", warmup_steps=3)
+        sync = Synchronizer(net, comm, warmup=Warmup(3), plan="optimal")
         assert bool(begun) == ON_GPU
         train(net, net, steps=12, looks=True)
         check_report(sync)

@@ -19,11 +19,12 @@ from gpu_scenario_device import DEVICE, ON_GPU
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from varied_options import objects_of
 
 import telegrad
 import telegrad.ddp
 import telegrad.torch_backend
-from telegrad import Communicator, DDPState, NonFiniteGradient, Synchronizer
+from telegrad import Communicator, DDPState, NonFiniteGradient, Synchronizer, Warmup
 from telegrad.errors import TransportError
 
 STEPS = 6
@@ -131,7 +132,7 @@ def _hook(nonfinite: str, **options: Any) -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
     with Communicator.from_torch(timeout_s=60) as comm:
-        state = DDPState(comm, ddp.named_parameters(), mode="dense", nonfinite=nonfinite, **options)
+        state = DDPState(comm, ddp, **objects_of(compress=None, nonfinite=nonfinite, **options))
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         train(ddp, net)
         state.synchronize()
@@ -166,12 +167,12 @@ class Records:
 
 def compressed_hook() -> None:
     """Entries of 360,000 elements come from a sample, those of the other layers do not."""
-    for options in ({"selection": "topk"}, {"selection": "reused", "nonfinite": "skip"}, {"wire": "packed-int8"}):
+    for options in ({"select": "topk"}, {"select": "reused", "nonfinite": "skip"}, {"values": "packed-int8"}):
         net, records = model(), Records()
         ddp = DistributedDataParallel(net, bucket_cap_mb=1)
         with Communicator.from_torch(timeout_s=60) as comm:
-            given = {"density": 0.05, "small_tensor_elements": 700, "telemetry": records, **options}
-            state = DDPState(comm, ddp.named_parameters(), **given)
+            given = {"density": 0.05, "small_elements": 700, "telemetry": records, **options}
+            state = DDPState(comm, ddp, **objects_of(**given))
             ddp.register_comm_hook(state, telegrad.ddp_hook)
             train(ddp, net)
             state.synchronize()
@@ -184,13 +185,13 @@ def compressed_hook() -> None:
 
 
 def compressed_synchronizer() -> None:
-    for options in ({"selection": "topk"}, {"selection": "reused", "clip_norm": CLIP}):
-        net = _synchronised(plan="single", compression="topk", density=0.05, small_tensor_elements=700, **options)
+    for options in ({"select": "topk"}, {"select": "reused", "clip_norm": CLIP}):
+        net = _synchronised(plan="single", compress="topk", density=0.05, small_elements=700, **options)
         assert_alike(net)
 
 
 def quantised_synchronizer() -> None:
-    net = _synchronised(plan="single", compression="quantised", quantised="qsgd4", small_tensor_elements=700)
+    net = _synchronised(plan="single", compress="quantised", formats="qsgd4", small_elements=700)
     assert_alike(net)
 
 
@@ -198,8 +199,8 @@ def compressed_dropped_steps() -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
     with Communicator.from_torch(timeout_s=60) as comm:
-        options = {"density": 0.05, "small_tensor_elements": 700, "nonfinite": "skip"}
-        state = DDPState(comm, ddp.named_parameters(), **options)
+        options = {"density": 0.05, "small_elements": 700, "nonfinite": "skip"}
+        state = DDPState(comm, ddp, **objects_of(**options))
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         for step in range(2):
             ddp(data(step, comm.rank)).square().mean().backward()
@@ -224,7 +225,7 @@ def dropped_steps() -> None:
     net = model()
     ddp = DistributedDataParallel(net, bucket_cap_mb=1)
     with Communicator.from_torch(timeout_s=60) as comm:
-        state = DDPState(comm, ddp.named_parameters(), mode="dense", nonfinite="skip")
+        state = DDPState(comm, ddp, compress=None, nonfinite="skip")
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         _broken_on_rank_1(net)
         for step in range(3):
@@ -244,7 +245,7 @@ def late_errors() -> None:
     # A rank that fails at once must not end the others' joining. Not comm's own barrier: who is through fails, and ends
     # that of those who are not.
     dist.barrier()
-    state = DDPState(comm, ddp.named_parameters(), mode="dense")
+    state = DDPState(comm, ddp, compress=None)
     ddp.register_comm_hook(state, telegrad.ddp_hook)
     for step in range(2):  # before the second DDP speaks to the others itself, which who has failed would not answer
         ddp(data(step, comm.rank)).sum().backward()
@@ -271,7 +272,7 @@ def mixed_precision() -> None:
     scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**16)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with Communicator.from_torch(timeout_s=60) as comm:
-        state = DDPState(comm, ddp.named_parameters(), mode="dense", nonfinite="skip", scaler=scaler)
+        state = DDPState(comm, ddp, compress=None, nonfinite="skip", scaler=scaler)
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         for step in range(STEPS):
             optimizer.zero_grad()
@@ -295,9 +296,9 @@ def compressed_mixed_precision() -> None:
         ddp = DistributedDataParallel(net, bucket_cap_mb=1)
         scaler = torch.amp.GradScaler(DEVICE.type, init_scale=2.0**10, growth_interval=2)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        options = {"density": 0.05, "small_tensor_elements": 700, "nonfinite": "skip", "scaler": scaler}
+        options = {"density": 0.05, "small_elements": 700, "nonfinite": "skip", "scaler": scaler}
         with Communicator.from_torch(timeout_s=60) as comm:
-            state = DDPState(comm, ddp.named_parameters(), **options)
+            state = DDPState(comm, ddp, **objects_of(**options))
             ddp.register_comm_hook(state, telegrad.ddp_hook)
             for step in range(STEPS):
                 optimizer.zero_grad()
@@ -358,7 +359,7 @@ def assert_alike(net: nn.Module) -> None:
 def _synchronised(**options: Any) -> nn.Module:
     net = model()
     with Communicator.from_torch(timeout_s=60) as comm:
-        sync = Synchronizer(net, comm, **options)
+        sync = Synchronizer(net, comm, **objects_of(**{"compress": None, **options}))
         train(net, net)
         sync.close()
     return net
@@ -374,7 +375,7 @@ def planned_synchronizer() -> None:
     for plan, steps in (("optimal", 12), ("auto", 40)):
         net = model()
         with Communicator.from_torch(timeout_s=60) as comm:
-            sync = Synchronizer(net, comm, plan=plan, warmup_steps=3)
+            sync = Synchronizer(net, comm, warmup=Warmup(3), plan=plan)
             train(net, net, steps=steps, looks=True)
             assert sync.plan is not None
             if plan == "optimal":  # of the others the last may have begun just now

@@ -51,7 +51,7 @@ def test_gpu_sums_that_round(comms: list[Communicator], streams: Sequence[torch.
     with laid_aside(streams, *chunks(tensors[0].nbytes, outputs=2)):
         for rank, comm in enumerate(comms):
             with torch.cuda.stream(streams[rank]):
-                comm.all_reduce(tensors[rank], wire=wire, error=lost[rank])
+                comm.all_reduce(tensors[rank], values=wire, error=lost[rank])
     for stream in streams:
         stream.synchronize()
     assert torch.equal(tensors[0], tensors[1])

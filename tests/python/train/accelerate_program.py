@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from lightning_program import comm_text
+from varied_options import objects_of
 
 import telegrad
 from telegrad import Communicator
@@ -30,7 +31,7 @@ class Training:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
         self.model, self.optimizer, self.loader = self.accelerator.prepare(network, optimizer, example.batches())
         if options:
-            self.state = telegrad.DDPState(comm, self.model.named_parameters(), **options)
+            self.state = telegrad.DDPState(comm, self.model, **objects_of(**options))
             self.model.register_comm_hook(self.state, telegrad.ddp_hook)
             self.accelerator.register_for_checkpointing(telegrad.ddp.GatheredState(self.state))
 
@@ -47,16 +48,16 @@ class Training:
 
 
 def accelerate_trains_and_resumes(comm: Communicator) -> None:
-    plain, dense = Training(comm, 2), Training(comm, 2, mode="dense")
+    plain, dense = Training(comm, 2), Training(comm, 2, compress=None)
     assert plain.epoch() == dense.epoch()
     assert plain.epoch() == dense.epoch()
     assert dense.state.step == 32, "a step of two batches must be one sum"
 
     for option in ({"feedback": "steps"}, {"momentum": 0.9}):  # the wrapped SGD is as good as what prepare() was given
-        telegrad.DDPState(comm, plain.model.named_parameters(), optimizer=plain.optimizer, **option)
+        telegrad.DDPState(comm, plain.model, **objects_of(optimizer=plain.optimizer, **option))
 
     folder = comm_text(comm, tempfile.mkdtemp())
-    options = {"density": 0.05, "small_tensor_elements": 64}
+    options = {"density": 0.05, "small_elements": 64}
     first = Training(comm, 2, **options)
     first.epoch()
     first.accelerator.save_state(folder)

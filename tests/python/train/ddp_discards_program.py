@@ -16,10 +16,10 @@ def discarded_passes(comm: Communicator) -> None:
     bf16, view = torch.bfloat16, {"gradient_as_bucket_view": True}
     cases: list[dict[str, Any]] = [
         {"density": 0.05},
-        {"density": 0.05, "dtype": bf16, "selection": "topk", "ddp": view},
+        {"density": 0.05, "dtype": bf16, "select": "topk", "ddp": view},
         {"density": 0.05, "nonfinite": "skip", "ddp": view},
         {"density": 0.05, "clip_norm": 0.1},
-        {"density": 0.05, "collective": "gtopk", "ddp": {"static_graph": True}},
+        {"density": 0.05, "combine": "gtopk", "ddp": {"static_graph": True}},
     ]
     for case in cases:
         discarding, reference = Training(comm, "sparse", **case), Training(comm, "sparse", **case)
@@ -69,7 +69,7 @@ class SharpnessAware(torch.optim.Optimizer):
 
 def sharpness_aware(comm: Communicator) -> None:
     """What waits is of the second gradients: with what was sent, it is all of them."""
-    training = Training(comm, "sparse", density=0.05, selection="topk")
+    training = Training(comm, "sparse", density=0.05, select="topk")
     assert training.state is not None
     sam = SharpnessAware(training.ddp.parameters(), training.optimizer)
     weight = training.model.middle.weight

@@ -19,11 +19,12 @@ from ddp_program import Net, assert_equal, data
 from ddp_program import run_all as run_scenarios
 from ddp_watch_program import SCENARIOS as SCENARIOS_OF_MISUSE
 from torch.nn.parallel import DistributedDataParallel
+from varied_options import objects_of
 
 import telegrad
-from telegrad import Communicator, DDPState
+from telegrad import Communicator, DDPState, TopK
 from telegrad.compress import ExactTopK, RandomK
-from telegrad.ddp import RankState, Tensor, Treatment, load_resharded
+from telegrad.ddp import ParameterCompression, ParameterInfo, RankState, load_resharded
 
 Parameters = Iterable[torch.nn.Parameter]
 SGD = torch.optim.SGD
@@ -54,7 +55,7 @@ class Job:
         self.scaler = options.get("scaler")
         self.poison = False
         if hook:
-            self.state = DDPState(comm, self.ddp.named_parameters(), optimizer=self.optimizer, **options)
+            self.state = DDPState(comm, self.ddp, **objects_of(optimizer=self.optimizer, **options))
             self.ddp.register_comm_hook(self.state, telegrad.ddp_hook)
 
     def backward(self, step: int) -> float:
@@ -95,7 +96,7 @@ class Job:
 def momentum_is_that_of_sgd(comm: Communicator) -> None:
     for nesterov in (False, True):
         plain = Job(comm, lambda p, nesterov=nesterov: SGD(p, 0.02, momentum=0.9, nesterov=nesterov), hook=False)  # type: ignore[misc]
-        cases: list[dict[str, Any]] = [{"mode": "dense"}, {"density": 1.0, "masking": False}, {"warmup_steps": 9}]
+        cases: list[dict[str, Any]] = [{"compress": None}, {"density": 1.0, "masking": False}, {"warmup_steps": 9}]
         jobs = [Job(comm, lambda p: SGD(p, 0.02), momentum=0.9, nesterov=nesterov, **case) for case in cases]
         losses = plain.run(0, 8)
         for job in jobs:
@@ -104,7 +105,7 @@ def momentum_is_that_of_sgd(comm: Communicator) -> None:
 
 
 def momentum_correction_learns(comm: Communicator) -> None:
-    for options in ({}, {"nesterov": True}, {"masking": False}, {"selection": "topk", "wire": "packed-bf16"}):
+    for options in ({}, {"nesterov": True}, {"masking": False}, {"select": "topk", "values": "packed-bf16"}):
         Job(comm, lambda p: SGD(p, 0.005), momentum=0.8, density=0.05, **options).learns()
 
 
@@ -141,7 +142,7 @@ def parameter_groups_and_a_falling_rate(comm: Communicator) -> None:
 
 def gradient_scaler(comm: Communicator) -> None:
     """bfloat16 autocast, float32 gradients; a rank's infinite step is skipped by all, and the scale falls on all."""
-    for options in ({"density": 0.05}, {"mode": "dense"}, {"density": 0.05, "momentum": 0.5, "clip_norm": 5.0}):
+    for options in ({"density": 0.05}, {"compress": None}, {"density": 0.05, "momentum": 0.5, "clip_norm": 5.0}):
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
         make = (lambda p: SGD(p, 0.02)) if "momentum" in options else with_momentum
         job = Job(comm, make, scaler=scaler, nonfinite="skip", **options)
@@ -170,14 +171,14 @@ def local_clipping(comm: Communicator) -> None:
 
 def wires_learn(comm: Communicator) -> None:
     for wire in ("int8", "qsgd8", "packed-qsgd4", "f16"):
-        Job(comm, with_momentum, density=0.05, wire=wire).learns()
+        Job(comm, with_momentum, density=0.05, values=wire).learns()
 
 
 def one_signed_layers_learn(comm: Communicator) -> None:
-    def policy(tensor: Tensor) -> Treatment:
+    def policy(tensor: ParameterInfo) -> ParameterCompression:
         if tensor.elements <= 2048:
-            return Treatment(None)
-        return Treatment(ExactTopK() if tensor.is_output else ExactTopK(same_sign=True), 0.05)
+            return ParameterCompression(None)
+        return ParameterCompression(ExactTopK() if tensor.is_output else ExactTopK(same_sign=True), 0.05)
 
     job = Job(comm, with_momentum, policy=policy)
     job.learns(40)
@@ -199,7 +200,7 @@ def shared_and_frozen_parameters(comm: Communicator) -> None:
 def accumulation_with_momentum(comm: Communicator) -> None:
     """The velocity moves once for each synchronised pass."""
     plain = Job(comm, lambda p: SGD(p, 0.02, momentum=0.9), hook=False)
-    dense = Job(comm, lambda p: SGD(p, 0.02), mode="dense", momentum=0.9)
+    dense = Job(comm, lambda p: SGD(p, 0.02), compress=None, momentum=0.9)
     for job in (plain, dense):
         for step in range(4):
             job.optimizer.zero_grad()
@@ -226,8 +227,7 @@ def distributed_checkpoint(comm: Communicator) -> None:
     assert repr(second.state.state_dict()) == repr(first.state.state_dict())
 
     with contextlib.closing(Communicator.local(1)[0]) as own:
-        named = list(first.ddp.named_parameters())
-        alone = DDPState(own, named, optimizer=first.optimizer, **options)
+        alone = DDPState(own, first.ddp, **objects_of(optimizer=first.optimizer, **options))
         load_resharded(alone, folders[0])
         found = alone.state_dict()["compressor"]
     for group, kind in (("parameters", "residual"), ("velocities", "velocity")):
@@ -278,35 +278,36 @@ def ranks_that_were_given_others_are_told(comm: Communicator) -> None:
 
     def refused(error: type[Exception], said: str, *options: dict[str, Any]) -> None:
         with pytest.raises(error, match=said):
-            DDPState(comm, ddp.named_parameters(), **options[comm.rank])
+            DDPState(comm, ddp, **objects_of(**options[comm.rank]))
 
     for name, values in (
-        ("mode", ["sparse", "dense"]),
+        ("compress", ["topk", None]),
         ("density", [0.01, 0.1]),
         ("momentum", [0.5, 0.9]),
         ("clip_norm", [None, 1.0]),
         ("nonfinite", ["skip", "raise"]),
-        ("selection", ["reused", "topk"]),
-        ("wire", ["auto", "int8"]),
+        ("select", ["reused", "topk"]),
+        ("values", ["auto", "int8"]),
     ):
         optimizer = SGD(ddp.parameters(), 0.1)
-        said = rf"{name} of rank 1 and rank 0 differ: .* \(rank 1: {values[1]}, rank 0: {values[0]}\)"
+        shown = ["TopK", None] if name == "compress" else values
+        said = rf"{name} of rank 1 and rank 0 differ: .* \(rank 1: {shown[1]}, rank 0: {shown[0]}\)"
         refused(ValueError, said, *({name: one, "optimizer": optimizer} for one in values))
-    one_sign = [{"policy": lambda _, same=same: Treatment(ExactTopK(same), 0.1)} for same in (False, True)]
+    one_sign = [{"policy": lambda _, same=same: ParameterCompression(ExactTopK(same), 0.1)} for same in (False, True)]
     refused(ValueError, "what is compressed of rank 1 and rank 0 differ", *one_sign)  # type: ignore[misc]
     scaler = torch.amp.GradScaler("cpu")
     refused(ValueError, "a scaler of rank 1", {"nonfinite": "skip"}, {"nonfinite": "skip", "scaler": scaler})
-    wrong = "density=3 must be in"
-    refused(ValueError, wrong if comm.rank == 1 else f"on rank 1: {wrong}", {}, {"density": 3})
+    wrong = "clip_norm=0 must be above 0"
+    refused(ValueError, wrong if comm.rank == 1 else f"on rank 1: {wrong}", {}, {"clip_norm": 0})
 
-    seeded = functools.partial(Treatment, RandomK(rank=comm.rank), 0.1)  # what rightly differs
-    DDPState(comm, ddp.named_parameters(), policy=lambda _: seeded())
-    DDPState(comm, ddp.named_parameters(), selection=RandomK(rank=comm.rank))  # type: ignore[arg-type]
+    seeded = functools.partial(ParameterCompression, RandomK(rank=comm.rank), 0.1)  # what rightly differs
+    DDPState(comm, ddp, compress=TopK(policy=lambda _: seeded()))
+    DDPState(comm, ddp, compress=TopK(select=RandomK(rank=comm.rank)))  # type: ignore[arg-type]
 
 
 def a_synchronizer_that_compresses_loses_nothing(comm: Communicator) -> None:
     """Over plans from measured times; what arrived and what waits is what all ranks gave, and weights stay equal."""
-    for compression in ("topk", "auto"):
+    for compression in ("topk", "cheapest"):
         torch.manual_seed(0)
         model = Net()
         totals: list[dict[str, torch.Tensor]] = [
@@ -320,8 +321,8 @@ def a_synchronizer_that_compresses_loses_nothing(comm: Communicator) -> None:
 
         for name, one in model.named_parameters():  # before the Synchronizer's, so of what this rank gives
             one.register_post_accumulate_grad_hook(functools.partial(note, name, given))
-        options: dict[str, Any] = {"density": 0.05, "small_tensor_elements": 16}
-        sync = telegrad.Synchronizer(model, comm, compression=compression, warmup_steps=4, **options)
+        options: dict[str, Any] = {"density": 0.05, "small_elements": 16}
+        sync = telegrad.Synchronizer(model, comm, **objects_of(compress=compression, plan_after=4, **options))
         optimizer = SGD(model.parameters(), 0.02)
         for step in range(20):
             optimizer.zero_grad()
@@ -332,7 +333,7 @@ def a_synchronizer_that_compresses_loses_nothing(comm: Communicator) -> None:
             optimizer.step()
         assert sync.plan is not None
         assert sync.stats is not None
-        assert sync.stats.selected > 0 or compression == "auto"
+        assert sync.stats.selected > 0 or compression == "cheapest"
         for name, entry in sync.state_dict()["compressor"]["parameters"].items():
             accounted[name] += entry["residual"].double().view_as(accounted[name]) * entry["unit"]
         for name, total in given.items():

@@ -17,9 +17,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from varied_options import objects_of
 
 import telegrad
-from telegrad import Communicator, DDPState
+from telegrad import Communicator, DDPState, TopK
 from telegrad.errors import NonFiniteGradient, TransportError
 
 STEPS = 6
@@ -52,7 +53,7 @@ class Training:
     """A model, its optimiser and, unless ``mode`` is None (DDP alone), a telegrad hook."""
 
     def __init__(
-        self, comm: Communicator, mode: str | None, dtype: torch.dtype = torch.float32, **options: Any
+        self, comm: Communicator, mode: str | None = "sparse", dtype: torch.dtype = torch.float32, **options: Any
     ) -> None:
         torch.manual_seed(0)
         ddp_options = options.pop("ddp", {})
@@ -63,7 +64,9 @@ class Training:
         self.state: DDPState | None = None
         self.rank, self.dtype = dist.get_rank(), dtype
         if mode is not None:
-            self.state = DDPState(comm, self.ddp.named_parameters(), mode=mode, **options)
+            self.state = DDPState(
+                comm, self.ddp, **objects_of(**{"compress": None if mode == "dense" else "topk", **options})
+            )
             self.ddp.register_comm_hook(self.state, telegrad.ddp_hook)
 
     def backward(self, step: int, take_branch: bool = True) -> float:
@@ -123,7 +126,7 @@ def gradient_as_bucket_view(comm: Communicator) -> None:
 
 def sparse_learns_and_replicas_agree(comm: Communicator) -> None:
     for selection in ("reused", "topk"):
-        training = Training(comm, "sparse", density=0.02, selection=selection)
+        training = Training(comm, "sparse", density=0.02, select=selection)
         losses = training.run(0, 30)
         assert sum(losses[-5:]) < 0.7 * sum(losses[:5]), losses
         assert_replicas_agree(comm, training)
@@ -195,12 +198,12 @@ def warm_up(comm: Communicator) -> None:
 
 def resume(comm: Communicator) -> None:
     for selection in ("reused", "topk"):
-        first = Training(comm, "sparse", density=0.05, selection=selection)
+        first = Training(comm, "sparse", density=0.05, select=selection)
         first.run(0, 5)
         assert first.state is not None
         file = io.BytesIO()
         torch.save([first.model.state_dict(), first.optimizer.state_dict(), first.state.state_dict()], file)
-        second = Training(comm, "sparse", density=0.05, selection=selection)
+        second = Training(comm, "sparse", density=0.05, select=selection)
         file.seek(0)
         model, optimizer, state = torch.load(file, weights_only=True)
         second.model.load_state_dict(model)
@@ -248,7 +251,7 @@ def channels_last(comm: Communicator) -> None:
         model = torch.nn.Conv2d(20, 40, 3).to(memory_format=torch.channels_last)
         ddp = DistributedDataParallel(model)
         if hook:
-            state = DDPState(comm, ddp.named_parameters(), density=1.0)
+            state = DDPState(comm, ddp, compress=TopK(density=1.0))
             ddp.register_comm_hook(state, telegrad.ddp_hook)
         for step in range(3):
             generator = torch.Generator().manual_seed(step * 10 + comm.rank)
@@ -267,7 +270,7 @@ def channels_last(comm: Communicator) -> None:
 def sparse_embedding_gradient(comm: Communicator) -> None:
     ddp = DistributedDataParallel(torch.nn.Embedding(100, 40, sparse=True))
     with contextlib.closing(Communicator.from_torch()) as own:
-        state = DDPState(own, ddp.named_parameters())
+        state = DDPState(own, ddp)
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         comm.barrier()  # else one rank refuses, and aborts, before the other has joined
         with pytest.raises(TypeError, match=r"torch.nn.Embedding\(sparse=False\)"):
@@ -303,10 +306,10 @@ def poison_gradient(layer: torch.nn.Linear, here: bool, poisoned: set[int]) -> N
 def skipped_steps(comm: Communicator) -> None:
     bf16, view, unused = torch.bfloat16, {"gradient_as_bucket_view": True}, {"find_unused_parameters": True}
     cases: list[dict[str, Any]] = [
-        {"mode": "sparse", "density": 0.05},
-        {"mode": "sparse", "dtype": bf16, "selection": "topk", "ddp": view},
-        {"mode": "sparse", "warmup_steps": 3, "ddp": unused},
-        {"mode": "dense", "ddp": unused},
+        {"density": 0.05},
+        {"dtype": bf16, "select": "topk", "ddp": view},
+        {"warmup_steps": 3, "ddp": unused},
+        {"compress": None, "ddp": unused},
     ]
     for case in cases:
         skipping, reference = Training(comm, nonfinite="skip", **case), Training(comm, **case)
@@ -347,7 +350,7 @@ def sub_groups(comm: Communicator) -> None:
 def communicator_of_other_ranks(comm: Communicator) -> None:
     with Communicator.local(1)[0] as alone:
         ddp = DistributedDataParallel(torch.nn.Linear(3, 3))
-        ddp.register_comm_hook(DDPState(alone, ddp.named_parameters()), telegrad.ddp_hook)
+        ddp.register_comm_hook(DDPState(alone, ddp), telegrad.ddp_hook)
         with pytest.raises((ValueError, RuntimeError), match="comm is rank 0 of 1, but this process is rank"):
             ddp(torch.ones(1, 3)).sum().backward()
 

@@ -19,7 +19,7 @@ from torch.distributed.optim import _apply_optimizer_in_backward  # type: ignore
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
-from telegrad import Communicator, DDPState
+from telegrad import Communicator, DDPState, TopK
 from telegrad.errors import TransportError
 
 Hook = Callable[[Tensor], None]
@@ -38,7 +38,7 @@ def hooked(model: nn.Module, comm: Communicator, **options: Any) -> Iterator[tup
     """With a Communicator of its own, which an error ends."""
     with contextlib.closing(Communicator.from_torch()) as own:
         ddp = DistributedDataParallel(model, **options)
-        state = DDPState(own, ddp.named_parameters(), density=0.1, small_tensor_elements=10)
+        state = DDPState(own, ddp, compress=TopK(density=0.1, small_elements=10))
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         comm.barrier()  # else one rank refuses, and aborts, before the other has joined
         yield ddp, state
@@ -92,7 +92,7 @@ def an_optimizer_in_the_backward_pass(comm: Communicator) -> None:
     with pytest.raises(
         ValueError, match=r"'module.0.weight' has an optimizer that steps inside .*: make the optimizer"
     ):
-        DDPState(comm, ddp.named_parameters())
+        DDPState(comm, ddp)
 
 
 def and_later(comm: Communicator) -> None:
@@ -157,7 +157,7 @@ def steps_on_averages(comm: Communicator) -> None:
     usual = torch.optim.SGD(whole.parameters(), lr=0.1)
     with hooked(whole, comm) as (ddp, _), contextlib.closing(Communicator.from_torch()) as own:
         other = DistributedDataParallel(apart, bucket_cap_mb=0.0001)
-        state = DDPState(own, other.named_parameters(), density=0.1, small_tensor_elements=10)
+        state = DDPState(own, other, compress=TopK(density=0.1, small_elements=10))
         other.register_comm_hook(state, step_then)
         for step in range(3):
             for each in (ddp, other):
@@ -208,7 +208,7 @@ def a_parameter_that_ddp_does_not_know(comm: Communicator) -> None:
     ddp = DistributedDataParallel(model)
     model[0].weight.requires_grad_(True)
     with contextlib.closing(Communicator.from_torch()) as own:
-        ddp.register_comm_hook(DDPState(own, ddp.named_parameters()), telegrad.ddp_hook)
+        ddp.register_comm_hook(DDPState(own, ddp), telegrad.ddp_hook)
         comm.barrier()
         with pytest.raises(RuntimeError, match=r"'module.0.weight' is in no bucket of .* set requires_grad before"):
             backward(ddp, 0, comm.rank)
@@ -258,7 +258,7 @@ def uneven_inputs(comm: Communicator) -> None:
         ddp = DistributedDataParallel(model)
         with contextlib.closing(Communicator.from_torch()) as own:
             if mode is not None:
-                state = DDPState(own, ddp.named_parameters(), mode=mode)
+                state = DDPState(own, ddp, compress=None if mode == "dense" else TopK())
                 ddp.register_comm_hook(state, telegrad.ddp_hook)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             with ddp.join():

@@ -15,6 +15,7 @@ from fake_device import FakeStream
 from given_gradients import Given, gradients_of, sgd
 from given_gradients import Rank as HostRank
 from torch import Tensor
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer
 
@@ -35,10 +36,10 @@ class DeviceRank:
         self.trains = sgd(self.model.parameters())
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.model.parameters())
-        own: dict[str, Any] = {"compression": "topk", "small_tensor_elements": 16}
-        if options.get("compression") != "quantised":
+        own: dict[str, Any] = {"compress": "topk", "small_elements": 16}
+        if options.get("compress") != "quantised":
             own["density"] = 0.05
-        self.sync = Synchronizer(self.model, comm, **{**own, **options})
+        self.sync = Synchronizer(self.model, comm, **objects_of(**{"compress": None, **own, **options}))
 
     def step(self, gradients: dict[str, Tensor], *, keeps: bool = False) -> dict[str, Tensor]:
         """The averages, as copies on the host; a step of the optimizer has used them, which gradients do not depend on.

@@ -13,6 +13,7 @@ from device_ranks import RANKS
 from fake_device import FakeStream
 from synchronised_net import data, model_of, sgd
 from torch import nn
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer
 
@@ -33,7 +34,7 @@ class Rank:
         self.device, self.comm, self.stream, self.dtype = device, comm, stream, dtype
         made = model_of(0 if comm.rank == 0 else 7, spare=spare) if model_for is None else model_for(comm.rank)
         self.model: Any = model_on(device, made.to(dtype))
-        self.sync = Synchronizer(self.model, comm, **options)
+        self.sync = Synchronizer(self.model, comm, **objects_of(**{"compress": None, **options}))
         self.optimizer = sgd(self.model)
 
     def backward(self, step: int, **options: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 from computing_device import ComputingRuntime, computed_on, wait_for
 from fake_device import FakeStream
 from handmade_buckets import SHAPES, Bucket, Trainer
+from varied_options import module_of, objects_of
 
 import telegrad
 from telegrad import Communicator, DDPState
@@ -37,9 +38,13 @@ class DeviceTrainer:
         }
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.parameters.values())
-        usual = {} if options.get("mode") == "dense" else {"density": 0.05, "small_tensor_elements": 16}
+        usual = (
+            {}
+            if options.get("compress", "topk") is None or "policy" in options
+            else {"density": 0.05, "small_elements": 16}
+        )
         with device.on(stream):
-            self.state = DDPState(comm, self.parameters.items(), **{**usual, **options})
+            self.state = DDPState(comm, module_of(self.parameters), **objects_of(**{**usual, **options}))
 
     def start(
         self, gradients: Gradients, buckets: Sequence[Sequence[str]], *, anew: bool = False

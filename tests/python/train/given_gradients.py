@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer
 
@@ -58,16 +59,18 @@ class Rank:
         self.trains = sgd(self.model.parameters())
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.model.parameters())
-        if options.get("compression", "topk") is None:
+        if options.get("compress", "topk") is None:
             own: dict[str, Any] = {}
         else:
-            own = {"compression": "topk"}
+            own = {"compress": "topk"}
             if "policy" not in options:
-                own["small_tensor_elements"] = 16
-                if options.get("compression") != "quantised":
+                own["small_elements"] = 16
+                if options.get("compress") != "quantised":
                     own["density"] = 0.05
         options = {**own, **options}
-        self.sync = Synchronizer(self.model, comm, wait_in=self.trains if waits else None, **options)
+        self.sync = Synchronizer(
+            self.model, comm, **objects_of(**{"compress": None, "wait_in": self.trains if waits else None, **options})
+        )
 
     def step(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The averages, as copies; a step of the optimizer has used them, which gradients do not depend on."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from varied_options import module_of, objects_of
 
 import telegrad
 from telegrad import Communicator, DDPState
@@ -46,8 +47,12 @@ class Trainer:
         self.parameters = {name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in SHAPES.items()}
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.parameters.values())
-        usual = {} if options.get("mode") == "dense" else {"density": 0.05, "small_tensor_elements": 16}
-        self.state = DDPState(comm, self.parameters.items(), **{**usual, **options})
+        usual = (
+            {}
+            if options.get("compress", "topk") is None or "policy" in options
+            else {"density": 0.05, "small_elements": 16}
+        )
+        self.state = DDPState(comm, module_of(self.parameters), **objects_of(**{**usual, **options}))
 
     def step(self, gradients: dict[str, np.ndarray], buckets: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
         """Averages; both are flat arrays by name."""

@@ -15,6 +15,7 @@ import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.strategies.launchers import _MultiProcessingLauncher
 from torch.nn.parallel import DistributedDataParallel
+from varied_options import objects_of
 
 import telegrad
 from telegrad import Communicator
@@ -55,12 +56,12 @@ def assert_equal(one: example.Network, other: example.Network) -> None:
 def lightning_trains_and_resumes(comm: Communicator) -> None:
     root = Path(comm_text(comm, tempfile.mkdtemp()))
     plain = fit(root / "plain", None, 3)
-    dense = fit(root / "dense", GradientExchange(mode="dense"), 3)
+    dense = fit(root / "dense", GradientExchange(compress=None), 3)
     assert dense.losses == plain.losses  # bitwise: two ranks, and halving is exact
     assert_equal(plain, dense)
 
-    options = {"density": 0.05, "small_tensor_elements": 64, "momentum": 0.5}
-    exchange = GradientExchange(**options)
+    options = {"density": 0.05, "small_elements": 64, "momentum": 0.5}
+    exchange = GradientExchange(**objects_of(**options))
     sparse = fit(root / "sparse", exchange, 3)
     assert exchange.state is not None
     assert exchange.state.step == len(sparse.losses) == 96
@@ -68,7 +69,7 @@ def lightning_trains_and_resumes(comm: Communicator) -> None:
     assert set(compressor["parameters"]) == {"module.layers.0.weight", "module.layers.0.bias", "module.layers.2.weight"}
     assert compressor["velocities"], "momentum= must have found the optimizer"
 
-    again = GradientExchange(**options)
+    again = GradientExchange(**objects_of(**options))
     resumed = fit(root / "again", again, 3, ckpt_path=root / "sparse" / "epoch=0.ckpt")
     assert resumed.losses == sparse.losses[32:]
     assert_equal(sparse, resumed)
@@ -83,9 +84,9 @@ def lightning_trains_and_resumes(comm: Communicator) -> None:
 def lightning_goes_on_in_the_next_fit(comm: Communicator) -> None:
     """With the same model and GradientExchange; what cannot go on is told."""
     root = Path(comm_text(comm, tempfile.mkdtemp()))
-    options = {"density": 0.05, "small_tensor_elements": 64, "momentum": 0.5}
-    whole = fit(root / "whole", GradientExchange(**options), 2)
-    exchange = GradientExchange(timeout_s=100.0, **options)
+    options = {"density": 0.05, "small_elements": 64, "momentum": 0.5}
+    whole = fit(root / "whole", GradientExchange(**objects_of(**options)), 2)
+    exchange = GradientExchange(**objects_of(timeout_s=100.0, **options))
 
     trainer = pytorch_lightning.Trainer(
         accelerator="cpu",
@@ -167,7 +168,7 @@ def lightning_example_learns_as_plain_ddp(comm: Communicator) -> None:
 def lightning_refusals(comm: Communicator) -> None:
     def start(model: Any, optimizers: list[Any], **options: Any) -> None:
         trainer = SimpleNamespace(strategy=SimpleNamespace(model=model), optimizers=optimizers)
-        GradientExchange(**options).on_fit_start(trainer, model)  # type: ignore[arg-type]
+        GradientExchange(**objects_of(**options)).on_fit_start(trainer, model)  # type: ignore[arg-type]
 
     ddp = DistributedDataParallel(torch.nn.Linear(4, 4))
     with pytest.raises(ValueError, match=r"the strategy is SimpleNamespace.*strategy='ddp'"):
@@ -178,13 +179,13 @@ def lightning_refusals(comm: Communicator) -> None:
         start(ddp, [], timeout_s=-1)
     for option in ("densty", "comm"):
         with pytest.raises(TypeError, match=f"GradientExchange has no argument '{option}'"):
-            GradientExchange(**{option: 0.1})
+            GradientExchange(**objects_of(**{option: 0.1}))
     _what_trainers_say(comm)
     exchange = GradientExchange()
     assert exchange.state_dict() == {}
     assert exchange.state is None
     exchange.on_exception(None, None, ValueError())  # type: ignore[arg-type]  # before there is a state
-    exchange._state = telegrad.DDPState(Communicator.from_torch(), ddp.named_parameters())
+    exchange._state = telegrad.DDPState(Communicator.from_torch(), ddp)
     comm.barrier()  # not the other one's own: who is through it fails, and ends it for those who are not
     if comm.rank == 0:
         exchange.on_exception(None, None, ValueError("a cause"))  # type: ignore[arg-type]
@@ -210,7 +211,7 @@ def _what_trainers_say(comm: Communicator) -> None:
             precision_plugin=SimpleNamespace(scaler=scaler),
             is_global_zero=True,
         )
-        exchange = GradientExchange(**options)
+        exchange = GradientExchange(**objects_of(**options))
         exchange.on_fit_start(trainer, ddp)  # type: ignore[arg-type]
         assert exchange.state is not None
         exchange.state.comm.barrier()
@@ -231,7 +232,7 @@ def _what_trainers_say(comm: Communicator) -> None:
         start({}, clips=0.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        start({"mode": "dense"}, launcher=launcher, clips=0.5)
+        start({"compress": None}, launcher=launcher, clips=0.5)
 
 
 def comm_text(comm: Communicator, own: str) -> str:

@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from varied_options import objects_of
 
-from telegrad import Communicator
+from telegrad import Communicator, TopK
 from telegrad.communicator.texts import all_gather_text
 from telegrad.ddp import RankState, load_resharded
 from telegrad.errors import NonFiniteGradient, TransportError
@@ -68,7 +69,7 @@ class Training:
             sharded(network, mesh() if how == "hsdp" else mesh()["shard"])
         if isinstance(how, dict):
             assert comm is not None
-            self.replicas = ReplicaSynchronizer(network, comm, **how)
+            self.replicas = ReplicaSynchronizer(network, comm, **objects_of(**how))
         self.trained = [one for one in network.parameters() if one.requires_grad]
         self.optimizer = torch.optim.SGD(self.trained, lr=0.05, momentum=momentum)
 
@@ -136,7 +137,7 @@ def assert_same_on_all_ranks(world: Communicator, training: Training) -> None:
 def dense_is_ddp_and_hsdp(world: Communicator) -> None:
     with replica_comm() as comm:
         ddp, hsdp = Training("ddp", momentum=0.5), Training("hsdp", momentum=0.5)
-        dense, everything = (Training(one, comm, momentum=0.5) for one in ({"mode": "dense"}, {"density": 1.0}))
+        dense, everything = (Training(one, comm, momentum=0.5) for one in ({"compress": None}, {"density": 1.0}))
         for options in ({}, {"clip": True}, {"parts": 3}, {"branch": False}):
             for training in (ddp, hsdp, dense, everything):
                 training.run(0, STEPS, **options)
@@ -157,7 +158,7 @@ def sparse_learns_and_resumes(world: Communicator) -> None:
     with replica_comm() as comm:
         ddp = Training("ddp")
         plain = ddp.run(0, 40)
-        options = {"density": 0.05, "small_tensor_elements": 64, "selection": "topk"}
+        options = {"density": 0.05, "small_elements": 64, "select": "topk"}
         first = Training(options, comm)
         losses = first.run(0, 20)
         assert_same_on_all_ranks(world, first)
@@ -206,15 +207,14 @@ def sparse_learns_and_resumes(world: Communicator) -> None:
 def refusals(world: Communicator) -> None:
     def refused(error: type[Exception], match: str, network: Any, of: Any, **options: Any) -> None:
         with pytest.raises(error, match=match):
-            ReplicaSynchronizer(network, of, **options)
+            ReplicaSynchronizer(network, of, **objects_of(**options))
 
     with replica_comm() as comm:
         shards = mesh()["shard"]
         good = sharded(Net(), shards)
         refused(TypeError, "model is a int", 1, comm)
         refused(TypeError, "comm is a NoneType", good, None)
-        refused(TypeError, "no argument 'clip_norm'.*clip_grad_norm_ after", good, comm, clip_norm=1.0)
-        refused(TypeError, "no argument 'momentum': its options are those of ReplicaOptions$", good, comm, momentum=0.9)
+        refused(TypeError, "compress=3 must be a telegrad.TopK", good, comm, compress=3)
         refused(ValueError, "nonfinite='skip' does not exist", good, comm, nonfinite="skip")
         refused(ValueError, "parameter 'scale' is not sharded: call fully_shard", Net(), comm)
         refused(ValueError, "on a mesh of 2 dimensions.*mesh\\['shard'\\]", sharded(Net(), mesh()), comm)
@@ -268,7 +268,7 @@ def models_that_change_are_refused(world: Communicator) -> None:
         model = sharded(network, mesh()["shard"])
         with replica_comm() as comm:
             model(torch.ones(3, 24))  # what it has gathered is no obstacle
-            synchronizer = ReplicaSynchronizer(model, comm, mode="dense")
+            synchronizer = ReplicaSynchronizer(model, comm, compress=None)
             model(torch.ones(3, 24)).sum().backward()
             synchronizer.average()
             change(model)
@@ -282,7 +282,7 @@ def steps_inside_the_backward_pass_are_refused(world: Communicator) -> None:
     one = model.second.weight
     optimizer = torch.optim.SGD([one], lr=0.1)
     with replica_comm() as comm:
-        synchronizer = ReplicaSynchronizer(model, comm, mode="dense")
+        synchronizer = ReplicaSynchronizer(model, comm, compress=None)
         before = [whole(own.detach()).clone() for own in model.parameters()]
         world.barrier()
         with pytest.raises(
@@ -295,7 +295,7 @@ def steps_inside_the_backward_pass_are_refused(world: Communicator) -> None:
         assert torch.equal(was, whole(now.detach()))
     one._in_backward_optimizers = [optimizer]  # what _apply_optimizer_in_backward leaves
     with replica_comm() as comm, pytest.raises(ValueError, match="'second.weight' has an optimizer that steps inside"):
-        ReplicaSynchronizer(model, comm, mode="dense")
+        ReplicaSynchronizer(model, comm, compress=None)
 
 
 def other_dtypes_are_averaged(world: Communicator) -> None:
@@ -304,7 +304,7 @@ def other_dtypes_are_averaged(world: Communicator) -> None:
             torch.manual_seed(comm.rank)
             model = nn.Linear(6, 4, bias=False).to(dtype)
             fully_shard(model, mesh=mesh()["shard"])
-            replicas = ReplicaSynchronizer(model, comm, density=0.1, small_tensor_elements=1)
+            replicas = ReplicaSynchronizer(model, comm, compress=TopK(density=0.1, small_elements=1))
             model.weight.grad = torch.full_like(model.weight, 1.0 + comm.rank)
             replicas.average()
             assert isinstance(model.weight.grad, DTensor)
@@ -329,7 +329,7 @@ def mixed() -> Net:
 
 def averages_thrown_away(world: Communicator) -> None:
     """Averages that no optimizer uses leave nothing in residuals."""
-    options = {"density": 0.1, "small_tensor_elements": 16, "selection": "topk"}
+    options = {"density": 0.1, "small_elements": 16, "select": "topk"}
     with contextlib.closing(replica_comm()) as first, contextlib.closing(replica_comm()) as second:
         discarding, reference = Training(dict(options), first), Training(dict(options), second)
         assert discarding.replicas is not None

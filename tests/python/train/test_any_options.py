@@ -13,7 +13,7 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, gradients_of
 
 from telegrad import Communicator
 from telegrad.compress import SELECTIONS
-from telegrad.ddp.exchange import COLLECTIVES
+from telegrad.ddp.options import COMBINE
 
 OnRanks = Callable[..., list[Any]]
 RANKS, STEPS = 3, 25
@@ -33,25 +33,25 @@ class Plan:
         self.momentum = draw.choice([0.0, 0.0, 0.7])
         self.nesterov = draw.random() < 0.5
         self.options: dict[str, Any] = {
-            "selection": draw.choice(able if same_sign else list(SELECTIONS)),
+            "select": draw.choice(able if same_sign else list(SELECTIONS)),
             "same_sign": same_sign,
             "density": draw.choice([0.01, 0.05, 0.3, 1.0]),
-            "collective": draw.choice(COLLECTIVES),
+            "combine": draw.choice(COMBINE),
             "feedback": draw.choice(["gradients", "steps"]),
             "warmup_steps": draw.choice([0, 0, 4]),
             "warmup": draw.choice(["dense", "falling"]),
-            "small_tensor_elements": draw.choice([0, 16, 1000]),
+            "small_elements": draw.choice([0, 16, 1000]),
             "optimizer": _sgd,
         }
         if not self.options["warmup_steps"]:
             self.options["warmup"] = "dense"
-        if same_sign and self.options["small_tensor_elements"] == 1000:  # the others go as means, by neither of them
-            self.options["collective"] = "allreduce"
+        if same_sign and self.options["small_elements"] == 1000:  # the others go as means, by neither of them
+            self.options["combine"] = "allreduce"
         wires = {"gtopk": ["raw", "packed"], "bounded": ["auto", "raw"]}
         others = ["raw", "raw-bf16", "int8", "qsgd8"]
-        self.options["wire"] = draw.choice(wires.get(self.options["collective"], others))
-        if same_sign and self.options["small_tensor_elements"] == 1000:
-            self.options["wire"] = "auto"
+        self.options["values"] = draw.choice(wires.get(self.options["combine"], others))
+        if same_sign and self.options["small_elements"] == 1000:
+            self.options["values"] = "auto"
         if self.momentum:
             self.options |= {"momentum": self.momentum, "nesterov": self.nesterov, "masking": False}
         self.scaled = draw.random() < 0.4

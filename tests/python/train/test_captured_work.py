@@ -60,8 +60,8 @@ def launched_anew(make: Make, monkeypatch: pytest.MonkeyPatch, count: int, **opt
 
 
 def test_replays_do_what_launches_do(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted, waits = launched_anew(make, monkeypatch, 5, selection="reused")
-    trainer = make(selection="reused")
+    wanted, waits = launched_anew(make, monkeypatch, 5, select="reused")
+    trainer = make(select="reused")
     assert_same(steps(trainer, 5), wanted)
     assert [one.replays for one in trainer.device.captures] == [4] * len(REBUILT)
     for name, entry in trainer.memory()["parameters"].items():

@@ -11,6 +11,7 @@ import torch
 from handmade_buckets import ONE, Trainer, gradients_of, plain_sgd
 from synchronised_net import OnRanks
 from torch import Tensor, nn
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer
 
@@ -30,10 +31,10 @@ def _anew() -> Iterator[None]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"plan": "auto", "warmup_steps": 3},
+        {"plan": "auto", "plan_after": 3},
         {"plan": "single", "clip_norm": 0.1},
         {"plan": "single", "wait_in": True},
-        {"plan": "single", "compression": "topk", "density": 0.1, "small_tensor_elements": 8, "momentum": 0.9},
+        {"plan": "single", "compress": "topk", "density": 0.1, "small_elements": 8, "momentum": 0.9},
     ],
     ids=["auto", "clipped", "waits", "topk"],
 )
@@ -47,7 +48,7 @@ def test_with_a_synchronizer(on_ranks: OnRanks, options: dict[str, Any]) -> None
             with_it = {name: {"wait_in": optimizer}.get(name, value) for name, value in options.items()}
             if "momentum" in options:
                 with_it["optimizer"] = optimizer
-            sync = Synchronizer(model, comm, **with_it)
+            sync = Synchronizer(model, comm, **objects_of(**{"compress": None, **with_it}))
 
             def step(x: Tensor, model: Any = model, optimizer: Any = optimizer, sync: Any = sync) -> Tensor:
                 optimizer.zero_grad()

@@ -28,13 +28,13 @@ def layouts_of(rank: Rank) -> list[BucketLayout]:
 
 def test_a_state_goes_on_bitwise(on_ranks: OnRanks) -> None:
     for options in (
-        {"selection": "topk"},
+        {"select": "topk"},
         {"momentum": 0.9, "optimizer": sgd},
-        {"selection": "sampled"},
-        {"collective": "oktopk"},
-        {"collective": "oktopk", "wire": "int8"},
-        {"collective": "gtopk"},
-        {"collective": "bounded"},
+        {"select": "sampled"},
+        {"combine": "oktopk"},
+        {"combine": "oktopk", "values": "int8"},
+        {"combine": "gtopk"},
+        {"combine": "bounded"},
     ):
 
         def run(comm: Communicator, options: dict[str, Any] = options) -> None:
@@ -75,7 +75,7 @@ def test_a_state_of_an_earlier_step_is_the_same_in_a_new_one(on_ranks: OnRanks) 
     """Thresholds of sums are those of the state, not of the steps that are left behind."""
 
     def run(comm: Communicator) -> None:
-        first, second = (Rank(comm, plan=NAMED, collective="oktopk") for _ in range(2))
+        first, second = (Rank(comm, plan=NAMED, combine="oktopk") for _ in range(2))
         for step in range(3):
             first.step(gradients_of(comm.rank, step))
         state = first.sync.state_dict()
@@ -94,7 +94,7 @@ def test_a_state_of_an_earlier_step_is_the_same_in_a_new_one(on_ranks: OnRanks) 
 
 def test_sums_of_other_groups_are_found_anew(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        first, second = Rank(comm, plan=NAMED, collective="oktopk"), Rank(comm, plan="single", collective="oktopk")
+        first, second = Rank(comm, plan=NAMED, combine="oktopk"), Rank(comm, plan="single", combine="oktopk")
         for step in range(3):
             first.step(gradients_of(comm.rank, step))
         state = first.sync.state_dict()
@@ -105,7 +105,7 @@ def test_sums_of_other_groups_are_found_anew(on_ranks: OnRanks) -> None:
         (of_all,) = second.sync.state_dict()["sums"]
         assert {name for name, _ in of_all["places"]} == {*LARGE}
         assert of_all["calls"] == 1
-        as_before = Rank(comm, plan=first.sync.groups, collective="oktopk")
+        as_before = Rank(comm, plan=first.sync.groups, combine="oktopk")
         as_before.sync.load_state_dict(state)
         for step in range(3, 6):
             averages = [one.step(gradients_of(comm.rank, step)) for one in (first, as_before)]
@@ -116,7 +116,7 @@ def test_sums_of_other_groups_are_found_anew(on_ranks: OnRanks) -> None:
 
 def test_damaged_sums_change_nothing(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        rank = Rank(comm, plan=NAMED, collective="oktopk")
+        rank = Rank(comm, plan=NAMED, combine="oktopk")
         rank.step(gradients_of(comm.rank, 0))
         saved = rank.sync.state_dict()
         rank.step(gradients_of(comm.rank, 1))

@@ -12,6 +12,7 @@ from given_gradients import LARGE, NAMED, SHAPES, Rank, given, gradients_of, sgd
 from handmade_buckets import Bucket, named
 from synchronised_net import Broken, OnRanks
 from torch import Tensor
+from varied_options import module_of, objects_of
 
 from telegrad import Communicator, DDPState, TransportError, ddp_hook
 from telegrad.cost.way import Way
@@ -41,17 +42,17 @@ def assert_nothing_lost(
     ("options", "atol"),
     [
         ({}, 0.0),
-        ({"plan": NAMED, "selection": "topk"}, 0.0),
-        ({"plan": "wfbp", "collective": "allgather"}, 0.0),
-        ({"plan": "single", "collective": "oktopk"}, 0.0),
-        ({"plan": "fixed", "collective": "bounded"}, 0.0),
-        ({"plan": "fixed", "collective": "gtopk", "wire": "raw"}, 0.0),
-        ({"wire": "int8"}, 0.5),
-        ({"plan": "wfbp", "same_sign": True, "selection": "topk"}, 0.5),
-        ({"compression_warmup_steps": 5}, 0.0),
-        ({"compression_warmup_steps": 5, "compression_warmup": "falling", "selection": "topk"}, 0.0),
-        ({"compression": "auto"}, 0.0),
-        ({"compression": "auto", "quantised": ("bf16", "int8")}, 0.5),
+        ({"plan": NAMED, "select": "topk"}, 0.0),
+        ({"plan": "wfbp", "combine": "allgather"}, 0.0),
+        ({"plan": "single", "combine": "oktopk"}, 0.0),
+        ({"plan": "fixed", "combine": "bounded"}, 0.0),
+        ({"plan": "fixed", "combine": "gtopk", "values": "raw"}, 0.0),
+        ({"values": "int8"}, 0.5),
+        ({"plan": "wfbp", "same_sign": True, "select": "topk"}, 0.5),
+        ({"warmup_steps": 5}, 0.0),
+        ({"warmup_steps": 5, "warmup": "falling", "select": "topk"}, 0.0),
+        ({"compress": "cheapest"}, 0.0),
+        ({"compress": "cheapest", "formats": ("bf16", "int8")}, 0.5),
         ({"policy": BySize(0.1, 16, "trimmed", dense=("hidden",))}, 0.0),
     ],
     ids=named,
@@ -61,10 +62,10 @@ def test_nothing_is_lost(on_ranks: OnRanks, ranks: int, options: dict[str, Any],
     """``plan="auto"``, the default, plans after the fourth pass."""
 
     def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        rank = Rank(comm, warmup_steps=4, **options)
+        rank = Rank(comm, plan_after=4, **options)
         averages = [rank.step(gradients_of(comm.rank, step)) for step in range(STEPS)]
         assert (rank.sync.plan is None) == ("plan" in options)
-        if options.get("compression") != "auto":
+        if options.get("compress") != "cheapest":
             assert rank.sync.stats is not None
             assert rank.sync.stats.selected > 0
             compressed = set(LARGE) - ({"hidden"} if "policy" in options else set())
@@ -87,7 +88,7 @@ def test_ways_follow_from_the_plan(on_ranks: OnRanks, monkeypatch: pytest.Monkey
     monkeypatch.setattr(group_planning, "measured_ways", sparse_where_large)
 
     def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        rank = Rank(comm, compression="auto", warmup_steps=3)
+        rank = Rank(comm, compress="cheapest", plan_after=3)
         averages = [rank.step(gradients_of(comm.rank, step)) for step in range(3)]
         assert rank.sync.stats is not None
         assert rank.sync.stats.selected == 0  # what is not planned yet goes densely
@@ -106,7 +107,7 @@ def test_ways_follow_from_the_plan(on_ranks: OnRanks, monkeypatch: pytest.Monkey
 
 def test_what_waits_survives_other_groups_and_leaves_with_a_dense_one(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        rank = Rank(comm, plan="single", selection="topk")
+        rank = Rank(comm, plan="single", select="topk")
         averages = [rank.step(gradients_of(comm.rank, step)) for step in range(3)]
         before = rank.waiting()
         rank.sync._set_groups(NAMED, ["sparse", "sparse"])
@@ -124,7 +125,7 @@ def test_what_waits_survives_other_groups_and_leaves_with_a_dense_one(on_ranks: 
 
 def test_at_a_density_of_one_it_is_dense(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        sparse, dense = Rank(comm, density=1.0, warmup_steps=3), Rank(comm, compression=None, plan="fixed")
+        sparse, dense = Rank(comm, density=1.0, plan_after=3), Rank(comm, compress=None, plan="fixed")
         for step in range(5):
             gradients = {name: one / 7 for name, one in gradients_of(comm.rank, step).items()}
             averages, expected = sparse.step(gradients), dense.step(gradients)
@@ -138,7 +139,7 @@ def test_bfloat16(on_ranks: OnRanks) -> None:
     """What rounding a rank's part loses waits. Ranks have the same gradients: the average loses nothing more."""
 
     def run(comm: Communicator) -> None:
-        rank = Rank(comm, torch.bfloat16, plan="single", selection="topk")
+        rank = Rank(comm, torch.bfloat16, plan="single", select="topk")
         applied = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
         gradients = {name: (one / 12 + 64).to(torch.bfloat16) for name, one in gradients_of(0, 0).items()}
         for step in range(6):
@@ -162,8 +163,8 @@ def test_momentum_correction_is_sgd_with_momentum(on_ranks: OnRanks) -> None:
         optimizer.step()
 
     def run(comm: Communicator) -> None:
-        options: dict[str, Any] = {"optimizer": sgd, "momentum": 0.9, "masking": False, "compression_warmup_steps": 2}
-        rank = Rank(comm, density=1.0, warmup_steps=3, **options)
+        options: dict[str, Any] = {"optimizer": sgd, "momentum": 0.9, "masking": False, "warmup_steps": 2}
+        rank = Rank(comm, density=1.0, plan_after=3, **options)
         for step in range(6):
             rank.step(gradients_of(comm.rank, step))
         for name, one in rank.model.named_parameters():
@@ -177,7 +178,7 @@ def test_residuals_of_steps(on_ranks: OnRanks) -> None:
     """The learning rate falls while entries wait: they keep the one of their day."""
 
     def run(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        rank = Rank(comm, plan="single", feedback="steps", optimizer=sgd, selection="topk")
+        rank = Rank(comm, plan="single", feedback="steps", optimizer=sgd, select="topk")
         optimizer = rank.sync._compression._units._optimizer  # type: ignore[union-attr]
         assert optimizer is not None
         moved = []
@@ -201,8 +202,8 @@ def test_the_first_steps(on_ranks: OnRanks, warmup: str, entries: list[int]) -> 
     """How many entries sums of at most k have: with two steps of warm-up the density is 25 % and 1.56 %, then 1 %."""
 
     def run(comm: Communicator) -> None:
-        options: dict[str, Any] = {"compression_warmup": warmup, "compression_warmup_steps": 2, "density": 0.01}
-        rank = Rank(comm, plan="single", collective="gtopk", selection="topk", **options)
+        options: dict[str, Any] = {"warmup": warmup, "warmup_steps": 2, "density": 0.01}
+        rank = Rank(comm, plan="single", combine="gtopk", select="topk", **options)
         for step, most in enumerate(entries):
             gradients = {name: one + 6 for name, one in gradients_of(comm.rank, step).items()}  # none is zero
             averages = rank.step(gradients)
@@ -242,7 +243,7 @@ def test_an_average_that_one_rank_still_holds_follows(on_ranks: OnRanks) -> None
     held = torch.full(SHAPES["hidden"], 12.0)
 
     def run(comm: Communicator) -> tuple[Tensor, Tensor]:
-        rank = Rank(comm, plan="wfbp", selection="topk")
+        rank = Rank(comm, plan="wfbp", select="topk")
         names = tuple(SHAPES) if comm.rank == 0 else ("embedding", "norm", "bias")
         if comm.rank == 1:
             rank.model.hidden.grad = held.clone()
@@ -257,7 +258,7 @@ def test_an_average_that_one_rank_still_holds_follows(on_ranks: OnRanks) -> None
 
 def test_accumulation(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-        rank = Rank(comm, warmup_steps=3)
+        rank = Rank(comm, plan_after=3)
         averages = []
         for step in range(0, 12, 3):
             rank.model.zero_grad()
@@ -272,14 +273,14 @@ def test_accumulation(on_ranks: OnRanks) -> None:
     assert_nothing_lost(on_ranks(2, run), 12, 0.0)
 
 
-@pytest.mark.parametrize("compression", ["topk", "auto"])
+@pytest.mark.parametrize("compression", ["topk", "cheapest"])
 def test_each_rank_clips_its_own_gradient(on_ranks: OnRanks, compression: str) -> None:
     norms = [float(torch.cat([one.flatten() for one in gradients_of(rank, 0).values()]).norm()) for rank in range(2)]
     most = 0.9 * min(norms)
     factors = [most / norm for norm in norms]
 
     def run(comm: Communicator) -> None:
-        rank = Rank(comm, compression=compression, density=1.0, clip_norm=most * math.sqrt(2))
+        rank = Rank(comm, compress=compression, density=1.0, clip_norm=most * math.sqrt(2))
         averages = rank.step(gradients_of(comm.rank, 0))
         for name in SHAPES:
             expected = sum(factor * gradients_of(which, 0)[name] for which, factor in enumerate(factors)) / 2
@@ -294,7 +295,7 @@ def test_each_rank_clips_its_own_gradient(on_ranks: OnRanks, compression: str) -
 @pytest.mark.parametrize("clip_norm", [None, 1.0])
 def test_plans_know_that_what_is_clipped_leaves_at_the_end(on_ranks: OnRanks, clip_norm: float | None) -> None:
     def run(comm: Communicator) -> None:
-        rank = Rank(comm, warmup_steps=3, clip_norm=clip_norm, replan_factor=None)
+        rank = Rank(comm, plan_after=3, clip_norm=clip_norm, replan_factor=None)
         for step in range(12):
             rank.step(gradients_of(comm.rank, step))
         plan, trace = rank.sync.plan, rank.sync.trace
@@ -350,7 +351,7 @@ def test_nan_is_sent(on_ranks: OnRanks, way: str) -> None:
 
 def test_a_pass_without_compressed_parameters(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        rank = Rank(comm, small_tensor_elements=10_000, warmup_steps=3)
+        rank = Rank(comm, small_elements=10_000, plan_after=3)
         for step in range(5):
             averages = rank.step(gradients_of(comm.rank, step))
             expected = (gradients_of(0, step)["hidden"] + gradients_of(1, step)["hidden"]) / 2
@@ -364,12 +365,12 @@ def test_a_pass_without_compressed_parameters(on_ranks: OnRanks) -> None:
 
 def test_averages_are_those_of_a_ddp_state(on_ranks: OnRanks) -> None:
     """The same bits, with one bucket for all."""
-    options: dict[str, Any] = {"density": 0.05, "small_tensor_elements": 16, "momentum": 0.9, "wire": "raw-bf16"}
+    options: dict[str, Any] = {"density": 0.05, "small_elements": 16, "momentum": 0.9, "values": "raw-bf16"}
 
     def run(comm: Communicator) -> None:
         rank = Rank(comm, plan=[[*SHAPES]], optimizer=sgd, **options)
         parameters = dict(rank.model.named_parameters())
-        state = DDPState(comm, parameters.items(), optimizer=sgd(parameters.values()), **options)
+        state = DDPState(comm, module_of(parameters), **objects_of(optimizer=sgd(parameters.values()), **options))
         for step in range(5):
             gradients = gradients_of(comm.rank, step)
             buffer = torch.cat([gradients[name].flatten() for name in SHAPES])
@@ -397,7 +398,7 @@ def test_what_waits_is_worth_its_own_learning_rate_in_a_dense_sum_too(on_ranks: 
             parameters.append(sgd(of))
             return parameters[-1]
 
-        rank = Rank(comm, plan="single", feedback="steps", optimizer=made, selection="topk")
+        rank = Rank(comm, plan="single", feedback="steps", optimizer=made, select="topk")
         moved = torch.zeros(SHAPES["hidden"], dtype=torch.float64)
         for step, rate in enumerate((0.5, 0.25, 0.125, 0.0, 0.0625)):
             parameters[0].param_groups[0]["lr"] = rate
@@ -439,14 +440,14 @@ def test_after_a_pass_that_was_broken_off(on_ranks: OnRanks) -> None:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"compression": "auto"}, ["dense", "sparse"]),
-        ({"compression": "auto", "quantised": "qsgd8"}, ["dense", "sparse", "qsgd8"]),
-        ({"compression": "quantised", "quantised": ["int8", "bf16"]}, ["int8", "bf16"]),
-        ({"compression": "topk", "collective": "oktopk", "wire": "raw"}, ["sparse"]),
-        ({"momentum": 0.9, "optimizer": sgd, "selection": "topk"}, ["sparse"]),
-        ({"small_tensor_elements": 10_000}, ["dense"]),
+        ({"compress": "cheapest"}, ["dense", "sparse"]),
+        ({"compress": "cheapest", "formats": "qsgd8"}, ["dense", "sparse", "qsgd8"]),
+        ({"compress": "quantised", "formats": ["int8", "bf16"]}, ["int8", "bf16"]),
+        ({"compress": "topk", "combine": "oktopk", "values": "raw"}, ["sparse"]),
+        ({"momentum": 0.9, "optimizer": sgd, "select": "topk"}, ["sparse"]),
+        ({"small_elements": 10_000}, ["dense"]),
     ],
-    ids=["auto", "auto-qsgd8", "quantised", "topk", "momentum", "nothing to compress"],
+    ids=["cheapest", "cheapest-qsgd8", "quantised", "topk", "momentum", "nothing to compress"],
 )
 def test_ways_are_timed_alike_on_all_ranks(on_ranks: OnRanks, options: dict[str, Any], names: list[str]) -> None:
     sizes = (0, 1 << 10, 5000, 1 << 16, 1 << 20)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from varied_options import objects_of
 
-from telegrad import Communicator, DDPState
+from telegrad import Cheapest, Communicator, DDPState, Quantised, Warmup
 
 Local = Callable[..., list[Communicator]]
 
@@ -20,38 +21,30 @@ def _model() -> torch.nn.Module:
 
 
 def _state(local: Local, model: torch.nn.Module | None = None, **options: Any) -> DDPState:
-    return DDPState(local(1)[0], (model or _model()).named_parameters(), **options)
+    return DDPState(local(1)[0], model or _model(), **objects_of(**options))
 
 
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"density": -0.01}, ValueError, r"density=-0.01 must be in \(0, 1\]: 0.01 sends one entry in a hundred"),
-        ({"density": 0}, ValueError, "density=0 must be in"),
-        ({"density": 2}, ValueError, "density=2 must be in"),
-        ({"density": "1%"}, TypeError, "density='1%' must be a number"),
-        ({"mode": "fast"}, ValueError, "mode='fast' does not exist: use one of sparse, dense"),
-        ({"selection": "best"}, ValueError, "selection='best' does not exist: use one of reused, topk"),
         ({"nonfinite": "ignore"}, ValueError, "nonfinite='ignore' does not exist: use one of raise, skip, send"),
-        ({"interval": 0}, ValueError, "interval=0 must be at least 1"),
-        ({"small_tensor_elements": -1}, ValueError, "small_tensor_elements=-1 must not be negative"),
-        ({"small_tensor_elements": 1.5}, TypeError, "small_tensor_elements=1.5 must be an int"),
-        ({"warmup_steps": -1}, ValueError, "warmup_steps=-1 must not be negative"),
-        ({"warmup_steps": True}, TypeError, "warmup_steps=True must be an int"),
-        ({"warmup_steps": np.float64(3)}, TypeError, "warmup_steps=.* must be an int"),
-        ({"warmup_steps": np.int64(-3)}, ValueError, "warmup_steps=-3 must not be negative"),
-        ({"interval": np.bool_(True)}, TypeError, "interval=.* must be an int"),
-        ({"density": True}, TypeError, "density=True must be a number"),
+        ({"compress": "topk"}, TypeError, r"compress='topk' must be a telegrad.TopK, as TopK\(density=0.01\), or None"),
+        ({"compress": 0.01}, TypeError, r"compress=0.01 must be a telegrad.TopK"),
+        ({"compress": Quantised("int8")}, TypeError, "compress is a Quantised, which is for a Synchronizer that plans"),
+        ({"compress": Cheapest()}, TypeError, "compress is a Cheapest, which is for a Synchronizer that plans"),
+        ({"momentum": 0.9}, TypeError, r"momentum=0.9 must be a telegrad.Momentum, as Momentum\(0.9\), or None"),
+        ({"warmup": 500}, TypeError, r"warmup=500 must be a telegrad.Warmup, as Warmup\(steps=500\), or None"),
+        ({"compress": None, "warmup": Warmup(3)}, ValueError, "warmup=Warmup.* is not used with compress=None"),
     ],
 )
 def test_bad_options(local: Local, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        _state(local, **options)
+        DDPState(local(1)[0], _model(), **options)
 
 
 def test_bad_communicator() -> None:
     with pytest.raises(TypeError, match=r"comm is a NoneType: make one with telegrad.Communicator.from_torch\(\)"):
-        DDPState(None, _model().named_parameters())  # type: ignore[arg-type]
+        DDPState(None, _model())  # type: ignore[arg-type]
 
 
 def _shared() -> torch.nn.Module:
@@ -65,50 +58,37 @@ def _frozen() -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("named", "error", "message"),
+    ("model", "error", "message"),
     [
-        (lambda: _model().parameters(), TypeError, r"gives a Parameter: pass ddp.named_parameters\(\), not"),
-        (_model, TypeError, r"named_parameters is a Sequential: pass ddp.named_parameters\(\), which gives pairs of a"),
-        (lambda: torch.nn.Linear(3, 3), TypeError, r"named_parameters is a Linear: pass ddp.named_parameters\(\)"),
-        (lambda: _model().named_parameters, TypeError, r"named_parameters is a method: pass ddp.named_parameters\(\)"),
-        (lambda: None, TypeError, r"named_parameters is a NoneType: pass ddp.named_parameters\(\)"),
-        (lambda: [("weight", [1.0])], TypeError, "parameter 'weight' is a list"),
-        (lambda: [*_model().named_parameters(), *_model().named_parameters()], ValueError, "names '0.weight' twice"),
         (
-            lambda: _shared().named_parameters(remove_duplicate=False),
-            ValueError,
-            "parameters '0.weight' and '1.weight' are the same tensor",
-        ),
-        (lambda: _frozen().named_parameters(), ValueError, "no parameter that requires a gradient"),
-        (list, ValueError, "no parameter that requires a gradient"),
-        (
-            lambda: _model().to(torch.float8_e4m3fn).named_parameters(),
+            lambda: _model().named_parameters(),
             TypeError,
-            "'0.weight' has dtype torch.float8_e4m3fn",
+            r"model is a generator: give the DistributedDataParallel itself, as DDPState\(comm, ddp\)",
         ),
-        (
-            lambda: _model().to(torch.float8_e5m2).named_parameters(),
-            TypeError,
-            "of '0.weight' has dtype torch.float8_e5m2",
-        ),
+        (lambda: [("weight", torch.zeros(3))], TypeError, "model is a list: give the Dist"),
+        (lambda: None, TypeError, "model is a NoneType: give the Dist"),
+        (_frozen, ValueError, "the model has no parameter that requires a gradient"),
+        (torch.nn.ReLU, ValueError, "the model has no parameter that requires a gradient"),
+        (lambda: _model().to(torch.float8_e4m3fn), TypeError, "'0.weight' has dtype torch.float8_e4m3fn"),
+        (lambda: _model().to(torch.float8_e5m2), TypeError, "of '0.weight' has dtype torch.float8_e5m2"),
     ],
 )
-def test_bad_parameters(local: Local, named: Callable[[], Any], error: type[Exception], message: str) -> None:
+def test_bad_models(local: Local, model: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        DDPState(local(1)[0], named())
+        DDPState(local(1)[0], model())
 
 
 def test_shared_and_frozen_parameters_are_fine(local: Local) -> None:
     model = _shared()
     model[0].bias.requires_grad_(False)
-    state = _state(local, model, small_tensor_elements=0).state_dict()
+    state = _state(local, model, small_elements=0).state_dict()
     assert set(state["compressor"]["parameters"]) == {"0.weight", "1.bias"}
 
 
 def test_only_large_parameters_have_residuals(local: Local) -> None:
     assert set(_state(local).state_dict()["compressor"]["parameters"]) == {"0.weight", "2.weight"}
-    assert set(_state(local, small_tensor_elements=3000).state_dict()["compressor"]["parameters"]) == set()
-    assert set(_state(local, mode="dense").state_dict()["compressor"]["parameters"]) == set()
+    assert set(_state(local, small_elements=3000).state_dict()["compressor"]["parameters"]) == set()
+    assert set(_state(local, compress=None).state_dict()["compressor"]["parameters"]) == set()
 
 
 def test_state_dict_is_safe_to_load_and_has_all_options(local: Local) -> None:
@@ -118,23 +98,19 @@ def test_state_dict_is_safe_to_load_and_has_all_options(local: Local) -> None:
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     assert loaded["config"] == {
-        "mode": "sparse",
+        "compress": "TopK",
         "density": 0.1,
-        "selection": "reused",
+        "select": "reused",
         "interval": None,
-        "small_tensor_elements": 2048,
-        "large_tensor_elements": None,
-        "large_selection": "reused",
+        "small_elements": 2048,
         "same_sign": False,
+        "values": "auto",
+        "combine": "allreduce",
+        "feedback": "gradients",
         "policy": None,
-        "wire": "auto",
-        "collective": "allreduce",
+        "momentum": 0.0,
         "warmup_steps": 3,
         "warmup": "dense",
-        "feedback": "gradients",
-        "momentum": 0.0,
-        "nesterov": False,
-        "masking": True,
         "clip_norm": None,
         "nonfinite": "raise",
     }
@@ -143,7 +119,7 @@ def test_state_dict_is_safe_to_load_and_has_all_options(local: Local) -> None:
 
 def test_numpy_numbers_are_numbers(local: Local) -> None:
     options = {"density": np.float32(0.25), "interval": np.int64(4)}
-    counts = {"small_tensor_elements": np.uint16(9), "warmup_steps": np.int32(3)}
+    counts = {"small_elements": np.uint16(9), "warmup_steps": np.int32(3)}
     state = _state(local, **options, **counts)
     file = io.BytesIO()
     torch.save(state.state_dict(), file)
@@ -212,26 +188,11 @@ def test_the_public_options_are_what_they_are() -> None:
 
     assert list(inspect.signature(DDPState).parameters) == [
         "comm",
-        "named_parameters",
-        "mode",
-        "density",
-        "selection",
-        "interval",
-        "small_tensor_elements",
-        "large_tensor_elements",
-        "large_selection",
-        "same_sign",
-        "output",
-        "policy",
-        "wire",
-        "collective",
-        "warmup_steps",
-        "warmup",
-        "feedback",
-        "optimizer",
+        "model",
+        "compress",
         "momentum",
-        "nesterov",
-        "masking",
+        "warmup",
+        "optimizer",
         "clip_norm",
         "scaler",
         "nonfinite",

@@ -52,7 +52,7 @@ def dense_bytes(buckets: Any, *, small: int) -> list[int]:
 
 @pytest.mark.parametrize("nonfinite", ["raise", "skip", "send"])
 def test_the_hooks_buckets(trainers: Any, nccl: StandIn, nonfinite: str) -> None:
-    ranks = trainers(mode="dense", nonfinite=nonfinite)
+    ranks = trainers(compress=None, nonfinite=nonfinite)
     for step in range(3):
         given = [drawn(rank, step) for rank in range(RANKS)]
         for own in step_on_device(ranks, given, REBUILT):
@@ -67,7 +67,7 @@ def test_the_hooks_buckets(trainers: Any, nccl: StandIn, nonfinite: str) -> None
 
 def test_of_compressed_buckets_what_stays_dense_goes_by_nccl(trainers: Any, on_host: Any, nccl: StandIn) -> None:
     """And is put into its place behind the sparse sum, which comes on another way."""
-    options = {"density": 0.05, "small_tensor_elements": 16, "selection": "topk"}
+    options = {"density": 0.05, "small_elements": 16, "select": "topk"}
     ranks, hosts = trainers(**options), on_host(**options)
     for step in range(3):
         given = [drawn(rank, step) for rank in range(RANKS)]
@@ -81,7 +81,7 @@ def test_of_compressed_buckets_what_stays_dense_goes_by_nccl(trainers: Any, on_h
 
 def test_the_hook_raises_on_all_ranks(trainers: Any, nccl: StandIn) -> None:
     """The engine tells the others, who have sums of NCCL's alone."""
-    ranks = trainers(mode="dense")
+    ranks = trainers(compress=None)
     given = [drawn(rank, 0) for rank in range(RANKS)]
     given[1][LARGE[0]][0] = np.nan
     step_on_device(ranks, given, REBUILT)
@@ -97,7 +97,7 @@ def test_the_hook_raises_on_all_ranks(trainers: Any, nccl: StandIn) -> None:
 
 
 def test_the_hook_waits_for_nothing(trainers: Any, nccl: StandIn) -> None:
-    ranks = trainers(mode="dense")
+    ranks = trainers(compress=None)
     held = threading.Event()
     for rank in ranks:
         rank.stream.put(held.wait)

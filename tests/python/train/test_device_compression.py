@@ -44,24 +44,24 @@ def assert_same_state(device: dict[str, Any], host: dict[str, Any]) -> None:
 
 
 WAYS: list[dict[str, Any]] = [
-    {"selection": "topk"},
-    {"selection": "trimmed"},
-    {"selection": "reused", "interval": 3},
-    {"selection": "topk", "density": 1.0},
-    {"selection": "reused", "dtype": torch.bfloat16},
-    {"selection": "topk", "wire": "packed", "nonfinite": "skip"},
-    {"selection": "topk", "nonfinite": "send"},
-    {"selection": "reused", "momentum": 0.9, "optimizer": plain_sgd},
-    {"selection": "topk", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd},
-    {"selection": "topk", "momentum": 0.9, "masking": False, "optimizer": plain_sgd, "dtype": torch.bfloat16},
-    {"mode": "dense", "momentum": 0.9, "optimizer": plain_sgd},
-    {"selection": "topk", "warmup_steps": 2},
-    {"selection": "reused", "warmup_steps": 5, "warmup": "falling"},
-    {"selection": "topk", "small_tensor_elements": 10_000},
-    {"selection": "topk", "wire": "packed-bf16"},
-    {"selection": "reused", "wire": "int8", "nonfinite": "skip"},
-    {"selection": "topk", "wire": "f16", "momentum": 0.9, "optimizer": plain_sgd},
-    {"selection": "topk", "wire": "raw-qsgd4", "density": 0.4},
+    {"select": "topk"},
+    {"select": "trimmed"},
+    {"select": "reused", "interval": 3},
+    {"select": "topk", "density": 1.0},
+    {"select": "reused", "dtype": torch.bfloat16},
+    {"select": "topk", "values": "packed", "nonfinite": "skip"},
+    {"select": "topk", "nonfinite": "send"},
+    {"select": "reused", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd},
+    {"select": "topk", "momentum": 0.9, "masking": False, "optimizer": plain_sgd, "dtype": torch.bfloat16},
+    {"compress": None, "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk", "warmup_steps": 2},
+    {"select": "reused", "warmup_steps": 5, "warmup": "falling"},
+    {"select": "topk", "small_elements": 10_000},
+    {"select": "topk", "values": "packed-bf16"},
+    {"select": "reused", "values": "int8", "nonfinite": "skip"},
+    {"select": "topk", "values": "f16", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk", "values": "raw-qsgd4", "density": 0.4},
 ]
 
 
@@ -70,7 +70,7 @@ WAYS: list[dict[str, Any]] = [
 )
 def test_the_hosts_bits(make: Make, on_host: Any, options: dict[str, Any]) -> None:
     trainers, hosts = make(**options), on_host(**options)
-    changes_later = options.get("selection") == "reused" or "warmup_steps" in options
+    changes_later = options.get("select") == "reused" or "warmup_steps" in options
     steps = 7 if changes_later else 4
     for step in range(steps):
         gradients = [drawn(rank, step) for rank in range(RANKS)]
@@ -88,7 +88,7 @@ def test_the_hosts_bits(make: Make, on_host: Any, options: dict[str, Any]) -> No
 
 
 def test_the_host_does_not_wait(make: Make) -> None:
-    trainers = make(selection="reused", momentum=0.9, optimizer=plain_sgd)
+    trainers = make(select="reused", momentum=0.9, optimizer=plain_sgd)
     held = threading.Event()
     for trainer in trainers:
         trainer.stream.put(held.wait)
@@ -115,7 +115,7 @@ def test_what_selections_need_is_there_before_the_first_one(make: Make, monkeypa
     """The random positions at which long residuals are sampled are the host's, and to copy them there is to wait."""
     monkeypatch.setattr(ranked, "SMALL", 512)
     ranked.sample_words.cache_clear()
-    trainers = make(selection="topk", warmup_steps=1)
+    trainers = make(select="topk", warmup_steps=1)
     wait_for([trainer.stream for trainer in trainers])
     assert ranked.sample_words.cache_info().misses == 1
     ranked.sample_words.cache_clear()  # as if the model had only now come here
@@ -132,7 +132,7 @@ def test_what_selections_need_is_there_before_the_first_one(make: Make, monkeypa
 def test_nothing_is_lost(make: Make, selection: str, nonfinite: str) -> None:
     """Integers, whose sums and thirds' threefold are exact enough: all that came in has gone out, or waits."""
     interval = {"interval": 3} if selection == "reused" else {}  # exact again at the fourth step
-    trainers, steps = make(selection=selection, nonfinite=nonfinite, density=0.02, **interval), 6
+    trainers, steps = make(select=selection, nonfinite=nonfinite, density=0.02, **interval), 6
     sent = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     entered = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     for step in range(steps):
@@ -148,7 +148,7 @@ def test_nothing_is_lost(make: Make, selection: str, nonfinite: str) -> None:
 
 
 def test_a_parameter_that_took_no_part_keeps_what_waits(make: Make, on_host: Any) -> None:
-    options = {"selection": "topk", "momentum": 0.9, "optimizer": plain_sgd}
+    options = {"select": "topk", "momentum": 0.9, "optimizer": plain_sgd}
     trainers, hosts = make(**options), on_host(**options)
     for step in range(4):
         gradients = [drawn(rank, step) for rank in range(RANKS)]
@@ -173,7 +173,7 @@ def test_a_parameter_that_took_no_part_keeps_what_waits(make: Make, on_host: Any
     ],
 )
 def test_a_dropped_step_leaves_all_as_it_was(make: Make, value: float, what: str) -> None:
-    options = {"selection": "reused", "interval": 3, "nonfinite": "skip", "momentum": 0.9, "optimizer": plain_sgd}
+    options = {"select": "reused", "interval": 3, "nonfinite": "skip", "momentum": 0.9, "optimizer": plain_sgd}
     trainers = make(**options)
     before: list[Any] = []
     for step in range(5):
@@ -197,7 +197,7 @@ def test_a_dropped_step_leaves_all_as_it_was(make: Make, value: float, what: str
 
 
 def test_raise_names_the_parameter_and_poisons_no_residual(make: Make) -> None:
-    trainers = make(selection="topk")
+    trainers = make(select="topk")
     step_on_device(trainers, [drawn(rank, 0) for rank in range(RANKS)], REBUILT)
     before = trainers[1].memory()["parameters"]["hidden"]["residual"].clone()
     gradients = [drawn(rank, 1) for rank in range(RANKS)]
@@ -219,7 +219,7 @@ def test_raise_names_the_parameter_and_poisons_no_residual(make: Make) -> None:
 def test_what_overflows_is_no_residual(make: Make, nonfinite: str, momentum: float) -> None:
     """Finite gradients whose sum with what waits is infinite, in more entries than there is room for."""
     options = {"momentum": momentum, "optimizer": plain_sgd} if momentum else {}
-    trainers = make(selection="topk", nonfinite=nonfinite, **options)
+    trainers = make(select="topk", nonfinite=nonfinite, **options)
     for step in range(2):
         gradients = [drawn(rank, step) for rank in range(RANKS)]
         gradients[2]["hidden"][:] = 3e38
@@ -241,9 +241,7 @@ def test_what_overflows_is_no_residual(make: Make, nonfinite: str, momentum: flo
         assert np.isfinite(entry.values).all(), entry.name
 
 
-@pytest.mark.parametrize(
-    "options", [{"selection": "topk"}, {"mode": "dense"}, {"selection": "reused", "nonfinite": "skip"}]
-)
+@pytest.mark.parametrize("options", [{"select": "topk"}, {"compress": None}, {"select": "reused", "nonfinite": "skip"}])
 def test_gradients_are_clipped_together(make: Make, on_host: Any, options: dict[str, Any]) -> None:
     trainers, hosts = make(clip_norm=20.0, **options), on_host(clip_norm=20.0, **options)
     for step in range(4):
@@ -259,7 +257,7 @@ def test_gradients_are_clipped_together(make: Make, on_host: Any, options: dict[
 
 
 def test_residuals_of_steps(make: Make, on_host: Any) -> None:
-    options = {"selection": "reused", "feedback": "steps", "optimizer": plain_sgd}
+    options = {"select": "reused", "feedback": "steps", "optimizer": plain_sgd}
     trainers, hosts = make(**options), on_host(**options)
     for step, rate in enumerate([0.5, 0.5, 0.1, 0.0, 3.0, 0.25]):
         for one in (*trainers, *hosts):
@@ -274,7 +272,7 @@ def test_residuals_of_steps(make: Make, on_host: Any) -> None:
 
 @pytest.mark.parametrize("selection", ["topk", "reused"])
 def test_a_dropped_step_of_another_rate_leaves_all_as_it_was(make: Make, on_host: Any, selection: str) -> None:
-    options = {"selection": selection, "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"}
+    options = {"select": selection, "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"}
     trainers, hosts = make(**options), on_host(**options)
     steps = [(0.3, False), (0.07, True), (0.011, False), (3.0, True), (0.5, True), (0.5, False), (0.25, False)]
     for step, (rate, is_bad) in enumerate(steps):
@@ -294,7 +292,7 @@ def test_a_dropped_step_of_another_rate_leaves_all_as_it_was(make: Make, on_host
 @pytest.mark.parametrize("wire", ["bf16", "packed-int8", "qsgd8"])
 def test_what_a_wire_rounds_waits(make: Make, wire: str) -> None:
     """Nothing is lost; nobody has waited for a pass before the next begins."""
-    trainers, steps = make(selection="topk", wire=wire), 5
+    trainers, steps = make(select="topk", values=wire), 5
     given = [[drawn(rank, step) for step in range(steps)] for rank in range(RANKS)]
     sent = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     started = [
@@ -319,7 +317,7 @@ def test_what_a_wire_rounds_waits(make: Make, wire: str) -> None:
 
 
 def test_a_dropped_step_takes_back_what_its_wire_has_rounded(make: Make) -> None:
-    trainers = make(selection="topk", wire="int8", nonfinite="skip")
+    trainers = make(select="topk", values="int8", nonfinite="skip")
     step_on_device(trainers, [drawn(rank, 0) for rank in range(RANKS)], REBUILT)
     before = [trainer.memory() for trainer in trainers]
     gradients = [drawn(rank, 1) for rank in range(RANKS)]
@@ -330,7 +328,7 @@ def test_a_dropped_step_takes_back_what_its_wire_has_rounded(make: Make) -> None
 
 
 def test_what_float16_does_not_hold_waits(make: Make, on_host: Any) -> None:
-    options = {"selection": "topk", "wire": "f16"}
+    options = {"select": "topk", "values": "f16"}
     trainers, hosts = make(**options), on_host(**options)
     for step in range(3):
         gradients = [drawn(rank, step) for rank in range(RANKS)]
@@ -345,7 +343,7 @@ def test_what_float16_does_not_hold_waits(make: Make, on_host: Any) -> None:
 
 
 def test_a_pass_that_was_broken_off_is_undone(make: Make) -> None:
-    trainers = make(selection="topk", nonfinite="skip")
+    trainers = make(select="topk", nonfinite="skip")
     step_on_device(trainers, [drawn(rank, 0) for rank in range(RANKS)], REBUILT)
     before = [trainer.memory() for trainer in trainers]
     for rank, trainer in enumerate(trainers):
@@ -362,7 +360,7 @@ def test_a_pass_that_was_broken_off_is_undone(make: Make) -> None:
 
 def test_passes_that_nobody_waits_for_come_in_their_order(make: Make) -> None:
     """The second one changes nothing before the first one, which is dropped, is undone."""
-    options = {"selection": "reused", "nonfinite": "skip"}
+    options = {"select": "reused", "nonfinite": "skip"}
     kept: list[list[dict[str, Any]]] = []
     for waits in (True, False):
         trainers = make(**options)

@@ -15,9 +15,10 @@ import torch
 from computing_device import ComputingRuntime, StreamTensor, computed_on, wait_for
 from fake_device import FakeStream
 from handmade_buckets import Bucket
+from varied_options import module_of, objects_of
 
 import telegrad
-from telegrad import Communicator, DDPState, NonFiniteGradient
+from telegrad import Communicator, DDPState, NonFiniteGradient, TopK
 from telegrad.errors import TransportError
 
 SHAPES = {"weight": (3, 4), "bias": (4,), "empty": (0,)}
@@ -40,7 +41,7 @@ class Ranks:
             for _ in comms
         ]
         self.states = [
-            DDPState(comm, parameters.items(), **{"mode": "dense", **options})
+            DDPState(comm, module_of(parameters), **objects_of(**{"compress": None, **options}))
             for comm, parameters in zip(comms, self.parameters, strict=True)
         ]
 
@@ -255,17 +256,17 @@ def test_a_pass_that_was_broken_off_leaves_nothing(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"selection": "random"}, "parameter 'weight' is on a device, where RandomK.*cannot choose without waiting"),
-        ({"selection": "search"}, "use selection='topk', 'trimmed' or 'reused'"),
-        ({"selection": "topk", "same_sign": True, "output": []}, "or 'reused' without same_sign, or model.cpu"),
-        ({"collective": "oktopk"}, "collective='oktopk' works in host memory.*use 'allreduce'"),
-        ({"collective": "allgather"}, "collective='allgather' works in host memory.*use 'allreduce'"),
+        ({"select": "random"}, "parameter 'weight' is on a device, where RandomK.*cannot choose without waiting"),
+        ({"select": "search"}, "use select='topk', 'trimmed' or 'reused'"),
+        ({"select": "topk", "same_sign": True, "output": []}, "or 'reused' without same_sign, or model.cpu"),
+        ({"combine": "oktopk"}, "combine='oktopk' works in host memory.*use 'allreduce'"),
+        ({"combine": "allgather"}, "combine='allgather' works in host memory.*use 'allreduce'"),
     ],
 )
 def test_compression_that_streams_cannot_do_is_refused(make: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        make(mode="sparse", small_tensor_elements=4, **options)
-    make(mode="sparse", small_tensor_elements=100)  # all of it is dense
+        make(compress="topk", small_elements=4, **options)
+    make(compress="topk", small_elements=100)  # all of it is dense
 
 
 def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
@@ -274,20 +275,20 @@ def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
         "first": ranks.parameters[0]["bias"],
         "last": torch.nn.Parameter(torch.ones(4)),
     }
-    DDPState(ranks.comms[0], parameters.items(), mode="dense")
+    DDPState(ranks.comms[0], module_of(parameters), compress=None)
     with pytest.raises(TypeError, match="parameters are on cpu, privateuseone:0: nonfinite='skip' takes"):
-        DDPState(ranks.comms[0], parameters.items(), mode="dense", nonfinite="skip")  # before any sum begins
+        DDPState(ranks.comms[0], module_of(parameters), compress=None, nonfinite="skip")  # before any sum begins
     with pytest.raises(TypeError, match="parameters are on cpu, privateuseone:0: clip_norm= takes those of one device"):
-        DDPState(ranks.comms[0], parameters.items(), mode="dense", clip_norm=1.0)
+        DDPState(ranks.comms[0], module_of(parameters), compress=None, clip_norm=1.0)
 
 
 def test_a_model_that_was_moved_after_the_state_was_made(make: Make) -> None:
     ranks = make()
     host = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-    ranks.states[0] = DDPState(ranks.comms[0], host.items(), collective="gtopk", small_tensor_elements=4)
-    with pytest.raises(TypeError, match="collective='gtopk' works in host memory"):
+    ranks.states[0] = DDPState(ranks.comms[0], module_of(host), compress=TopK(combine="gtopk", small_elements=4))
+    with pytest.raises(TypeError, match="combine='gtopk' works in host memory"):
         ranks.start(0, 1.0)
     meta = Bucket([host["bias"]], torch.zeros(4, device="meta"), 0, False)
-    state = DDPState(ranks.comms[1], host.items(), mode="dense")
+    state = DDPState(ranks.comms[1], module_of(host), compress=None)
     with pytest.raises(TypeError, match="the gradient of 'bias' is on meta: train on the CPU or on CUDA"):
         telegrad.ddp_hook(state, meta)  # type: ignore[arg-type]

@@ -31,10 +31,10 @@ MOMENTUM = {"momentum": 0.5, "optimizer": sgd}
 @pytest.mark.parametrize(
     "options",
     [
-        {"selection": "topk"},
-        {"selection": "reused", "interval": 2, **MOMENTUM, "nesterov": True},
-        {"compression": "quantised", "quantised": "int8"},
-        {"selection": "topk", "feedback": "steps", "optimizer": sgd},
+        {"select": "topk"},
+        {"select": "reused", "interval": 2, **MOMENTUM, "nesterov": True},
+        {"compress": "quantised", "formats": "int8"},
+        {"select": "topk", "feedback": "steps", "optimizer": sgd},
     ],
     ids=named,
 )
@@ -70,10 +70,10 @@ def test_a_synchronizer(on_devices: OnEach, options: dict[str, Any], set_to_none
 @pytest.mark.parametrize(
     "options",
     [
-        {"selection": "topk"},
-        {"selection": "topk", "nonfinite": "skip"},
-        {"selection": "reused", "interval": 2, "momentum": 0.9, "optimizer": plain_sgd, "nonfinite": "skip"},
-        {"selection": "topk", "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"},
+        {"select": "topk"},
+        {"select": "topk", "nonfinite": "skip"},
+        {"select": "reused", "interval": 2, "momentum": 0.9, "optimizer": plain_sgd, "nonfinite": "skip"},
+        {"select": "topk", "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"},
     ],
     ids=named,
 )
@@ -131,7 +131,7 @@ def test_a_state_between_a_pass_and_its_step(
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: now[0])
 
     def remembered(steps: int, unused: int) -> list[dict[str, dict[str, Any]]]:
-        trainers = make(selection="reused", warmup_steps=5, warmup="falling", **options)
+        trainers = make(select="reused", warmup_steps=5, warmup="falling", **options)
         for step in range(steps + unused):
             now[0] = next(tasks)
             step_on_device(trainers, [gradients_of(rank, step) for rank in range(RANKS)], REBUILT)

@@ -131,7 +131,7 @@ def test_where_residuals_lie_is_copied_once(
     made: list[int] = []
     table = feedback.table
     monkeypatch.setattr(feedback, "table", lambda parts: [made.append(len(parts)), table(parts)][1])
-    launched(launches, device, monkeypatch, [3000, 500, 40_000], small_tensor_elements=100)
+    launched(launches, device, monkeypatch, [3000, 500, 40_000], small_elements=100)
     assert made == [3]  # in two passes
     launched(launches, device, monkeypatch, [3000], warmup_steps=3, warmup="falling")
     assert made == [3, 1, 1]  # there are other numbers of entries in each of them
@@ -140,11 +140,11 @@ def test_where_residuals_lie_is_copied_once(
 @pytest.mark.parametrize(
     ("options", "size", "alone", "each"),
     [
-        ({"selection": "topk"}, 3000, (8, 16), (3, 1)),
-        ({"selection": "topk"}, 40_000, (17, 20), (12, 5)),
-        ({"selection": "reused"}, 3000, (17, 16), (0, 0)),
-        ({"selection": "reused"}, 40_000, (17, 16), (0, 0)),
-        ({"selection": "topk", "wire": "packed-bf16"}, 3000, (10, 18), (3, 1)),
+        ({"select": "topk"}, 3000, (8, 16), (3, 1)),
+        ({"select": "topk"}, 40_000, (17, 20), (12, 5)),
+        ({"select": "reused"}, 3000, (17, 16), (0, 0)),
+        ({"select": "reused"}, 40_000, (17, 16), (0, 0)),
+        ({"select": "topk", "values": "packed-bf16"}, 3000, (10, 18), (3, 1)),
     ],
 )
 def test_so_many_and_not_more(
@@ -169,7 +169,7 @@ def test_of_what_each_pass_repeats_a_replay_is_left(
 ) -> None:
     """Of launches those of the sum."""
     found = [
-        launched(launches, device, monkeypatch, [size] * number, selection=selection, captured=True)
+        launched(launches, device, monkeypatch, [size] * number, select=selection, captured=True)
         for size, number in ((3000, 1), (3000, 4))
     ]
     assert [one.replays for one in device.captures] == [2, 2]
@@ -200,8 +200,8 @@ def test_a_long_parameter_is_launched_for_by_itself(
     launches: Launches, device: ComputingRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = [40_000, 40_001, 3000]
-    short = launched(launches, device, monkeypatch, sizes, selection="reused")
+    short = launched(launches, device, monkeypatch, sizes, select="reused")
     monkeypatch.setattr("telegrad.kernels.select.triton.many.ALONE", 40_000)
-    long = launched(launches, device, monkeypatch, sizes, selection="reused")
+    long = launched(launches, device, monkeypatch, sizes, select="reused")
     # One program ranks what a sample lets pass of so few; of 2**25 elements 4 and 1 more are launched for that.
     assert ((long["triton"] - short["triton"]) / 2, (long["torch"] - short["torch"]) / 2) == (13, 3)

@@ -95,7 +95,7 @@ def planned(on_each: Each, device: ComputingRuntime, comms: list[Communicator], 
     ) -> list[Any]:
         for comm in comms:
             comm.use(None if cost is None else tuned(cost))
-        options = {"warmup_steps": 4, **options}
+        options = {"plan_after": 4, **options}
         return on_each(function, model_for=lambda rank: Layers(device, seconds(rank)), **options)
 
     return run
@@ -253,7 +253,7 @@ def test_averages_stay_right_across_plans(
             torch.testing.assert_close(one.memory, other.detach(), rtol=1e-4, atol=1e-6)
         return changes
 
-    found = on_each(train, plan=plan, warmup_steps=3)
+    found = on_each(train, plan=plan, plan_after=3)
     assert found == found[:1] * RANKS
 
 
@@ -301,7 +301,7 @@ def test_what_calibration_does_not_say_is_timed(
     )
 
 
-@pytest.mark.parametrize("options", [{"plan": "fixed"}, {"plan": "wfbp"}, {"compression": "topk"}])
+@pytest.mark.parametrize("options", [{"plan": "fixed"}, {"plan": "wfbp"}, {"compress": "topk"}])
 def test_nothing_is_timed_for_groups_that_need_no_costs(planned: Plans, nccl: StandIn, options: dict[str, str]) -> None:
     assert planned(lambda rank: nccl.sums[rank.comm.rank], cost=None, **options) == [[]] * RANKS
 
@@ -370,7 +370,7 @@ def test_where_forward_is_never_called_groups_stay(on_each: Each) -> None:
         assert rank.sync.is_settled
 
     with pytest.warns(RuntimeWarning, match="groups stay as they are, because no times were taken"):
-        on_each(train, warmup_steps=3)
+        on_each(train, plan_after=3)
 
 
 def test_a_profile_waits_for_the_device_when_it_is_asked(device: ComputingRuntime) -> None:
@@ -398,4 +398,4 @@ def test_names_of_groups_are_left_alone(on_each: Each) -> None:
         passes(rank, 6)
         assert rank.sync.groups == NAMED
 
-    on_each(train, plan=NAMED, warmup_steps=3)
+    on_each(train, plan=NAMED, plan_after=3)

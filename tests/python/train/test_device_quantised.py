@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(DEVICE != "cpu", reason="the fake device's memory is the host's: set TRITON_INTERPRET=1"),
 ]
 
-QUANTISED = {"compression": "quantised", "small_tensor_elements": 16}
+QUANTISED = {"compress": "quantised", "small_elements": 16}
 
 
 def sevenths(rank: int, step: int) -> dict[str, torch.Tensor]:
@@ -31,19 +31,19 @@ def sevenths(rank: int, step: int) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"plan": "single", "quantised": "bf16"},
-        {"plan": NAMED, "quantised": "int8"},
-        {"plan": "single", "quantised": "qsgd8"},
-        {"plan": NAMED, "quantised": "qsgd4", "nonfinite": "send"},
-        {"plan": "wfbp", "quantised": "qsgd4", "momentum": 0.9, "nesterov": True, "optimizer": sgd},
-        {"plan": "single", "quantised": "int8", "compression_warmup_steps": 2},
-        {"plan": "single", "quantised": "int8", "feedback": "steps", "optimizer": sgd},
-        {"plan": "auto", "quantised": ["int8", "bf16"]},
+        {"plan": "single", "formats": "bf16"},
+        {"plan": NAMED, "formats": "int8"},
+        {"plan": "single", "formats": "qsgd8"},
+        {"plan": NAMED, "formats": "qsgd4", "nonfinite": "send"},
+        {"plan": "wfbp", "formats": "qsgd4", "momentum": 0.9, "nesterov": True, "optimizer": sgd},
+        {"plan": "single", "formats": "int8", "warmup_steps": 2},
+        {"plan": "single", "formats": "int8", "feedback": "steps", "optimizer": sgd},
+        {"plan": "auto", "formats": ["int8", "bf16"]},
     ],
     ids=named,
 )
 def test_the_hosts_bits(on_devices: OnEach, on_hosts: OnEach, options: dict[str, Any]) -> None:
-    options = {**QUANTISED, **options, "warmup_steps": 100}
+    options = {**QUANTISED, **options, "plan_after": 100}
     of_device = on_devices(train(range(5), gradients=sevenths), **options)
     of_host = on_hosts(train(range(5), gradients=sevenths), **options)
     for (averages, kept, _), (wanted, waits, _) in zip(of_device, of_host, strict=True):
@@ -62,7 +62,7 @@ def test_a_parameter_of_zeros_takes_no_part(on_devices: OnEach, on_hosts: OnEach
         gradients["hidden"].zero_()
         return [rank.step(gradients), rank.sync.state_dict()["compressor"]["parameters"]["hidden"]["residual"]]
 
-    options = {**QUANTISED, "plan": "single", "quantised": "int8"}
+    options = {**QUANTISED, "plan": "single", "formats": "int8"}
     states = [state for _, _, state in on_hosts(train(range(3), gradients=sevenths), **options)]
     for (averages, waits), (wanted, expected) in zip(on_devices(run, **options), on_hosts(run, **options), strict=True):
         assert_alike(averages, wanted)
@@ -78,7 +78,7 @@ def test_what_is_not_finite_goes_and_its_residual_stays(on_devices: OnEach, on_h
             gradients["hidden"][3, 5], gradients["hidden"][4, 6] = math.nan, math.inf
         return [rank.step(gradients), rank.sync.state_dict()["compressor"]["parameters"]["hidden"]["residual"]]
 
-    options = {**QUANTISED, "plan": "single", "quantised": "bf16", "nonfinite": "send"}
+    options = {**QUANTISED, "plan": "single", "formats": "bf16", "nonfinite": "send"}
     for (averages, waits), (wanted, expected) in zip(on_devices(run, **options), on_hosts(run, **options), strict=True):
         for name, one in wanted.items():
             assert np.array_equal(averages[name].numpy(), one.numpy(), equal_nan=True)
@@ -94,7 +94,7 @@ def test_what_bfloat16_does_not_hold_waits(on_devices: OnEach, on_hosts: OnEach)
         gradients["hidden"][2, 2] = torch.finfo(torch.float32).max if rank.comm.rank == 0 else 0.0
         return [rank.step(gradients), rank.sync.state_dict()["compressor"]["parameters"]["hidden"]["residual"]]
 
-    options = {**QUANTISED, "plan": "single", "quantised": "bf16"}
+    options = {**QUANTISED, "plan": "single", "formats": "bf16"}
     for (averages, waits), (wanted, expected) in zip(on_devices(run, **options), on_hosts(run, **options), strict=True):
         assert_alike(averages, wanted)
         assert averages["hidden"].isfinite().all()
@@ -124,7 +124,7 @@ def test_it_is_raised_late(on_devices: OnEach, born: str) -> None:
             go_on()
         return type(caught.value).__name__
 
-    assert on_devices(run, **QUANTISED, plan="single", quantised="bf16")[1] == "NonFiniteGradient"
+    assert on_devices(run, **QUANTISED, plan="single", formats="bf16")[1] == "NonFiniteGradient"
 
 
 def test_the_counters(on_devices: OnEach, on_hosts: OnEach) -> None:
@@ -133,5 +133,5 @@ def test_the_counters(on_devices: OnEach, on_hosts: OnEach) -> None:
         stats = rank.sync.stats
         return (stats.buckets, stats.elements, stats.dense_elements, stats.wanted, stats.selected)
 
-    options = {**QUANTISED, "plan": NAMED, "quantised": "int8"}
+    options = {**QUANTISED, "plan": NAMED, "formats": "int8"}
     assert on_devices(run, **options) == on_hosts(run, **options)

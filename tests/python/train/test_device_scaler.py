@@ -103,18 +103,18 @@ def make(device: ComputingRuntime, comms: list[Communicator], streams: list[Fake
 
 
 WAYS: list[dict[str, Any]] = [
-    {"selection": "topk"},
-    {"selection": "reused", "interval": 3, "growth": 1.7},
-    {"selection": "topk", "dtype": torch.bfloat16},
-    {"selection": "topk", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd, "growth": 1.7},
-    {"selection": "topk", "feedback": "steps", "optimizer": plain_sgd, "growth": 1.7},
-    {"selection": "topk", "warmup_steps": 3, "warmup": "falling"},
-    {"selection": "topk", "wire": "int8", "growth": 1.7},
-    {"mode": "dense", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk"},
+    {"select": "reused", "interval": 3, "growth": 1.7},
+    {"select": "topk", "dtype": torch.bfloat16},
+    {"select": "topk", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd, "growth": 1.7},
+    {"select": "topk", "feedback": "steps", "optimizer": plain_sgd, "growth": 1.7},
+    {"select": "topk", "warmup_steps": 3, "warmup": "falling"},
+    {"select": "topk", "values": "int8", "growth": 1.7},
+    {"compress": None, "momentum": 0.9, "optimizer": plain_sgd},
 ]
 SLOW_WAYS: list[dict[str, Any]] = [
-    {"selection": "reused", "interval": 3},
-    {"selection": "topk", "momentum": 0.9, "optimizer": plain_sgd, "dtype": torch.bfloat16},
+    {"select": "reused", "interval": 3},
+    {"select": "topk", "momentum": 0.9, "optimizer": plain_sgd, "dtype": torch.bfloat16},
 ]
 
 
@@ -161,7 +161,7 @@ def _assert_same(state: dict[str, Any], wanted: dict[str, Any], *, thresholds: b
 
 def test_a_state_goes_on_under_another_scale(make: Make) -> None:
     """Saved on the device, loaded by the host, and the other way round."""
-    ranks = make(selection="topk", momentum=0.5, optimizer=plain_sgd)
+    ranks = make(select="topk", momentum=0.5, optimizer=plain_sgd)
     for step in range(2):
         scaled = ranks.scaled(step)
         step_on_device(ranks.trainers, scaled, REBUILT)
@@ -182,7 +182,7 @@ def test_a_state_goes_on_under_another_scale(make: Make) -> None:
 
 
 def test_own_gradients_are_clipped_without_the_scale(make: Make) -> None:
-    ranks = make(selection="topk", clip_norm=20.0)
+    ranks = make(select="topk", clip_norm=20.0)
     for step in range(3):
         scaled = ranks.scaled(step)
         found, expected = step_on_device(ranks.trainers, scaled, REBUILT), step_on_host(ranks.hosts, scaled, REBUILT)
@@ -194,7 +194,7 @@ def test_own_gradients_are_clipped_without_the_scale(make: Make) -> None:
 
 def test_a_residual_that_overflows_is_a_step_for_the_scaler(make: Make) -> None:
     """Gradients that are finite, and their sum with what waits is not: averages are infinite, so the scale falls."""
-    ranks = make(selection="topk")
+    ranks = make(select="topk")
     gradients = [{name: np.full(int(np.prod(shape)), 3e38, np.float32) for name, shape in SHAPES.items()}] * RANKS
     small = [{name: one * np.float32(1e-3) for name, one in own.items()} for own in gradients]
     assert np.isfinite(step_on_device(ranks.trainers, small, REBUILT)[0]["norm"]).all()
@@ -215,7 +215,7 @@ def test_a_residual_that_overflows_is_a_step_for_the_scaler(make: Make) -> None:
 @pytest.mark.parametrize("scale", [math.inf, math.nan, 0.0, -2.0])
 def test_a_scale_that_is_none(make: Make, scale: float) -> None:
     """It is told as soon as the host knows; what waits is what it was."""
-    ranks = make(selection="topk")
+    ranks = make(select="topk")
     step_on_device(ranks.trainers, ranks.scaled(0), REBUILT)
     trainer = ranks.trainers[0]
     wanted = trainer.memory()["parameters"]["hidden"]

@@ -21,17 +21,17 @@ pytestmark = [
 ]
 
 OPTIONS: list[dict[str, Any]] = [
-    {"selection": "topk"},
-    {"selection": "reused", "interval": 4, "momentum": 0.9, "optimizer": plain_sgd},
-    {"selection": "reused", "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"},
+    {"select": "topk"},
+    {"select": "reused", "interval": 4, "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "reused", "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"},
 ]
 
 Make = Callable[..., list[DeviceTrainer]]
 
 
 WARM_UPS: list[dict[str, Any]] = [
-    {"selection": "topk", "warmup_steps": 4},
-    {"selection": "reused", "interval": 3, "warmup_steps": 9, "warmup": "falling"},
+    {"select": "topk", "warmup_steps": 4},
+    {"select": "reused", "interval": 3, "warmup_steps": 9, "warmup": "falling"},
 ]
 """With passes that are dropped while they last."""
 
@@ -73,7 +73,7 @@ def assert_alike(one: list[Gradients], other: list[Gradients]) -> None:
             assert own[name].tobytes() == average.tobytes(), name
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options["selection"] + str(len(options)))
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: options["select"] + str(len(options)))
 def test_a_device_and_the_host_go_on_from_each_others_states(make: Make, on_host: Any, options: dict[str, Any]) -> None:
     hosts, trainers = on_host(**options), make(**options)
     for step in range(3):
@@ -94,7 +94,7 @@ def test_a_device_and_the_host_go_on_from_each_others_states(make: Make, on_host
 
 
 def test_a_state_is_taken_back_on_the_device(make: Make) -> None:
-    trainers = make(selection="reused", momentum=0.9, optimizer=plain_sgd)
+    trainers = make(select="reused", momentum=0.9, optimizer=plain_sgd)
     step_on_device(trainers, of_all(0), REBUILT)
     states = [saved(trainer) for trainer in trainers]
     wanted = [step_on_device(trainers, of_all(step), REBUILT) for step in (1, 2)]
@@ -105,7 +105,7 @@ def test_a_state_is_taken_back_on_the_device(make: Make) -> None:
 
 
 def test_a_state_that_does_not_fit_changes_nothing(make: Make) -> None:
-    trainers = make(selection="topk")
+    trainers = make(select="topk")
     step_on_device(trainers, of_all(0), REBUILT)
     before = saved(trainers[0])
     damaged = {**before, "compressor": {**before["compressor"], "parameters": {}}}
@@ -119,11 +119,11 @@ def test_a_state_that_does_not_fit_changes_nothing(make: Make) -> None:
 
 
 def test_another_number_of_ranks_goes_on_with_what_waits(make: Make, on_host: Any) -> None:
-    trainers = make(selection="topk", momentum=0.9, optimizer=plain_sgd)
+    trainers = make(select="topk", momentum=0.9, optimizer=plain_sgd)
     for step in range(3):
         step_on_device(trainers, of_all(step), REBUILT)
     states = [saved(trainer) for trainer in trainers]
-    two = on_host(2, selection="topk", momentum=0.9, optimizer=plain_sgd)
+    two = on_host(2, select="topk", momentum=0.9, optimizer=plain_sgd)
     made = reshard(states, 2)
     for host, state in zip(two, made, strict=True):
         host.state.load_state_dict(state)
@@ -138,7 +138,7 @@ def test_another_number_of_ranks_goes_on_with_what_waits(make: Make, on_host: An
 
 
 def test_a_model_that_moves_to_the_host_takes_what_waits_along(make: Make, on_host: Any) -> None:
-    trainers, hosts = make(selection="topk"), on_host(selection="topk")
+    trainers, hosts = make(select="topk"), on_host(select="topk")
     for step in range(2):
         step_on_device(trainers, of_all(step), REBUILT)
         step_on_host(hosts, of_all(step), REBUILT)
@@ -146,7 +146,7 @@ def test_a_model_that_moves_to_the_host_takes_what_waits_along(make: Make, on_ho
         assert_alike(step_on_host(as_hosts(trainers), of_all(2), REBUILT), step_on_host(hosts, of_all(2), REBUILT))
 
 
-@pytest.mark.parametrize("options", WARM_UPS, ids=lambda options: options["selection"])
+@pytest.mark.parametrize("options", WARM_UPS, ids=lambda options: options["select"])
 def test_a_warm_up_with_dropped_steps_is_resumed_where_it_was(
     make: Make, on_host: Any, options: dict[str, Any]
 ) -> None:
@@ -168,7 +168,7 @@ def test_a_warm_up_with_dropped_steps_is_resumed_where_it_was(
 
 
 def test_a_state_that_counts_no_passes_has_warmed_up_by_its_steps(make: Make, on_host: Any) -> None:
-    trainers, hosts = (made(selection="topk", warmup_steps=4) for made in (make, on_host))
+    trainers, hosts = (made(select="topk", warmup_steps=4) for made in (make, on_host))
     for trainer, host in zip(trainers, hosts, strict=True):
         state = {**saved(trainer), "step": 3}
         del state["warmup_passes"]
@@ -181,7 +181,7 @@ def test_a_state_that_counts_no_passes_has_warmed_up_by_its_steps(make: Make, on
 
 
 def test_passes_that_are_no_count_change_nothing(make: Make) -> None:
-    trainer = make(selection="topk", warmup_steps=4)[0]
+    trainer = make(select="topk", warmup_steps=4)[0]
     state = saved(trainer)
     for passes, error in ((-1, ValueError), ("2", TypeError)):
         with pytest.raises(error, match=r"state\['warmup_passes'\]"):
@@ -190,7 +190,7 @@ def test_passes_that_are_no_count_change_nothing(make: Make) -> None:
 
 
 def test_a_model_that_moves_to_the_device_has_warmed_up_on_the_host(make: Make, on_host: Any) -> None:
-    options = {"selection": "topk", "warmup_steps": 3}
+    options = {"select": "topk", "warmup_steps": 3}
     trainers, hosts = make(**options), on_host(**options)
     for step in range(2):
         step_on_host(as_hosts(trainers), of_all(step), REBUILT)

@@ -14,6 +14,7 @@ from device_ranks import RANKS
 from device_synchronizers import Each, Rank
 from synchronised_net import NAMED, Net, loss_of, model_of, reference, sgd
 from torch import nn
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer
 from telegrad.errors import MismatchedCall, TransportError
@@ -225,12 +226,12 @@ def test_close_keeps_the_averages(on_each: Each) -> None:
     ("options", "error", "message"),
     [
         (
-            {"compression": "auto"},
+            {"compress": "cheapest"},
             TypeError,
-            "compression='auto' chooses by the host's clock, and the parameters are on a device: use 'topk' or 'quant",
+            "compress=Cheapest.* chooses by the host's clock, and the parameters are on a device: use TopK or Quant",
         ),
         (
-            {"compression": "topk", "plan": "optimal"},
+            {"compress": "topk", "plan": "optimal"},
             ValueError,
             "plan='optimal' needs to know what compressed sums cost, .*: use 'auto'",
         ),
@@ -245,7 +246,7 @@ def test_what_is_for_the_host_is_refused(
         model = model_on(device, Net())
         options = {name: sgd(model) if value is sgd else value for name, value in options.items()}
         with pytest.raises(error, match=message):
-            Synchronizer(model, alone, **options)
+            Synchronizer(model, alone, **objects_of(**{"compress": None, **options}))
 
 
 def test_parameters_in_two_places_are_refused(device: ComputingRuntime) -> None:

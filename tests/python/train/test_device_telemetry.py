@@ -72,12 +72,12 @@ def of_all(step: int) -> list[Gradients]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"selection": "topk"},
-        {"selection": "reused", "interval": 3},
-        {"selection": "trimmed", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd},
-        {"selection": "topk", "dtype": torch.bfloat16},
-        {"selection": "topk", "nonfinite": "skip", "every": 2},
-        {"mode": "dense"},
+        {"select": "topk"},
+        {"select": "reused", "interval": 3},
+        {"select": "trimmed", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd},
+        {"select": "topk", "dtype": torch.bfloat16},
+        {"select": "topk", "nonfinite": "skip", "every": 2},
+        {"compress": None},
     ],
     ids=named,
 )
@@ -102,12 +102,12 @@ def test_the_hosts_figures(make: Make, on_host: Any, options: dict[str, Any]) ->
         for one, expected in zip(record.tensors, other.tensors, strict=True):
             assert one[4:] == pytest.approx(expected[4:], rel=1e-5)
     assert seen.records[-1].bytes_sent > seen.records[0].bytes_sent
-    assert ("mode" in options) == (not seen.records[0].tensors)
+    assert ("compress" in options) == (not seen.records[0].tensors)
 
 
 def test_nobody_waits_for_figures(make: Make, tmp_path: Path) -> None:
     with JsonLines(tmp_path / "steps") as lines:
-        trainers, held = make(lines, selection="topk"), threading.Event()
+        trainers, held = make(lines, select="topk"), threading.Event()
         for trainer in trainers:
             trainer.stream.put(held.wait)
         started = [trainer.start(own, REBUILT) for trainer, own in zip(trainers, of_all(0), strict=True)]
@@ -126,7 +126,7 @@ def test_nobody_waits_for_figures(make: Make, tmp_path: Path) -> None:
 
 def test_dropped_passes_are_told_of(make: Make) -> None:
     seen = Collected()
-    trainers = make(seen, selection="topk", nonfinite="skip")
+    trainers = make(seen, select="topk", nonfinite="skip")
     for step in range(4):
         gradients = of_all(step)
         if step in (1, 2):
@@ -139,7 +139,7 @@ def test_dropped_passes_are_told_of(make: Make) -> None:
 def test_norms_are_without_the_scale(make: Make, device: ComputingRuntime) -> None:
     seen, scaler = Collected(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
     scaler.scale(torch.zeros(()))
-    trainers = make(seen, selection="topk", nonfinite="skip")
+    trainers = make(seen, select="topk", nonfinite="skip")
     with device.on(trainers[0].stream):
         scaler._scale = computed_on(device, scaler._scale)  # type: ignore[arg-type]
         trainers[0] = DeviceTrainer(
@@ -154,7 +154,7 @@ def test_norms_are_without_the_scale(make: Make, device: ComputingRuntime) -> No
 
 
 def test_a_full_disk_does_not_end_the_training(make: Make) -> None:
-    trainers = make(Full(), selection="topk")
+    trainers = make(Full(), select="topk")
     step_on_device(trainers, of_all(0), REBUILT)
     with pytest.warns(RuntimeWarning, match="telemetry ends at step 0: no space left"):
         trainers[0].state.synchronize()

@@ -26,14 +26,14 @@ pytestmark = [
 @pytest.mark.parametrize(
     "options",
     [
-        {"plan": "single", "selection": "topk"},
-        {"plan": NAMED, "selection": "reused", "interval": 3},
-        {"plan": "wfbp", "selection": "topk", "momentum": 0.9, "nesterov": True, "optimizer": sgd},
-        {"plan": "single", "selection": "topk", "compression_warmup_steps": 2},
-        {"plan": NAMED, "selection": "topk", "dtype": torch.bfloat16, "nonfinite": "send"},
-        {"plan": NAMED, "selection": "topk", "compression_warmup_steps": 4, "compression_warmup": "falling"},
-        {"plan": "single", "selection": "reused", "feedback": "steps", "optimizer": sgd},
-        {"plan": NAMED, "selection": "topk", "wire": "packed-int8"},
+        {"plan": "single", "select": "topk"},
+        {"plan": NAMED, "select": "reused", "interval": 3},
+        {"plan": "wfbp", "select": "topk", "momentum": 0.9, "nesterov": True, "optimizer": sgd},
+        {"plan": "single", "select": "topk", "warmup_steps": 2},
+        {"plan": NAMED, "select": "topk", "dtype": torch.bfloat16, "nonfinite": "send"},
+        {"plan": NAMED, "select": "topk", "warmup_steps": 4, "warmup": "falling"},
+        {"plan": "single", "select": "reused", "feedback": "steps", "optimizer": sgd},
+        {"plan": NAMED, "select": "topk", "values": "packed-int8"},
     ],
     ids=named,
 )
@@ -58,9 +58,9 @@ def test_what_waits_leaves_with_a_dense_step(on_devices: OnEach, on_hosts: OnEac
         averages, kept, saved = train(range(4, 7))(rank)
         return [first, *averages], kept, saved
 
-    options = {"plan": "single", "selection": "topk", "dtype": dtype}
+    options = {"plan": "single", "select": "topk", "dtype": dtype}
     states = [state | {"step": 0} for _, _, state in on_hosts(train(range(3)), **options)]
-    options["compression_warmup_steps"] = 2
+    options["warmup_steps"] = 2
     found, expected = on_devices(idle, **options), on_hosts(idle, **options)
     for (averages, kept, _), (wanted, waits, _) in zip(found, expected, strict=True):
         for one, other in zip(averages, wanted, strict=True):
@@ -69,12 +69,12 @@ def test_what_waits_leaves_with_a_dense_step(on_devices: OnEach, on_hosts: OnEac
 
 
 def test_a_state_of_the_device_for_fewer_ranks_on_the_host(on_devices: OnEach, on_hosts: OnEach) -> None:
-    found = on_devices(train(range(3)), plan="single", selection="topk")
+    found = on_devices(train(range(3)), plan="single", select="topk")
     states = reshard([state for _, _, state in found], 2)
     expected = sum(kept["residual hidden"].double() for _, kept, _ in found)
     resharded = sum(state["compressor"]["parameters"]["hidden"]["residual"].double() for state in states)
     torch.testing.assert_close(resharded, expected, rtol=0, atol=1e-3)
-    on_hosts(train(range(3, 5), states), ranks=2, plan="single", selection="topk")
+    on_hosts(train(range(3, 5), states), ranks=2, plan="single", select="topk")
 
 
 def test_a_parameter_that_only_some_ranks_use(on_devices: OnEach, on_hosts: OnEach) -> None:
@@ -89,8 +89,8 @@ def test_a_parameter_that_only_some_ranks_use(on_devices: OnEach, on_hosts: OnEa
         averages.append(keeping(gradients_of(rank.comm.rank, 2, own), keeps=True))
         return averages, rank.sync.state_dict()["compressor"]["parameters"]["embedding"]["residual"]
 
-    found = on_devices(run, plan=NAMED, selection="topk")
-    expected = on_hosts(run, plan=NAMED, selection="topk")
+    found = on_devices(run, plan=NAMED, select="topk")
+    expected = on_hosts(run, plan=NAMED, select="topk")
     for (averages, waits), (wanted, residual) in zip(found, expected, strict=True):
         for one, other in zip(averages, wanted, strict=True):
             assert_alike(one, other)
@@ -109,7 +109,7 @@ def _keeping(rank: Any) -> Callable[..., dict[str, Tensor]]:
 
 
 def test_a_ranks_own_gradient_is_clipped(on_devices: OnEach, on_hosts: OnEach) -> None:
-    options = {"plan": NAMED, "selection": "topk", "clip_norm": 5000.0}
+    options = {"plan": NAMED, "select": "topk", "clip_norm": 5000.0}
     found, expected = on_devices(train(range(3)), **options), on_hosts(train(range(3)), **options)
     for (averages, _, _), (wanted, _, _) in zip(found, expected, strict=True):
         for one, other in zip(averages, wanted, strict=True):
@@ -148,4 +148,4 @@ def test_the_counters_are_known_after_a_state(on_devices: OnEach, on_hosts: OnEa
         stats = rank.sync.stats
         return (stats.buckets, stats.elements, stats.dense_elements, stats.wanted, stats.selected)
 
-    assert on_devices(run, plan=NAMED, selection="reused") == on_hosts(run, plan=NAMED, selection="reused")
+    assert on_devices(run, plan=NAMED, select="reused") == on_hosts(run, plan=NAMED, select="reused")

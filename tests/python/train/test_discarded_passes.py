@@ -110,12 +110,12 @@ DISCARDS: list[Discard] = [
 
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"selection": "topk"},
+    {"select": "topk"},
     {"momentum": 0.5, "optimizer": sgd},
     {"momentum": 0.5, "optimizer": sgd, "nesterov": True, "plan": "wfbp"},
     {"feedback": "steps", "optimizer": sgd},
-    {"wire": "packed-bf16"},
-    {"compression": "quantised", "quantised": "int8"},
+    {"values": "packed-bf16"},
+    {"compress": "quantised", "formats": "int8"},
     {"clip_norm": 1000.0},
 ]
 
@@ -202,7 +202,7 @@ def test_gradients_that_are_added_to_count_with_the_step(on_ranks: OnRanks, in_p
     """Nothing is lost: what both passes gave is in the average and in what waits."""
 
     def run(comm: Communicator) -> Any:
-        rank = Rank(comm, plan="fixed", selection="topk")
+        rank = Rank(comm, plan="fixed", select="topk")
         accumulates(rank, gradients_of(comm.rank, 0), gradients_of(comm.rank, 1))
         average = rank.averages()
         rank.trains.step()
@@ -223,7 +223,7 @@ def test_an_average_of_zeros_is_not_cleared(on_ranks: OnRanks, collective: str, 
     """Of sums that keep a part, nothing may be left of a parameter whose gradients are small: all of it waits."""
 
     def run(comm: Communicator) -> Any:
-        rank = Rank(comm, plan="single", collective=collective, selection="topk")
+        rank = Rank(comm, plan="single", combine=collective, select="topk")
         for step in range(2):
             gradients = gradients_of(comm.rank, step)
             backward(rank, {**gradients, "hidden": gradients["hidden"] / 4096})
@@ -354,7 +354,7 @@ def test_no_such_warning_where_some_are_used(one_rank: Rank) -> None:
 def test_a_fused_optimizer_that_a_scaler_makes_skip_the_step() -> None:
     """GradScaler calls its step nevertheless, with found_inf."""
     with Communicator.local(1)[0] as comm:
-        rank = Rank(comm, plan="fixed", nonfinite="send", selection="topk")
+        rank = Rank(comm, plan="fixed", nonfinite="send", select="topk")
         fused = torch.optim.SGD(rank.model.parameters(), lr=0.5, fused=True)
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
         for step in range(3):
@@ -389,7 +389,7 @@ def test_gradients_that_are_taken_away_to_be_combined(on_ranks: OnRanks) -> None
     """As gradient surgery does: said to be used, nothing of them is lost."""
 
     def run(comm: Communicator) -> Any:
-        rank = Rank(comm, plan="fixed", selection="topk")
+        rank = Rank(comm, plan="fixed", select="topk")
         taken = []
         for step in range(2):
             taken.append(rank.backward(gradients_of(comm.rank, step)))

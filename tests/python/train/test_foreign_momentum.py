@@ -27,9 +27,9 @@ def a_saved_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize("give_momentum", [one_cycle, a_saved_state])
-@pytest.mark.parametrize("mode", ["sparse", "dense"])
+@pytest.mark.parametrize("compress", ["topk", None])
 def test_the_next_pass_of_the_hook_raises(
-    on_ranks: OnRanks, mode: str, give_momentum: Callable[[torch.optim.Optimizer], None]
+    on_ranks: OnRanks, compress: str | None, give_momentum: Callable[[torch.optim.Optimizer], None]
 ) -> None:
     def run(comm: Communicator) -> None:
         optimizers: list[torch.optim.Optimizer] = []
@@ -38,7 +38,7 @@ def test_the_next_pass_of_the_hook_raises(
             optimizers.append(plain_sgd(parameters))
             return optimizers[0]
 
-        trainer = Trainer(comm, mode=mode, momentum=0.9, optimizer=made)
+        trainer = Trainer(comm, compress=compress, momentum=0.9, optimizer=made)
         trainer.step(gradients_of(comm.rank, 0), ONE)
         give_momentum(optimizers[0])
         with pytest.raises(ValueError, match="optimizer has momentum=0.9.* applied twice: .*cycle_momentum=False"):
@@ -78,7 +78,7 @@ def test_the_next_pass_on_a_device_raises(
         optimizers.append(plain_sgd(parameters))
         return optimizers[-1]
 
-    trainers = make(selection="topk", momentum=0.9, optimizer=made)
+    trainers = make(select="topk", momentum=0.9, optimizer=made)
     step_on_device(trainers, [gradients_of(trainer.comm.rank, 0) for trainer in trainers], ONE)
     give_momentum(optimizers[0])
     with pytest.raises(ValueError, match=r"optimizer has momentum=0.9.* applied twice"):

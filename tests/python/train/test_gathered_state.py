@@ -16,9 +16,9 @@ from telegrad.ddp import GatheredState, RankState
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "dense": {"mode": "dense"},
+    "dense": {"compress": None},
     "momentum": {"momentum": 0.5, "optimizer": plain_sgd},
-    "oktopk": {"collective": "oktopk"},
+    "oktopk": {"combine": "oktopk"},
 }
 
 

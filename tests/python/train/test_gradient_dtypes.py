@@ -11,9 +11,10 @@ import torch
 from handmade_buckets import Bucket
 from synchronised_net import OnRanks
 from torch import Tensor, nn
+from varied_options import module_of, objects_of
 
 import telegrad
-from telegrad import Communicator, DDPState, Synchronizer
+from telegrad import Communicator, DDPState, Momentum, Synchronizer
 from telegrad.errors import NonFiniteGradient
 
 DTYPES = [torch.float16, torch.float64, torch.complex64, torch.complex128]
@@ -48,11 +49,11 @@ def reduce(state: DDPState, named: dict[str, nn.Parameter], buffers: list[Tensor
 @pytest.mark.parametrize(
     "options",
     [
-        {"mode": "dense"},
-        {"density": 0.1, "small_tensor_elements": 100},
-        {"density": 0.1, "small_tensor_elements": 100, "wire": "packed-bf16"},
-        {"density": 0.1, "small_tensor_elements": 100, "collective": "oktopk", "nonfinite": "skip"},
-        {"mode": "dense", "nonfinite": "send", "clip_norm": 1e6},
+        {"compress": None},
+        {"density": 0.1, "small_elements": 100},
+        {"density": 0.1, "small_elements": 100, "values": "packed-bf16"},
+        {"density": 0.1, "small_elements": 100, "combine": "oktopk", "nonfinite": "skip"},
+        {"compress": None, "nonfinite": "send", "clip_norm": 1e6},
     ],
     ids=["dense", "sparse", "wire", "oktopk", "clipped"],
 )
@@ -62,7 +63,7 @@ def test_the_hook_averages_them_densely(
 ) -> None:
     def run(comm: Communicator) -> list[Tensor]:
         named = parameters(dtype)
-        state = DDPState(comm, named.items(), **options)
+        state = DDPState(comm, module_of(named), **objects_of(**options))
         assert [*state.state_dict()["compressor"]["parameters"]] == (["plain"] if "density" in options else [])
         buffers = [gradient(dtype, 3003, comm.rank), gradient(torch.float32, 2000, comm.rank)]
         found = reduce(state, named, buffers)
@@ -83,7 +84,7 @@ def test_the_hook_averages_them_densely(
 def test_averages_of_half_precision_do_not_overflow(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> float:
         named = parameters(torch.float16)
-        state = DDPState(comm, named.items(), mode="dense")
+        state = DDPState(comm, module_of(named), compress=None)
         buffers = [torch.full((3003,), 60_000.0, dtype=torch.float16), torch.zeros(2000)]
         return reduce(state, named, buffers)[0].max().item()
 
@@ -94,7 +95,7 @@ def test_averages_of_half_precision_do_not_overflow(on_ranks: OnRanks) -> None:
 def test_they_are_clipped_with_the_others(on_ranks: OnRanks, dtype: torch.dtype) -> None:
     def run(comm: Communicator) -> None:
         named = parameters(dtype)
-        state = DDPState(comm, named.items(), mode="dense", clip_norm=1.0)
+        state = DDPState(comm, module_of(named), compress=None, clip_norm=1.0)
         buffers = [gradient(dtype, 3003, 0), gradient(torch.float32, 2000, 1)]
         whole = [one.clone() for one in buffers]
         norm = torch.stack([torch.linalg.vector_norm(one.to(torch.complex128)) for one in whole]).norm().item()
@@ -109,7 +110,7 @@ def test_what_is_not_finite_is_found(on_ranks: OnRanks, dtype: torch.dtype) -> N
     def run(comm: Communicator) -> None:
         for policy in ("skip", "raise"):
             named = parameters(dtype)
-            state = DDPState(comm, named.items(), mode="dense", nonfinite=policy)
+            state = DDPState(comm, module_of(named), compress=None, nonfinite=policy)
             buffers = [gradient(dtype, 3003, comm.rank), torch.ones(2000)]
             if comm.rank == 1:
                 buffers[0][5] = np.nan
@@ -132,17 +133,17 @@ def test_momentum_correction_is_refused(local: Made, dtype: torch.dtype) -> None
     named = parameters(dtype)
     optimizer = torch.optim.SGD(named.values(), lr=0.1)
     with pytest.raises(TypeError, match="momentum= has float32 velocities, and parameter 'first' is .*: leave"):
-        DDPState(local(1)[0], named.items(), momentum=0.9, optimizer=optimizer)
+        DDPState(local(1)[0], module_of(named), momentum=Momentum(0.9), optimizer=optimizer)
 
 
-@pytest.mark.parametrize("mode", ["dense", "sparse"])
+@pytest.mark.parametrize("compress", [None, "topk"])
 @pytest.mark.parametrize(
     ("dtype", "remedy"), [(torch.complex32, "view_as_complex"), (torch.float8_e5m2, "use torch.autocast")], ids=str
 )
-def test_others_are_refused_with_a_remedy(local: Made, mode: str, dtype: torch.dtype, remedy: str) -> None:
+def test_others_are_refused_with_a_remedy(local: Made, compress: str | None, dtype: torch.dtype, remedy: str) -> None:
     one = nn.Parameter(torch.zeros(3).to(dtype))
     with pytest.raises(TypeError, match=rf"'only' has dtype {dtype}: telegrad reduces .*{remedy}"):
-        DDPState(local(1)[0], [("only", one)], mode=mode)
+        DDPState(local(1)[0], module_of({"only": one}), **objects_of(compress))
 
 
 class Mixed(nn.Module):
@@ -171,8 +172,8 @@ class Mixed(nn.Module):
         {"plan": "single"},
         {"plan": "wfbp", "clip_norm": 0.5},
         {"plan": "single", "wait_in": True},
-        {"plan": "single", "compression": "topk", "density": 1.0, "small_tensor_elements": 10},
-        {"plan": "fixed", "compression": "quantised", "quantised": "bf16", "small_tensor_elements": 10},
+        {"plan": "single", "compress": "topk", "density": 1.0, "small_elements": 10},
+        {"plan": "fixed", "compress": "quantised", "formats": "bf16", "small_elements": 10},
     ],
     ids=["plain", "clipped", "waits", "topk", "quantised"],
 )
@@ -184,7 +185,7 @@ def test_a_synchronizer_averages_them_densely(on_ranks: OnRanks, dtype: torch.dt
         model, alone = Mixed(dtype), Mixed(dtype)
         optimizer, other = (torch.optim.SGD(one.parameters(), lr=0.01) for one in (model, alone))
         given = {**options, "wait_in": optimizer} if "wait_in" in options else options
-        sync = Synchronizer(model, comm, **given)
+        sync = Synchronizer(model, comm, **objects_of(**{"compress": None, **given}))
         for step in range(3):
             loss(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
             for rank in range(2):
@@ -196,7 +197,7 @@ def test_a_synchronizer_averages_them_densely(on_ranks: OnRanks, dtype: torch.dt
             optimizer.zero_grad()
             other.zero_grad()
         assert model.unused.grad is None
-        rough = dtype == torch.float16 or "quantised" in options
+        rough = dtype == torch.float16 or "formats" in options
         for one, exact in zip(model.parameters(), alone.parameters(), strict=True):
             torch.testing.assert_close(one, exact, rtol=2e-2 if rough else 1e-4, atol=2e-2 if rough else 1e-5)
         sync.close()

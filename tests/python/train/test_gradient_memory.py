@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from telegrad import Communicator, Synchronizer
+from telegrad import Communicator, Synchronizer, TopK
 
 OnRanks = Callable[..., list[Any]]
 
@@ -108,7 +108,7 @@ def test_clipping_leaves_what_did_not_come_as_it_is(on_ranks: OnRanks) -> None:
         torch.manual_seed(0)
         used, unused = nn.Linear(50, 50), nn.Linear(50, 50)
         model = nn.ModuleList([used, unused])
-        Synchronizer(model, comm, plan="single", compression="topk", small_tensor_elements=16, clip_norm=1e-3)
+        Synchronizer(model, comm, compress=TopK(small_elements=16), plan="single", clip_norm=1e-3)
         x = torch.full((1, 50), comm.rank + 1.0)
         (used(x).sum() + unused(x).sum()).backward()
         before = unused.weight.grad.clone()

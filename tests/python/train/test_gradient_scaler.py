@@ -54,16 +54,16 @@ class ScaledTrainer:
 @pytest.mark.parametrize(
     "options",
     [
-        {"selection": "topk"},
-        {"selection": "reused"},
+        {"select": "topk"},
+        {"select": "reused"},
         {"momentum": 0.5},
         {"momentum": 0.5, "nesterov": True, "warmup_steps": 5},
         {"feedback": "steps"},
         {"clip_norm": 600.0},
         {"density": 0.2, "warmup": "falling", "warmup_steps": 10},
-        {"mode": "dense"},
-        {"collective": "oktopk"},
-        {"collective": "bounded", "momentum": 0.5},
+        {"compress": None},
+        {"combine": "oktopk"},
+        {"combine": "bounded", "momentum": 0.5},
     ],
     ids=named,
 )
@@ -99,7 +99,7 @@ def test_a_residual_that_overflows_lowers_the_scale(on_ranks: OnRanks) -> None:
     """A scale so high that residual and gradient are finite and their sum is not: the scaler must hear of it."""
 
     def run(comm: Communicator) -> None:
-        trainer = ScaledTrainer(comm, True, selection="topk")
+        trainer = ScaledTrainer(comm, True, select="topk")
         trainer.scaler.update(2.0**110)
         gradients = {name: np.full(int(np.prod(shape)), 200.0, np.float32) for name, shape in SHAPES.items()}
         found = []

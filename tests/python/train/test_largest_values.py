@@ -23,7 +23,7 @@ def test_a_compressed_bucket(on_ranks: OnRanks, wire: str, ranks: int, sign: int
     """Of which one rank alone has such a value. Two ranks halve values before they round them."""
 
     def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        trainer = Trainer(comm, wire=wire, selection="topk", nonfinite="raise")
+        trainer = Trainer(comm, values=wire, select="topk", nonfinite="raise")
         gradients = {name: np.zeros_like(one) for name, one in gradients_of(comm.rank, 0).items()}
         if comm.rank == ranks - 1:
             gradients["hidden"][[3, 700]] = sign * LARGEST, -1.0
@@ -41,7 +41,7 @@ def test_a_compressed_bucket(on_ranks: OnRanks, wire: str, ranks: int, sign: int
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_quantised_group(on_ranks: OnRanks, wire: str, sign: int) -> None:
     def run(comm: Communicator) -> tuple[torch.Tensor, torch.Tensor]:
-        rank = given_gradients.Rank(comm, plan="single", compression="quantised", quantised=wire)
+        rank = given_gradients.Rank(comm, plan="single", compress="quantised", formats=wire)
         gradients = {name: torch.zeros_like(one) for name, one in given_gradients.gradients_of(comm.rank, 0).items()}
         if comm.rank == 1:
             gradients["hidden"].view(-1)[[3, 700]] = torch.tensor([sign * LARGEST, -1.0])

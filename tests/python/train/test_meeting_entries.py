@@ -1,4 +1,4 @@
-"""``collective=``: how the ranks' entries meet, and what goes back into the residuals."""
+"""``combine=``: how the ranks' entries meet, and what goes back into the residuals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 import torch
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
-from telegrad import Communicator, DDPState, NonFiniteGradient
-from telegrad.ddp.exchange import COLLECTIVES
+from telegrad import Communicator, NonFiniteGradient
+from telegrad.ddp.options import COMBINE
 from telegrad.ddp.stats import DDPStats
 
 OnRanks = Callable[..., list[Any]]
@@ -28,7 +28,7 @@ def _largest(x: np.ndarray, k: int) -> np.ndarray:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_the_first_sum_has_the_largest_of_the_largest(on_ranks: OnRanks, ranks: int) -> None:
     def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        trainer = Trainer(comm, selection="topk", collective="oktopk")
+        trainer = Trainer(comm, select="topk", combine="oktopk")
         averages = trainer.step(gradients_of(comm.rank, 0), REBUILT)
         return averages, {name: trainer.waiting(name) for name in LARGE}
 
@@ -60,19 +60,19 @@ def words_most(collective: str, ranks: int, selected: int, wanted: int) -> float
 @pytest.mark.parametrize(
     "options",
     [
-        {"collective": "oktopk"},
-        {"collective": "oktopk", "selection": "topk", "nonfinite": "skip"},
-        {"collective": "oktopk", "dtype": torch.bfloat16},
-        {"collective": "oktopk", "momentum": 0.9, "masking": False, "optimizer": plain_sgd},
-        {"collective": "gtopk"},
-        {"collective": "gtopk", "dtype": torch.bfloat16, "wire": "bf16", "selection": "topk"},
-        {"collective": "bounded"},
-        {"collective": "bounded", "momentum": 0.9, "masking": False, "optimizer": plain_sgd, "nonfinite": "skip"},
-        {"collective": "oktopk", "wire": "packed-bf16"},
-        {"collective": "oktopk", "wire": "f16", "selection": "topk"},
-        {"collective": "oktopk", "wire": "int8", "nonfinite": "skip"},
-        {"collective": "oktopk", "wire": "raw-qsgd8"},
-        {"collective": "oktopk", "wire": "bf16", "dtype": torch.bfloat16},
+        {"combine": "oktopk"},
+        {"combine": "oktopk", "select": "topk", "nonfinite": "skip"},
+        {"combine": "oktopk", "dtype": torch.bfloat16},
+        {"combine": "oktopk", "momentum": 0.9, "masking": False, "optimizer": plain_sgd},
+        {"combine": "gtopk"},
+        {"combine": "gtopk", "dtype": torch.bfloat16, "values": "bf16", "select": "topk"},
+        {"combine": "bounded"},
+        {"combine": "bounded", "momentum": 0.9, "masking": False, "optimizer": plain_sgd, "nonfinite": "skip"},
+        {"combine": "oktopk", "values": "packed-bf16"},
+        {"combine": "oktopk", "values": "f16", "select": "topk"},
+        {"combine": "oktopk", "values": "int8", "nonfinite": "skip"},
+        {"combine": "oktopk", "values": "raw-qsgd8"},
+        {"combine": "oktopk", "values": "bf16", "dtype": torch.bfloat16},
     ],
     ids=named,
 )
@@ -98,17 +98,17 @@ def test_nothing_is_lost_of_what_sums_do_not_keep(on_ranks: OnRanks, options: di
     selected = max(outcome[2].selected for outcome in outcomes)
     for _, _, stats in outcomes:
         assert 0.75 <= stats.kept / stats.wanted <= 1.25
-        most = words_most(options["collective"], ranks, selected, stats.wanted)
+        most = words_most(options["combine"], ranks, selected, stats.wanted)
         assert 0 < max(stats.words_sent, stats.words_received) <= most
 
 
-@pytest.mark.parametrize("options", [{}, {"selection": "topk", "wire": "raw"}, {"dtype": torch.bfloat16}], ids=named)
+@pytest.mark.parametrize("options", [{}, {"select": "topk", "values": "raw"}, {"dtype": torch.bfloat16}], ids=named)
 def test_gathered_entries_add_up_to_the_sum(on_ranks: OnRanks, options: dict[str, Any]) -> None:
-    def run(comm: Communicator, collective: str) -> list[dict[str, np.ndarray]]:
-        trainer = Trainer(comm, collective=collective, **options)
+    def run(comm: Communicator, combine: str) -> list[dict[str, np.ndarray]]:
+        trainer = Trainer(comm, combine=combine, **options)
         return [trainer.step(gradients_of(comm.rank, step), REBUILT) for step in range(5)]
 
-    summed, gathered = (on_ranks(3, functools.partial(run, collective=one)) for one in ("allreduce", "allgather"))
+    summed, gathered = (on_ranks(3, functools.partial(run, combine=one)) for one in ("allreduce", "allgather"))
     for mine, theirs in zip(summed, gathered, strict=True):
         for expected, found in zip(mine, theirs, strict=True):
             for name in SHAPES:
@@ -118,7 +118,7 @@ def test_gathered_entries_add_up_to_the_sum(on_ranks: OnRanks, options: dict[str
 
 def test_a_gradient_of_nan_is_sent_and_spoils_no_residual(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, collective="oktopk", nonfinite="send")
+        trainer = Trainer(comm, combine="oktopk", nonfinite="send")
         gradients = gradients_of(comm.rank, 0)
         if comm.rank == 1:
             gradients["hidden"][:500] = np.nan  # ten times as many as are sent
@@ -129,12 +129,12 @@ def test_a_gradient_of_nan_is_sent_and_spoils_no_residual(on_ranks: OnRanks) -> 
     on_ranks(2, run)
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", COMBINE)
 def test_a_pass_that_was_broken_off_is_waited_for(on_ranks: OnRanks, collective: str) -> None:
     """As when a rank's loss raises between two buckets and the loop goes on with the next batch: on all ranks."""
 
     def run(comm: Communicator) -> dict[str, np.ndarray]:
-        trainer = Trainer(comm, collective=collective, density=0.3)
+        trainer = Trainer(comm, combine=collective, density=0.3)
         for step in range(10):
             gradients = gradients_of(comm.rank, step)
             trainer.start(gradients, REBUILT[0], 0, False)
@@ -147,27 +147,17 @@ def test_a_pass_that_was_broken_off_is_waited_for(on_ranks: OnRanks, collective:
             np.testing.assert_array_equal(averages[name], outcomes[0][name])
 
 
-def test_bad_collectives(on_ranks: OnRanks) -> None:
+def test_values_that_such_sums_do_not_round(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        parameters = [("weight", torch.nn.Parameter(torch.zeros(10)))]
-        with pytest.raises(
-            ValueError,
-            match="collective='ring' does not exist: use one of allreduce, oktopk, gtopk, bounded",
-        ):
-            DDPState(comm, parameters, collective="ring")
-        with pytest.raises(ValueError, match="wire='zip' does not exist"):
-            DDPState(comm, parameters, collective="oktopk", wire="zip")
-        with pytest.raises(ValueError, match="wire='bf16' rounds values, which collective='gtopk' does not"):
-            DDPState(comm, parameters, collective="gtopk", wire="bf16")
-        with pytest.raises(ValueError, match="wire='packed' makes messages whose sizes depend on the entries"):
-            DDPState(comm, parameters, collective="bounded", wire="packed")
+        with pytest.raises(ValueError, match="values='bf16' rounds values, which combine='gtopk' does not"):
+            Trainer(comm, combine="gtopk", values="bf16")
 
     on_ranks(1, run)
 
 
 def test_a_gradient_of_nan_is_refused_as_ever(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, collective="oktopk")
+        trainer = Trainer(comm, combine="oktopk")
         gradients = gradients_of(0, 0)
         gradients["hidden"][3] = np.nan
         with pytest.raises(NonFiniteGradient):

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from varied_options import module_of, objects_of
 
-from telegrad import Communicator, DDPState, Synchronizer, ddp_hook
+from telegrad import Communicator, DDPState, Synchronizer, TopK, ddp_hook
 from telegrad.ddp.memory_order import MemoryOrder, MemoryOrders
 
 OnRanks = Callable[..., list[Any]]
@@ -40,7 +41,7 @@ def _gradient(rank: int, step: int) -> Tensor:
 
 def _synchronizer(model: nn.Module, comm: Communicator, **options: Any) -> Synchronizer:
     return Synchronizer(
-        model, comm, plan="single", compression="topk", density=0.05, small_tensor_elements=20, **options
+        model, comm, **objects_of(plan="single", compress="topk", density=0.05, small_elements=20, **options)
     )
 
 
@@ -122,7 +123,7 @@ def test_nothing_is_lost_on_the_way_to_another_format(
 def test_ranks_of_different_formats_are_refused(on_ranks: OnRanks, compression: str | None) -> None:
     def run(comm: Communicator) -> None:
         with pytest.raises(ValueError, match="parameters that require a gradient of rank 1 and rank 0 differ"):
-            Synchronizer(Weighted(FORMATS[comm.rank]), comm, plan="single", compression=compression)
+            Synchronizer(Weighted(FORMATS[comm.rank]), comm, **objects_of(plan="single", compress=compression))
 
     on_ranks(2, run)
 
@@ -165,7 +166,7 @@ def test_a_ddp_state_is_saved_by_rows() -> None:
     rows = torch.arange(300.0)
     for memory_format in FORMATS:
         weight = Weighted(memory_format).weight
-        state = DDPState(comm, {"weight": weight}.items(), density=0.05, small_tensor_elements=0)
+        state = DDPState(comm, module_of({"weight": weight}), compress=TopK(density=0.05, small_elements=0))
         saved = state.state_dict()
         saved["compressor"]["parameters"]["weight"]["residual"] = rows
         state.load_state_dict(saved)
@@ -190,7 +191,7 @@ def test_real_ddp_in_another_format(tmp_path: Path, after: int) -> None:
             change()
         ddp = DistributedDataParallel(model)
         comm = Communicator.local(1)[0]
-        state = DDPState(comm, ddp.named_parameters(), density=0.05, small_tensor_elements=20)
+        state = DDPState(comm, ddp, compress=TopK(density=0.05, small_elements=20))
         ddp.register_comm_hook(state, ddp_hook)
         sent = torch.zeros(SHAPE)
         for step in range(4):

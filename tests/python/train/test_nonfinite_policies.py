@@ -24,14 +24,14 @@ def _poisoned(rank: int, name: str, value: float = np.nan) -> dict[str, np.ndarr
     return gradients
 
 
-@pytest.mark.parametrize("mode", ["sparse", "dense"])
+@pytest.mark.parametrize("compress", ["topk", None])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", ["hidden", "bias"])
-def test_raise(on_ranks: OnRanks, mode: str, value: float, name: str) -> None:
+def test_raise(on_ranks: OnRanks, compress: str | None, value: float, name: str) -> None:
     together = threading.Barrier(2)
 
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, mode=mode)
+        trainer = Trainer(comm, compress=compress)
         trainer.step(gradients_of(comm.rank, 0), ONE)
         together.wait(20)  # else rank 1 may abort before rank 0 is through with this step
         before = trainer.memory()
@@ -54,7 +54,7 @@ def test_raise(on_ranks: OnRanks, mode: str, value: float, name: str) -> None:
 @pytest.mark.parametrize("name", ["hidden", "bias"])
 def test_send(on_ranks: OnRanks, name: str, dtype: torch.dtype) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, dtype, nonfinite="send", selection="topk")
+        trainer = Trainer(comm, dtype, nonfinite="send", select="topk")
         trainer.step(gradients_of(comm.rank, 0), ONE)
         result = trainer.step(_poisoned(comm.rank, name), ONE)
         assert np.flatnonzero(np.isnan(result[name])).tolist() == [5]
@@ -68,7 +68,7 @@ def test_send(on_ranks: OnRanks, name: str, dtype: torch.dtype) -> None:
 
 def test_send_loses_nothing_else(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, nonfinite="send", selection="topk")
+        trainer = Trainer(comm, nonfinite="send", select="topk")
         given = np.zeros(1000)
         applied = np.zeros(1000)
         for step in range(5):
@@ -132,7 +132,7 @@ def test_raise_on_overflow(on_ranks: OnRanks, selection: str, dtype: torch.dtype
     together = threading.Barrier(2)
 
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, dtype, selection=selection)
+        trainer = Trainer(comm, dtype, select=selection)
         first, second = OVERFLOWS[dtype]
         trainer.step(_huge(comm.rank, first), ONE)
         together.wait(20)
@@ -156,7 +156,7 @@ def test_raise_on_overflow(on_ranks: OnRanks, selection: str, dtype: torch.dtype
 @pytest.mark.parametrize("selection", ["topk", "reused"])
 def test_send_on_overflow(on_ranks: OnRanks, selection: str, dtype: torch.dtype) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, dtype, selection=selection, nonfinite="send")
+        trainer = Trainer(comm, dtype, select=selection, nonfinite="send")
         first, second = OVERFLOWS[dtype]
         trainer.step(_huge(comm.rank, -first), ONE)
         waiting = np.flatnonzero(trainer.residual("hidden") < -1e38)

@@ -22,7 +22,7 @@ def test_training_is_that_of_one_process(on_ranks: OnRanks, plan: str, clip: flo
     def run(comm: Communicator) -> None:
         model = model_of(comm.rank)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan=plan, warmup_steps=3, clip_norm=clip, wait_in=optimizer)
+        sync = Synchronizer(model, comm, plan=plan, plan_after=3, clip_norm=clip, wait_in=optimizer)
         for step in range(9):
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ import torch
 from synchronised_net import OnRanks, loss_of, model_of, sgd
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer
 from telegrad.synchronizer import parameter_watch
@@ -227,7 +228,14 @@ def test_a_layer_that_was_added_is_refused_soon(on_ranks: OnRanks) -> None:
 def test_one_that_is_closed_holds_no_model(local: Callable[..., list[Communicator]], options: dict[str, Any]) -> None:
     model = layers()
     sync = Synchronizer(
-        model, local(1)[0], **{name: value(model) if callable(value) else value for name, value in options.items()}
+        model,
+        local(1)[0],
+        **objects_of(
+            **{
+                "compress": None,
+                **{name: value(model) if callable(value) else value for name, value in options.items()},
+            }
+        ),
     )
     model(X).sum().backward()
     model[1] = copy.deepcopy(model[1])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from synchronised_net import OnRanks, loss_of, model_of
 
-from telegrad import Communicator, Synchronizer
+from telegrad import Cheapest, Communicator, Synchronizer, TopK
 from telegrad.cost.way import Way
 from telegrad.synchronizer import group_planning, shared_processor, shared_ways
 from telegrad.synchronizer.compression import Compression
@@ -65,7 +65,7 @@ def test_ways_are_of_rank_0_too(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPat
     def run(comm: Communicator) -> MergePlan:
         model = model_of(0)
         parameters = dict(model.named_parameters())
-        of_model = Compression("auto", comm, parameters, {"small_tensor_elements": 5, "density": 0.5})
+        of_model = Compression(Cheapest(TopK(0.5, small_elements=5)), comm, parameters)
         trace = Trace((*parameters,), tuple(4 * one.numel() for one in parameters.values()), (0.1,) * 5, 0.1, "by hand")
         planner = GroupPlanner("auto", of_model)
         planner.measure(comm, most_bytes=trace.bytes)
@@ -101,7 +101,7 @@ def test_what_goes_wrong_on_rank_0_reaches_all(
 
     def run(comm: Communicator) -> None:
         model = model_of(0)
-        sync = Synchronizer(model, comm, warmup_steps=3)
+        sync = Synchronizer(model, comm, plan_after=3)
         for step in range(2):
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
         with pytest.raises(error if comm.rank == 0 else RuntimeError, match=said):

@@ -26,7 +26,7 @@ def test_as_by_hand(on_ranks: OnRanks, ranks: int, wire: str) -> None:
     def run(comm: Communicator) -> None:
         by_hand = comm.split(0, comm.rank)
         assert by_hand is not None
-        rank = Rank(comm, plan="single", compression="quantised", quantised=wire)
+        rank = Rank(comm, plan="single", compress="quantised", formats=wire)
         order = [name for name in rank.sync.groups[0] if name in LARGE]
         waits = torch.zeros(sum(torch.Size(SHAPES[name]).numel() for name in LARGE))
         for step in range(STEPS):
@@ -60,7 +60,7 @@ def test_the_plan_chooses(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, ch
     monkeypatch.setattr(group_planning, "measured_ways", ways)
 
     def run(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        rank = Rank(comm, compression="auto", quantised="int8", warmup_steps=3)
+        rank = Rank(comm, compress="cheapest", formats="int8", plan_after=3)
         sent = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
         for step in range(9):
             if step == 7:
@@ -82,8 +82,8 @@ def test_the_plan_chooses(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, ch
 
 def test_the_warm_up_is_dense_and_a_state_goes_on(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        options: dict[str, Any] = {"plan": "fixed", "compression": "quantised", "quantised": ["int8", "bf16"]}
-        rank = Rank(comm, compression_warmup_steps=2, **options)
+        options: dict[str, Any] = {"plan": "fixed", "compress": "quantised", "formats": ["int8", "bf16"]}
+        rank = Rank(comm, warmup_steps=2, **options)
         for step in range(2):
             rank.step(gradients_of(comm.rank, step))
             assert not any(one.any() for one in rank.waiting().values())
@@ -103,7 +103,7 @@ def test_momentum_is_corrected_before_rounding(on_ranks: OnRanks) -> None:
     """What is sent is the velocity, of which bf16 loses nothing here."""
 
     def run(comm: Communicator) -> None:
-        rank = Rank(comm, plan="single", compression="quantised", quantised="bf16", optimizer=sgd, momentum=0.5)
+        rank = Rank(comm, plan="single", compress="quantised", formats="bf16", optimizer=sgd, momentum=0.5)
         velocity = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         for step in range(3):
             gradients = {name: one.sign() for name, one in gradients_of(0, step).items()}
@@ -114,25 +114,9 @@ def test_momentum_is_corrected_before_rounding(on_ranks: OnRanks) -> None:
     on_ranks(1, run)
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "options"),
-    [
-        (ValueError, "quantised='int4' does not exist|quantised='i' does not", {"quantised": "int4"}),
-        (ValueError, "names a wire twice", {"quantised": ["int8", "int8"]}),
-        (ValueError, "is not used with compression='topk'", {"quantised": "int8", "compression": "topk"}),
-        (ValueError, "compression='quantised' needs quantised=", {"compression": "quantised"}),
-        (
-            ValueError,
-            "density=0.5 is not used with compression='quantised', which sends all values",
-            {"compression": "quantised", "quantised": "int8", "density": 0.5},
-        ),
-        (TypeError, "is for float32 gradients", {"quantised": "int8", "dtype": torch.bfloat16}),
-    ],
-    ids=["unknown", "twice", "topk", "missing", "density", "dtype"],
-)
-def test_refused(on_ranks: OnRanks, error: type[Exception], match: str, options: dict[str, Any]) -> None:
+def test_values_that_bfloat16_cannot_take(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        with pytest.raises(error, match=match):
-            Rank(comm, **{"compression": "auto", **options})
+        with pytest.raises(TypeError, match=r"values=\('int8',\) is for float32 gradients, and that of 'embedding'"):
+            Rank(comm, torch.bfloat16, compress="cheapest", formats="int8")
 
     on_ranks(1, run)

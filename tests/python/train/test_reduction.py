@@ -22,7 +22,7 @@ def test_what_is_not_applied_waits_in_the_residuals(on_ranks: OnRanks, size: int
     steps = 12
 
     def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        trainer = Trainer(comm, selection=selection)
+        trainer = Trainer(comm, select=selection)
         applied = {name: np.zeros(np.prod(shape), np.float64) for name, shape in SHAPES.items()}
         for step in range(steps):
             # DDP rebuilds its buckets after the first step
@@ -41,7 +41,7 @@ def test_what_is_not_applied_waits_in_the_residuals(on_ranks: OnRanks, size: int
         np.testing.assert_array_equal(applied * size + waiting, total)
 
 
-@pytest.mark.parametrize("options", [{"mode": "dense"}, {"density": 1.0}, {"warmup_steps": 3}])
+@pytest.mark.parametrize("options", [{"compress": None}, {"density": 1.0}, {"warmup_steps": 3}])
 def test_all_of_it_at_once(on_ranks: OnRanks, options: dict[str, Any]) -> None:
     def run(comm: Communicator) -> list[dict[str, np.ndarray]]:
         trainer = Trainer(comm, **options)
@@ -56,7 +56,7 @@ def test_all_of_it_at_once(on_ranks: OnRanks, options: dict[str, Any]) -> None:
 
 def test_after_the_warm_up_it_is_sparse(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> list[int]:
-        trainer = Trainer(comm, warmup_steps=2, selection="topk")
+        trainer = Trainer(comm, warmup_steps=2, select="topk")
         steps = [trainer.step(gradients_of(comm.rank, step), REBUILT) for step in range(4)]
         assert trainer.state.stats.selected == trainer.state.stats.wanted == 2 * (60 + 50)
         return [np.count_nonzero(step["embedding"]) for step in steps]
@@ -77,7 +77,7 @@ def test_small_tensors_are_exact(on_ranks: OnRanks) -> None:
 
 def test_bfloat16_rounding_errors_stay_in_the_residual(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
-        trainer = Trainer(comm, torch.bfloat16, selection="topk")
+        trainer = Trainer(comm, torch.bfloat16, select="topk")
         applied = np.zeros(1200)
         for step in range(8):
             applied += trainer.step(gradients_of(comm.rank, step), REBUILT)["embedding"]
@@ -107,7 +107,7 @@ def test_an_unused_parameter_keeps_its_residual(on_ranks: OnRanks) -> None:
 
 def test_statistics(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, selection="topk")
+        trainer = Trainer(comm, select="topk")
         for step in range(3):
             trainer.step(gradients_of(comm.rank, step), REBUILT)
         stats = trainer.state.stats

@@ -22,7 +22,7 @@ ALONE = {"no_dist": True} if "no_dist" in signature(dcp.save).parameters else {}
 OnRanks = Callable[..., list[Any]]
 OPTIONS: list[dict[str, Any]] = [
     {},
-    {"selection": "topk", "wire": "int8"},
+    {"select": "topk", "values": "int8"},
     {"momentum": 0.9, "optimizer": plain_sgd},
     {"feedback": "steps", "optimizer": plain_sgd},
 ]
@@ -213,7 +213,7 @@ def test_a_checkpoint_of_one_process(on_ranks: OnRanks, tmp_path: Path, options:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_checkpoint_of_a_state_with_nothing_compressed(on_ranks: OnRanks, tmp_path: Path) -> None:
     def run(comm: Communicator) -> None:
-        one, two = (Trainer(comm, mode="dense") for _ in range(2))
+        one, two = (Trainer(comm, compress=None) for _ in range(2))
         one.step(gradients_of(0, 0), REBUILT)
         dcp.save({"telegrad": RankState(one.state)}, checkpoint_id=tmp_path, **ALONE)
         load_resharded(two.state, tmp_path)

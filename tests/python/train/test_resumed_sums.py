@@ -61,13 +61,13 @@ def _compare(
 @pytest.mark.parametrize(
     "options",
     [
-        {"collective": "oktopk"},
-        {"collective": "oktopk", "wire": "int8", "nonfinite": "skip"},
-        {"collective": "oktopk", "momentum": 0.9, "optimizer": plain_sgd, "warmup_steps": 10},
-        {"collective": "oktopk", "warmup_steps": 50, "warmup": "falling"},
-        {"collective": "gtopk"},
-        {"collective": "bounded"},
-        {"collective": "bounded", "dtype": torch.bfloat16, "selection": "topk"},
+        {"combine": "oktopk"},
+        {"combine": "oktopk", "values": "int8", "nonfinite": "skip"},
+        {"combine": "oktopk", "momentum": 0.9, "optimizer": plain_sgd, "warmup_steps": 10},
+        {"combine": "oktopk", "warmup_steps": 50, "warmup": "falling"},
+        {"combine": "gtopk"},
+        {"combine": "bounded"},
+        {"combine": "bounded", "dtype": torch.bfloat16, "select": "topk"},
     ],
     ids=named,
 )
@@ -79,7 +79,7 @@ def test_a_resumed_training_is_that_which_was_not_interrupted(
 
 def test_thresholds_of_oktopk_outlive_another_order_of_a_bucket(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        whole, resumed = (Trainer(comm, collective="oktopk") for _ in range(2))
+        whole, resumed = (Trainer(comm, combine="oktopk") for _ in range(2))
         for step in range(5):
             whole.step(gradients_of(comm.rank, step), OTHER_ORDER)
         resumed.state.load_state_dict(whole.state.state_dict())
@@ -93,7 +93,7 @@ def test_thresholds_of_oktopk_outlive_another_order_of_a_bucket(on_ranks: OnRank
 
 def test_a_distributed_checkpoint_has_them(tmp_path: Path, on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        whole, resumed = (Trainer(comm, collective="oktopk") for _ in range(2))
+        whole, resumed = (Trainer(comm, combine="oktopk") for _ in range(2))
         for step in range(3):
             whole.step(gradients_of(0, step), REBUILT)
         dcp.save({"telegrad": RankState(whole.state)}, checkpoint_id=tmp_path, **ALONE)
@@ -109,11 +109,11 @@ def test_a_distributed_checkpoint_has_them(tmp_path: Path, on_ranks: OnRanks) ->
 
 def test_a_state_has_what_the_present_buckets_have_left(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, collective="oktopk")
+        trainer = Trainer(comm, combine="oktopk")
         trainer.step(gradients_of(comm.rank, 0), ONE)
         (one,) = trainer.state.state_dict()["sums"]
         assert one["places"] == [["embedding", 0], ["hidden", 1216]]
-        assert (one["collective"], one["calls"], sum(one["slices"])) == ("oktopk", 1, 2226)
+        assert (one["combine"], one["calls"], sum(one["slices"])) == ("oktopk", 1, 2226)
         trainer.step(gradients_of(comm.rank, 1), REBUILT)
         first, second = trainer.state.state_dict()["sums"]
         assert (first["places"], second["places"]) == ([["hidden", 10]], [["embedding", 0]])
@@ -124,7 +124,7 @@ def test_a_state_has_what_the_present_buckets_have_left(on_ranks: OnRanks) -> No
 
 def test_sums_of_another_collective_and_of_other_ranks_are_left_out(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> list[Any]:
-        trainer, other = Trainer(comm, collective="oktopk"), Trainer(comm, collective="bounded")
+        trainer, other = Trainer(comm, combine="oktopk"), Trainer(comm, combine="bounded")
         trainer.step(gradients_of(comm.rank, 0), ONE)
         saved = trainer.state.state_dict()
         other.state.load_state_dict(saved)
@@ -157,7 +157,7 @@ def test_damaged_sums_are_refused_and_change_nothing(
     damage: Callable[[Any], Any], said: str, on_ranks: OnRanks
 ) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, collective="oktopk")
+        trainer = Trainer(comm, combine="oktopk")
         trainer.step(gradients_of(comm.rank, 0), ONE)
         saved = trainer.state.state_dict()
         trainer.step(gradients_of(comm.rank, 1), ONE)

@@ -54,7 +54,7 @@ class _Rank:
     ids=named,
 )
 def test_what_ok_topk_hands_back_keeps_its_velocity(on_ranks: OnRanks, options: dict[str, Any]) -> None:
-    settings = {"collective": "oktopk", "selection": "topk", "momentum": float(MOMENTUM), **options}
+    settings = {"combine": "oktopk", "select": "topk", "momentum": float(MOMENTUM), **options}
     buckets = settings.pop("buckets", ONE)
 
     def run(comm: Communicator) -> int:
@@ -84,7 +84,7 @@ def test_a_velocity_is_masked_where_and_only_where_nothing_comes_back(
     """Beside a twin that masks nothing, from the same state."""
 
     def run(comm: Communicator) -> tuple[int, int]:
-        settings = {"collective": collective, "selection": "topk", "momentum": 0.5, "optimizer": plain_sgd}
+        settings = {"combine": collective, "select": "topk", "momentum": 0.5, "optimizer": plain_sgd}
         masked, twin = (Trainer(comm, dtype, masking=masking, **settings) for masking in (True, False))
         cleared = returned = 0
         for step in range(12):
@@ -111,8 +111,8 @@ def test_a_velocity_is_masked_where_and_only_where_nothing_comes_back(
 
 def test_what_is_not_finite_does_not_unmask_the_rest(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        settings = {"collective": "oktopk", "momentum": 0.5, "optimizer": plain_sgd, "nonfinite": "send"}
-        trainer = Trainer(comm, selection="topk", same_sign=False, **settings)
+        settings = {"combine": "oktopk", "momentum": 0.5, "optimizer": plain_sgd, "nonfinite": "send"}
+        trainer = Trainer(comm, select="topk", same_sign=False, **settings)
         gradients = gradients_of(comm.rank, 0)
         if comm.rank == 1:
             gradients["hidden"][7] = np.inf

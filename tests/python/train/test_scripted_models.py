@@ -55,7 +55,7 @@ MODELS: dict[str, Callable[[Any], nn.Module]] = {
 
 def trained(comm: Communicator, model: nn.Module, plan: str) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sync = Synchronizer(model, comm, plan=plan, warmup_steps=3)
+    sync = Synchronizer(model, comm, plan=plan, plan_after=3)
     for _ in range(8):
         optimizer.zero_grad()
         model(data(comm.rank)).square().mean().backward()

@@ -50,17 +50,17 @@ def assert_same(a: Any, b: Any) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"selection": "topk"},
-        {"selection": "reused", "interval": 3},
+        {"select": "topk"},
+        {"select": "reused", "interval": 3},
         {"density": 1.0},
-        {"mode": "dense"},
+        {"compress": None},
         {"warmup_steps": 2},
         {"warmup_steps": BAD + 1},  # the dropped step is no warm-up step: one more follows
         {"warmup_steps": 6, "warmup": "falling"},
         {"clip_norm": 500.0},
         {"momentum": 0.9, "optimizer": plain_sgd},
         {"momentum": 0.9, "optimizer": plain_sgd, "nesterov": True, "clip_norm": 500.0},
-        {"momentum": 0.9, "optimizer": plain_sgd, "mode": "dense"},
+        {"momentum": 0.9, "optimizer": plain_sgd, "compress": None},
         {"feedback": "steps", "optimizer": plain_sgd},
     ],
 )
@@ -137,7 +137,7 @@ def test_an_unused_parameter(on_ranks: OnRanks) -> None:
 
 def test_a_residual_that_overflows(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
-        trainer = Trainer(comm, nonfinite="skip", selection="topk")
+        trainer = Trainer(comm, nonfinite="skip", select="topk")
         huge = gradients_of(comm.rank, 0)
         if comm.rank == 1:
             huge["hidden"][:200] = 3e38

@@ -148,7 +148,7 @@ def test_the_page_before_anything_is_measured(tmp_path: Path) -> None:
 def test_a_synchronizer_reports_before_and_with_a_plan(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> StepReport:
         model = model_of(0)
-        sync = Synchronizer(model, comm, warmup_steps=4)
+        sync = Synchronizer(model, comm, plan_after=4)
         reports = []
         for step in range(7):
             reports.append(sync.report())

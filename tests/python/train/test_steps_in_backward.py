@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward  # type: ignore[attr-defined]
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer, TransportError
 from telegrad.ddp import steps_in_backward
@@ -132,7 +133,16 @@ def test_a_hook_that_changes_one_parameter_by_itself_is_refused(
         one = model.get_parameter(name)
         if hooks_first:
             one.register_post_accumulate_grad_hook(update_of(one))
-        Synchronizer(model, comm, **{key: value(model) if callable(value) else value for key, value in options.items()})
+        Synchronizer(
+            model,
+            comm,
+            **objects_of(
+                **{
+                    "compress": None,
+                    **{key: value(model) if callable(value) else value for key, value in options.items()},
+                }
+            ),
+        )
         if not hooks_first:
             one.register_post_accumulate_grad_hook(update_of(one))
         comm.barrier()
@@ -147,7 +157,7 @@ def test_a_hook_is_followed_from_group_to_group(on_ranks: OnRanks) -> None:
 
     def run(comm: Communicator) -> int:
         model = model_of(0)
-        Synchronizer(model, comm, plan="auto", warmup_steps=3)
+        Synchronizer(model, comm, plan="auto", plan_after=3)
         counts: list[int] = []
         model.tail.bias.register_post_accumulate_grad_hook(lambda _: counts.append(1))
         optimizer = sgd(model)

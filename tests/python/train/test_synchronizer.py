@@ -13,6 +13,7 @@ import torch
 from synchronised_net import NAMED, Broken, Net, OnRanks, assert_same, data, loss_of, model_of, reference, sgd
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer, TransportError
 
@@ -27,7 +28,7 @@ def test_training_is_that_of_one_process_with_all_data(on_ranks: OnRanks, ranks:
     def run(comm: Communicator) -> list[Tensor]:
         model = model_of(comm.rank)  # rank 0's values are copied to all
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan=plan, warmup_steps=4)
+        sync = Synchronizer(model, comm, plan=plan, plan_after=4)
         for step in range(8):
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -60,7 +61,7 @@ def test_a_layer_is_frozen_while_groups_are_planned(on_ranks: OnRanks, thawed_at
     def run(comm: Communicator) -> None:
         model = model_of(comm.rank)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan="greedy", warmup_steps=planned_at)
+        sync = Synchronizer(model, comm, plan="greedy", plan_after=planned_at)
         for step in range(steps):
             optimizer.zero_grad()
             frozen_loss(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -133,11 +134,11 @@ def test_accumulation(on_ranks: OnRanks) -> None:
     on_ranks(2, run)
 
 
-@pytest.mark.parametrize("options", [{}, {"compression": "topk", "clip_norm": 1.0}], ids=["dense", "topk"])
+@pytest.mark.parametrize("options", [{}, {"compress": "topk", "clip_norm": 1.0}], ids=["dense", "topk"])
 def test_gradients_that_zero_grad_has_dropped_were_not_used(on_ranks: OnRanks, options: dict[str, Any]) -> None:
     def run(comm: Communicator) -> None:
         model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
-        sync = Synchronizer(model, comm, plan="single", **options)
+        sync = Synchronizer(model, comm, **objects_of(**{"compress": None, "plan": "single", **options}))
         with sync.no_sync():
             model["b"](torch.ones(2, 4)).sum().backward()
         model.zero_grad()
@@ -180,7 +181,7 @@ def test_what_some_or_no_ranks_use(on_ranks: OnRanks) -> None:
 def test_what_no_pass_has_used_is_planned_too(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0, spare=True)
-        sync = Synchronizer(model, comm, warmup_steps=3)
+        sync = Synchronizer(model, comm, plan_after=3)
         for step in range(5):
             model.zero_grad()
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -283,7 +284,7 @@ def test_passes_that_no_forward_hook_sees_are_averaged_too(on_ranks: OnRanks) ->
 
 def test_without_times_groups_stay_as_they_are(local: Callable[..., list[Communicator]]) -> None:
     model = model_of(0)
-    sync = Synchronizer(model, local(1)[0], warmup_steps=3)
+    sync = Synchronizer(model, local(1)[0], plan_after=3)
     for step in range(2):
         Net.forward(model, data(step, 0)).sum().backward()  # type: ignore[no-untyped-call]
     loss = Net.forward(model, data(3, 0)).sum()

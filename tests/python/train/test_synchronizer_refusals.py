@@ -10,6 +10,7 @@ import pytest
 import torch
 from synchronised_net import NAMED, OnRanks, loss_of, model_of, sgd
 from torch import nn
+from varied_options import objects_of
 
 import telegrad
 from telegrad import Communicator, PeerFailed, Synchronizer, TransportError
@@ -20,18 +21,18 @@ from telegrad import Communicator, PeerFailed, Synchronizer, TransportError
     [
         (lambda rank: {"plan": [NAMED, NAMED[::-1]][rank]}, "plan"),
         (lambda rank: {"plan": ["wfbp", "single"][rank]}, "plan"),
-        (lambda rank: {"warmup_steps": 5 + rank}, "warmup_steps"),
+        (lambda rank: {"plan_after": 5 + rank}, "plan_after"),
         (lambda rank: {"clip_norm": 1.0 + rank}, "clip_norm"),
         (lambda rank: {"replan_factor": 2.0 + rank}, "replan_factor"),
     ],
-    ids=["groups in another order", "plan", "warmup_steps", "clip_norm", "replan_factor"],
+    ids=["groups in another order", "plan", "plan_after", "clip_norm", "replan_factor"],
 )
 def test_ranks_that_differ_are_told_on_all(
     on_ranks: OnRanks, of_rank: Callable[[int], dict[str, Any]], what: str
 ) -> None:
     def run(comm: Communicator) -> None:
         with pytest.raises(ValueError, match=f"{what} of rank 1 and rank 0 differ: give all ranks the same"):
-            Synchronizer(model_of(0), comm, **of_rank(comm.rank))
+            Synchronizer(model_of(0), comm, **objects_of(**{"compress": None, **of_rank(comm.rank)}))
 
     on_ranks(2, run)
 
@@ -39,7 +40,7 @@ def test_ranks_that_differ_are_told_on_all(
 def test_it_is_said_who_has_what(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         with pytest.raises(ValueError, match=r"give all ranks the same \(rank 1: 6, rank 0: 5\)$"):
-            Synchronizer(model_of(0), comm, warmup_steps=5 + comm.rank)
+            Synchronizer(model_of(0), comm, plan_after=5 + comm.rank)
         plan = [
             ["body.weight", "scale", "tail.bias", "tail.weight"],
             ["body.weight", "scale", "tail.weight", "tail.bias"],
@@ -65,12 +66,16 @@ def test_models_that_differ_are_told_on_all(on_ranks: OnRanks) -> None:
 
 def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception], str]]:
     def of(error: type[Exception], said: str, **options: Any) -> tuple[Any, type[Exception], str]:
-        return (lambda comm: Synchronizer(model_of(0), comm, **options)), error, said
+        return (
+            (lambda comm: Synchronizer(model_of(0), comm, **objects_of(**{"compress": None, **options}))),
+            error,
+            said,
+        )
 
     yield (lambda comm: Synchronizer(3, comm)), TypeError, "model is a int"  # type: ignore[arg-type]
     yield (lambda _: Synchronizer(model_of(0), 3)), TypeError, "comm is a int"  # type: ignore[arg-type]
     yield of(ValueError, "plan='best' does not exist: use one of auto, optimal, greedy", plan="best")
-    yield of(ValueError, "warmup_steps=2 must be at least 3", warmup_steps=2)
+    yield of(ValueError, "plan_after=2 must be at least 3", plan_after=2)
     yield of(ValueError, "clip_norm=0 must be above 0", clip_norm=0)
     yield of(ValueError, "replan_factor=1 must be above 1", replan_factor=1)
     yield of(TypeError, "replan_factor='2' must be a number, or None", replan_factor="2")

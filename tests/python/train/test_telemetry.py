@@ -32,7 +32,7 @@ class Collected:
 def test_words_of_ok_topk_are_those_of_the_steps_that_are_over(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         collected = Collected()
-        trainer = Trainer(comm, collective="oktopk", telemetry=collected)
+        trainer = Trainer(comm, combine="oktopk", telemetry=collected)
         before = [(0, 0, 0)]
         for step in range(3):
             trainer.step(gradients_of(comm.rank, step), REBUILT)
@@ -49,7 +49,7 @@ def test_words_of_ok_topk_are_those_of_the_steps_that_are_over(on_ranks: OnRanks
 def test_figures_are_those_of_the_step(on_ranks: OnRanks, selection: str) -> None:
     def run(comm: Communicator) -> None:
         collected = Collected()
-        trainer = Trainer(comm, selection=selection, telemetry=collected)
+        trainer = Trainer(comm, select=selection, telemetry=collected)
         sent = 0
         for step in range(5):
             gradients = gradients_of(comm.rank, step)
@@ -127,7 +127,7 @@ def test_json_lines(on_ranks: OnRanks, tmp_path: Path) -> None:
     def run(comm: Communicator) -> None:
         for first in (0, 4):  # the second run goes on in the same file
             with JsonLines(path, every=2) as telemetry:
-                trainer = Trainer(comm, telemetry=telemetry, selection="topk")
+                trainer = Trainer(comm, telemetry=telemetry, select="topk")
                 for step in range(first, first + 4):
                     trainer.step(gradients_of(comm.rank, step), REBUILT)
 
@@ -252,7 +252,7 @@ def test_tensorboard(on_ranks: OnRanks) -> None:
 
     def run(comm: Communicator) -> None:
         for telemetry in (TensorBoard(writer, every=1), collected):
-            trainer = Trainer(comm, telemetry=telemetry, selection="topk")
+            trainer = Trainer(comm, telemetry=telemetry, select="topk")
             for step in range(3):
                 trainer.step(gradients_of(comm.rank, step), REBUILT)
 

@@ -159,7 +159,7 @@ def test_a_synchronizer_tries_simple_plans_and_keeps_the_fastest(
     def run(comm: Communicator) -> list[int]:
         model = model_of(0)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, warmup_steps=3, replan_factor=None)
+        sync = Synchronizer(model, comm, plan_after=3, replan_factor=None)
         counts = []
         for step in range(steps):
             optimizer.zero_grad()
@@ -193,7 +193,7 @@ def test_what_is_kept_is_predicted_from_times_in_its_own_groups(
 
     def run(comm: Communicator) -> list[tuple[bool, int]]:
         model = model_of(0)
-        sync = Synchronizer(model, comm, warmup_steps=3)
+        sync = Synchronizer(model, comm, plan_after=3)
         seen, traces = [], []
         for step in range(24):
             model.zero_grad()
@@ -231,7 +231,7 @@ def test_only_auto_tries(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(comm: Communicator) -> list[int]:
         model = model_of(0)
-        sync = Synchronizer(model, comm, plan="optimal", warmup_steps=3)
+        sync = Synchronizer(model, comm, plan="optimal", plan_after=3)
         counts = []
         for step in range(12):
             model.zero_grad()
@@ -262,7 +262,7 @@ def test_turns_of_a_synchronizer_and_right_averages(on_ranks: OnRanks, monkeypat
     def run(comm: Communicator) -> list[int]:
         model = model_of(0)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, warmup_steps=3, replan_factor=None)
+        sync = Synchronizer(model, comm, plan_after=3, replan_factor=None)
         counts = []
         for step in range(steps):
             assert sync.is_settled == (step >= 33)

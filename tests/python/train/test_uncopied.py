@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from varied_options import objects_of
 
 from telegrad import Communicator, DDPState
 from telegrad.ddp.units import unwrapped
@@ -17,7 +18,7 @@ from telegrad.ddp.units import unwrapped
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_state_stays_where_it_is(copied: Callable[[Any], Any]) -> None:
     with Communicator.local(1)[0] as comm:
-        state = DDPState(comm, torch.nn.Linear(2, 2).named_parameters())
+        state = DDPState(comm, torch.nn.Linear(2, 2))
         message = r"a DDPState belongs to its process.*AveragedModel\(ddp.module\); .* is in state.state_dict\(\)"
         with pytest.raises(TypeError, match=message):
             copied(state)
@@ -35,7 +36,7 @@ def test_optimisers_of_trainers_are_unwrapped() -> None:
     assert unwrapped(adam) is adam
 
 
-@pytest.mark.parametrize("mode", ["sparse", "dense"])
-def test_dtypes_that_are_not_reduced_are_refused_at_once(mode: str) -> None:
+@pytest.mark.parametrize("compress", ["topk", None])
+def test_dtypes_that_are_not_reduced_are_refused_at_once(compress: str | None) -> None:
     with Communicator.local(1)[0] as comm, pytest.raises(TypeError, match="'weight' has dtype torch.float8_e5m2"):
-        DDPState(comm, torch.nn.Linear(2, 2).to(torch.float8_e5m2).named_parameters(), mode=mode)
+        DDPState(comm, torch.nn.Linear(2, 2).to(torch.float8_e5m2), **objects_of(compress))

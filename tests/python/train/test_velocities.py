@@ -16,7 +16,8 @@ from telegrad.errors import NonFiniteGradient
 
 OnRanks = Callable[..., list[Any]]
 HUGE = {torch.float32: 2e38, torch.bfloat16: 2.5e38}
-CASES = [("bias", {}), ("hidden", {}), ("hidden", {"mode": "dense"}), ("embedding", {"warmup_steps": 9})]
+FEW = {"density": 0.01}
+CASES = [("bias", FEW), ("hidden", FEW), ("hidden", {"compress": None}), ("embedding", {**FEW, "warmup_steps": 9})]
 
 
 def _gradients(rank: int, step: int, name: str, value: float) -> dict[str, np.ndarray]:
@@ -36,9 +37,7 @@ def test_an_overflow_raises(
     together = threading.Barrier(2)
 
     def run(comm: Communicator) -> None:
-        trainer = Trainer(
-            comm, dtype, momentum=0.9, nesterov=nesterov, masking=False, optimizer=plain_sgd, density=0.01, **options
-        )
+        trainer = Trainer(comm, dtype, momentum=0.9, nesterov=nesterov, masking=False, optimizer=plain_sgd, **options)
         if not nesterov:
             trainer.step(_gradients(comm.rank, 0, name, HUGE[dtype]), ONE)
         together.wait(20)
@@ -66,9 +65,7 @@ def test_sent_and_forgotten(
     number = HUGE[dtype] if value == "huge" else float(value)
 
     def run(comm: Communicator) -> None:
-        trainer = Trainer(
-            comm, dtype, momentum=0.9, nonfinite="send", masking=False, optimizer=plain_sgd, density=0.01, **options
-        )
+        trainer = Trainer(comm, dtype, momentum=0.9, nonfinite="send", masking=False, optimizer=plain_sgd, **options)
         seen = []
         for step in range(8):
             bad = step in ((2, 3) if value == "huge" else (3,))

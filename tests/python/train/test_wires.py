@@ -11,37 +11,37 @@ import torch
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
 from telegrad import Communicator
-from telegrad.compress import ExactTopK, Tensor, Treatment
+from telegrad.compress import ExactTopK, ParameterCompression, ParameterInfo
 
 OnRanks = Callable[..., list[Any]]
 
 
-def one_signed(tensor: Tensor) -> Treatment:
+def one_signed(tensor: ParameterInfo) -> ParameterCompression:
     """The embedding by the mean of one sign at a time, the output layer with its values, the others densely."""
     selections = {"embedding": ExactTopK(same_sign=True), "hidden": ExactTopK()}
-    return Treatment(selections.get(tensor.name), 0.05)
+    return ParameterCompression(selections.get(tensor.name), 0.05)
 
 
 EXHAUSTIVE = 4  # of these, the first, also go on for a thousand steps
 LOSSY: list[dict[str, Any]] = [
-    {"same_sign": True, "selection": "trimmed"},
-    {"wire": "int8", "selection": "topk"},
-    {"wire": "qsgd8"},
-    {"wire": "packed-bf16", "momentum": 0.9, "masking": False, "optimizer": plain_sgd},
-    {"same_sign": True, "selection": "search", "output": ["embedding"]},
-    {"wire": "packed-bf16"},
-    {"wire": "f16", "selection": "topk"},
-    {"wire": "raw-qsgd4", "selection": "topk"},
+    {"same_sign": True, "select": "trimmed"},
+    {"values": "int8", "select": "topk"},
+    {"values": "qsgd8"},
+    {"values": "packed-bf16", "momentum": 0.9, "masking": False, "optimizer": plain_sgd},
+    {"same_sign": True, "select": "search", "output": ["embedding"]},
+    {"values": "packed-bf16"},
+    {"values": "f16", "select": "topk"},
+    {"values": "raw-qsgd4", "select": "topk"},
     {"density": 0.01, "policy": one_signed},
-    {"density": 0.01, "policy": one_signed, "wire": "int8"},
-    {"wire": "int8", "momentum": 0.5, "masking": False, "optimizer": plain_sgd},
-    {"wire": "int8", "nonfinite": "skip"},
+    {"density": 0.01, "policy": one_signed, "values": "int8"},
+    {"values": "int8", "momentum": 0.5, "masking": False, "optimizer": plain_sgd},
+    {"values": "int8", "nonfinite": "skip"},
     {"density": 0.01, "policy": one_signed, "nonfinite": "skip"},
 ]
 
 
 def _simple(options: dict[str, Any]) -> dict[str, Any]:
-    return {"small_tensor_elements": 2048, **options} if "policy" in options else options
+    return {"small_elements": 2048, **options} if "policy" in options else options
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_entries_of_one_sign_arrive_as_their_mean(on_ranks: OnRanks) -> None:
     """Every rank's own mean, once: RedSync's exchange."""
 
     def run(comm: Communicator) -> tuple[np.ndarray, np.ndarray]:
-        trainer = Trainer(comm, small_tensor_elements=2048, density=0.01, policy=one_signed)
+        trainer = Trainer(comm, small_elements=2048, density=0.01, policy=one_signed)
         return trainer.step(gradients_of(comm.rank, 0), ONE)["embedding"], trainer.residual("embedding")
 
     outcomes, expected = on_ranks(2, run), np.zeros(1200)
@@ -94,7 +94,7 @@ def test_the_output_layer_keeps_its_values(on_ranks: OnRanks) -> None:
     """The last matrix, unless it is named; all others have one sign at a time."""
 
     def run(comm: Communicator, output: list[str] | None) -> list[set[str]]:
-        trainer = Trainer(comm, same_sign=True, selection="topk", output=output)
+        trainer = Trainer(comm, same_sign=True, select="topk", output=output)
         steps = [trainer.step(gradients_of(comm.rank, step), REBUILT) for step in range(4)]
         return [{name for name in LARGE if step[name].min() < 0 < step[name].max()} for step in steps]
 
@@ -105,7 +105,7 @@ def test_the_output_layer_keeps_its_values(on_ranks: OnRanks) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_signs_alternate_and_ranks_agree(on_ranks: OnRanks, dtype: torch.dtype) -> None:
     def run(comm: Communicator) -> list[np.ndarray]:
-        trainer = Trainer(comm, dtype, small_tensor_elements=2048, density=0.01, policy=one_signed)
+        trainer = Trainer(comm, dtype, small_elements=2048, density=0.01, policy=one_signed)
         return [trainer.step(gradients_of(comm.rank, step), REBUILT)["embedding"] for step in range(6)]
 
     one, two = on_ranks(2, run)
@@ -118,9 +118,9 @@ def test_signs_alternate_and_ranks_agree(on_ranks: OnRanks, dtype: torch.dtype) 
 @pytest.mark.parametrize(
     ("options", "dtype"),
     [
-        ({"wire": "auto"}, torch.bfloat16),
-        ({"wire": "int8"}, torch.float32),
-        ({"wire": "int8", "momentum": 0.9, "optimizer": plain_sgd}, torch.float32),
+        ({"values": "auto"}, torch.bfloat16),
+        ({"values": "int8"}, torch.float32),
+        ({"values": "int8", "momentum": 0.9, "optimizer": plain_sgd}, torch.float32),
         ({"density": 0.01, "policy": one_signed}, torch.float32),
         ({"density": 0.01, "policy": one_signed}, torch.bfloat16),
     ],
@@ -143,7 +143,7 @@ def test_nan_is_sent_and_leaves_no_trace(on_ranks: OnRanks, options: dict[str, A
     on_ranks(2, run)
 
 
-@pytest.mark.parametrize("options", [{"wire": "int8"}, {"same_sign": True, "selection": "topk"}], ids=named)
+@pytest.mark.parametrize("options", [{"values": "int8"}, {"same_sign": True, "select": "topk"}], ids=named)
 def test_a_dropped_step_leaves_nothing_behind(on_ranks: OnRanks, options: dict[str, Any]) -> None:
     """Neither what was sent nor what rounding lost of it: buckets before the one at fault had both."""
     buckets = [["embedding", "hidden", "norm", "bias"], ["scale"]]
@@ -171,7 +171,7 @@ def test_what_f16_cannot_hold_waits(on_ranks: OnRanks, ranks: int) -> None:
     """A finite gradient beyond the largest float16 arrives as that, and the rest of it later."""
 
     def run(comm: Communicator) -> tuple[list[float], float]:
-        trainer = Trainer(comm, wire="f16", selection="topk")
+        trainer = Trainer(comm, values="f16", select="topk")
         arrived = []
         for step in range(4):
             gradients = gradients_of(comm.rank, step)

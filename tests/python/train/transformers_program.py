@@ -21,12 +21,13 @@ from lightning_program import comm_text
 from safetensors import safe_open
 from transformers import Trainer, TrainerCallback, integrations
 from transformers.trainer_utils import HPSearchBackend
+from varied_options import objects_of
 
 import telegrad
 from telegrad import Communicator
-from telegrad.integrations.transformers import FILE, GradientExchange, exchange_gradients
+from telegrad.integrations.transformers import FILE, ExchangeCallback, exchange_gradients
 
-SPARSE = {"density": 0.05, "small_tensor_elements": 64, "momentum": 0.5}
+SPARSE = {"density": 0.05, "small_elements": 64, "momentum": 0.5}
 
 
 class Training:
@@ -37,7 +38,7 @@ class Training:
         arguments = example.settings(str(folder), **{**settings, **options})
         samples = example.samples()
         self.trainer = Trainer(example.Network(), arguments, train_dataset=samples, eval_dataset=samples[:64])
-        self.exchange = None if exchange is None else exchange_gradients(self.trainer, **exchange)
+        self.exchange = None if exchange is None else exchange_gradients(self.trainer, **objects_of(**exchange))
 
     def run(self, resumed: Path | bool | None = None) -> list[float]:
         """The losses of a training, each of one batch on all ranks."""
@@ -69,7 +70,7 @@ def warned() -> Iterator[list[str]]:
 
 def transformers_trains_and_resumes(comm: Communicator) -> None:
     root = Path(comm_text(comm, tempfile.mkdtemp()))
-    plain, dense = Training(root / "plain", None, 2), Training(root / "dense", {"mode": "dense"}, 2)
+    plain, dense = Training(root / "plain", None, 2), Training(root / "dense", {"compress": None}, 2)
     assert plain.run() == dense.run()  # bitwise: two ranks, and halving is exact
     assert_equal(plain, dense)
 
@@ -105,7 +106,7 @@ def transformers_accumulates_and_evaluates(comm: Communicator) -> None:
     """A step of several batches is one sum, and evaluations between steps are none."""
     root = Path(comm_text(comm, tempfile.mkdtemp()))
     options = {"gradient_accumulation_steps": 2, "eval_strategy": "epoch", "save_strategy": "no"}
-    plain, dense = (Training(root, exchange, 1, **options) for exchange in (None, {"mode": "dense"}))
+    plain, dense = (Training(root, exchange, 1, **options) for exchange in (None, {"compress": None}))
     assert plain.run() == dense.run()
     assert_equal(plain, dense)
     assert dense.exchange is not None
@@ -176,7 +177,7 @@ def transformers_evaluates_first(comm: Communicator) -> None:
     """Accelerate would not wrap a model that it has prepared for evaluation."""
     root = Path(comm_text(comm, tempfile.mkdtemp()))
     plain = Training(root, None, 1, bf16=True, max_steps=4)
-    dense = Training(root, {"mode": "dense"}, 1, bf16=True, max_steps=4)
+    dense = Training(root, {"compress": None}, 1, bf16=True, max_steps=4)
     with contextlib.redirect_stdout(io.StringIO()):
         dense.trainer.evaluate()
     assert plain.run() == dense.run()
@@ -221,9 +222,9 @@ def transformers_resumes_other_options(comm: Communicator) -> None:
     for folder, exchange in (("sparse", SPARSE), ("plain", None)):
         Training(root / folder, exchange, 1, max_steps=2, save_strategy="steps", save_steps=2).run()
     with pytest.raises(ValueError, match=rf"checkpoint-2.{FILE} does not fit: state has .*; or remove the file"):
-        Training(root / "sparse", {"mode": "dense"}, 1, max_steps=4).run(True)
+        Training(root / "sparse", {"compress": None}, 1, max_steps=4).run(True)
     with warned() as said:
-        Training(root / "plain", {"mode": "dense"}, 1, max_steps=4, save_strategy="no").run(True)
+        Training(root / "plain", {"compress": None}, 1, max_steps=4, save_strategy="no").run(True)
     assert said == []  # nothing waits in dense training
     with pytest.raises(ValueError, match="optimizer is AdamW: momentum= is for SGD"):
         Training(root, SPARSE, 1, optim="adamw_torch").run()
@@ -259,13 +260,13 @@ def transformers_refusals(comm: Communicator) -> None:
         arguments = SimpleNamespace(world_size=world_size)
         trainer: Any = SimpleNamespace(model_wrapped=model, args=arguments)
         trainer.train = None
-        GradientExchange(trainer, {}).on_train_begin(arguments, None, None)  # type: ignore[arg-type]
+        ExchangeCallback(trainer, {}).on_train_begin(arguments, None, None)  # type: ignore[arg-type]
 
     with pytest.raises(ValueError, match=r"trains a Linear.*leave fsdp and deepspeed out"):
         begin(2, torch.nn.Linear(4, 4))
     with pytest.warns(RuntimeWarning, match=r"runs in one process.*torchrun --nproc-per-node 2 "):
         begin(1, torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4)))  # torchrun --nproc-per-node 1
-    for exchange, count in ((SPARSE, 1), ({"mode": "dense"}, 0)):
+    for exchange, count in ((SPARSE, 1), ({"compress": None}, 0)):
         with warned() as said:
             Training(root, exchange, 1, max_grad_norm=1.0, max_steps=1).run()
         assert len(said) == count
@@ -287,7 +288,7 @@ def _damaged_checkpoints(comm: Communicator, root: Path) -> None:
     comm.barrier()
     own = Path(tempfile.mkdtemp()) / "checkpoint-32"  # each rank has a folder of its own
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GradientExchange, "_checkpoint", lambda *_: own)
+        patch.setattr(ExchangeCallback, "_checkpoint", lambda *_: own)
         if comm.rank == 1:
             own.mkdir()
             (own / FILE).touch()
@@ -303,7 +304,7 @@ def _ends_on_all_ranks(comm: Communicator, root: Path) -> None:
             if comm.rank == 1 and state.global_step == 3:
                 raise KeyError("a cause")
 
-    training = Training(root / "fails", {"mode": "dense"}, 1, logging_steps=1000)  # losses would be gathered by Gloo
+    training = Training(root / "fails", {"compress": None}, 1, logging_steps=1000)  # losses would be gathered by Gloo
     training.trainer.add_callback(Fails())
     # DDP makes a RuntimeError of what its hook raises.
     kind, says = (RuntimeError, "PeerFailed.*KeyError: .a cause.") if comm.rank == 0 else (KeyError, "a cause")

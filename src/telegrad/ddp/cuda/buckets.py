@@ -151,13 +151,13 @@ class DeviceBuckets:
         compressor = averaging.compressor
         if self._compression.remembers:
             compressor.set_units(1.0, averaging.units.rates_of(compressor))  # what the host knows of them
-        compressor.residuals.raise_density(averaging.warm_up.least_density(passes))
+        compressor.residuals.raise_density(averaging.warmup.least_density(passes))
         if self._nonfinite == "skip":
             self._compression.feedback.begin()
 
     def _start(self, layout: BucketLayout, buffer: torch.Tensor) -> DeviceWork:
         progress = self._averaging.progress
-        sparse = not self._averaging.warm_up.is_dense(progress.warmup_passes)
+        sparse = not self._averaging.warmup.is_dense(progress.warmup_passes)
         started = self._compression.start(layout, buffer, sparse=sparse, looks=self._nonfinite != "send")
         if started.faulty is not None and self._nonfinite == "raise":
             self._faults.add(started.names, started.faulty, progress.step, remembered=self._compression.remembers)

@@ -25,6 +25,7 @@ from telegrad.ddp.cuda.selection import Choice, Chosen, check_selections, queue_
 from telegrad.ddp.cuda.tables import DeviceTables
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import most_of
+from telegrad.ddp.options import OkTopk
 from telegrad.ddp.stats import DDPStats
 from telegrad.kernels.feedback import Collected, Moved, kernels_of
 from telegrad.kernels.select import queues_of
@@ -39,14 +40,14 @@ class Addend(NamedTuple):
     used: torch.Tensor
 
 
-class Quantised(NamedTuple):
+class QuantisedSum(NamedTuple):
     """``overflowed``: for each addend, whether it and what waits are infinite together."""
 
     work: DeviceWork
     overflowed: torch.Tensor
 
 
-def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most: float) -> Quantised:
+def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most: float) -> QuantisedSum:
     """Begins to average. What is not finite goes as it is, and its residual stays; what is finite and larger than
     ``most``, which the wire holds, goes as that, and the rest waits."""
     gradients = [one.gradient for one in addends]
@@ -79,7 +80,7 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
                 torch._foreach_add_(kept, [parts[number] for number in with_residual])
 
     work.then(take, [values, lost, *gradients, *kept, *([] if excess is None else [excess])])
-    return Quantised(work, of_each)
+    return QuantisedSum(work, of_each)
 
 
 def _waiting(one: Addend) -> torch.Tensor:
@@ -533,14 +534,14 @@ class DeviceCompression:
         return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
 
 
-def check_fits_device(compressor: Compressor, collective: str) -> None:
+def check_fits_device(compressor: Compressor, combine: str | OkTopk) -> None:
     """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do."""
     if not len(compressor.residuals):
         return
     check_selections(compressor, compressor.residuals)
-    if collective != "allreduce":
+    if combine != "allreduce":
         raise TypeError(
-            f"collective={collective!r} works in host memory, and the gradients are on a device: use 'allreduce', or "
+            f"combine={combine!r} works in host memory, and the gradients are on a device: use 'allreduce', or "
             "train with model.cpu()"
         )
 

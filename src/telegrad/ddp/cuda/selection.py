@@ -116,5 +116,5 @@ def check_selections(compressor: Compressor, entries: Iterable[Residual]) -> Non
         if not fits or getattr(policy, "same_sign", False):
             raise TypeError(
                 f"parameter {entry.name!r} is on a device, where {policy!r} cannot choose without waiting for it: use "
-                "selection='topk', 'trimmed' or 'reused' without same_sign, or model.cpu()"
+                "select='topk', 'trimmed' or 'reused' without same_sign, or model.cpu()"
             )

@@ -35,7 +35,7 @@ class Scheme:
 
 
 def _state(options: str) -> str:
-    return f"ddp.register_comm_hook(telegrad.DDPState(comm, ddp.named_parameters(), {options}), telegrad.ddp_hook)"
+    return f"ddp.register_comm_hook(telegrad.DDPState(comm, ddp, {options}), telegrad.ddp_hook)"
 
 
 def _synchronizer(options: str) -> str:
@@ -47,7 +47,7 @@ def _dense(cluster: Cluster, device: Device, density: float) -> list[Way]:
 
 
 SCHEMES = (
-    Scheme("ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density: _state('mode="dense"')),
+    Scheme("ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density: _state("compress=None")),
     Scheme(
         "optimal",
         "dense, merged by the planner",
@@ -74,7 +74,7 @@ SCHEMES = (
         "selected entries, all summed",
         lambda cluster, device, density: [sparse(cluster, device, density)],
         "fixed",
-        lambda density: _synchronizer(f'plan="fixed", compression="topk", density={density:g}'),
+        lambda density: _synchronizer(f'plan="fixed", compress=telegrad.TopK({density:g})'),
         compresses=True,
     ),
     Scheme(
@@ -82,7 +82,7 @@ SCHEMES = (
         "selected entries, gathered",
         lambda cluster, device, density: [gathered(cluster, device, density)],
         "fixed",
-        lambda density: _synchronizer(f'plan="fixed", compression="topk", density={density:g}, collective="allgather"'),
+        lambda density: _synchronizer(f'plan="fixed", compress=telegrad.TopK({density:g}, combine="allgather")'),
         compresses=True,
     ),
     Scheme(
@@ -90,7 +90,7 @@ SCHEMES = (
         "selected, and again of the sum",
         lambda cluster, device, density: [ok_topk(cluster, device, density)],
         "fixed",
-        lambda density: _synchronizer(f'plan="fixed", compression="topk", density={density:g}, collective="oktopk"'),
+        lambda density: _synchronizer(f'plan="fixed", compress=telegrad.TopK({density:g}, combine="oktopk")'),
         compresses=True,
     ),
     Scheme(
@@ -98,7 +98,7 @@ SCHEMES = (
         "all values, in 8 bits",
         lambda cluster, device, density: [qsgd(cluster, 8)],
         "fixed",
-        lambda density: _synchronizer('plan="fixed", compression="quantised", quantised="qsgd8"'),
+        lambda density: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd8")'),
         compresses=True,
         selects=False,
     ),
@@ -107,7 +107,7 @@ SCHEMES = (
         "all values, in 4 bits",
         lambda cluster, device, density: [qsgd(cluster, 4)],
         "fixed",
-        lambda density: _synchronizer('plan="fixed", compression="quantised", quantised="qsgd4"'),
+        lambda density: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd4")'),
         compresses=True,
         selects=False,
     ),

@@ -15,12 +15,13 @@ RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 DEVICES = ("cpu", "cuda")
 
 SCHEMES: Mapping[str, Mapping[str, Any]] = {
-    **{name: {"collective": name} for name in ("allreduce", "oktopk", "gtopk", "bounded", "allgather")},
-    "topka": {"selection": "topk", "collective": "allgather"},
-    "topkdsa": {"selection": "topk", "collective": "allreduce"},
-    "gaussiank": {"selection": "gaussian", "collective": "allgather"},
+    **{name: {"combine": name} for name in ("allreduce", "oktopk", "gtopk", "bounded", "allgather")},
+    "topka": {"select": "topk", "combine": "allgather"},
+    "topkdsa": {"select": "topk", "combine": "allreduce"},
+    "gaussiank": {"select": "gaussian", "combine": "allgather"},
 }
-"""How the sparse run's entries meet, as options of DDPState: its collectives, and what Ok-Topk is compared with."""
+"""How the sparse run's entries meet, as options of TopK: what it has for ``combine``, and what Ok-Topk is compared
+with."""
 
 
 @dataclass(frozen=True)

@@ -173,12 +173,12 @@ class _Trainer:
 
         self.comm = telegrad.Communicator.from_torch()
         mode = self.settings.run.removeprefix("telegrad-")
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"compress": None}
         if mode == "sparse":
-            options = {"density": self.settings.density, "warmup_steps": self.settings.warmup_steps}
-            options |= SCHEMES[self.settings.scheme]
+            compress = telegrad.TopK(self.settings.density, **SCHEMES[self.settings.scheme])
+            options = {"compress": compress, "warmup": telegrad.Warmup(self.settings.warmup_steps)}
         try:
-            self.state = telegrad.DDPState(self.comm, ddp.named_parameters(), mode=mode, **options)
+            self.state = telegrad.DDPState(self.comm, ddp, **options)
         except TypeError as error:
             self.comm.close()
             raise RefusedError(str(error)) from error

@@ -12,7 +12,7 @@ from telegrad.compress.selections import SELECTIONS, reuses, selection_named
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ParameterInfo:
     """What a policy may know of a parameter."""
 
     name: str
@@ -27,7 +27,7 @@ def is_selection(given: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Treatment:
+class ParameterCompression:
     """``selection=None``: summed densely. ``density``: the share of entries that is sent, in (0, 1]."""
 
     selection: Selection | None
@@ -45,7 +45,7 @@ class Treatment:
         return getattr(self.selection, "same_sign", False)
 
 
-Policy = Callable[[Tensor], Treatment]
+Policy = Callable[[ParameterInfo], ParameterCompression]
 """Called once for each parameter, the same on all ranks."""
 
 
@@ -88,16 +88,16 @@ class BySize:
         given = {"middle": self.middle, "large": self.large}
         check_selections(given, ("large_elements", self.large_elements), self.interval, same_sign=self.same_sign)
 
-    def __call__(self, tensor: Tensor) -> Treatment:
-        """The treatment of ``tensor``."""
+    def __call__(self, tensor: ParameterInfo) -> ParameterCompression:
+        """The compression of ``tensor``."""
         if tensor.elements <= self.small_elements or tensor.name in self.dense:
-            return Treatment(None)
+            return ParameterCompression(None)
         is_large = self.large_elements is not None and tensor.elements > self.large_elements
         given = self.large if is_large else self.middle
         if not isinstance(given, str):
-            return Treatment(given, self.density)
+            return ParameterCompression(given, self.density)
         selection = selection_named(given, self.interval, same_sign=self.same_sign and not tensor.is_output)
-        return Treatment(selection, self.density)
+        return ParameterCompression(selection, self.density)
 
 
 def check_selections(
@@ -110,9 +110,12 @@ def check_selections(
     """
     if not isinstance(same_sign, bool):
         raise TypeError(f"same_sign={same_sign!r} must be True or False")
+    (middle, of_middle), (larger, of_large) = given.items()
+    argument, elements = large
     for name, one in given.items():
         if isinstance(one, str):
-            selection_named(one, interval, argument=name)
+            used = name == middle or elements is not None
+            selection_named(one, interval, same_sign=same_sign and used, argument=name)
         elif not is_selection(one):
             raise TypeError(f"{name}={one!r} must be a selection or its name; a policy says what is summed densely")
         elif same_sign and not getattr(one, "same_sign", False):
@@ -120,8 +123,6 @@ def check_selections(
                 f"same_sign=True is for selections that are given by name, and {name} is {one!r}: give "
                 f"{type(one).__name__}(same_sign=True) where it has that argument"
             )
-    (middle, of_middle), (larger, of_large) = given.items()
-    argument, elements = large
     if elements is None and of_large != BySize.large:
         raise ValueError(f"{larger}={of_large!r} is not used without {argument}=: give both, or leave it out")
     if interval is not None and not (reuses(of_middle) or (elements is not None and reuses(of_large))):
@@ -131,14 +132,15 @@ def check_selections(
         )
 
 
-def treatments(policy: Policy, tensors: Iterable[Tensor]) -> Mapping[str, Treatment]:
-    """What ``policy`` says of each. Raises ``TypeError`` where it says something else than a Treatment."""
+def compressions_of(policy: Policy, tensors: Iterable[ParameterInfo]) -> Mapping[str, ParameterCompression]:
+    """What ``policy`` says of each. Raises ``TypeError`` where it says something else than a ParameterCompression."""
     said = {}
     for tensor in tensors:
-        treatment = policy(tensor)
-        if not isinstance(treatment, Treatment):
+        compression = policy(tensor)
+        if not isinstance(compression, ParameterCompression):
             raise TypeError(
-                f"policy says {treatment!r} of parameter {tensor.name!r}: it must return a telegrad.ddp.Treatment"
+                f"policy says {compression!r} of parameter {tensor.name!r}: it must return a "
+                "telegrad.ddp.ParameterCompression"
             )
-        said[tensor.name] = treatment
+        said[tensor.name] = compression
     return said

@@ -1,42 +1,40 @@
-"""Policies: which tensor is sent how, and the densities of a warm-up."""
+"""Policies: which tensor is sent how."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from telegrad.compress import (
     BySize,
     ExactTopK,
+    ParameterCompression,
+    ParameterInfo,
     ReusedThreshold,
     SampledThreshold,
-    Tensor,
     ThresholdSearch,
-    Treatment,
     TrimmedTopK,
-    WarmUp,
 )
-from telegrad.compress.treatment import treatments
+from telegrad.compress.policies import compressions_of
 
 TENSORS = [
-    Tensor("embedding", 500_000, 2, False),
-    Tensor("hidden", 40_000, 2, False),
-    Tensor("bias", 200, 1, False),
-    Tensor("head", 500_001, 2, True),
+    ParameterInfo("embedding", 500_000, 2, False),
+    ParameterInfo("hidden", 40_000, 2, False),
+    ParameterInfo("bias", 200, 1, False),
+    ParameterInfo("head", 500_001, 2, True),
 ]
 
 
 def test_by_size() -> None:
     policy = BySize(density=0.1, small_elements=200, middle="topk", large_elements=500_000, interval=3, dense=("head",))
-    assert treatments(policy, TENSORS) == {
-        "embedding": Treatment(ExactTopK(), 0.1),
-        "hidden": Treatment(ExactTopK(), 0.1),
-        "bias": Treatment(None),
-        "head": Treatment(None),
+    assert compressions_of(policy, TENSORS) == {
+        "embedding": ParameterCompression(ExactTopK(), 0.1),
+        "hidden": ParameterCompression(ExactTopK(), 0.1),
+        "bias": ParameterCompression(None),
+        "head": ParameterCompression(None),
     }
-    assert BySize(large_elements=40_000, interval=5)(TENSORS[0]) == Treatment(ReusedThreshold(5), 0.01)
+    assert BySize(large_elements=40_000, interval=5)(TENSORS[0]) == ParameterCompression(ReusedThreshold(5), 0.01)
 
 
 def test_a_selection_may_be_given_itself() -> None:
@@ -46,19 +44,19 @@ def test_a_selection_may_be_given_itself() -> None:
 
 def test_redsync() -> None:
     sizes = {"norm": 32768, "convolution": 32769, "embedding": 1 << 21, "head": 1 << 22}
-    tensors = [Tensor(name, size, 2, name == "head") for name, size in sizes.items()]
+    tensors = [ParameterInfo(name, size, 2, name == "head") for name, size in sizes.items()]
     plain, one_signed = BySize.redsync(), BySize.redsync(0.01, same_sign=True)
     assert [plain(tensor) for tensor in tensors] == [
-        Treatment(None),
-        Treatment(TrimmedTopK(), 0.001),
-        Treatment(SampledThreshold(), 0.001),
-        Treatment(SampledThreshold(), 0.001),
+        ParameterCompression(None),
+        ParameterCompression(TrimmedTopK(), 0.001),
+        ParameterCompression(SampledThreshold(), 0.001),
+        ParameterCompression(SampledThreshold(), 0.001),
     ]
     assert [one_signed(tensor) for tensor in tensors] == [
-        Treatment(None),
-        Treatment(TrimmedTopK(same_sign=True), 0.01),
-        Treatment(ThresholdSearch(same_sign=True), 0.01),
-        Treatment(ThresholdSearch(), 0.01),
+        ParameterCompression(None),
+        ParameterCompression(TrimmedTopK(same_sign=True), 0.01),
+        ParameterCompression(ThresholdSearch(same_sign=True), 0.01),
+        ParameterCompression(ThresholdSearch(), 0.01),
     ]
     assert [one_signed(tensor).same_sign for tensor in tensors] == [False, True, True, False]
 
@@ -67,7 +65,11 @@ def test_redsync() -> None:
     ("make", "error", "message"),
     [
         (lambda: BySize(middle="best")(TENSORS[0]), ValueError, "middle='best' does not exist"),
-        (lambda: BySize(middle="reused", same_sign=True)(TENSORS[0]), ValueError, "same_sign=True does not fit sel"),
+        (
+            lambda: BySize(middle="reused", same_sign=True)(TENSORS[0]),
+            ValueError,
+            "same_sign=True does not fit middle='reused'",
+        ),
         (lambda: BySize(density=2)(TENSORS[0]), ValueError, "density=2 must be in"),
         (lambda: BySize(density=2), ValueError, "density=2 must be in"),
         (lambda: BySize(large="best"), ValueError, "large='best' does not exist"),
@@ -83,32 +85,16 @@ def test_redsync() -> None:
         (lambda: BySize(small_elements="x"), TypeError, "small_elements='x' must be an int"),  # type: ignore[arg-type]
         (lambda: BySize(small_elements=-1), ValueError, "small_elements=-1 must not be negative"),
         (lambda: BySize(large_elements=-3), ValueError, "large_elements=-3 must not be negative"),
-        (lambda: Treatment(None, -1), ValueError, "density=-1 must be in"),
-        (lambda: Treatment("topk", 0.1), TypeError, "selection='topk' must be an object"),  # type: ignore[arg-type]
-        (lambda: Treatment(ExactTopK, 0.1), TypeError, "must be an object"),  # type: ignore[arg-type]
+        (lambda: ParameterCompression(None, -1), ValueError, "density=-1 must be in"),
+        (lambda: ParameterCompression("topk", 0.1), TypeError, "selection='topk' must be an object"),  # type: ignore[arg-type]
+        (lambda: ParameterCompression(ExactTopK, 0.1), TypeError, "must be an object"),  # type: ignore[arg-type]
         (
-            lambda: treatments(lambda tensor: "dense", TENSORS),  # type: ignore[arg-type, return-value]
+            lambda: compressions_of(lambda tensor: "dense", TENSORS),  # type: ignore[arg-type, return-value]
             TypeError,
-            "policy says 'dense' of parameter 'embedding': it must return a telegrad.ddp.Treatment",
+            "policy says 'dense' of parameter 'embedding': it must return a telegrad.ddp.ParameterCompression",
         ),
-        (lambda: WarmUp(5, "slow"), ValueError, "warmup='slow' does not exist: use one of dense, falling"),
     ],
 )
 def test_bad_arguments(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
-
-
-def test_a_dense_warm_up() -> None:
-    warm_up = WarmUp(3)
-    assert [warm_up.is_dense(step) for step in range(5)] == [True, True, True, False, False]
-    assert not any(warm_up.least_density(step) for step in range(5))
-
-
-def test_a_falling_density() -> None:
-    warm_up = WarmUp(10, "falling")
-    densities = [warm_up.least_density(step) for step in range(12)]
-    assert densities == [*np.repeat([0.25, 0.0625, 0.0156, 0.004, 0.001], 2), 0, 0]
-    assert not any(warm_up.is_dense(step) for step in range(12))
-    assert [WarmUp(2, "falling").least_density(step) for step in range(3)] == [0.25, 0.0156, 0]
-    assert WarmUp(0, "falling").least_density(0) == 0

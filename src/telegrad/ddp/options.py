@@ -1,0 +1,474 @@
+"""The options that DDPState, Synchronizer, ReplicaSynchronizer and trainers share: what is compressed, momentum,
+warm-up.
+
+Each is a frozen object, which looks at its values when it is made. What needs a model's parameters is looked at by who
+takes the object.
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import torch
+
+from telegrad import _core
+from telegrad.communicator import OkTopkState
+from telegrad.communicator.sparse_wire import check_block_wire, formats_named
+from telegrad.communicator.tensors import on_device
+from telegrad.compress import BucketTopK, BySize, Compressor, ParameterInfo, Policy, Selection, Velocities
+from telegrad.compress.arguments import checked_count
+from telegrad.compress.policies import check_selections, compressions_of
+from telegrad.compress.residual import check_density
+from telegrad.ddp.bucket import COMPRESSIBLE, check_dtype
+from telegrad.ddp.steps_in_backward import check_no_optimizer_in_backward
+from telegrad.ddp.units import Units, check_moves_by_rates, check_without_momentum
+
+Named = dict[str, torch.nn.Parameter]
+
+COMBINE = ("allreduce", "oktopk", "gtopk", "bounded", "allgather")
+"""What ``combine=`` can be: how the ranks' entries meet. Summed, all of them (SparCML); summed, of which all ranks
+together keep about as many as each selects (Ok-Topk; gTopk; bounded, in messages of fixed sizes); or gathered by every
+rank, which adds them itself (the simplest)."""
+FEEDBACK = ("gradients", "steps")
+QUANTISED = ("bf16", "int8", "qsgd8", "qsgd4")
+"""Formats of dense sums whose rounding errors error feedback bears, and in which no finite float32 overflows."""
+WARMUPS = ("dense", "falling")
+FALLING = (0.25, 0.0625, 0.0156, 0.004, 0.001)
+"""Densities of equally long stages. Source: Deep Gradient Compression, as RedSync's appendix C quotes it."""
+
+
+def check_choice(value: object, argument: str, choices: tuple[str, ...]) -> None:
+    """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{argument}={value!r} does not exist: use one of {', '.join(choices)}")
+
+
+def _checked_names(output: Any) -> tuple[str, ...]:
+    if isinstance(output, str):
+        raise TypeError(f"output={output!r} must be a list of names: output=[{output!r}]")
+    if not isinstance(output, Iterable):
+        raise TypeError(f"output={output!r} must be a list of names, as named_parameters() gives them")
+    return tuple(output)
+
+
+def _checked_formats(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Of dense sums. Raises ``ValueError`` for what is none."""
+    formats = (given,) if isinstance(given, str) else tuple(given)
+    for one in formats:
+        check_choice(one, "values", QUANTISED)
+    if not formats or len({*formats}) < len(formats):
+        raise ValueError(f"values={given!r} must name one or more of {', '.join(QUANTISED)}, each once")
+    return formats
+
+
+@dataclass(frozen=True, slots=True)
+class OkTopk:
+    """How Ok-Topk sums, where its defaults do not do: ``TopK(combine=OkTopk(threshold_every=64))``.
+
+    ``boundaries_every`` (the paper's τ): steps from one cut of the slices that ranks own to the next.
+    ``threshold_every`` (τ′): steps from one exact threshold of the sum to the next. ``balance_factor``: where one rank
+    holds more than this times the mean of what is kept, shares are made alike first, at least 1. Raises ``TypeError``
+    and ``ValueError``. Source: Li, Hoefler, PPoPP 2022, Algorithm 1.
+    """
+
+    boundaries_every: int = 64
+    threshold_every: int = 32
+    balance_factor: float = 4.0
+
+    def __post_init__(self) -> None:
+        self.state(1)
+
+    def state(self, k: int) -> OkTopkState:
+        """Of sums that keep about ``k`` entries."""
+        return OkTopkState(k, **asdict(self))
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Only the largest entries of each gradient are sent; what is not sent waits in a residual on its rank, and is
+    added to the next gradient (error feedback).
+
+    ``density``: the share of each compressed parameter's entries that is sent, in (0, 1]. ``select``: how they are
+    found: a name in ``telegrad.compress.SELECTIONS``, or a selection. ``interval``: steps from one exact threshold to
+    the next, of selections that reuse it (``None``: their own). Parameters of at most ``small_elements`` elements are
+    sent whole. ``same_sign``: entries of one sign at a time, which go as their mean, but not those of ``output``, the
+    names of the output layer's parameters (``None``: the last one that has two dimensions or more). ``policy``: says
+    all this of each parameter instead: a ``BySize``, or a function from ParameterInfo to ParameterCompression.
+
+    ``values``: how messages hold the entries, a name as ``Communicator.all_reduce`` has for ``wire`` (``"auto"``,
+    ``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses waits too. ``combine``: how the ranks' entries meet.
+    ``"allreduce"``: all are summed; ``"oktopk"``, or an ``OkTopk``: of each bucket's sum about as many are kept as
+    ``density`` says, and the others wait, so that no rank's words grow with the number of ranks; ``"gtopk"``: the same
+    by a tree of sums that are cut; ``"bounded"``: the same in messages of fixed sizes; ``"allgather"``: every rank gets
+    every rank's. ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times the learning rate of
+    their day, so that a falling rate does not hold back what waits, nor a rising one blow it up; that is for SGD, and
+    whoever takes this needs its ``optimizer=``.
+
+    ``TopK.sparcml``, ``TopK.redsync`` and ``TopK.oktopk`` are the choices of papers. Raises ``TypeError`` and
+    ``ValueError`` that name the argument.
+    """
+
+    density: float = 0.01
+    select: str | Selection = "reused"
+    interval: int | None = None
+    small_elements: int = 2048
+    same_sign: bool = False
+    output: Sequence[str] | None = None
+    values: str = "auto"
+    combine: str | OkTopk = "allreduce"
+    feedback: str = "gradients"
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        check_density(self.density)
+        check_selections(
+            {"select": self.select, "large": "reused"},
+            ("large_elements", None),
+            self.interval,
+            same_sign=self.same_sign,
+        )
+        checked_count(self.small_elements, "small_elements")
+        if self.output is not None:
+            object.__setattr__(self, "output", _checked_names(self.output))
+        if self.policy is not None:
+            if not callable(self.policy):
+                raise TypeError(
+                    f"policy is a {type(self.policy).__name__}: give a BySize, or a function from ParameterInfo to "
+                    "ParameterCompression"
+                )
+            for name in ("density", "select", "interval", "small_elements", "same_sign"):
+                if getattr(self, name) != getattr(TopK, name):
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} is not used with policy=, which says how each parameter is "
+                        "sent: leave one of the two out"
+                    )
+        self._check_values()
+        check_choice(self.feedback, "feedback", FEEDBACK)
+
+    def _check_values(self) -> None:
+        if self.values is None:  # for all_reduce it means the default
+            raise ValueError("values=None does not exist: use 'auto', or leave it out")
+        try:
+            formats_named(self.values, "f32")
+        except (TypeError, ValueError) as error:
+            raise type(error)(str(error).replace("wire=", "values=", 1)) from error
+        if not isinstance(self.combine, OkTopk):
+            check_choice(self.combine, "combine", COMBINE)
+        if self.combine == "bounded":
+            try:
+                check_block_wire(self.values, "combine='bounded'")
+            except ValueError as error:
+                raise ValueError(str(error).replace("wire=", "values=", 1)) from error
+
+    @property
+    def per_parameter(self) -> Policy:
+        """How each parameter is sent."""
+        if self.policy is not None:
+            return self.policy
+        return BySize(
+            density=self.density,
+            small_elements=checked_count(self.small_elements, "small_elements"),
+            middle=self.select,
+            interval=self.interval,
+            same_sign=self.same_sign,
+        )
+
+    @classmethod
+    def sparcml(
+        cls, per_bucket: int = 8, *, bucket_elements: int = 512, values: str = "qsgd4", feedback: str = "steps"
+    ) -> TopK:
+        """SparCML's training of networks: the ``per_bucket`` largest of every ``bucket_elements`` consecutive entries,
+        in 4-bit values, and residuals of steps, which need ``optimizer=`` (an SGD) where this is given.
+
+        Source: Renggli et al., SC 2019, Algorithm 2 and §8.3 (8 or 16 of 512 for CIFAR-10, 2 for ATIS).
+        """
+        select = BucketTopK(bucket_elements, per_bucket)
+        return cls(per_bucket / bucket_elements, select, values=values, feedback=feedback)
+
+    @classmethod
+    def redsync(cls, density: float = 0.001, *, same_sign: bool = False) -> TopK:
+        """RedSync's: tensors of up to 128 KB whole, trimmed top-k up to 4 MB, a threshold that is searched above.
+        ``same_sign``: its quantisation, entries of one sign at a time as their mean. See ``BySize.redsync``.
+
+        Source: Fang et al., RedSync, JPDC 2019, §5.
+        """
+        return cls(policy=BySize.redsync(density, same_sign=same_sign))
+
+    @classmethod
+    def oktopk(
+        cls,
+        density: float = 0.01,
+        *,
+        boundaries_every: int = 64,
+        threshold_every: int = 32,
+        balance_factor: float = 4.0,
+    ) -> TopK:
+        """Ok-Topk's: a threshold of each rank's own entries and one of the sum, both found anew every
+        ``threshold_every`` (τ′) steps; slices cut every ``boundaries_every`` (τ) steps. See ``OkTopk``.
+
+        Source: Li, Hoefler, PPoPP 2022, Algorithms 1 and 2.
+        """
+        combine = OkTopk(boundaries_every, threshold_every, balance_factor)
+        return cls(density, interval=threshold_every, combine=combine)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """All values of a gradient are sent, rounded to fewer bits; what rounding loses waits in a residual on its rank.
+
+    ``values``: ``"bf16"``, ``"int8"``, ``"qsgd8"`` or ``"qsgd4"``; several: each group of parameters goes in the one
+    that is cheapest for it. For float32 gradients. ``small_elements``, ``feedback`` and ``policy`` as for ``TopK``; of
+    a policy it counts which parameters it leaves dense. Raises ``TypeError`` and ``ValueError`` that name the argument.
+    """
+
+    values: str | Sequence[str]
+    small_elements: int = 2048
+    feedback: str = "gradients"
+    policy: Policy | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", _checked_formats(self.values))
+        TopK(small_elements=self.small_elements, feedback=self.feedback, policy=self.policy)  # looks at these
+
+    @property
+    def entries(self) -> TopK:
+        """What says which parameters are rounded."""
+        return TopK(small_elements=self.small_elements, feedback=self.feedback, policy=self.policy)
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """Each group of parameters goes in the way that costs least by the measured plan: densely, as the entries of
+    ``topk``, or with all values in one of the formats in ``values`` (as for ``Quantised``; none: not so). Until there
+    is a plan groups go densely. For a Synchronizer with ``plan="auto"`` or ``"optimal"``."""
+
+    topk: TopK = TopK()
+    values: str | Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.topk, TopK):
+            raise TypeError(f"topk is a {type(self.topk).__name__}: give a telegrad.TopK, as TopK(density=0.01)")
+        object.__setattr__(self, "values", _checked_formats(self.values) if self.values else ())
+
+
+@dataclass(frozen=True, slots=True)
+class Momentum:
+    """Momentum correction: each rank applies the momentum to its own gradients, before entries are chosen, so that an
+    entry that waited long does not get all its momentum at once. For an SGD with ``momentum=0``, which whoever takes
+    this gets as ``optimizer=``.
+
+    ``factor``: in (0, 1). ``nesterov``: as in SGD. ``masking``: what is sent loses its momentum, so that a stale
+    direction is not repeated. Raises ``TypeError`` and ``ValueError``. Sources: RedSync, Algorithm 4; Deep Gradient
+    Compression, §3.
+    """
+
+    factor: float
+    nesterov: bool = False
+    masking: bool = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.factor, bool) or not isinstance(self.factor, numbers.Real):
+            raise TypeError(f"factor={self.factor!r} must be a number in (0, 1), as Momentum(0.9)")
+        if not 0 < self.factor < 1:
+            raise ValueError(
+                f"factor={self.factor} must be in (0, 1), as Momentum(0.9); without any leave momentum= out"
+            )
+        for name, flag in (("nesterov", self.nesterov), ("masking", self.masking)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name}={flag!r} must be True or False")
+
+
+@dataclass(frozen=True, slots=True)
+class Warmup:
+    """The first ``steps`` of a training send more: all entries (``kind="dense"``, RedSync's choice), or, with
+    ``"falling"``, 25 % of them and in five stages down to 0.1 % or the density. Raises ``TypeError`` and
+    ``ValueError``."""
+
+    steps: int
+    kind: str = "dense"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", checked_count(self.steps, "steps"))
+        check_choice(self.kind, "kind", WARMUPS)
+
+    def is_dense(self, step: int) -> bool:
+        """Whether everything is sent in this step, counted from 0."""
+        return self.kind == "dense" and step < self.steps
+
+    def least_density(self, step: int) -> float:
+        """The density below which this step sends no tensor; 0: each tensor's own."""
+        if self.kind == "dense" or step >= self.steps:
+            return 0.0
+        return FALLING[step * len(FALLING) // self.steps]
+
+
+Compress = TopK | Quantised | Cheapest
+
+
+def check_objects(compress: object, momentum: object, warmup: object, *, kinds: tuple[type, ...] = (TopK,)) -> None:
+    """Raises ``TypeError``, with the remedy, for what is none of the objects, and ``ValueError`` for what plain
+    averaging does not use."""
+    if compress is not None and not isinstance(compress, kinds):
+        if isinstance(compress, (Quantised, Cheapest)):
+            raise TypeError(
+                f"compress is a {type(compress).__name__}, which is for a Synchronizer that plans: give a telegrad.TopK"
+            )
+        names = " or ".join(f"telegrad.{kind.__name__}" for kind in kinds)
+        raise TypeError(f"compress={compress!r} must be a {names}, as TopK(density=0.01), or None: plain averages")
+    if momentum is not None and not isinstance(momentum, Momentum):
+        raise TypeError(f"momentum={momentum!r} must be a telegrad.Momentum, as Momentum(0.9), or None")
+    if warmup is None:
+        return
+    if not isinstance(warmup, Warmup):
+        raise TypeError(f"warmup={warmup!r} must be a telegrad.Warmup, as Warmup(steps=500), or None")
+    if compress is None and warmup.steps:
+        raise ValueError(f"warmup={warmup!r} is not used with compress=None, which sends all values: leave it out")
+
+
+def plain_options(
+    compress: Compress | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
+) -> dict[str, object]:
+    """Options as a checkpoint may hold them, and as ranks compare them: numbers, texts and ``None`` by name."""
+    given: dict[str, object] = {"compress": None if compress is None else type(compress).__name__}
+    topk = compress.topk if isinstance(compress, Cheapest) else compress
+    if topk is not None:
+        given |= {one.name: getattr(topk, one.name) for one in fields(topk) if one.name != "output"}
+    if isinstance(compress, Cheapest):
+        given["quantised"] = compress.values
+    given |= {"momentum": 0.0} if momentum is None else {"momentum": momentum.factor, **_flags(momentum)}
+    given |= {"warmup_steps": 0} if warmup is None else {"warmup_steps": warmup.steps, "warmup": warmup.kind}
+    return {name: _plain(value) for name, value in (given | others).items()}
+
+
+def _flags(momentum: Momentum) -> dict[str, bool]:
+    return {"nesterov": momentum.nesterov, "masking": momentum.masking}
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple) else repr(value)
+
+
+def compressor_of(
+    parameters: Mapping[str, torch.nn.Parameter],
+    topk: TopK | None,
+    momentum: Momentum | None,
+    optimizer: torch.optim.Optimizer | None,
+) -> Compressor:
+    """A compressor of those ``parameters`` that ``topk`` does not leave dense (``None``: of none), with velocities of
+    all where there is a ``momentum``. Those of other dtypes than float32 and bfloat16 always are dense."""
+    large = {} if topk is None else parameters
+    topk = topk or TopK()
+    policy = topk.per_parameter
+    outputs = _outputs(large, topk.output)
+    if isinstance(policy, BySize) and large and (unknown := sorted(set(policy.dense) - large.keys())):
+        raise ValueError(f"dense names {unknown[0]!r}, which the model does not have: use named_parameters()' names")
+    compressible = {name: one for name, one in large.items() if one.dtype in COMPRESSIBLE}
+    sizes = {name: parameter.numel() for name, parameter in compressible.items() if parameter.numel()}
+    infos = (ParameterInfo(name, size, parameters[name].dim(), name in outputs) for name, size in sizes.items())
+    chosen = {name: one for name, one in compressions_of(policy, infos).items() if one.selection is not None}
+    compressor = Compressor(
+        {name: sizes[name] for name in chosen},
+        density=topk.density,
+        densities={name: one.density for name, one in chosen.items()},
+        selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
+        feedback=topk.feedback,
+    )
+    if momentum is not None:
+        compressor.momentum = _velocities_of(parameters, momentum, optimizer)
+    if topk.feedback == "steps":
+        check_moves_by_rates(optimizer)
+    return compressor
+
+
+def units_of(
+    compressor: Compressor,
+    parameters: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer | None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Units:
+    """As ``Units``; an optimizer of other parameters is refused now."""
+    units = Units(parameters, optimizer, scaler)
+    units.rates_of(compressor)
+    return units
+
+
+def compressed_by(compressor: Compressor) -> dict[str, tuple[int, str, bool]]:
+    """Of each compressed parameter what its messages depend on, which all ranks must have alike."""
+    policies = {one.name: (one.k, compressor.policy_of(one)) for one in compressor.residuals}
+    return {
+        name: (k, type(policy).__name__, getattr(policy, "same_sign", False)) for name, (k, policy) in policies.items()
+    }
+
+
+def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> tuple[Named, Named]:
+    """Those that require a gradient, and the others, by name. Raises ``ValueError`` where there is none, and
+    ``TypeError`` for a dtype that cannot be averaged."""
+    parameters: Named = {}
+    frozen: Named = {}
+    for name, parameter in named:
+        if not parameter.requires_grad:
+            frozen[name] = parameter
+            continue
+        check_dtype(parameter.dtype, name, on_device=on_device(parameter))
+        parameters[name] = parameter
+    if not parameters:
+        raise ValueError("the model has no parameter that requires a gradient: give the one that is trained")
+    check_no_optimizer_in_backward(parameters, "the DDP hook")
+    return parameters, frozen
+
+
+def encoding_of(topk: TopK, parameters: Mapping[str, torch.nn.Parameter]) -> _core.ValueEncoding:
+    """How messages hold the values of gradients: native if none is rounded.
+
+    Raises ``TypeError`` for values that a gradient cannot take, and ``ValueError`` where none may be rounded.
+    """
+    values = topk.values
+    encodings = set()
+    for name, parameter in parameters.items():
+        if parameter.dtype not in COMPRESSIBLE:
+            continue  # it is sent densely, as it is
+        dtype = "f32" if parameter.dtype == torch.float32 else "bf16"
+        try:
+            encodings.add(formats_named(values, dtype).values)
+        except TypeError as error:
+            raise TypeError(
+                f"values={values!r} does not fit parameter {name!r} of {parameter.dtype}: only float32 gradients can "
+                "be encoded; use 'auto'"
+            ) from error
+    found = next((one for one in encodings if one != _core.ValueEncoding.native), _core.ValueEncoding.native)
+    if found != _core.ValueEncoding.native and topk.combine in ("gtopk", "bounded"):
+        raise ValueError(f"values={values!r} rounds values, which combine={topk.combine!r} does not: use values='auto'")
+    return found
+
+
+def _velocities_of(
+    parameters: Mapping[str, torch.nn.Parameter], momentum: Momentum, optimizer: torch.optim.Optimizer | None
+) -> Velocities:
+    for name, parameter in parameters.items():
+        if parameter.dtype not in COMPRESSIBLE:
+            raise TypeError(
+                f"momentum= has float32 velocities, and parameter {name!r} is {parameter.dtype}: leave momentum to "
+                "the optimizer, or leave that parameter out of the model that is averaged"
+            )
+    check_without_momentum(optimizer)
+    sizes = {name: parameter.numel() for name, parameter in parameters.items() if parameter.numel()}
+    return Velocities(sizes, momentum.factor, **_flags(momentum))
+
+
+def _outputs(parameters: Mapping[str, torch.nn.Parameter], output: Sequence[str] | None) -> set[str]:
+    if output is None:
+        weights = [name for name, parameter in parameters.items() if parameter.dim() > 1]
+        return set(weights[-1:])
+    unknown = sorted(set(output) - parameters.keys())
+    if unknown and parameters:
+        raise ValueError(f"output names {unknown[0]!r}, which the model does not have: use named_parameters()' names")
+    return set(output)

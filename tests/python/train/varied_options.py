@@ -1,0 +1,45 @@
+"""The objects that training takes, from the single values that a test varies: TopK, Momentum, Warmup and their like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from torch import nn
+
+from telegrad import Cheapest, Momentum, Quantised, TopK, Warmup
+
+_OF_TOPK = {one.name for one in fields(TopK)}
+
+
+def objects_of(compress: Any = "topk", **varied: Any) -> dict[str, Any]:
+    """Options of DDPState or Synchronizer. ``compress``: ``"topk"``, ``"quantised"``, ``"cheapest"`` (both with
+    ``formats``), an object, or None. TopK's fields are taken by their names; ``momentum`` with ``nesterov`` and
+    ``masking`` makes a Momentum, ``warmup_steps`` with ``warmup`` a Warmup; all others are passed on."""
+    of_topk = {name: varied.pop(name) for name in list(varied) if name in _OF_TOPK}
+    formats = {name: varied.pop(name) for name in ("formats",) if name in varied}
+    flags = {name: varied.pop(name) for name in ("nesterov", "masking") if name in varied}
+    found = varied
+    if "momentum" in varied or flags:
+        found["momentum"] = Momentum(varied.get("momentum", 0.0), **flags)
+    if "warmup_steps" in varied:
+        found["warmup"] = Warmup(varied.pop("warmup_steps"), varied.pop("warmup", "dense"))
+    if compress == "topk":
+        found["compress"] = TopK(**of_topk)
+    elif compress == "quantised":
+        found["compress"] = Quantised(*formats.values(), **of_topk)
+    elif compress == "cheapest":
+        found["compress"] = Cheapest(TopK(**of_topk), *formats.values())
+    else:
+        assert not of_topk, f"{of_topk} have no place in {compress}"
+        found["compress"] = compress
+    return found
+
+
+def module_of(parameters: Mapping[str, nn.Parameter]) -> nn.Module:
+    """A module of parameters that a test has made, in their order."""
+    module = nn.Module()
+    for name, one in parameters.items():
+        module.register_parameter(name, one)
+    return module
