@@ -3,10 +3,15 @@
 from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
 from telegrad.compress.compressor import Compressor, Observation, Part
 from telegrad.compress.momentum import Momentum
-from telegrad.compress.ranked import ExactTopK, ThresholdSearch, TrimmedTopK
 from telegrad.compress.residual import Residual, ResidualStore
-from telegrad.compress.reused import ReusedThreshold, SampledThreshold
-from telegrad.compress.selection import Selection
+from telegrad.compress.selection import (
+    ExactTopK,
+    ReusedThreshold,
+    SampledThreshold,
+    Selection,
+    ThresholdSearch,
+    TrimmedTopK,
+)
 from telegrad.compress.selections import SELECTIONS, selection_named
 from telegrad.compress.treatment import BySize, Policy, Tensor, Treatment
 from telegrad.compress.warmup import WarmUp

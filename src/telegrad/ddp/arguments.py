@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from telegrad import _core
-from telegrad.communicator.sparse_wire import formats_named
-from telegrad.communicator.tensors import on_device
+from telegrad.communicator.operands import formats_named, on_device
+from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
 from telegrad.ddp.bucket import COMPRESSIBLE, check_dtype
-from telegrad.ddp.steps_in_backward import check_no_optimizer_in_backward
 
 Named = dict[str, torch.nn.Parameter]
 

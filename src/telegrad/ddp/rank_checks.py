@@ -12,7 +12,7 @@ import torch
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.compress import Compressor
-from telegrad.ddp.memory_order import MemoryOrder
+from telegrad.ddp.rank_state import MemoryOrder
 from telegrad.ddp.settings import compressed_by
 
 _IN_THREADS = ("local", "sim")

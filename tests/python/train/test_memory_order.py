@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad import Communicator, DDPState, Synchronizer, ddp_hook
-from telegrad.ddp.memory_order import MemoryOrder, MemoryOrders
+from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders
 
 OnRanks = Callable[..., list[Any]]
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from telegrad import Communicator, Synchronizer, TransportError
-from telegrad.ddp import steps_in_backward
+from telegrad.ddp import backward_watch as steps_in_backward
 
 Hook = Callable[[Tensor], None]
 STEPS = (
