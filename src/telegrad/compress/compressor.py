@@ -268,7 +268,8 @@ class Compressor:
         entry.threshold, entry.calls = None, 0  # of a residual that was there before
 
     def begin(self) -> None:
-        """Opens a step that can be undone: see ``keep_step`` and ``drop_step``. Costs a copy of what it changes."""
+        """Opens a step that can be undone: see ``keep_step`` and ``drop_step``. Costs memory as large as what it
+        changes, and but for residuals of a ``ReusedThreshold`` a copy."""
         for store in self._stores():
             store.begin()
 
@@ -284,7 +285,7 @@ class Compressor:
 
     def record(self, on: bool) -> None:
         """Whether what changes from now on can be undone by ``revert``, parameter by parameter, until ``confirm``.
-        Costs a copy of what changes, once between two ``confirm``."""
+        Costs as ``begin`` does, once between two ``confirm``."""
         for store in self._stores():
             store.records = on
 
