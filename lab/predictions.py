@@ -21,7 +21,7 @@ from rich.progress import TextColumn
 from rich.table import Table
 
 from telegrad import Communicator, SparseVector, _core
-from telegrad.communicator.sparse_wire import formats_named
+from telegrad.communicator.operands import formats_named
 from telegrad.cost.cost import CARD_BYTES
 from telegrad.launch import LaunchError, join
 from telegrad.tools.bench.machine import describe_machine, machine_text

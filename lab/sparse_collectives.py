@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from telegrad import _core
-from telegrad.communicator.sparse_wire import formats_named
+from telegrad.communicator.operands import formats_named
 from telegrad.tools.cli.simulate import WireOption
 from telegrad.tools.cli.simulate_run import Asked, SimulationSettings, run, shared, sizes_of
 from telegrad.tools.sim.measure import ALGORITHMS

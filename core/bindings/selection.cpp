@@ -45,14 +45,17 @@ void bind_selection(nb::module_& module) {
   module.def(
       "accumulate_select",
       [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, float threshold, int sign,
-         std::uintptr_t indices, std::uintptr_t values, std::size_t capacity, std::uint32_t index_offset) {
+         std::uintptr_t indices, std::uintptr_t values, std::size_t capacity, std::uint32_t index_offset,
+         std::uintptr_t before) {
         const Arrays in(residual, gradient, n);
         const Side side = side_of(sign);
         return kernels::accumulate_select(in.residual, in.gradient, kernels::key_of_threshold(threshold, side), side,
-                                          index_offset, entries(indices, values, capacity));
+                                          index_offset, entries(indices, values, capacity), nullptr,
+                                          memory<const float>(before, before == 0 ? 0 : n));
       },
       nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), nb::arg("threshold"), nb::arg("sign"),
-      nb::arg("indices"), nb::arg("values"), nb::arg("capacity"), nb::arg("index_offset"), unlocked);
+      nb::arg("indices"), nb::arg("values"), nb::arg("capacity"), nb::arg("index_offset"), nb::arg("before") = 0,
+      unlocked);
   module.def(
       "accumulate_topk",
       [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n, std::size_t k, int sign,

@@ -13,6 +13,7 @@ namespace {
 // What a pass reads and where it puts the survivors, those of at least the key `bound`.
 struct Pass {
   float* residual;
+  const float* before;    // to which the gradient is added: the residual, or what it was
   const float* gradient;  // null: nothing is added
   std::size_t size;
   KeyBits key;
@@ -56,7 +57,7 @@ inline void take(const Pass& pass, std::size_t position, std::size_t& count) {
 template <bool adds, bool gathers>
 void select_tail(const Pass& pass, std::size_t first, std::size_t& count, Gathered* gathered) {
   for (std::size_t i = first; i < pass.size; ++i) {
-    if constexpr (adds) pass.residual[i] += pass.gradient[i];
+    if constexpr (adds) pass.residual[i] = pass.before[i] + pass.gradient[i];
     if constexpr (gathers) gather(*gathered, pass.key, pass.residual[i], i);
     if (pass.key(pass.residual[i]) >= pass.bound) take(pass, i, count);
   }
@@ -96,7 +97,7 @@ std::size_t select_portable(const Pass& given, Gathered* gathered) {
     float* const residual = pass.residual + i;
     float sum[kBlock];
     std::int32_t keys[kBlock];
-    for (std::size_t j = 0; j < kBlock; ++j) sum[j] = residual[j];
+    for (std::size_t j = 0; j < kBlock; ++j) sum[j] = pass.before[i + j];
     if constexpr (adds) {
       for (std::size_t j = 0; j < kBlock; ++j) sum[j] += pass.gradient[i + j];
       for (std::size_t j = 0; j < kBlock; ++j) residual[j] = sum[j];
@@ -152,7 +153,7 @@ TELEGRAD_AVX2 std::size_t select_avx2(const Pass& given, Gathered* gathered) {
     unsigned survivors = 0, above_zero = 0;
     for (unsigned j = 0; j < 4; ++j) {
       float* const residual = pass.residual + i + 8 * j;
-      __m256 sum = _mm256_loadu_ps(residual);
+      __m256 sum = _mm256_loadu_ps(pass.before + i + 8 * j);
       if constexpr (adds) {
         sum = _mm256_add_ps(sum, _mm256_loadu_ps(pass.gradient + i + 8 * j));
         _mm256_storeu_ps(residual, sum);
@@ -226,8 +227,8 @@ TELEGRAD_AVX512 std::size_t select_avx512(const Pass& given, Gathered* gathered)
   std::size_t i = 0;
   for (; i + kBlock <= pass.size; i += kBlock) {
     float* const residual = pass.residual + i;
-    __m512 low = _mm512_loadu_ps(residual);
-    __m512 high = _mm512_loadu_ps(residual + 16);
+    __m512 low = _mm512_loadu_ps(pass.before + i);
+    __m512 high = _mm512_loadu_ps(pass.before + i + 16);
     if constexpr (adds) {
       const float* const gradient = pass.gradient + i;
       low = _mm512_add_ps(low, _mm512_loadu_ps(gradient));
@@ -282,12 +283,14 @@ constexpr Variants<SelectFunction> kSelect{select_portable<adds, gathers>};
 #endif
 
 Pass checked_pass(std::span<float> residual, std::span<const float> gradient, std::int32_t bound, Side side,
-                  std::uint32_t index_offset, EntriesOut<float> out) {
+                  std::uint32_t index_offset, EntriesOut<float> out, std::span<const float> before) {
   TELEGRAD_CHECK(residual.size() == gradient.size() || gradient.empty());
+  TELEGRAD_CHECK(before.empty() || (before.size() == residual.size() && !gradient.empty()));
   TELEGRAD_CHECK(out.indices.size() == out.values.size());
   TELEGRAD_CHECK(residual.size() + index_offset <= std::uint64_t{1} << 32);
   TELEGRAD_CHECK(bound >= 0);
   return {.residual = residual.data(),
+          .before = before.empty() ? residual.data() : before.data(),
           .gradient = gradient.data(),
           .size = residual.size(),
           .key = KeyBits(side),
@@ -311,8 +314,9 @@ Moments moments_of(Gathered& gathered, std::size_t size, Side side) {
 }  // namespace
 
 std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, std::int32_t bound, Side side,
-                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments) {
-  const Pass pass = checked_pass(residual, gradient, bound, side, index_offset, out);
+                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments,
+                              std::span<const float> before) {
+  const Pass pass = checked_pass(residual, gradient, bound, side, index_offset, out, before);
   Gathered gathered;
   Gathered* const into = &gathered;
   if (moments == nullptr) return gradient.empty() ? kSelect<false, false>(pass, into) : kSelect<true, false>(pass, into);
@@ -330,8 +334,9 @@ Moments accumulate_moments(std::span<float> residual, std::span<const float> gra
 namespace reference {
 
 std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, std::int32_t bound, Side side,
-                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments) {
-  const Pass pass = checked_pass(residual, gradient, bound, side, index_offset, out);
+                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments,
+                              std::span<const float> before) {
+  const Pass pass = checked_pass(residual, gradient, bound, side, index_offset, out, before);
   const auto select = gradient.empty() ? select_tail<false, true> : select_tail<true, true>;
   std::size_t count = 0;
   Gathered gathered;

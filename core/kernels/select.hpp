@@ -27,16 +27,19 @@ struct Moments {
 /// Returns how many were selected. Where that is more than the capacity of `out`, only the first are written and
 /// cleared; the others stay in the residual, accumulated.
 /// `residual` and `gradient` have one length, or `gradient` is empty and nothing is added (CHECKed). What lies in `out`
-/// between the count and the capacity is undefined afterwards. `moments`, if given, is overwritten.
+/// between the count and the capacity is undefined afterwards. `moments`, if given, is overwritten. With `before`, as
+/// long as `residual`, it is residual = before + gradient (CHECKed: there is one): what the residual holds is not read.
 std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, std::int32_t bound, Side side,
-                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments = nullptr);
+                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments = nullptr,
+                              std::span<const float> before = {});
 
 /// residual += gradient (nothing, if that is empty), and what the sums are like.
 Moments accumulate_moments(std::span<float> residual, std::span<const float> gradient, Side side);
 
 namespace reference {
 std::size_t accumulate_select(std::span<float> residual, std::span<const float> gradient, std::int32_t bound, Side side,
-                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments = nullptr);
+                              std::uint32_t index_offset, EntriesOut<float> out, Moments* moments = nullptr,
+                              std::span<const float> before = {});
 }  // namespace reference
 
 }  // namespace telegrad::kernels

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.communicator import BoundedTopkState, GTopkState, OkTopkState
-from telegrad.communicator.topk import TopkSum
-from telegrad.communicator.topk_state import TopkState
+from telegrad.communicator.topk import TopkState, TopkSum
 from telegrad.cost import fastest_allreduce
 from telegrad.sparse_vector import SparseVector
 from telegrad.tools.sim.measure import Point, measure

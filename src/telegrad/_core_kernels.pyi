@@ -16,6 +16,7 @@ def accumulate_select(
     values: int,
     capacity: int,
     index_offset: int,
+    before: int = 0,
 ) -> int: ...
 def accumulate_topk(
     residual: int, gradient: int, n: int, k: int, sign: int, indices: int, values: int, index_offset: int

@@ -14,14 +14,14 @@ import numpy.typing as npt
 from cases_moves import BLOCK_OPERATIONS, begin_blocks, block_cases, fault_of_blocks
 
 from telegrad import Communicator, SparseVector, Work, _core
-from telegrad.communicator.reduction import (
+from telegrad.communicator.operands import address
+from telegrad.communicator.reductions import (
     DENSE_ALGORITHMS,
     SPARSE_ALGORITHMS,
     algorithm_of,
     reduction_of,
     sparse_reduction_of,
 )
-from telegrad.communicator.tensors import address
 
 Array = npt.NDArray[Any]
 

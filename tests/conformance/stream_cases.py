@@ -16,7 +16,7 @@ from cases import MOST_OF_ALL, PATTERNS, Array, Case, Group, dense_bits, from_bf
 
 from telegrad import BoundedTopkState, Communicator, GTopkState, OkTopkState, SparseVector, Work
 from telegrad.communicator import TopkSum
-from telegrad.communicator.topk_state import TopkState
+from telegrad.communicator.topk import TopkState
 from topk_references import Entries, by_bounded_messages, by_tree
 
 GATHER, SCATTER, SCATTER_V, TOPK, TOPK_STALE, GTOPK, BOUNDED, BOUNDED_STALE = OPERATIONS = (

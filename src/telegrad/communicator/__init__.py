@@ -2,9 +2,8 @@
 
 from telegrad.communicator.communicator import Communicator
 from telegrad.communicator.cuda.entries import DeviceEntries
-from telegrad.communicator.reduction import ReduceOp
-from telegrad.communicator.topk import TopkReport, TopkSum
-from telegrad.communicator.topk_state import BoundedTopkState, GTopkState, OkTopkState
+from telegrad.communicator.reductions import ReduceOp
+from telegrad.communicator.topk import BoundedTopkState, GTopkState, OkTopkState, TopkReport, TopkSum
 from telegrad.communicator.work import Work
 
 __all__ = [

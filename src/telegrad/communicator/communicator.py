@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from telegrad import _core
-from telegrad.communicator import lifetime
-from telegrad.communicator.arguments import checked_integer
+from telegrad.communicator import member
 from telegrad.communicator.cuda.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.communicator.groups import (
     OF_JOB,
@@ -29,11 +28,10 @@ from telegrad.communicator.groups import (
     ranks_in_job,
     share,
 )
-from telegrad.communicator.moves import Moves
+from telegrad.communicator.moves import Moves, PointToPoint
 from telegrad.communicator.nodes import checked_node, checked_nodes, numbered
-from telegrad.communicator.point_to_point import PointToPoint
-from telegrad.communicator.reduction import DENSE_ALGORITHMS, algorithm_of
-from telegrad.communicator.reductions import Reductions
+from telegrad.communicator.operands import checked_integer
+from telegrad.communicator.reductions import DENSE_ALGORITHMS, Reductions, algorithm_of
 from telegrad.communicator.rendezvous.joining import Exchange, check_interface, find_peers
 from telegrad.communicator.rendezvous.mpi import find_mpi_peers
 from telegrad.communicator.rendezvous.network_choice import agree, alone
@@ -304,7 +302,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         options: Options,
         job_ranks: Sequence[int] = (),
     ) -> Communicator:
-        if lifetime.forked_from_joined and options.make_driver is None:
+        if member.forked_from_joined and options.make_driver is None:
             raise RendezvousError(
                 "this process was forked from one that had a Communicator, and UCX works in that one only: start child "
                 "processes with the 'spawn' method",

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.communicator.arguments import checked_integer
 from telegrad.communicator.cuda.nccl import SumGroup
+from telegrad.communicator.operands import checked_integer
 from telegrad.communicator.rendezvous.joining import Exchange
 from telegrad.communicator.rendezvous.mpi import MakeDriver
 from telegrad.communicator.tuning import AUTO, TuningAgreement

@@ -1,10 +1,14 @@
-"""Member: one rank's hold on the core's communicator, from its first operation to its close.
+"""Member: one rank's hold on the core's communicator, from its first operation to its close, and the end of those that
+nobody closed: at the interpreter's exit, and in forked children.
 
 It keeps tensors alive while the network may touch them; which operations there are, it must not know.
 """
 
 from __future__ import annotations
 
+import atexit
+import functools
+import os
 import sys
 import threading
 import warnings
@@ -15,15 +19,66 @@ from types import TracebackType
 from typing import Any, Self, TypedDict
 
 from telegrad import _core
-from telegrad.communicator import lifetime
 from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.communicator.cuda.staging import staging_of
 from telegrad.communicator.cuda.streams import pool_of
 from telegrad.communicator.cuda.transfers import Part, Transfers
 from telegrad.communicator.cuda.work import DeviceWork
 from telegrad.communicator.trace import start_trace, write_trace
-from telegrad.communicator.work import Work
+from telegrad.communicator.work import Work, never_destroy, process_id, stop_completion_thread
 from telegrad.errors import TransportError
+
+forked_from_joined = False
+"""Whether this process was forked from one that was joined to others over UCX: its thread for what comes from the
+network is not here, and UCX does not begin another."""
+
+# Strong references: the network must not lose its buffers because a variable went out of scope.
+_open: dict[int, Member] = {}
+
+
+def opened(communicator: Member) -> None:
+    """From here on the communicator lives until ``closed()``."""
+    _open[id(communicator)] = communicator
+
+
+def closed(communicator: Member) -> None:
+    """The communicator takes care of itself again."""
+    _open.pop(id(communicator), None)
+
+
+def _close_all() -> None:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    communicators = list(_open.values())
+    # Peers hear on all of them that this rank goes, before it waits for them on one.
+    for communicator in communicators:
+        if error is not None:  # an exception ends this process: the peers should hear why, and at once
+            reason = f"rank {communicator.rank} ended: {type(error).__name__}: {error}"
+            _attempt(communicator, functools.partial(communicator.abort, reason))
+        _attempt(communicator, communicator._part)
+    for communicator in communicators:
+        _attempt(communicator, communicator.close)
+    stop_completion_thread()
+    _core.leave_threads_behind()
+
+
+def _attempt(communicator: Member, call: Callable[[], None]) -> None:
+    try:
+        call()
+    except Exception as failure:
+        print(f"telegrad: closing {communicator!r} at exit failed: {failure}", file=sys.stderr)
+
+
+def _forget_after_fork() -> None:
+    global forked_from_joined
+    forked_from_joined = forked_from_joined or any(one.driver == "ucx" for one in _open.values())
+    for communicator in _open.values():
+        never_destroy(communicator._core)
+        communicator._live = None
+    _open.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class Stats(TypedDict):
@@ -55,7 +110,7 @@ class Member:
 
     def __init__(self, core: _core.Communicator) -> None:
         self._core = core
-        self._process = lifetime.process
+        self._process = process_id()
         self._live: _core.Communicator | None = core  # until close(), and not in a forked child
         self._closed = False
         self._over = False  # it has failed: what is called from now on never reaches the network
@@ -68,7 +123,7 @@ class Member:
         self._dependents: weakref.WeakSet[Member] = weakref.WeakSet()  # which a program knows by this one alone
         self._device_short_way: _core.DeviceShortWay | None = None  # by which the core begins sums itself
         self._trace_path = start_trace(core)
-        lifetime.opened(self)
+        opened(self)
 
     @property
     def rank(self) -> int:
@@ -127,7 +182,7 @@ class Member:
         if self._live is None:  # it belongs to the process that forked this one
             return
         self._live = None
-        lifetime.closed(self)
+        closed(self)
         for one in list(self._dependents):  # ranks that wait there would not come to close this one
             one._part()
         for transfers in self._transfers.values():
@@ -277,7 +332,7 @@ class Member:
         core = self._live
         if core is not None:
             return core
-        if self._process != lifetime.process:
+        if self._process != process_id():
             raise ValueError(
                 f"this Communicator belongs to process {self._process}, which forked this one: start child "
                 "processes that need one of their own with the 'spawn' method"

@@ -1,33 +1,565 @@
-"""The operations that reduce: dense vectors, in place or not, sparse ones to a new stream or into a dense vector."""
+"""The operations that reduce: dense vectors in host memory and on a GPU, and sparse ones, to a new vector or a dense
+one."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.communicator.arguments import check_async, checked_factor, checked_rank
-from telegrad.communicator.blocks import checked_counts
-from telegrad.communicator.cuda.entries import DeviceEntries
-from telegrad.communicator.cuda.parts import element_parts, scattered_parts
-from telegrad.communicator.dense_options import check_dense_options
-from telegrad.communicator.device_sums import DeviceSums
-from telegrad.communicator.encoded import check_encodable, checked_seed, encoding_of, error_of
-from telegrad.communicator.reduction import (
-    DENSE_ALGORITHMS,
-    DENSE_DEVICE_ALGORITHMS,
-    algorithm_of,
-    neutral_element,
-    reduction_of,
-    sparse_reduction_of,
+from telegrad.communicator.cuda.entries import DeviceEntries, EntriesPart, Staged
+from telegrad.communicator.cuda.nccl import NcclSums, Verdict
+from telegrad.communicator.cuda.parts import element_parts, flat, scattered_parts
+from telegrad.communicator.cuda.runtime import Stream, resolved_device, runtime_of
+from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.member import Member
+from telegrad.communicator.operands import (
+    UNMEASURED_S_PER_BYTE,
+    HostBuffer,
+    address,
+    check_async,
+    check_dense_options,
+    check_encodable,
+    check_rounding_options,
+    check_together,
+    checked_counts,
+    checked_factor,
+    checked_rank,
+    checked_seed,
+    checked_slices,
+    empty_like,
+    encoding_of,
+    error_into,
+    error_of,
+    formats_named,
+    formats_of,
+    formats_of_name,
+    on_device,
+    overlap,
+    overlaps_stream,
+    reducible,
 )
-from telegrad.communicator.short_way import with_short_way
-from telegrad.communicator.sparse_input import StreamInput, dense_for, sparse_input
-from telegrad.communicator.sparse_reductions import StreamReductions
-from telegrad.communicator.sparse_wire import formats_named
-from telegrad.communicator.tensors import HostBuffer, check_together, empty_like, on_device, overlap, reducible
-from telegrad.communicator.work import Work
+from telegrad.communicator.texts import all_gather_text
+from telegrad.communicator.work import Work, once, with_short_way
+from telegrad.cost import Tuning
+from telegrad.cost.device_tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
+from telegrad.cost.way import GroupCost
+from telegrad.cost.wire_layout import layout_that_pays
+from telegrad.kernels.staging import kernels_of
+from telegrad.sparse_vector import SparseVector
+from telegrad.sparse_vector.coo import is_coo
+from telegrad.sparse_vector.values import NAMES, Bits
+
+DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level")
+DENSE_DEVICE_ALGORITHMS = (*DENSE_ALGORITHMS, *DEVICE_ALGORITHMS)
+"""Of dense device tensors: NCCL's, the engine's by name, or ``"host_transfer"``, of which the engine chooses one."""
+SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring", "two_level")
+
+
+class ReduceOp(StrEnum):
+    """Reductions; their names serve as well: ``op="avg"``.
+
+    ``AVG`` is the sum divided by the number of ranks, and of floats only; of finite float16 it is finite, also where
+    the sum is not (docs/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and take -0 for less
+    than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the positive one of two that differ in
+    sign only; NaN where any is. Integers wrap round. What a sparse stream does not have is the neutral element: 0, 1
+    for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
+    """
+
+    SUM = "sum"
+    AVG = "avg"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    MAX_ABS = "max_abs"
+
+
+_REDUCTIONS: dict[str, _core.Reduction] = {op.value: getattr(_core.Reduction, op.value) for op in ReduceOp}
+_NEUTRAL = {_core.Reduction.prod: 1.0, _core.Reduction.min: math.inf, _core.Reduction.max: -math.inf}
+_INTEGERS = (_core.DType.i32, _core.DType.i64)
+_ALGORITHMS: dict[str, _core.Algorithm] = {
+    **{name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}},
+    **dict.fromkeys(DEVICE_ALGORITHMS, _core.Algorithm.auto),
+}
+
+
+def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
+    """The reduction of dense elements of ``dtype`` that a ReduceOp, its name, or torch's ReduceOp stands for.
+
+    Raises ``ValueError`` for any other, and for averages of integers.
+    """
+    name = _name(op, tuple(_REDUCTIONS))
+    if name == "avg" and dtype in _INTEGERS:
+        raise ValueError("op='avg' needs a floating dtype: use 'sum' and divide, or convert the tensor to float64")
+    return _REDUCTIONS[name]
+
+
+def sparse_reduction_of(op: object) -> _core.Reduction:
+    """The same for sparse streams, whose values are floats."""
+    return _REDUCTIONS[_name(op, tuple(_REDUCTIONS))]
+
+
+def neutral_element(reduction: _core.Reduction) -> float:
+    """What an index that no rank has stands for in a sparse result."""
+    return _NEUTRAL.get(reduction, 0.0)
+
+
+def open_choices(reduction: _core.Reduction, algorithm: str, switch_factor: Any) -> tuple[_core.Algorithm, float]:
+    """The algorithm of a sparse reduction, and its ``switch_factor``, of which the caller may have left both open
+    (``"auto"``, ``None``).
+
+    By the reduction alone, of which ranks have the same. Where its neutral element is not 0, an open choice is one that
+    never makes a sum dense: there an entry that equals the neutral element and an index that no rank has would be
+    alike, which are not the same to whoever takes a missing index for 0. Raises ``TypeError`` or ``ValueError``.
+    """
+    chosen = algorithm_of(algorithm, SPARSE_ALGORITHMS)
+    if switch_factor is not None:
+        return chosen, checked_factor(switch_factor)
+    if neutral_element(reduction) == 0:
+        return chosen, 1.0
+    # "auto" sums densely where that takes less time, whatever the factor.
+    return _core.Algorithm.split_allgather if chosen == _core.Algorithm.auto else chosen, math.inf
+
+
+def algorithm_of(name: str, allowed: tuple[str, ...]) -> _core.Algorithm:
+    """Raises ``ValueError`` with the names that this operation has."""
+    if not isinstance(name, str) or name not in allowed:
+        raise ValueError(f"algorithm={name!r} does not exist for this operation: use one of {', '.join(allowed)}")
+    return _ALGORITHMS[name]
+
+
+def _name(op: object, allowed: tuple[str, ...]) -> str:
+    name = str(op) if isinstance(op, str) else _name_in_torch(op)
+    if name not in allowed:
+        *others, last = map(repr, allowed)
+        raise ValueError(f"op={op!r} is not supported: use {', '.join(others)} or {last}")
+    return name
+
+
+def _name_in_torch(op: object) -> str:
+    name = str(op).rpartition(".")[2].lower() if "RedOpType" in str(op) else ""
+    return "prod" if name == "product" else name
+
+
+class StreamInput(NamedTuple):
+    """A caller's sparse vector as a stream, and the way back."""
+
+    stream: SparseVector
+    like: Callable[[SparseVector], Any]
+    """Makes a stream of as many elements the type, and the shape, of what was given."""
+
+
+def sparse_input(x: Any) -> StreamInput | None:
+    """``x`` if it is a SparseVector or a ``torch.sparse_coo`` tensor, else ``None``.
+
+    Raises ``TypeError`` or ``ValueError`` for a COO tensor that is no stream.
+    """
+    if isinstance(x, SparseVector):
+        return StreamInput(x, lambda stream: stream)
+    if not is_coo(x):
+        return None
+    shape, sparse_dim = tuple(x.shape), x.sparse_dim()
+    return StreamInput(SparseVector.from_coo(x), lambda stream: stream.to_coo(shape, sparse_dim))
+
+
+def dense_for(entries: DeviceEntries, out: Any, error: Any) -> Any:
+    """``out``, if the sum of ``entries`` can go there, and what is lost to ``error``, if that is given. Raises
+    ``TypeError`` or ``ValueError`` if not."""
+    if out is None:
+        raise TypeError(
+            f"the sum of DeviceEntries goes into a dense tensor: give out=, of {entries.length} elements on "
+            f"{entries.values.device}"
+        )
+    buffer = reducible(out, "out", device=True)
+    check_together(entries.values, out)
+    if out.dtype != entries.values.dtype:
+        raise TypeError(f"out has dtype {out.dtype} but the values have {entries.values.dtype}: give both the same")
+    if buffer.elements != entries.length:
+        raise ValueError(f"out has {buffer.elements} elements but the entries' length is {entries.length}")
+    parts = [
+        HostBuffer(part.data_ptr(), part.numel(), part.nbytes, buffer.dtype)
+        for part in (entries.indices, entries.values, entries.count)
+    ]
+    if any(overlap(part, buffer) for part in parts):
+        raise ValueError("out shares memory with the entries: give it memory of its own")
+    if error is not None:
+        _check_error(entries, error, [*parts, buffer])
+    return out
+
+
+def _check_error(entries: DeviceEntries, error: Any, others: list[HostBuffer]) -> None:
+    into, place = reducible(error, "error", device=True), entries.values.device
+    if not on_device(error) or error.device != place:
+        raise TypeError(f"error is not on {place}, where the entries are: give a float32 tensor there")
+    if into.dtype != _core.DType.f32:
+        raise TypeError(f"error has dtype {error.dtype}: give a float32 one of {entries.length} elements")
+    if into.elements != entries.length:
+        raise ValueError(f"error has {into.elements} elements but the entries' length is {entries.length}")
+    if any(overlap(into, other) for other in others):
+        raise ValueError("error shares memory with out or the entries: give it memory of its own")
+
+
+DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
+
+
+class StreamReductions(Member):
+    """Operations in which ranks' entries are combined."""
+
+    _tuning: Tuning | None = None
+    _encoded_calls = 0  # so far: no two of them round alike
+
+    def all_reduce_into(
+        self,
+        stream: Any,
+        out: Any,
+        op: Any = "sum",
+        *,
+        algorithm: str = "auto",
+        async_op: bool = False,
+        switch_factor: float | None = None,
+        wire: str | None = None,
+        error: Any = None,
+        seed: int = 0,
+        slices: str = "equal",
+    ) -> Work | None:
+        """Writes the dense reduction of all ranks' streams (SparseVector or ``torch.sparse_coo``) into ``out``.
+
+        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op`` as for all_reduce: where no rank has an
+        entry, ``out`` becomes the neutral element (0 for ``"sum"``, ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``,
+        infinity for ``"min"``, -infinity for ``"max"``). Faster than making a sparse result dense; ``out`` must not
+        share memory with the stream. The other arguments are as for all_reduce(), so that some ranks may call this and
+        others that; for ``"prod"``, ``"min"`` and ``"max"`` of many entries ``switch_factor=1`` may go faster. Raises
+        ``TypeError`` or ``ValueError`` for arguments that do not fit, before anything is sent.
+        """
+        check_async(async_op)
+        given = sparse_input(stream)
+        if given is None:
+            raise TypeError(
+                f"stream is a {type(stream).__name__}: it must be a SparseVector or a COO tensor; give dense tensors "
+                "to all_reduce()"
+            )
+        stream = given.stream
+        core, buffer = self._usable(), reducible(out, "out")
+        dtype = DTYPES[stream.dtype]
+        if buffer.dtype != dtype:
+            raise TypeError(f"out has dtype {out.dtype} but the stream holds {stream.dtype}: give both the same")
+        if buffer.elements != stream.n:
+            raise ValueError(
+                f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
+            )
+        if overlaps_stream(buffer, stream):
+            raise ValueError("out shares memory with the stream: give it memory of its own")
+        indices, values = stream.memory(neutral_element(sparse_reduction_of(op)))
+        marks = stream.marks
+        how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer, slices=slices)
+        request = core.all_reduce_sparse_into(
+            0 if indices is None else address(indices),
+            address(values),
+            values.size,
+            0 if marks is None else address(marks),
+            stream.n,
+            dtype,
+            how,
+            buffer.pointer,
+            not async_op,
+        )
+        held = (indices, values, marks, out, error)
+        if async_op:
+            return self._work(request, "all_reduce_into", held, lambda _: out)
+        self._block(request, held)
+        return None
+
+    def _begin_average_into(
+        self, indices: npt.NDArray[np.uint32], values: Bits, out: Bits, wire: str, error: Bits | None
+    ) -> Work:
+        """As ``all_reduce_into(…, "avg", async_op=True)``, of arrays that telegrad itself has made, of which nothing is
+        checked: entries of a vector as long as ``out``, float32, or uint16 that holds bfloat16. ``error`` is for a
+        ``wire`` that rounds."""
+        core = self._live
+        if core is None:
+            core = self._usable()
+        dtype, tuning, look = NAMES[values.dtype], self._tuning, _core.buffer_of
+        layout = "blocked"
+        if tuning is not None or not core.shares_memory:
+            beta_s_per_byte = UNMEASURED_S_PER_BYTE if tuning is None else tuning.costs.beta_s_per_byte
+            layout = layout_that_pays(beta_s_per_byte, values.size / out.size if out.size else 0.0, dtype)
+        index_format, encoding, packs_values = formats_of_name(wire, dtype, layout)
+        at, of, into = look(indices, False), look(values, False), look(out, True)
+        lost = None if error is None else look(error, True)
+        assert at is not None
+        assert of is not None
+        assert into is not None
+        how = _core.SparseReduction(
+            _core.Reduction.avg,
+            _core.Algorithm.auto,
+            1.0,
+            index_format,
+            encoding,
+            0,
+            0 if encoding == _core.ValueEncoding.native else self._next_encoded_call(),
+            0 if lost is None else lost.pointer,
+            out.size,
+            False,
+            packs_values,
+        )
+        request = core.all_reduce_sparse_into(
+            at.pointer, of.pointer, values.size, 0, out.size, DTYPES[dtype], how, into.pointer, False
+        )
+        if self._kept:
+            self._let_go()
+        held = (indices, values, out, error)
+        return Work(request, "all_reduce_into", core.rank, lambda _: out, held, None if self._over else self)
+
+    def _sparse_reduction(
+        self,
+        stream: SparseVector | DeviceEntries,
+        op: Any,
+        algorithm: str,
+        switch_factor: float | None,
+        wire: Any,
+        error: Any,
+        seed: Any,
+        *,
+        out: HostBuffer | None = None,
+        slices: str = "equal",
+    ) -> _core.SparseReduction:
+        core, reduction = self._usable(), sparse_reduction_of(op)
+        formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
+        encoding = formats.values
+        balanced = _balanced(slices, algorithm)
+        chosen, factor = open_choices(reduction, algorithm, switch_factor)
+        number = checked_seed(seed)
+        check_rounding_options(wire, number, error)
+        lost = 0 if isinstance(stream, DeviceEntries) else error_into(error, stream, out)
+        if encoding != _core.ValueEncoding.native:
+            if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
+                raise ValueError(
+                    f"op={reduction.name!r} is not supported with wire={wire!r}, which rounds: use 'packed'"
+                )
+            if algorithm == "recursive_doubling":
+                raise ValueError(
+                    f"algorithm='recursive_doubling' is not supported with wire={wire!r}, which rounds: use another"
+                )
+        return _core.SparseReduction(
+            reduction,
+            chosen,
+            factor,
+            formats.indices,
+            encoding,
+            number,
+            0 if encoding == _core.ValueEncoding.native else self._next_encoded_call(),
+            lost,
+            stream.n,
+            balanced,
+            formats.packs_values,
+        )
+
+    def _next_encoded_call(self) -> int:
+        with self._lock:
+            call, self._encoded_calls = self._encoded_calls, (self._encoded_calls + 1) % 2**32
+        return call
+
+    def _reduce_stream(
+        self, given: StreamInput, op: Any, how: _core.SparseReduction, async_op: bool, error: Any
+    ) -> Any:
+        core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
+        indices, values = stream.memory(absent)
+        marks = stream.marks
+        request = core.all_reduce_sparse(
+            0 if indices is None else address(indices),
+            address(values),
+            values.size,
+            0 if marks is None else address(marks),
+            stream.n,
+            DTYPES[stream.dtype],
+            how,
+            not async_op,
+        )
+        held = (indices, values, marks, error)
+
+        def finish(done: _core.Request) -> Any:
+            sum_indices, sum_values = done.sparse_result()
+            total = SparseVector.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch, absent=absent)
+            return given.like(total)
+
+        return self._stream_work(request, "all_reduce", held, finish, async_op)
+
+    def _reduce_entries(
+        self, entries: DeviceEntries, op: Any, how: _core.SparseReduction, out: Any, error: Any, async_op: bool
+    ) -> Any:
+        core, absent = self._usable(), neutral_element(sparse_reduction_of(op))
+        kernels_of(out)  # what they need may be missing: that must be known before anything begins
+        dtype, n = DTYPES[entries.dtype], entries.length
+
+        def begin(staged: Staged, gate: _core.Gate) -> _core.Request:
+            mine, total = staged[:4], staged[4:]
+            return core.all_reduce_staged(*mine, n, dtype, how, *total, gate)
+
+        form = entries.count.new_empty(2, dtype=sys.modules["torch"].int64)
+        part = EntriesPart(entries, flat(out), form, absent, begin, None if error is None else flat(error))
+        tensors = (entries.indices, entries.values, entries.count, out, form, *(() if error is None else (error,)))
+        return self._run_on_device("all_reduce", [part], tensors, out, async_op)
+
+    def _scatter_stream(
+        self,
+        given: StreamInput,
+        op: Any,
+        how: _core.SparseReduction,
+        counts: list[int] | None,
+        async_op: bool,
+        error: Any,
+    ) -> Any:
+        core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
+        indices, values = stream.entries(absent)
+        request = core.reduce_scatter_sparse(
+            address(indices), address(values), indices.size, stream.n, counts, DTYPES[stream.dtype], how, not async_op
+        )
+        held = (indices, values, error)
+
+        def finish(done: _core.Request) -> Any:
+            found, sums = done.sparse_result()
+            return given.like(SparseVector.trusted(found, sums, stream.n, of_torch=stream.of_torch, absent=absent))
+
+        return self._stream_work(request, "reduce_scatter", held, finish, async_op)
+
+    def _stream_work(
+        self,
+        request: _core.Request,
+        operation: str,
+        held: Any,
+        finish: Callable[[_core.Request], Any],
+        async_op: bool,
+    ) -> Any:
+        if async_op:
+            return self._work(request, operation, held, once(finish))
+        self._block(request, held)
+        return finish(request)
+
+
+def _balanced(slices: object, algorithm: str) -> bool:
+    is_balanced = checked_slices(slices) == "balanced"
+    if is_balanced and algorithm in ("recursive_doubling", "two_level"):
+        why = "which has none" if algorithm == "recursive_doubling" else "whose slices are its nodes'"
+        raise ValueError(f"slices='balanced' is not for algorithm={algorithm!r}, {why}: use another")
+    return is_balanced
+
+
+_SUMS = (_core.Reduction.sum, _core.Reduction.avg)
+
+
+class DeviceSums(Member):
+    """What a Communicator does of them."""
+
+    _tuning: Tuning | None
+    _nccl: NcclSums | None = None
+
+    def device_algorithms(self, device: Any) -> tuple[str, ...]:
+        """Those of ``"nccl"`` and ``"host_transfer"`` by which dense sums on ``device``, a ``torch.device`` of this
+        rank's or its name, can go: the same on all ranks, which all call this; the first time for a device the host
+        waits for them. Raises ``ValueError`` on all ranks where their ``device_algorithm`` differs or cannot be, and,
+        with ``TypeError``, for a ``device`` that is none or is not there."""
+        device = resolved_device(device)  # what can be wrong with it is found before other ranks wait for this one
+        if self._nccl is None or self._verdict_on(device).refusal:
+            return (HOST_TRANSFER,)
+        return DEVICE_ALGORITHMS
+
+    def sum_cost(self, device: Any) -> GroupCost | None:
+        """Seconds by bytes of a dense sum on ``device``, a ``torch.device`` of this rank's, the way that it goes there,
+        as calibration has measured it on such devices; ``None`` where it has not. The same on all ranks, which all call
+        this; the host waits for them, and errors are those of ``device_algorithms``."""
+        device = resolved_device(device)
+        by_nccl = NCCL in self.device_algorithms(device)
+        kinds = {*all_gather_text(self, runtime_of(device.type).identity(device)[0])}  # type: ignore[arg-type]
+        measured = None if self._tuning is None else self._tuning.on_device
+        if measured is None or kinds != {measured.device}:
+            return None
+        if not by_nccl:
+            return measured.host_transfer
+        assert self._nccl is not None
+        return measured.nccl if self._nccl.always or measured.nccl is None else measured
+
+    def _goes_by_nccl(self, x: Any, reduction: _core.Reduction, algorithm: str) -> bool:
+        """The same on all ranks, which call this for the same sum; the first time for a device the host waits for all.
+        Raises ``ValueError`` where ``algorithm`` demands what cannot be."""
+        if algorithm not in ("auto", NCCL):
+            return False
+        if reduction not in _SUMS:
+            if algorithm == NCCL:
+                raise ValueError("algorithm='nccl' sums and averages: use 'auto' for other reductions")
+            return False
+        if self._nccl is None:
+            if algorithm == NCCL:
+                raise ValueError(
+                    "algorithm='nccl' is not there: make the communicator with from_torch() of a group whose CUDA "
+                    "tensors go by NCCL, and device_algorithm='auto'; or use 'auto'"
+                )
+            return False
+        if not x.numel():
+            return False
+        verdict = self._verdict_on(x.device)
+        if verdict.refusal:
+            if algorithm == NCCL:
+                raise ValueError(f"algorithm='nccl' cannot be: {verdict.refusal}")
+            return False
+        return algorithm == NCCL or self._nccl.chosen(x.nbytes, verdict, self._tuning) == NCCL
+
+    def _verdict_on(self, device: Any) -> Verdict:
+        assert self._nccl is not None
+        gather = partial(all_gather_text, self)  # type: ignore[arg-type]
+        return self._nccl.verdict_on(device, runtime_of(device.type), gather)
+
+    def _sum_by_nccl(
+        self, x: Any, target: Any, dtype: _core.DType, reduction: _core.Reduction, async_op: bool
+    ) -> DeviceWork | None:
+        """As ``all_reduce``. An average is the sum, divided: what NCCL calls one multiplies before it adds. The engine
+        hears of the call, so that it can say who has called something else, or has left."""
+        sums, core = self._nccl, self._usable()
+        assert sums is not None
+        averages = reduction == _core.Reduction.avg
+        transfers = self._transfers_of("all_reduce", (x, target))
+        runtime = runtime_of(x.device.type)
+        own, into = flat(x), flat(target)
+
+        def begin(stream: Stream) -> Any:
+            if target is not x:
+                runtime.launch(stream, _copy, into, own)
+            return sums.group.begin_sum(into)
+
+        def finish(stream: Stream) -> None:
+            if averages:
+                runtime.launch(stream, _average_of(self.world_size), into)
+
+        if averages:
+            sums.load_kernels(into, runtime)
+        return transfers.run_in_group(
+            "all_reduce",
+            x.device,
+            lambda: core.announce_all_reduce(into.numel(), dtype, reduction),
+            begin,
+            finish,
+            (x, target),
+            self.abort,
+            result=target,
+            async_op=async_op,
+        )
+
+
+def _copy(into: Any, own: Any) -> None:
+    into.copy_(own)
+
+
+def _average_of(ranks: int) -> Any:
+    def divide(sums: Any) -> None:
+        sums.mul_(1.0 / ranks)  # as the engine does it, so that the averages of equal sums have equal bits
+
+    return divide
 
 
 class Reductions(StreamReductions, DeviceSums):

@@ -1,18 +1,226 @@
-"""all_reduce_topk: the largest entries of a sum of streams, by the algorithm that the state names."""
+"""all_reduce_topk: the largest entries of a sum of vectors, by the algorithm that the state names, and the states."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from telegrad import _core
-from telegrad.communicator.arguments import check_async
-from telegrad.communicator.reduction import sparse_reduction_of
-from telegrad.communicator.sparse_input import sparse_input
-from telegrad.communicator.sparse_reductions import DTYPES, StreamReductions
-from telegrad.communicator.sparse_wire import check_block_wire, formats_named
-from telegrad.communicator.tensors import address
-from telegrad.communicator.topk_state import BoundedTopkState, OkTopkState, TopkState
+from telegrad import _core as core
+from telegrad.communicator.operands import (
+    address,
+    check_async,
+    check_block_wire,
+    checked_integer,
+    checked_number,
+    formats_named,
+)
+from telegrad.communicator.reductions import DTYPES, StreamReductions, sparse_input, sparse_reduction_of
 from telegrad.sparse_vector import SparseVector
+
+_COUNT_MOST = 2**63 - 1
+_DIMENSION_MOST = 2**32 - 1
+
+
+class TopkState:
+    """What states of all kinds have. They are pickled and copied as ``state_dict()`` is: not while in use."""
+
+    _core: core.OkTopkState | core.GTopkState | core.BoundedTopkState
+
+    def __init__(self, **settings: Any) -> None:
+        self._settings = settings
+
+    @property
+    def k(self) -> int:
+        """How many entries the sum is to keep. It does not change: make another state for another k."""
+        return int(self._settings["k"])
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a call that uses this state is under way."""
+        return self._core.in_use
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy: the settings, and what the last call has left. The same on all ranks.
+
+        Raises ``ValueError`` while a call that uses this state is under way.
+        """
+        self._check_idle("save it")
+        return {**self._settings, **self._past()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes a ``state_dict()`` over, on all ranks; nothing is changed if it does not fit.
+
+        Settings stay as they are here. Where it was saved with others, what earlier calls have left is forgotten, and
+        found anew at the next call. Raises ``ValueError`` for what is no state, and while a call that uses this one is
+        under way.
+        """
+        self._check_idle("load it")
+        if not isinstance(state, Mapping):
+            raise ValueError(f"state is a {type(state).__name__}: it must come from state_dict()")
+        missing = [name for name in self.state_dict() if name not in state]
+        if missing:
+            raise ValueError(f"state has no {missing[0]!r}: it must come from state_dict()")
+        self._load_past(state, any(state[name] != value for name, value in self._settings.items()))
+
+    def _past(self) -> dict[str, Any]:
+        """What the last call has left."""
+        return {}
+
+    def _load_past(self, state: Mapping[str, Any], is_of_others: bool) -> None:
+        """Checks it and takes it over; ``is_of_others``: it was left to other settings."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _restored, (type(self), self._settings, self.state_dict())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._described()})"
+
+    def _described(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
+
+    def _check_idle(self, wish: str) -> None:
+        if self.in_use:
+            raise ValueError(
+                f"this {type(self).__name__} is in use by a call that is not over: wait for that before you {wish}, or "
+                "give each call in flight a state of its own"
+            )
+
+
+def _restored(kind: Callable[..., TopkState], settings: dict[str, Any], past: dict[str, Any]) -> TopkState:
+    state = kind(**settings)
+    state.load_state_dict(past)
+    return state
+
+
+class _ReusedThreshold(TopkState):
+    """Slices and a threshold, which are reused."""
+
+    _core: core.OkTopkState | core.BoundedTopkState
+
+    @property
+    def calls(self) -> int:
+        """How many calls have succeeded."""
+        return self._core.get()[0]
+
+    @property
+    def threshold(self) -> float:
+        """The magnitude from which the next call would keep entries of the sum; BoundedTopkState: the last one has."""
+        return self._core.get()[1]
+
+    def _past(self) -> dict[str, Any]:
+        return dict(zip(("calls", "threshold", "slices"), self._core.get(), strict=True))
+
+    def _load_past(self, state: Mapping[str, Any], is_of_others: bool) -> None:
+        calls, threshold, slices = state["calls"], state["threshold"], state["slices"]
+        if not _is_count(calls):
+            raise ValueError(f"state['calls'] is {calls!r}: it must be an int of 0 or more")
+        if not isinstance(threshold, float) or threshold < 0:  # NaN where k sums were NaN
+            raise ValueError(f"state['threshold'] is {threshold!r}: it must be a float of 0 or more")
+        if not _are_lengths(slices):
+            raise ValueError("state['slices'] must be a list of ints of 0 or more: the lengths of slices")
+        if is_of_others:
+            calls, threshold, slices = 0, 0.0, []
+        self._core.set(calls, threshold, list(slices))
+
+    def _described(self) -> str:
+        return f"{super()._described()}, calls={self.calls}"
+
+
+class OkTopkState(_ReusedThreshold):
+    """Ok-Topk: words that do not grow with the number of ranks. Each call leaves slices and a threshold to the next.
+
+    ``k``: how many entries the sum keeps, at least 1. ``boundaries_every`` and ``threshold_every`` (the paper's τ and
+    τ′): after so many calls slices are cut, and the threshold is found anew; sooner where counts say that it is needed.
+    ``balance_factor``: where one rank has more than this times the mean of what is gathered, shares are made alike
+    first. ``as_published``: boundaries, thresholds and messages as in the paper, for comparison: its volume is not
+    bounded.
+
+    All ranks use states that were made alike and have seen the same calls, one call at a time; one that differs is a
+    ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: Li, Hoefler, "Near-optimal
+    sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        boundaries_every: int = 64,
+        threshold_every: int = 32,
+        balance_factor: float = 4.0,
+        as_published: bool = False,
+    ) -> None:
+        balance_factor = checked_number(balance_factor, "balance_factor")
+        if not balance_factor >= 1:
+            raise ValueError(f"balance_factor={balance_factor} must be 1 or more: no largest share is below the mean")
+        if not isinstance(as_published, bool):
+            raise TypeError(f"as_published={as_published!r} must be True or False")
+        super().__init__(
+            k=_checked_count(k, "k"),
+            boundaries_every=_checked_count(boundaries_every, "boundaries_every"),
+            threshold_every=_checked_count(threshold_every, "threshold_every"),
+            balance_factor=balance_factor,
+            as_published=as_published,
+        )
+        self._core = core.OkTopkState(**self._settings)
+
+
+class GTopkState(TopkState):
+    """gTopk: a tree of sums of at most k entries, ``2k`` words a level each way. No call leaves anything to the next.
+
+    ``k``: how many entries the sum keeps at most, and so many of its own a rank can give, at least 1; the others are
+    left. All ranks use the same k; one that differs is a ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for
+    a bad k. Source: Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification for low
+    bandwidth networks", ICDCS 2019, Algorithms 2 and 3; unlike there nothing is lost.
+    """
+
+    def __init__(self, k: int) -> None:
+        super().__init__(k=_checked_count(k, "k"))
+        self._core = core.GTopkState(**self._settings)
+
+
+class BoundedTopkState(_ReusedThreshold):
+    """Ok-Topk's steps in messages of fixed sizes: no rank tells another how much there is.
+
+    ``k``: how many entries the sum is to keep, at least 1. ``slack``: a message has room for ``ceil(slack k / P)``
+    entries; more room costs words in every call, less leaves entries over, which come back. At least 1.
+    ``boundaries_every``: after so many calls slices are cut anew.
+
+    All ranks use states that were made alike and have seen the same calls, one call at a time; one that differs is a
+    ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: ours, after Ok-Topk (Li,
+    Hoefler, PPoPP 2022) and the capacity factor of expert layers (Lepikhin et al., GShard, 2020, §3.2).
+    """
+
+    def __init__(self, k: int, *, slack: float = 1.5, boundaries_every: int = 64) -> None:
+        slack = checked_number(slack, "slack")
+        if not 1 <= slack < math.inf:
+            raise ValueError(
+                f"slack={slack} must be a finite number of 1 or more: with less there is no room for k entries"
+            )
+        super().__init__(
+            k=_checked_count(k, "k"),
+            slack=slack,
+            boundaries_every=_checked_count(boundaries_every, "boundaries_every"),
+        )
+        self._core = core.BoundedTopkState(**self._settings)
+
+
+def _checked_count(value: Any, argument: str) -> int:
+    count = checked_integer(value, argument)
+    if not 1 <= count <= _COUNT_MOST:
+        raise ValueError(f"{argument}={count} must be at least 1, and below 2**63")
+    return count
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _COUNT_MOST
+
+
+def _are_lengths(value: object) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return False
+    return all(map(_is_count, value)) and sum(value) <= _DIMENSION_MOST
 
 
 class TopkReport(NamedTuple):

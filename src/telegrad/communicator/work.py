@@ -1,23 +1,130 @@
-"""Work: an operation in flight, as torch.distributed knows it."""
+"""Work, an operation in flight as torch.distributed knows it, and the thread that turns finished ones into futures.
+
+The core's engine never takes Python's lock. It puts the token of a finished request into a queue; the one completion
+thread of the process sleeps on that queue without the lock and calls what was left for the token.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import itertools
 import math
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from telegrad import _core
-from telegrad.communicator import lifetime
-from telegrad.communicator.arguments import checked_number
-from telegrad.communicator.completion import completion_thread
-from telegrad.communicator.short_way import with_short_way
+from telegrad.communicator.operands import checked_number
 from telegrad.errors import TimeoutExpired
 
 if TYPE_CHECKING:
     import torch
 
     from telegrad.communicator.member import Member
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def with_short_way(method: Method) -> Method:
+    """``all_reduce`` or ``wait``, whose plainest calls the core takes itself."""
+    return cast(Method, functools.update_wrapper(_core.ShortWay(method), method))
+
+
+_process = os.getpid()
+_POLL_S = 60.0  # the queue wakes the thread; this only bounds the sleep
+
+
+def process_id() -> int:
+    """This process's; looked up again in every forked child."""
+    return _process
+
+
+def never_destroy(native: object) -> None:
+    """Keeps a native object for the life of the process. For forked children: its threads do not exist there."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))
+
+
+class CompletionThread:
+    """Calls a function for each request, once that is over (successful or not), on one daemon thread."""
+
+    def __init__(self) -> None:
+        self._queue = _core.CompletionQueue()
+        self._tokens = itertools.count()
+        self._waiting: dict[int, tuple[_core.Request, Callable[[], None]]] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="telegrad-completion", daemon=True)
+        self._thread.start()
+
+    def watch(self, request: _core.Request, call: Callable[[], None]) -> None:
+        """Calls ``call`` on the thread when ``request`` is over; soon, if it already is."""
+        token = next(self._tokens)
+        self._waiting[token] = (request, call)
+        self._queue.watch(request, token)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether this thread is it."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Ends the thread after what is over by now has been called."""
+        self._closing = True
+        self._queue.close()
+        if not self.is_current:
+            self._thread.join(timeout=10.0)
+
+    def abandon(self) -> None:
+        """For a forked child."""
+        never_destroy(self._queue)
+
+    def _run(self) -> None:
+        while True:
+            tokens = self._queue.next(_POLL_S)
+            for token in tokens:
+                _, call = self._waiting.pop(token)
+                try:
+                    call()
+                except BaseException:  # a caller's fault must not stop the other futures
+                    sys.excepthook(*sys.exc_info())
+            if self._closing and not tokens:
+                return
+
+
+_lock = threading.Lock()
+_thread: CompletionThread | None = None
+
+
+def completion_thread() -> CompletionThread:
+    """The process's thread, started when first asked for."""
+    global _thread
+    with _lock:
+        if _thread is None:
+            _thread = CompletionThread()
+        return _thread
+
+
+def stop_completion_thread() -> None:
+    """For the end of the interpreter, after all communicators are closed."""
+    global _thread
+    with _lock:
+        thread, _thread = _thread, None
+    if thread is not None:
+        thread.close()
+
+
+def _forget_after_fork() -> None:
+    global _thread, _lock, _process
+    _process = os.getpid()
+    if _thread is not None:
+        _thread.abandon()
+    _thread, _lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class Work(_core.WorkState):
@@ -67,7 +174,7 @@ class Work(_core.WorkState):
         return True
 
     def _check_process(self) -> None:
-        if self._process != lifetime.process:
+        if self._process != _process:
             raise ValueError(
                 f"this {self._operation} belongs to process {self._process}, which forked this one: wait there"
             )

@@ -4,10 +4,15 @@ from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
 from telegrad.compress.compressor import Compressor, Observation, Part
 from telegrad.compress.momentum import Velocities
 from telegrad.compress.policies import BySize, ParameterCompression, ParameterInfo, Policy
-from telegrad.compress.ranked import ExactTopK, ThresholdSearch, TrimmedTopK
 from telegrad.compress.residual import Residual, ResidualStore
-from telegrad.compress.reused import ReusedThreshold, SampledThreshold
-from telegrad.compress.selection import Selection
+from telegrad.compress.selection import (
+    ExactTopK,
+    ReusedThreshold,
+    SampledThreshold,
+    Selection,
+    ThresholdSearch,
+    TrimmedTopK,
+)
 from telegrad.compress.selections import SELECTIONS, selection_named
 
 __all__ = [

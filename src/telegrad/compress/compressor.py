@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.compress.entries import SAFE, all_zero, norm
 from telegrad.compress.momentum import Velocities
-from telegrad.compress.residual import Residual, ResidualStore
-from telegrad.compress.selection import Selection
+from telegrad.compress.residual import SAFE, Residual, ResidualStore, all_zero, norm
+from telegrad.compress.selection import ReusedThreshold, Selection
 from telegrad.compress.selections import selection_named
 
 FEEDBACK = ("gradients", "steps")
@@ -118,7 +117,7 @@ class Compressor:
         for part in parts:
             entry, offset = part.entry, part.offset
             gradient = flat[offset : offset + entry.values.size]
-            if not all_zero(gradient):
+            if gradient[0] != 0 or not all_zero(gradient):
                 count += self._compress_one(entry, gradient, indices[count:], values[count:], offset, mask)
         return count
 
@@ -128,9 +127,15 @@ class Compressor:
         given = norm(gradient) if self.observer is not None else 0.0
         if self.momentum is not None:
             gradient = self.momentum.apply(entry.name, gradient, self.gradient_unit)
-        if not self._prepare(entry):
+        selection, store = self._policies.get(entry.name, self.policy), self.residuals
+        unit = self.gradient_unit * self._step_sizes.get(entry.name, 1.0)
+        if isinstance(selection, ReusedThreshold) and unit == entry.unit:  # the usual case: nothing is copied
+            before = store.renew(entry) if store.records or store.is_open else None
+            count = selection.select(entry, gradient, indices, values, offset, before)
+        elif self._prepare(entry):
+            count = selection.select(entry, gradient, indices, values, offset)
+        else:
             return 0
-        count = self.policy_of(entry).select(entry, gradient, indices, values, offset)
         if mask and self.momentum is not None:
             self.momentum.clear(entry.name, indices[:count] - np.uint32(offset))
         if self.observer is not None:
@@ -201,22 +206,24 @@ class Compressor:
         found = [np.zeros(0, np.uint32)]
         for part in parts:
             gradient = flat[part.offset : part.offset + part.entry.values.size]
-            if self._one_may_overflow(part, gradient) and not all_zero(gradient):
+            if self.may_overflow((part,), flat) and not all_zero(gradient):
                 total = np.abs(self._total(part.entry, gradient))
                 found.append((np.flatnonzero(~(total < np.float32(limit))) + part.offset).astype(np.uint32))
         return np.concatenate(found)
 
     def may_overflow(self, parts: Iterable[Part], flat: Floats) -> bool:
         """False where ``overflowing`` finds nothing: then it need not be called."""
-        return any(
-            self._one_may_overflow(part, flat[part.offset : part.offset + part.entry.values.size]) for part in parts
-        )
-
-    def _one_may_overflow(self, part: Part, gradient: Floats) -> bool:
-        entry, unit = part.entry, self.unit_of(part.entry)
-        if unit > 0 and not entry.peak * min(entry.unit / unit, SAFE) < SAFE:
-            return True
-        return self.momentum is not None and self.momentum.may_overflow(entry.name, gradient)
+        gradient_unit, step_sizes, momentum = self.gradient_unit, self._step_sizes, self.momentum
+        for part in parts:
+            entry = part.entry
+            unit = gradient_unit * step_sizes.get(entry.name, 1.0)
+            if unit > 0 and not entry.peak * min(entry.unit / unit, SAFE) < SAFE:
+                return True
+            if momentum is not None:
+                gradient = flat[part.offset : part.offset + entry.values.size]
+                if momentum.may_overflow(entry.name, gradient):
+                    return True
+        return False
 
     def _total(self, entry: Residual, gradient: Floats) -> Floats:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -261,7 +268,8 @@ class Compressor:
         entry.threshold, entry.calls = None, 0  # of a residual that was there before
 
     def begin(self) -> None:
-        """Opens a step that can be undone: see ``keep_step`` and ``drop_step``. Costs a copy of what it changes."""
+        """Opens a step that can be undone: see ``keep_step`` and ``drop_step``. Costs memory as large as what it
+        changes, and but for residuals of a ``ReusedThreshold`` a copy."""
         for store in self._stores():
             store.begin()
 
@@ -277,13 +285,14 @@ class Compressor:
 
     def record(self, on: bool) -> None:
         """Whether what changes from now on can be undone by ``revert``, parameter by parameter, until ``confirm``.
-        Costs a copy of what changes, once between two ``confirm``."""
+        Costs as ``begin`` does, once between two ``confirm``."""
         for store in self._stores():
             store.records = on
 
     def unconfirmed(self) -> list[str]:
         """The parameters of which something would be undone."""
-        return [*dict.fromkeys(name for store in self._stores() for name in store.unconfirmed())]
+        found = self.residuals.unconfirmed()
+        return found if self.momentum is None else [*dict.fromkeys(found + self.momentum.unconfirmed())]
 
     def confirm(self, names: Sequence[str]) -> None:
         """What residuals and velocities of these parameters are now stays."""
@@ -295,10 +304,8 @@ class Compressor:
         for store in self._stores():
             store.revert(names)
 
-    def _stores(self) -> Iterator[ResidualStore | Velocities]:
-        yield self.residuals
-        if self.momentum is not None:
-            yield self.momentum
+    def _stores(self) -> tuple[ResidualStore | Velocities, ...]:
+        return (self.residuals,) if self.momentum is None else (self.residuals, self.momentum)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of all state, as plain numpy arrays and numbers; without an open step, and what is not confirmed."""

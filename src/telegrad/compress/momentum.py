@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.compress.entries import SAFE, Entry, EntryStore, Floats, all_zero, norm
+from telegrad.compress.residual import SAFE, Entry, EntryStore, Floats, all_zero, norm
 
 
 @dataclass(slots=True)

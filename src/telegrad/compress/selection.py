@@ -1,15 +1,22 @@
-"""What a selection policy is: it says which entries of residual + gradient are sent now.
+"""What a selection policy is, and those that a user would choose: a policy says which entries of residual + gradient
+are sent now.
 
-A policy holds no state of its own: what it must remember of a parameter is in that parameter's Residual.
+A policy holds no state of its own: what it must remember of a parameter is in that parameter's Residual. With
+``same_sign`` all entries of a call have one sign, by turns positive and negative, so that one mean can stand for all
+their values (RedSync §5, same-sign quantisation). Where fewer entries than k have that sign, all these are sent.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
+from telegrad.compress.arguments import check_gain, check_share, checked_whole
 from telegrad.compress.residual import Residual
-from telegrad.kernels.select import Array, Chosen
+from telegrad.kernels.select import TINY, Array, Chosen, Sign, cpu
 
 Floats = Array
 """float32, of one dimension: a numpy array, or a torch tensor on a GPU; as ``entry.values``, and on the same GPU."""
@@ -41,7 +48,212 @@ def noted(entry: Residual, chosen: Chosen) -> int:
 
 
 def select_all(entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
-    """At density 1 nothing is chosen and nothing stays."""
+    """At density 1 nothing is chosen, and nothing stays."""
     entry.kernels.accumulate_all(entry.values, gradient, indices, values, offset)
     entry.peak = 0.0
     return entry.size
+
+
+@dataclass(frozen=True)
+class ReusedThreshold:
+    """All entries at or above a threshold that is exact (top-k) at every ``interval``-th call and reused in between.
+
+    Between, it follows the count gently: threshold *= (count / k) ** ``gain``; error feedback makes the count very
+    sensitive to it. Where the count leaves [k/2, 2k], the call falls back to exact top-k at once. One fused pass
+    otherwise. Source: RedSync §3.2 ("sampled"), with exact top-k in place of its search.
+    """
+
+    interval: int = 8
+    gain: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "interval", _checked_interval(self.interval))
+        check_gain(self.gain, "gain", "the power of count / k that corrects a threshold that is reused; 0: none")
+
+    def capacity(self, entry: Residual) -> int:
+        """2k, or all there are if that is less."""
+        return min(2 * entry.k, entry.size)
+
+    def select(
+        self,
+        entry: Residual,
+        gradient: Floats,
+        indices: Indices,
+        values: Floats,
+        offset: int,
+        before: Floats | None = None,
+    ) -> int:
+        """See ``Selection``. ``before``: in host memory, the residual as it was; ``entry.values`` holds nothing yet."""
+        k = entry.k
+        if k == len(entry.values):
+            if before is not None:
+                np.copyto(entry.values, before)
+            return select_all(entry, gradient, indices, values, offset)
+        added: Floats | None = gradient
+        if entry.threshold is not None and entry.calls < self.interval:
+            count = _reuse(entry, gradient, (k + 1) // 2, indices, values, offset, before)
+            if count is not None:
+                entry.threshold = max(entry.threshold * (count / k) ** self.gain, TINY)
+                return count
+            added = None
+        elif before is not None:
+            np.add(before, gradient, out=entry.values)
+            added = None
+        return _anew(entry, entry.kernels.accumulate_topk(entry.values, added, k, indices, values, offset))
+
+
+@dataclass(frozen=True)
+class SampledThreshold:
+    """All entries at or above a threshold that ``ThresholdSearch`` finds at every ``interval``-th call: always k to 2k.
+
+    In between the threshold is reused as it is; where that gives fewer than k or more than 2k, the search is made at
+    once. ``tolerance``: see ``ThresholdSearch``. Source: RedSync §3.2 ("sampled").
+    """
+
+    interval: int = 5
+    tolerance: float = 1e-3
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "interval", _checked_interval(self.interval))
+        check_share(self.tolerance, "tolerance", "the interval of ratios at which the search ends")
+
+    def capacity(self, entry: Residual) -> int:
+        """2k, or all there are if that is less."""
+        return min(2 * entry.k, entry.size)
+
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        if entry.k == entry.size:
+            return select_all(entry, gradient, indices, values, offset)
+        added: Floats | None = gradient
+        if entry.threshold is not None and entry.calls < self.interval:
+            count = _reuse(entry, gradient, entry.k, indices, values, offset)
+            if count is not None:
+                return count
+            added = None
+        chosen = entry.kernels.accumulate_search(entry.values, added, entry.k, self.tolerance, indices, values, offset)
+        return _anew(entry, chosen)
+
+
+def _reuse(
+    entry: Residual,
+    gradient: Floats,
+    least: int,
+    indices: Indices,
+    values: Floats,
+    offset: int,
+    before: Floats | None = None,
+) -> int | None:
+    """The fused pass with the entry's threshold. ``None``: not ``least`` to 2k reach it, and all stay."""
+    assert entry.threshold is not None
+    most, kernels = min(2 * entry.k, len(entry.values)), entry.kernels
+    indices, values = indices[:most], values[:most]
+    if before is None:
+        count = kernels.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset)
+    else:
+        count = cpu.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset, before=before)
+    if least <= count <= most:
+        entry.peak = entry.threshold
+        entry.calls += 1
+        return count
+    moved = min(count, most)
+    kernels.put_back(entry.values, indices[:moved], values[:moved], offset)
+    return None
+
+
+def _anew(entry: Residual, chosen: Chosen) -> int:
+    count = noted(entry, chosen)
+    if entry.threshold is not None:  # not below the smallest normal number: zeros would be sent
+        entry.threshold = max(entry.threshold, TINY)
+    entry.calls = 1
+    return count
+
+
+def _checked_interval(interval: object) -> int:
+    return checked_whole(interval, "interval", 1, None, "calls from one exact threshold to the next")
+
+
+@dataclass(frozen=True)
+class ExactTopK:
+    """The k entries of largest magnitude, ties to the lowest index; always exactly k (``same_sign``: at most k)."""
+
+    same_sign: bool = False
+
+    def capacity(self, entry: Residual) -> int:
+        """k."""
+        return entry.k
+
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        if entry.k == entry.size and not self.same_sign:
+            return select_all(entry, gradient, indices, values, offset)
+        sign = _next_sign(entry, self.same_sign)
+        return noted(
+            entry, entry.kernels.accumulate_topk(entry.values, gradient, entry.k, indices, values, offset, sign)
+        )
+
+
+@dataclass(frozen=True)
+class TrimmedTopK:
+    """The same entries as ``ExactTopK``, found among those of magnitude >= mean + ratio (max - mean) alone.
+
+    The ratio is the first of 1 - step, 1 - 2 step, … 0 that k entries reach. ``step``: in (0, 1). Source: RedSync,
+    Algorithm 2, with the mistakes of its printed form corrected.
+    """
+
+    step: float = 0.2
+    same_sign: bool = False
+
+    def __post_init__(self) -> None:
+        check_share(self.step, "step", "by how much the ratio falls from one try to the next")
+
+    def capacity(self, entry: Residual) -> int:
+        """k."""
+        return entry.k
+
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        if entry.k == entry.size and not self.same_sign:
+            return select_all(entry, gradient, indices, values, offset)
+        sign = _next_sign(entry, self.same_sign)
+        chosen = entry.kernels.accumulate_trimmed(
+            entry.values, gradient, entry.k, self.step, indices, values, offset, sign
+        )
+        return noted(entry, chosen)
+
+
+@dataclass(frozen=True)
+class ThresholdSearch:
+    """All entries of magnitude >= mean + ratio (max - mean): k to 2k, with a ratio in [0, 1] found by bisection.
+
+    Where there is no such ratio, or none is found before the interval is ``tolerance`` (in (0, 1)) wide, as among ties:
+    the entries of ``ExactTopK``. So there are always k to 2k (``same_sign``: or all of that sign, if fewer). Source:
+    RedSync, Algorithm 3, with the mistakes of its printed form corrected.
+    """
+
+    tolerance: float = 1e-3
+    same_sign: bool = False
+
+    def __post_init__(self) -> None:
+        check_share(self.tolerance, "tolerance", "the interval of ratios at which the search ends")
+
+    def capacity(self, entry: Residual) -> int:
+        """2k, or all there are if that is less."""
+        return min(2 * entry.k, entry.size)
+
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        if entry.k == entry.size and not self.same_sign:
+            return select_all(entry, gradient, indices, values, offset)
+        sign = _next_sign(entry, self.same_sign)
+        chosen = entry.kernels.accumulate_search(
+            entry.values, gradient, entry.k, self.tolerance, indices, values, offset, sign
+        )
+        return noted(entry, chosen)
+
+
+def _next_sign(entry: Residual, same_sign: bool) -> Sign:
+    if not same_sign:
+        return 0
+    entry.calls += 1
+    return 1 if entry.calls % 2 == 1 else -1

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 
 from telegrad.compress.arguments import checked_whole
 from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
-from telegrad.compress.ranked import ExactTopK, ThresholdSearch, TrimmedTopK
-from telegrad.compress.reused import ReusedThreshold, SampledThreshold
-from telegrad.compress.selection import Selection
+from telegrad.compress.selection import (
+    ExactTopK,
+    ReusedThreshold,
+    SampledThreshold,
+    Selection,
+    ThresholdSearch,
+    TrimmedTopK,
+)
 
 SELECTIONS: Mapping[str, type[Selection]] = {
     "reused": ReusedThreshold,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from telegrad.communicator.topk_state import TopkState
+from telegrad.communicator.topk import TopkState
 from telegrad.compress import Compressor, Part
 
 if TYPE_CHECKING:
@@ -48,9 +48,12 @@ class BucketLayout:
     elements: int
     members: tuple[Member, ...]
     parts: tuple[Part, ...]
-    one_signed: tuple[Part, ...]  # of these, those whose entries all have one sign
+    signed: tuple[Part, ...]  # of these, those whose entries have any sign
+    one_signed: tuple[Part, ...]  # and those whose entries all have one sign
     dense: tuple[Member, ...]  # members that are no parts
     dense_runs: tuple[slice, ...]  # where they lie
+    dense_elements: int  # of these members
+    member_elements: int  # of all members
     wanted: int  # entries at exactly the density
     indices: npt.NDArray[np.uint32]
     values: npt.NDArray[np.float32]
@@ -58,11 +61,6 @@ class BucketLayout:
     errors: npt.NDArray[np.float32] | None = None
     topk: TopkState | None = None  # of the sums that keep a part
     outcome: torch.futures.Future[torch.Tensor] | None = None
-
-    @property
-    def signed(self) -> tuple[Part, ...]:
-        """Parts whose entries have any sign."""
-        return tuple(part for part in self.parts if part not in self.one_signed)
 
     def scratch(self) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
         """Memory for the selected entries; the network may still read it while the last outcome is open."""
@@ -136,8 +134,11 @@ def layout_of_members(
         elements=elements,
         members=tuple(members),
         parts=parts,
+        signed=tuple(part for part in parts if not compressor.one_signed(part)),
         one_signed=tuple(part for part in parts if compressor.one_signed(part)),
         dense=dense,
+        dense_elements=sum(member.size for member in dense),
+        member_elements=sum(member.size for member in members),
         dense_runs=tuple(_runs_of((*dense, Member("", elements - tail, tail)))),
         wanted=_wanted(parts),
         indices=np.empty(capacity, np.uint32),
@@ -145,9 +146,9 @@ def layout_of_members(
     )
 
 
-def is_current(layout: BucketLayout | None, bucket: GradBucket) -> bool:
+def is_current(layout: BucketLayout, bucket: GradBucket) -> bool:
     """False where DDP has rebuilt the bucket since, or a density has changed."""
-    return layout is not None and layout.identity == identity_of(bucket) and has_current_density(layout)
+    return layout.identity == identity_of(bucket) and has_current_density(layout)
 
 
 def has_current_density(layout: BucketLayout) -> bool:

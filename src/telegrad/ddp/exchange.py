@@ -1,26 +1,286 @@
 """How a bucket travels: at most one dense sum, one sparse exchange, and a gathering for each tensor whose entries have
-one sign."""
+one sign. NaN and infinity: whose they are, and how they are sent. What sums that keep a part leave to the next step.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.communicator import Communicator, Work
+from telegrad.communicator import BoundedTopkState, Communicator, GTopkState, Work
+from telegrad.communicator.topk import TopkState
 from telegrad.compress import Compressor, Part
-from telegrad.ddp import nonfinite
-from telegrad.ddp.bucket import Bits, BucketLayout, rounded_to_bf16, tensor_of
+from telegrad.ddp.bucket import Bits, BucketLayout, Member, rounded_to_bf16, tensor_of
 from telegrad.ddp.options import OkTopk
-from telegrad.ddp.stats import DDPStats
-from telegrad.ddp.topk_states import topk_states_of
-from telegrad.kernels.nonfinite.naive import as_float32
+from telegrad.ddp.telemetry import DDPStats
+from telegrad.errors import NonFiniteGradient
+from telegrad.kernels.nonfinite import as_float32, count_nonfinite
 from telegrad.sparse_vector import SparseVector
+
+_NONE = np.zeros(0, np.intp)
+NONFINITE_POLICIES = ("raise", "skip", "send")
+_BF16_LIMIT = 2.0**128 - 2.0**119  # from here on a float32 is rounded to an infinite bfloat16
+
+
+class Fault(NamedTuple):
+    """What is wrong with a bucket: the first parameter concerned, and a clause that names it."""
+
+    parameter: str
+    text: str
+
+
+def find_fault(compressor: Compressor, layout: BucketLayout, bits: Bits, sparse: bool) -> Fault | None:
+    """Looks before anything is changed. ``sparse``: the bucket's parts will be added to their residuals."""
+    if bits.dtype == np.float32:
+        at = _core.buffer_of(bits, False)
+        assert at is not None
+        is_faulty = _core.count_nonfinite(at.pointer, bits.size, _core.DType.f32) > 0
+    else:
+        is_faulty = count_nonfinite(bits) > 0
+    if is_faulty:
+        for name, offset, size in layout.members:
+            count = count_nonfinite(bits[offset : offset + size])
+            if count:
+                return Fault(name, f"{count} of {size} entries in the gradient of {name!r} are NaN or infinite")
+    if sparse:
+        flat = bits if bits.dtype == np.float32 else as_float32(bits)
+        if compressor.may_overflow(layout.parts, flat):
+            where = compressor.overflowing(layout.parts, flat, _limit(bits))
+            for part in layout.parts:
+                name, size = part.entry.name, part.entry.values.size
+                count = int(np.count_nonzero((where >= part.offset) & (where < part.offset + size)))
+                if count:
+                    return _overflow("residual", "residual + gradient", name, count, size, bits)
+    if compressor.momentum is not None:
+        for name, offset, size in layout.dense if sparse else layout.members:
+            gradient = as_float32(bits[offset : offset + size])
+            if size and compressor.momentum.may_overflow(name, gradient):
+                total = compressor.momentum.contribution(name, gradient, compressor.gradient_unit)
+                count = int(np.count_nonzero(~(np.abs(total) < np.float32(_limit(bits)))))
+                if count:
+                    return _overflow("velocity", "its sum with the gradient", name, count, size, bits)
+    return None
+
+
+def _overflow(what: str, total: str, name: str, count: int, size: int, bits: Bits) -> Fault:
+    dtype = "float32" if bits.dtype == np.float32 else "bfloat16"
+    return Fault(
+        name,
+        f"the {what} of {name!r} overflowed: {count} of {size} entries of {total} are infinite in {dtype}, though both "
+        "are finite",
+    )
+
+
+REMEDY = (
+    "lower the learning rate or clip, or choose nonfinite='skip' (all ranks drop such a step) or 'send' (the optimiser "
+    "sees it)"
+)
+REMEDY_WITHOUT_SKIP = "lower the learning rate or clip, or choose nonfinite='send' (the optimiser sees it)"
+
+
+def error_of(fault: Fault, rank: int, step: int, *, remedy: str = REMEDY, among: str = "") -> NonFiniteGradient:
+    """The error for the policy ``"raise"``. ``among``: which ranks ``rank`` counts, if not all."""
+    return NonFiniteGradient(
+        f"rank {rank}{among}, step {step}: {fault.text}: {remedy}",
+        rank=rank,
+        parameter=fault.parameter,
+    )
+
+
+def compress_around(
+    compressor: Compressor, layout: BucketLayout, bits: Bits, *, mask: bool = True
+) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards.
+
+    A gradient's NaN or infinity goes as it is and leaves the residual alone; where residual + gradient overflows, the
+    infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``: see ``Compressor.compress``. Returns
+    ascending indices, and values.
+    """
+    flat = as_float32(bits)
+    inside = np.zeros(flat.size, bool)
+    for part in layout.parts:
+        inside[part.offset : part.offset + part.entry.values.size] = True
+    faulty = np.flatnonzero(inside & ~np.isfinite(flat)).astype(np.uint32)
+    faulty_values = flat[faulty]
+    flat[faulty] = 0
+    overflowing = np.setdiff1d(compressor.overflowing(layout.parts, flat, _limit(bits)), faulty)
+    overflowing_values = np.copysign(np.float32(np.inf), compressor.take(layout.parts, flat, overflowing))
+    indices, values = layout.scratch()
+    count = compressor.compress(layout.parts, flat, indices, values, mask=mask)
+    indices, values = indices[:count], values[:count]
+    replaced = np.isin(indices, np.concatenate([faulty, overflowing]))
+    compressor.keep(layout.parts, indices[replaced], values[replaced])
+    indices = np.concatenate([indices[~replaced], faulty, overflowing])
+    values = np.concatenate([values[~replaced], faulty_values, overflowing_values])
+    order = np.argsort(indices)
+    return indices[order], values[order]
+
+
+def correct_around(compressor: Compressor, bits: Bits, members: Iterable[Member]) -> None:
+    """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed.
+
+    NaN and infinity stay what they are, and no velocity holds such a value afterwards.
+    """
+    if compressor.momentum is None:
+        return
+    for name, offset, size in members:
+        own = bits[offset : offset + size]
+        gradient = as_float32(own)
+        faulty = np.flatnonzero(~np.isfinite(gradient)) if count_nonfinite(own) else _NONE
+        kept = own[faulty]
+        gradient[faulty] = 0
+        if size:
+            compressor.correct(name, gradient)
+        if gradient is not own:
+            own[:] = rounded_to_bf16(gradient)
+        own[faulty] = kept
+
+
+def _limit(bits: Bits) -> float:
+    return math.inf if bits.dtype == np.float32 else _BF16_LIMIT
+
+
+MakeState = Callable[[int], TopkState]
+"""Called with k."""
+
+Places = list[list[Any]]  # [name, offset] of each part
+
+
+class Held(NamedTuple):
+    """A state, and where the parameters lie that it is of."""
+
+    places: Places
+    state: TopkState
+
+
+class Past(NamedTuple):
+    """What calls have left, and where the parameters lay then."""
+
+    places: Places
+    left: dict[str, Any]
+
+    def fitting(self, places: Places) -> dict[str, Any]:
+        """Of the same parameters in these places."""
+        return self.left if places == self.places or "slices" not in self.left else {**self.left, "slices": []}
+
+
+class TopkStates:
+    """One for each bucket, of sums that ``combine`` names, which ``make`` makes.
+
+    A bucket is known by which parameters it holds: DDP lays the first pass of a process out in another order. Where
+    only the order differs, slices are cut anew, and the threshold stays.
+    """
+
+    def __init__(self, combine: str, make: MakeState) -> None:
+        self._combine, self._make = combine, make
+        self._held: dict[frozenset[str], Held] = {}
+        self._unit = 1.0
+        self._before: dict[frozenset[str], Past] | None = None  # at ``begin()``
+
+    def begin(self) -> None:
+        """Opens a step that can be undone."""
+        self._before = {names: Past(held.places, held.state.state_dict()) for names, held in self._held.items()}
+
+    def keep_step(self) -> None:
+        """Closes the open step."""
+        self._before = None
+
+    def drop_step(self) -> None:
+        """Undoes the open step, if there is one: no sum that is over has left anything. What may not be changed, as the
+        sum that uses it has failed, is of no more use anyhow."""
+        before, self._before = self._before, None
+        if before is None:
+            return
+        for names, held in self._held.items():
+            past = before.get(names) or Past(held.places, self._make(held.state.k).state_dict())
+            if not held.state.in_use:
+                held.state.load_state_dict(past.fitting(held.places))
+
+    def set_unit(self, unit: float) -> None:
+        """What 1 in the sums is worth from now on, as ``Compressor.set_units`` has it: thresholds follow."""
+        ratio, self._unit = self._unit / unit, unit
+        if ratio == 1:
+            return
+        for held in self._held.values():
+            held.state.load_state_dict(_times(held.state.state_dict(), ratio))
+
+    def of(self, parts: Sequence[Part]) -> TopkState:
+        """A state for the sums of ``parts``, with what their last sum has left, if it was of as many entries."""
+        places: Places = [[part.entry.name, int(part.offset)] for part in parts]
+        state = self._make(sum(part.entry.k for part in parts))
+        names = frozenset(part.entry.name for part in parts)
+        before = self._held.get(names)
+        if before is not None:
+            state.load_state_dict(Past(before.places, before.state.state_dict()).fitting(places))
+        # A parameter is in one bucket at a time: those that had one of these are gone.
+        self._held = {other: held for other, held in self._held.items() if other.isdisjoint(names)}
+        self._held[names] = Held(places, state)
+        return state
+
+    def state_dict(self) -> tuple[dict[str, Any], ...]:
+        """A copy, as plain values, where 1 is worth 1; a tuple, which torch.distributed.checkpoint keeps in one piece.
+        Raises ``ValueError`` while a sum is under way."""
+        return tuple(
+            {
+                "combine": self._combine,
+                "places": [list(place) for place in held.places],
+                **_times(held.state.state_dict(), self._unit),
+            }
+            for held in self._held.values()
+        )
+
+    def load(self, fitting: Mapping[frozenset[str], Held]) -> None:
+        """Takes over what ``fitting`` has found, instead of what is held."""
+        self._held, self._unit = dict(fitting), 1.0
+
+    def fitting(self, saved: Any) -> dict[frozenset[str], Held]:
+        """What a ``state_dict()`` has of such sums, for ``load``. Raises ``ValueError`` for what is none."""
+        if not isinstance(saved, Sequence) or isinstance(saved, str):
+            raise ValueError(f"state['sums'] is a {type(saved).__name__}: it must come from state_dict()")
+        held: dict[frozenset[str], Held] = {}
+        for number, one in enumerate(saved):
+            if not isinstance(one, Mapping) or not _are_places(one.get("places")):
+                raise ValueError(f"state['sums'][{number}] has no places of parameters: it must come from state_dict()")
+            if one.get("combine") != self._combine:
+                continue
+            try:
+                state = self._make(one.get("k", 0))
+                state.load_state_dict(one)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"state['sums'][{number}]: {error}") from error
+            places = [list(place) for place in one["places"]]
+            held[frozenset(name for name, _ in places)] = Held(places, state)
+        return held
+
+
+def topk_states_of(combine: str | OkTopk) -> TopkStates | None:
+    """For ``TopK``'s ``combine``; ``None`` where sums keep everything."""
+    if combine == "oktopk":
+        combine = OkTopk()
+    if isinstance(combine, OkTopk):
+        return TopkStates("oktopk", combine.state)
+    make: MakeState | None = {"gtopk": GTopkState, "bounded": BoundedTopkState}.get(combine)
+    return None if make is None else TopkStates(combine, make)
+
+
+def _times(past: dict[str, Any], ratio: float) -> dict[str, Any]:
+    """What a call has left, in another unit."""
+    return {**past, "threshold": past["threshold"] * ratio} if "threshold" in past else past
+
+
+def _are_places(value: object) -> bool:
+    return isinstance(value, Sequence) and all(
+        isinstance(one, Sequence) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], int)
+        for one in value
+    )
+
 
 Floats = npt.NDArray[np.float32]
 Entries = tuple[npt.NDArray[np.uint32], Floats]
@@ -52,8 +312,8 @@ class Sending:
 
 class Exchange:
     """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
-    gradients there. ``combine``: as for ``TopK``. ``stats`` are kept up to date. ``topk_states``: of layouts that have
-    none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``.
+    gradients there. ``combine``: as for ``TopK``. ``stats`` are kept up to date. ``topk_states``: of layouts that
+    have none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``.
     """
 
     def __init__(
@@ -73,9 +333,8 @@ class Exchange:
         self.topk_states = topk_states_of(combine)
         self.undoable = () if self.topk_states is None else (self.topk_states,)
         check_used(compressor, wire, combine)
-        self._exchange_entries = self._sum if self.topk_states is None else self._sum_and_cut
-        if combine == "allgather":
-            self._exchange_entries = self._gather_all
+        self._sums_all = combine == "allreduce"
+        self._exchange_entries = self._gather_all if combine == "allgather" else self._sum_and_cut
         self._most = most_of(encoding)
 
     def send_densely(self, bits: Bits) -> Sending:
@@ -100,25 +359,34 @@ class Exchange:
             self._send_dense_members(layout, bits, sending)
         comes_back = self.topk_states is not None  # some of what is summed: its velocity stays
         if sound:
-            flat, scratch = as_float32(bits), layout.scratch()
-            entries = self._select(layout.signed, flat, scratch, mask=not comes_back)
-            used = entries[0].size
+            if layout.outcome is None or layout.outcome.done():
+                scratch = layout.indices, layout.values
+            else:
+                scratch = layout.scratch()
+            flat = bits if bits.dtype == np.float32 else as_float32(bits)
+            used = self._compressor.compress(layout.signed, flat, *scratch, mask=not comes_back)
+            entries = scratch[0][:used], scratch[1][:used]
             gathered = []
             for part in layout.one_signed:
                 own = self._select((part,), flat, (scratch[0][used:], scratch[1][used:]), mask=True)
                 used += own[0].size
                 gathered.append(own)
         else:
-            everything = nonfinite.compress_around(self._compressor, layout, bits, mask=not comes_back)
+            everything = compress_around(self._compressor, layout, bits, mask=not comes_back)
             gathered = [_inside(part, everything) for part in layout.one_signed]
             entries = _outside(layout.one_signed, everything)
             for part, own in zip(layout.one_signed, gathered if comes_back else (), strict=False):
                 self._compressor.mask((part,), own[0])
         errors = layout.error_scratch() if self._rounds or layout.one_signed else None
         if layout.signed:
-            stream = self._stream_of(layout, bits, entries)
-            sending.nnz += entries[0].size
-            self._exchange_entries(layout, bits, stream, errors if self._rounds else None, sending)
+            indices, values = self._as_sent(layout, bits, entries)
+            sending.nnz += indices.size
+            lost = errors if self._rounds else None
+            if self._sums_all:
+                sending.works.append(self._comm._begin_average_into(indices, values, bits, self._wire, lost))
+            else:
+                stream = SparseVector.trusted(indices, values, bits.size, of_torch=True)
+                self._exchange_entries(layout, bits, stream, lost, sending)
         for part, own in zip(layout.one_signed, gathered, strict=True):
             self._gather(part, bits, own, errors, sending)
         if errors is not None:
@@ -160,7 +428,8 @@ class Exchange:
 
     def _send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
         dense = np.concatenate([bits[run] for run in layout.dense_runs])
-        sending.works.append(self._comm.all_reduce(tensor_of(dense), "avg", async_op=True))
+        whole = dense if dense.dtype == np.float32 else tensor_of(dense)
+        sending.works.append(self._comm.all_reduce(whole, "avg", async_op=True))
 
         def write() -> None:
             for run, own in _pieces(layout.dense_runs, dense):
@@ -168,30 +437,16 @@ class Exchange:
 
         sending.writes.append(write)
 
-    def _stream_of(self, layout: BucketLayout, bits: Bits, entries: Entries) -> SparseVector:
+    def _as_sent(self, layout: BucketLayout, bits: Bits, entries: Entries) -> tuple[npt.NDArray[np.uint32], Bits]:
         """The entries as they leave; what that changes goes back into the residuals."""
         indices, values = entries
-        encoded: Bits = values
         if bits.dtype != np.float32:
             encoded, lost = _rounded(values)
             self._compressor.keep(layout.parts, indices, lost)
-        elif self._most < math.inf:
+            return indices, encoded
+        if self._most < math.inf:
             self._keep_excess(layout, indices, values)
-        return SparseVector.trusted(indices, encoded, bits.size, of_torch=True)
-
-    def _sum(
-        self, layout: BucketLayout, bits: Bits, stream: SparseVector, errors: Floats | None, sending: Sending
-    ) -> None:
-        work = self._comm.all_reduce_into(
-            stream,
-            tensor_of(bits),
-            "avg",
-            async_op=True,
-            wire=self._wire,
-            error=errors,
-        )
-        assert work is not None
-        sending.works.append(work)
+        return indices, values
 
     def _sum_and_cut(
         self, layout: BucketLayout, bits: Bits, stream: SparseVector, errors: Floats | None, sending: Sending

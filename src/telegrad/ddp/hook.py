@@ -13,16 +13,12 @@ import torch
 from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator
-from telegrad.communicator.tensors import on_device
+from telegrad.communicator.operands import on_device
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp import nonfinite as nonfinite_values
-from telegrad.ddp.averaging import Averaging, Buckets, Progress
+from telegrad.ddp.backward_pass import Averaging, Buckets, HostBuckets, Progress, checked_norm
+from telegrad.ddp.backward_watch import BucketWatch
 from telegrad.ddp.bucket import GradBucket
-from telegrad.ddp.bucket_watch import BucketWatch
-from telegrad.ddp.clipping import checked_norm
-from telegrad.ddp.exchange import Exchange
-from telegrad.ddp.host_buckets import HostBuckets
-from telegrad.ddp.memory_order import MemoryOrders
+from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
 from telegrad.ddp.options import (
     Momentum,
     TopK,
@@ -37,9 +33,8 @@ from telegrad.ddp.options import (
 )
 from telegrad.ddp.pass_use import Memories, PassUse, use_of
 from telegrad.ddp.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
-from telegrad.ddp.rank_state import checked_step, state_of
-from telegrad.ddp.stats import DDPStats
-from telegrad.ddp.telemetry import Telemetry, check_telemetry
+from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
+from telegrad.ddp.telemetry import DDPStats, Telemetry, check_telemetry
 
 
 class Uncopied:
@@ -108,7 +103,7 @@ class DDPState(Uncopied):
     """
 
     _ranks_are_those_of_ddp = True
-    _remedy, _among = nonfinite_values.REMEDY, ""  # what NonFiniteGradient says
+    _remedy, _among = REMEDY, ""  # what NonFiniteGradient says
 
     def __init__(
         self,
@@ -131,7 +126,7 @@ class DDPState(Uncopied):
         asks = self._ranks_are_those_of_ddp and can_ask(comm)
         with told_to_all(comm, asks=asks) as alike:
             check_objects(compress, momentum, warmup)
-            check_choice(nonfinite, "nonfinite", nonfinite_values.POLICIES)
+            check_choice(nonfinite, "nonfinite", NONFINITE_POLICIES)
             check_telemetry(telemetry)
             check_group(group)
             if isinstance(scaler, torch.amp.GradScaler) and not scaler.is_enabled():
@@ -296,7 +291,7 @@ class DDPState(Uncopied):
         if not self._has_checked_ranks:
             self._check_ranks()
         wanted: Buckets = self._host
-        if on_device(bucket.buffer()):
+        if bucket.buffer().device.type != "cpu":
             if self._device is None:
                 self._check_device_options()
                 self._device = self._device_buckets()

@@ -16,14 +16,13 @@ import torch
 
 from telegrad import _core
 from telegrad.communicator import OkTopkState
-from telegrad.communicator.sparse_wire import check_block_wire, formats_named
-from telegrad.communicator.tensors import on_device
+from telegrad.communicator.operands import check_block_wire, formats_named, on_device
 from telegrad.compress import BucketTopK, BySize, Compressor, ParameterInfo, Policy, Selection, Velocities
 from telegrad.compress.arguments import checked_count
 from telegrad.compress.policies import check_selections, compressions_of
 from telegrad.compress.residual import check_density
+from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
 from telegrad.ddp.bucket import COMPRESSIBLE, check_dtype
-from telegrad.ddp.steps_in_backward import check_no_optimizer_in_backward
 from telegrad.ddp.units import Units, check_moves_by_rates, check_without_momentum
 
 Named = dict[str, torch.nn.Parameter]

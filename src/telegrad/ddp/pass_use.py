@@ -25,10 +25,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from telegrad.communicator.cuda.late_read import LateRead
-from telegrad.communicator.tensors import on_device
+from telegrad.communicator.operands import on_device
 from telegrad.compress import Compressor
-from telegrad.ddp.gradient_hooks import before_gradient
-from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.backward_watch import before_gradient
+from telegrad.ddp.telemetry import DDPStats
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -114,8 +114,9 @@ class PassUse:
             self._graph_task = task
             self.begin_backward()
         if by_hand:
-            self._memory.confirm(self._memory.unconfirmed())
-        else:
+            if undecided := self._memory.unconfirmed():
+                self._memory.confirm(undecided)
+        elif self._cleared:
             self._revert(self._cleared)
         self._memory.record(not by_hand)
         self._is_open, self._cleared, self._used_inside = True, [], []
@@ -124,7 +125,8 @@ class PassUse:
         """The pass is over. If its gradients are still summed, optimizers and backward passes wait for that."""
         self._is_open = False
         used, self._used_inside = self._used_inside, []
-        self._memory.confirm(used)
+        if used:
+            self._memory.confirm(used)
         for name, parameter in self._parameters.items() if not self._is_by_hand else ():
             if name not in self._stepped:
                 self._marks[name] = parameter._version, _sum_of(parameter)

@@ -12,8 +12,8 @@ import torch
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.compress import Compressor
-from telegrad.ddp.memory_order import MemoryOrder
 from telegrad.ddp.options import compressed_by
+from telegrad.ddp.rank_state import MemoryOrder
 
 _IN_THREADS = ("local", "sim")
 """Drivers whose ranks are of one process, which may make their states one after another."""

@@ -31,6 +31,11 @@ class Units:
         self._optimizer = None if optimizer is None else unwrapped(optimizer)
         self._scaler = scaler
 
+    @property
+    def can_change(self) -> bool:
+        """False where ``gradient_unit`` is always 1."""
+        return self._scaler is not None
+
     def gradient_unit(self) -> float:
         """1 / scale. Raises ``ValueError`` for a scale that is no number above 0."""
         if self._scaler is None:

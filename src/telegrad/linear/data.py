@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from telegrad import _core
-from telegrad.communicator.arguments import checked_flag, checked_integer
+from telegrad.communicator.operands import checked_flag, checked_integer
 from telegrad.linear.cache import cached, keep
 from telegrad.linear.compression import COMPRESSED, blocks_of, check_suffix
 from telegrad.linear.index_base import HEAD_BYTES, IndexBase, ZeroBased, base_of

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
-from telegrad.communicator.arguments import checked_flag, checked_number
+from telegrad.communicator.operands import checked_flag, checked_number
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.linear.losses import F32
 from telegrad.linear.optimality import gap_above_optimum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from telegrad.communicator.arguments import checked_flag, checked_integer, checked_number
+from telegrad.communicator.operands import checked_flag, checked_integer, checked_number
 from telegrad.linear.losses import CURVATURE_BOUND, is_classification
 
 OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator
-from telegrad.communicator.arguments import checked_integer
+from telegrad.communicator.operands import checked_integer
 from telegrad.linear.aggregation import Aggregation, Gathering
 from telegrad.linear.checkpoint import Checkpoints
 from telegrad.linear.coordinate_descent import CoordinateDescent

@@ -12,7 +12,7 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import Part
 from telegrad.ddp.bucket import Bits, BucketLayout, Member, bits_of, has_current_density, layout_of_members
 from telegrad.ddp.exchange import Sending
-from telegrad.kernels.nonfinite.naive import as_float32
+from telegrad.kernels.nonfinite import as_float32
 from telegrad.synchronizer.compression import Compression
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
 

@@ -9,11 +9,9 @@ import torch
 from torch import nn
 
 from telegrad.communicator import Communicator
-from telegrad.communicator.tensors import on_device
-from telegrad.ddp import nonfinite as nonfinite_values
+from telegrad.communicator.operands import on_device
 from telegrad.ddp.bucket import COMPRESSIBLE, Bits, BucketLayout, check_dtype
-from telegrad.ddp.exchange import Exchange, Sending
-from telegrad.ddp.memory_order import MemoryOrder, MemoryOrders
+from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP, Exchange, Sending, correct_around, error_of, find_fault
 from telegrad.ddp.options import (
     QUANTISED,
     Cheapest,
@@ -30,8 +28,8 @@ from telegrad.ddp.options import (
 )
 from telegrad.ddp.pass_use import Revertible, use_of
 from telegrad.ddp.rank_checks import alike_options
-from telegrad.ddp.rank_state import checked_step, state_of
-from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders, checked_step, state_of
+from telegrad.ddp.telemetry import DDPStats
 
 NONFINITE = ("raise", "send")
 """What ``nonfinite=`` can be: the plan of a pass cannot be dropped."""
@@ -147,18 +145,18 @@ class Compression:
         """
         compresses = bool(layout.parts) and not self._warmup.is_dense(self.step)
         sparse, quantised = compresses and way == "sparse", compresses and way in QUANTISED
-        fault = nonfinite_values.find_fault(self.compressor, layout, bits, bool(layout.parts))
+        fault = find_fault(self.compressor, layout, bits, bool(layout.parts))
         self.stats.buckets += 1
         self.stats.elements += sum(one.size for one in layout.members)
         if fault is not None:
             self.stats.nonfinite_buckets += 1
             if self._nonfinite == "raise":
-                remedy = nonfinite_values.REMEDY_WITHOUT_SKIP
-                error = nonfinite_values.error_of(fault, self._comm.rank, self.step, remedy=remedy)
+                remedy = REMEDY_WITHOUT_SKIP
+                error = error_of(fault, self._comm.rank, self.step, remedy=remedy)
                 self._comm.abort(f"{type(error).__name__}: {error}")
                 raise error
         dense = layout.dense if sparse else layout.members
-        nonfinite_values.correct_around(self.compressor, bits, dense)
+        correct_around(self.compressor, bits, dense)
         self.stats.dense_elements += sum(one.size for one in (layout.dense if quantised else dense))
         if quantised:
             return self._exchange.send_quantised(layout, bits, way)

@@ -13,7 +13,7 @@ from torch import nn
 from telegrad.communicator import Communicator, Work
 from telegrad.communicator.cuda.late_read import LateRead
 from telegrad.communicator.cuda.work import DeviceWork
-from telegrad.communicator.tensors import on_device
+from telegrad.communicator.operands import on_device
 from telegrad.cost.way import GroupCost
 from telegrad.synchronizer.clocks import Mark
 from telegrad.synchronizer.gradient_group import EXACT_RANKS, GradientGroup, number_of

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from telegrad.communicator import Communicator, Work
-from telegrad.ddp.gradient_hooks import before_gradient
-from telegrad.ddp.memory_order import MemoryOrder
+from telegrad.ddp.backward_watch import before_gradient
+from telegrad.ddp.rank_state import MemoryOrder
 from telegrad.synchronizer.clocks import Mark
 from telegrad.synchronizer.host_memory import zeros
 

@@ -12,7 +12,7 @@ from telegrad.compress import Compressor, Velocities
 from telegrad.cost.way import Way
 from telegrad.ddp.bucket import Member, layout_of_members
 from telegrad.ddp.exchange import Exchange
-from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.telemetry import DDPStats
 from telegrad.synchronizer.compression import Compression
 from telegrad.tuning.computing import group_cost_while_computing, way_cost_while_computing
 from telegrad.tuning.group_cost import Begun, measured_group_cost, measured_way

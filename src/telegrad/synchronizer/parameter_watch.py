@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from telegrad.communicator import Communicator
-from telegrad.ddp.steps_in_backward import BackwardSteps, changed_error
+from telegrad.ddp.backward_watch import BackwardSteps, changed_error
 from telegrad.synchronizer.forward_hooks import ForwardHooks, takes_hooks
 from telegrad.synchronizer.gradient_group import GradientGroup, first_changed
 

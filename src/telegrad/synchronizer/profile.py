@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import has_runtime
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.gradient_hooks import on_gradient
+from telegrad.ddp.backward_watch import on_gradient
 from telegrad.synchronizer.clocks import Clock, DeviceClock, Mark, WallClock
 from telegrad.synchronizer.forward_hooks import ForwardHooks, check_takes_hooks
 from telegrad.synchronizer.trace import Trace

@@ -18,15 +18,14 @@ from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text
+from telegrad.ddp.backward_watch import BackwardSteps, check_no_optimizer_in_backward
 from telegrad.ddp.bucket import GradBucket, check_dtype
+from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP
 from telegrad.ddp.hook import DDPState
-from telegrad.ddp.nonfinite import REMEDY_WITHOUT_SKIP
 from telegrad.ddp.options import TopK, Warmup, check_choice
 from telegrad.ddp.pass_use import PassUse, use_of
 from telegrad.ddp.rank_checks import check_alike
-from telegrad.ddp.stats import DDPStats
-from telegrad.ddp.steps_in_backward import BackwardSteps, check_no_optimizer_in_backward
-from telegrad.ddp.telemetry import Telemetry
+from telegrad.ddp.telemetry import DDPStats, Telemetry
 from telegrad.synchronizer.host_memory import zeros
 from telegrad.synchronizer.parameter_watch import check_same_parameters
 from telegrad.synchronizer.synchronised_model import check_expanded, copy_from_rank_0

@@ -11,8 +11,8 @@ from torch import nn
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import has_runtime
+from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
 from telegrad.ddp.options import Cheapest
-from telegrad.ddp.steps_in_backward import check_no_optimizer_in_backward
 from telegrad.errors import MismatchedCall
 from telegrad.synchronizer.forward_hooks import check_takes_hooks
 from telegrad.synchronizer.group_planning import TIMED

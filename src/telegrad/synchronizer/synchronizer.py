@@ -15,9 +15,9 @@ from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator, Work
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.clipping import checked_norm, clip_own
+from telegrad.ddp.backward_pass import checked_norm, clip_own
+from telegrad.ddp.backward_watch import on_gradient
 from telegrad.ddp.cuda.clipping import clip_together
-from telegrad.ddp.gradient_hooks import on_gradient
 from telegrad.ddp.options import (
     Cheapest,
     Compress,
@@ -29,7 +29,7 @@ from telegrad.ddp.options import (
     check_objects,
 )
 from telegrad.ddp.rank_checks import check_alike, described
-from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
 from telegrad.synchronizer.clocks import DeviceClock
 from telegrad.synchronizer.compression import NONFINITE, Compression

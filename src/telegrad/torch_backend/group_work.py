@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from telegrad.communicator.completion import completion_thread
-from telegrad.communicator.work import Work, future_of_all
+from telegrad.communicator.work import Work, completion_thread, future_of_all
 
 _LOSES_WORKS = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7)
 """Whether C++ that waits for a Work of Python's, as DistributedDataParallel does, does not keep it alive: it then waits

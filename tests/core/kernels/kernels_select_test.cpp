@@ -20,18 +20,21 @@ struct Selected {
 
 using kernels::Side;
 using Select = std::size_t(std::span<float>, std::span<const float>, std::int32_t, Side, std::uint32_t,
-                           kernels::EntriesOut<float>, kernels::Moments*);
+                           kernels::EntriesOut<float>, kernels::Moments*, std::span<const float>);
 
 Selected run(Select* select, const std::vector<float>& residual, const std::vector<float>& gradient, float threshold,
-             Side side, std::size_t capacity, std::size_t shift, bool with_moments = false) {
+             Side side, std::size_t capacity, std::size_t shift, bool with_moments = false, bool apart = false) {
   constexpr std::uint32_t kOffset = 7;
-  Guarded<float> sums(residual, shift), addend(gradient, shift);
+  Guarded<float> sums(apart ? std::vector<float>(residual.size(), 9.0F) : residual, shift);
+  Guarded<float> addend(gradient, shift), before(residual, shift);
   Guarded<std::uint32_t> indices(capacity, shift);
   Guarded<float> values(capacity, shift);
   kernels::Moments moments;
   const std::size_t count = select(sums.span(), addend.span(), kernels::key_of_threshold(threshold, side), side, kOffset,
-                                   {indices.span(), values.span()}, with_moments ? &moments : nullptr);
-  EXPECT(sums.intact() && addend.intact() && indices.intact() && values.intact());
+                                   {indices.span(), values.span()}, with_moments ? &moments : nullptr,
+                                   apart ? before.span() : std::span<const float>());
+  EXPECT_EQ(samples::bits(before.copy()), samples::bits(residual));
+  EXPECT(before.intact() && sums.intact() && addend.intact() && indices.intact() && values.intact());
   EXPECT_EQ(samples::bits(addend.copy()), samples::bits(gradient));
   const std::size_t written = std::min(count, capacity);
   auto kept_indices = indices.copy();
@@ -59,6 +62,9 @@ TEST("selecting has the results of the reference at every level, size, start, si
                 for (const bool with_moments : {false, true}) {
                   EXPECT(run(kernels::accumulate_select, residual, gradient, threshold, side, capacity, shift,
                              with_moments) == expected);
+                  if (gradient.empty()) continue;
+                  EXPECT(run(kernels::accumulate_select, residual, gradient, threshold, side, capacity, shift,
+                             with_moments, true) == expected);
                 }
               }
             });

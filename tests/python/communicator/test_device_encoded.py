@@ -12,7 +12,7 @@ from fake_device import FakeRuntime, FakeStream, on_fake_device
 from telegrad import Communicator
 from telegrad.communicator.cuda import transfers
 from telegrad.communicator.cuda.entries import DeviceEntries
-from telegrad.communicator.encoded import WIRES
+from telegrad.communicator.operands import WIRES
 
 CHUNK = 1 << 12  # elements
 

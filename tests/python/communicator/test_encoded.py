@@ -12,7 +12,7 @@ import torch
 from local_ranks import SIZE
 
 from telegrad import Communicator
-from telegrad.communicator.encoded import WIRES
+from telegrad.communicator.operands import WIRES
 from telegrad.errors import TransportError
 
 _BITS = {"bf16": 16, "f16": 16, "int8": 8 + 32 / 256, "qsgd8": 8 + 32 / 1024, "qsgd4": 4 + 32 / 1024}

@@ -10,7 +10,7 @@ import pytest
 from local_ranks import SIZE
 
 from telegrad import Communicator, MismatchedCall, SparseVector
-from telegrad.communicator.encoded import WIRES
+from telegrad.communicator.operands import WIRES
 
 N = 300_000
 ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "ring")

@@ -13,8 +13,7 @@ import torch
 from local_ranks import SIZE
 
 from telegrad import Communicator, OkTopkState, SparseVector, _core
-from telegrad.communicator.encoded import WIRES
-from telegrad.communicator.sparse_wire import formats_named, formats_of, name_of_formats
+from telegrad.communicator.operands import WIRES, formats_named, formats_of, name_of_formats
 from telegrad.cost import Costs, Tuning
 from telegrad.cost.wire_layout import layout_that_pays
 

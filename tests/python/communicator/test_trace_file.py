@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from telegrad.communicator import trace_file
-from telegrad.communicator.trace_file import append_events
+from telegrad.communicator import trace as trace_file
+from telegrad.communicator.trace import append_events
 
 
 def _numbers(path: Path) -> list[int]:

@@ -124,6 +124,21 @@ def test_an_open_step_is_undone_bitwise() -> None:
                 assert a.peak == b.peak
 
 
+def test_what_can_be_undone_is_not_copied() -> None:
+    sender = Sender(interval=3)
+    for number, flat in enumerate(_gradients(9)):
+        held = [entry.values for entry in sender.compressor.residuals]
+        before = [values.copy() for values in held]
+        sender.compressor.record(number != 4)
+        sender.send(flat)
+        for entry, values, copied in zip(sender.compressor.residuals, held, before, strict=True):
+            assert (entry.values is values) == (number == 4)  # nothing of that pass can be undone
+            assert np.array_equal(values, copied) == (number != 4)
+        sender.compressor.confirm(sender.compressor.unconfirmed())
+    addresses = {entry.values.ctypes.data for entry in sender.compressor.residuals} | {one.ctypes.data for one in held}
+    assert len(addresses) == 4  # of two parameters each memory twice
+
+
 def test_a_step_that_is_kept_or_absent_is_not_undone() -> None:
     sender = Sender()
     sender.compressor.begin()

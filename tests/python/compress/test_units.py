@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from telegrad.compress import Compressor, Residual, ResidualStore
-from telegrad.compress.entries import Entry
+from telegrad.compress.residual import Entry
 
 SIZE = 500
 LARGEST = float(np.finfo(np.float32).max)

@@ -13,7 +13,7 @@ import pytest
 from scatter_checks import vector
 from triton_arrays import DEVICE, SMALL_BLOCK, array_of, tensor_of, torch, turn_blocks_round
 
-from telegrad.compress.entries import Entry
+from telegrad.compress.residual import Entry
 from telegrad.kernels.feedback import Collected, Kept, Moved, Remade, kernels_of, naive
 from telegrad.kernels.feedback import triton as kernels
 

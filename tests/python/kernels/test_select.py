@@ -24,6 +24,22 @@ def test_accumulate_select(x: np.ndarray, seed: int, capacity: int, threshold: f
 
 
 @at_every_level
+@pytest.mark.parametrize("capacity", [0, 30, 1001])
+def test_a_residual_that_is_made_anew(capacity: int) -> None:
+    before, gradient = np.random.default_rng(3).standard_normal((2, 1001)).astype(np.float32)
+    residual, anew, was = before.copy(), np.full(1001, 9, np.float32), before.copy()
+    (indices, values), (indices_, values_) = checks.outputs(capacity), checks.outputs(capacity)
+    count = cpu.accumulate_select(residual, gradient, 2.0, indices, values, 7)
+    assert count > 60
+    assert cpu.accumulate_select(anew, gradient, 2.0, indices_, values_, 7, before=before) == count
+    np.testing.assert_array_equal(anew, residual)
+    np.testing.assert_array_equal(before, was)
+    moved = min(count, capacity)
+    np.testing.assert_array_equal(indices_[:moved], indices[:moved])
+    np.testing.assert_array_equal(values_[:moved], values[:moved])
+
+
+@at_every_level
 @examined
 @given(*checks.TOPK)
 @example(np.array([5, 0, 0], np.float32), 0.67, 0, 0)

@@ -78,6 +78,17 @@ def test_arrays_of_the_host(call: Call, place: int) -> None:
         refused(TypeError, "gradient is a list, and residual a numpy array", [1.0] * SIZE)
 
 
+def test_what_the_residual_was() -> None:
+    residual, gradient, indices, values = _arrays()
+    with pytest.raises(ValueError, match="before has 50 entries, residual 100: give one for each"):
+        cpu.accumulate_select(residual, gradient, 0.5, indices, values, 0, before=residual[:50].copy())
+    with pytest.raises(ValueError, match="before is what a gradient is added to: give a gradient"):
+        cpu.accumulate_select(residual, None, 0.5, indices, values, 0, before=residual.copy())
+    with pytest.raises(TypeError, match="before is float64"):
+        cpu.accumulate_select(residual, gradient, 0.5, indices, values, 0, before=np.ones(SIZE))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(residual, 1.0)
+
+
 @on_device
 @pytest.mark.parametrize("place", range(4), ids=_NAMES)
 def test_tensors(call: Call, place: int) -> None:

@@ -14,7 +14,7 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradie
 
 from telegrad import Communicator, NonFiniteGradient
 from telegrad.ddp.options import COMBINE
-from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.telemetry import DDPStats
 
 OnRanks = Callable[..., list[Any]]
 STEPS = 100  # thresholds are found anew at every 32nd, slices cut at every 64th

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from varied_options import module_of, objects_of
 
 from telegrad import Communicator, DDPState, Synchronizer, TopK, ddp_hook
-from telegrad.ddp.memory_order import MemoryOrder, MemoryOrders
+from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders
 
 OnRanks = Callable[..., list[Any]]
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer, TransportError
-from telegrad.ddp import steps_in_backward
+from telegrad.ddp import backward_watch as steps_in_backward
 
 Hook = Callable[[Tensor], None]
 STEPS = (

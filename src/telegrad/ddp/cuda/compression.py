@@ -14,7 +14,7 @@ from telegrad import _core
 from telegrad.communicator import Communicator, DeviceEntries
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
 from telegrad.communicator.cuda.work import DeviceWork
-from telegrad.communicator.encoded import encoding_of
+from telegrad.communicator.operands import encoding_of
 from telegrad.compress import Compressor, Part
 from telegrad.ddp.bucket import BucketLayout, Member
 from telegrad.ddp.cuda.captured_work import CapturedWork
@@ -26,7 +26,7 @@ from telegrad.ddp.cuda.tables import DeviceTables
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import most_of
 from telegrad.ddp.options import OkTopk
-from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.telemetry import DDPStats
 from telegrad.kernels.feedback import Collected, Moved, kernels_of
 from telegrad.kernels.select import queues_of
 

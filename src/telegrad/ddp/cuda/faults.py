@@ -8,8 +8,8 @@ import torch
 
 from telegrad.communicator import Communicator
 from telegrad.ddp.cuda.gathered_reads import GatheredReads
-from telegrad.ddp.nonfinite import Fault, error_of
-from telegrad.ddp.stats import DDPStats
+from telegrad.ddp.exchange import Fault, error_of
+from telegrad.ddp.telemetry import DDPStats
 
 
 class _Look(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from telegrad.communicator.cuda.late_read import LateRead
 from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.compress import Compressor, Residual
-from telegrad.compress.entries import Entry
+from telegrad.compress.residual import Entry
 from telegrad.ddp.cuda.loss_scale import LossScale
 from telegrad.ddp.cuda.tables import DeviceTables
 from telegrad.kernels.feedback import Kept, Remade, kernels_of

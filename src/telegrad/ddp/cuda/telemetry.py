@@ -15,8 +15,7 @@ from telegrad.communicator.cuda.late_read import LateRead
 from telegrad.compress import Observation
 from telegrad.ddp.bucket import BucketLayout
 from telegrad.ddp.cuda.selection import Choice, Chosen
-from telegrad.ddp.stats import DDPStats
-from telegrad.ddp.telemetry import StepRecord, Telemetry, write_record
+from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, write_record
 
 
 class _Figures(NamedTuple):

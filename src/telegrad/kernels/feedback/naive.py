@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.kernels.feedback import Collected, Kept, Moved, Remade
-from telegrad.kernels.nonfinite.naive import as_float32
+from telegrad.kernels.nonfinite import as_float32
 from telegrad.kernels.quantise.naive import narrowed
 
 Vector = npt.NDArray[Any]

@@ -19,6 +19,8 @@ from telegrad.kernels.select.arguments import check_arguments, check_buckets, ch
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
 
+_FLOAT32, _UINT32 = _core.DType.f32, _core.DType.u32
+
 
 def accumulate(residual: Floats, gradient: Floats) -> None:
     """``residual += gradient``."""
@@ -43,14 +45,22 @@ def accumulate_select(
     values: Floats,
     offset: int,
     sign: Sign = 0,
+    before: Floats | None = None,
 ) -> int:
     """Moves the entries of magnitude >= ``threshold``; returns how many there are.
 
-    If there are more than the outputs hold, the first ones are moved and the others stay in the residual.
+    If there are more than the outputs hold, the first ones are moved and the others stay in the residual. ``before``,
+    with a gradient: what it is added to, in place of what ``residual`` holds; only read.
     """
-    check_arguments(residual, gradient, indices, values, 0)
+    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, 0)
+    before_at = 0
+    if before is not None:
+        given = _core.buffer_of(before, False)
+        if given is None or given.dtype != _FLOAT32 or given.elements != residual.size or gradient is None:
+            _check_before(before, residual, gradient)
+        before_at = _address(before) if given is None else given.pointer
     return _core.accumulate_select(
-        *_inputs(residual, gradient), threshold, sign, _address(indices), _address(values), indices.size, offset
+        at, gradient_at, residual.size, threshold, sign, indices_at, values_at, indices.size, offset, before_at
     )
 
 
@@ -58,9 +68,8 @@ def accumulate_topk(
     residual: Floats, gradient: Floats | None, k: int, indices: Indices, values: Floats, offset: int, sign: Sign = 0
 ) -> Chosen:
     """Moves exactly the ``k`` (1 to all) entries of largest magnitude; of one sign, all of it if there are fewer."""
-    check_arguments(residual, gradient, indices, values, k, k)
-    arrays = _inputs(residual, gradient)
-    return Chosen(*_core.accumulate_topk(*arrays, k, sign, _address(indices), _address(values), offset))
+    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, k, k)
+    return Chosen(*_core.accumulate_topk(at, gradient_at, residual.size, k, sign, indices_at, values_at, offset))
 
 
 def accumulate_trimmed(
@@ -78,9 +87,10 @@ def accumulate_trimmed(
     The ratio is the first of 1 - step, 1 - 2 step, … 0 that ``k`` entries reach. Source: RedSync, Algorithm 2,
     corrected.
     """
-    check_arguments(residual, gradient, indices, values, k, k)
-    arrays = _inputs(residual, gradient)
-    return Chosen(*_core.accumulate_trimmed(*arrays, k, step, sign, _address(indices), _address(values), offset))
+    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, k, k)
+    return Chosen(
+        *_core.accumulate_trimmed(at, gradient_at, residual.size, k, step, sign, indices_at, values_at, offset)
+    )
 
 
 def accumulate_search(
@@ -98,9 +108,12 @@ def accumulate_search(
     It is found by bisection. Where that ends without one, at an interval of ``tolerance``, as among ties: exactly
     the entries of ``accumulate_topk``. Source: RedSync, Algorithm 3, corrected.
     """
-    check_arguments(residual, gradient, indices, values, min(2 * k, residual.size), k)
-    arrays = _inputs(residual, gradient)
-    return Chosen(*_core.accumulate_search(*arrays, k, tolerance, sign, _address(indices), _address(values), offset))
+    at, gradient_at, indices_at, values_at = _addresses(
+        residual, gradient, indices, values, min(2 * k, len(residual)), k
+    )
+    return Chosen(
+        *_core.accumulate_search(at, gradient_at, residual.size, k, tolerance, sign, indices_at, values_at, offset)
+    )
 
 
 def accumulate_buckets(
@@ -115,10 +128,12 @@ def accumulate_buckets(
 ) -> Chosen:
     """Moves the ``per_bucket`` largest of every ``bucket`` consecutive entries, and the ``of_last`` of what is left."""
     check_buckets(residual.size, bucket, per_bucket, of_last)
-    check_arguments(residual, gradient, indices, values, residual.size // bucket * per_bucket + of_last)
-    arrays = _inputs(residual, gradient)
+    room = residual.size // bucket * per_bucket + of_last
+    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, room)
     return Chosen(
-        *_core.accumulate_buckets(*arrays, bucket, per_bucket, of_last, _address(indices), _address(values), offset)
+        *_core.accumulate_buckets(
+            at, gradient_at, residual.size, bucket, per_bucket, of_last, indices_at, values_at, offset
+        )
     )
 
 
@@ -132,15 +147,14 @@ def accumulate_random(
     offset: int,
 ) -> Chosen:
     """Moves ``k`` random entries, the same ones for the same ``draw``: seed (64 bits), call, rank, stream (32 bits)."""
-    check_arguments(residual, gradient, indices, values, k, k)
-    arrays = _inputs(residual, gradient)
-    return Chosen(*_core.accumulate_random(*arrays, k, *draw, _address(indices), _address(values), offset))
+    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, k, k)
+    return Chosen(*_core.accumulate_random(at, gradient_at, residual.size, k, *draw, indices_at, values_at, offset))
 
 
 def accumulate_normal(residual: Floats, gradient: Floats | None) -> tuple[float, float]:
     """Mean and standard deviation of residual + gradient; NaN or infinite where one of the sums is."""
     check_inputs(residual, gradient)
-    return _core.accumulate_normal(*_inputs(residual, gradient))
+    return _core.accumulate_normal(_address(residual), 0 if gradient is None else _address(gradient), residual.size)
 
 
 def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) -> None:
@@ -148,8 +162,37 @@ def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) ->
     residual[indices - np.uint32(offset)] = values
 
 
-def _inputs(residual: Floats, gradient: Floats | None) -> tuple[int, int, int]:
-    return _address(residual), 0 if gradient is None else _address(gradient), residual.size
+def _addresses(
+    residual: Floats, gradient: Floats | None, indices: Indices, values: Floats, room: int, k: int | None = None
+) -> tuple[int, int, int, int]:
+    """Where they lie. Raises as ``check_arguments``, which is asked only where one look does not find all as it must
+    be: a bucket takes less time than that."""
+    look = _core.buffer_of
+    inside, given, to, of = look(residual, True), None, look(indices, True), look(values, True)
+    if gradient is not None:
+        given = look(gradient, False)
+    if (
+        inside is not None
+        and to is not None
+        and of is not None
+        and inside.dtype == of.dtype == _FLOAT32
+        and to.dtype == _UINT32
+        and room <= min(to.elements, of.elements)
+        and (k is None or 1 <= k <= inside.elements)
+        and (gradient is None or (given is not None and given.dtype == _FLOAT32 and given.elements == inside.elements))
+    ):
+        return inside.pointer, 0 if given is None else given.pointer, to.pointer, of.pointer
+    check_arguments(residual, gradient, indices, values, room, k)
+    gradient_at = 0 if gradient is None else _address(gradient)
+    return _address(residual), gradient_at, _address(indices), _address(values)
+
+
+def _check_before(before: Floats, residual: Floats, gradient: Floats | None) -> None:
+    check_inputs(residual, None, before=before)
+    if before.size != residual.size:
+        raise ValueError(f"before has {before.size} entries, residual {residual.size}: give one for each")
+    if gradient is None:
+        raise ValueError("before is what a gradient is added to: give a gradient, or leave before out")
 
 
 def _address(x: npt.NDArray[Any]) -> int:

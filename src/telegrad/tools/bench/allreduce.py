@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
-from telegrad.communicator.encoded import WIRES
+from telegrad.communicator.operands import WIRES
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
 from telegrad.tools.bench.netlab import burst_bytes

@@ -8,7 +8,7 @@ import re
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from telegrad.communicator.reduction import DENSE_ALGORITHMS
+from telegrad.communicator.reductions import DENSE_ALGORITHMS
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import TextColumn
 
-from telegrad.communicator.encoded import WIRES
+from telegrad.communicator.operands import WIRES
 from telegrad.launch import LaunchError
 from telegrad.linear.memory import available_bytes
 from telegrad.tools.bench.allreduce import AllreduceOutcome, Row, count_of, rows_of, run

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from telegrad import _core
-from telegrad.communicator.sparse_wire import formats_named
+from telegrad.communicator.operands import formats_named
 from telegrad.tools.cli.simulate_run import Asked, SimulationSettings, run, shared, sizes_of
 from telegrad.tools.cli.simulate_training_step import training_step
 from telegrad.tools.sim.measure import ALGORITHMS

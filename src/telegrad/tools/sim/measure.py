@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.communicator.sparse_wire import Formats, formats_named, name_of_formats
+from telegrad.communicator.operands import Formats, formats_named, name_of_formats
 from telegrad.cost import Cost, Costs, cost, fastest_allreduce
 from telegrad.cost.cost_moves import broadcast_pieces
 from telegrad.cost.decision import TWO_LEVEL

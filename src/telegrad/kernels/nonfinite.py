@@ -1,4 +1,4 @@
-"""The core's scan."""
+"""How many entries are NaN or infinite, by the core's scan."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ import numpy.typing as npt
 
 from telegrad import _core
 
-_SCANNED = (np.dtype(np.float32), np.dtype(np.uint16))
+_SCANNED = {np.dtype(np.float32): _core.DType.f32, np.dtype(np.uint16): _core.DType.bf16}
+
+
+def as_float32(bits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """float32 as it is, or bfloat16 given as uint16 (a new array)."""
+    return (bits.astype(np.uint32) << 16).view(np.float32) if bits.dtype == np.uint16 else bits
 
 
 def count_nonfinite(bits: npt.NDArray[Any]) -> int:
     """How many entries are NaN or infinite. ``bits``: contiguous float32, uint16 that holds bfloat16, or of another
     float dtype, which numpy looks at."""
-    if bits.dtype not in _SCANNED:
+    dtype = _SCANNED.get(bits.dtype)
+    if dtype is None:
         return int(np.count_nonzero(~np.isfinite(bits)))
-    dtype = _core.DType.bf16 if bits.dtype == np.uint16 else _core.DType.f32
     return _core.count_nonfinite(bits.__array_interface__["data"][0], bits.size, dtype)

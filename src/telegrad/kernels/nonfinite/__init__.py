@@ -1,1 +1,0 @@
-"""How many entries are NaN or infinite."""
