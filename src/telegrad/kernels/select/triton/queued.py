@@ -11,10 +11,17 @@ import torch
 
 from telegrad.kernels.select import Sign
 from telegrad.kernels.select.arguments import check_arguments
-from telegrad.kernels.select.triton.many import Reusing, reuse_table
-from telegrad.kernels.select.triton.ranked import Candidates, key_of, sample_words
-from telegrad.kernels.select.triton.reused import queue_reused
-from telegrad.kernels.select.triton.sources import FusedPass, Output, side_of
+from telegrad.kernels.select.triton.launches import (
+    Candidates,
+    FusedPass,
+    Output,
+    Reusing,
+    key_of,
+    queue_reused,
+    reuse_table,
+    sample_words,
+    side_of,
+)
 
 __all__ = ["Reusing", "prepare", "queue_all", "queue_reused", "queue_select", "queue_topk", "reuse_table"]
 
