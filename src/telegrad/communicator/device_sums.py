@@ -7,13 +7,12 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.communicator.cuda.nccl import NcclSums, Verdict
-from telegrad.communicator.cuda.parts import flat
 from telegrad.communicator.cuda.runtime import Stream, resolved_device, runtime_of
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.transfers import DeviceWork, flat
 from telegrad.communicator.member import Member
 from telegrad.communicator.texts import all_gather_text
 from telegrad.cost import Tuning
-from telegrad.cost.device_tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
+from telegrad.cost.tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
 from telegrad.cost.way import GroupCost
 
 _SUMS = (_core.Reduction.sum, _core.Reduction.avg)

@@ -7,7 +7,7 @@ from typing import Any
 from telegrad import _core
 from telegrad.communicator.arguments import checked_integer
 from telegrad.communicator.tensors import HostBuffer, check_together, on_device, overlap, reducible
-from telegrad.cost.device_tuning import HOST_TRANSFER
+from telegrad.cost.tuning import HOST_TRANSFER
 
 WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2")
 """How a message may hold float32 values in fewer bytes."""

@@ -16,11 +16,9 @@ from typing import Any, Self, TypedDict
 
 from telegrad import _core
 from telegrad.communicator import lifetime
-from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.communicator.cuda.runtime import pool_of, runtime_of
 from telegrad.communicator.cuda.staging import staging_of
-from telegrad.communicator.cuda.streams import pool_of
-from telegrad.communicator.cuda.transfers import Part, Transfers
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.transfers import DeviceWork, StagedOperation, Transfers
 from telegrad.communicator.trace import start_trace, write_trace
 from telegrad.communicator.work import Work
 from telegrad.errors import TransportError
@@ -195,7 +193,7 @@ class Member:
     def _run_on_device(
         self,
         operation: str,
-        parts: list[Part],
+        parts: list[StagedOperation],
         tensors: tuple[Any, ...],
         result: Any,
         async_op: bool,

@@ -8,7 +8,7 @@ from typing import Any
 from telegrad import _core
 from telegrad.communicator.arguments import check_async, checked_rank
 from telegrad.communicator.blocks import check_apart, check_length, checked_counts, result_of
-from telegrad.communicator.cuda.parts import broadcast_parts, gathered_parts
+from telegrad.communicator.cuda.transfers import broadcast_parts, gathered_parts
 from telegrad.communicator.dense_options import check_dense_options
 from telegrad.communicator.sparse_input import sparse_input
 from telegrad.communicator.sparse_moves import StreamMoves

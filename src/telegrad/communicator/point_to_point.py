@@ -6,8 +6,7 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.communicator.arguments import check_async, checked_integer, checked_rank
-from telegrad.communicator.cuda.parts import Pieces, whole
-from telegrad.communicator.cuda.transfers import Part
+from telegrad.communicator.cuda.transfers import Pieces, StagedOperation, whole
 from telegrad.communicator.member import Member
 from telegrad.communicator.tensors import HostBuffer, check_together, movable, on_device, overlap
 from telegrad.communicator.work import Work
@@ -108,7 +107,7 @@ class PointToPoint(Member):
     def _between_devices(
         self,
         operation: str,
-        parts: list[Part],
+        parts: list[StagedOperation],
         tensors: tuple[Any, ...],
         result: Any,
         async_op: bool,
@@ -127,7 +126,7 @@ class PointToPoint(Member):
 
 
 # In one piece each: the other side may be a host tensor, which is not cut.
-def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> Part:
+def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> StagedOperation:
     return Pieces(
         [whole(x)],
         [],
@@ -136,7 +135,7 @@ def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag:
     )
 
 
-def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> Part:
+def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> StagedOperation:
     return Pieces(
         [],
         [whole(x)],

@@ -10,7 +10,7 @@ from telegrad import _core
 from telegrad.communicator.arguments import check_async, checked_factor, checked_rank
 from telegrad.communicator.blocks import checked_counts
 from telegrad.communicator.cuda.entries import DeviceEntries
-from telegrad.communicator.cuda.parts import element_parts, scattered_parts
+from telegrad.communicator.cuda.transfers import element_parts, scattered_parts
 from telegrad.communicator.dense_options import check_dense_options
 from telegrad.communicator.device_sums import DeviceSums
 from telegrad.communicator.encoded import check_encodable, checked_seed, encoding_of, error_of

@@ -9,7 +9,7 @@ from telegrad import _core
 from telegrad.communicator.cuda.entries import DeviceEntries
 from telegrad.communicator.tensors import HostBuffer, check_together, on_device, overlap, reducible
 from telegrad.sparse_vector import SparseVector
-from telegrad.sparse_vector.coo import is_coo
+from telegrad.sparse_vector.formats import is_coo
 
 
 class StreamInput(NamedTuple):

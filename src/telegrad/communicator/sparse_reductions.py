@@ -9,7 +9,7 @@ from typing import Any
 from telegrad import _core
 from telegrad.communicator.arguments import check_async, checked_slices
 from telegrad.communicator.cuda.entries import DeviceEntries, EntriesPart, Staged
-from telegrad.communicator.cuda.parts import flat
+from telegrad.communicator.cuda.transfers import flat
 from telegrad.communicator.encoded import checked_seed
 from telegrad.communicator.member import Member
 from telegrad.communicator.reduction import neutral_element, open_choices, sparse_reduction_of

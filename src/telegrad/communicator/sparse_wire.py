@@ -12,7 +12,7 @@ from telegrad import _core
 from telegrad.communicator.encoded import WIRES
 from telegrad.communicator.tensors import HostBuffer, address, overlap, reducible
 from telegrad.cost import Tuning
-from telegrad.cost.wire_layout import layout_that_pays
+from telegrad.cost.closed_forms import layout_that_pays
 from telegrad.sparse_vector import SparseVector
 
 ENCODINGS = (*WIRES, "mean")

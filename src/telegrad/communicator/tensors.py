@@ -10,8 +10,7 @@ import numpy as np
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import has_runtime
 from telegrad.sparse_vector import SparseVector, is_torch_tensor
-from telegrad.sparse_vector.csr import is_scipy
-from telegrad.sparse_vector.values import check_not_masked
+from telegrad.sparse_vector.formats import check_not_masked, is_scipy
 
 HostBuffer = _core.HostBuffer
 """Contiguous host memory. Whoever uses its ``pointer`` must keep the tensor alive."""

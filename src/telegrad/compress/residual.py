@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from telegrad.compress.entries import Entry, EntryStore
-from telegrad.kernels.select import Kernels, kernels_of
+from telegrad.kernels.select import SelectionKernels, kernels_of
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Residual(Entry):
     calls: int = 0  # since the threshold was last evaluated exactly
 
     @property
-    def kernels(self) -> Kernels:
+    def kernels(self) -> SelectionKernels:
         """The selections that run where the residual lies."""
         return kernels_of(self.values)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from telegrad.cost.cost_moves import allgather
-from telegrad.cost.cost_reductions import allreduce, reduce_scatter
+from telegrad.cost.closed_forms import allgather, allreduce, reduce_scatter
 from telegrad.cost.network import ELEMENT_BYTES, Cost, Costs, ceil_div, check
 
 # What core/collectives does; tests compare with it.

@@ -9,17 +9,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from telegrad.cost.cost import allreduce_ring
+from telegrad.cost.closed_forms import allreduce_ring
 from telegrad.cost.levels import Levels, allreduce_two_level
-from telegrad.cost.linear_cost import PAPER_NETWORKS, ring, two_level
 from telegrad.cost.network import Costs
-from telegrad.tools.advise.architectures import architecture
-from telegrad.tools.advise.cluster import COLLECTIVES, NODE, Cluster, chosen_collective, sum_cost
-from telegrad.tools.advise.sending import SCHEMES, fill_in, gathered, ok_topk, qsgd, rgc, sparse, way_of
-from telegrad.tools.advise.workload import DEVICES, SAMPLES, Device, device_of
-from telegrad.tools.sim.measure import Point, measure
-from telegrad.tools.sim.networks import network_of
-from telegrad.tools.sim.world import World
+from telegrad.cost.way import PAPER_NETWORKS, ring, two_level
+from telegrad.tools.advise.sending import (
+    COLLECTIVES,
+    NODE,
+    SCHEMES,
+    Cluster,
+    chosen_collective,
+    fill_in,
+    gathered,
+    ok_topk,
+    qsgd,
+    rgc,
+    sparse,
+    sum_cost,
+    way_of,
+)
+from telegrad.tools.advise.workload import DEVICES, SAMPLES, Device, architecture, device_of
+from telegrad.tools.sim import World
+from telegrad.tools.sim.measure import Point, measure, network_of
 
 V100 = DEVICES["v100"]
 K80 = PAPER_NETWORKS["k80-10gbe"]

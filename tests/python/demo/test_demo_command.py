@@ -19,11 +19,8 @@ from typer.testing import CliRunner
 
 from telegrad.launch import RankFailed
 from telegrad.tools.cli import make_app
-from telegrad.tools.demo.job import open_place, train
-from telegrad.tools.demo.results import FIRST_LOSS
-from telegrad.tools.demo.settings import ModelSize, Settings
-from telegrad.tools.demo.text import Corpus
-from telegrad.tools.demo.worker import sent_bytes
+from telegrad.tools.demo.job import FIRST_LOSS, Corpus, ModelSize, Settings, open_place, train
+from telegrad.tools.demo.training import sent_bytes
 
 pytestmark = pytest.mark.ranks("torch")
 
@@ -116,7 +113,7 @@ def test_shared_memory_counts_telegrads_own_bytes(library: Path, tmp_path: Path)
 
 
 def test_without_a_gpu_nothing_is_trained_on_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: None)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(make_app(), ["demo", "--device", "cuda", "--json", "figures/demo.json"])
     assert (done.exit_code, done.output) == (1, "no GPU: torch sees none here, and nothing was measured\n")

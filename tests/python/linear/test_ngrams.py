@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telegrad.linear import Rows, TrainingSettings, hashed_ngrams, train
-from telegrad.linear.stdlib_task import stdlib_pieces, stdlib_sources
+from telegrad.linear.ngrams import stdlib_pieces, stdlib_sources
 
 
 def entries(rows: Rows, row: int) -> dict[int, float]:

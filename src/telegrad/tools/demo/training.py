@@ -1,21 +1,9 @@
-"""One rank's training run. The three runs differ only in the hook that DDP is given. Needs torch.
-
-On a GPU all ranks train on the same one. What DDPState refuses to do there is told as ``refused``, with its reason.
-
-Messages go to standard output, one JSON object a line; ``results`` reads them. Definitions, the same for all runs:
-
-*Step time*: from drawing the batch to the end of the optimiser's step, on rank 0. *Training time*: the sum of it,
-without validation and start-up. *Exposed communication*: from the moment when the backward pass has computed this
-rank's last gradient to the moment when ``backward()`` returns, which is when all averaged gradients are there. It is
-what a step would be shorter by if the network, and everything done for it after the last gradient, took no time;
-waiting for slower ranks is in it. On a device both moments are points of its stream. *Bytes*: the increase of the
-interface's sent bytes over the training steps, headers and dense warm-up included; the first broadcast of the weights
-and the validation's few bytes are outside. Where telegrad's ranks meet in shared memory, its own counter of sent bytes.
-"""
+"""One rank's training run of the demo, and its model, a small GPT over bytes. Needs torch."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -27,12 +15,109 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from telegrad.tools.bench.device import BenchmarkDevice, Cuda
-from telegrad.tools.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of
-from telegrad.tools.demo.settings import SCHEMES, Settings
-from telegrad.tools.demo.text import Corpus, Tokens, training_batch, validation_batches
+from telegrad.tools.bench.machine import BenchmarkDevice, Cuda
+from telegrad.tools.demo.job import (
+    SCHEMES,
+    VOCABULARY,
+    Corpus,
+    ModelSize,
+    Settings,
+    Tokens,
+    training_batch,
+    validation_batches,
+)
+
+# A small GPT over bytes: made to learn something within two minutes on one core per two ranks. Needs torch.
+
+
+class Block(nn.Module):
+    """Causal self-attention and a two-layer perceptron, each on top of the stream (pre-norm)."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.LayerNorm(width)
+        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
+        self.attention_out = nn.Linear(width, width, bias=False)
+        self.perceptron_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        for layer in (self.queries_keys_values, self.up):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+        for layer in (self.attention_out, self.down):  # together they add about one unit of variance to the stream
+            nn.init.normal_(layer.weight, std=(2 * layers * layer.in_features) ** -0.5)
+        nn.init.zeros_(self.up.bias)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        qkv = self.queries_keys_values(self.attention_norm(x)).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, length, width))
+        down: Tensor = self.down(F.gelu(self.up(self.perceptron_norm(x))))
+        return x + down
+
+
+class ByteGPT(nn.Module):
+    """Takes bytes, int64 of shape (batch, length ≤ context); gives the next byte's logits, (batch, length, 256).
+
+    A position sees the codes of its own byte and of the ``history`` − 1 before it at once, so that the first steps
+    already learn which letters follow each other.
+    """
+
+    def __init__(self, size: ModelSize) -> None:
+        super().__init__()
+        if size.width % size.heads:
+            raise ValueError(f"width={size.width} must be a multiple of heads={size.heads}")
+        self.codes = nn.ModuleList(nn.Embedding(VOCABULARY, size.width) for _ in range(size.history))
+        self.positions = nn.Embedding(size.context, size.width)
+        self.blocks = nn.ModuleList(Block(size.width, size.heads, size.layers) for _ in range(size.layers))
+        self.norm = nn.LayerNorm(size.width)
+        self.head = nn.Linear(size.width, VOCABULARY, bias=False)
+        for code in self.codes:
+            assert isinstance(code, nn.Embedding)
+            nn.init.normal_(code.weight, std=size.history**-0.5)
+        nn.init.normal_(self.positions.weight, std=0.1)
+        nn.init.zeros_(self.head.weight)  # all bytes equally likely at first
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        x: Tensor = self.positions.weight[:length]
+        for back, code in enumerate(self.codes):
+            x = x + code(F.pad(tokens[:, : length - back], (back, 0)))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy per byte, in nats."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def optimizer_of(model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        model.parameters(),
+        lr=settings.learning_rate,
+        betas=(settings.beta1, settings.beta2),
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def learning_rate_at(step: int, settings: Settings) -> float:
+    """A ramp up, then half a cosine down to ``final_learning_rate``."""
+    if step < settings.ramp_steps:
+        return settings.learning_rate * (step + 1) / settings.ramp_steps
+    done = (step - settings.ramp_steps) / max(1, settings.steps - settings.ramp_steps)
+    low, high = settings.final_learning_rate, settings.learning_rate
+    return low + (high - low) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 class StepTimes(NamedTuple):
