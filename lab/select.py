@@ -517,7 +517,7 @@ def command(
     console = table_console()
     if device not in DEVICES:
         raise typer.BadParameter(f"{device!r} does not exist: use {' or '.join(DEVICES)}", param_hint="--device")
-    from telegrad.tools.bench.machine import describe_gpu
+    from telegrad.tools.bench.device import describe_gpu
 
     gpu = present_gpu(console) if device == "cuda" else None
     if device == "cuda" and importlib.util.find_spec("triton") is None:

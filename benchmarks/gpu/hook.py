@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import telegrad
 from telegrad.ddp.cuda.captured_work import SWITCH
 from telegrad.launch import Ranks
-from telegrad.tools.bench.machine import ENVIRONMENT
+from telegrad.tools.bench.device import ENVIRONMENT
 from telegrad.tools.demo.job import ModelSize
 from telegrad.tools.demo.training import ByteGPT, loss_of
 

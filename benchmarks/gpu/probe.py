@@ -441,7 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu-probe.json"), help="where rows go")
     parser.add_argument("--group", choices=QUESTIONS, help="ask these here, and print the rows")
     asked = parser.parse_args(arguments)
-    from telegrad.tools.bench.machine import describe_gpu, gpu_name
+    from telegrad.tools.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:

@@ -25,7 +25,7 @@ def run(
     parser = argparse.ArgumentParser(description=" ".join(doc.partition("\n\n")[0].split()))
     parser.add_argument("--json", type=Path, default=Path(f"gpu-{name}.json"), help="where rows go")
     asked = parser.parse_args(arguments)
-    from telegrad.tools.bench.machine import describe_gpu, gpu_name
+    from telegrad.tools.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:

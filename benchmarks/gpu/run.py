@@ -29,7 +29,7 @@ from typing import Any
 import outcomes
 from limited import ROOT, last_of, run_limited
 
-from telegrad.tools.bench.machine import ENVIRONMENT
+from telegrad.tools.bench.device import ENVIRONMENT
 
 _INTERRUPTED_S = 20.0  # from Ctrl-C to the end by force
 _LEAST_S = 20.0  # with less no part is begun
@@ -290,7 +290,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in there]
     if unknown:
         parser.error(f"--parts: {', '.join(unknown)} do not exist: use {', '.join(there)}")
-    from telegrad.tools.bench.machine import describe_gpu, gpu_name
+    from telegrad.tools.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:

@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.step is not None:
         STEPS[asked.step]()
         return 0
-    from telegrad.tools.bench.machine import describe_gpu, gpu_name
+    from telegrad.tools.bench.device import describe_gpu, gpu_name
 
     gpu = gpu_name()
     if gpu is None:

@@ -28,7 +28,7 @@ from lab.transfers import OPERATIONS, Times, TransfersPlan, enqueueing_text, pan
 from lab.transfers import row_of as transfers_row_of
 from telegrad import Communicator
 from telegrad.communicator.cuda import runtime as runtimes
-from telegrad.tools.bench.machine import KERNELS, TO_DEVICE, TO_HOST, Interval, intervals_of
+from telegrad.tools.bench.device import KERNELS, TO_DEVICE, TO_HOST, Interval, intervals_of
 
 HERE = Path(__file__).parent
 
@@ -36,7 +36,7 @@ HERE = Path(__file__).parent
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU, as far as commands look; the ranks they start have the fake one."""
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: "A Fast GPU")
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: "A Fast GPU")
     monkeypatch.setattr(transfers, "TARGET", "device_ranks_of_benchmarks:transfers_main")
     monkeypatch.setattr(overlap, "TARGET", "device_ranks_of_benchmarks:overlap_main")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), *sys.path]))

@@ -33,7 +33,7 @@ from lab.select import (
     table_of,
 )
 from telegrad.compress import SELECTIONS
-from telegrad.tools.bench.machine import gpu_name
+from telegrad.tools.bench.device import gpu_name
 
 _app = typer.Typer()
 _app.command()(select.command)
@@ -295,7 +295,7 @@ def test_gradients_take_turns() -> None:
 
 def test_rows_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("lab.select.run", _ideal)
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: "A Fast GPU")
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: "A Fast GPU")
     found = tmp_path / "rows.json"
     status, output = _run("--device", "cuda", "--elements", "16Ki", "--density", "0.01", "--json", str(found))
     assert status == 0, output
@@ -318,7 +318,7 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_triton_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: "A Fast GPU")
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: "A Fast GPU")
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "triton" else found(name))
     status, output = _run("--device", "cuda")

@@ -1,4 +1,4 @@
-"""The fake device as benchmarks see one (telegrad.tools.bench.machine.BenchmarkDevice)."""
+"""The fake device as benchmarks see one (telegrad.tools.bench.device.BenchmarkDevice)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from computing_device import ComputingRuntime, StreamTensor
 from fake_device import DEVICE_TYPE, FakeStream
 
-from telegrad.tools.bench.machine import KERNELS, Interval
+from telegrad.tools.bench.device import KERNELS, Interval
 
 
 class Mark:

@@ -90,7 +90,7 @@ def test_the_steps_are_what_commands_take(
     from lab.common.experiments import app
     from telegrad.tools.cli import make_app
 
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
     smoke = program("smoke")
     for command in smoke._steps().values():
         if command[1] == "-m":

@@ -96,7 +96,7 @@ def rows_of(probe: ModuleType, group: str, driver: Driver, capsys: pytest.Captur
 def test_it_says_why_it_cannot_ask(
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
     assert probe.main(["--json", str(tmp_path / "rows.json")]) == 1
     assert capsys.readouterr().out == "no GPU: torch sees none here, and nothing was asked\n"
     assert not list(tmp_path.iterdir())

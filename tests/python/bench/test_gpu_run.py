@@ -181,7 +181,7 @@ def test_parts_have_an_environment_of_their_own(runner: ModuleType, tmp_path: Pa
 
 
 def test_all_loaded_at_once_is_where_ranks_share_a_process(runner: ModuleType) -> None:
-    from telegrad.tools.bench.machine import ENVIRONMENT
+    from telegrad.tools.bench.device import ENVIRONMENT
 
     for parts in (runner.PARTS, runner.BRIEF):
         eager = [name for name, part in parts.items() if "CUDA_MODULE_LOADING" in part.environment]
@@ -225,7 +225,7 @@ def test_tests_that_all_skip_are_a_failure(runner: ModuleType, tmp_path: Path) -
 def test_without_a_gpu_nothing_is_run(
     runner: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
     assert runner.main(["--out", str(tmp_path / "results")]) == 0
     assert "no GPU: torch sees none here, nothing was run" in capsys.readouterr().out
     assert not (tmp_path / "results").exists()
@@ -240,7 +240,7 @@ def test_the_commit_is_the_one_that_setup_has_put_beside_the_packages(
 ) -> None:
     monkeypatch.setenv("TELEGRAD_COMMIT", "")  # which is then as before
     monkeypatch.delenv("TELEGRAD_COMMIT")
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: "planted")
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: "planted")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     told = tmp_path / "told"
     command = _python(f"import os; open({str(told)!r}, 'w').write(str(os.environ.get('TELEGRAD_COMMIT')))")
@@ -293,7 +293,7 @@ def test_the_commands_of_all_parts_are_what_the_command_line_takes(
     from lab.common.experiments import app
     from telegrad.tools.cli import make_app
 
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
     programs = {"smoke", "probe", "hook", "blocks"}
     for name, part in [*runner.PARTS.items(), *runner.BRIEF.items()]:
         command = part.command(tmp_path / name)

@@ -113,7 +113,7 @@ def test_shared_memory_counts_telegrads_own_bytes(library: Path, tmp_path: Path)
 
 
 def test_without_a_gpu_nothing_is_trained_on_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("telegrad.tools.bench.machine.gpu_name", lambda: None)
+    monkeypatch.setattr("telegrad.tools.bench.device.gpu_name", lambda: None)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(make_app(), ["demo", "--device", "cuda", "--json", "figures/demo.json"])
     assert (done.exit_code, done.output) == (1, "no GPU: torch sees none here, and nothing was measured\n")

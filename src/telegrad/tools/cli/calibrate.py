@@ -270,7 +270,7 @@ def calibrate(
 
 def device_environment() -> dict[str, str]:
     """Of ranks with a device."""
-    from telegrad.tools.bench.machine import ENVIRONMENT
+    from telegrad.tools.bench.device import ENVIRONMENT
 
     return ENVIRONMENT
 

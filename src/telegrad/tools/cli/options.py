@@ -137,7 +137,7 @@ def refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None
 
 def present_gpu(console: Console) -> str:
     """The name of the machine's GPU. Ends the command with status 1 where torch sees none."""
-    from telegrad.tools.bench.machine import gpu_name
+    from telegrad.tools.bench.device import gpu_name
 
     gpu = gpu_name()
     if gpu is None:
@@ -151,7 +151,7 @@ def described_gpu(console: Console) -> dict[str, object]:
     communication of its tensors needs is not installed."""
     import importlib.util
 
-    from telegrad.tools.bench.machine import ENVIRONMENT, describe_gpu
+    from telegrad.tools.bench.device import ENVIRONMENT, describe_gpu
 
     gpu = present_gpu(console)
     try:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from telegrad.tools.bench.machine import BenchmarkDevice, Cuda
+from telegrad.tools.bench.device import BenchmarkDevice, Cuda
 from telegrad.tools.demo.job import (
     SCHEMES,
     VOCABULARY,

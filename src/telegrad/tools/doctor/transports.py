@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from telegrad._interfaces import Interface, interfaces
-from telegrad.launch import join
 from telegrad.tools.doctor.installation import Finding, NotTried, ProbeFailed, ask, loaded_ucx
 
 MEETING_S = 20.0
@@ -266,6 +265,8 @@ def meet_as_rank(interface: str) -> None:
 
     ``interface``: as in ``join()``; empty for UCX's choice.
     """
+    from telegrad.launch import join
+
     with join(timeout_s=_TIMEOUT_S, join_timeout_s=_TIMEOUT_S, interface=interface or None) as communicator:
         x = np.full(_ELEMENTS, communicator.rank + 1, np.float32)
         communicator.barrier()
