@@ -144,14 +144,6 @@ def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
     return _own(_OWN[collective], cluster.ranks, _costs_for(cluster, _OWN[collective]))
 
 
-def chosen_collective(cluster: Cluster, collective: str, size: int) -> str:
-    """Which one ``cheapest`` or ``telegrad`` takes for so many bytes; any other is itself."""
-    among = {"cheapest": _CHEAPEST_OF, "telegrad": _own_of(cluster)}.get(collective)
-    if among is None or cluster.ranks == 1:
-        return collective
-    return min(among, key=lambda name: sum_cost(cluster, name)(size))
-
-
 def _own_of(cluster: Cluster) -> tuple[str, ...]:
     return (*_OWN, ON_LEVELS) if cluster.has_levels else tuple(_OWN)
 
