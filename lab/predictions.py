@@ -30,14 +30,15 @@ from telegrad.tools.bench.sparse import largest_of_gradients
 from telegrad.tools.cli.options import JobTimeout, byte_sizes, networks_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, write_result
 from telegrad.tools.report.figures import duration
-from telegrad.tuning.fit import CostFit, fit_costs
 from telegrad.tuning.probes import (
     KINDS,
     Call,
+    CostFit,
     Pairs,
     Probe,
     calls_of_sample,
     first_counts,
+    fit_costs,
     open_pairs,
     probes,
     sample,

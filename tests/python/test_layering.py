@@ -74,7 +74,7 @@ CYCLES = {
     "telegrad.communicator": 9,
     "telegrad.communicator.cuda": 3,
     "telegrad.kernels.feedback": 2,
-    "telegrad.kernels.select": 5,
+    "telegrad.kernels.select": 4,
     "telegrad.kernels.staging": 2,
     "telegrad.synchronizer": 2,
 }

@@ -11,8 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from telegrad.cost.closed_forms import MEMORY_MESSAGE_BYTES, allreduce_ring, allreduce_s
-from telegrad.cost.levels import PART_BYTES, Levels, allreduce_on_levels
+from telegrad.cost.closed_forms import (
+    MEMORY_MESSAGE_BYTES,
+    PART_BYTES,
+    Levels,
+    allreduce_on_levels,
+    allreduce_ring,
+    allreduce_s,
+)
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Costs
 
 # Where they take equally long, the first is chosen: it sends fewer messages.

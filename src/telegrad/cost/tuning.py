@@ -11,8 +11,8 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+from telegrad.cost.closed_forms import Levels
 from telegrad.cost.decision import LONGEST_BYTES, Choice, DecisionTable, allreduce_table
-from telegrad.cost.levels import Levels
 from telegrad.cost.network import Costs
 from telegrad.cost.way import LinearCost
 

@@ -22,11 +22,19 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import resolved_device
 from telegrad.communicator.tuning_cache import file_of, store
 from telegrad.cost import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
+from telegrad.cost.closed_forms import Levels
 from telegrad.cost.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
-from telegrad.cost.levels import Levels
 from telegrad.cost.network import CARD_BYTES
-from telegrad.tuning.fit import CostFit, fit_costs
-from telegrad.tuning.probes import Probe, calls_of_sample, open_pairs, probes, timed_sample, written_zeros
+from telegrad.tuning.probes import (
+    CostFit,
+    Probe,
+    calls_of_sample,
+    fit_costs,
+    open_pairs,
+    probes,
+    timed_sample,
+    written_zeros,
+)
 from telegrad.tuning.sweep import MeasuredDeviceSums, Samples, Sweep, grid, measure_device_sums
 
 # There are three algorithms; where nothing disturbs they cross a few times, also where a network's protocol changes.

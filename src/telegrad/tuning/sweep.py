@@ -22,8 +22,7 @@ from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, DeviceTuning
 from telegrad.cost.decision import TABLE_ALGORITHMS
 from telegrad.cost.tuning import HOST_TRANSFER, NCCL
 from telegrad.cost.way import LinearCost
-from telegrad.tuning.fit import line_of
-from telegrad.tuning.probes import Call, calls_of_sample, timed_sample, written_zeros
+from telegrad.tuning.probes import Call, calls_of_sample, line_of, timed_sample, written_zeros
 
 Samples = dict[int, dict[str, list[float]]]
 """Seconds per call by size in bytes and algorithm."""

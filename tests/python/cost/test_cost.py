@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from telegrad.cost import Cost, Costs, closed_forms
-from telegrad.cost.closed_forms import DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST, MEMORY_MESSAGE_BYTES
-from telegrad.cost.levels import RING_BYTES
+from telegrad.cost.closed_forms import DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST, MEMORY_MESSAGE_BYTES, RING_BYTES
 from telegrad.tools.sim.measure import ALGORITHMS, Network, Point, measure
 
 COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"

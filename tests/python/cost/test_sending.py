@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from telegrad.cost.closed_forms import allreduce_ring
-from telegrad.cost.levels import Levels, allreduce_two_level
+from telegrad.cost.closed_forms import Levels, allreduce_ring, allreduce_two_level
 from telegrad.cost.network import Costs
 from telegrad.cost.way import PAPER_NETWORKS, ring, two_level
 from telegrad.tools.advise.sending import (

@@ -128,12 +128,12 @@ def kernels_of(residual: Array) -> SelectionKernels:
 
 
 def queues_of(residual: Array) -> Any:
-    """The module of selections that nobody waits for, ``triton.queued``, for a tensor on a GPU.
+    """The module of selections that nobody waits for, ``triton``, for a tensor on a GPU.
 
     Raises as ``placement.is_on_gpu``; ``TypeError`` for a numpy array.
     """
     if not is_on_gpu(residual, "residual"):
         raise TypeError("residual is a numpy array, whose selections nobody queues: give a tensor on a GPU")
-    from telegrad.kernels.select.triton import queued
+    from telegrad.kernels.select import triton
 
-    return queued
+    return triton

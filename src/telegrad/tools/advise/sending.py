@@ -13,16 +13,17 @@ from telegrad.cost.closed_forms import (
     ALLREDUCES,
     HEADER_BYTES,
     TURN_BYTES,
+    Levels,
     allgather,
     allgather_sparse,
     allreduce,
     allreduce_topk,
+    allreduce_two_level,
     entries_of_sum,
     layout_that_pays,
     message_bytes,
     reduce_scatter_sparse,
 )
-from telegrad.cost.levels import Levels, allreduce_two_level
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Cost, Costs, ceil_div
 from telegrad.cost.way import GroupCost, Way
 from telegrad.tools.advise.workload import EXACT_BYTES, REUSED_BYTES, Device

@@ -18,9 +18,8 @@ import numpy.typing as npt
 from telegrad import _core
 from telegrad.communicator.sparse_wire import Formats, formats_named, name_of_formats
 from telegrad.cost import Cost, Costs, closed_forms, fastest_allreduce
-from telegrad.cost.closed_forms import broadcast_pieces, layout_that_pays
+from telegrad.cost.closed_forms import Levels, allreduce_on_levels, broadcast_pieces, layout_that_pays
 from telegrad.cost.decision import TWO_LEVEL
-from telegrad.cost.levels import Levels, allreduce_on_levels
 from telegrad.cost.network import ceil_log2
 from telegrad.launch.joining import die_with
 
