@@ -797,7 +797,7 @@ def _share_above(most: int, expected: float) -> float:
     return max(0.0, 1 - below)
 
 
-# How messages hold the entries of a sparse vector, by what that saves on a network and what it takes.
+# The layout of sparse messages: the one whose saved bytes are worth its computation.
 
 _PACKED_INDEX_S, _PACKED_VALUE_S = 2e-9, 1.5e-9
 """An entry's share of packing and unpacking."""
@@ -821,7 +821,7 @@ def layout_that_pays(beta_s_per_byte: float, density: float, dtype: str = "f32")
     return max(gains_s, key=gains_s.__getitem__)
 
 
-# Ranks that live on nodes: what a sum by two levels takes there, and what the others do, as closed forms.
+# Allreduces of ranks that live on nodes, by two levels and by the other algorithms.
 # They are rougher than those of the plain network (docs/two-level.md): inside and between are two plain networks, and
 # of segments the slower phase counts.
 

@@ -93,7 +93,7 @@ def check(ranks: int, size: int) -> None:
         raise ValueError(f"size={size} is no vector of 4-byte floats: use a multiple of {ELEMENT_BYTES}, 0 or more")
 
 
-# Where no short formula says how long it takes: one rank, or each rank, is followed from step to step.
+# Operations without a short formula: one rank, or each rank, is followed from step to step.
 
 CARD_BYTES = 60 << 10  # kCardBytes of pieces.hpp
 PIECES_UNDER_WAY = 3  # kPiecesUnderWay

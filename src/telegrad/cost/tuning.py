@@ -16,8 +16,7 @@ from telegrad.cost.decision import LONGEST_BYTES, Choice, DecisionTable, allredu
 from telegrad.cost.network import Costs
 from telegrad.cost.way import LinearCost
 
-# What dense sums of tensors on a device take by each way that they can go, and which is the faster one. Plain data.
-# It must not know how it is measured.
+# Dense allreduces of device tensors: the time of each way, and the faster one.
 
 NCCL, HOST_TRANSFER = "nccl", "host_transfer"
 DEVICE_ALGORITHMS = (NCCL, HOST_TRANSFER)

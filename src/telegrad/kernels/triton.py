@@ -116,7 +116,7 @@ def widened(stored, KIND: tl.constexpr):
     return wide
 
 
-# How the programs of one launch find which of many parts, arrays of their own, each is for: by a table on the device.
+# Launches for many parts, arrays of their own: each program finds its part by a table on the device.
 # A table is int64, rows of a number for each part and one more. Its first rows tell which programs are a part's: from
 # that number on, up to the next part's; behind the last part is how many there are.
 

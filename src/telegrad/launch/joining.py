@@ -14,7 +14,7 @@ from telegrad.communicator import Communicator
 from telegrad.cost import Tuning
 from telegrad.errors import RendezvousError
 
-# Allgather of a few bytes among processes that one launcher started: how they learn each other's addresses.
+# An allgather of a few bytes among the processes of one launcher, by which they learn each other's addresses.
 # Each rank inherits one end of a socket pair, which works across network namespaces where a port would not, and which
 # no stranger can reach. Wire format, little-endian: a rank says `length, bytes` for each round; the answer is `1,
 # P times (length, bytes)`, or `0, length, text` if a rank cannot come any more.
@@ -218,7 +218,7 @@ def join(
     )
 
 
-# A process that does not outlive the one that started it, however that ends. Linux only; elsewhere it may.
+# A process ends with the one that started it, however that ends. Linux only.
 
 _PR_SET_PDEATHSIG = 1
 

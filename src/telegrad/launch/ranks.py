@@ -22,8 +22,7 @@ from typing import IO, Self
 from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE, ExchangeServer
 from telegrad.launch.pmi import PmiServer
 
-# How the process of one rank comes to be: the one place that Ranks asks for one.
-# It must not know what ranks do, nor when they end.
+# The start of one rank's process. Tests replace `start_process`.
 
 _RANK_MAIN = "telegrad.launch.rank_main"
 
@@ -71,7 +70,7 @@ def start_process(asked: Start) -> Process:
     return Process(process.pid, process.stdout, process.stderr, process.wait)
 
 
-# What MPICH's ranks leave in /dev/shm if they are killed: they remove it themselves only in MPI_Finalize.
+# MPICH's files in /dev/shm. Its ranks remove them in MPI_Finalize only, so killed ranks leave them.
 
 _FILES = "/dev/shm/mpich_shm_"
 

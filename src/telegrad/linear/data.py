@@ -29,8 +29,7 @@ from telegrad import _core
 from telegrad.communicator.arguments import checked_flag, checked_integer
 from telegrad.linear.rows import MOST_FEATURES, Rows, joined
 
-# Compressed files: which there are, what a file's first bytes say it is, and its text.
-# This module must not know of rows.
+# Compressed files, recognised by their first bytes.
 
 _FIRST_BYTES = {".gz": b"\x1f\x8b", ".bz2": b"BZh", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
 _NAMES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "Zstandard"}
@@ -139,7 +138,7 @@ def _zstandard_text(file: Path, block_bytes: int) -> Iterator[bytes]:
 _TEXTS = {".gz": _gzip_text, ".bz2": _streams_text, ".xz": _streams_text, ".zst": _zstandard_text}
 
 
-# Does a LIBSVM text number its features from 0 or from 1? This module must not know of ranks or training.
+# Does a LIBSVM text number its features from 0 or from 1?
 # The text may say so itself: scikit-learn's `dump_svmlight_file` writes `# Column indices are zero-based` above
 # the rows if it is given a comment. Otherwise the beginning of the text decides, the same bytes for every rank.
 
@@ -216,7 +215,7 @@ def _said_by(head: bytes) -> int | None:
     return None
 
 
-# Rows in a binary file beside the text that they were read from, mapped into memory.
+# The cache: rows in a binary file beside their text, mapped into memory.
 # A header, whose JSON says what the file was made of and where its arrays lie, then the arrays. It is used only if
 # the text has the size and time that it had, and is to be read alike; it is written beside its place and then moved
 # there. Of one text, only the shares of the last number of ranks that wrote some are kept, so that they do not pile

@@ -92,7 +92,7 @@ def area_under_curve(scores: npt.ArrayLike, targets: npt.ArrayLike) -> float:
     return float((ranks[positive].sum() - ones * (ones + 1) / 2) / (ones * others))
 
 
-# How far above the optimum is a trained model? This module must not know of files, epochs or optimisers.
+# How far above the optimum is a trained model?
 # A few Newton steps from the model find another one; by as much as that is better, the model is at least above the
 # optimum. So no model at the optimum is ever said to be above it. If the loss is smooth, Newton steps also find
 # nearly all of a small gap, and much of a large one. The steps for the hinge are those of a smoothed one. Source of

@@ -200,7 +200,7 @@ def _check(arrays: Mapping[str, Any]) -> None:
         raise ValueError(f"{_BASE}={arrays[_BASE]}")
 
 
-# What an optimiser tells of one pass over the data, and what it goes on from.
+# One pass over the data: its results, and the state that the next one starts from.
 
 
 @dataclass

@@ -1,4 +1,19 @@
-"""Optimizers for ranks that hold rows: random block coordinate descent, and mini-batch descent, SGD or AdaGrad."""
+"""Optimizers for ranks that hold rows: random block coordinate descent, and mini-batch descent, SGD or AdaGrad.
+
+*Coordinate descent.* Sources: SparCML §8.2; Wright 2015 (its [53]). A step's block has ``coordinates`` features for
+each rank, drawn alike on all ranks. Each rank moves its own part of the block, so that the ranks' contributions lie in
+different slices of the model. An allgather of indices and changes brings them to all ranks. A coordinate's derivative
+needs all rows, and ranks hold rows. So each rank sums over its own rows for the whole block, and a reduce-scatter gives
+each part's sums to the rank that moves it. Each rank then adds the block's changes to the scores of its rows, and no
+score ever travels. (With columns held by ranks derivatives would be free, but each step would have to send the changed
+scores of all rows with any feature of the block: with popular features nearly all.)
+
+The move minimises a bound of the objective that holds for the whole block at once (``core/linear/columns.hpp``). So no
+step makes the objective worse, and there is no learning rate. The more entries a row has in a block, the shorter the
+bound makes the moves: on dense rows large blocks hardly move at all.
+
+*Mini-batch descent.* Source: SparCML §7 and §8.2 (MPI-OPT); see below.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +31,7 @@ from telegrad.linear.losses import CURVATURE_BOUND, F32, F64
 from telegrad.linear.model import LinearModel, Pass, State
 from telegrad.linear.problem import EXTRA, Problem
 
-# How what ranks have computed meets: sums of gradients, and changes of coordinates that all ranks gather.
+# Sums of gradients, and allgathers of changed coordinates.
 
 U32 = npt.NDArray[np.uint32]
 Slices = list[int]

@@ -1,4 +1,4 @@
-"""What all ranks agree on before they train: settings, features, targets, who is held out, what memory it takes."""
+"""The settings of a training, and the problem that all ranks agree on: features, targets, held-out rows and memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from telegrad.linear.losses import (
 from telegrad.linear.model import LinearModel
 from telegrad.linear.rows import MOST_FEATURES, U32, Rows, squared_lengths
 
-# How a linear model is trained. Which rows a step sees depends on these alone, not on the number of ranks.
+# Settings. The rows of a step depend on these alone, not on the number of ranks.
 
 OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")
 
@@ -143,7 +143,7 @@ class TrainingSettings:
         return first / (1 + self.decay * step)
 
 
-# What memory training takes, said before it is taken.
+# The memory that training needs, checked before it is allocated.
 
 _GIB = 2**30
 _DRAWN = (

@@ -127,7 +127,7 @@ class GroupWork(dist.Work):
                 raise
 
 
-# What torch.distributed gets for an operation on device tensors: streams wait for it, and the host does not.
+# Operations on device tensors: streams wait for them, and the host does not.
 
 
 class DeviceGroupWork(GroupWork):

@@ -155,8 +155,8 @@ def _check(tensor: torch.Tensor) -> None:
         )
 
 
-# What a call of torch's is, where the Communicator's that carries it does not say: so that ranks that called
-# different things hear of it.
+# The purpose of a call of torch's, where the Communicator's operation does not say it: ranks that call different
+# operations raise.
 
 
 @contextlib.contextmanager

@@ -120,7 +120,7 @@ def own_nccl(
     return None
 
 
-# What torch.compile calls, and does not look into.
+# torch.compile calls the methods of a group and does not compile them.
 
 Group = TypeVar("Group", bound=type)
 
@@ -604,7 +604,7 @@ def _deal(whole: torch.Tensor, blocks: Tensors) -> None:
         block.detach().copy_(part.view(block.shape))
 
 
-# Makes the groups that torch asks the backend for.
+# The groups that torch asks the backend for.
 
 
 def create(options: Any, backend_options: Any) -> ProcessGroup:

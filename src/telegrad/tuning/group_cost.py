@@ -130,8 +130,8 @@ def _medians_s(comm: Communicator, prepare: Prepare) -> tuple[float, float]:
     return float(of_starts), float(of_rests)
 
 
-# What a sum takes while all ranks compute: on processors that computation and communication share it is longer, since
-# a rank that has something to pass on may have to wait until it is its turn.
+# The time of a sum while all ranks compute. It is longer on processors that computation and communication share: a
+# rank that has something to pass on may have to wait for its turn.
 
 _SAMPLE_S = 0.04  # several turns of a processor that is shared
 _MOST_SUMS = 40

@@ -177,7 +177,7 @@ def close_calls(samples: Samples) -> list[tuple[int, list[str]]]:
     return found
 
 
-# What dense sums of device tensors take by each way that they can go: a few lengths, until streams have the sums.
+# The time of dense allreduces of device tensors by each way, for a few lengths, until streams have the sums.
 # All ranks take the same decisions, since all hold the same times.
 
 """Seconds per call by size in bytes and algorithm."""

@@ -178,7 +178,7 @@ def _make_cuda() -> DeviceRuntime:
 register_runtime("cuda", _make_cuda)
 
 
-# Streams that communicators take and give back, so that there are no more than were needed at once.
+# A pool of streams: communicators take streams and give them back.
 
 
 class StreamPool:
@@ -222,7 +222,7 @@ def pool_of(runtime: DeviceRuntime) -> StreamPool:
         return pool
 
 
-# What the host reads of a device later, without waiting for it when it asks.
+# Reads from a device that the host asks for now and takes later.
 
 
 class LateRead:

@@ -318,8 +318,7 @@ def _succeeded(request: _core.Request) -> bool:
         return False
 
 
-# What the core needs to begin the plainest operations on device tensors itself: memory that is lent to it, and
-# somebody who takes over what it has begun. It must not know of the operations.
+# Memory that is lent to the core, with which it begins the plainest operations on device tensors itself.
 
 MOST_BYTES = 64 << 20
 """Lent to one communicator's short way, beside what operations that are under way may have."""

@@ -23,7 +23,7 @@ from telegrad.errors import TransportError
 if TYPE_CHECKING:
     import torch
 
-# DeviceWork: an operation on device tensors in flight.
+# Operations on device tensors in flight.
 
 
 class DeviceWork(Work):
@@ -541,7 +541,7 @@ class Transfers:
             self._staging.break_off(events, leases, tensors)
 
 
-# How device tensors are cut into the operations of the engine that communicate them.
+# Device tensors are cut into operations of the engine.
 
 # With the addresses of input and output, how long they are, and the gate.
 Begin = Callable[[int, int, Any, _core.Gate], _core.Request]

@@ -30,7 +30,7 @@ from telegrad.communicator.rendezvous.store_exchange import (
 from telegrad.communicator.torch_terms import address_of
 from telegrad.errors import RendezvousError
 
-# What srun tells the processes that it starts, as the variables by which torch's rendezvous finds the others.
+# Slurm: srun's variables become those by which torch's rendezvous finds the other processes.
 
 # Of a step: a batch script, and a shell of salloc, have SLURM_PROCID and SLURM_NTASKS too, and no other ranks.
 _OF_STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")

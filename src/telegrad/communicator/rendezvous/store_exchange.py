@@ -299,8 +299,8 @@ class StoreExchange:
         )
 
 
-# The store of a job whose processes torch.distributed has not joined yet: at MASTER_ADDR and MASTER_PORT, where rank
-# 0 or torchrun serves it. And what a forked child has of its parent's.
+# The store of a job whose processes torch.distributed has not joined yet. Rank 0 or torchrun serves it at MASTER_ADDR
+# and MASTER_PORT.
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

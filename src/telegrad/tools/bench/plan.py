@@ -1,4 +1,7 @@
-"""What one benchmark measures, over which network its ranks talk, and which peers it has beside telegrad."""
+"""The plan of one benchmark, the network between its ranks, and its peers beside telegrad.
+
+Plans and results are plain data, which travels to the ranks and back as JSON.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +294,7 @@ def peers_store() -> Iterator[str]:
         yield str(Path(folder) / "store")
 
 
-# Who telegrad is compared with, behind one small interface. A peer runs in the same processes, on the same memory.
+# Peers, behind one small interface. A peer runs in the same processes, on the same memory.
 
 
 class PeersPlan(Protocol):

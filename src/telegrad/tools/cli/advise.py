@@ -35,7 +35,7 @@ from telegrad.tools.cli.workload_options import (
 from telegrad.tools.report.figures import duration
 from telegrad.tools.sim.measure import NAMED, Network, network_of, with_costs
 
-# How `telegrad advise` shows what it found: a table, rows for JSON, and the timelines of all schemes.
+# The table, the rows for JSON, and the timelines of all schemes.
 
 _COLORS = {
     "forward": "0.55",

@@ -44,7 +44,7 @@ from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, by
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, say_without, table_console, write_result
 from telegrad.tools.report.figures import duration
 
-# How `telegrad bench allreduce` looks: tables, a plot, and below them the rows of a network in a few numbers.
+# Tables, a plot, and a summary of each network in a few numbers.
 # Is the automatic choice as fast as the better peer, as the best of our own, and as the link allows?
 
 ShownRow = Mapping[str, Any]
@@ -290,7 +290,7 @@ def _draw(axes: Any, rows: Sequence[ShownRow]) -> None:
     axes.legend()
 
 
-# `telegrad bench allreduce`: dense sums beside those of Gloo and MPICH.
+# The command.
 
 _SIZES = ",".join(text_of(4**power).replace(" ", "") for power in range(1, 14))
 _VECTORS = 2  # of each rank: its own, and what it receives

@@ -31,7 +31,7 @@ from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, am
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, say_without, table_console, write_result
 from telegrad.tools.report.figures import Panel, draw, duration
 
-# How the rows of `telegrad bench sparse` look: as a table, and as time against density, ranks or length.
+# The table, and plots of time against density, ranks or length.
 
 ShownRow = Mapping[str, Any]
 

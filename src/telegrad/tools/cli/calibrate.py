@@ -27,7 +27,7 @@ from telegrad.tools.cli.outputs import check_all_writable, say_file, write_resul
 from telegrad.tools.report.figures import duration
 from telegrad.tuning.calibration import DEFAULT_S
 
-# How a calibration looks (`telegrad.tuning.calibration.to_data`): its costs, its table, its plot.
+# Costs, table and plot of a calibration (`telegrad.tuning.calibration.to_data`).
 
 ShownRow = Mapping[str, Any]
 

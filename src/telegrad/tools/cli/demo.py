@@ -47,7 +47,7 @@ from telegrad.tools.demo.job import (
 )
 from telegrad.tools.report.figures import duration
 
-# Training runs: live bars while they train, a table when they are done, and a plot (needs matplotlib).
+# Live bars while runs train, a table when they are done, and a plot.
 
 _RECENT = 10
 

@@ -90,7 +90,7 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON."
     typer.echo(json.dumps(described, indent=1) if as_json else as_text(described))
 
 
-# How the findings of `telegrad doctor` and `telegrad test` look: a line each, and below it what to do.
+# Findings of `telegrad doctor` and `telegrad test` as text: a line each, and the remedy below it.
 
 _SHOWN: dict[Status, tuple[str, str]] = {
     "ok": ("OK", "green"),

@@ -132,7 +132,7 @@ def refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None
             raise typer.BadParameter(f"{why}: leave this out", param_hint=hint)
 
 
-# What the commands that measure on a GPU have in common.
+# GPUs.
 
 
 def present_gpu(console: Console) -> str:

@@ -148,7 +148,7 @@ def written(console: Console, path: Path) -> Iterator[None]:
         raise typer.Exit(1) from error
 
 
-# What commands print alike: tables beside peers, and the bar of what is counted.
+# Tables and progress bars.
 
 
 def counting(console: Console, *more: ProgressColumn) -> Progress:

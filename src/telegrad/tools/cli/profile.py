@@ -15,7 +15,7 @@ from telegrad.tools.bench.plan import text_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, say_file, table_console, written
 from telegrad.tools.report.figures import duration
 
-# How a profiled step looks: its largest and its slowest gradients, and the bytes that are there as time passes.
+# The largest and the slowest gradients as tables, and a plot of the bytes that are there as time passes.
 
 _LABELLED = 5
 

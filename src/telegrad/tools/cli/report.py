@@ -21,8 +21,7 @@ from telegrad.tools.report import flight_recorder, telemetry
 from telegrad.tools.report.hang import HangVerdict, Lane, told_ranks, told_seconds, verdicts
 from telegrad.tools.report.hang_files import Operation, default_folder, find
 
-# How a verdict on a hang looks: a sentence and a table for people, a dictionary for machines, and a picture of the
-# last operations of each rank (needs matplotlib).
+# A hang as a sentence and a table, as JSON, and as a plot of the last operations of each rank.
 
 _LEFT_OUT_OF_TABLE = 64
 _COLUMNS = ("rank", "host:pid", "done/calls", "operation", "since", "waits for", "sends to", "remark")

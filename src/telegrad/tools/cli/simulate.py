@@ -41,7 +41,7 @@ from telegrad.tools.cli.workload_options import (
 from telegrad.tools.report.figures import duration
 from telegrad.tools.sim.measure import ALGORITHMS, Network
 
-# How `telegrad simulate training-step` shows steps: a table, and curves with bars of where the time goes.
+# Steps as a table, and as curves with bars of the time's parts.
 
 ShownRow = Mapping[str, Any]
 

@@ -38,7 +38,7 @@ from telegrad.tools.sim.measure import (
     with_costs,
 )
 
-# How `telegrad simulate` shows what it found: tables, curves, rows for JSON.
+# Tables, curves, and rows for JSON.
 
 ShownRow = dict[str, Any]
 _STRETCHES_SHOWN = 16

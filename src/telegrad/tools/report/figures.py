@@ -1,4 +1,4 @@
-"""What tables and plots of several commands share: how a time is written, and panels of curves on logarithmic axes."""
+"""Times as text, and panels of curves on logarithmic axes, for the tables and plots of several commands."""
 
 from __future__ import annotations
 

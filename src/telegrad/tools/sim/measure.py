@@ -23,7 +23,7 @@ from telegrad.cost.decision import TWO_LEVEL
 from telegrad.cost.network import ceil_log2
 from telegrad.launch.joining import die_with
 
-# Networks by name: what a message, a byte and a byte of work cost, and where the figures come from.
+# Networks by name: the cost of a message, a byte and a byte of work, with the sources of the figures.
 # The figures are assumptions for planning, not measurements: a rate is what its standard says, less the frames'
 # headers; latencies are what such networks have between two idle machines at one switch. Give your own where you know
 # them.

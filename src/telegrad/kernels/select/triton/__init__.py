@@ -56,7 +56,7 @@ __all__ = [
     "reuse_table",
 ]
 
-# Selections that nobody waits for: how many entries they moved is written where the entries are.
+# Queued selections: a kernel writes the number of moved entries to the device, and the host does not wait.
 # So they can stand in a stream between the kernels that make a gradient and a sum of `DeviceEntries`. Further
 # passes over the residual, for where a sample misled, are queued as well; in all other cases their kernels find that
 # nothing is to be done, and read no entry.

@@ -1,4 +1,8 @@
-"""Launches the selection kernels, for one residual or for many at once."""
+"""Launches the selection kernels, for one residual or for many at once.
+
+Fused passes, and the sources that a selection by rank looks at, come first. They do not wait for the GPU: counts and
+keys stay on the device until ``told`` asks for all of them at once.
+"""
 
 from __future__ import annotations
 
@@ -465,7 +469,7 @@ def sample_words(device: torch.device) -> torch.Tensor:
     return torch.from_numpy(words).to(device)
 
 
-# Launches what passes over many residuals by as many launches as one takes: kernels of `passes_of_many`.
+# Launches of `passes_of_many`: many residuals take as many launches as one.
 # A residual of `ALONE` elements or more has no programs in them: its passes take longer than to launch them, and
 # there are better ways for it.
 

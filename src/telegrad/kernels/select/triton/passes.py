@@ -1,4 +1,14 @@
-"""Triton kernels that select in one residual: passes over all of it, ranking by digits, and random positions."""
+"""Triton kernels that select in one residual: passes over all of it, ranking by digits, and random positions.
+
+The fused pass marks the entries that are to leave, and sums over the residual. Marked entries leave in a kernel of
+their own, by which time it is known how many there are: nothing need be put back. No kernel waits for another block,
+and none holds instructions of one maker's GPUs: the same source serves CUDA and HIP. Positions are 64 bits wide. FLIP
+and MASK make of an entry's bits its key (see ``launches.Side``); the key of a lane outside is -1, which reaches
+nothing. Marks are bits of words of 32, the lowest bit the first entry's.
+
+Triton adds float32 as IEEE says, denormals included. A GPU differs from a CPU in one thing: a NaN that it computes is
+the canonical one, whatever NaN went in.
+"""
 
 from __future__ import annotations
 
