@@ -20,10 +20,9 @@ from lab.common.commands import end_with_rows
 from telegrad.launch import LaunchError
 from telegrad.tools.bench.allreduce import run
 from telegrad.tools.bench.plan import AllreducePlan, text_of
-from telegrad.tools.cli.console import counting
 from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.tools.cli.outputs import check_writable
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.outputs import check_writable, counting
+from telegrad.tools.report.figures import duration
 
 Row = dict[str, Any]
 

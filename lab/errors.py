@@ -29,8 +29,7 @@ from lab.faults.ranks import say
 from telegrad.errors import TransportError
 from telegrad.launch import Ranks, RanksTimedOut, join, rank_and_size
 from telegrad.tools.bench.machine import describe_machine
-from telegrad.tools.bench.networks import open_network
-from telegrad.tools.bench.peers import why_missing
+from telegrad.tools.bench.plan import open_network, why_missing
 from telegrad.tools.cli.outputs import check_writable, written
 
 # What each rank runs

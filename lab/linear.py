@@ -23,22 +23,27 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lab.common.stdlib_task import stdlib_pieces
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
 from telegrad import Communicator, SparseVector
 from telegrad.launch import LaunchError, join
 from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, hashed_ngrams, objective, read_libsvm, train
-from telegrad.linear.aggregation import DenseGather, SparseGather
 from telegrad.linear.losses import are_classes, label_counts
-from telegrad.linear.stdlib_task import stdlib_pieces
+from telegrad.linear.optimizers import DenseGather, SparseGather
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.bench.networks import peers_store, run_job
-from telegrad.tools.bench.peers import PEERS, start_peers, why_missing
-from telegrad.tools.bench.plan import JsonFields
+from telegrad.tools.bench.plan import PEERS, JsonFields, peers_store, run_job, start_peers, why_missing
 from telegrad.tools.bench.sparse import entropy_bits
-from telegrad.tools.cli.console import counting, say_without, table_console
 from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result, written
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.outputs import (
+    check_all_writable,
+    counting,
+    drawn,
+    say_without,
+    table_console,
+    write_result,
+    written,
+)
+from telegrad.tools.report.figures import duration
 from telegrad.tuning import calibrate
 
 # What is measured

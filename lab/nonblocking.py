@@ -23,10 +23,9 @@ from telegrad import Communicator
 from telegrad.launch import LaunchError, join
 from telegrad.tools.bench.allreduce import Row, report_of
 from telegrad.tools.bench.plan import AllreducePlan, Timing, text_of
-from telegrad.tools.cli.console import counting, table_console
 from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
-from telegrad.tools.cli.outputs import check_writable
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.outputs import check_writable, counting, table_console
+from telegrad.tools.report.figures import duration
 
 TARGET = "lab.nonblocking:rank_main"
 """What the ranks run."""

@@ -12,20 +12,24 @@ from typing import Annotated, Any
 
 import typer
 
-from telegrad.cost.linear_cost import PAPER_NETWORKS
 from telegrad.cost.network import Costs
-from telegrad.cost.way import Way
+from telegrad.cost.way import PAPER_NETWORKS, Way
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import Architecture, architecture, trace_of
-from telegrad.tools.advise.cluster import Cluster, sum_cost
-from telegrad.tools.advise.sending import dense, rgc
+from telegrad.tools.advise.sending import Cluster, dense, rgc, sum_cost
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
-from telegrad.tools.advise.workload import DEVICES, EXACT_BYTES, REUSED_BYTES, Device
-from telegrad.tools.cli.console import table_console
+from telegrad.tools.advise.workload import (
+    DEVICES,
+    EXACT_BYTES,
+    REUSED_BYTES,
+    Architecture,
+    Device,
+    architecture,
+    trace_of,
+)
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import names_among
-from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.tools.report.training_step import plot, table_of
+from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console, write_result
+from telegrad.tools.cli.simulate import plot, table_of
 
 MG_WFBP_COMPUTE_S = {"resnet50": 0.6, "googlenet": 0.25}
 

@@ -22,19 +22,28 @@ from rich.table import Table
 
 from telegrad import Communicator, SparseVector, _core
 from telegrad.communicator.operands import formats_named
-from telegrad.cost.cost import CARD_BYTES
+from telegrad.cost.network import CARD_BYTES
 from telegrad.launch import LaunchError, join
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.bench.networks import run_job
-from telegrad.tools.bench.plan import JsonFields, Timing, text_of
+from telegrad.tools.bench.plan import JsonFields, Timing, run_job, text_of
 from telegrad.tools.bench.sparse import largest_of_gradients
-from telegrad.tools.cli.console import counting
 from telegrad.tools.cli.options import JobTimeout, byte_sizes, networks_of
-from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.tools.report.durations import duration
-from telegrad.tuning.fit import CostFit, fit_costs
-from telegrad.tuning.pairs import Call, Pairs, calls_of_sample, first_counts, open_pairs, sample, timed_sample
-from telegrad.tuning.probes import KINDS, Probe, probes
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, write_result
+from telegrad.tools.report.figures import duration
+from telegrad.tuning.probes import (
+    KINDS,
+    Call,
+    CostFit,
+    Pairs,
+    Probe,
+    calls_of_sample,
+    first_counts,
+    fit_costs,
+    open_pairs,
+    probes,
+    sample,
+    timed_sample,
+)
 
 # What is measured
 

@@ -25,12 +25,9 @@ from telegrad.compress import Residual, ReusedThreshold, Selection, selection_na
 from telegrad.kernels.select import queues_of
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import Timing
-from telegrad.tools.cli.console import counting, table_console
-from telegrad.tools.cli.gpu_options import present_gpu
-from telegrad.tools.cli.options import RowsFile, among, densities_of
-from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, drawn
-from telegrad.tools.report.curves import Panel, draw
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.options import RowsFile, among, densities_of, present_gpu
+from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
+from telegrad.tools.report.figures import Panel, draw, duration
 
 Row = dict[str, Any]
 

@@ -20,12 +20,11 @@ from rich.console import Console
 from rich.table import Table
 
 from telegrad import _core
-from telegrad.launch.parent import die_with
+from telegrad.launch.joining import die_with
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import text_of
-from telegrad.tools.cli.console import counting
 from telegrad.tools.cli.options import RowsFile
-from telegrad.tools.cli.outputs import check_writable, write_result
+from telegrad.tools.cli.outputs import check_writable, counting, write_result
 
 Row = dict[str, Any]
 

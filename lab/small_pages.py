@@ -29,7 +29,7 @@ def rank_main(mib_text: str, rounds_text: str) -> None:
     """One rank. Rank 0 prints its medians as JSON."""
     import torch
 
-    from telegrad.tuning.pairs import timed_sample
+    from telegrad.tuning.probes import timed_sample
 
     mib, rounds = int(mib_text), int(rounds_text)
     with join(timeout_s=120, join_timeout_s=60) as communicator:

@@ -13,24 +13,23 @@ from rich.table import Table
 
 from telegrad.cost.decision import TWO_LEVEL
 from telegrad.tools.bench.plan import text_of
-from telegrad.tools.cli.console import table_console
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import densities_of
-from telegrad.tools.cli.outputs import say_file, written
+from telegrad.tools.cli.outputs import say_file, table_console, written
 from telegrad.tools.cli.simulate import WireOption, sparse_algorithms
 from telegrad.tools.cli.simulate_run import (
     SimulationSettings,
+    duration,
     failures_said,
     ranks_of,
+    row_of,
     shared_but,
     sizes_of,
     swept,
     write_json,
 )
-from telegrad.tools.report.curves import Panel, draw
-from telegrad.tools.report.simulation import duration, row_of
-from telegrad.tools.sim.measure import ALGORITHMS, Point
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.report.figures import Panel, draw
+from telegrad.tools.sim.measure import ALGORITHMS, Network, Point
 
 Row = dict[str, Any]
 

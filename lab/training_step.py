@@ -30,12 +30,10 @@ from telegrad.launch import LaunchError, join
 from telegrad.synchronizer import Synchronizer
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.model_profile import MODELS
-from telegrad.tools.bench.networks import peers_store, run_job
-from telegrad.tools.bench.plan import JsonFields, Timing, text_of
-from telegrad.tools.cli.console import counting, table_console
+from telegrad.tools.bench.plan import JsonFields, Timing, peers_store, run_job, text_of
 from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
-from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console, write_result
+from telegrad.tools.report.figures import duration
 from telegrad.tuning import calibrate
 
 Row = dict[str, Any]

@@ -24,12 +24,9 @@ from lab.common.device_job import run_for_rows, tell_rows
 from telegrad import Communicator
 from telegrad.tools.bench.device import BenchmarkDevice
 from telegrad.tools.bench.plan import JsonFields, Timing, text_of
-from telegrad.tools.cli.console import counting, table_console
-from telegrad.tools.cli.gpu_options import described_gpu
-from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, names_among
-from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, drawn
-from telegrad.tools.report.curves import Panel, draw
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, described_gpu, names_among
+from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
+from telegrad.tools.report.figures import Panel, draw, duration
 
 Row = dict[str, Any]
 

@@ -19,7 +19,7 @@ from hypothesis import settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from forked_ranks import RankServers
-from telegrad.launch import processes, shared_memory
+from telegrad.launch import ranks
 
 if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd")):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
@@ -45,7 +45,7 @@ _servers, _begun_s = pytest.StashKey[RankServers](), pytest.StashKey[float]()
 def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_begun_s] = time.time()
     servers = session.config.stash[_servers] = RankServers()
-    processes.start = servers.start
+    ranks.start_process = servers.start
 
 
 def pytest_collection_finish() -> None:
@@ -69,7 +69,7 @@ def _remove_shared_memory(since_s: float) -> None:
             if path.stat().st_mtime >= since_s:
                 left.add(path)
     living = (int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal())
-    shared_memory.remove(left - shared_memory.mapped_by(living))
+    ranks.remove_mpich_segments(left - ranks.mpich_segments_of(living))
 
 
 @pytest.hookimpl(wrapper=True)

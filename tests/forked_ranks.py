@@ -22,8 +22,8 @@ from pathlib import Path
 
 import rank_server
 from telegrad.launch import SINGLE_THREADED
-from telegrad.launch.processes import Process, Start
-from telegrad.launch.processes import start as execute
+from telegrad.launch.ranks import Process, Start
+from telegrad.launch.ranks import start_process as execute
 
 IMPORTS = {
     "numpy": ["telegrad", "telegrad.launch"],
@@ -48,7 +48,7 @@ class ServerEndedError(RuntimeError):
 
 
 class RankServers:
-    """``start`` takes the place of telegrad.launch.processes.start; ``kind`` says what ranks import, or ``exec``."""
+    """``start`` takes the place of launch.ranks.start_process; ``kind`` says what ranks import, or ``exec``."""
 
     def __init__(self) -> None:
         self.kind = "exec"

@@ -1,5 +1,5 @@
 """Which block and how many warps suit the kernels that read a whole residual, on this GPU: what `PASS_BLOCK`,
-`PASS_WARPS`, `GROUP` and `BLOCK` of telegrad.kernels.select.triton.sources should be.
+`PASS_WARPS`, `GROUP` and `BLOCK` of telegrad.kernels.select.triton.launches should be.
 
     python benchmarks/gpu/blocks.py --json FILE
 
@@ -18,7 +18,7 @@ import rows
 import torch
 from limited import ROOT
 
-from telegrad.kernels.select.triton import cuts, passes, sources
+from telegrad.kernels.select.triton import launches, passes
 from telegrad.kernels.triton import launch, numbers_on
 
 sys.path.insert(0, str(ROOT))
@@ -36,9 +36,9 @@ _CHOICES: Mapping[str, Sequence[tuple[int, int]]] = {
     "count_digits": _COUNTS,
 }
 _MOVED = {"fused_pass": 12.0, "take_marked": 0.125 + 20 * 0.01, "count_digits": 4.0}  # bytes for an element
-_WIDTH, _SHIFT = sources.DIGITS[0]
+_WIDTH, _SHIFT = launches.DIGITS[0]
 _DENSITY = 0.01
-_SIDE = sources.side_of(0)
+_SIDE = launches.side_of(0)
 
 Kernel = Callable[[], object]
 
@@ -63,14 +63,14 @@ class Passes:
         self._residual.copy_(self._before)
 
     def fused(self, block: int, warps: int) -> Kernel:
-        blocks = sources.blocks_of(self.size, block)
+        blocks = launches.blocks_of(self.size, block)
         self.marks = marks = torch.empty(blocks * block // 32, dtype=torch.uint32, device=self._device)
         flags: dict[str, Any] = {"HELD": False, "ADD": True, "SELECT": True, "MOMENTS": False, "KNOWN": False}
         given = (self._residual, self._gradient, self.size, self._bound, marks, *(self._reached,) * 6)
         return self._launching(passes.fused_pass, blocks, *given, **flags, BLOCK=block, warps=warps)
 
     def taken(self, group: int, warps: int) -> Kernel:
-        self.fused(sources.PASS_BLOCK, sources.PASS_WARPS)()
+        self.fused(launches.PASS_BLOCK, launches.PASS_WARPS)()
         marks, words = self.marks, self.marks.numel()
         groups, k = -(-words // group), max(1, int(2 * _DENSITY * self.size))
         totals = torch.empty(groups, dtype=torch.int64, device=self._device)
@@ -84,13 +84,13 @@ class Passes:
         return lambda: launch(passes.take_marked, groups, *given, **how, warps=warps)
 
     def counted(self, block: int, warps: int) -> Kernel:
-        histogram = torch.zeros(sources.HISTOGRAM, dtype=torch.int64, device=self._device)
+        histogram = torch.zeros(launches.HISTOGRAM, dtype=torch.int64, device=self._device)
         found = torch.zeros(2, dtype=torch.int64, device=self._device)
         digit: dict[str, Any] = {"SHIFT": _SHIFT, "WIDTH": _WIDTH, "FIRST": True, "CUT": False}
-        programs = min(sources.PROGRAMS, sources.blocks_of(self.size, block))
+        programs = min(launches.PROGRAMS, launches.blocks_of(self.size, block))
         given = (self._before, self._length, found, histogram, 1)
         options: dict[str, Any] = {**digit, "LOWEST": _SIDE.lowest, "BLOCK": block}
-        return self._launching(cuts.count_digits, programs, *given, **options, warps=warps)
+        return self._launching(passes.count_digits, programs, *given, **options, warps=warps)
 
     def _launching(self, kernel: Any, programs: int, *given: Any, **options: Any) -> Kernel:
         return lambda: launch(kernel, programs, *given, **options, FLIP=_SIDE.flip, MASK=_SIDE.mask)

@@ -31,8 +31,8 @@ import telegrad
 from telegrad.ddp.cuda.captured_work import SWITCH
 from telegrad.launch import Ranks
 from telegrad.tools.bench.device import ENVIRONMENT
-from telegrad.tools.demo.model import ByteGPT, loss_of
-from telegrad.tools.demo.settings import ModelSize
+from telegrad.tools.demo.job import ModelSize
+from telegrad.tools.demo.training import ByteGPT, loss_of
 
 _RANKS = 2
 _SIZE = ModelSize(width=1024, heads=16, layers=8, context=256)

@@ -230,13 +230,13 @@ def visibility(device: Device) -> None:
         return bool((target == 7).all())
 
     def stale_values() -> int:
-        from telegrad.kernels.scatter.triton import clear
         from telegrad.kernels.staging import DENSE
-        from telegrad.kernels.staging.triton import write_sum
+        from telegrad.kernels.staging.triton import scatter_set, write_sum
 
         elements = 1 << 16
         dense, out = torch.zeros(elements, pin_memory=True), torch.zeros(elements, device="cuda")
-        clear(out, torch.arange(10, device="cuda"))  # so that it is on disk when "standstills" launches it
+        places, ten = torch.arange(10, device="cuda"), torch.full((1,), 10, device="cuda")
+        scatter_set(out, places, out, ten)  # so that it is on disk when "standstills" launches it
         form = torch.full((1,), DENSE, dtype=torch.int64, device="cuda")
         nothing = torch.zeros(0, dtype=torch.int32, pin_memory=True)
         entries = nothing.view(torch.uint32), nothing.view(torch.float32)
@@ -295,11 +295,12 @@ def standstills(device: Device) -> None:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def launch_triton() -> None:
-        from telegrad.kernels.scatter.triton import clear
+        from telegrad.kernels.staging.triton import scatter_set
 
-        clear(x, places)
+        scatter_set(x, places, x, held)
 
     x, places = torch.rand(1000, device="cuda"), torch.arange(10, device="cuda")
+    held = torch.full((1,), 10, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.ExternalStream(int(device.other))):
         for what, work, stream in (

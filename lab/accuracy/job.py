@@ -12,7 +12,7 @@ from typing import Any, Self
 from lab.accuracy.fashion import read_fashion
 from lab.accuracy.runs import TASKS, Run
 from telegrad.launch import SINGLE_THREADED, Ranks
-from telegrad.tools.demo.text import Corpus
+from telegrad.tools.demo.job import Corpus
 
 Result = Mapping[str, Any]
 

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 
 from lab.accuracy.fashion import CLASSES, Labelled, read_fashion
 from lab.accuracy.runs import TASKS, Run, Task
-from telegrad.tools.demo.model import ByteGPT
-from telegrad.tools.demo.settings import ModelSize
-from telegrad.tools.demo.text import VOCABULARY, Corpus, check_length, training_batch, validation_batches
+from telegrad.tools.demo.job import VOCABULARY, Corpus, ModelSize, check_length, training_batch, validation_batches
+from telegrad.tools.demo.training import ByteGPT
 
 _GROUPS = 4
 

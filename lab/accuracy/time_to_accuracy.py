@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lab.accuracy.results import Result, Row
 from lab.accuracy.runs import TASKS
-from telegrad.tools.report.durations import duration
+from telegrad.tools.report.figures import duration
 
 _MODEL_OF = {"vgg": "VGG-16", "resnet": "VGG-16", "vgg-momentum": "VGG-16", "lstm": "LSTM", "gpt": "BERT"}
 _SCHEME_OF = {

@@ -14,8 +14,7 @@ import typer
 from rich.console import Console
 
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.cli.gpu_options import present_gpu
-from telegrad.tools.cli.options import count_of
+from telegrad.tools.cli.options import count_of, present_gpu
 from telegrad.tools.cli.outputs import write_result
 
 TextFolder = Annotated[

@@ -11,7 +11,7 @@ import torch
 from telegrad import Communicator
 from telegrad.launch import join
 from telegrad.tools.bench.device import BenchmarkDevice, Cuda
-from telegrad.tools.bench.networks import JobPlan, run_job
+from telegrad.tools.bench.plan import JobPlan, run_job
 
 Tell = Callable[[Mapping[str, Any]], None]
 

@@ -30,9 +30,8 @@ from lab.faults.judge import (
 from lab.faults.runs import run_trials
 from lab.faults.trials import KINDS, LIVENESS_TIMEOUT_S, MISMATCHES, Options
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.cli.console import counting, table_console
-from telegrad.tools.cli.outputs import check_all_writable, drawn, write_result
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console, write_result
+from telegrad.tools.report.figures import duration
 
 # Table and plot
 

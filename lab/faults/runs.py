@@ -18,7 +18,7 @@ from typing import Any
 from lab.faults.judge import LEFT, Seen, Verdict, Violation, judge
 from lab.faults.trials import Options, Trial, draw
 from telegrad.launch import SINGLE_THREADED, RankExit, Ranks, RanksTimedOut
-from telegrad.tools.bench.networks import open_network
+from telegrad.tools.bench.plan import open_network
 
 TRIAL_LIMIT_S = 30.0
 """A rank that is not done by then hangs; starting the processes takes some seconds of it, liveness comes on top."""

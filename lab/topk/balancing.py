@@ -15,7 +15,7 @@ from lab.topk.weak_scaling import MODELS, Model
 from telegrad.communicator import OkTopkState
 from telegrad.communicator.topk import TopkSum
 from telegrad.sparse_vector import SparseVector
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import Network
 
 RANKS = (16, 32, 64)
 

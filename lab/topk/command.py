@@ -26,7 +26,6 @@ from lab.topk.simulated import ARIES, RECORDED, SimulatedPlan
 from lab.topk.streams import PATTERNS
 from telegrad.launch import LaunchError
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.cli.console import counting, table_console
 from telegrad.tools.cli.options import (
     CalibratesFirst,
     JobTimeout,
@@ -36,10 +35,9 @@ from telegrad.tools.cli.options import (
     networks_of,
     refuse_given,
 )
-from telegrad.tools.cli.outputs import check_all_writable, check_writable, drawn, write_result
+from telegrad.tools.cli.outputs import check_all_writable, check_writable, counting, drawn, table_console, write_result
 from telegrad.tools.cli.simulate_run import ranks_of
-from telegrad.tools.sim.networks import Network, network_of
-from telegrad.tools.sim.sweep import cores
+from telegrad.tools.sim.measure import Network, cores, network_of
 
 _SIMULATED_RANKS = "2,4,8,16,32,64,128,256,512,1024"
 _MEASURED_RANKS = "2,4,8"
@@ -272,7 +270,7 @@ class _Recorder:
     def problem(self, folder: Path) -> Any:
         """The task with its data. Raises ``BadParameter``."""
         from lab.accuracy.problems import open_problem
-        from telegrad.tools.demo.text import Corpus
+        from telegrad.tools.demo.job import Corpus
 
         try:
             if TASKS[self._task].data == "text" and not (folder / "training.bin").exists():

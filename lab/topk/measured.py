@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Self
 
 from lab.topk.simulated import Row
-from telegrad.tools.bench.networks import run_job
-from telegrad.tools.bench.plan import Timing
+from telegrad.tools.bench.plan import Timing, run_job
 
 
 @dataclass(frozen=True)

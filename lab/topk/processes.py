@@ -12,7 +12,7 @@ from lab.topk.balancing import Balancing, balancing_rows
 from lab.topk.recording import Recording
 from lab.topk.simulated import RECORDED, Part, Row, SimulatedPlan, simulate
 from lab.topk.weak_scaling import MODELS, Model, weak_scaling
-from telegrad.tools.sim.sweep import call_in_processes
+from telegrad.tools.sim.measure import call_in_processes
 
 _recording: Recording | None = None  # of a process that was started here
 

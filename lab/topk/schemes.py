@@ -18,9 +18,8 @@ from telegrad.communicator import BoundedTopkState, GTopkState, OkTopkState
 from telegrad.communicator.topk import TopkState, TopkSum
 from telegrad.cost import fastest_allreduce
 from telegrad.sparse_vector import SparseVector
-from telegrad.tools.sim.measure import Point, measure
-from telegrad.tools.sim.networks import Network
-from telegrad.tools.sim.world import World
+from telegrad.tools.sim import World
+from telegrad.tools.sim.measure import Network, Point, measure
 
 Counts = npt.NDArray[np.int64]
 Streams = Sequence[SparseVector]

@@ -10,7 +10,7 @@ from lab.topk.schemes import SCHEMES, Called, Scheme, least_words, most_words, p
 from lab.topk.streams import SelectingRank, pattern_stream, streams_of, wanted
 from telegrad.cost import Costs
 from telegrad.sparse_vector import SparseVector
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import Network
 
 Row = dict[str, object]
 

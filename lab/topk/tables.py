@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from telegrad.tools.report.durations import duration
+from telegrad.tools.report.figures import duration
 
 Row = Mapping[str, Any]
 

@@ -12,7 +12,7 @@ from lab.topk.schemes import SCHEMES, Dense
 from lab.topk.simulated import ARIES, PUBLISHED, Row, scaled, selection_seconds
 from lab.topk.streams import side_by_side
 from telegrad.sparse_vector import SparseVector
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import Network
 
 DENSE, OVERLAPPED = "dense", "dense-overlapped"
 

@@ -44,6 +44,6 @@ def register() -> None:
 
 def _create(options: Any, backend_options: Any) -> Any:
     """torch calls it for each group of which this process is a member."""
-    from telegrad.torch_backend.creation import create
+    from telegrad.torch_backend.process_group import create
 
     return create(options, backend_options)

@@ -29,10 +29,10 @@ from lab.paper_steps import (
     sierra_cost,
     without_classifier,
 )
-from telegrad.cost.linear_cost import PAPER_NETWORKS
 from telegrad.cost.network import Costs
+from telegrad.cost.way import PAPER_NETWORKS
 from telegrad.tools.advise.workload import EXACT_BYTES
-from telegrad.tools.report.training_step import phases_of, varying_of
+from telegrad.tools.cli.simulate import phases_of, varying_of
 
 
 @cache

@@ -237,7 +237,7 @@ def test_what_is_queued_sends_all_there_is(monkeypatch: pytest.MonkeyPatch) -> N
     """As training does, which ranks nothing then."""
     kernels = pytest.importorskip("triton_arrays")
     for ranking in ("queue_topk", "queue_reused"):
-        monkeypatch.setattr(f"telegrad.kernels.select.triton.queued.{ranking}", None)
+        monkeypatch.setattr(f"telegrad.kernels.select.triton.{ranking}", None)
     bench = Tensors(SelectPlan(500, 1.0, tuple(QUEUED), device="cuda"), kernels.DEVICE, _clock(0.5), _clock(0.25))
     for name in QUEUED:
         assert bench.sample(name, 0).count == 500

@@ -27,7 +27,7 @@ from lab.predictions import (
 )
 from telegrad import _core
 from telegrad.tools.bench.netlab import Netlab, NetlabError
-from telegrad.tuning.fit import CostFit
+from telegrad.tuning.probes import CostFit
 
 _COSTS = {
     "alpha_s": 2e-5,

@@ -1,4 +1,4 @@
-"""The fake device as benchmarks see one (telegrad.tools.bench.device.Device)."""
+"""The fake device as benchmarks see one (telegrad.tools.bench.device.BenchmarkDevice)."""
 
 from __future__ import annotations
 

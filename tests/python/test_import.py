@@ -115,14 +115,9 @@ def test_the_systems_ucx_keeps_its_memory_hooks(tmp_path: Path) -> None:
         if bundled:
             (tmp_path / "_ucx").mkdir()
         program = f"""
-import importlib.util, os, sys, types
-package = types.ModuleType("telegrad")
-package.__path__ = [{str(tmp_path)!r}]
-sys.modules["telegrad"] = package
-spec = importlib.util.spec_from_file_location("telegrad._native", {telegrad._native.__file__!r})
-native = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(native)
-with native._environment_for_loading():
+import os, telegrad
+telegrad.__path__ = [{str(tmp_path)!r}]
+with telegrad._environment_for_loading():
     print(os.environ.get("UCX_MEM_MMAP_HOOK_MODE"))
 """
         assert _run(program) == ("none" if bundled else "None")

@@ -47,9 +47,8 @@ LIBRARY = {*BASICS, "kernels", "compress", "communicator"}
 MAY_IMPORT = {
     "errors": set(),
     "sparse_vector": {"_core"},
-    "_native": set(),
     "_interfaces": set(),
-    "__init__": {*LIBRARY, "_native", "cost", "ddp", "synchronizer", "tuning"},
+    "__init__": {*LIBRARY, "cost", "ddp", "synchronizer", "tuning"},
     "kernels": BASICS,
     "compress": {*BASICS, "kernels"},
     "cost": {"errors"},
@@ -67,7 +66,18 @@ MAY_IMPORT = {
 # Others only inside functions, or not at all.
 MAY_IMPORT_TORCH = {"ddp", "integrations", "linear", "synchronizer", "tools", "torch_backend"}
 NEVER_IMPORTS_TORCH = {"compress", "cost", "errors", "kernels", "sparse_vector"}
-GPU_KERNELS = "triton"  # folders of kernels that work on torch tensors: others import them inside functions only
+GPU_KERNELS = "triton"  # modules and folders that work on torch tensors: others import them inside functions only
+
+# Today's cycles among modules, imports for types and those inside functions included: of each package the number of
+# modules that lie in one. Numbers may only become smaller. A factory that imports its implementations late is one.
+CYCLES = {
+    "telegrad.communicator": 9,
+    "telegrad.communicator.cuda": 3,
+    "telegrad.kernels.feedback": 2,
+    "telegrad.kernels.select": 4,
+    "telegrad.kernels.staging": 2,
+    "telegrad.synchronizer": 2,
+}
 
 MOST_LINES = 1000
 
@@ -160,6 +170,41 @@ def python_faults(folder: str, source: str, public: set[str], *, of_gpu: bool = 
     return faults
 
 
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_among(sources: dict[str, str]) -> dict[str, set[str]]:
+    """Which of these modules each imports, also for types only and inside functions. The package ``telegrad`` itself is
+    left out: it hands names through, and whoever imports a part of it has imported it."""
+    found: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = {name for name, _ in imported(ast.parse(source))}
+        known = {name if name in sources else name.rpartition(".")[0] for name in names}
+        found[module] = {name for name in known if name in sources} - {module, "telegrad"}
+    return found
+
+
+def cycles(uses: dict[str, set[str]]) -> list[set[str]]:
+    """The modules that reach each other, for each such group of two or more."""
+    reached: dict[str, set[str]] = {}
+    for module in uses:
+        seen, left = set[str](), [module]
+        while left:
+            new = uses[left.pop()] - seen
+            seen |= new
+            left += new
+        reached[module] = seen
+    groups = {frozenset(other for other in reached[one] if one in reached[other]) for one in uses}
+    return [set(group) for group in groups if group]
+
+
+def package_around(modules: set[str]) -> str:
+    parts = [module.split(".") for module in modules]
+    common = [step[0] for step in zip(*parts, strict=False) if len(set(step)) == 1]
+    return ".".join(common)
+
+
 def folder_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
@@ -220,8 +265,35 @@ def test_python_imports_point_down(path: Path) -> None:
     folder = folder_of(path)
     assert folder in MAY_IMPORT, f"{folder} is new: give it its place in MAY_IMPORT and in docs/design.md"
     assert not {name.partition(".")[0] for name, _ in imported(ast.parse(path.read_text()))} & {"lab", "tests"}
-    of_gpu = folder == "kernels" and GPU_KERNELS in path.relative_to(PACKAGE).parts
+    of_gpu = folder == "kernels" and GPU_KERNELS in path.relative_to(PACKAGE).with_suffix("").parts
     assert python_faults(folder, path.read_text(), PUBLIC, of_gpu=of_gpu) == []
+
+
+def test_no_further_modules_import_each_other() -> None:
+    """Not for types and not late either: what one module needs of another is a reason to part or to merge them."""
+    found: dict[str, int] = {}
+    members: dict[str, list[list[str]]] = {}
+    for group in cycles(imports_among({module_of(path): path.read_text() for path in python_sources()})):
+        package = package_around(group)
+        found[package] = found.get(package, 0) + len(group)
+        members.setdefault(package, []).append(sorted(group))
+    assert found == CYCLES, members
+
+
+def test_the_reader_of_cycles() -> None:
+    late = "def f():\n    from telegrad.a import two"
+    typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from telegrad.a.three import Three"
+    sources = {
+        "telegrad": "from telegrad.a import x",
+        "telegrad.a": "",
+        "telegrad.a.one": late,
+        "telegrad.a.two": typed,
+    }
+    assert cycles(imports_among({**sources, "telegrad.a.three": "from telegrad import x"})) == []
+    (group,) = cycles(imports_among({**sources, "telegrad.a.three": "from telegrad.a.one import f"}))
+    assert group == {"telegrad.a.one", "telegrad.a.two", "telegrad.a.three"}
+    assert package_around(group) == "telegrad.a"
+    assert package_around({"telegrad.a", "telegrad.a.one"}) == "telegrad.a"
 
 
 @pytest.mark.parametrize("path", cpp_sources(), ids=lambda path: str(path.relative_to(ROOT)))

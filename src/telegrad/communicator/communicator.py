@@ -18,7 +18,7 @@ from telegrad.communicator import member
 from telegrad.communicator.cuda.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.communicator.groups import (
     OF_JOB,
-    Options,
+    InheritedOptions,
     check_job_ranks,
     checked_color,
     checked_key,
@@ -39,7 +39,7 @@ from telegrad.communicator.topk import TopkReductions
 from telegrad.communicator.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
 from telegrad.communicator.work import check_timeout
 from telegrad.cost import Place, Tuning
-from telegrad.cost.device_tuning import HOST_TRANSFER, NCCL
+from telegrad.cost.tuning import HOST_TRANSFER, NCCL
 from telegrad.errors import RendezvousError
 
 FOLDER = "TELEGRAD_REPORT_DIR"
@@ -141,10 +141,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     _place: Place | None = None
     _nodes: tuple[int, ...] = ()
 
-    def __init__(self, core: _core.Communicator, options: Options | None = None) -> None:
+    def __init__(self, core: _core.Communicator, options: InheritedOptions | None = None) -> None:
         """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""
         super().__init__(core)
-        self._options = Options() if options is None else options
+        self._options = InheritedOptions() if options is None else options
         group = self._options.device_group
         self._nccl = None if group is None else NcclSums(group, self._options.device_algorithm, self.rank)
 
@@ -246,7 +246,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
-        options = Options(
+        options = InheritedOptions(
             timeout_s,
             liveness_timeout_s,
             interface,
@@ -289,7 +289,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 f"interface={interface!r} is for driver='ucx': MPI chooses its network by its own settings"
             )
         peers = find_mpi_peers(comm, driver=driver, join_timeout_s=join_timeout_s)
-        options = Options(timeout_s, liveness_timeout_s, interface, node=label, make_driver=peers.make_driver)
+        options = InheritedOptions(timeout_s, liveness_timeout_s, interface, node=label, make_driver=peers.make_driver)
         return cls._join(peers.rank, peers.size, peers.exchange, tuning, options)
 
     @classmethod
@@ -299,7 +299,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         size: int,
         exchange: Exchange,
         tuning: Tuning | str | None,
-        options: Options,
+        options: InheritedOptions,
         job_ranks: Sequence[int] = (),
     ) -> Communicator:
         if member.forked_from_joined and options.make_driver is None:
@@ -341,7 +341,9 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         numbers = checked_nodes(nodes, n)
         bind_engine()
         report_on_signal()
-        made = [cls(core, Options(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())]
+        made = [
+            cls(core, InheritedOptions(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())
+        ]
         for communicator in made:
             communicator._use_nodes(numbers)
         return made

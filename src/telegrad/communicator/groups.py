@@ -28,7 +28,7 @@ Gather = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Options:
+class InheritedOptions:
     """What a sub-communicator takes over from the communicator that it is split from."""
 
     timeout_s: float = 1800.0
@@ -119,7 +119,7 @@ def join_core(
     rank: int,
     size: int,
     exchange: Exchange,
-    options: Options,
+    options: InheritedOptions,
     report_folder: str,
     group: str = "",
     parent_ranks: Sequence[int] = (),
@@ -146,7 +146,7 @@ def join_core(
     )
 
 
-def connect(group: Group | None, gather: Gather, options: Options, report_folder: str) -> Joined | None:
+def connect(group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str) -> Joined | None:
     """Connects the members of each group over the network. All ranks take part, also those without a group: the
     addresses go over the communicator that they share. Raises ``TransportError`` on all members if one of them fails.
     """
@@ -188,7 +188,7 @@ _tokens = itertools.count()
 _lock = threading.Lock()
 
 
-def share(group: Group | None, gather: Gather, options: Options, report_folder: str) -> Joined | None:
+def share(group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str) -> Joined | None:
     """The same among ranks of one process: a group's first member makes the ends of all."""
     token, error = -1, None
     if group is not None and group.rank == 0:

@@ -19,11 +19,9 @@ from types import TracebackType
 from typing import Any, Self, TypedDict
 
 from telegrad import _core
-from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.communicator.cuda.runtime import pool_of, runtime_of
 from telegrad.communicator.cuda.staging import staging_of
-from telegrad.communicator.cuda.streams import pool_of
-from telegrad.communicator.cuda.transfers import Part, Transfers
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.transfers import DeviceWork, StagedOperation, Transfers
 from telegrad.communicator.trace import start_trace, write_trace
 from telegrad.communicator.work import Work, never_destroy, process_id, stop_completion_thread
 from telegrad.errors import TransportError
@@ -250,7 +248,7 @@ class Member:
     def _run_on_device(
         self,
         operation: str,
-        parts: list[Part],
+        parts: list[StagedOperation],
         tensors: tuple[Any, ...],
         result: Any,
         async_op: bool,

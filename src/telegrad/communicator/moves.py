@@ -6,8 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from telegrad import _core
-from telegrad.communicator.cuda.parts import Pieces, broadcast_parts, gathered_parts, whole
-from telegrad.communicator.cuda.transfers import Part
+from telegrad.communicator.cuda.transfers import Pieces, StagedOperation, broadcast_parts, gathered_parts, whole
 from telegrad.communicator.member import Member
 from telegrad.communicator.operands import (
     HostBuffer,
@@ -386,7 +385,7 @@ class PointToPoint(Member):
     def _between_devices(
         self,
         operation: str,
-        parts: list[Part],
+        parts: list[StagedOperation],
         tensors: tuple[Any, ...],
         result: Any,
         async_op: bool,
@@ -405,7 +404,7 @@ class PointToPoint(Member):
 
 
 # In one piece each: the other side may be a host tensor, which is not cut.
-def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> Part:
+def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> StagedOperation:
     return Pieces(
         [whole(x)],
         [],
@@ -414,7 +413,7 @@ def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag:
     )
 
 
-def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> Part:
+def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> StagedOperation:
     return Pieces(
         [],
         [whole(x)],

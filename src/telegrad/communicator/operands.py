@@ -15,11 +15,10 @@ import numpy as np
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import has_runtime
 from telegrad.cost import Tuning
-from telegrad.cost.device_tuning import HOST_TRANSFER
-from telegrad.cost.wire_layout import layout_that_pays
+from telegrad.cost.closed_forms import layout_that_pays
+from telegrad.cost.tuning import HOST_TRANSFER
 from telegrad.sparse_vector import SparseVector, is_torch_tensor
-from telegrad.sparse_vector.csr import is_scipy
-from telegrad.sparse_vector.values import check_not_masked
+from telegrad.sparse_vector.formats import check_not_masked, is_scipy
 
 SLICES = ("equal", "balanced")
 """How the index range of a sparse sum is divided among the ranks that each sum one part of it."""

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from telegrad import _core
 from telegrad.communicator.cuda.entries import DeviceEntries, EntriesPart, Staged
 from telegrad.communicator.cuda.nccl import NcclSums, Verdict
-from telegrad.communicator.cuda.parts import element_parts, flat, scattered_parts
 from telegrad.communicator.cuda.runtime import Stream, resolved_device, runtime_of
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.transfers import DeviceWork, element_parts, flat, scattered_parts
 from telegrad.communicator.member import Member
 from telegrad.communicator.operands import (
     UNMEASURED_S_PER_BYTE,
@@ -49,13 +48,12 @@ from telegrad.communicator.operands import (
 from telegrad.communicator.texts import all_gather_text
 from telegrad.communicator.work import Work, once, with_short_way
 from telegrad.cost import Tuning
-from telegrad.cost.device_tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
+from telegrad.cost.closed_forms import layout_that_pays
+from telegrad.cost.tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
 from telegrad.cost.way import GroupCost
-from telegrad.cost.wire_layout import layout_that_pays
 from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import SparseVector
-from telegrad.sparse_vector.coo import is_coo
-from telegrad.sparse_vector.values import NAMES, Bits
+from telegrad.sparse_vector.formats import NAMES, Bits, is_coo
 
 DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level")
 DENSE_DEVICE_ALGORITHMS = (*DENSE_ALGORITHMS, *DEVICE_ALGORITHMS)

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.kernels.select import Kernels, kernels_of
+from telegrad.kernels.select import SelectionKernels, kernels_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -258,7 +258,7 @@ class Residual(Entry):
     k: int
     threshold: float | None = None  # of the last call; None: evaluate it exactly
     calls: int = 0  # since the threshold was last evaluated exactly
-    kernels: Kernels = field(init=False, repr=False, compare=False)
+    kernels: SelectionKernels = field(init=False, repr=False, compare=False)
     """The selections that run where the residual lies."""
 
     def __post_init__(self) -> None:

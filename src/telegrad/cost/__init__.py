@@ -3,11 +3,16 @@
 Pure functions: no network, no clock, no torch.
 """
 
-from telegrad.cost.decision import ALLREDUCE_ALGORITHMS, Choice, DecisionTable, allreduce_table, fastest_allreduce
-from telegrad.cost.device_tuning import DEVICE_ALGORITHMS, DeviceTuning
-from telegrad.cost.measured_decision import measured_allreduce_table
+from telegrad.cost.decision import (
+    ALLREDUCE_ALGORITHMS,
+    Choice,
+    DecisionTable,
+    allreduce_table,
+    fastest_allreduce,
+    measured_allreduce_table,
+)
 from telegrad.cost.network import Cost, Costs
-from telegrad.cost.tuning import Place, Tuning
+from telegrad.cost.tuning import DEVICE_ALGORITHMS, DeviceTuning, Place, Tuning
 
 __all__ = [
     "ALLREDUCE_ALGORITHMS",

@@ -91,7 +91,7 @@ def name_in(bucket: GradBucket, parameter: torch.Tensor, names: Mapping[int, str
     if name is None:
         raise ValueError(
             f"bucket {bucket.index()} holds a parameter of shape {tuple(parameter.shape)} that DDPState does not "
-            "know: give DDPState all of ddp.named_parameters(), after requires_grad is set for the last time"
+            "know: give DDPState the model that DDP has wrapped, after requires_grad is set for the last time"
         )
     return name
 

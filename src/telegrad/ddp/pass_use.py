@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from telegrad.communicator.cuda.late_read import LateRead
+from telegrad.communicator.cuda.runtime import LateRead
 from telegrad.communicator.operands import on_device
 from telegrad.compress import Compressor
 from telegrad.ddp.backward_watch import before_gradient

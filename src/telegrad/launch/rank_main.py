@@ -13,8 +13,7 @@ import runpy
 import signal
 import sys
 
-from telegrad.launch.joining import LAUNCHER
-from telegrad.launch.parent import die_with
+from telegrad.launch.joining import LAUNCHER, die_with
 
 
 def main() -> None:

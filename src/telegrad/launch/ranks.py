@@ -10,18 +10,92 @@ import contextlib
 import os
 import selectors
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from telegrad.launch import processes, shared_memory
-from telegrad.launch.exchange import ExchangeServer
-from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE
+from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE, ExchangeServer
 from telegrad.launch.pmi import PmiServer
+
+# The start of one rank's process. Tests replace `start_process`.
+
+_RANK_MAIN = "telegrad.launch.rank_main"
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is to run. ``prefix`` stands before the command; ``environment`` is all of it; ``descriptors`` are inherited
+    under the numbers that they have here."""
+
+    target: str
+    arguments: Sequence[str]
+    prefix: Sequence[str]
+    environment: Mapping[str, str]
+    descriptors: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Process:
+    """A child of this process that leads a process group of its own, with its standard output and error.
+
+    ``wait()`` blocks until it has ended, and returns its exit status: negative for a signal, as in ``subprocess``.
+    """
+
+    pid: int
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    wait: Callable[[], int]
+
+
+def start_process(asked: Start) -> Process:
+    """Raises ``OSError`` if the command cannot be run."""
+    process = subprocess.Popen(
+        [*asked.prefix, sys.executable, "-m", _RANK_MAIN, asked.target, *asked.arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=asked.environment,
+        pass_fds=asked.descriptors,
+        # To be signalled as one. Not a session: Linux makes each a scheduling group of its own (autogroup), within
+        # which alone sched_yield() yields, and ranks that outnumber cores must yield to each other.
+        process_group=0,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return Process(process.pid, process.stdout, process.stderr, process.wait)
+
+
+# MPICH's files in /dev/shm. Its ranks remove them in MPI_Finalize only, so killed ranks leave them.
+
+_FILES = "/dev/shm/mpich_shm_"
+
+
+def mpich_segments_of(processes: Iterable[int]) -> set[Path]:
+    """MPICH's files in shared memory that these processes, which are still alive, have mapped: nobody else's."""
+    found = set()
+    for process in processes:
+        try:
+            maps = Path(f"/proc/{process}/maps").read_text(errors="surrogateescape")
+        except OSError:  # it has just ended, or nobody may look
+            continue
+        for line in maps.splitlines():
+            path = line.split(maxsplit=5)[-1]
+            if path.startswith(_FILES) and not path.endswith(" (deleted)"):
+                found.add(Path(path))
+    return found
+
+
+def remove_mpich_segments(files: Iterable[Path]) -> None:
+    """Removes those of ``files`` that are still there."""
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
 
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """An environment for ranks that share their cores: more threads would only fight for them."""
@@ -80,7 +154,7 @@ class RanksTimedOut(LaunchError):  # noqa: N818
 
 @dataclass
 class _Rank:
-    process: processes.Process
+    process: Process
     pidfd: int
     line: bytearray = field(default_factory=bytearray)
     stderr: bytearray = field(default_factory=bytearray)
@@ -172,8 +246,8 @@ class Ranks:
             LAUNCHER: str(os.getpid()),
             **(pmi.environment_of(rank) if pmi else {}),
         }
-        process = processes.start(
-            processes.Start(
+        process = start_process(
+            Start(
                 target=self._target,
                 arguments=self._arguments,
                 prefix=self._prefix_of(rank) if self._prefix_of else (),
@@ -242,7 +316,7 @@ class Ranks:
         for rank in self.running():
             self._signal_group(rank, signal.SIGKILL)
             self._reap(rank)
-        shared_memory.remove(self._shared)
+        remove_mpich_segments(self._shared)
         self._shared.clear()
         if self._exchange is not None:
             self._exchange.close()
@@ -259,7 +333,7 @@ class Ranks:
     def _note_shared(self) -> None:
         """Must come before a signal: what a dead process had mapped, nobody can say."""
         if self._mpich:
-            self._shared |= shared_memory.mapped_by(self._ranks[rank].process.pid for rank in self.running())
+            self._shared |= mpich_segments_of(self._ranks[rank].process.pid for rank in self.running())
 
     def _signal_group(self, rank: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):

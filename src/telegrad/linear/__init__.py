@@ -4,11 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from telegrad.linear.data import read_libsvm
 from telegrad.linear.losses import LOSSES
-from telegrad.linear.model import LinearModel
+from telegrad.linear.model import EpochReport, LinearModel
 from telegrad.linear.ngrams import hashed_ngrams
-from telegrad.linear.passes import EpochReport
+from telegrad.linear.problem import TrainingSettings
 from telegrad.linear.rows import Rows
-from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.training import Trained, objective, train
 
 __all__ = [

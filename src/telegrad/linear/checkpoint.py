@@ -19,10 +19,8 @@ import numpy as np
 from telegrad import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.linear.losses import F32
-from telegrad.linear.model import MODEL_ARRAYS, LinearModel, read_arrays, write_whole
-from telegrad.linear.passes import EpochReport, Optimizer, State
-from telegrad.linear.problem import Problem
-from telegrad.linear.settings import TrainingSettings
+from telegrad.linear.model import MODEL_ARRAYS, EpochReport, LinearModel, Optimizer, State, read_arrays, write_whole
+from telegrad.linear.problem import Problem, TrainingSettings
 
 # of each array of its own its dimensions, and numpy's kinds of what it holds
 _OWN = {

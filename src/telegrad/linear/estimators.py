@@ -19,10 +19,9 @@ import numpy.typing as npt
 from telegrad import Communicator
 from telegrad.communicator.operands import checked_flag, checked_number
 from telegrad.communicator.texts import all_gather_text, own_error_first
-from telegrad.linear.losses import F32
-from telegrad.linear.optimality import gap_above_optimum
+from telegrad.linear.losses import F32, gap_above_optimum
+from telegrad.linear.problem import TrainingSettings
 from telegrad.linear.rows import Rows
-from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.training import objective, train
 
 try:

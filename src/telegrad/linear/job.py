@@ -25,10 +25,9 @@ from telegrad.launch import join
 from telegrad.launch.joining import RANK
 from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm
 from telegrad.linear.losses import label_counts
-from telegrad.linear.model import LinearModel
-from telegrad.linear.passes import EpochReport
+from telegrad.linear.model import EpochReport, LinearModel
+from telegrad.linear.problem import TrainingSettings
 from telegrad.linear.rows import Rows
-from telegrad.linear.settings import TrainingSettings
 from telegrad.linear.training import objective, train
 
 _STEP_MESSAGE_S = 0.1

@@ -1,17 +1,21 @@
-"""What all ranks agree on before they train: features, targets, who is held out, what memory it takes."""
+"""The settings of a training, and the problem that all ranks agree on: features, targets, held-out rows and memory."""
 
 from __future__ import annotations
 
 import contextlib
+import math
+import platform
 import zlib
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from telegrad import Communicator, _core
+from telegrad.communicator.operands import checked_flag, checked_integer, checked_number
 from telegrad.linear.losses import (
     CURVATURE_BOUND,
     F32,
@@ -24,10 +28,251 @@ from telegrad.linear.losses import (
     losses_of,
     signed,
 )
-from telegrad.linear.memory import check_memory
 from telegrad.linear.model import LinearModel
 from telegrad.linear.rows import MOST_FEATURES, U32, Rows, squared_lengths
-from telegrad.linear.settings import TrainingSettings
+
+# Settings. The rows of a step depend on these alone, not on the number of ranks.
+
+OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")
+
+_INTEGERS = {
+    **dict.fromkeys(("epochs", "batch", "threads"), "an int of at least 1"),
+    "coordinates": "an int of at least 1, or None",
+    "seed": "an int, 0 or more",
+}
+_NUMBERS = {
+    **dict.fromkeys(("l2", "l1", "decay"), "a finite number, 0 or more"),
+    "learning_rate": "a finite number above 0, or None",
+    "held_out": "a number from 0 to below 1",
+}
+_MOST_COUNT = 1 << 40  # beyond any data's; places of rows and coordinates are 64-bit integers
+_MOST_THREADS = 1024  # so that a slip takes none from the machine's other processes
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """``loss``: see ``LOSSES``. ``l2``, ``l1``: of mean loss + l2/2·|w|² + l1·Σ|w_i|; the bias is not regularised.
+
+    ``optimizer``: see ``OPTIMIZERS``; coordinate descent is for smooth losses.
+
+    ``batch``: rows of all ranks together in a step. ``learning_rate``: of the first step; step t has ``learning_rate /
+    (1 + decay·t)``, from t = 0. ``None`` is 0.1 with AdaGrad, and with SGD 1 / (the loss's largest curvature · (mean
+    squared length of the ``batch`` longest rows + 1)), which no batch makes diverge, half of that with ``overlap``; a
+    shorter last batch then has as much less as it has fewer rows. ``held_out``: the share of rows that are not trained
+    on. ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
+    ``coordinates``: that each rank moves in a step of coordinate descent. ``None`` takes up to 100, but fewer if rows
+    have many features in common: then all that are moved at once can move little. For coordinate descent
+    ``batch`` means nothing and ``learning_rate``, ``decay`` and ``overlap`` are refused. ``threads``: of each rank, at
+    most 1024; no result depends on them. numpy's numbers become Python's. Raises ``TypeError`` for what is no number or
+    flag where one belongs, ``ValueError`` for what cannot be.
+    """
+
+    loss: str = "logistic"
+    l2: float = 1e-6
+    epochs: int = 10
+    batch: int = 1000
+    learning_rate: float | None = None
+    decay: float = 0.0
+    bias: bool = True
+    held_out: float = 0.0
+    seed: int = 0
+    optimizer: str = "sgd"
+    l1: float = 0.0
+    overlap: bool = False
+    coordinates: int | None = None
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        is_classification(self.loss)
+        self._take_python_s()
+        for name in ("epochs", "batch", "coordinates", "threads"):
+            if getattr(self, name) is None:
+                continue
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            if name != "threads" and getattr(self, name) > _MOST_COUNT:
+                raise ValueError(f"{name}={getattr(self, name)} must be at most {_MOST_COUNT}")
+        if self.threads > _MOST_THREADS:
+            raise ValueError(f"threads={self.threads} must be at most {_MOST_THREADS}: more than cores are of no use")
+        for name in ("l2", "l1", "decay", "seed"):
+            if not 0 <= getattr(self, name) < math.inf:
+                wanted = _INTEGERS.get(name) or _NUMBERS[name]
+                raise ValueError(f"{name}={getattr(self, name)} must be {wanted}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate={self.learning_rate} must be a finite number above 0, or None")
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"held_out={self.held_out} must be from 0 to below 1: a share of the rows")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.optimizer!r} does not exist: use one of {', '.join(OPTIMIZERS)}")
+        if self.optimizer == "coordinate_descent":
+            if self.loss not in CURVATURE_BOUND:
+                raise ValueError(
+                    f"loss={self.loss!r} has a kink, where coordinate descent gets stuck: use 'squared_hinge', or "
+                    "optimizer='sgd'"
+                )
+            if self.learning_rate is not None:
+                raise ValueError(
+                    f"learning_rate={self.learning_rate} is not for optimizer='coordinate_descent', whose steps follow "
+                    "from the data: leave it out"
+                )
+            if self.decay:
+                raise ValueError(
+                    f"decay={self.decay} is not for optimizer='coordinate_descent', which has no learning rate: "
+                    "leave it out"
+                )
+            if self.overlap:
+                raise ValueError("overlap=True is not for optimizer='coordinate_descent': use 'sgd' or 'adagrad'")
+
+    def _take_python_s(self) -> None:
+        """Python's int, float or bool in each field, so that ranks which mean the same compare alike."""
+        taken: dict[str, int | float] = {}
+        for name, wanted in _INTEGERS.items():
+            if name == "coordinates" and self.coordinates is None:
+                continue
+            taken[name] = checked_integer(getattr(self, name), name, wanted)
+        for name, wanted in _NUMBERS.items():
+            if name != "learning_rate" or self.learning_rate is not None:
+                taken[name] = checked_number(getattr(self, name), name, wanted)
+        for name in ("bias", "overlap"):
+            taken[name] = checked_flag(getattr(self, name), name)
+        for name, value in taken.items():
+            object.__setattr__(self, name, value)  # as only this is left where the dataclass is frozen
+
+    def rate_at(self, step: int, first: float) -> float:
+        """Step's learning rate where the first is ``first``."""
+        return first / (1 + self.decay * step)
+
+
+# The memory that training needs, checked before it is allocated.
+
+_GIB = 2**30
+_DRAWN = (
+    8 + 1
+)  # of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
+_EPOCH_ROW = 5 * 8  # of each own row: its numbers, and in an epoch its place, its order and where it comes
+
+# of a control group the files with its limit and use, and how its counts of cached pages begin
+_VERSION_2 = ("memory.max", "memory.current", "")
+_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+def bytes_needed(
+    features: int,
+    nnz: int,
+    settings: TrainingSettings,
+    *,
+    rows: int = 0,
+    total: int = 0,
+    alone: bool = False,
+    with_checkpoints: bool = False,
+) -> int:
+    """What a rank with ``rows`` of ``total`` rows and ``nnz`` entries takes at most beside its rows. ``alone``: only
+    features that occur have a weight."""
+    # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
+    held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
+    if with_checkpoints:
+        # of all features sums of squares, and what is finite; of weights and sums that are not 0 which ones, and copies
+        sums = 2 if settings.optimizer == "adagrad" else 1
+        held += features * (4 * (sums - 1) + 1) + min(features, nnz if alone else features) * 12 * sums
+    return max(held, total * _DRAWN)
+
+
+def _held(features: int, nnz: int, settings: TrainingSettings, rows: int, total: int, *, alone: bool) -> int:
+    occurring = min(features, nnz)
+    weighted = occurring if alone else features
+    adagrad = settings.optimizer == "adagrad"
+    owes = settings.l1 > 0 or (adagrad and settings.l2 > 0)
+    paid = (8 if adagrad else 4) if owes else 0  # the step of the last touch, and AdaGrad's pace then
+    if settings.optimizer == "coordinate_descent":
+        # weights, beginnings of columns; rows and values by column; of rows numbers twice, scores, targets, counts
+        needed = weighted * (4 + 8) + nnz * 8 + rows * (8 + 8 + 8 + 4 + 4)
+        # at first which columns there are; then these, in the order of a pass, and at the end the model
+        needed += max(weighted * (8 + 1) + occurring * 8, weighted * (4 + 8 + 4))
+    else:
+        needed = total * 8 + rows * _EPOCH_ROW
+        # weights, sums of squares, and at the end the model; sums of a batch
+        needed += weighted * (4 + (4 if adagrad else 0) + paid + 4) + occurring * 4
+        if not alone:
+            # what weights are worth then; what occurs; places instead of indices
+            needed += occurring * ((4 if owes else 0) + 4) + nnz * 4
+    # in the end every feature's weight, and which ones occur; the numbering's two bits are left out
+    return needed + (features * 4 + occurring * 4 if alone else 0)
+
+
+def check_memory(
+    features: int,
+    nnz: int,
+    settings: TrainingSettings,
+    comm: Communicator | None,
+    *,
+    rows: int,
+    total: int,
+    alone: bool,
+    with_checkpoints: bool,
+) -> None:
+    """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
+    place = zlib.crc32(platform.node().encode())
+    needed = bytes_needed(
+        features, nnz, settings, rows=rows, total=total, alone=alone, with_checkpoints=with_checkpoints
+    )
+    own = np.array([place, needed, available_bytes()], np.int64)
+    every = own[None] if comm is None else comm.all_gather(own)
+    for one in np.unique(every[:, 0]):
+        ranks = every[every[:, 0] == one]
+        needed, free = int(ranks[:, 1].sum()), int(ranks[:, 2].min())
+        if 0 <= free < needed:
+            raise ValueError(
+                f"{features} features: {len(ranks)} ranks of one machine need {needed / _GIB:.1f} GiB beside their "
+                f"rows, of which {free / _GIB:.1f} are free: hash features into fewer, or use fewer ranks"
+            )
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Of this machine, or what the control groups of this process leave of it; -1 where none says. ``root``: where
+    ``proc`` and ``sys`` are."""
+    return min([*_of_machine(root), *_of_control_groups(root)], default=-1)
+
+
+def _of_machine(root: Path) -> Iterator[int]:
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                yield int(line.split()[1]) * 1024
+
+
+def _of_control_groups(root: Path) -> Iterator[int]:
+    """What each group that this process is in, and each around it, may still take."""
+    try:
+        entries = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        if not controllers:
+            top, names = root / "sys/fs/cgroup", _VERSION_2
+        elif "memory" in controllers.split(","):
+            top, names = root / "sys/fs/cgroup/memory", _VERSION_1
+        else:
+            continue
+        # a container may see its own group in the place of the top one, and yet be told its path outside
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            yield from _room(folder, *names)
+            if folder == top:
+                break
+
+
+def _room(folder: Path, limit: str, used: str, cached: str) -> Iterator[int]:
+    # OSError where there is no such group, ValueError for "max"
+    with contextlib.suppress(OSError, ValueError):
+        free = int((folder / limit).read_text()) - int((folder / used).read_text())
+        # pages of files count as used, but make room: MemAvailable counts them likewise
+        for line in (folder / "memory.stat").read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name in (f"{cached}active_file", f"{cached}inactive_file"):
+                free += int(count)
+        yield max(free, 0)
+
 
 U64 = npt.NDArray[np.uint64]
 

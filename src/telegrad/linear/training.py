@@ -12,16 +12,12 @@ import numpy.typing as npt
 
 from telegrad import Communicator
 from telegrad.communicator.operands import checked_integer
-from telegrad.linear.aggregation import Aggregation, Gathering
 from telegrad.linear.checkpoint import Checkpoints
-from telegrad.linear.coordinate_descent import CoordinateDescent
 from telegrad.linear.losses import is_classification, losses_of, signed
-from telegrad.linear.minibatch import MiniBatches
-from telegrad.linear.model import LinearModel
-from telegrad.linear.passes import EpochReport, Optimizer
-from telegrad.linear.problem import Problem
+from telegrad.linear.model import EpochReport, LinearModel, Optimizer
+from telegrad.linear.optimizers import Aggregation, CoordinateDescent, Gathering, MiniBatches
+from telegrad.linear.problem import Problem, TrainingSettings
 from telegrad.linear.rows import Rows, check_rows
-from telegrad.linear.settings import TrainingSettings
 
 _WINDOW = 10  # epochs whose mean is compared
 

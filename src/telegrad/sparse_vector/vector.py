@@ -14,16 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.sparse_vector.coo import check_coo, coo_of_entries, entries_of_coo, is_coo
-from telegrad.sparse_vector.csr import entries_of_row, row_of_entries
-from telegrad.sparse_vector.values import (
+from telegrad.sparse_vector.formats import (
     NAMES,
     Bits,
     as_bits,
     bits_of,
+    check_coo,
     check_not_masked,
+    coo_of_entries,
+    entries_of_coo,
     entries_of_dense,
+    entries_of_row,
+    is_coo,
     is_torch_tensor,
+    row_of_entries,
     wrapped,
 )
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from telegrad.communicator import Communicator, Work
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.compress import Part
 from telegrad.ddp.bucket import BucketLayout, Member, has_current_density, layout_of_members
 from telegrad.ddp.cuda.compression import DeviceCompression, check_fits_device

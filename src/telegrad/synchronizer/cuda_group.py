@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from telegrad.communicator import Communicator, Work
-from telegrad.communicator.cuda.late_read import LateRead
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.runtime import LateRead
+from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.communicator.operands import on_device
 from telegrad.cost.way import GroupCost
 from telegrad.synchronizer.clocks import Mark

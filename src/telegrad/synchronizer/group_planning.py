@@ -18,8 +18,7 @@ from telegrad.synchronizer.compression import Compression
 from telegrad.synchronizer.measured_ways import measured_ways
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.trace import Trace
-from telegrad.tuning.computing import group_cost_while_computing
-from telegrad.tuning.group_cost import measured_group_cost
+from telegrad.tuning.group_cost import group_cost_while_computing, measured_group_cost
 
 PLANS: dict[str, Callable[..., MergePlan]] = {
     "auto": merge.optimal,

@@ -14,8 +14,13 @@ from telegrad.ddp.bucket import Member, layout_of_members
 from telegrad.ddp.exchange import Exchange
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.synchronizer.compression import Compression
-from telegrad.tuning.computing import group_cost_while_computing, way_cost_while_computing
-from telegrad.tuning.group_cost import Begun, measured_group_cost, measured_way
+from telegrad.tuning.group_cost import (
+    Begun,
+    group_cost_while_computing,
+    measured_group_cost,
+    measured_way,
+    way_cost_while_computing,
+)
 
 _Prepare = Callable[[], Callable[[], Begun]]
 

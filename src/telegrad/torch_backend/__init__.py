@@ -18,8 +18,7 @@ if not dist.is_available():
         "telegrad.torch_backend needs torch.distributed: install a torch that was built with USE_DISTRIBUTED=1"
     )
 
-from telegrad.torch_backend.options import Options
-from telegrad.torch_backend.process_group import ProcessGroup
+from telegrad.torch_backend.process_group import Options, ProcessGroup
 from telegrad_autoload import NAME, register
 
 __all__ = ["NAME", "Options", "ProcessGroup"]

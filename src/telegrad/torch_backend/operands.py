@@ -1,9 +1,12 @@
 """From tensors as torch programs give them to tensors that a Communicator takes, and back: of any dtype, and not
-contiguous."""
+contiguous.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from telegrad import _core
 from telegrad.communicator.cuda.runtime import has_runtime
 
 _SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
@@ -149,3 +153,30 @@ def _check(tensor: torch.Tensor) -> None:
         raise TypeError(
             f"a tensor of layout {tensor.layout}: give a dense one; all_reduce takes sparse_coo tensors too"
         )
+
+
+# The purpose of a call of torch's, where the Communicator's operation does not say it: ranks that call different
+# operations raise.
+
+
+@contextlib.contextmanager
+def compared(operation: str, tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """In it this thread's collectives match only those of ranks that say the same: an operation's name, dtypes and
+    numbers of elements of ``tensors``, and what was said around it."""
+    before = _core.set_purpose(0)
+    said = repr((before, operation, [(x.dtype, x.numel()) for x in tensors]))
+    _core.set_purpose(zlib.crc32(said.encode()) or 1)
+    try:
+        yield
+    finally:
+        _core.set_purpose(before)
+
+
+def compared_as_given(
+    tensors: Sequence[torch.Tensor], operands: Sequence[Operand], op: str
+) -> contextlib.AbstractContextManager[None]:
+    """The same, where a sum of ``operands`` says less than torch's call of ``tensors`` does: several that are summed as
+    one, those that are summed in another dtype, averages of integers, and sums with factors."""
+    alike = all(x.dtype == one.held.dtype and one.divisor == 1 for x, one in zip(tensors, operands, strict=True))
+    as_given = len(tensors) <= 1 and alike and op != "PREMUL_SUM"
+    return contextlib.nullcontext() if as_given else compared(op, tensors)

@@ -4,35 +4,142 @@ torch calls all but ``send`` and ``recv`` on every rank in the same order. The m
 own; it calls some by their C++ names from DistributedDataParallel and its functional collectives.
 """
 
-# torch's stubs know more forms of these methods than torch calls.
-# mypy: disable-error-code="override, assignment"
-
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from types import FunctionType
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+from torch._compile import _disable_dynamo  # compiler.disable() takes a second or two for Dynamo, which few need
 
 from telegrad.communicator import Communicator
+from telegrad.communicator.cuda.nccl import SumWork, check_setting
 from telegrad.communicator.cuda.runtime import has_runtime
-from telegrad.communicator.rendezvous.job_store import attempt
-from telegrad.communicator.rendezvous.store_exchange import StoreExchange
+from telegrad.communicator.groups import ranks_in_job
+from telegrad.communicator.rendezvous.store_exchange import StoreExchange, attempt
 from telegrad.communicator.torch_terms import address_of
 from telegrad.communicator.work import Work
+from telegrad.cost import Tuning
+from telegrad.cost.tuning import HOST_TRANSFER, NCCL
 from telegrad.errors import TimeoutExpired
 from telegrad.torch_backend import short_forms
-from telegrad.torch_backend.device_work import DeviceGroupWork, begun
-from telegrad.torch_backend.group_work import GroupWork
-from telegrad.torch_backend.nccl import OwnNccl, own_nccl
-from telegrad.torch_backend.operands import BITWISE, OPS, apart, check_places, merged, moved, name_of, reduced, written
-from telegrad.torch_backend.options import Options
-from telegrad.torch_backend.purpose import compared, compared_as_given
+from telegrad.torch_backend.group_work import DeviceGroupWork, GroupWork, begun
+from telegrad.torch_backend.operands import (
+    BITWISE,
+    OPS,
+    apart,
+    check_places,
+    compared,
+    compared_as_given,
+    merged,
+    moved,
+    name_of,
+    reduced,
+    written,
+)
 from telegrad.torch_backend.short_forms import with_short_form
-from telegrad.torch_backend.uncompiled import uncompiled
+
+# Options of the Communicator behind a group, which torch hands through.
+
+
+@dataclass(frozen=True)
+class Options:
+    """``init_process_group("telegrad", pg_options=Options(...))`` and ``new_group(pg_options=...)``: the arguments of
+    these names of ``Communicator.from_torch``, which checks them. A group that is given none has the defaults."""
+
+    liveness_timeout_s: float | None = 8.0
+    interface: str | None = None
+    tuning: Tuning | str | None = "auto"
+    device_algorithm: str = "auto"
+
+    @property
+    def _timeout(self) -> None:
+        """torch's device meshes ask for it (``backend_override``): their groups have the default."""
+
+
+# NCCL for the ranks of a group of this backend: it sums CUDA tensors there, as in torch's own groups.
+
+
+class OwnNccl:
+    """See telegrad.communicator.cuda.nccl.SumGroup. Its ranks connect in the first sum, which all begin. ``session``:
+    gives then a name that no group before this one had in ``store``."""
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, session: Callable[[], str]) -> None:
+        self._store, self._rank, self._size, self._timeout = store, rank, size, timeout
+        self._session = session
+        self._lock = threading.Lock()
+        self._backend: Any = None
+
+    def begin_sum(self, x: torch.Tensor) -> SumWork:
+        """As a SumGroup's."""
+        options = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.SUM)
+        if hasattr(options, "asyncOp"):
+            options.asyncOp = True  # on a stream of NCCL's own; torch that has no such option does that in any case
+        work: SumWork = self._opened().allreduce([x], options)
+        return work
+
+    def close(self) -> None:
+        """Ends what is under way; called twice it does nothing."""
+        with self._lock:
+            backend, self._backend = self._backend, None
+        if backend is not None:
+            # Older ones of torch, 2.6 among them, have it by the other name.
+            (backend.shutdown if hasattr(backend, "shutdown") else backend._shutdown)()
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._backend is None:
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = self._timeout
+                store = PrefixStore(f"nccl/{self._session()}", self._store)
+                self._backend = dist.ProcessGroupNCCL(store, self._rank, self._size, options)
+            return self._backend
+
+
+def own_nccl(
+    setting: str, store: Any, rank: int, size: int, timeout: timedelta, session: Callable[[], str]
+) -> OwnNccl | None:
+    """``None`` where ``setting`` (``device_algorithm``) forbids it, or torch has no NCCL. Raises ``ValueError`` where
+    it demands NCCL and torch has none, and for what is no setting."""
+    if check_setting(setting) == HOST_TRANSFER:
+        return None
+    if dist.is_nccl_available():
+        return OwnNccl(store, rank, size, timeout, session)
+    if setting == NCCL:
+        raise ValueError(
+            f"device_algorithm={setting!r} needs a torch that was built with NCCL, and this one was not: install "
+            "torch for CUDA, or give device_algorithm='auto'"
+        )
+    return None
+
+
+# torch.compile calls the methods of a group and does not compile them.
+
+Group = TypeVar("Group", bound=type)
+
+_WHEN_MADE = {"__init__", "getBackendName", "_set_group_name", "_set_group_desc", "_get_backend"}
+"""What torch calls of every group, also where nothing is compiled; these need no communicator."""
+
+
+def uncompiled(group: Group) -> Group:
+    """Compiled programs call the methods of this class as they are: Dynamo takes a process group for one of torch's
+    own, which has no attributes but those it knows. It is imported when one of them is first called."""
+    for name, method in list(vars(group).items()):
+        if isinstance(method, FunctionType) and name not in _WHEN_MADE:
+            setattr(group, name, _disable_dynamo(method))
+    return group
+
+
+# torch's stubs know more forms of these methods than torch calls.
+# mypy: disable-error-code="override, assignment"
+
 
 Tensors = list[torch.Tensor]
 
@@ -495,3 +602,24 @@ def _deal(whole: torch.Tensor, blocks: Tensors) -> None:
     """Gives each of ``blocks`` its elements of ``whole``, one after the other."""
     for block, part in zip(blocks, torch.split(whole, [block.numel() for block in blocks]), strict=True):
         block.detach().copy_(part.view(block.shape))
+
+
+# The groups that torch asks the backend for.
+
+
+def create(options: Any, backend_options: Any) -> ProcessGroup:
+    """A group by torch's ``options`` (store, rank, size, timeout) and the ``pg_options`` of the user. Raises
+    ``TypeError`` if these are not ``Options``."""
+    if not (backend_options is None or isinstance(backend_options, Options)):
+        raise TypeError(
+            f"pg_options={backend_options!r}: give telegrad.torch_backend.Options(...) to the backend 'telegrad'"
+        )
+    ranks = options.global_ranks_in_group  # none of the group that torch makes first, which is the job
+    return ProcessGroup.join(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        backend_options,
+        ranks_in_job(ranks, dist.get_world_size()) if ranks else (),
+    )

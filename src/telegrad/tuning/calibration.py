@@ -11,6 +11,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,20 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import resolved_device
 from telegrad.communicator.tuning_cache import file_of, store
 from telegrad.cost import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
-from telegrad.cost.cost import CARD_BYTES
+from telegrad.cost.closed_forms import Levels
 from telegrad.cost.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
-from telegrad.cost.levels import Levels
-from telegrad.tuning.device_sums import MeasuredDeviceSums, measure_device_sums
-from telegrad.tuning.fit import CostFit, fit_costs
-from telegrad.tuning.pairs import calls_of_sample, open_pairs, timed_sample, written_zeros
-from telegrad.tuning.probes import Probe, probes
-from telegrad.tuning.sweep import Samples, Sweep, grid
+from telegrad.cost.network import CARD_BYTES
+from telegrad.tuning.probes import (
+    CostFit,
+    Probe,
+    calls_of_sample,
+    fit_costs,
+    open_pairs,
+    probes,
+    timed_sample,
+    written_zeros,
+)
+from telegrad.tuning.sweep import MeasuredDeviceSums, Samples, Sweep, grid, measure_device_sums
 
 # There are three algorithms; where nothing disturbs they cross a few times, also where a network's protocol changes.
 _MOST_STEPS = 8
@@ -320,3 +327,63 @@ def to_data(found: Calibration) -> dict[str, Any]:
         "doubts": list(found.doubts),
         "device_rows": [] if found.device_sums is None else found.device_sums.rows(),
     }
+
+
+# The ranks' side of `telegrad calibrate`.
+
+_TIMEOUT_S = 120.0
+
+
+def rank_main(seconds: str) -> None:
+    """One rank, which measures for about so long.
+
+    Rank 0 prints ``{"part", "what"}`` as it goes on, at last ``{"found"}`` (``to_data()``) and either ``{"kept"}``, the
+    file in which later jobs find it, or ``{"not_kept"}``, why they will not.
+    """
+    from telegrad.launch import join
+
+    with join(timeout_s=_TIMEOUT_S, join_timeout_s=_TIMEOUT_S) as communicator:
+        tell(communicator, float(seconds))
+
+
+def rank_main_on_cuda(seconds: str, store: str) -> None:
+    """The same, with the GPU whose number is the rank's, as far as there are so many. ``store``: a file that does not
+    exist yet, by which ranks with a GPU each come to have NCCL."""
+    import torch
+
+    from telegrad.launch import join, rank_and_size
+
+    rank, size = rank_and_size()
+    gpus = torch.cuda.device_count()
+    torch.cuda.set_device(rank % gpus)
+    like = torch.empty(0, dtype=torch.float32, device="cuda")
+    if gpus < size:
+        with join(timeout_s=_TIMEOUT_S, join_timeout_s=_TIMEOUT_S) as communicator:
+            tell(communicator, float(seconds), like)
+        return
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=_TIMEOUT_S)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timeout, device_id=like.device
+    )
+    with Communicator.from_torch(timeout_s=_TIMEOUT_S, join_timeout_s=_TIMEOUT_S) as communicator:
+        tell(communicator, float(seconds), like)
+    dist.destroy_process_group()
+
+
+def tell(communicator: Communicator, seconds: float, like: Any = None) -> None:
+    """What rank 0 prints. ``like``: a tensor on this rank's device, if devices are to be measured."""
+    first = communicator.rank == 0
+
+    def say(**what: object) -> None:
+        if first:
+            print(json.dumps(what), flush=True)
+
+    found = measure(communicator, seconds=seconds, on_progress=lambda part, what: say(part=part, what=what), like=like)
+    say(found=to_data(found))
+    if first:
+        try:
+            say(kept=str(store_unless_noisy(found.tuning, found.doubts)))
+        except (OSError, RuntimeError) as error:
+            say(not_kept=str(error))

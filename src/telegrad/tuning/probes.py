@@ -1,9 +1,24 @@
-"""What the costs of a network are fitted to: messages between pairs of ranks and additions, no collective of many."""
+"""Probes of a network, how a sample of them is timed, and the costs that are fitted to the times.
+
+Probes are messages between pairs of ranks and additions, no collective of many: the same costs predict every one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.communicator import Communicator
+from telegrad.cost import Costs
 
 KINDS = ("round", "one_way", "exchange", "addition")
 
@@ -35,3 +50,301 @@ def probes(one_way: Iterable[int], exchange: Iterable[int]) -> list[Probe]:
         *(Probe("exchange", size) for size in exchange),
         Probe("addition", ADDED_BYTES),
     ]
+
+
+# The calls behind the probes, and how a sample of calls is taken.
+# A sample is a barrier, a call that does not count, and then calls one after another; its time per call is the
+# slowest rank's, the same number on all ranks: so they may decide by it. The call that does not count spends what a
+# shaped link has saved up while it was idle (tbf's burst, 128 KiB of which pass at once): what follows finds the
+# links as busy as they stay. Of calls so long that a sample holds few, every one counts: where a rank's call ends
+# early, some of the next call's bytes pass while others are still in the first, and of few calls that would be much.
+
+Call = Callable[[], object]
+Vector = npt.NDArray[np.float32]
+
+_FEWEST_CALLS, _MOST_CALLS = 3, 500
+_SLICE_ELEMENTS = 64 << 10  # of a reduction, as the core cuts it (256 KiB)
+
+
+class Pairs:
+    """This rank's communicators with its partner and, where all ranks have two, with another one. Who has none, as the
+    last of an odd number of ranks, only waits for the others."""
+
+    def __init__(self, near: Communicator | None, far: Communicator | None) -> None:
+        self._near, self._far = near, far
+
+    def call_of(self, probe: Probe, communicator: Communicator, vector: Vector) -> Call:
+        """``vector``: zeros, at least as long as the probe's messages; it stays zeros. Raises ``ValueError`` for a kind
+        that does not exist."""
+        x = vector[: probe.bytes // 4]
+        if probe.kind == "round":
+            return communicator.barrier
+        if probe.kind == "addition":
+            return addition_of(probe.bytes)
+        if probe.kind not in ("one_way", "exchange"):
+            raise ValueError(f"kind={probe.kind!r} is no probe: use round, one_way, exchange or addition")
+        near = self._near
+        if near is None:
+            return lambda: None
+        if probe.kind == "one_way":
+            return lambda: near.broadcast(x, 0)
+        turns = itertools.cycle((near, self._far or near))
+        return lambda: next(turns).all_reduce(x, algorithm="recursive_doubling")
+
+
+Partners = Callable[[int], int | None]
+"""Of a rank the one with whom it is a pair, or nobody."""
+
+
+def neighbours(distance: int, size: int) -> Partners:
+    """Whose number differs in the bit ``distance``."""
+
+    def partner(rank: int) -> int | None:
+        return other if (other := rank ^ distance) < size else None
+
+    return partner
+
+
+def within_nodes(distance: int, nodes: Sequence[int]) -> Partners:
+    """Whose place among the ranks of its node does."""
+    return _by_place(distance, nodes, inside=True)
+
+
+def between_nodes(distance: int, nodes: Sequence[int]) -> Partners:
+    """Who has the same place in the node whose number does: every rank of a node at once, as in a sum by two levels."""
+    return _by_place(distance, nodes, inside=False)
+
+
+def first_of_nodes(distance: int, nodes: Sequence[int]) -> Partners:
+    """The same of the first rank of every node alone, as few ranks of a ring send to another node."""
+    between = between_nodes(distance, nodes)
+    return lambda rank: between(rank) if nodes.index(nodes[rank]) == rank else None
+
+
+def _by_place(distance: int, nodes: Sequence[int], *, inside: bool) -> Partners:
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        members.setdefault(node, []).append(rank)
+
+    def partner(rank: int) -> int | None:
+        node, place = nodes[rank], members[nodes[rank]].index(rank)
+        found = members[node] if inside else members.get(node ^ distance, [])
+        at = place ^ distance if inside else place
+        return found[at] if at < len(found) else None
+
+    return partner
+
+
+def partners_of(communicator: Communicator, level: str) -> list[Partners]:
+    """Near ones and, where all ranks have them, far ones. ``level``: ``flat``, ``within``, ``between`` or ``alone``."""
+    nodes, size = communicator.nodes, communicator.world_size
+    if level == "flat":
+        both = [neighbours(distance, size) for distance in (1, 2)]
+    elif level == "within":
+        both = [within_nodes(distance, nodes) for distance in (1, 2)]
+    elif level == "between":
+        both = [between_nodes(distance, nodes) for distance in (1, 2)]
+    elif level == "alone":
+        both = [first_of_nodes(distance, nodes) for distance in (1, 2)]
+    else:
+        raise ValueError(f"level={level!r} is none: use flat, within, between or alone")
+    everybody = all(of(rank) is not None for of in both for rank in range(size))
+    return both if everybody else both[:1]
+
+
+@contextlib.contextmanager
+def open_pairs(communicator: Communicator, *, timeout_s: float, level: str = "flat") -> Iterator[Pairs]:
+    """All ranks call this. ``level`` as for ``partners_of``."""
+    with contextlib.ExitStack() as stack:
+        made = [_pair_of(communicator, partners, timeout_s) for partners in partners_of(communicator, level)]
+        opened = [None if one is None else stack.enter_context(one) for one in made]
+        yield Pairs(opened[0], opened[1] if len(opened) > 1 else None)
+
+
+def _pair_of(communicator: Communicator, partners: Partners, timeout_s: float) -> Communicator | None:
+    """None if this rank has no partner."""
+    partner = partners(communicator.rank)
+    pair = [] if partner is None else sorted((communicator.rank, partner))
+
+    def exchange(mine: bytes) -> list[bytes]:
+        lengths = communicator.all_gather(np.array([len(mine)], np.int64))[:, 0]
+        padded = np.zeros(max(1, int(lengths.max())), np.uint8)
+        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
+        everybodys = communicator.all_gather(padded)
+        return [everybodys[one, : lengths[one]].tobytes() for one in pair]
+
+    if not pair:
+        exchange(b"")
+        return None
+    return Communicator.from_exchange(
+        pair.index(communicator.rank), 2, exchange, timeout_s=timeout_s, interface=communicator.interface, tuning=None
+    )
+
+
+def written_zeros(elements: int) -> Vector:
+    """Memory as a program's vectors have it: that of ``numpy.zeros`` is one page for all until it is written, which is
+    read faster and sent more slowly. A sum of zeros stays one."""
+    return np.full(elements, 0, np.float32)
+
+
+def addition_of(size: int) -> Call:
+    """Adds a vector of ``size`` bytes to another, both this rank's own, in slices as the core does."""
+    total, addend = written_zeros(size // 4), written_zeros(size // 4)
+
+    def add() -> None:
+        for begin in range(0, total.size, _SLICE_ELEMENTS):
+            part = slice(begin, begin + _SLICE_ELEMENTS)
+            np.add(total[part], addend[part], out=total[part])
+
+    return add
+
+
+def calls_of_sample(call_s: float, sample_s: float) -> int:
+    """Calls of ``call_s`` seconds that make up a sample of about ``sample_s`` seconds."""
+    return int(np.clip(sample_s / max(call_s, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
+
+
+def first_counts(count: int) -> bool:
+    """Whether in a sample of ``count`` calls the first one counts: they are so long that there are but few."""
+    return count <= _FEWEST_CALLS
+
+
+def sample(communicator: Communicator, call: Call, count: int) -> float:
+    """Seconds per call; the same number on all ranks."""
+    return timed_sample(communicator, call, count, warm=not first_counts(count)).per_call_s
+
+
+class Sample(NamedTuple):
+    """The slowest rank's, the same numbers on all ranks: seconds per call, and what taking the sample took in all."""
+
+    per_call_s: float
+    spent_s: float
+
+
+def timed_sample(communicator: Communicator, call: Call, count: int, *, warm: bool = True) -> Sample:
+    """Without ``warm`` every call counts."""
+    start = time.perf_counter()
+    communicator.barrier()
+    if warm:
+        call()
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    end = time.perf_counter()
+    slowest = communicator.all_gather(np.array([(end - begin) / count, end - start])).max(axis=0)
+    return Sample(float(slowest[0]), float(slowest[1]))
+
+
+# The model's costs from measured times: straight lines that a few outliers do not bend.
+# The same costs predict every collective: nothing here knows which one they are for.
+
+_LONG_BYTES = 32 << 10
+
+
+class Line(NamedTuple):
+    """Seconds of a message of b bytes: ``intercept_s + b * slope_s_per_byte``."""
+
+    intercept_s: float
+    slope_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """``alpha_s``, ``beta_s_per_byte``, ``gamma_s_per_byte`` and, depending on the message's length, ``exchange`` go
+    into the model: pairs of bytes and of seconds per byte while two ranks send to each other, by length. Two do not:
+    ``message_s``, what a message one way takes beyond its bytes where others follow it at once; and ``round_s``, what a
+    round of empty messages takes, on links that had time to rest."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    exchange: tuple[tuple[int, float], ...]
+    gamma_s_per_byte: float
+    message_s: float
+    round_s: float
+
+    def beta_exchange_s_per_byte(self, message_bytes: int) -> float:
+        """Between measured lengths on a straight line over the logarithm of the length; beyond them as at the ends."""
+        sizes, betas = zip(*self.exchange, strict=True)
+        return float(np.interp(math.log(max(1, message_bytes)), [math.log(size) for size in sizes], betas))
+
+    def costs(self, message_bytes: int) -> dict[str, float]:
+        """As the simulator takes them. ``message_bytes``: of messages that two ranks send to each other at once. That a
+        cost per byte depends on the length is what parameterised LogP adds to LogP: Kielmann, Bal, Verstoep, "Fast
+        measurement of LogP parameters for message passing platforms", IPDPS workshops 2000, §2.
+        """
+        return {
+            "alpha_s": self.alpha_s,
+            "beta_s_per_byte": self.beta_s_per_byte,
+            "beta_exchange_s_per_byte": self.beta_exchange_s_per_byte(message_bytes),
+            "gamma_s_per_byte": self.gamma_s_per_byte,
+        }
+
+    def plain_costs(self) -> Costs:
+        """As the closed forms take them, which know one cost for exchanges of any length: the long ones' median."""
+        long = [beta for size, beta in self.exchange if size >= _LONG_BYTES] or [beta for _, beta in self.exchange]
+        return Costs(self.alpha_s, self.beta_s_per_byte, statistics.median(long), self.gamma_s_per_byte)
+
+    def seconds(self, probe: Probe) -> float:
+        """What the plain costs say that ``probe`` takes; ``nan`` for rounds, which are no part of the fit."""
+        costs = self.plain_costs()
+        line_of_kind = {
+            "one_way": (self.message_s, costs.beta_s_per_byte),
+            "exchange": (self.alpha_s, costs.beta_exchange_s_per_byte + costs.gamma_s_per_byte),
+            "addition": (0.0, costs.gamma_s_per_byte),
+        }
+        intercept_s, slope_s_per_byte = line_of_kind.get(probe.kind, (0.0, math.nan))
+        return intercept_s + probe.bytes * slope_s_per_byte
+
+    def residual(self, medians: Mapping[Probe, float]) -> float:
+        """The median of |fitted / measured − 1| over all messages of ``medians``."""
+        return statistics.median(
+            abs(self.seconds(probe) / seconds - 1)
+            for probe, seconds in medians.items()
+            if probe.kind in ("one_way", "exchange")
+        )
+
+
+def line_of(points: Sequence[tuple[int, float]]) -> Line:
+    """The line through (bytes, seconds) that does the shortest message's time the same justice as the longest's.
+
+    Theil-Sen on seconds per byte against 1/bytes: the median of all pairs' slopes, so that up to 29 % of the points may
+    be anything. Sen, "Estimates of the regression coefficient based on Kendall's tau", J. American Statistical
+    Association 63, 1968. Raises ``ValueError`` for less than two lengths, or one of 0 bytes.
+    """
+    if any(size <= 0 for size, _ in points):
+        raise ValueError("points contain a message without bytes: a line needs seconds per byte, so leave it out")
+    scaled = sorted((1 / size, seconds / size) for size, seconds in points)
+    slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.combinations(scaled, 2) if x1 > x0]
+    if not slopes:
+        raise ValueError(f"points={points} are of one length: a line needs two lengths")
+    intercept_s = statistics.median(slopes)
+    return Line(intercept_s, statistics.median(y - intercept_s * x for x, y in scaled))
+
+
+def fit_costs(medians: Mapping[Probe, float], ranks: int) -> CostFit:
+    """The costs from the median times of probes of all kinds among ``ranks`` ranks.
+
+    β is the slope of one-way messages. α is what an exchange takes beyond its bytes: exchanges wait for each other, as
+    the steps of a collective do. β_exchange is the rest of an exchange's time, without its addition, for each length. γ
+    is the time of an addition per byte, all ranks at once: with more ranks than cores it is larger by itself. A
+    negative α or β, from noise, counts as 0, and a β_exchange below β as β. Raises ``ValueError`` if a kind of probe is
+    missing.
+    """
+    of: dict[str, list[tuple[int, float]]] = {}
+    for probe, seconds in medians.items():
+        of.setdefault(probe.kind, []).append((probe.bytes, seconds))
+    missing = [kind for kind in KINDS if kind not in of]
+    if missing:
+        raise ValueError(f"medians lack {', '.join(missing)}: fit_costs() needs all that probes() lists")
+    gamma = statistics.median(seconds / size for size, seconds in of["addition"])
+    alpha = max(0.0, line_of(of["exchange"]).intercept_s)
+    one_way = line_of(of["one_way"])
+    beta = max(0.0, one_way.slope_s_per_byte)
+    return CostFit(
+        alpha_s=alpha,
+        beta_s_per_byte=beta,
+        exchange=tuple((size, max(beta, (seconds - alpha) / size - gamma)) for size, seconds in sorted(of["exchange"])),
+        gamma_s_per_byte=gamma,
+        message_s=max(0.0, one_way.intercept_s),
+        round_s=statistics.median(seconds for _, seconds in of["round"]) / max(1, math.ceil(math.log2(ranks))),
+    )

@@ -10,7 +10,7 @@ import torch
 from fashion_files import write_fashion, write_sources
 
 from lab.accuracy import problems
-from telegrad.tools.demo.text import Corpus
+from telegrad.tools.demo.job import Corpus
 
 
 @pytest.fixture(scope="session")

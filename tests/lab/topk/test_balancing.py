@@ -15,7 +15,7 @@ from lab.topk.simulated import SimulatedPlan
 from lab.topk.tables import balancing_table, reduction_s
 from lab.topk.weak_scaling import Model
 from telegrad.cost import Costs
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import Network
 
 _BYTES_COST = Network(Costs(alpha_s=1e-9, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10), "messages cost little")
 _MODEL = Model("small", 40_000, 0.02, 1, 1e6)

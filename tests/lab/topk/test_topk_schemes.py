@@ -11,7 +11,7 @@ from lab.topk.schemes import SCHEMES, Dense, TopkA, TopkDSA, least_words, most_w
 from telegrad import SparseVector
 from telegrad.cost import Costs
 from telegrad.tools.sim import World
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import Network
 
 NETWORK = Network(Costs(alpha_s=1e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-9))
 N, K = 10_000, 100

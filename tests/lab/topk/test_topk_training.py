@@ -10,7 +10,7 @@ import torch
 from lab.accuracy.problems import open_problem
 from lab.accuracy.runs import Run
 from lab.topk.training import averages, train
-from telegrad.tools.demo.text import Corpus
+from telegrad.tools.demo.job import Corpus
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from telegrad import _core
 from telegrad.launch import LaunchError
 from telegrad.tools.bench.allreduce import AllreduceOutcome
 from telegrad.tools.bench.plan import ALGORITHMS, AllreducePlan, Measured, Timing
-from telegrad.tools.cli import bench_allreduce
-from telegrad.tools.cli.bench import app
-from telegrad.tools.report.allreduce import _bounds_of
+from telegrad.tools.cli import bench
+from telegrad.tools.cli.bench import _bounds_of, app
 
 pytestmark = pytest.mark.ranks("torch")
 
@@ -145,7 +144,7 @@ def test_a_network_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest
             raise LaunchError("rank 1 is gone")
         return AllreduceOutcome([Measured("auto", 4, Timing(1e-3, 1e-3, 1e-3), 4.0, 0, "ucx", 3, chosen="ring")])
 
-    monkeypatch.setattr(bench_allreduce, "run", run)
+    monkeypatch.setattr(bench, "run", run)
     found = tmp_path / "rows.json"
     status, output = _bench("--network", "shm,tcp", "--peers", "none", "--sizes", "4", "--json", str(found))
     assert status == 1

@@ -164,7 +164,7 @@ def test_rows_of_blocks(program: Callable[[str], ModuleType]) -> None:
 
 
 def test_rows_of_the_hook(program: Callable[[str], ModuleType]) -> None:
-    from telegrad.tools.demo.settings import ModelSize
+    from telegrad.tools.demo.job import ModelSize
 
     rows: list[dict[str, Any]] = []
     hook = program("hook")

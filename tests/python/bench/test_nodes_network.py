@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from telegrad.communicator import Communicator
 from telegrad.tools.bench.allreduce import interleaved
 from telegrad.tools.bench.netlab import Netlab, NetlabError, why_unavailable
-from telegrad.tools.bench.networks import check_nodes, node_of, open_network
-from telegrad.tools.bench.plan import AllreducePlan
+from telegrad.tools.bench.plan import AllreducePlan, check_nodes, node_of, open_network
 from telegrad.tools.cli.bench import app
 
 needs_lab = pytest.mark.skipif(why_unavailable() is not None, reason="needs root, ip and tc")

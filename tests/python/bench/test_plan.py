@@ -7,11 +7,21 @@ import importlib.util
 
 import pytest
 
-from telegrad.tools.bench.allreduce import AllreduceOutcome, count_of, rows_of
+from telegrad.tools.bench.allreduce import AllreduceOutcome, result_count_of, rows_of
 from telegrad.tools.bench.machine import describe_machine
-from telegrad.tools.bench.networks import check_network, open_network, payload_bytes_per_s, rate_bytes_per_s
-from telegrad.tools.bench.peers import why_missing
-from telegrad.tools.bench.plan import AllreducePlan, Measured, Timing, is_slower, size_of, text_of
+from telegrad.tools.bench.plan import (
+    AllreducePlan,
+    Measured,
+    Timing,
+    check_network,
+    is_slower,
+    open_network,
+    payload_bytes_per_s,
+    rate_bytes_per_s,
+    size_of,
+    text_of,
+    why_missing,
+)
 
 _PLAN = AllreducePlan(
     "allreduce", "shm", ranks=4, sizes=(4, 1024), algorithms=("ring", "auto"), peers=("gloo", "mpich")
@@ -92,7 +102,7 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
     (row,) = rows_of(_PLAN, AllreduceOutcome(measured[:1]), {"gloo": "torch is not installed"})
     assert row["gloo_median_s"] is None
     assert (row["gloo_missing"], row["mpich_missing"]) == ("torch is not installed", "not asked for")
-    assert count_of(_PLAN) == 8
+    assert result_count_of(_PLAN) == 8
 
 
 def test_a_link_with_a_rate_has_a_bound_in_seconds() -> None:

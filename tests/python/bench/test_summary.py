@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from telegrad.tools.report.allreduce import Worst, lines_of, summary_of
+from telegrad.tools.cli.bench import Worst, lines_of, summary_of
 
 
 def _row(algorithm: str, size: int, median_s: float, gloo_s: float | None, mpich_s: float | None, **more: Any) -> Any:

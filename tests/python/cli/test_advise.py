@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from telegrad.cost import Costs, Place, Tuning, allreduce_table
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.cluster import Cluster
+from telegrad.tools.advise.sending import Cluster
+from telegrad.tools.advise.workload import ARCHITECTURES
 from telegrad.tools.cli import make_app
 from telegrad.tools.cli.advise import about_tuning, advise, cluster_of
-from telegrad.tools.sim.networks import network_of
+from telegrad.tools.sim.measure import network_of
 
 app = typer.Typer()
 app.command()(advise)

@@ -15,7 +15,7 @@ from telegrad import _core
 from telegrad.launch import LaunchError
 from telegrad.tools.bench.sparse import DENSE, NAMES, SparseOutcome, SparsePlan, swept
 from telegrad.tools.cli import bench_sparse
-from telegrad.tools.report.sparse import panels_of
+from telegrad.tools.cli.bench_sparse import panels_of
 
 _app = typer.Typer()
 _app.command()(bench_sparse.sparse)

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from telegrad.cost import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
-from telegrad.cost.linear_cost import LinearCost
+from telegrad.cost.way import LinearCost
 from telegrad.tools.bench.netlab import NetlabError
 from telegrad.tools.cli import calibrate as command
 from telegrad.tools.cli import make_app

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from telegrad.tools.bench.peers import PEERS
-from telegrad.tools.cli.console import table_console
-from telegrad.tools.report.allreduce import table_of
+from telegrad.tools.bench.plan import PEERS
+from telegrad.tools.cli.bench import table_of
+from telegrad.tools.cli.outputs import table_console
 
 
 def test_a_file_holds_the_widest_table_of_sums_whole(monkeypatch: pytest.MonkeyPatch) -> None:

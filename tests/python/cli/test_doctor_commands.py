@@ -19,7 +19,7 @@ from telegrad import _core
 from telegrad.tools.cli import doctor as doctor_command
 from telegrad.tools.cli import make_app
 from telegrad.tools.cli import selftest as selftest_command
-from telegrad.tools.doctor.finding import Check, Finding
+from telegrad.tools.doctor.installation import Check, Finding
 from telegrad.tools.doctor.selftest import CheckOutcome, SelfTest
 
 _needs_ucx = pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")

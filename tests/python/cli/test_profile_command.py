@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.bench import model_profile
 from telegrad.tools.cli import profile as command
-from telegrad.tools.report.model_profile import tables_of
+from telegrad.tools.cli.profile import tables_of
 
 _app = typer.Typer()
 _app.command()(command.profile)

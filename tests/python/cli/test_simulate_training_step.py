@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.sending import SCHEMES
 from telegrad.tools.advise.step import PLANS
-from telegrad.tools.cli.simulate import app
-from telegrad.tools.report.training_step import PHASES
+from telegrad.tools.cli.simulate import PHASES, app
 
 
 def step(*arguments: str, columns: int = 120) -> tuple[int, str]:

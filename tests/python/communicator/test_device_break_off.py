@@ -16,8 +16,8 @@ from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream, on_fake_device
 from telegrad import Communicator
 from telegrad.communicator.cuda import staging as stagings
 from telegrad.communicator.cuda import transfers
-from telegrad.communicator.cuda.parts import Pieces
 from telegrad.communicator.cuda.staging import Lease, Staging
+from telegrad.communicator.cuda.transfers import Pieces
 from telegrad.errors import TransportError
 
 pytestmark = pytest.mark.filterwarnings("ignore:an operation on device tensors has failed:RuntimeWarning")

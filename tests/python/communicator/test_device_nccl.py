@@ -22,7 +22,7 @@ from nccl_stand_in import DEVICE, DuplicateDeviceError
 from telegrad import Communicator
 from telegrad.communicator.cuda import nccl
 from telegrad.communicator.cuda.nccl import TorchGroup, agreed, nccl_group
-from telegrad.cost.device_tuning import DEVICE_ALGORITHMS
+from telegrad.cost.tuning import DEVICE_ALGORITHMS
 from telegrad.errors import MismatchedCall, TransportError
 
 Job = Callable[..., Any]

@@ -20,9 +20,8 @@ from fake_device import DEVICE_TYPE, FakeRuntime, on_fake_device
 
 from telegrad import Communicator, _core
 from telegrad.communicator.cuda import runtime as runtimes
-from telegrad.communicator.cuda import short_way as short_ways
-from telegrad.communicator.cuda.short_way import ShortWay
-from telegrad.communicator.cuda.staging import Staging, Words
+from telegrad.communicator.cuda import staging as short_ways
+from telegrad.communicator.cuda.staging import ShortWay, Staging, Words
 from telegrad.errors import TransportError
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream, on_fake_device
 
 from telegrad import Communicator
 from telegrad.communicator.cuda import transfers
-from telegrad.communicator.cuda.streams import pool_of
+from telegrad.communicator.cuda.runtime import pool_of
 
 DEVICE = torch.device(DEVICE_TYPE, 0)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import telegrad
-from telegrad.communicator.rendezvous.slurm import hosts_of, name_of_step, variables_of_step, why_not_found
+from telegrad.communicator.rendezvous.joining import hosts_of, name_of_step, variables_of_step, why_not_found
 from telegrad.errors import RendezvousError
 
 STEP = {

@@ -185,7 +185,7 @@ def test_a_member_that_cannot_be_joined_says_why_and_is_named_to_the_others(
     def run(comm: Communicator) -> str:
         group = groups.group_of(comm.rank, 0, 0, comm.all_gather)
         with pytest.raises((OSError, TransportError)) as found:
-            groups.connect(group, comm.all_gather, groups.Options(), "")
+            groups.connect(group, comm.all_gather, groups.InheritedOptions(), "")
         return str(found.value)
 
     monkeypatch.setattr(groups, "join_core", join_core)

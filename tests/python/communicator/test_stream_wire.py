@@ -15,7 +15,7 @@ from local_ranks import SIZE
 from telegrad import Communicator, OkTopkState, SparseVector, _core
 from telegrad.communicator.operands import WIRES, formats_named, formats_of, name_of_formats
 from telegrad.cost import Costs, Tuning
-from telegrad.cost.wire_layout import layout_that_pays
+from telegrad.cost.closed_forms import layout_that_pays
 
 N = 200_000
 ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring")

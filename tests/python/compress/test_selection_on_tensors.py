@@ -20,7 +20,7 @@ from telegrad.compress import (
     ThresholdSearch,
     selection_named,
 )
-from telegrad.kernels.select.triton import sources
+from telegrad.kernels.select.triton import launches
 
 TENSORS = 160 if DEVICE == "cpu" else 1000  # the interpreter is slow; ten of each kind
 
@@ -46,7 +46,7 @@ def _on_arrays(policy: Selection, entry: Residual, gradient: np.ndarray, offset:
 def test_tensors_and_arrays_of_whole_numbers_give_the_same_bits(
     name: str, policy: Selection, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 128)
+    monkeypatch.setattr(launches, "BLOCK", 128)
     rng = np.random.default_rng(len(name))
     array = Residual(name, np.zeros(300, np.float32), k)
     tensor = Residual(name, torch.zeros(300, device=DEVICE), k)

@@ -10,12 +10,10 @@ import pytest
 
 from telegrad.communicator import Communicator
 from telegrad.tools.advise.advice import SCHEMES, WORTH, Advice, Scheme, advise
-from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.cluster import Cluster
-from telegrad.tools.advise.sending import dense, ok_topk, sparse
+from telegrad.tools.advise.sending import Cluster, dense, ok_topk, sparse
 from telegrad.tools.advise.step import Stragglers
-from telegrad.tools.advise.workload import DEVICES, of_model
-from telegrad.tools.sim.networks import network_of
+from telegrad.tools.advise.workload import ARCHITECTURES, DEVICES, of_model
+from telegrad.tools.sim.measure import network_of
 
 V100 = DEVICES["v100"]
 PLAIN = [one.name for one in SCHEMES if not one.compresses]

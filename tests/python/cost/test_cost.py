@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.cost import Cost, Costs, cost
-from telegrad.cost.cost_reductions import DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST, MEMORY_MESSAGE_BYTES
-from telegrad.cost.levels import RING_BYTES
-from telegrad.tools.sim.measure import ALGORITHMS, Point, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.cost import Cost, Costs, closed_forms
+from telegrad.cost.closed_forms import DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST, MEMORY_MESSAGE_BYTES, RING_BYTES
+from telegrad.tools.sim.measure import ALGORITHMS, Network, Point, measure
 
 COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"
 
@@ -23,7 +21,7 @@ NETWORKS = (
     Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=2e-10),
     Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=3e-9),
 )
-MESSAGE = cost.CARD_BYTES
+MESSAGE = closed_forms.CARD_BYTES
 
 
 def compare(operation: str, algorithm: str, ranks: int, size: int, costs: Costs, form: Cost) -> None:
@@ -37,7 +35,7 @@ def compare(operation: str, algorithm: str, ranks: int, size: int, costs: Costs,
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8, 13, 16, 33, 64, 100, 128, 256])
 def test_ring(ranks: int, costs: Costs) -> None:
     for size in (4, 4 * ranks - 4, 4 * ranks + 4, 100_000, 4 << 20):
-        compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+        compare("allreduce", "ring", ranks, size, costs, closed_forms.allreduce_ring(ranks, size, costs))
 
 
 @pytest.mark.parametrize("costs", NETWORKS, ids=str)
@@ -45,7 +43,7 @@ def test_ring(ranks: int, costs: Costs) -> None:
 def test_ring_of_many_segments(ranks: int, costs: Costs) -> None:
     for segments in (1, 2, 3, 4, 5, 12):
         for size in (segments * MESSAGE * ranks, (segments - 1) * MESSAGE * ranks + 4):
-            compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+            compare("allreduce", "ring", ranks, size, costs, closed_forms.allreduce_ring(ranks, size, costs))
 
 
 @pytest.mark.parametrize("segments", [24, 25, 26, 27, 60, 61, 200])
@@ -54,7 +52,7 @@ def test_lanes_in_their_rhythm(segments: int) -> None:
         for ranks in (2, 3, 5):
             costs = Costs(alpha_s=2e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=gamma)
             size = segments * MESSAGE * ranks
-            compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+            compare("allreduce", "ring", ranks, size, costs, closed_forms.allreduce_ring(ranks, size, costs))
 
 
 def drawn_costs(draw: random.Random) -> Costs:
@@ -72,14 +70,14 @@ def test_ring_at_drawn_costs(seed: int) -> None:
     least = (segments - 1) * MESSAGE * ranks // 4 + 1
     size = 4 * draw.randint(least, segments * MESSAGE * ranks // 4)
     costs = drawn_costs(draw)
-    compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+    compare("allreduce", "ring", ranks, size, costs, closed_forms.allreduce_ring(ranks, size, costs))
 
 
 @pytest.mark.parametrize("costs", NETWORKS, ids=str)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6, 7, 8, 12, 33, 63, 64, 65, 1000, 1024, 2049, 3000, 4095, 4096])
 def test_recursive_doubling(ranks: int, costs: Costs) -> None:
     for size in (4, 100_000, 64 << 20) if ranks < 100 else (4, 8192):
-        form = cost.allreduce_recursive_doubling(ranks, size, costs)
+        form = closed_forms.allreduce_recursive_doubling(ranks, size, costs)
         compare("allreduce", "recursive_doubling", ranks, size, costs, form)
 
 
@@ -88,7 +86,7 @@ def test_recursive_doubling_at_drawn_costs(seed: int) -> None:
     draw = random.Random(seed)
     ranks, size = draw.randint(2, 40), 4 * round(2 ** draw.uniform(0, 20))
     costs = drawn_costs(draw)
-    form = cost.allreduce_recursive_doubling(ranks, size, costs)
+    form = closed_forms.allreduce_recursive_doubling(ranks, size, costs)
     compare("allreduce", "recursive_doubling", ranks, size, costs, form)
 
 
@@ -97,23 +95,25 @@ def test_exchange_between_two_ranks(exchange: float) -> None:
     costs = Costs(alpha_s=10e-6, beta_s_per_byte=1e-9, beta_exchange_s_per_byte=exchange, gamma_s_per_byte=1e-10)
     for size in (4, 1 << 20):
         for ranks in (2, 3, 4, 5, 7, 8, 9, 64):
-            form = cost.allreduce_recursive_doubling(ranks, size, costs)
+            form = closed_forms.allreduce_recursive_doubling(ranks, size, costs)
             compare("allreduce", "recursive_doubling", ranks, size, costs, form)
     for size in (4, 100_000, 2 * MESSAGE):
         for ranks in (2, 3, 4):
-            compare("allreduce", "ring", ranks, size, costs, cost.allreduce_ring(ranks, size, costs))
+            compare("allreduce", "ring", ranks, size, costs, closed_forms.allreduce_ring(ranks, size, costs))
 
 
 def test_figures_of_the_papers() -> None:
     costs = Costs(alpha_s=1.0, beta_s_per_byte=0.5, gamma_s_per_byte=0.25)
-    assert cost.allreduce_ring(4, 64, costs) == Cost(6 * (1 + 8) + 3 * 4, 6, 96)
-    assert cost.allreduce_recursive_doubling(8, 64, costs) == Cost(3 * (1 + 32 + 16), 3, 192)
-    assert cost.allreduce_recursive_doubling(6, 64, costs) == Cost(2 * 49 + 2 * 33 + 16, 3, 192)
+    assert closed_forms.allreduce_ring(4, 64, costs) == Cost(6 * (1 + 8) + 3 * 4, 6, 96)
+    assert closed_forms.allreduce_recursive_doubling(8, 64, costs) == Cost(3 * (1 + 32 + 16), 3, 192)
+    assert closed_forms.allreduce_recursive_doubling(6, 64, costs) == Cost(2 * 49 + 2 * 33 + 16, 3, 192)
 
 
 def test_aluminum_s_figure() -> None:
     """Dryden et al., MLHPC 2018: at 2,048 ranks and 8 KiB a logarithmic algorithm beats a ring more than 20 times."""
-    ring, doubling = (cost.allreduce(name, 2048, 8192, NETWORKS[0]).time_s for name in ("ring", "recursive_doubling"))
+    ring, doubling = (
+        closed_forms.allreduce(name, 2048, 8192, NETWORKS[0]).time_s for name in ("ring", "recursive_doubling")
+    )
     assert ring > 20 * doubling
 
 
@@ -121,7 +121,7 @@ def test_aluminum_s_figure() -> None:
 def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
     for name in ALGORITHMS["allreduce"]:
         for ranks, size in ((1, 4096), (8, 0), (7, 0)):
-            compare("allreduce", name, ranks, size, costs, cost.allreduce(name, ranks, size, costs))
+            compare("allreduce", name, ranks, size, costs, closed_forms.allreduce(name, ranks, size, costs))
 
 
 def test_the_core_has_the_same_constants() -> None:
@@ -132,7 +132,7 @@ def test_the_core_has_the_same_constants() -> None:
     assert "lanes = 2;" in lanes
     assert f"kRingMessageBytes = {RING_BYTES >> 10}_KiB;" in (COLLECTIVES / "dense/choice.cpp").read_text()
     assert "net.shares_memory() ? kMemoryMessageBytes : kCardBytes" in (COLLECTIVES / "support/lanes.cpp").read_text()
-    assert DOUBLING_MESSAGE_BYTES == cost.CARD_BYTES
+    assert DOUBLING_MESSAGE_BYTES == closed_forms.CARD_BYTES
     doubling = f"{{.message_bytes = kCardBytes, .segments_most = {DOUBLING_SEGMENTS_MOST}}}"
     assert doubling in (COLLECTIVES / "dense/allreduce_recursive_doubling.hpp").read_text()
 
@@ -153,9 +153,9 @@ def test_an_exchange_is_no_faster_than_one_way() -> None:
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
-        cost.allreduce_ring(0, 4, NETWORKS[0])
+        closed_forms.allreduce_ring(0, 4, NETWORKS[0])
     for size in (-4, 6):
         with pytest.raises(ValueError, match=f"size={size} is no vector of 4-byte floats: use a multiple of 4"):
-            cost.allreduce_ring(2, size, NETWORKS[0])
+            closed_forms.allreduce_ring(2, size, NETWORKS[0])
     with pytest.raises(ValueError, match="'magic' has no closed form: use ring, recursive_doubling, rabenseifner"):
-        cost.allreduce("magic", 2, 4, NETWORKS[0])
+        closed_forms.allreduce("magic", 2, 4, NETWORKS[0])

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.cost import Cost, Costs, cost_moves
-from telegrad.tools.sim.measure import ALGORITHMS, Point, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.cost import Cost, Costs, closed_forms
+from telegrad.tools.sim.measure import ALGORITHMS, Network, Point, measure
 
 COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"
 
@@ -23,11 +22,11 @@ NETWORKS = (
     Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=3e-9),
 )
 FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
-    "allgather": cost_moves.allgather,
-    "gather": cost_moves.gather,
-    "scatter": cost_moves.scatter,
-    "all_to_all": cost_moves.all_to_all,
-    "broadcast": cost_moves.broadcast,
+    "allgather": closed_forms.allgather,
+    "gather": closed_forms.gather,
+    "scatter": closed_forms.scatter,
+    "all_to_all": closed_forms.all_to_all,
+    "broadcast": closed_forms.broadcast,
 }
 RANKS = [2, 3, 4, 5, 8, 15, 16, 17, 33, 64]
 # Around every length at which an algorithm changes its ways.
@@ -49,7 +48,7 @@ SIZES = (
 
 
 def compare(operation: str, ranks: int, size: int, costs: Costs) -> None:
-    form = cost_moves.barrier(ranks, costs) if operation == "barrier" else FORMS[operation](ranks, size, costs)
+    form = closed_forms.barrier(ranks, costs) if operation == "barrier" else FORMS[operation](ranks, size, costs)
     found = measure(Point(operation, ALGORITHMS[operation][0], ranks, size, Network(costs)))
     assert form.time_s == pytest.approx(found.finish_s, rel=0.01), (operation, ranks, size, costs)
     assert form.messages_per_rank == found.messages_sent.max(), (operation, ranks, size)
@@ -116,33 +115,33 @@ def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
         for ranks, size in ((1, 4096), (8, 0), (7, 0), (2, 0), (33, 0)):
             compare(operation, ranks, size, costs)
     compare("barrier", 1, 0, costs)
-    assert cost_moves.broadcast(1, 4096, costs) == cost_moves.barrier(1, costs) == Cost(0, 0, 0)
-    assert cost_moves.allgather(1, 4096, costs) == Cost(4096 * costs.gamma_s_per_byte, 0, 0)
+    assert closed_forms.broadcast(1, 4096, costs) == closed_forms.barrier(1, costs) == Cost(0, 0, 0)
+    assert closed_forms.allgather(1, 4096, costs) == Cost(4096 * costs.gamma_s_per_byte, 0, 0)
 
 
 def test_figures_of_the_papers() -> None:
     costs = Costs(alpha_s=1.0, beta_s_per_byte=0.5, gamma_s_per_byte=0.25)
-    assert cost_moves.broadcast(8, 64, costs) == Cost(3 * 33, 3, 192)
-    assert cost_moves.barrier(9, costs) == Cost(4, 4, 0)
-    assert cost_moves.allgather(8, 64, costs) == Cost(3 + 7 * 32 + 8 * 16, 3, 7 * 64)
-    assert cost_moves.gather(8, 64, costs) == Cost(1 + 7 * 32, 1, 64)
-    assert cost_moves.scatter(8, 64, costs) == Cost(1 + 7 * 32, 7, 7 * 64)
-    assert cost_moves.all_to_all(8, 64, costs) == Cost(2 + 7 * 32 + 16, 7 + 3, 7 * 64)
-    assert cost_moves.all_to_all(16, 64, costs) == Cost(4 * (1 + 8 * 32 + 16 * 16) + 32 * 16, 4, 4 * 8 * 64)
+    assert closed_forms.broadcast(8, 64, costs) == Cost(3 * 33, 3, 192)
+    assert closed_forms.barrier(9, costs) == Cost(4, 4, 0)
+    assert closed_forms.allgather(8, 64, costs) == Cost(3 + 7 * 32 + 8 * 16, 3, 7 * 64)
+    assert closed_forms.gather(8, 64, costs) == Cost(1 + 7 * 32, 1, 64)
+    assert closed_forms.scatter(8, 64, costs) == Cost(1 + 7 * 32, 7, 7 * 64)
+    assert closed_forms.all_to_all(8, 64, costs) == Cost(2 + 7 * 32 + 16, 7 + 3, 7 * 64)
+    assert closed_forms.all_to_all(16, 64, costs) == Cost(4 * (1 + 8 * 32 + 16 * 16) + 32 * 16, 4, 4 * 8 * 64)
 
 
 def test_long_vectors_gain_from_a_chain() -> None:
     for ranks in (3, 8, 64, 4096):
         tree_s = (ranks - 1).bit_length() * (64 << 20) * NETWORKS[1].beta_s_per_byte
-        assert cost_moves.broadcast(ranks, 64 << 20, NETWORKS[1]).time_s < 0.6 * tree_s
-        assert cost_moves.broadcast_pieces(ranks, 4096) == 1
+        assert closed_forms.broadcast(ranks, 64 << 20, NETWORKS[1]).time_s < 0.6 * tree_s
+        assert closed_forms.broadcast_pieces(ranks, 4096) == 1
 
 
 CONSTANTS = {
     "SHORT_BYTES": ("dense/allgather.cpp", "kShortBytes"),
     "CARD_PIECES_MOST": ("dense/allgather_ring.cpp", "kCardPiecesMost"),
     "LONG_PIECE_BYTES": ("dense/allgather_ring.cpp", "kLongPieceBytes"),
-    "PIECES_MOST": ("dense/allgather_ring.cpp", "kPiecesMost"),
+    "ALLGATHER_PIECES_MOST": ("dense/allgather_ring.cpp", "kPiecesMost"),
     "PIECES_UNDER_WAY": ("dense/allgather_ring.cpp", "kUnderWay"),
     "BULK_BYTES": ("dense/broadcast.cpp", "kBulkBytes"),
     "CHAIN_LATENCY_BYTES": ("dense/broadcast_chain.cpp", "kLatencyBytes"),
@@ -150,7 +149,7 @@ CONSTANTS = {
     "CHAIN_LEAST_BYTES": ("dense/broadcast_chain.cpp", "kLeastPieceBytes"),
     "CHAIN_UNDER_WAY": ("dense/broadcast_chain.cpp", "kUnderWay"),
     "TREE_RANKS": ("support/rooted_tree.hpp", "kRanksLeast"),
-    "TREE_BYTES": ("support/rooted_tree.hpp", "kBlockBytesMost"),
+    "ROOTED_TREE_BYTES": ("support/rooted_tree.hpp", "kBlockBytesMost"),
     "BRUCK_RANKS": ("dense/all_to_all.cpp", "kBruckRanksLeast"),
     "BRUCK_BYTES": ("dense/all_to_all.cpp", "kBruckBytesMost"),
     "EXCHANGE_UNDER_WAY": ("dense/all_to_all.cpp", "kUnderWayMost"),
@@ -166,12 +165,12 @@ def test_the_core_has_the_same_constants(name: str) -> None:
     found = re.search(rf"{constant} = (?:[\w:]+\{{)?([\d'.]+)\}}?(?: << (\d+))?;", text)
     assert found is not None
     value = float(found[1].replace("'", "")) * 2 ** int(found[2] or 0)
-    assert value == getattr(cost_moves, name if name in CONSTANTS else "ROOT_UNDER_WAY")
+    assert value == getattr(closed_forms, name if name in CONSTANTS else "ROOT_UNDER_WAY")
 
 
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
-        cost_moves.barrier(0, NETWORKS[0])
+        closed_forms.barrier(0, NETWORKS[0])
     for form in FORMS.values():
         for size in (-4, 6):
             with pytest.raises(ValueError, match=f"size={size} is no vector of 4-byte floats: use a multiple of 4"):

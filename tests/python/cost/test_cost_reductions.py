@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.cost import Cost, Costs, cost, cost_reductions, recurrences
-from telegrad.tools.sim.measure import Point, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.cost import Cost, Costs, closed_forms, network
+from telegrad.tools.sim.measure import Network, Point, measure
 
 COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"
 NETWORKS = (
@@ -23,9 +22,9 @@ NETWORKS = (
     Costs(alpha_s=10e-6, beta_s_per_byte=1e-9, beta_exchange_s_per_byte=1.9e-9, gamma_s_per_byte=1e-10),
 )
 FORMS: dict[tuple[str, str], Callable[[int, int, Costs], Cost]] = {
-    ("allreduce", "rabenseifner"): cost.allreduce_rabenseifner,
-    ("reduce", "by_length"): cost.reduce,
-    ("reduce_scatter", "by_length"): cost.reduce_scatter,
+    ("allreduce", "rabenseifner"): closed_forms.allreduce_rabenseifner,
+    ("reduce", "by_length"): closed_forms.reduce,
+    ("reduce_scatter", "by_length"): closed_forms.reduce_scatter,
 }
 
 
@@ -76,29 +75,31 @@ def test_one_rank_alone(operation: tuple[str, str]) -> None:
 def test_figures_of_the_papers() -> None:
     costs = Costs(alpha_s=1.0, beta_s_per_byte=0.5, gamma_s_per_byte=0.25)
     # 2·log2 8 rounds, 2·7/8 of the bytes, 7/8 of the work; the last rank's arcs of 2 and 4 blocks go in two messages.
-    assert cost.allreduce_rabenseifner(8, 64, costs) == Cost(6 + 112 * 0.5 + 56 * 0.25, 8, 112)
+    assert closed_forms.allreduce_rabenseifner(8, 64, costs) == Cost(6 + 112 * 0.5 + 56 * 0.25, 8, 112)
     # No fold for a number that is no power of two: 2·3 rounds, 2·4/5 of the bytes; the rest is copied meanwhile.
-    assert cost.allreduce_rabenseifner(5, 80, costs) == Cost(6 + 128 * 0.5 + 64 * 0.25, 7, 128)
-    assert cost.reduce(8, 64, costs) == Cost(3 * (1 + 32 + 16), 1, 64)
-    assert cost.reduce_scatter(8, 64, costs) == Cost(3 + 56 * 0.75, 4, 56)
+    assert closed_forms.allreduce_rabenseifner(5, 80, costs) == Cost(6 + 128 * 0.5 + 64 * 0.25, 7, 128)
+    assert closed_forms.reduce(8, 64, costs) == Cost(3 * (1 + 32 + 16), 1, 64)
+    assert closed_forms.reduce_scatter(8, 64, costs) == Cost(3 + 56 * 0.75, 4, 56)
 
 
 def test_rabenseifner_is_never_slower_than_a_ring_of_one_segment_without_work() -> None:
     for ranks in (2, 3, 5, 8, 100, 1000):
         for size in (4 * ranks, 1024 * ranks, 60_000 * ranks):
-            halved, ring = (cost.allreduce(name, ranks, size, NETWORKS[0]).time_s for name in ("rabenseifner", "ring"))
+            halved, ring = (
+                closed_forms.allreduce(name, ranks, size, NETWORKS[0]).time_s for name in ("rabenseifner", "ring")
+            )
             assert halved <= ring * (1 + 1e-9), (ranks, size)
 
 
 def test_the_core_has_the_same_constants() -> None:
     for file, name, value in (
-        ("support/pieces.hpp", "kCardBytes", recurrences.CARD_BYTES),
-        ("support/halving.hpp", "kPiecesMost", cost_reductions.PIECES_MOST),
-        ("support/pieces.hpp", "kPiecesUnderWay", recurrences.PIECES_UNDER_WAY),
-        ("dense/reduce_scatter.cpp", "kRingBlockBytes", cost_reductions.RING_BLOCK_BYTES),
-        ("dense/reduce.cpp", "kPairTreeBytes", cost_reductions.PAIR_TREE_BYTES),
-        ("dense/reduce.cpp", "kTreeBytes", cost_reductions.TREE_BYTES),
-        ("dense/reduce.cpp", "kLeastBlockBytes", cost_reductions.LEAST_BLOCK_BYTES),
+        ("support/pieces.hpp", "kCardBytes", network.CARD_BYTES),
+        ("support/halving.hpp", "kPiecesMost", closed_forms.HALVING_PIECES_MOST),
+        ("support/pieces.hpp", "kPiecesUnderWay", network.PIECES_UNDER_WAY),
+        ("dense/reduce_scatter.cpp", "kRingBlockBytes", closed_forms.RING_BLOCK_BYTES),
+        ("dense/reduce.cpp", "kPairTreeBytes", closed_forms.PAIR_TREE_BYTES),
+        ("dense/reduce.cpp", "kTreeBytes", closed_forms.REDUCE_TREE_BYTES),
+        ("dense/reduce.cpp", "kLeastBlockBytes", closed_forms.LEAST_BLOCK_BYTES),
     ):
         found = re.search(rf"{name} = (?:std::size_t\{{(\d+)\}} << (\d+)|(\d+));", (COLLECTIVES / file).read_text())
         assert found is not None, name

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.cost import Costs, cost, cost_sparse
+from telegrad.cost import Costs, closed_forms
 from telegrad.tools.advise import sending
-from telegrad.tools.sim.measure import Measurement, Point, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import Measurement, Network, Point, measure
 
 COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"
 
@@ -25,7 +24,7 @@ NETWORKS = (
 RANKS = [2, 3, 5, 8, 17, 33]
 STREAMS = [(10_000, 50), (100_000, 1000), (1 << 20, 10_000), (1 << 20, 100_000)]
 TOLERANCE = 0.15
-FORMS = {"sparse_allgather": cost.allgather_sparse, "sparse_reduce_scatter": cost.reduce_scatter_sparse}
+FORMS = {"sparse_allgather": closed_forms.allgather_sparse, "sparse_reduce_scatter": closed_forms.reduce_scatter_sparse}
 
 
 def found(operation: str, ranks: int, dimension: int, entries: int, costs: Costs, **more: int | str) -> Measurement:
@@ -55,10 +54,12 @@ def test_of_which_a_part_is_kept(ranks: int, costs: Costs) -> None:
         assert two.result_nnz is not None
         assert one.words_sent is not None
         assert one.words_received is not None
-        first = cost.allreduce_topk(ranks, dimension, entries, entries, costs, slices="cut", finds_threshold=True)
+        first = closed_forms.allreduce_topk(
+            ranks, dimension, entries, entries, costs, slices="cut", finds_threshold=True
+        )
         kept = two.result_nnz
         later = [
-            cost.allreduce_topk(ranks, dimension, entries, kept, costs, slices=slices, finds_threshold=False)
+            closed_forms.allreduce_topk(ranks, dimension, entries, kept, costs, slices=slices, finds_threshold=False)
             for slices in ("reused", "recut")
         ]
         about = (ranks, dimension, entries)
@@ -76,7 +77,7 @@ def test_of_which_a_part_is_kept(ranks: int, costs: Costs) -> None:
 
 def level_s(ranks: int, costs: Costs) -> float:
     """Of one allreduce of a histogram."""
-    return cost_sparse._sum_of_counts(ranks, max(cost_sparse.BINS_LEAST, 4 * ranks), costs).time_s
+    return closed_forms._sum_of_counts(ranks, max(closed_forms.BINS_LEAST, 4 * ranks), costs).time_s
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -97,7 +98,7 @@ def test_drawn_costs(seed: int) -> None:
 def test_packed_indices_are_about_as_long_as_they_are() -> None:
     for dimension, entries in STREAMS:
         one = found("sparse_allgather", 4, dimension, entries, NETWORKS[0], wire="indices")
-        form = cost.allgather_sparse(4, dimension, entries, NETWORKS[0], packed=True)
+        form = closed_forms.allgather_sparse(4, dimension, entries, NETWORKS[0], packed=True)
         assert form.bytes_per_rank == pytest.approx(int(one.bytes_sent.max()), rel=0.05)
 
 
@@ -110,15 +111,15 @@ def test_one_rank_alone_and_no_entries() -> None:
         assert form(4, 1000, 0, costs).time_s == pytest.approx(
             found(operation, 4, 1000, 0, costs).finish_s, rel=TOLERANCE
         )
-    alone = cost.allreduce_topk(1, 1000, 100, 50, costs, slices="cut", finds_threshold=True)
+    alone = closed_forms.allreduce_topk(1, 1000, 100, 50, costs, slices="cut", finds_threshold=True)
     assert (alone.messages_per_rank, alone.words_per_rank) == (0, 0)
-    assert cost_sparse.entries_of_sum(3, 0, 0) == 0
-    assert cost_sparse.entries_of_sum(3, 10, 10) == 10
+    assert closed_forms.entries_of_sum(3, 0, 0) == 0
+    assert closed_forms.entries_of_sum(3, 10, 10) == 10
 
 
 def test_words_do_not_grow_with_the_ranks() -> None:
     def words(ranks: int) -> int:
-        return cost.allreduce_topk(
+        return closed_forms.allreduce_topk(
             ranks, 1 << 24, 10_000, 10_000, NETWORKS[0], slices="reused", finds_threshold=False
         ).words_per_rank
 
@@ -134,7 +135,7 @@ def test_sizes_that_make_no_sense() -> None:
         with pytest.raises(ValueError, match="entries=11 must be between 0 and dimension=10"):
             form(2, 10, 11, costs)
     with pytest.raises(ValueError, match="keep=0 must be at least 1"):
-        cost.allreduce_topk(2, 10, 1, 0, costs, slices="cut", finds_threshold=True)
+        closed_forms.allreduce_topk(2, 10, 1, 0, costs, slices="cut", finds_threshold=True)
 
 
 @pytest.mark.parametrize(
@@ -143,10 +144,10 @@ def test_sizes_that_make_no_sense() -> None:
         (
             "support/allgather_short.hpp",
             r"kShortMessageBytes = std::size_t\{32\} << 10",
-            cost_sparse.SHORT_MESSAGE_BYTES,
+            closed_forms.SHORT_MESSAGE_BYTES,
         ),
-        ("sparse/split.cpp", r"kShortBytes = std::size_t\{32\} << 10", cost_sparse.SHORT_SHARE_BYTES),
-        ("../transport/transport.hpp", r"kTurnBytes = std::size_t\{32\} << 10", cost_sparse.TURN_BYTES),
+        ("sparse/split.cpp", r"kShortBytes = std::size_t\{32\} << 10", closed_forms.SHORT_SHARE_BYTES),
+        ("../transport/transport.hpp", r"kTurnBytes = std::size_t\{32\} << 10", closed_forms.TURN_BYTES),
     ],
 )
 def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> None:
@@ -157,9 +158,9 @@ def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> N
 @pytest.mark.parametrize(
     ("file", "name", "value"),
     [
-        ("sparse/split.cpp", "kWindow", cost_sparse.SHARES_UNDER_WAY),
-        ("topk/pooled_slices.cpp", "kBinsLeast", cost_sparse.BINS_LEAST),
-        ("topk/threshold.cpp", "kBuckets", cost_sparse.THRESHOLD_COUNTS),
+        ("sparse/split.cpp", "kWindow", closed_forms.SHARES_UNDER_WAY),
+        ("topk/pooled_slices.cpp", "kBinsLeast", closed_forms.BINS_LEAST),
+        ("topk/threshold.cpp", "kBuckets", closed_forms.THRESHOLD_COUNTS),
         ("sparse/exchanged_sums.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
         ("sparse/cost.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
     ],

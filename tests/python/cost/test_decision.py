@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from telegrad.cost import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, allreduce_table, fastest_allreduce
-from telegrad.cost.cost import allreduce, allreduce_s
-from telegrad.tools.sim.measure import Point, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.cost.closed_forms import allreduce, allreduce_s
+from telegrad.tools.sim.measure import Network, Point, measure
 
 NETWORKS = (
     Costs(alpha_s=2e-6, beta_s_per_byte=8e-11, gamma_s_per_byte=1e-10),

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning, allreduce_table, fastest_allreduce
-from telegrad.cost.cost_reductions import allreduce
-from telegrad.cost.levels import Levels, allreduce_on_levels, allreduce_two_level, between_algorithm
-from telegrad.tools.sim.measure import Point, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.cost.closed_forms import Levels, allreduce, allreduce_on_levels, allreduce_two_level, between_algorithm
+from telegrad.tools.sim.measure import Network, Point, measure
 
 LINK = Costs(20e-6, 8e-9, gamma_s_per_byte=1e-10)
 MEMORY = Costs(1e-6, 1e-10, gamma_s_per_byte=1e-10)

@@ -6,15 +6,12 @@ import math
 
 import pytest
 
-from telegrad.cost.linear_cost import PAPER_NETWORKS, LinearCost, ring
-from telegrad.cost.way import Way
+from telegrad.cost.way import PAPER_NETWORKS, LinearCost, Way, ring
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import architecture, trace_of
-from telegrad.tools.advise.cluster import Cluster
-from telegrad.tools.advise.sending import SCHEMES, PhasedWay, way_of
+from telegrad.tools.advise.sending import SCHEMES, Cluster, PhasedWay, way_of
 from telegrad.tools.advise.step import PLANS, StepGroup, Stragglers, expected, interpolated, planned, simulate
-from telegrad.tools.advise.workload import DEVICES
+from telegrad.tools.advise.workload import DEVICES, architecture, trace_of
 
 K80 = PAPER_NETWORKS["k80-10gbe"]
 RESNET50 = trace_of(architecture("resnet50"), 0.6)

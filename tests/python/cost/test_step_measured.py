@@ -10,11 +10,10 @@ import pytest
 
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.cluster import Cluster
-from telegrad.tools.advise.sending import PhasedWay, dense, sparse
+from telegrad.tools.advise.sending import Cluster, PhasedWay, dense, sparse
 from telegrad.tools.advise.step import Step, StepGroup, simulate
 from telegrad.tools.advise.workload import Device
-from telegrad.tools.sim.networks import network_of
+from telegrad.tools.sim.measure import network_of
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
 RUNS = {run["name"]: run for run in json.loads((RESULTS / "2026-11-21-demo-1gbit-p4.json").read_text())["runs"]}
@@ -26,8 +25,8 @@ CORE = Device("one core", 1.0, 4.0e10)
 @cache
 def predicted(way: PhasedWay) -> Step:
     pytest.importorskip("torch")
-    from telegrad.tools.demo.model import ByteGPT
-    from telegrad.tools.demo.settings import ModelSize
+    from telegrad.tools.demo.job import ModelSize
+    from telegrad.tools.demo.training import ByteGPT
 
     sizes = [(name, one.numel()) for name, one in ByteGPT(ModelSize()).named_parameters()][::-1]
     total = sum(count for _, count in sizes)

@@ -7,11 +7,10 @@ import math
 import pytest
 
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.cluster import Cluster
-from telegrad.tools.advise.sending import SCHEMES
+from telegrad.tools.advise.sending import SCHEMES, Cluster
 from telegrad.tools.advise.step import COMPRESSED, PLANS, StepSweep, Stragglers
 from telegrad.tools.advise.workload import DEVICES, SAMPLES, Workload, of_model, scaled
-from telegrad.tools.sim.networks import network_of
+from telegrad.tools.sim.measure import network_of
 
 V100 = DEVICES["v100"]
 

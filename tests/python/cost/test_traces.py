@@ -7,12 +7,12 @@ import math
 
 import pytest
 
-from telegrad.cost.cost import allreduce_ring
-from telegrad.cost.linear_cost import COLLECTIVES, PAPER_NETWORKS, LinearCost, costs_of_ring_fit, ring, two_level
+from telegrad.cost.closed_forms import allreduce_ring
 from telegrad.cost.network import Costs
+from telegrad.cost.way import COLLECTIVES, PAPER_NETWORKS, LinearCost, costs_of_ring_fit, ring, two_level
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import ARCHITECTURES, architecture, trace_of
+from telegrad.tools.advise.workload import ARCHITECTURES, architecture, trace_of
 
 K80 = PAPER_NETWORKS["k80-10gbe"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import telegrad
-from telegrad.tools.demo import worker
+from telegrad.tools.demo import training
 
 
 def refuse(*_: Any, compress: Any, **__: Any) -> None:
@@ -14,4 +14,4 @@ def refuse(*_: Any, compress: Any, **__: Any) -> None:
 
 def main(settings_json: str) -> None:
     telegrad.DDPState = refuse  # type: ignore[assignment, misc]
-    worker.main(settings_json)
+    training.main(settings_json)

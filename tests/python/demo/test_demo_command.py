@@ -19,11 +19,8 @@ from typer.testing import CliRunner
 
 from telegrad.launch import RankFailed
 from telegrad.tools.cli import make_app
-from telegrad.tools.demo.job import open_place, train
-from telegrad.tools.demo.results import FIRST_LOSS
-from telegrad.tools.demo.settings import ModelSize, Settings
-from telegrad.tools.demo.text import Corpus
-from telegrad.tools.demo.worker import sent_bytes
+from telegrad.tools.demo.job import FIRST_LOSS, Corpus, ModelSize, Settings, open_place, train
+from telegrad.tools.demo.training import sent_bytes
 
 pytestmark = pytest.mark.ranks("torch")
 

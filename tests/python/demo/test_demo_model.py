@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from telegrad.compress import SELECTIONS  # noqa: E402
 from telegrad.ddp.options import COMBINE  # noqa: E402
-from telegrad.tools.demo.model import ByteGPT, learning_rate_at, loss_of, optimizer_of  # noqa: E402
-from telegrad.tools.demo.settings import SCHEMES, ModelSize, Settings  # noqa: E402
+from telegrad.tools.demo.job import SCHEMES, ModelSize, Settings  # noqa: E402
+from telegrad.tools.demo.training import ByteGPT, learning_rate_at, loss_of, optimizer_of  # noqa: E402
 
 _TINY = ModelSize(width=64, layers=2, heads=2, context=16)
 _SETTINGS = Settings(run="ddp-gloo", corpus="/nowhere", steps=50, interface="lo", validations=7, model=_TINY)

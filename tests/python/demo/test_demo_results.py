@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from telegrad.tools.demo.results import FIRST_LOSS, RunResult, as_json, equal_wall_s
+from telegrad.tools.demo.job import FIRST_LOSS, RunResult, as_json, equal_wall_s
 
 
 def _result(name: str, step_s: float, losses: list[float], sent: float) -> RunResult:

@@ -8,7 +8,7 @@ import torch
 from computing_device import ComputingRuntime, computed_on, model_on
 from measured_device import MeasuredDevice
 
-from telegrad.tools.demo.worker import DeviceStepClock, HostStepClock
+from telegrad.tools.demo.training import DeviceStepClock, HostStepClock
 
 
 def test_the_hosts_clock() -> None:

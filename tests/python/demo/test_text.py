@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from telegrad.tools.demo import text
-from telegrad.tools.demo.text import Corpus
+from telegrad.tools.demo import job
+from telegrad.tools.demo.job import Corpus
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def library(tmp_path: Path) -> Path:
 
 
 def test_the_standard_library_is_there() -> None:
-    files = text.source_files()
+    files = job.source_files()
     assert len(files) > 300
     assert files == sorted(files)
     assert not [path for path in files if "site-packages" in path.parts]
-    held_out = [path for path in files if text.is_held_out(path.name)]
+    held_out = [path for path in files if job.is_held_out(path.name)]
     assert 0.01 < len(held_out) / len(files) < 0.12
 
 
@@ -51,7 +51,7 @@ def test_batches_depend_on_seed_step_and_rank_only(library: Path, tmp_path: Path
     data = Corpus.prepare(tmp_path, library).training
 
     def batch(seed: int = 0, step: int = 0, rank: int = 0) -> tuple[bytes, ...]:
-        inputs, targets = text.training_batch(data, seed=seed, step=step, rank=rank, batch=3, context=16)
+        inputs, targets = job.training_batch(data, seed=seed, step=step, rank=rank, batch=3, context=16)
         assert inputs.shape == targets.shape == (3, 16)
         assert inputs.dtype == targets.dtype == np.int64
         assert np.array_equal(inputs[:, 1:], targets[:, :-1])
@@ -68,7 +68,7 @@ def test_validation_covers_the_same_windows_for_any_number_of_ranks(library: Pat
         return sorted(
             window.tobytes()
             for rank in range(world_size)
-            for inputs, _ in text.validation_batches(
+            for inputs, _ in job.validation_batches(
                 data, windows=10, batch=3, context=16, rank=rank, world_size=world_size
             )
             for window in inputs
@@ -80,7 +80,7 @@ def test_validation_covers_the_same_windows_for_any_number_of_ranks(library: Pat
 
 def test_no_sources(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"has no \*\.py file to train on: name a folder that has"):
-        text.source_files(tmp_path)
+        job.source_files(tmp_path)
 
 
 def test_too_little_text(tmp_path: Path) -> None:
@@ -94,6 +94,6 @@ def test_too_little_text(tmp_path: Path) -> None:
 def test_text_shorter_than_a_window() -> None:
     data = np.zeros(16, np.uint8)
     with pytest.raises(ValueError, match="context=16 needs a longer text than 16 bytes"):
-        text.training_batch(data, seed=0, step=0, rank=0, batch=1, context=16)
+        job.training_batch(data, seed=0, step=0, rank=0, batch=1, context=16)
     with pytest.raises(ValueError, match="choose a shorter context"):
-        next(text.validation_batches(data, windows=1, batch=1, context=16))
+        next(job.validation_batches(data, windows=1, batch=1, context=16))

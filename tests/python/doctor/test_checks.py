@@ -15,8 +15,7 @@ from telegrad import _core
 from telegrad._interfaces import Interface, interfaces
 from telegrad.tools.cli.doctor import CHECKS
 from telegrad.tools.doctor import host, installation, transports
-from telegrad.tools.doctor.finding import Finding, NotTried
-from telegrad.tools.doctor.isolated import ProbeFailed
+from telegrad.tools.doctor.installation import Finding, NotTried, ProbeFailed
 from telegrad.tools.doctor.transports import Meeting
 
 _LO = Interface("lo", up=True, loopback=True, addresses=("127.0.0.1",), virtual=True)
@@ -354,9 +353,9 @@ def test_interfaces_are_those_of_the_system() -> None:
 
 def test_loopback_alone_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "all_interfaces", lambda: [_LO])
-    assert _only(host.interfaces()).status == "note"
+    assert _only(host.network_interfaces()).status == "note"
     monkeypatch.setattr(host, "all_interfaces", lambda: [_LO, _ETH])
-    assert "eth0 up (10.0.0.7, fe80::1, 1000 Mbit/s)" in _only(host.interfaces()).text
+    assert "eth0 up (10.0.0.7, fe80::1, 1000 Mbit/s)" in _only(host.network_interfaces()).text
 
 
 def test_the_laboratory_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

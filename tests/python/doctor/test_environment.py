@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from telegrad.tools.doctor import environment
-from telegrad.tools.doctor.environment import as_text, describe_environment, shown_variables
-from telegrad.tools.doctor.isolated import ProbeFailed
+from telegrad.tools.doctor import host
+from telegrad.tools.doctor.host import as_text, describe_environment, shown_variables
+from telegrad.tools.doctor.installation import ProbeFailed
 
 
 def test_it_holds_what_a_bug_report_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +56,7 @@ def test_a_core_that_does_not_load_is_part_of_the_description(monkeypatch: pytes
     def fail() -> None:
         raise ProbeFailed("ImportError: libucp.so.0")
 
-    monkeypatch.setattr(environment, "loaded_ucx", fail)
+    monkeypatch.setattr(host, "loaded_ucx", fail)
     described = describe_environment()
     assert described["ucx"] == {"fault": "ImportError: libucp.so.0"}
     assert "telegrad does not load: ImportError: libucp.so.0" in as_text(described)

@@ -7,8 +7,17 @@ import threading
 
 import pytest
 
-from telegrad.tools.doctor.finding import Check, Finding, NotTried, as_json, is_usable, reason_of, run_checks
-from telegrad.tools.doctor.isolated import ProbeFailed, ask
+from telegrad.tools.doctor.installation import (
+    Check,
+    Finding,
+    NotTried,
+    ProbeFailed,
+    as_json,
+    ask,
+    is_usable,
+    reason_of,
+    run_checks,
+)
 
 
 def _raises() -> list[Finding]:

@@ -27,7 +27,7 @@ begun: list[int] = []
 
 
 class CountedGroup(nccl.TorchGroup):
-    def begin_sum(self, x: Any) -> nccl.GroupWork:
+    def begin_sum(self, x: Any) -> nccl.SumWork:
         begun.append(x.nbytes)
         return super().begin_sum(x)
 
@@ -107,7 +107,7 @@ def calibration() -> None:
     if ON_GPU:
         with Communicator.from_torch(timeout_s=60) as comm:
             like = torch.empty(0, device=DEVICE)
-            found = telegrad.tuning.device_sums.measure_device_sums(comm, like, 3.0, lambda *_: None)
+            found = telegrad.tuning.sweep.measure_device_sums(comm, like, 3.0, lambda *_: None)
             assert found.tuning.nccl is not None
             assert found.tuning.device == torch.cuda.get_device_name(DEVICE)
             assert {row["algorithm"] for row in found.rows()} == {"nccl", "host_transfer"}

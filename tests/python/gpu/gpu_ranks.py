@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from telegrad.communicator.cuda import short_way, transfers
+from telegrad.communicator.cuda import transfers
 from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.communicator.cuda.staging import Lease, staging_of
 
@@ -53,7 +53,7 @@ def laid_aside(streams: Sequence[torch.cuda.Stream], *sizes: tuple[int, int]) ->
         runtime.leave()
     del events
     allocated = staging.counts.allocated
-    with mock.patch.object(short_way, "MOST_BYTES", 0):  # which would be lent some of it
+    with mock.patch.object(staging, "MOST_BYTES", 0):  # which would be lent some of it
         yield
     assert staging.counts.allocated == allocated
 

@@ -10,7 +10,7 @@ import torch
 from gpu_jobs import skip_without
 
 from telegrad import Communicator
-from telegrad.communicator.cuda import short_way, transfers
+from telegrad.communicator.cuda import staging, transfers
 from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.communicator.cuda.staging import staging_of
 
@@ -75,7 +75,7 @@ def test_gpu_memory_is_used_again_once_the_stream_has_passed(alone: Communicator
 
 def test_gpu_events_are_used_again(alone: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime: Any = runtime_of("cuda")
-    monkeypatch.setattr(short_way, "MOST_BYTES", 0)  # which records events itself
+    monkeypatch.setattr(staging, "MOST_BYTES", 0)  # which records events itself
     tensor = torch.ones(5000, device="cuda")
     for _ in range(3):
         alone.all_reduce(tensor)

@@ -13,8 +13,8 @@ from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blo
 from telegrad.compress import Residual, ReusedThreshold
 from telegrad.kernels.select import Sign, naive
 from telegrad.kernels.select import triton as kernels
-from telegrad.kernels.select.triton import many, ranked, reused, sources
-from telegrad.kernels.select.triton.many import Reusing, reuse_table
+from telegrad.kernels.select.triton import launches
+from telegrad.kernels.select.triton.launches import Reusing, reuse_table
 from telegrad.kernels.triton import numbers_on
 
 GPU = OnArrays(kernels)
@@ -30,14 +30,14 @@ examined = settings(
 def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "one block":
         return
-    monkeypatch.setattr(sources, "BLOCK", 32)
-    monkeypatch.setattr(sources, "PASS_BLOCK", 32)
-    monkeypatch.setattr(sources, "PROGRAMS", 3)
-    monkeypatch.setattr(sources, "GROUP", 2)
+    monkeypatch.setattr(launches, "BLOCK", 32)
+    monkeypatch.setattr(launches, "PASS_BLOCK", 32)
+    monkeypatch.setattr(launches, "PROGRAMS", 3)
+    monkeypatch.setattr(launches, "GROUP", 2)
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
-        monkeypatch.setattr(ranked, "SMALL", 16)
-        monkeypatch.setattr(many, "ALONE", 16)
+        monkeypatch.setattr(launches, "SMALL", 16)
+        monkeypatch.setattr(launches, "ALONE", 16)
 
 
 in_all_ways = pytest.mark.usefixtures("in_blocks")
@@ -66,7 +66,7 @@ def test_queue_topk(x: np.ndarray, share: float, seed: int, sign: Sign) -> None:
     checks.check_queued(GPU, "topk", x, seed, k, k, sign)
 
 
-@pytest.mark.parametrize("size", [sources.BLOCK - 1, sources.BLOCK, 2 * sources.BLOCK + 1, 40_000])
+@pytest.mark.parametrize("size", [launches.BLOCK - 1, launches.BLOCK, 2 * launches.BLOCK + 1, 40_000])
 def test_long_vectors(size: int) -> None:
     x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     for sign in (0, -1):
@@ -77,16 +77,16 @@ def test_long_vectors(size: int) -> None:
 @pytest.mark.parametrize("bound", [1, 0x7F000000], ids=["too low", "too high"])
 @pytest.mark.parametrize("sign", [0, 1, -1])
 def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 256)
-    monkeypatch.setattr(sources, "PASS_BLOCK", 256)
-    monkeypatch.setattr(ranked, "SMALL", 1000)
+    monkeypatch.setattr(launches, "BLOCK", 256)
+    monkeypatch.setattr(launches, "PASS_BLOCK", 256)
+    monkeypatch.setattr(launches, "SMALL", 1000)
     said: list[bool] = []
 
     def misled(residual: torch.Tensor, *_: object) -> torch.Tensor:
         said.append(True)
         return numbers_on(residual, bound)
 
-    monkeypatch.setattr(ranked, "sampled_bound", misled)
+    monkeypatch.setattr(launches, "sampled_bound", misled)
     x = np.random.default_rng(0).integers(-60, 61, 3000).astype(np.float32)
     checks.check_queued(GPU, "topk", x, 1, 30, 30, sign)
     assert len(said) == 1
@@ -242,9 +242,9 @@ def test_a_threshold_of_a_long_residual_is_found_anew_among_few(
 ) -> None:
     """And among all of it where the sample misled; in between nothing is ranked."""
     size, k = 40_000, 400
-    monkeypatch.setattr(many, "ALONE", size)
+    monkeypatch.setattr(launches, "ALONE", size)
     ranked_among: list[int] = []
-    rank_listed, sampled_bound = reused._Alone._rank_listed, reused.sampled_bound
+    rank_listed, sampled_bound = launches._Alone._rank_listed, launches.sampled_bound
 
     def listing(own: Any, listed: torch.Tensor) -> Any:
         ranked_among.append(int(listed))
@@ -255,8 +255,8 @@ def test_a_threshold_of_a_long_residual_is_found_anew_among_few(
         if misled is not None and not ranked_among:
             given[-1].fill_(misled)
 
-    monkeypatch.setattr(reused._Alone, "_rank_listed", listing)
-    monkeypatch.setattr(reused, "sampled_bound", misleading)
+    monkeypatch.setattr(launches._Alone, "_rank_listed", listing)
+    monkeypatch.setattr(launches, "sampled_bound", misleading)
     rng, policy = np.random.default_rng(2), ReusedThreshold(interval=3)
     entry = Residual("x", np.zeros(size, np.float32), k=k)
     x = tensor_of(entry.values)

@@ -17,13 +17,13 @@ import selection_checks as checks
 from hypothesis import HealthCheck, Phase, example, given, settings
 from triton_arrays import DEVICE, OnArrays, tensor_of, torch, turn_blocks_round
 
-from telegrad.kernels.select import Chosen, Sign, cpu, kernels_of
+from telegrad.kernels.select import Chosen, Sign, cpu, kernels_of, triton
 from telegrad.kernels.select import triton as kernels
-from telegrad.kernels.select.triton import ranked, sources, subset
+from telegrad.kernels.select.triton import launches
 from telegrad.kernels.triton import numbers_on
 
 GPU = OnArrays(kernels)
-BLOCK = sources.BLOCK
+BLOCK = launches.BLOCK
 
 examined = settings(  # a smaller failing example would take the interpreter minutes to find
     max_examples=8,
@@ -38,13 +38,13 @@ def in_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """As a short tensor goes, and, at a smaller scale, as a long one does."""
     if request.param == "one block":
         return
-    monkeypatch.setattr(sources, "BLOCK", 32)
-    monkeypatch.setattr(sources, "PASS_BLOCK", 32)
-    monkeypatch.setattr(sources, "GROUP", 4)
+    monkeypatch.setattr(launches, "BLOCK", 32)
+    monkeypatch.setattr(launches, "PASS_BLOCK", 32)
+    monkeypatch.setattr(launches, "GROUP", 4)
     turn_blocks_round(monkeypatch)
     if request.param == "blocks and a sample":
-        monkeypatch.setattr(ranked, "SMALL", 16)
-        monkeypatch.setattr(sources, "MOST_ADDED", 2)
+        monkeypatch.setattr(launches, "SMALL", 16)
+        monkeypatch.setattr(launches, "MOST_ADDED", 2)
 
 
 in_all_ways = pytest.mark.usefixtures("in_blocks")
@@ -142,16 +142,16 @@ def test_long_vectors_which_are_sampled(seed: int) -> None:
 @pytest.mark.parametrize("bound", [1, 0x7F000000], ids=["too low", "too high"])
 @pytest.mark.parametrize("sign", [0, 1, -1])
 def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "BLOCK", 256)
-    monkeypatch.setattr(sources, "PASS_BLOCK", 256)
-    monkeypatch.setattr(ranked, "SMALL", 1000)
+    monkeypatch.setattr(launches, "BLOCK", 256)
+    monkeypatch.setattr(launches, "PASS_BLOCK", 256)
+    monkeypatch.setattr(launches, "SMALL", 1000)
     said: list[bool] = []
 
     def misled(residual: torch.Tensor, *_: object) -> torch.Tensor:
         said.append(True)
         return numbers_on(residual, bound)
 
-    monkeypatch.setattr(ranked, "sampled_bound", misled)
+    monkeypatch.setattr(launches, "sampled_bound", misled)
     x = np.random.default_rng(0).integers(-60, 61, 3000).astype(np.float32)
     gradient = np.random.default_rng(1).integers(-60, 61, 3000).astype(np.float32)
     checks.expect_the_same(GPU, "accumulate_topk", x, 30, gradient, 30, sign=sign)
@@ -160,8 +160,8 @@ def test_a_sample_that_misleads_changes_nothing(bound: int, sign: Sign, monkeypa
 
 
 def test_of_one_sign_all_there_are_though_the_sample_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked.Candidates, "rank_all", None)  # it is enough that the pass took out these two
-    x = -np.ones(sources.BLOCK * 8, np.float32)
+    monkeypatch.setattr(launches.Candidates, "rank_all", None)  # it is enough that the pass took out these two
+    x = -np.ones(launches.BLOCK * 8, np.float32)
     x[[5, 20_000]] = 1, 2
     assert checks.expect_the_same(GPU, "accumulate_topk", x, 100, None, 100, sign=1).count == 2
 
@@ -195,7 +195,7 @@ def test_buckets_that_no_program_holds(size: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_draws_that_do_not_suffice_are_continued(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subset, "_draws", lambda size, wanted: 1)
+    monkeypatch.setattr(triton, "_draws", lambda size, wanted: 1)
     checks.check_random(GPU, np.ones(100, np.float32), 0.4, (3, 1, 2, 3))
 
 
@@ -242,9 +242,9 @@ def test_blocks_that_have_nothing_to_do_look_at_nothing(monkeypatch: pytest.Monk
 
     size, room = 80 * BLOCK, 40
     residual = tensor_of(np.random.default_rng(0).permutation(size).astype(np.float32))
-    out = sources.Output(torch.zeros(room, dtype=torch.uint32), torch.zeros(room), 0)
-    bound = numbers_on(residual, ranked.key_of(size - 30.0, sources.side_of(0)))
-    made = sources.FusedPass(residual, None, sources.side_of(0), bound=bound)
+    out = launches.Output(torch.zeros(room, dtype=torch.uint32), torch.zeros(room), 0)
+    bound = numbers_on(residual, launches.key_of(size - 30.0, launches.side_of(0)))
+    made = launches.FusedPass(residual, None, launches.side_of(0), bound=bound)
     lanes: list[int] = []
     for name in ("create_masked_load", "create_masked_store"):
         call = getattr(builder, name)
@@ -253,7 +253,7 @@ def test_blocks_that_have_nothing_to_do_look_at_nothing(monkeypatch: pytest.Monk
         )
     usable = numbers_on(residual, 1)
     made.take(out, usable)
-    rest = sources.Source.whole_unless(usable, residual, sources.side_of(0))
+    rest = launches.Source.whole_unless(usable, residual, launches.side_of(0))
     moved = rest.move(rest.kth(20, cuts_all=True), out)
     assert (int(made.reached), int(moved)) == (30, 0)
     assert sorted(out.values[:30].tolist()) == list(range(size - 30, size))
@@ -265,8 +265,8 @@ def test_entries_before_a_block_are_one_sum(monkeypatch: pytest.MonkeyPatch) -> 
     shapes: list[int] = []
     cumsum = torch.Tensor.cumsum
     monkeypatch.setattr(torch.Tensor, "cumsum", lambda x, dim: [shapes.append(x.dim()), cumsum(x, dim)][1])
-    monkeypatch.setattr(sources, "BLOCK", 32)
-    monkeypatch.setattr(sources, "MOST_ADDED", 2)
+    monkeypatch.setattr(launches, "BLOCK", 32)
+    monkeypatch.setattr(launches, "MOST_ADDED", 2)
     x = np.random.default_rng(0).integers(-9, 10, 200).astype(np.float32)
     checks.check_topk(GPU, x, 0.3, 1, 0)
     assert shapes == [1]

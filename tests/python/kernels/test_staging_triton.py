@@ -7,7 +7,6 @@ import pytest
 from scatter_checks import DTYPES, vector
 from triton_arrays import SMALL_BLOCK, OnArrays, tensor_of, torch, turn_blocks_round
 
-from telegrad.kernels.scatter import triton as scattering
 from telegrad.kernels.staging import DENSE, kernels_of, naive
 from telegrad.kernels.staging import triton as kernels
 
@@ -17,8 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # of n
 
 @pytest.fixture(autouse=True)
 def _in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kernels, scattering):
-        monkeypatch.setattr(module, "BLOCK", SMALL_BLOCK)
+    monkeypatch.setattr(kernels, "BLOCK", SMALL_BLOCK)
     turn_blocks_round(monkeypatch)
 
 

@@ -10,7 +10,7 @@ import sys
 import time
 
 from telegrad.launch import rank_and_size
-from telegrad.launch.exchange import MAX_BLOB_BYTES, SocketExchange
+from telegrad.launch.joining import MAX_BLOB_BYTES, SocketExchange
 
 
 def _exchange() -> SocketExchange:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from forked_ranks import RankServers
-from telegrad.launch import SINGLE_THREADED, RankExit, Ranks, RanksTimedOut, processes
+from telegrad.launch import SINGLE_THREADED, RankExit, Ranks, RanksTimedOut
+from telegrad.launch import ranks as launcher
 
 TESTS = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {**SINGLE_THREADED, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -31,7 +32,7 @@ def servers() -> Iterator[RankServers]:
 
 @pytest.fixture
 def forked(servers: RankServers, monkeypatch: pytest.MonkeyPatch) -> RankServers:
-    monkeypatch.setattr(processes, "start", servers.start)
+    monkeypatch.setattr(launcher, "start_process", servers.start)
     servers.kind = "numpy"
     return servers
 
@@ -110,7 +111,7 @@ def test_a_server_outlives_the_thread_that_started_it_and_is_replaced_when_it_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     servers = RankServers()
-    monkeypatch.setattr(processes, "start", servers.start)
+    monkeypatch.setattr(launcher, "start_process", servers.start)
     servers.kind = "numpy"
     try:
         starter = threading.Thread(target=_run, args=("say_goodbye", 1))
@@ -168,10 +169,10 @@ def _executed(changed: dict[str, str], servers: RankServers) -> int:
 def test_ranks_and_servers_do_not_outlive_the_pytest_process() -> None:
     program = (
         "import forked_ranks\n"
-        "from telegrad.launch import Ranks, SINGLE_THREADED, processes\n"
+        "from telegrad.launch import Ranks, SINGLE_THREADED, ranks\n"
         "servers = forked_ranks.RankServers()\n"
         "servers.kind = 'numpy'\n"
-        "processes.start = servers.start\n"
+        "ranks.start_process = servers.start\n"
         "show = lambda rank, line: print(line, servers._servers['numpy', 0]._process.pid, flush=True)\n"
         "with Ranks('rank_programs:ignore_sigterm', 1, timeout_s=60, environment=SINGLE_THREADED, on_line=show) as r:\n"
         "    r.wait()\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.linear.compression import COMPRESSED, decompressed
+from telegrad.linear.data import COMPRESSED, decompressed
 
 FIRST, SECOND = (b"".join(b"%d %d:0.5\n" % (1 - 2 * (i % 2), i) for i in range(at, at + 50)) for at in (1, 51))
 

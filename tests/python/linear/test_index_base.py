@@ -20,7 +20,7 @@ from sklearn.datasets import dump_svmlight_file, load_digits, load_svmlight_file
 
 from telegrad import Communicator
 from telegrad.linear import LinearModel, Rows, TrainingSettings, objective, read_libsvm, train
-from telegrad.linear.index_base import HEAD_BYTES, ContradictingBase
+from telegrad.linear.data import HEAD_BYTES, ContradictingBase
 
 PACK: dict[str, Any] = {
     ".svm": bytes,

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telegrad.linear import Rows, cache, data, read_libsvm
-from telegrad.linear.compression import COMPRESSED
+from telegrad.linear import Rows, data, read_libsvm
+from telegrad.linear import data as libsvm_files
+from telegrad.linear.data import COMPRESSED
 
 TEXT = b"+1 1:0.5 3:-2 9:1e-3\n\n-1\r\n# said\n0 2:.5 7:5. # and 8:9\r\n   \t\n\t1.5e0  4:+3\t11:0 \n-1 2:1\n+1 12:0.25"
 LINES = [line.split(b"#")[0].split() for line in TEXT.splitlines()]
@@ -204,7 +205,7 @@ def test_a_descriptor_has_no_cache_beside_it(tmp_path: Path) -> None:
     with path.open("rb") as file:
         name = Path("/dev/fd") / str(file.fileno())
         assert listed(read_libsvm(name, cache=True)) == as_float32(EXPECTED)
-        assert not cache.cache_path(name, 0, 1).exists()
+        assert not libsvm_files.cache_path(name, 0, 1).exists()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(data, "keep", lambda *_: pytest.fail("rows are kept"))
             read_libsvm(name, cache=True)

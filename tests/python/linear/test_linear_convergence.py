@@ -20,8 +20,7 @@ from typer.testing import CliRunner
 
 from telegrad import Communicator
 from telegrad.linear import LinearSVC, LogisticRegression, Ridge, Rows, TrainingSettings, objective, train
-from telegrad.linear.losses import least_loss_of_classes, losses_of, slopes_and_curvatures
-from telegrad.linear.optimality import gap_above_optimum
+from telegrad.linear.losses import gap_above_optimum, least_loss_of_classes, losses_of, slopes_and_curvatures
 from telegrad.linear.training import last_fall
 from telegrad.tools.cli import make_app
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.linear.memory import available_bytes
+from telegrad.linear.problem import available_bytes
 
 SHAPES = {"wide": (60_000, 4_000_000), "long": (800_000, 100_000)}  # rows, features
 
@@ -17,8 +17,8 @@ PROGRAM = """
 import sys
 import numpy as np
 from telegrad.linear import Rows, TrainingSettings, train
-from telegrad.linear.aggregation import SparseGather, SparseSum
-from telegrad.linear.memory import bytes_needed
+from telegrad.linear.optimizers import SparseGather, SparseSum
+from telegrad.linear.problem import bytes_needed
 
 def status(name):
     with open("/proc/self/status") as file:

@@ -17,8 +17,8 @@ from sklearn.datasets import load_digits
 
 from telegrad import Communicator, SparseVector
 from telegrad.linear import LinearModel, Rows, Trained, TrainingSettings, objective, train
-from telegrad.linear.aggregation import DenseGather, SparseSum
 from telegrad.linear.losses import losses_of
+from telegrad.linear.optimizers import DenseGather, SparseSum
 
 FEATURES, COUNT, L2 = 60, 600, 0.01
 
@@ -268,20 +268,20 @@ def test_an_aggregation_must_be_for_the_optimiser() -> None:
 
 
 def test_memory_is_judged_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from telegrad.linear import memory
+    from telegrad.linear import problem
 
     rows = Rows(
         *(np.zeros(2, np.uint64), np.empty(0, np.uint32)), *[np.empty(0, np.float32)] * 1, np.ones(1, np.float32), 2**31
     )
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8 * 2**30 - 1)
+    monkeypatch.setattr(problem, "available_bytes", lambda: 8 * 2**30 - 1)
     with pytest.raises(ValueError, match=r"^2147483648 features: 1 ranks of one machine need 8\.0 GiB beside their"):
         train(rows)
     with pytest.raises(ValueError, match=r"1 ranks of one machine need 16\.0 GiB beside their rows"):
         train(rows, aggregation=SparseSum(None))
     wanted = {"sgd": 8, "adagrad": 20, "coordinate_descent": 28}
     for optimizer, each in wanted.items():
-        assert memory.bytes_needed(1000, 0, TrainingSettings(optimizer=optimizer)) == 1000 * each
-    monkeypatch.setattr(memory, "available_bytes", lambda: 5000)
+        assert problem.bytes_needed(1000, 0, TrainingSettings(optimizer=optimizer)) == 1000 * each
+    monkeypatch.setattr(problem, "available_bytes", lambda: 5000)
     comms = Communicator.local(2, timeout_s=60)
 
     def one(rank: int) -> str:
@@ -290,7 +290,7 @@ def test_memory_is_judged_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) ->
         return str(raised.value)
 
     with ThreadPoolExecutor(2) as pool:
-        monkeypatch.setattr(memory, "available_bytes", lambda: FEATURES * 24 * 2 - 1)
+        monkeypatch.setattr(problem, "available_bytes", lambda: FEATURES * 24 * 2 - 1)
         assert len(set(pool.map(one, range(2)))) == 1
 
 

@@ -13,8 +13,8 @@ from scipy import sparse
 
 from telegrad import Communicator, SparseVector, _core
 from telegrad.linear import Rows, TrainingSettings, objective, train
-from telegrad.linear.aggregation import SparseSum
 from telegrad.linear.losses import CURVATURE_BOUND, losses_of
+from telegrad.linear.optimizers import SparseSum
 from telegrad.linear.problem import Problem
 from telegrad.linear.rows import squared_lengths
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from telegrad.linear import Rows, data, read_libsvm
-from telegrad.linear.cache import cache_path
+from telegrad.linear.data import cache_path
 
 TEXT = b"".join(b"%d %d:%d\n" % (i % 2, 1 + i % 7, i) for i in range(40)) + b"x\n1 9:1"
 
@@ -128,7 +128,7 @@ def test_nothing_is_kept_without_being_asked_or_where_that_cannot_be(
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr("telegrad.linear.cache.os.replace", refuse)
+    monkeypatch.setattr("telegrad.linear.data.os.replace", refuse)
     assert len(read(path)) == 41
     assert [one.name for one in path.parent.iterdir()] == ["data.svm"]
 

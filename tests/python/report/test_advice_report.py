@@ -11,12 +11,11 @@ from rich.console import Console
 
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.advice import Advice, advise
-from telegrad.tools.advise.cluster import Cluster
-from telegrad.tools.advise.sending import PhasedWay
+from telegrad.tools.advise.sending import Cluster, PhasedWay
 from telegrad.tools.advise.step import StepGroup, simulate
 from telegrad.tools.advise.workload import DEVICES, of_model
-from telegrad.tools.report.advice import for_json, plot, segments_of, table_of
-from telegrad.tools.sim.networks import network_of
+from telegrad.tools.cli.advise import for_json, plot, segments_of, table_of
+from telegrad.tools.sim.measure import network_of
 
 V100 = DEVICES["v100"]
 

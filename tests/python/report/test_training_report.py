@@ -13,8 +13,8 @@ pytest.importorskip("matplotlib")
 
 from rich.console import Console
 
-from telegrad.tools.demo.results import RunResult, TrainingStep, Validation
-from telegrad.tools.report.training import TrainingProgress, figures_of, plot, reference_of, table_of
+from telegrad.tools.cli.demo import TrainingProgress, figures_of, plot, reference_of, table_of
+from telegrad.tools.demo.job import RunResult, TrainingStep, Validation
 
 
 def _run(name: str, step_s: float, loss: float, sent: float) -> RunResult:

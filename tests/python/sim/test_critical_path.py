@@ -7,8 +7,7 @@ import pytest
 
 from telegrad.cost import Costs
 from telegrad.tools.sim.critical_path import COMPUTE, KINDS, RECEIVE, SEND, Stretch, critical_path, shares
-from telegrad.tools.sim.measure import Activities, Measurement, Point, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import Activities, Measurement, Network, Point, measure
 
 # α 2 s, β 1 s per byte, γ 0.5 s per byte.
 ALPHA, BETA, GAMMA = 2.0, 1.0, 0.5

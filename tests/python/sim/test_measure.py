@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from telegrad.cost import Costs
-from telegrad.tools.sim.measure import ALGORITHMS, SPARSE, Point, closed_form, measure
-from telegrad.tools.sim.networks import Network
+from telegrad.tools.sim.measure import ALGORITHMS, SPARSE, Network, Point, closed_form, measure
 
 COSTS = Costs(alpha_s=10e-6, beta_s_per_byte=1e-9, gamma_s_per_byte=1e-10)
 PLAIN = Network(COSTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from telegrad.cost import Costs
-from telegrad.tools.sim.networks import NAMED, Network, network_of, with_costs
+from telegrad.tools.sim.measure import NAMED, Network, network_of, with_costs
 
 
 @pytest.mark.parametrize("name", [*NAMED, "2.5gbit", "100MBIT", " 40gbit "])

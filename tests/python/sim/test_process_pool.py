@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.tools.sim.sweep import call_in_processes
+from telegrad.tools.sim.measure import call_in_processes
 
 _PROCESSES = 2
 
@@ -42,7 +42,7 @@ def test_no_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
             """
             import os, sys, time
             from pathlib import Path
-            from telegrad.tools.sim.sweep import call_in_processes
+            from telegrad.tools.sim.measure import call_in_processes
 
             def wait(number):
                 Path(sys.argv[1], str(os.getpid())).touch()

@@ -10,8 +10,7 @@ import pytest
 
 from telegrad import _core
 from telegrad.cost import Costs
-from telegrad.tools.sim.measure import ALGORITHMS, Point, measure
-from telegrad.tools.sim.networks import Network, network_of
+from telegrad.tools.sim.measure import ALGORITHMS, Network, Point, measure, network_of
 
 NETWORKS = {
     "gigabit": Network(Costs(20e-6, 8.5e-9, 0.0, 0.2e-9)),

@@ -7,9 +7,7 @@ import pytest
 
 from telegrad import _core
 from telegrad.cost import Costs
-from telegrad.tools.sim.measure import Measurement, Point, measure
-from telegrad.tools.sim.networks import Network
-from telegrad.tools.sim.sweep import measure_apart, sweep
+from telegrad.tools.sim.measure import Measurement, Network, Point, measure, measure_apart, sweep
 
 NETWORK = Network(Costs(alpha_s=2e-6, beta_s_per_byte=1e-10), jitter=0.5)
 
@@ -66,7 +64,7 @@ def test_long_points_are_simulated_in_another_process_with_the_same_result(
         sweep([point])  # a short one
     with pytest.raises(AssertionError, match="in this process"):
         measure_apart(point)
-    monkeypatch.setattr(f"telegrad.tools.sim.sweep.{limit}", 0)
+    monkeypatch.setattr(f"telegrad.tools.sim.measure.{limit}", 0)
     (swept,) = sweep([point], processes=1)
     apart = measure_apart(point, links=True, timeline=True)
     assert swept.finish_s == apart.finish_s == here.finish_s

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from telegrad.cost import Costs
-from telegrad.tools.sim.critical_path import critical_path
-from telegrad.tools.sim.measure import Measurement, Point, measure
-from telegrad.tools.sim.networks import Network
-from telegrad.tools.sim.timeline import write_trace
+from telegrad.tools.sim.critical_path import critical_path, write_trace
+from telegrad.tools.sim.measure import Measurement, Network, Point, measure
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from fake_device import FakeStream
 from nccl_stand_in import give_group
 
 from telegrad import Communicator
-from telegrad.torch_backend import Options, ProcessGroup, nccl
-from telegrad.torch_backend.nccl import OwnNccl, own_nccl
+from telegrad.torch_backend import Options, ProcessGroup, process_group
+from telegrad.torch_backend.process_group import OwnNccl, own_nccl
 
 TIMEOUT = timedelta(seconds=20)
 
@@ -134,7 +134,7 @@ def test_settings() -> None:
 
 
 def test_a_torch_without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl.dist, "is_nccl_available", lambda: False)
+    monkeypatch.setattr(process_group.dist, "is_nccl_available", lambda: False)
     store = dist.HashStore()
     assert own_nccl("auto", store, 0, 1, TIMEOUT, lambda: "one") is None
     with pytest.raises(ValueError, match="device_algorithm='nccl' needs a torch that was built with NCCL"):

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from telegrad import Communicator, MismatchedCall, PeerFailed, TimeoutExpired
 from telegrad.torch_backend import NAME, Options, ProcessGroup
-from telegrad.torch_backend.creation import create
+from telegrad.torch_backend.process_group import create
 
 SUM = SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=0)
 

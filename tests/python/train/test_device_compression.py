@@ -17,7 +17,7 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Bucket, gradients_of, 
 from triton_arrays import DEVICE
 
 import telegrad
-from telegrad.kernels.select.triton import ranked
+from telegrad.kernels.select.triton import launches
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter
@@ -113,18 +113,18 @@ def test_the_host_does_not_wait(make: Make) -> None:
 
 def test_what_selections_need_is_there_before_the_first_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The random positions at which long residuals are sampled are the host's, and to copy them there is to wait."""
-    monkeypatch.setattr(ranked, "SMALL", 512)
-    ranked.sample_words.cache_clear()
+    monkeypatch.setattr(launches, "SMALL", 512)
+    launches.sample_words.cache_clear()
     trainers = make(select="topk", warmup_steps=1)
     wait_for([trainer.stream for trainer in trainers])
-    assert ranked.sample_words.cache_info().misses == 1
-    ranked.sample_words.cache_clear()  # as if the model had only now come here
+    assert launches.sample_words.cache_info().misses == 1
+    launches.sample_words.cache_clear()  # as if the model had only now come here
     gradients = [drawn(rank, 0) for rank in range(RANKS)]
     step_on_device(trainers, gradients, ONE)
-    assert ranked.sample_words.cache_info().misses == 1
+    assert launches.sample_words.cache_info().misses == 1
     step_on_device(trainers, gradients, REBUILT)
-    assert ranked.sample_words.cache_info().misses == 1
-    assert ranked.sample_words.cache_info().hits > RANKS  # the pass did take a sample
+    assert launches.sample_words.cache_info().misses == 1
+    assert launches.sample_words.cache_info().hits > RANKS  # the pass did take a sample
 
 
 @pytest.mark.parametrize("selection", ["topk", "reused"])

@@ -201,7 +201,7 @@ def test_a_long_parameter_is_launched_for_by_itself(
 ) -> None:
     sizes = [40_000, 40_001, 3000]
     short = launched(launches, device, monkeypatch, sizes, select="reused")
-    monkeypatch.setattr("telegrad.kernels.select.triton.many.ALONE", 40_000)
+    monkeypatch.setattr("telegrad.kernels.select.triton.launches.ALONE", 40_000)
     long = launched(launches, device, monkeypatch, sizes, select="reused")
     # One program ranks what a sample lets pass of so few; of 2**25 elements 4 and 1 more are launched for that.
     assert ((long["triton"] - short["triton"]) / 2, (long["torch"] - short["torch"]) / 2) == (13, 3)

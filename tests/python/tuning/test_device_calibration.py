@@ -21,9 +21,9 @@ from nccl_stand_in import StandIn, give_group
 import telegrad
 from telegrad import Communicator
 from telegrad.cost import Tuning
-from telegrad.tuning import Calibration, calibration, device_sums, measure, sweep
+from telegrad.tuning import Calibration, calibration, measure, sweep
 from telegrad.tuning.calibration import to_data
-from telegrad.tuning.device_sums import MeasuredDeviceSums, fitted, measure_device_sums
+from telegrad.tuning.sweep import MeasuredDeviceSums, fitted, measure_device_sums
 
 SIZES = (1 << 10, 1 << 12, 1 << 14)
 
@@ -33,8 +33,8 @@ def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "cache"))
     for name in ("UCX_TLS", "UCX_NET_DEVICES", "TELEGRAD_NETWORK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(device_sums, "_SIZES", SIZES)
-    monkeypatch.setattr(device_sums, "_SAMPLE_S", 1e-4)
+    monkeypatch.setattr(sweep, "_SIZES", SIZES)
+    monkeypatch.setattr(sweep, "_DEVICE_SAMPLE_S", 1e-4)
     monkeypatch.setattr(calibration, "_ONE_WAY_BYTES", (1 << 15, 1 << 17))
     monkeypatch.setattr(calibration, "_EXCHANGE_BYTES", (256, 1 << 15))
     monkeypatch.setattr(calibration, "_SAMPLE_S", 1e-3)

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 import pytest
 from ideal_network import seconds_of
 
-from telegrad.tuning.fit import CostFit, fit_costs, line_of
-from telegrad.tuning.probes import ADDED_BYTES, Probe, probes
+from telegrad.tuning.probes import ADDED_BYTES, CostFit, Probe, fit_costs, line_of, probes
 
 _SIZES = [1 << power for power in range(12, 23)]
 _COSTS = {

@@ -11,8 +11,7 @@ import pytest
 
 from telegrad import Communicator
 from telegrad.tuning import group_cost
-from telegrad.tuning.computing import group_cost_while_computing
-from telegrad.tuning.group_cost import Prepare, measured_group_cost, measured_way
+from telegrad.tuning.group_cost import Prepare, group_cost_while_computing, measured_group_cost, measured_way
 
 Measure = Callable[..., Callable[[int], float]]
 _MEASURES = pytest.mark.parametrize(

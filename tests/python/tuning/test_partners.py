@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from telegrad.communicator import Communicator
-from telegrad.tuning.pairs import between_nodes, first_of_nodes, partners_of, within_nodes
+from telegrad.tuning.probes import between_nodes, first_of_nodes, partners_of, within_nodes
 
 
 class Ranks:

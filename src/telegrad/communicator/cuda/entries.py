@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from telegrad import _core
-from telegrad.communicator.cuda.parts import flat
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime
 from telegrad.communicator.cuda.staging import Lease
+from telegrad.communicator.cuda.transfers import flat
 from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import MAX_LENGTH, is_torch_tensor
 

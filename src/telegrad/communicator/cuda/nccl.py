@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from telegrad.communicator.cuda.runtime import DeviceRuntime
 from telegrad.cost import Tuning
-from telegrad.cost.device_tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
+from telegrad.cost.tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
 
 AUTO = "auto"
 SETTINGS = (AUTO, *DEVICE_ALGORITHMS)
@@ -22,7 +22,7 @@ _log = logging.getLogger("telegrad")
 _said: set[str] = set()
 
 
-class GroupWork(Protocol):
+class SumWork(Protocol):
     """A sum that torch has begun."""
 
     def wait(self) -> Any:
@@ -32,7 +32,7 @@ class GroupWork(Protocol):
 class SumGroup(Protocol):
     """The ranks of a communicator as a group of NCCL's."""
 
-    def begin_sum(self, x: Any) -> GroupWork:
+    def begin_sum(self, x: Any) -> SumWork:
         """Begins to sum ``x`` over all ranks, in place, behind what the current stream has by now. Keeps ``x`` as long
         as it needs it, but for the streams that wait."""
 
@@ -43,10 +43,10 @@ class TorchGroup:
     def __init__(self, group: Any = None) -> None:
         self._group = group
 
-    def begin_sum(self, x: Any) -> GroupWork:
+    def begin_sum(self, x: Any) -> SumWork:
         import torch.distributed as dist
 
-        work: GroupWork = dist.all_reduce(x, group=self._group, async_op=True)
+        work: SumWork = dist.all_reduce(x, group=self._group, async_op=True)
         return work
 
 

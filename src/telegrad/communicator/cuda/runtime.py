@@ -5,6 +5,7 @@ It must not import torch, nor know of communicators.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -175,3 +176,72 @@ def _make_cuda() -> DeviceRuntime:
 
 
 register_runtime("cuda", _make_cuda)
+
+
+# A pool of streams: communicators take streams and give them back.
+
+
+class StreamPool:
+    """The streams of one runtime. Any thread may call."""
+
+    def __init__(self, runtime: DeviceRuntime) -> None:
+        self._runtime = runtime
+        self._lock = threading.Lock()
+        self._idle: dict[Any, list[tuple[Event, Stream]]] = {}  # by device, with what is still in them
+
+    def take(self, device: Any) -> Stream:
+        """One that has nothing to do: an idle one, or a new one."""
+        with self._lock:
+            idle = self._idle.setdefault(device, [])
+            for at, (event, stream) in enumerate(idle):
+                if self._runtime.passed(event):
+                    del idle[at]
+                    return stream
+        return self._runtime.new_stream(device)
+
+    def give_back(self, device: Any, stream: Stream) -> None:
+        """It is taken again once all that is in it by now is over."""
+        try:
+            event = self._runtime.record(stream)
+        except Exception:  # of a device that does nothing any more nobody takes a stream
+            return
+        with self._lock:
+            self._idle.setdefault(device, []).append((event, stream))
+
+
+_lock = threading.Lock()
+_pools: dict[DeviceRuntime, StreamPool] = {}
+
+
+def pool_of(runtime: DeviceRuntime) -> StreamPool:
+    """The one that all communicators of this process share."""
+    with _lock:
+        pool = _pools.get(runtime)
+        if pool is None:
+            pool = _pools[runtime] = StreamPool(runtime)
+        return pool
+
+
+# Reads from a device that the host asks for now and takes later.
+
+
+class LateRead:
+    """The contents that a small contiguous device tensor has when the current stream comes to here."""
+
+    def __init__(self, x: Any) -> None:
+        self._runtime = runtime_of(x.device.type)
+        stream = self._runtime.current_stream(x.device)
+        flat = x.detach().view(-1)
+        self._host = self._runtime.pinned(flat.nbytes).view(flat.dtype)
+        self._runtime.copy(stream, self._host, flat)
+        self._event = self._runtime.record(stream)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ``values()`` would not wait."""
+        return self._runtime.passed(self._event)
+
+    def values(self) -> Any:
+        """A host tensor of one dimension; the host waits for the stream to have come there."""
+        self._runtime.wait_on_host(self._event)
+        return self._host

@@ -10,16 +10,129 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Protocol
 
 from telegrad import _core
-from telegrad.communicator.cuda.nccl import GroupWork
-from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream
-from telegrad.communicator.cuda.short_way import ShortWay, short_way_of
-from telegrad.communicator.cuda.staging import Lease, Staging
-from telegrad.communicator.cuda.streams import StreamPool
-from telegrad.communicator.cuda.work import DeviceWork, GroupSumWork
+from telegrad.communicator.cuda.nccl import SumWork
+from telegrad.communicator.cuda.runtime import DeviceRuntime, Event, Stream, StreamPool
+from telegrad.communicator.cuda.staging import Lease, ShortWay, Staging, short_way_of
+from telegrad.communicator.work import Work, check_timeout
 from telegrad.errors import TransportError
+
+if TYPE_CHECKING:
+    import torch
+
+# Operations on device tensors in flight.
+
+
+class DeviceWork(Work):
+    """One that was started with ``async_op=True`` on device tensors: streams wait for it, and the host never does."""
+
+    def __init__(
+        self,
+        requests: Sequence[_core.Request],
+        operation: str,
+        rank: int,
+        result: Any,
+        device: Any,
+        runtime: DeviceRuntime,
+        stream: Stream,
+        event: Event,
+        held: Any,
+    ) -> None:
+        super().__init__(requests[0], operation, rank, lambda _: result)
+        self._requests = requests
+        self._device = device
+        self._runtime = runtime
+        self._stream = stream
+        self._event = event
+        self._held = held
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Makes the device's current stream wait for the operation; returns True, at once.
+
+        ``timeout_s`` is checked and not used: nothing waits here. Raises what the operation failed with, if that is
+        known by now; otherwise ``Communicator.synchronize()`` or the next operation does.
+        """
+        if timeout_s is not None:
+            check_timeout(timeout_s, "timeout_s")
+        self._check_process()
+        self._runtime.wait_event(self._runtime.current_stream(self._device), self._event)
+        self.raise_failure()
+        return True
+
+    def raise_failure(self) -> None:
+        """Raises what the operation failed with, if that is known by now."""
+        for request in self._requests:
+            if request.done():
+                request.wait(0.0)
+
+    def communicated(self) -> bool:
+        """Blocks the host until this rank's part of the communication is over; the result may still be copied. Raises
+        what it failed with. Whose stream never comes to the operation waits for ever."""
+        self._check_process()
+        for request in self._requests:
+            request.wait()
+        return True
+
+    def then(self, compute: Callable[[], object], tensors: Sequence[Any]) -> None:
+        """Puts what ``compute`` has the device do behind the operation, as a part of it. ``tensors``: all that it
+        uses."""
+        for tensor in tensors:
+            self._runtime.keep(tensor, self._stream)
+        with self._runtime.on(self._stream):
+            compute()
+        self._event = self._runtime.record(self._stream)
+
+    def timed_end(self) -> Event:
+        """A timed event of the runtime's, which passes once the result is on the device. Called before anything else is
+        begun."""
+        return self._runtime.record_timed(self._stream)
+
+    def is_completed(self) -> bool:
+        """True once the result is on the device, also when the operation failed: then it is NaN."""
+        return self._runtime.passed(self._event)
+
+    def span_s(self) -> tuple[float, float] | None:
+        """When the engine began and when it ended, copies not counted; see Work."""
+        spans = [request.span_s() for request in self._requests]
+        known = [span for span in spans if span is not None]
+        if len(known) < len(spans):
+            return None
+        return min(begun for begun, _ in known), max(ended for _, ended in known)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of ``result()``, complete at once: ``future.wait()`` makes the current stream wait, as ``wait()``
+        does. After a failure the tensor is NaN, and the error comes from where ``wait()`` says."""
+        return self.future_of(self._made())
+
+    def future_of(self, value: Any) -> torch.futures.Future[Any]:
+        """As ``get_future()``, of another tensor of the device or a list of them."""
+        self._check_process()
+        self.raise_failure()
+        future: torch.futures.Future[Any] = self._runtime.future(self._device)
+        self.complete(future, value)
+        return future
+
+    def complete(self, future: torch.futures.Future[Any], value: Any) -> None:
+        """Gives ``value`` to a future that the runtime has made; who waits for it waits for this operation."""
+        self._runtime.complete(future, self._stream, value)
+
+
+class GroupSumWork(DeviceWork):
+    """A sum that a group of torch's communicates. What the engine has of it is the ranks' calls, and their failures."""
+
+    def communicated(self) -> bool:
+        """Blocks the host until the sum is over, on the device too. Raises what is known by then to have failed."""
+        super().communicated()
+        self._runtime.wait_on_host(self._event)
+        return True
+
+    def span_s(self) -> tuple[float, float] | None:
+        """``None``: only the device knows."""
+        return None
+
 
 CHUNK_BYTES = 4 << 20
 """Larger tensors are cut, the same on all ranks, so that a part is communicated while the next is copied. Not yet
@@ -29,7 +142,7 @@ _LATE_S = 5.0  # by which the network may be behind the devices
 _CROWDED = 64  # requests that are held, before those behind the first are looked at
 
 
-class Part(Protocol):
+class StagedOperation(Protocol):
     """One operation of the engine, and how a stream fills and takes its memory."""
 
     @property
@@ -95,7 +208,7 @@ class Transfers:
         self,
         operation: str,
         device: Any,
-        parts: Sequence[Part],
+        parts: Sequence[StagedOperation],
         tensors: Sequence[Any],
         abort: Callable[[str], None],
         *,
@@ -143,7 +256,7 @@ class Transfers:
         operation: str,
         device: Any,
         announce: Callable[[], _core.Request],
-        begin: Callable[[Stream], GroupWork],
+        begin: Callable[[Stream], SumWork],
         finish: Callable[[Stream], None],
         tensors: Sequence[Any],
         abort: Callable[[str], None],
@@ -343,7 +456,7 @@ class Transfers:
                     held = self._streams[device, name] = (device, self._pool.take(device))
         return held[1]
 
-    def _put(self, queued: _Queued, parts: Sequence[Part], lane: Hashable) -> Any:
+    def _put(self, queued: _Queued, parts: Sequence[StagedOperation], lane: Hashable) -> Any:
         """The whole operation; returns the event after it."""
         staging = self._staging
         is_message = lane is not None
@@ -362,7 +475,7 @@ class Transfers:
             if at == len(parts):
                 return over
 
-    def _put_some(self, queued: _Queued, parts: Sequence[Part]) -> Any:
+    def _put_some(self, queued: _Queued, parts: Sequence[StagedOperation]) -> Any:
         """Those that have a lease."""
         runtime, leases = self._runtime, queued.leases
         to_host, results = queued.to_host, queued.results
@@ -426,3 +539,138 @@ class Transfers:
             self._staging.break_off(None, leases, tensors)
         else:
             self._staging.break_off(events, leases, tensors)
+
+
+# Device tensors are cut into operations of the engine.
+
+# With the addresses of input and output, how long they are, and the gate.
+Begin = Callable[[int, int, Any, _core.Gate], _core.Request]
+
+Piece = tuple[Any, int, int]
+"""A contiguous tensor of a device, from which of its bytes on, and how many."""
+
+
+def flat(x: Any) -> Any:
+    """``x`` in one dimension, without its history."""
+    if x.requires_grad:  # as of host tensors, autograd learns nothing of what is communicated
+        x = x.detach()
+    return x if x.dim() == 1 else x.view(-1)
+
+
+class Pieces:
+    """A Part of pieces that are copied as they are. ``begin`` gets the addresses at which inputs and outputs lie, one
+    behind the other, and ``length``."""
+
+    __slots__ = ("_begin", "_inputs", "_length", "_outputs", "has_input", "input_bytes", "output_bytes")
+
+    def __init__(self, inputs: Sequence[Piece], outputs: Sequence[Piece], begin: Begin, length: Any) -> None:
+        self._inputs, self._outputs, self._begin, self._length = inputs, outputs, begin, length
+        self.has_input = len(inputs) != 0
+        self.input_bytes = _bytes_of(inputs)
+        self.output_bytes = _bytes_of(outputs)
+
+    def prepare(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        """Copies need no kernels."""
+
+    def spoilt(self, lease: Lease) -> tuple[int, int]:
+        return lease.output_address, self.output_bytes
+
+    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        address = lease.input_address
+        for x, first, nbytes in self._inputs:
+            if nbytes:
+                runtime.copy_to_host(stream, address, x, first, nbytes)
+                address += nbytes
+
+    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
+        return self._begin(lease.input_address, lease.output_address, self._length, gate)
+
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        address = lease.output_address
+        for x, first, nbytes in self._outputs:
+            if nbytes:
+                runtime.copy_to_device(stream, x, first, address, nbytes)
+                address += nbytes
+
+
+def whole(x: Any) -> Piece:
+    """All of it."""
+    return x, 0, x.nbytes
+
+
+def element_parts(x: Any, out: Any, begin: Begin, error: Any = None) -> list[StagedOperation]:
+    """For an operation that turns elements of ``x`` into those of ``out`` at the same places, and of ``error`` if that
+    is given, which lie behind them. Lengths: in elements."""
+    elements, item = x.numel(), x.element_size()
+    if error is None and elements * item <= CHUNK_BYTES:
+        piece = (x, 0, elements * item)
+        return [Pieces((piece,), (piece if out is x else (out, 0, elements * item),), begin, elements)]
+    outputs = (out,) if error is None else (out, error)
+    return [
+        Pieces(
+            ((x, first * item, length * item),),
+            [(one, first * item, length * item) for one in outputs],
+            begin,
+            length,
+        )
+        for first, length in _cuts(elements, item)
+    ]
+
+
+def scattered_parts(x: Any, block: Any, lengths: list[int], begin: Begin) -> list[StagedOperation]:
+    """For one that turns the blocks of ``x``, of ``lengths`` elements, into this rank's ``block``. Lengths: of the
+    blocks of a part, in elements."""
+    if len(set(lengths)) > 1:  # chunks of unequal blocks would lie differently on each rank
+        return [Pieces([whole(x)], [whole(block)], begin, lengths)]
+    ranks, item = len(lengths), x.element_size()
+    parts: list[StagedOperation] = []
+    for first, length in _cuts(lengths[0], item, ranks):
+        nbytes = length * item
+        pieces = [(x, (rank * lengths[0] + first) * item, nbytes) for rank in range(ranks)]
+        parts.append(Pieces(pieces, [(block, first * item, nbytes)], begin, [length] * ranks))
+    return parts
+
+
+def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begin: Begin) -> list[StagedOperation]:
+    """For one that puts all ranks' ``x`` into ``out``; ``lengths``: in bytes where they are unequal. Lengths: of this
+    rank's input, in bytes."""
+    if lengths is not None:
+        ends = [0, *accumulate(lengths)]
+        return [Pieces([whole(x)], [(out, first, last - first) for first, last in pairwise(ends)], begin, x.nbytes)]
+    item = x.element_size()
+    parts: list[StagedOperation] = []
+    for first, length in _cuts(x.numel(), item, ranks):
+        nbytes = length * item
+        pieces = [(out, rank * x.nbytes + first * item, nbytes) for rank in range(ranks)]
+        parts.append(Pieces([(x, first * item, nbytes)], pieces, begin, nbytes))
+    return parts
+
+
+def broadcast_parts(
+    x: Any, is_root: bool, begin: Callable[[int, int, _core.Gate], _core.Request]
+) -> list[StagedOperation]:
+    """For one that copies the root's ``x``; ``begin`` gets an address and a length in bytes."""
+    item = x.element_size()
+    parts: list[StagedOperation] = []
+    for first, length in _cuts(x.numel(), item):
+        nbytes = length * item
+        piece = [(x, first * item, nbytes)]
+        if is_root:
+            parts.append(Pieces(piece, [], lambda given, _, nbytes, gate: begin(given, nbytes, gate), nbytes))
+        else:
+            parts.append(Pieces([], piece, lambda _, taken, nbytes, gate: begin(taken, nbytes, gate), nbytes))
+    return parts
+
+
+def _cuts(elements: int, itemsize: int, copies: int = 1) -> list[tuple[int, int]]:
+    """The first elements and lengths of a vector's chunks, ``copies`` of which are communicated at once; of an empty
+    one an empty chunk."""
+    step = max(1, CHUNK_BYTES // (itemsize * copies))
+    return [(first, min(step, elements - first)) for first in range(0, max(elements, 1), step)]
+
+
+def _bytes_of(pieces: Sequence[Piece]) -> int:
+    nbytes = 0
+    for piece in pieces:
+        nbytes += piece[2]
+    return nbytes

@@ -35,7 +35,7 @@ _BUILD = (
 )
 
 
-class Network(Protocol):
+class MpiNetwork(Protocol):
     """``telegrad._mpi.Network``: a duplicate of an MPI communicator, over which drivers send."""
 
     @property

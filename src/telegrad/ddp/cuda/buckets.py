@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from telegrad.communicator.cuda.late_read import LateRead
-from telegrad.communicator.cuda.runtime import has_runtime, runtime_of
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.runtime import LateRead, has_runtime, runtime_of
+from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.ddp.backward_pass import Averaging, Future
 from telegrad.ddp.bucket import BucketLayout, GradBucket, check_reducible, is_current, layout_of
 from telegrad.ddp.cuda.clipping import clip_tensors

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 import torch
 
 from telegrad.communicator.cuda.runtime import Captured, DeviceRuntime, Stream, runtime_of
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.transfers import DeviceWork
 
 T = TypeVar("T")
 

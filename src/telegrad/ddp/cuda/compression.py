@@ -13,7 +13,7 @@ import torch
 from telegrad import _core
 from telegrad.communicator import Communicator, DeviceEntries
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
-from telegrad.communicator.cuda.work import DeviceWork
+from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.communicator.operands import encoding_of
 from telegrad.compress import Compressor, Part
 from telegrad.ddp.bucket import BucketLayout, Member

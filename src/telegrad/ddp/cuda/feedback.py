@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from telegrad.communicator.cuda.late_read import LateRead
-from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.communicator.cuda.runtime import LateRead, runtime_of
 from telegrad.compress import Compressor, Residual
 from telegrad.compress.residual import Entry
 from telegrad.ddp.cuda.loss_scale import LossScale

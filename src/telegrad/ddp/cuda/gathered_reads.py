@@ -9,8 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
-from telegrad.communicator.cuda.late_read import LateRead
-from telegrad.communicator.cuda.runtime import Stream, runtime_of
+from telegrad.communicator.cuda.runtime import LateRead, Stream, runtime_of
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from telegrad.communicator.cuda.late_read import LateRead
+from telegrad.communicator.cuda.runtime import LateRead
 from telegrad.ddp.units import check_scale
 
 

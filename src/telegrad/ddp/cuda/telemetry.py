@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from telegrad.communicator import Communicator
-from telegrad.communicator.cuda.late_read import LateRead
+from telegrad.communicator.cuda.runtime import LateRead
 from telegrad.compress import Observation
 from telegrad.ddp.bucket import BucketLayout
 from telegrad.ddp.cuda.selection import Choice, Chosen

@@ -56,7 +56,7 @@ class Kept(NamedTuple):
     before: Array
 
 
-class Kernels(Protocol):
+class FeedbackKernels(Protocol):
     """None of them waits. Each is one launch, however many parts it has; a table is what it knows of them: int64, made
     in host memory, to be copied to the device, and good as long as arrays stay where they are. ``faults`` (int32, one
     for each gradient) become 1 where something that is not finite is found."""
@@ -129,7 +129,7 @@ class Kernels(Protocol):
         """Each ``values`` times its ratio, unless that is 1. What float32 cannot hold becomes its largest number."""
 
 
-def kernels_of(x: Array) -> Kernels:
+def kernels_of(x: Array) -> FeedbackKernels:
     """The functions for tensors such as ``x``. Raises as ``placement.is_on_gpu``; ``TypeError`` for a numpy array."""
     if not is_on_gpu(x, "x"):
         raise TypeError("x is a numpy array, whose error feedback is a Compressor's: give a tensor on a GPU")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from telegrad.kernels.feedback import Collected, Kept, Moved, Remade
 from telegrad.kernels.nonfinite import as_float32
-from telegrad.kernels.quantise.naive import narrowed
+from telegrad.kernels.rounding import narrowed
 
 Vector = npt.NDArray[Any]
 

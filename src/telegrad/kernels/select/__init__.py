@@ -34,7 +34,7 @@ class Chosen:
     peak: float  # no magnitude that stays in the residual is larger
 
 
-class Kernels(Protocol):
+class SelectionKernels(Protocol):
     """The selections for arrays of one kind. What each promises is said in ``cpu``."""
 
     def accumulate_all(self, residual: Array, gradient: Array, indices: Array, values: Array, offset: int) -> None: ...
@@ -113,7 +113,7 @@ class Kernels(Protocol):
     def put_back(self, residual: Array, indices: Array, values: Array, offset: int) -> None: ...
 
 
-def kernels_of(residual: Array) -> Kernels:
+def kernels_of(residual: Array) -> SelectionKernels:
     """The selections for arrays such as ``residual``: by where it lies.
 
     Raises as ``placement.is_on_gpu``.
@@ -128,12 +128,12 @@ def kernels_of(residual: Array) -> Kernels:
 
 
 def queues_of(residual: Array) -> Any:
-    """The module of selections that nobody waits for, ``triton.queued``, for a tensor on a GPU.
+    """The module of selections that nobody waits for, ``triton``, for a tensor on a GPU.
 
     Raises as ``placement.is_on_gpu``; ``TypeError`` for a numpy array.
     """
     if not is_on_gpu(residual, "residual"):
         raise TypeError("residual is a numpy array, whose selections nobody queues: give a tensor on a GPU")
-    from telegrad.kernels.select.triton import queued
+    from telegrad.kernels.select import triton
 
-    return queued
+    return triton

@@ -20,7 +20,7 @@ DENSE = -2
 """The form of a sum that is dense; one of 0 or more is how many entries it has; any other says that it failed."""
 
 
-class Kernels(Protocol):
+class StagingKernels(Protocol):
     """What moves entries and sums. None of them waits."""
 
     def stage(
@@ -43,7 +43,7 @@ class Kernels(Protocol):
         """Adds to ``out``, float32, what ``form`` tells of, which lies as for ``write_sum``; nothing of what failed."""
 
 
-def kernels_of(x: Array) -> Kernels:
+def kernels_of(x: Array) -> StagingKernels:
     """The functions for tensors such as ``x``. Raises as ``placement.is_on_gpu``; ``TypeError`` for a numpy array."""
     if not is_on_gpu(x, "x"):
         raise TypeError("x is a numpy array, which nothing needs to stage: give a tensor on a GPU")

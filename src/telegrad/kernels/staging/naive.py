@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.kernels.quantise.naive import narrowed
-from telegrad.kernels.scatter.naive import scatter_add, scatter_set
+from telegrad.kernels.rounding import narrowed, widened
 from telegrad.kernels.staging import DENSE
 
 Vector = npt.NDArray[Any]
@@ -33,7 +32,7 @@ def write_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values:
         out.view(np.uint8).fill(0xFF)
     else:
         out[:] = narrowed(np.array([absent], np.float32), out.dtype)
-        scatter_set(out, indices, values, 0, form)
+        scatter_set(out, indices, values, form)
 
 
 def add_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values: Vector) -> None:
@@ -41,4 +40,23 @@ def add_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values: V
     if form[0] == DENSE:
         out += dense
     else:
-        scatter_add(out, indices, values, 0, form)
+        scatter_add(out, indices, values, form)
+
+
+def scatter_add(dense: Vector, indices: Vector, values: Vector, held: Vector) -> None:
+    """``dense[index] += value``, rounded once, of the first ``held`` entries."""
+    for index, value in _entries(indices, values, held):
+        place = slice(int(index), int(index) + 1)
+        with np.errstate(all="ignore"):
+            total = widened(dense[place]) + widened(np.array([value], values.dtype))
+        dense[place] = narrowed(total, dense.dtype)
+
+
+def scatter_set(dense: Vector, indices: Vector, values: Vector, held: Vector) -> None:
+    """``dense[index] = value`` of the first ``held`` entries."""
+    for index, value in _entries(indices, values, held):
+        dense[int(index)] = value
+
+
+def _entries(indices: Vector, values: Vector, held: Vector) -> list[tuple[Any, Any]]:
+    return list(zip(indices, values, strict=True))[: max(0, int(held[0]))]

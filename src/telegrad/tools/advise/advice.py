@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from telegrad.cost.way import Way
-from telegrad.tools.advise.cluster import Cluster
-from telegrad.tools.advise.sending import dense, fill_in, gathered, ok_topk, qsgd, sparse
+from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, ok_topk, qsgd, sparse
 from telegrad.tools.advise.step import NONE, Step, StepGroup, Stragglers, expected, planned
 from telegrad.tools.advise.workload import Device, Workload
 

@@ -19,13 +19,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from telegrad.cost.linear_cost import LinearCost
-from telegrad.cost.way import GroupCost, Way
+from telegrad.cost.way import GroupCost, LinearCost, Way
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.cluster import Cluster
-from telegrad.tools.advise.sending import PhasedWay, way_of
+from telegrad.tools.advise.sending import Cluster, PhasedWay, way_of
 from telegrad.tools.advise.workload import Device, Workload
 
 

@@ -24,17 +24,23 @@ from telegrad.communicator.operands import WIRES
 from telegrad.launch import join, rank_and_size
 from telegrad.launch.joining import exchange
 from telegrad.tools.bench.netlab import burst_bytes
-from telegrad.tools.bench.networks import payload_bytes_per_s, peers_store, rate_bytes_per_s, run_job
-from telegrad.tools.bench.peers import PEERS, Peer, say_missing, start_peers
 from telegrad.tools.bench.plan import (
     INTERLEAVED,
+    PEERS,
     AllreducePlan,
     Measured,
+    Peer,
     Timing,
     bound_bytes,
     bus_factor,
     is_alternative,
     is_slower,
+    payload_bytes_per_s,
+    peers_store,
+    rate_bytes_per_s,
+    run_job,
+    say_missing,
+    start_peers,
     text_of,
 )
 from telegrad.tuning import calibrate
@@ -404,7 +410,7 @@ def report_of(
         )
 
 
-def count_of(plan: AllreducePlan) -> int:
+def result_count_of(plan: AllreducePlan) -> int:
     """How many results ``run`` will see, without those that come again."""
     return len(plan.sizes) * (len(plan.contenders) + len(plan.peers))
 

@@ -19,11 +19,9 @@ import numpy.typing as npt
 
 from telegrad import Communicator, SparseVector
 from telegrad.launch import join
-from telegrad.tools.bench.networks import payload_bytes_per_s, peers_store, run_job
-from telegrad.tools.bench.peers import Peer, start_peers
-from telegrad.tools.bench.plan import JsonFields, Timing
+from telegrad.tools.bench.plan import JsonFields, Peer, Timing, payload_bytes_per_s, peers_store, run_job, start_peers
 from telegrad.tuning import calibrate
-from telegrad.tuning.pairs import timed_sample
+from telegrad.tuning.probes import timed_sample
 
 _RANDOM_SEED = 1_000_003
 _PARETO_EXPONENT = 3

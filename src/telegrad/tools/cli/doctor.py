@@ -1,19 +1,25 @@
 """``telegrad doctor`` and ``telegrad env``: what works on this machine and how to mend the rest; what it is.
 
-Both must come where the compiled core does not load.
+Both must work where the compiled core does not load.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from telegrad.tools.doctor import host, installation, transports
-from telegrad.tools.doctor.environment import as_text, describe_environment
-from telegrad.tools.doctor.finding import Check, Finding, as_json, is_usable, run_checks
+from telegrad.tools.doctor.host import as_text, describe_environment
+from telegrad.tools.doctor.installation import Check, Finding, Status, as_json, is_usable, run_checks
+from telegrad.tools.report.figures import duration
+
+if TYPE_CHECKING:
+    from telegrad.tools.doctor.selftest import CheckOutcome
 
 _SLACK_S = 5.0  # so that what a check waits for itself is told by the check
 
@@ -28,7 +34,7 @@ CHECKS: tuple[Check, ...] = (
     Check("pages", host.pages),
     Check("limits", host.limits),
     Check("cores", host.cores),
-    Check("interfaces", host.interfaces),
+    Check("interfaces", host.network_interfaces),
     Check(
         "host name",
         host.host_name,
@@ -63,7 +69,6 @@ def doctor(
 
 
 def _shown(console: Console) -> list[Finding]:
-    from telegrad.tools.report.findings import line_of, summary_of
 
     with console.status("") as status:
         findings = run_checks(
@@ -83,3 +88,48 @@ def env(as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON."
     """
     described = describe_environment()
     typer.echo(json.dumps(described, indent=1) if as_json else as_text(described))
+
+
+# Findings of `telegrad doctor` and `telegrad test` as text: a line each, and the remedy below it.
+
+_SHOWN: dict[Status, tuple[str, str]] = {
+    "ok": ("OK", "green"),
+    "note": ("note", "yellow"),
+    "missing": ("missing", "yellow"),
+    "failed": ("failed", "red"),
+    "error": ("ERROR", "bold red"),
+}
+_STATUS_WIDTH = 8
+_CHECK_WIDTH = 15
+_NETWORK_WIDTH = 15
+_OUTCOME_WIDTH = 27
+
+
+def line_of(finding: Finding) -> Text:
+    """Its line, and one with the remedy where there is any."""
+    word, style = _SHOWN[finding.status]
+    line = Text.assemble((f"{word:<{_STATUS_WIDTH}}", style), (f"{finding.check:<{_CHECK_WIDTH}}", "bold"))
+    line.append(f" {finding.text}")
+    if finding.mend and finding.status != "ok":
+        line.append(f"\n{'':<{_STATUS_WIDTH + _CHECK_WIDTH}} → {finding.mend}", style="dim")
+    return line
+
+
+def summary_of(findings: Sequence[Finding]) -> Text:
+    """The last line: can telegrad be used?"""
+    if not is_usable(findings):
+        count = sum(finding.status == "error" for finding in findings)
+        return Text(f"telegrad cannot be used here: mend the {count} ERROR above first", style="bold red")
+    broken = [finding.check for finding in findings if finding.status == "failed"]
+    if broken:
+        return Text(f"telegrad can be used here; not all could be looked at: {', '.join(broken)}", style="yellow")
+    return Text("telegrad can be used here", style="green")
+
+
+def line_of_outcome(outcome: CheckOutcome) -> Text:
+    """``OK  tcp  broadcast  1.2 ms``, or what is wrong."""
+    word, style = ("wrong", "bold red") if outcome.fault else ("OK", "green")
+    line = Text.assemble((f"{word:<{_STATUS_WIDTH}}", style), f"{outcome.network:<{_NETWORK_WIDTH}}")
+    line.append(f" {outcome.check:<{_OUTCOME_WIDTH}}", style="bold")
+    line.append(f" {outcome.fault or duration(outcome.took_s)}")
+    return line

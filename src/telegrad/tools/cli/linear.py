@@ -22,21 +22,19 @@ from rich.table import Table
 from telegrad.errors import TransportError
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks, RanksTimedOut
 from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
-from telegrad.linear.data import LibsvmFormat
-from telegrad.linear.index_base import ContradictingBase, ZeroBased
+from telegrad.linear.data import ContradictingBase, LibsvmFormat, ZeroBased
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
+from telegrad.linear.problem import OPTIMIZERS
 from telegrad.linear.rows import Rows
-from telegrad.linear.settings import OPTIMIZERS
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.netlab import NetlabError
-from telegrad.tools.bench.networks import open_network
-from telegrad.tools.cli.console import table_console
+from telegrad.tools.bench.plan import open_network
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import bad_setting, networks_of, refuse_given
-from telegrad.tools.cli.outputs import check_all_writable, check_writable, write_result, written
-from telegrad.tools.report.durations import duration
+from telegrad.tools.cli.outputs import check_all_writable, check_writable, table_console, write_result, written
+from telegrad.tools.report.figures import duration
 
 Optimizer = Annotated[
     str,

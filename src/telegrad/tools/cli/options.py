@@ -1,5 +1,6 @@
 """Options that several commands have, and values that they take as text. Each function names the option, the value and
-the remedy."""
+the remedy.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +10,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from telegrad.tools.bench.networks import check_network
-from telegrad.tools.bench.plan import size_of
+from telegrad.tools.bench.plan import check_network, size_of
 
 _UNITS = {"": 1, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -129,3 +130,35 @@ def refuse_given(context: typer.Context, names: Sequence[str], why: str) -> None
         if is_given(context, name):
             hint = next(one.opts[0] for one in context.command.params if one.name == name)
             raise typer.BadParameter(f"{why}: leave this out", param_hint=hint)
+
+
+# GPUs.
+
+
+def present_gpu(console: Console) -> str:
+    """The name of the machine's GPU. Ends the command with status 1 where torch sees none."""
+    from telegrad.tools.bench.device import gpu_name
+
+    gpu = gpu_name()
+    if gpu is None:
+        console.print("no GPU: torch sees none here, and nothing was measured")
+        raise typer.Exit(1)
+    return gpu
+
+
+def described_gpu(console: Console) -> dict[str, object]:
+    """The machine and its GPU, for result files. Ends the command with status 1 where torch sees none, 2 where what
+    communication of its tensors needs is not installed."""
+    import importlib.util
+
+    from telegrad.tools.bench.device import ENVIRONMENT, describe_gpu
+
+    gpu = present_gpu(console)
+    try:
+        found = importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        found = False
+    if not found:
+        console.print("cuda-bindings is not installed: pip install 'telegrad[gpu]'", markup=False)
+        raise typer.Exit(2)
+    return {**describe_gpu(gpu), "environment": ENVIRONMENT}

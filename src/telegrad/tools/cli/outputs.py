@@ -1,4 +1,4 @@
-"""The files that commands write: said before the work, not after it."""
+"""What commands print and write: files that are checked before the work, tables, and bars of what is counted."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 
 from telegrad.launch import LaunchError
+from telegrad.tools.bench.plan import title_of
 
 _PICTURES = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".eps", ".ps", ".webp", ".tif", ".tiff")
 
@@ -144,3 +146,27 @@ def written(console: Console, path: Path) -> Iterator[None]:
     except OSError as error:
         console.print(f"cannot write {path}: {error.strerror or error}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
+
+
+# Tables and progress bars.
+
+
+def counting(console: Console, *more: ProgressColumn) -> Progress:
+    """A progress bar with ``more`` columns at its end; it is gone when it is over."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, *more, console=console, transient=True)
+
+
+_FILE_COLUMNS = 140  # the widest: sums among ranks that are dealt out to nodes, beside both peers
+
+
+def table_console() -> Console:
+    """A console whose tables keep their columns also where they go into a file."""
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, _FILE_COLUMNS))
+
+
+def say_without(console: Console, missing: Mapping[str, str]) -> None:
+    """Which peers take no part, and why."""
+    for peer, why in missing.items():
+        console.print(f"[yellow]Without {title_of(peer)}:[/] {why}", highlight=False)

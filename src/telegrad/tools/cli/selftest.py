@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from telegrad.communicator.rendezvous.joining import check_interface
+from telegrad.tools.cli.doctor import line_of_outcome
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.doctor.selftest import CheckOutcome, SelfTest, as_json, checks_of, run
-from telegrad.tools.report.findings import line_of_outcome
 
 
 def selftest(

@@ -1,17 +1,361 @@
-"""``telegrad simulate``: collectives among any number of ranks, in virtual time."""
+"""``telegrad simulate``: collectives among any number of ranks in virtual time, and steps from closed forms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
 
 from telegrad import _core
 from telegrad.communicator.operands import formats_named
-from telegrad.tools.cli.simulate_run import Asked, SimulationSettings, run, shared, sizes_of
-from telegrad.tools.cli.simulate_training_step import training_step
-from telegrad.tools.sim.measure import ALGORITHMS
+from telegrad.tools.advise.sending import COLLECTIVES, SCHEMES, SELECTING, Cluster
+from telegrad.tools.advise.step import PLANS, StepSweep, Stragglers
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import names_among, refuse_given
+from telegrad.tools.cli.outputs import say_file, table_console, written
+from telegrad.tools.cli.simulate_run import (
+    Asked,
+    SimulationSettings,
+    failures_said,
+    run,
+    shared,
+    shared_but,
+    sizes_of,
+    write_json,
+)
+from telegrad.tools.cli.workload_options import (
+    ComputeOption,
+    DeviceOption,
+    ModelOption,
+    SamplesOption,
+    TraceOption,
+    chosen_device,
+    chosen_workload,
+)
+from telegrad.tools.report.figures import duration
+from telegrad.tools.sim.measure import ALGORITHMS, Network
+
+# Steps as a table, and as curves with bars of the time's parts.
+
+ShownRow = Mapping[str, Any]
+
+_NAMES = ("scheme", "collective", "plan", "overlap")
+_MARKERS = "osDv^Ppx"
+PHASES = ("computing", "selecting", "decompressing", "exposed communication")
+
+
+def phases_of(row: ShownRow) -> dict[str, float]:
+    """Seconds of a step by what its processor does in them; waiting for the network is what is left."""
+    busy = {
+        "computing": row["step_s"] - row["exposed_s"],
+        "selecting": row["select_s"],
+        "decompressing": row["decompress_s"],
+    }
+    return busy | {"exposed communication": max(0.0, row["step_s"] - sum(busy.values()))}
+
+
+def name_of(row: ShownRow, varying: Sequence[str]) -> str:
+    """By what differs between rows."""
+    words = {"overlap": "overlap" if row["overlap"] else "no overlap"}
+    return ", ".join(str(words.get(key, row[key])) for key in varying) or row["scheme"]
+
+
+def varying_of(rows: Sequence[ShownRow]) -> list[str]:
+    """Which of scheme, collective, plan and overlap tell rows of the same panel apart, beyond those before them."""
+    kept: list[str] = []
+    for key in _NAMES:
+        without, with_it = (
+            {(_panel(row), *(row[one] for one in keys)) for row in rows} for keys in (kept, [*kept, key])
+        )
+        if len(with_it) > len(without):
+            kept.append(key)
+    return kept
+
+
+def table_of(rows: Sequence[ShownRow], title: str) -> Table:
+    """A line for each row; of the same ranks the shortest step is bold."""
+    table = Table(title=escape(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
+    table.caption = "exposed: by how much the step is longer than its computation"
+    table.caption_justify = "left"
+    varying = varying_of(rows)
+    compresses = any(row["select_s"] or row["decompress_s"] for row in rows)
+    several = [key for key in ("model", "scaling") if len({row.get(key) for row in rows}) > 1]
+    for name in (*several, "ranks"):
+        table.add_column(name, justify="right" if name == "ranks" else "left", no_wrap=True)
+    for name in varying:
+        table.add_column(name)
+    names = ("groups", "step", "exposed", "network", *(("select", "decompress") if compresses else ()), "efficiency")
+    for name in (*names, "speed-up"):
+        table.add_column(name, justify="right", no_wrap=True)
+    previous = None
+    for row in rows:
+        here = _where(row)
+        if previous not in (None, here):
+            table.add_section()
+        previous = here
+        best_s = min(other["step_s"] for other in rows if _where(other) == here)
+        cells = [str(row.get(key, "–")) for key in several]
+        cells += [f"{row['ranks']:,}", *(name_of(row, [key]) for key in varying), str(row["groups"])]
+        cells += [duration(row[key]) for key in ("step_s", "exposed_s", "communicate_s")]
+        cells += [duration(row[key]) for key in ("select_s", "decompress_s")] if compresses else []
+        cells += [f"{row['efficiency']:.1%}", f"{row['speedup']:.1f}"]
+        table.add_row(*cells, style="bold" if row["step_s"] == best_s and varying else None)
+    return table
+
+
+def plot(rows: Sequence[ShownRow], title: str, path: Path) -> None:
+    """For each model and kind of scaling a panel of speed-ups against ranks, and below it bars of what the steps
+    consist of, in the order of the curves. The format is that of the path's suffix; PNG without one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: dict[str, list[ShownRow]] = {}
+    for row in rows:
+        panels.setdefault(_panel(row), []).append(row)
+    varying = varying_of(rows)
+    curves = list(dict.fromkeys(name_of(row, varying) for row in rows))
+    looks = {name: {"color": f"C{at % 10}", "marker": _MARKERS[at % len(_MARKERS)]} for at, name in enumerate(curves)}
+    figure, grid = pyplot.subplots(2, len(panels), figsize=(6.5 * len(panels), 9), layout="constrained", squeeze=False)
+    figure.suptitle(title)
+    for (about, found), above, below in zip(panels.items(), grid[0], grid[1], strict=True):
+        for name in curves:
+            points = sorted((row["ranks"], row["speedup"]) for row in found if name_of(row, varying) == name)
+            if points:
+                above.plot(*zip(*points, strict=True), label=name, markersize=4, linewidth=1, **looks[name])
+        ranks = sorted({row["ranks"] for row in found})
+        above.plot(ranks, ranks, color="0.6", linestyle="--", linewidth=1, label="linear")
+        above.set(title=about, xlabel="ranks", ylabel="speed-up over one rank")
+        above.set_xscale("log", base=2)
+        above.set_yscale("log", base=2)
+        above.grid(visible=True, which="major", alpha=0.3)
+        above.legend(fontsize=7)
+        _bars(below, found, curves, varying, ranks)
+    figure.savefig(path, dpi=110, format=None if path.suffix else "png")
+    pyplot.close(figure)
+
+
+def _bars(
+    axes: Any, rows: Sequence[ShownRow], curves: Sequence[str], varying: Sequence[str], ranks: Sequence[int]
+) -> None:
+    width = 0.85 / max(1, len(curves))
+    colors = dict(zip(PHASES, ("0.75", "C1", "C4", "C3"), strict=True))
+    shown: set[str] = set()
+    for row in rows:
+        place = ranks.index(row["ranks"]) + (curves.index(name_of(row, varying)) - (len(curves) - 1) / 2) * width
+        bottom = 0.0
+        for phase, seconds in phases_of(row).items():
+            if seconds > 0:
+                label = None if phase in shown else phase
+                shown.add(phase)
+                axes.bar(place, seconds, width * 0.9, bottom=bottom, color=colors[phase], label=label)
+                bottom += seconds
+    axes.set_xticks(range(len(ranks)), [f"{count:,}" for count in ranks])
+    axes.set(xlabel="ranks", ylabel="seconds of a step")
+    longest, shortest = (pick(row["step_s"] for row in rows) for pick in (max, min))
+    if longest > 8 * shortest:
+        axes.set_ylim(0, 8 * shortest)
+        axes.set_title("cut off at 8 times the shortest step", fontsize=8)
+    axes.legend(fontsize=7)
+
+
+def _panel(row: ShownRow) -> str:
+    return ", ".join(str(row[key]) for key in ("model", "scaling") if key in row)
+
+
+def _where(row: ShownRow) -> tuple[Any, ...]:
+    return row["model"], row.get("scaling"), row["ranks"]
+
+
+# `telegrad simulate training-step`: whole steps from closed forms, among more and more ranks.
+
+_STEP, _LATE = "How gradients are sent", "Stragglers"
+
+
+@shared_but(
+    "jitter",
+    "compute_noise",
+    "start_noise",
+    "payloads",
+    "jobs",
+    "critical_path",
+    "timeline",
+    "links",
+    ranks="2..4096",
+    network="10gbit",
+)
+def training_step(
+    context: typer.Context,
+    model: ModelOption = "resnet50",
+    trace: TraceOption = None,
+    samples: SamplesOption = None,
+    global_samples: Annotated[
+        float | None,
+        typer.Option(
+            help="Strong scaling: the mini-batch of all ranks together. Default: each rank has its own.",
+            rich_help_panel="What a step computes",
+            show_default=False,
+        ),
+    ] = None,
+    device: DeviceOption = "v100",
+    compute_ms: ComputeOption = None,
+    fixed_ms: Annotated[
+        float,
+        typer.Option(
+            help="Milliseconds of a step that do not shrink with the mini-batch: small ones are inefficient.",
+            rich_help_panel="What a step computes",
+        ),
+    ] = 0.0,
+    scheme: Annotated[
+        str, typer.Option(help=f"{', '.join(SCHEMES)}, several with commas, or all.", rich_help_panel=_STEP)
+    ] = "dense,sparse,oktopk",
+    plan: Annotated[
+        str,
+        typer.Option(
+            help=f"How gradients are merged: {', '.join(PLANS)}, several with commas, or all.", rich_help_panel=_STEP
+        ),
+    ] = "fixed",
+    collective: Annotated[
+        str,
+        typer.Option(help=f"Of dense sums: {', '.join(COLLECTIVES)}; several with commas.", rich_help_panel=_STEP),
+    ] = "telegrad",
+    density: Annotated[
+        float, typer.Option(help="Share of entries that each rank selects.", rich_help_panel=_STEP)
+    ] = 0.01,
+    overlap: Annotated[
+        bool, typer.Option(help="Communicate beside the backward pass, or after it.", rich_help_panel=_STEP)
+    ] = True,
+    straggler_factor: Annotated[
+        float, typer.Option(help="One rank takes always so many times as long.", rich_help_panel=_LATE)
+    ] = 1.0,
+    straggler_sigma: Annotated[
+        float,
+        typer.Option(
+            help="Each rank's step is exp(this · z) times as long, z normal: means of 200 steps.", rich_help_panel=_LATE
+        ),
+    ] = 0.0,
+    *,
+    settings: SimulationSettings,
+) -> None:
+    """Predict a training step: compute, select, send, decompress, overlapped as data-parallel training does it.
+
+    Closed forms, not the collectives themselves: thousands of ranks take seconds. [bold]telegrad[/] is the fastest of
+    this library's algorithms for each group by the closed forms that the simulator is held against. Sparse sums fill in
+    as random indices do. [bold]--ranks-per-node[/] ranks share a node; [bold]two-level[/] sums inside of it first.
+
+    [bold]Example:[/] telegrad simulate training-step --model vgg16 --ranks 2..4096 --plan fixed,optimal --plot
+    """
+    console = table_console()
+    settings.check_outputs()
+    drawn = settings.drawn_into("training_step")
+    network, ranks = settings.made_network(), settings.all_ranks()
+    chosen = chosen_device(device)
+    workload = chosen_workload(context, model, trace, samples, chosen, compute_ms, fixed_ms)
+    if global_samples is not None and not 0 < global_samples < float("inf"):
+        raise typer.BadParameter(
+            f"{global_samples:g} is no mini-batch: use a number above 0", param_hint="--global-samples"
+        )
+    if not 0 < density <= 1:
+        raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
+    if global_samples is not None and global_samples < max(ranks):
+        raise typer.BadParameter(
+            f"{global_samples:g} is less than a sample for each of {max(ranks):,} ranks: give at least as many, or "
+            "fewer --ranks",
+            param_hint="--global-samples",
+        )
+    schemes = _names(scheme, SCHEMES, "--scheme")
+    if "dense" not in schemes:
+        refuse_given(context, ("collective",), f"--scheme {scheme} has no dense sums")
+    if not SELECTING.intersection(schemes):
+        refuse_given(context, ("density",), f"--scheme {scheme} selects no entries")
+    sweep = StepSweep(
+        workload,
+        _clusters(network, ranks),
+        chosen,
+        ranks,
+        schemes,
+        _names(plan, PLANS, "--plan"),
+        _names(collective, COLLECTIVES, "--collective"),
+        density,
+        global_samples,
+        overlap,
+        _stragglers(straggler_factor, straggler_sigma, settings.seed),
+    )
+    title = f"training steps of {workload.model}, {settings.network}"
+    computing = workload.trace.about or workload.model
+    if global_samples is not None:
+        computing += f" of {workload.samples:g} samples, of which a rank has its share of {global_samples:g}"
+    computing += f"; selection: {chosen.about}"
+    about = {
+        "workload": workload.trace.about,
+        "device": chosen.about,
+        "density": density,
+        "network": {"name": settings.network, "about": network.about, **network.fields_of_core()},
+    }
+    said = [network.about, computing]
+    with ended_by_interrupt(console, "interrupted: nothing was written"), failures_said(console):
+        rows = list(sweep.rows())
+        console.print(table_of(rows, title))
+        for line in said:
+            console.print(line, style="dim", highlight=False, markup=False)
+        if settings.json_file is not None:
+            write_json(console, settings.json_file, {"rows": rows, **about})
+            say_file(console, "rows", settings.json_file)
+        if drawn is not None:
+            _draw(console, rows, title, drawn)
+
+
+def _draw(console: Any, rows: Sequence[ShownRow], title: str, path: Path) -> None:
+    with written(console, path):
+        plot(rows, title, path)
+    say_file(console, "plot", path)
+
+
+def _names(text: str, known: Any, option: str) -> list[str]:
+    found = names_among(text, (*known, "all"), option)
+    return list(known) if "all" in found else found
+
+
+def _clusters(network: Network, ranks: list[int]) -> Callable[[int], Cluster]:
+    per_node = max(1, network.ranks_per_node)
+    for count in ranks:
+        if count > per_node and count % per_node:
+            raise typer.BadParameter(
+                f"{per_node} ranks a node do not make {count} ranks: use a divisor, so that nodes are alike",
+                param_hint="--ranks-per-node",
+            )
+    within = replace(
+        network.costs,
+        alpha_s=network.node_alpha_s,
+        beta_s_per_byte=network.node_beta_s_per_byte,
+        beta_exchange_s_per_byte=0.0,
+    )
+
+    def cluster(count: int) -> Cluster:
+        if per_node == 1:
+            return Cluster(count, network.costs)
+        return Cluster(count, network.costs, min(per_node, count), within, network.oversubscription)
+
+    return cluster
+
+
+def _stragglers(factor: float, sigma: float, seed: int) -> Stragglers:
+    try:
+        Stragglers(factor=factor)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--straggler-factor") from error
+    try:
+        return Stragglers(factor, sigma, seed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--straggler-sigma") from error
+
 
 WireOption = Annotated[
     str,

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.workload import DEVICES, Device, Workload, device_of, of_model, scaled
+from telegrad.tools.advise.workload import ARCHITECTURES, DEVICES, Device, Workload, device_of, of_model, scaled
 from telegrad.tools.cli.options import refuse_given
 
 _COMPUTATION = "What a step computes"

@@ -1,5 +1,5 @@
 """The demo: the same language model trained three times on this machine, by plain DDP and over telegrad.
 
-``text`` is its data, ``model`` its model, ``settings`` what all ranks agree on, ``worker`` one rank's training, ``job``
-starts the ranks and listens to them, ``results`` what comes out. Importing this package needs neither torch nor rich.
+``job`` has the data and the settings, starts the ranks, and judges the results; ``training`` is one rank's part.
+Importing this package needs neither torch nor rich.
 """

@@ -1,23 +1,120 @@
-"""One collective of all ranks in virtual time: what it takes, and what passes each port and link."""
+"""One collective of all ranks in virtual time, on a named network, or many such points over all cores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import functools
+import multiprocessing
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.communicator.operands import Formats, formats_named, name_of_formats
-from telegrad.cost import Cost, Costs, cost, fastest_allreduce
-from telegrad.cost.cost_moves import broadcast_pieces
+from telegrad.cost import Cost, Costs, closed_forms, fastest_allreduce
+from telegrad.cost.closed_forms import Levels, allreduce_on_levels, broadcast_pieces, layout_that_pays
 from telegrad.cost.decision import TWO_LEVEL
-from telegrad.cost.levels import Levels, allreduce_on_levels
 from telegrad.cost.network import ceil_log2
-from telegrad.cost.wire_layout import layout_that_pays
-from telegrad.tools.sim.networks import Network
+from telegrad.launch.joining import die_with
+
+# Networks by name: the cost of a message, a byte and a byte of work, with the sources of the figures.
+# The figures are assumptions for planning, not measurements: a rate is what its standard says, less the frames'
+# headers; latencies are what such networks have between two idle machines at one switch. Give your own where you know
+# them.
+
+# One core adding float32 vectors that lie in memory: 10 GB of received bytes a second.
+GAMMA_S_PER_BYTE = 1e-10
+
+_RATE = re.compile(r"(\d+(?:\.\d+)?)(mbit|gbit)")
+_BITS = {"mbit": 1e6, "gbit": 1e9}
+_RDMA_FROM_BITS = 100e9
+# Of each Ethernet frame on the wire with a payload of 1,500 bytes (preamble and gap included), TCP's user gets 1,448 of
+# 1,538 bytes; of RDMA over it with an MTU of 4,096, 4,096 of 4,178.
+_TCP_SHARE = 1448 / 1538
+_RDMA_SHARE = 4096 / 4178
+_TCP_ALPHA_S = 20e-6
+_RDMA_ALPHA_S = 2e-6
+
+NAMED = ("1gbit", "10gbit", "25gbit", "40gbit", "100gbit", "200gbit", "400gbit")
+
+
+@dataclass(frozen=True)
+class Network:
+    """The simulator's costs: core/drivers/sim/sim_costs.hpp says what each means, docs/simulation.md in more words.
+
+    ``about`` says where ``costs`` come from. Raises ``ValueError`` for figures that make no sense.
+    """
+
+    costs: Costs
+    about: str = "costs as given"
+    jitter: float = 0.0
+    compute_noise: float = 0.0
+    start_noise_s: float = 0.0
+    ranks_per_node: int = 0
+    node_alpha_s: float = 0.0
+    node_beta_s_per_byte: float = 0.0
+    oversubscription: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("jitter", "compute_noise", "start_noise_s", "node_alpha_s", "node_beta_s_per_byte"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name}={value} must be a finite number, 0 or more")
+        if self.ranks_per_node < 0:
+            raise ValueError(f"ranks_per_node={self.ranks_per_node} must be 0 (one level) or more")
+        if not 1 <= self.oversubscription < float("inf"):
+            raise ValueError(
+                f"oversubscription={self.oversubscription} must be 1 (an uplink carries all ports of its node) or more"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """One level and no noise: what the closed forms are for."""
+        noisy = self.jitter or self.compute_noise or self.start_noise_s
+        return not noisy and self.ranks_per_node <= 1
+
+    def fields_of_core(self) -> dict[str, float]:
+        """The fields of the core's SimCosts by name."""
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in ("costs", "about")}
+        return own | {field.name: getattr(self.costs, field.name) for field in fields(Costs)}
+
+
+def network_of(name: str) -> Network:
+    """``100gbit`` or any other rate in mbit or gbit. Below 100gbit: TCP through the kernel, from there on RDMA.
+
+    Raises ``ValueError`` for anything else.
+    """
+    found = _RATE.fullmatch(name.strip().lower())
+    if found is None or float(found[1]) == 0:
+        raise ValueError(
+            f"network {name!r} is not known: use {', '.join(NAMED)} or any other rate above 0 in mbit or gbit, such as "
+            "2.5gbit (10 GB/s are 80gbit)"
+        )
+    bits = float(found[1]) * _BITS[found[2]]
+    rdma = bits >= _RDMA_FROM_BITS
+    kind, alpha_s, share = ("RDMA", _RDMA_ALPHA_S, _RDMA_SHARE) if rdma else ("TCP", _TCP_ALPHA_S, _TCP_SHARE)
+    costs = Costs(alpha_s=alpha_s, beta_s_per_byte=8 / (bits * share), gamma_s_per_byte=GAMMA_S_PER_BYTE)
+    about = (
+        f"{name.strip().lower()}: assumes {kind}, α {alpha_s * 1e6:g} µs, {share:.1%} of the rate for payload, "
+        f"γ {GAMMA_S_PER_BYTE * 1e9:g} ns per byte"
+    )
+    return Network(costs, about)
+
+
+def with_costs(network: Network, **given: float | None) -> Network:
+    """``network`` with the costs that are not None, by the names of ``Costs``."""
+    changed = {name: value for name, value in given.items() if value is not None}
+    if not changed:
+        return network
+    what = ", ".join(f"{name}={value:g}" for name, value in changed.items())
+    return replace(network, costs=replace(network.costs, **changed), about=f"{network.about}; given: {what}")
+
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.uint64]
@@ -250,13 +347,13 @@ def closed_form(point: Point) -> Cost | None:
 _EXCHANGE_MOST = 2.0  # times β; then some forms are more than 1 % off
 _NOT_ALIKE = ("all_to_all", "reduce")  # some of their messages meet one the other way, others do not
 _FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
-    "allgather": cost.allgather,
-    "gather": cost.gather,
-    "scatter": cost.scatter,
-    "all_to_all": cost.all_to_all,
-    "broadcast": cost.broadcast,
-    "reduce": cost.reduce,
-    "reduce_scatter": cost.reduce_scatter,
+    "allgather": closed_forms.allgather,
+    "gather": closed_forms.gather,
+    "scatter": closed_forms.scatter,
+    "all_to_all": closed_forms.all_to_all,
+    "broadcast": closed_forms.broadcast,
+    "reduce": closed_forms.reduce,
+    "reduce_scatter": closed_forms.reduce_scatter,
 }
 
 
@@ -266,9 +363,9 @@ def _form_of(point: Point) -> Cost:
         costs, levels = costs_on_levels(point.network, point.ranks)
         if levels is not None:
             return allreduce_on_levels(point.chosen, levels, point.size, costs)
-        return cost.allreduce(point.chosen, point.ranks, point.size, costs)
+        return closed_forms.allreduce(point.chosen, point.ranks, point.size, costs)
     if point.operation == "barrier":
-        return cost.barrier(point.ranks, costs)
+        return closed_forms.barrier(point.ranks, costs)
     if point.operation in SPARSE:
         return _sparse_form_of(point)
     return _FORMS[point.operation](point.ranks, point.size, costs)
@@ -279,12 +376,118 @@ def _sparse_form_of(point: Point) -> Cost:
     packed = point._formats().indices == _core.IndexFormat.packed
     if point.operation == "allreduce_topk":
         keep = point.keep or max(1, point.nnz)
-        return cost.allreduce_topk(
+        return closed_forms.allreduce_topk(
             ranks, dimension, point.nnz, keep, costs, slices="cut", finds_threshold=True, packed=packed
         )
-    form = cost.allgather_sparse if point.operation == "sparse_allgather" else cost.reduce_scatter_sparse
+    form = (
+        closed_forms.allgather_sparse if point.operation == "sparse_allgather" else closed_forms.reduce_scatter_sparse
+    )
     return form(ranks, dimension, point.nnz, costs, packed=packed)
 
 
 def _links(found: dict[str, Any]) -> Links:
     return Links(found["from"], found["to"], found["messages"], found["bytes"])
+
+
+# Many points, over all cores. Each point is simulated by itself, so how many processes there are changes no result.
+# Ctrl-C, an error or the end of this process ends the other processes at once.
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def call_in_processes(
+    work: Callable[[Item], Result],
+    items: Sequence[Item],
+    processes: int,
+    keep: Callable[[Item, Result], None],
+    *,
+    prepare: Callable[[], None] | None = None,
+) -> None:
+    """``keep(item, work(item))`` for each item as it comes, in any order. ``work``, ``prepare``, which each process
+    calls at first, items and results are pickled. Raises what ``work`` and ``keep`` raise."""
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(processes, context, _begin, (os.getpid(), prepare))
+    try:
+        waiting: dict[Future[Result], Item] = {pool.submit(work, item): item for item in items}
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                keep(waiting.pop(future), future.result())
+    except BaseException:
+        # A call may take minutes more, and nobody wants its result.
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.terminate()
+        raise
+    pool.shutdown()
+
+
+def _begin(parent: int, prepare: Callable[[], None] | None) -> None:
+    """A terminal sends Ctrl-C to all processes; the first ends the others. Where it is killed, nobody does: they wait
+    for work under a lock that one of them holds."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with(parent)
+    if prepare is not None:
+        prepare()
+
+
+# What stays below both takes about a second at most.
+_LONG_EVENTS = 2_000_000
+_EVENTS_PER_MESSAGE = 3
+_LONG_BYTES = 256 << 20  # of all ranks' payloads
+
+
+def sweep(
+    points: Sequence[Point], *, processes: int | None = None, on_measured: Callable[[Measurement], None] | None = None
+) -> list[Measurement]:
+    """Every point's measurement, in the order of ``points``; points that come to the same are simulated once.
+
+    ``processes``: how many to use (default: one per core, and no more than there are points); with 1, short points are
+    simulated in this one. ``on_measured`` is called for each as it comes, in any order. Raises ``ValueError`` for less
+    than one process, and what ``measure`` raises; then, and on Ctrl-C, the other processes are ended.
+    """
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes={processes} must be at least 1")
+    # auto is the algorithm that it chooses.
+    same: dict[Point, list[int]] = {}
+    for index, point in enumerate(points):
+        same.setdefault(replace(point, algorithm=point.chosen), []).append(index)
+    results: dict[int, Measurement] = {}
+
+    def keep(found: Measurement) -> None:
+        for index in same[found.point]:
+            results[index] = replace(found, point=points[index])
+            if on_measured is not None:
+                on_measured(results[index])
+
+    longest_first = sorted(same, key=lambda point: -point.messages)
+    processes = min(processes or cores(), len(longest_first))
+    if processes <= 1 and not any(_is_long(point) for point in longest_first):
+        for point in longest_first:
+            keep(measure(point))
+    else:
+        call_in_processes(measure, longest_first, processes, lambda _, found: keep(found))
+    return [results[index] for index in range(len(points))]
+
+
+def measure_apart(point: Point, *, links: bool = False, timeline: bool = False) -> Measurement:
+    """As ``measure``, but in a process of its own where it may take long, so that Ctrl-C ends it at once."""
+    if not _is_long(point):
+        return measure(point, links=links, timeline=timeline)
+    found: list[Measurement] = []
+    work = functools.partial(measure, links=links, timeline=timeline)
+    call_in_processes(work, [point], 1, lambda _, measured: found.append(measured))
+    return found[0]
+
+
+def _is_long(point: Point) -> bool:
+    """The core does not hear Ctrl-C until it has its result."""
+    events = point.messages * _EVENTS_PER_MESSAGE
+    return events > _LONG_EVENTS or (point.payloads and point.ranks * point.size > _LONG_BYTES)
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,918 @@
+"""What each collective takes on the α-β-γ network, as a closed form. docs/simulation.md describes the network.
+
+The forms are those of the algorithms in core/collectives, and tests hold them against the simulator. First come the
+operations that move data, and the barrier, then those that reduce, then those on sparse vectors, which are less exact.
+All are for P ranks; γ counts where bytes are copied or added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from telegrad.cost.network import (
+    CARD_BYTES,
+    ELEMENT_BYTES,
+    Cost,
+    Costs,
+    ceil_div,
+    ceil_log2,
+    check,
+    copying,
+    folded_rounds_s,
+    halving_of_elements_s,
+    pieces_s,
+    stream_s,
+    two_lanes_s,
+)
+
+# Operations that move data, and the barrier.
+# They are for P ranks and blocks (broadcast: a vector) of n = `size` bytes; γ counts where bytes are copied. With
+# α = 0 what happens at one moment has an order that no formula knows.
+
+# What core/collectives does; tests compare with it.
+SHORT_BYTES = 32 << 10  # kShortBytes of allgather.cpp
+CARD_PIECES_MOST = 64  # kCardPiecesMost of allgather_ring.cpp
+LONG_PIECE_BYTES = 512 << 10  # kLongPieceBytes of allgather_ring.cpp
+ALLGATHER_PIECES_MOST = 16  # kPiecesMost of allgather_ring.cpp
+PIECES_UNDER_WAY = 2  # kUnderWay of allgather_ring.cpp
+BULK_BYTES = 64 << 10  # kBulkBytes of broadcast.cpp
+CHAIN_LATENCY_BYTES = 10_000  # kLatencyBytes of broadcast_chain.cpp
+CHAIN_LONG_BYTES = 64 << 10  # kLongBytes
+CHAIN_LEAST_BYTES = 16 << 10  # kLeastPieceBytes
+CHAIN_UNDER_WAY = 4  # kUnderWay
+TREE_RANKS = 16  # kRanksLeast of rooted_tree.hpp
+ROOTED_TREE_BYTES = 2048  # kBlockBytesMost
+ROOT_UNDER_WAY = 16  # kUnderWay of gather.cpp and scatter.cpp
+BRUCK_RANKS = 16  # kBruckRanksLeast of all_to_all.cpp
+BRUCK_BYTES = 512  # kBruckBytesMost
+EXCHANGE_UNDER_WAY = 16  # kUnderWayMost
+OVERLAP_BYTES = 32 << 10  # kOverlapBytesMost
+EXCHANGE_PIECES = 1 << 14  # kExchangeBlocksSteps
+
+
+def allgather(ranks: int, size: int, costs: Costs) -> Cost:
+    """Up to 32 KiB, Bruck's algorithm: ⌈log2 P⌉·α + (P−1)·nβ + P·nγ. Bruck et al., IEEE Transactions on Parallel and
+    Distributed Systems 8(11), 1997, §4. Among two ranks, and above, a ring: (P−1)(α + nβ). Thakur, Rabenseifner, Gropp,
+    Int. J. High Performance Computing Applications 19(1), 2005, §4.1.
+
+    Round the ring a block goes in pieces of 60 KiB, two under way; one of more than 64 such goes in pieces of 512 KiB,
+    16 at most. The first ones leave
+    beside a barrier and are taken when it is over, and the own block is copied then; with two ranks there is none, the
+    first piece tells.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    rounds = ceil_log2(ranks)
+    if size <= SHORT_BYTES and (ranks > 2 or size == 0):
+        return _allgather_bruck(ranks, size, costs)
+    pieces = ceil_div(size, CARD_BYTES)
+    if pieces > CARD_PIECES_MOST:
+        pieces = min(ceil_div(size, LONG_PIECE_BYTES), ALLGATHER_PIECES_MOST)
+    piece = ceil_div(size, pieces)
+    under_way = min(PIECES_UNDER_WAY, pieces)
+    work_s = size * costs.gamma_s_per_byte
+    if ranks == 2:
+        port_s = piece * costs.pair_s_per_byte(piece * under_way)
+        time_s = max(stream_s(pieces, under_way, costs.alpha_s, port_s), costs.alpha_s + port_s + work_s)
+        return Cost(time_s, pieces, size)
+    port_s = piece * costs.beta_s_per_byte
+    left = (ranks - 1) * pieces - under_way
+    time_s = _heard_s(rounds, costs.alpha_s, under_way * port_s)
+    time_s += max(stream_s(left, under_way, costs.alpha_s, port_s), work_s)
+    return Cost(time_s, (ranks - 1) * pieces + rounds, (ranks - 1) * size)
+
+
+def _allgather_bruck(ranks: int, size: int, costs: Costs) -> Cost:
+    time_s, have, messages = 0.0, 1, 0
+    while have < ranks:
+        more = min(have, ranks - have)
+        length = more * size
+        beta_s = costs.pair_s_per_byte(length) if 2 * have == ranks else costs.beta_s_per_byte
+        step_s = costs.alpha_s + length * beta_s
+        time_s += max(step_s, size * costs.gamma_s_per_byte) if have == 1 else step_s
+        have += more
+        messages += 1
+    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, messages, (ranks - 1) * size)
+
+
+def gather(ranks: int, size: int, costs: Costs) -> Cost:
+    """Directly: α + (P−1)·nβ. Among 16 ranks or more, up to 2 KiB, up a binomial tree: ⌈log2 P⌉·α + (P−1)·nβ. Thakur,
+    Rabenseifner, Gropp (as above), §4.
+
+    What the root holds it copies to its place; in the tree everybody copies their own block first, and the root all.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    alpha_s, port_s, work_s = costs.alpha_s, size * costs.beta_s_per_byte, size * costs.gamma_s_per_byte
+    if ranks >= TREE_RANKS and size <= ROOTED_TREE_BYTES:
+        ready_s = [0.0] * ranks
+        for self in range(ranks - 1, -1, -1):
+            heads = sorted((ready_s[child] + alpha_s, below) for child, below in _children(self, ranks))
+            free_s = 0.0
+            for head_s, below in heads:
+                free_s = max(free_s, head_s) + below * port_s
+            ready_s[self] = max(free_s, work_s) if heads else 0.0
+        return Cost(ready_s[0] + ranks * work_s, 1, max(below for _, below in _children(0, ranks)) * size)
+    last_posted_s = alpha_s + (ranks - 1 - ROOT_UNDER_WAY) * port_s if ranks - 1 > ROOT_UNDER_WAY else 0.0
+    return Cost(max(alpha_s + (ranks - 1) * port_s, last_posted_s + work_s), 1, size)
+
+
+def scatter(ranks: int, size: int, costs: Costs) -> Cost:
+    """Directly, 16 messages under way: α + (P−1)·nβ, with small n (P−1)/16·α. Among 16 ranks or more, up to 2 KiB, down
+    a binomial tree: ⌈log2 P⌉·α + (P−1)·nβ. Thakur, Rabenseifner, Gropp (as above), §4.2.
+
+    The root copies its own block to its place; in the tree it copies all first, and all that pass on their own.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    alpha_s, port_s, work_s = costs.alpha_s, size * costs.beta_s_per_byte, size * costs.gamma_s_per_byte
+    if ranks >= TREE_RANKS and size <= ROOTED_TREE_BYTES:
+        ready_s = [0.0] * ranks
+        ready_s[0] = ranks * work_s
+        last_s = 0.0
+        for self in range(ranks):
+            children = _children(self, ranks)
+            done_s = ready_s[self] + (work_s if children else 0.0)
+            out_free_s = ready_s[self]
+            for child, below in reversed(children):
+                ready_s[child] = out_free_s + alpha_s + below * port_s
+                out_free_s += below * port_s
+                done_s = max(done_s, ready_s[child])
+            last_s = max(last_s, done_s)
+        return Cost(last_s, len(_children(0, ranks)), (ranks - 1) * size)
+    time_s = stream_s(ranks - 1, ROOT_UNDER_WAY, alpha_s, port_s)
+    last_posted_s = stream_s(ranks - 1 - ROOT_UNDER_WAY, ROOT_UNDER_WAY, alpha_s, port_s)
+    return Cost(max(time_s, last_posted_s + work_s), ranks - 1, (ranks - 1) * size)
+
+
+def _children(self: int, ranks: int) -> list[tuple[int, int]]:
+    """Of a rank in the binomial tree, counted from the root: each with how many are below it, itself included."""
+    span = self & -self if self else 1 << ceil_log2(ranks)
+    distances = (1 << power for power in range(span.bit_length() - 1))
+    children = [self + distance for distance in distances if self + distance < ranks]
+    return [(child, min(child - self, ranks - child)) for child in children]
+
+
+def all_to_all(ranks: int, size: int, costs: Costs) -> Cost:
+    """Pairwise, up to 32 KiB with 16 messages under way: α + (P−1)·nβ, with small n (P−1)/16·α; longer blocks round by
+    round, in pieces of 60 KiB: (⌈log2 P⌉ + P − 1)α + (P−1)·nβ. Thakur, Rabenseifner, Gropp (as
+    above), §4.4. Among 16 ranks or more, up to 512 bytes, Bruck's algorithm: ⌈log2 P⌉(α + P/2·nβ + P·nγ) + 2P·nγ. Bruck
+    et al. (as above), §3.
+
+    Pairwise, the first messages leave beside a barrier and are taken when it is over, and the own block is copied then;
+    with two ranks there is none, the one message tells.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    alpha_s, work_s, rounds = costs.alpha_s, size * costs.gamma_s_per_byte, ceil_log2(ranks)
+    if ranks >= BRUCK_RANKS and size <= BRUCK_BYTES:
+        time_s, sent = 2 * ranks * work_s, 0
+        for bit in (1 << power for power in range(rounds)):
+            blocks = sum(1 for place in range(ranks) if place & bit)
+            beta_s = costs.pair_s_per_byte(blocks * size) if 2 * bit == ranks else costs.beta_s_per_byte
+            time_s += alpha_s + blocks * size * beta_s + 2 * blocks * work_s
+            sent += blocks * size
+        return Cost(time_s, rounds, sent)
+    if size > OVERLAP_BYTES:
+        pieces = min(ceil_div(size, CARD_BYTES), max(1, EXCHANGE_PIECES // ranks))
+        port_s, exchange_s = (
+            size / pieces * beta for beta in (costs.beta_s_per_byte, costs.pair_s_per_byte(size // pieces))
+        )
+        time_s = (ranks - 1) * pieces_s(pieces, alpha_s, port_s, port_s)
+        if ranks % 2 == 0:  # half way round two ranks send to each other
+            time_s += pieces_s(pieces, alpha_s, port_s, exchange_s) - pieces_s(pieces, alpha_s, port_s, port_s)
+        if ranks == 2:
+            return Cost(time_s + work_s, pieces, size)
+        return Cost(rounds * alpha_s + max(time_s, work_s), (ranks - 1) * pieces + rounds, (ranks - 1) * size)
+    if ranks == 2:
+        return Cost(alpha_s + size * costs.pair_s_per_byte(size) + work_s, 1, size)
+    port_s, under_way = size * costs.beta_s_per_byte, EXCHANGE_UNDER_WAY
+    first = min(under_way, ranks - 1)
+    time_s = _heard_s(rounds, alpha_s, first * port_s)
+    time_s += max(stream_s(ranks - 1 - first, under_way, alpha_s, port_s), work_s)
+    if ranks % 2 == 0:  # half way round two ranks send to each other
+        time_s += size * (costs.pair_s_per_byte(size) - costs.beta_s_per_byte)
+    return Cost(time_s, ranks - 1 + rounds, (ranks - 1) * size)
+
+
+def broadcast_pieces(ranks: int, size: int) -> int:
+    """Into how many pieces a vector is cut that goes along the chain; 1: it goes down the tree."""
+    if ranks < 3 or size < CHAIN_LONG_BYTES:
+        return 1
+    best = int(math.sqrt(size * CHAIN_LATENCY_BYTES / max(1.0, ranks - 2.0)))
+    pieces = ceil_div(size, min(max(best, CHAIN_LEAST_BYTES), CARD_BYTES))
+    chain = CHAIN_LATENCY_BYTES + size + (ranks - 2) * (CHAIN_LATENCY_BYTES + size / pieces)
+    return pieces if chain < ceil_log2(ranks) * (CHAIN_LATENCY_BYTES + size) else 1
+
+
+def broadcast(ranks: int, size: int, costs: Costs) -> Cost:
+    """Binomial tree: ⌈log2 P⌉·(α + nβ) where P is a power of two. Thakur, Rabenseifner, Gropp (as above), §4.2. Long
+    vectors go along a chain, in pieces of b bytes, four under way: nβ + α + (P−2)(α + bβ). Pjesivac-Grbovic et al.,
+    Cluster Computing 10(2), 2007, §3.
+
+    In the tree a rank sends to its subtrees, the largest first: below 64 KiB one message behind the other in its port,
+    from there on each after the one before has arrived. A tree that is not full may be done a little earlier.
+    """
+    check(ranks, size)
+    pieces = broadcast_pieces(ranks, size)
+    if pieces > 1:
+        piece_s = ceil_div(size, pieces) * costs.beta_s_per_byte
+        time_s = stream_s(pieces, CHAIN_UNDER_WAY, costs.alpha_s, piece_s)
+        return Cost(time_s + (ranks - 2) * (costs.alpha_s + piece_s), pieces, size)
+    rounds = ceil_log2(ranks)
+    port_s = size * costs.beta_s_per_byte
+    round_s = costs.alpha_s + port_s
+    next_s = round_s if size >= BULK_BYTES else port_s  # from one send of a rank to its next
+    tree = ranks  # the ranks below and including one; the farthest subtree is again such a tree, the others are full
+    time_s = before_s = 0.0
+    while tree > 1:
+        distance = 1 << (ceil_log2(tree) - 1)
+        depth = distance.bit_length() - 1
+        if depth > 0:  # the second send goes to the largest full subtree
+            time_s = max(time_s, before_s + next_s + round_s + (depth - 1) * round_s)
+        before_s += round_s
+        time_s = max(time_s, before_s)
+        tree -= distance
+    return Cost(time_s, rounds, rounds * size)
+
+
+def barrier(ranks: int, costs: Costs) -> Cost:
+    """Dissemination: ⌈log2 P⌉·α. Hensgen, Finkel, Manber, Int. J. Parallel Programming 17(1), 1988, §3."""
+    check(ranks, 0)
+    rounds = ceil_log2(ranks)
+    return Cost(rounds * costs.alpha_s, rounds, 0)
+
+
+def _heard_s(rounds: int, alpha_s: float, busy_s: float) -> float:
+    """Of a barrier of which all but the first message queue behind what keeps the ports busy from the start."""
+    return max(rounds * alpha_s, (rounds - 1) * alpha_s + busy_s)
+
+
+# Collectives that reduce.
+
+# What core/collectives does; tests compare with it.
+MEMORY_MESSAGE_BYTES = 256 << 10  # kMemoryMessageBytes of lanes.hpp
+DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = CARD_BYTES, 300  # kDoublingTuning
+HALVING_PIECES_MOST = 1024  # kPiecesMost of halving.hpp
+RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
+PAIR_TREE_BYTES, REDUCE_TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
+_SHOWS = 0.002
+
+
+def allreduce(algorithm: str, ranks: int, size: int, costs: Costs) -> Cost:
+    """Of the algorithm of that name on a vector of ``size`` bytes, from one place to another. Raises ``ValueError`` for
+    a name that is none of ``ALLREDUCES``."""
+    if algorithm not in ALLREDUCES:
+        raise ValueError(f"algorithm={algorithm!r} has no closed form: use {', '.join(ALLREDUCES)}")
+    return ALLREDUCES[algorithm](ranks, size, costs)
+
+
+def allreduce_s(algorithm: str, ranks: int, size: int, costs: Costs) -> float:
+    """``allreduce(…).time_s``, but without the messages, which take longer to count than all the rest. Raises as it."""
+    if algorithm != "rabenseifner" or ranks == 1:
+        return allreduce(algorithm, ranks, size, costs).time_s
+    check(ranks, size)
+    return _rabenseifner_s(ranks, size // ELEMENT_BYTES, costs)
+
+
+def allreduce_ring(ranks: int, size: int, costs: Costs, *, message_bytes: int = CARD_BYTES) -> Cost:
+    """2(P−1)(α + n/P·β) + (P−1)/P·nγ for one segment. Patarasuk, Yuan, J. Parallel and Distributed Computing 69(2),
+    2009, §4.
+
+    n is cut into ⌈n/(P·m)⌉ segments, m = ``message_bytes`` (``MEMORY_MESSAGE_BYTES`` within a host), or one more where
+    that is odd and not 1, each with blocks of b bytes (the longest, as every step waits for it), and two lanes work on
+    every other segment each. Up to bγ = bβ they keep in step: a lane's step in which blocks are added takes the longer
+    of what it needs alone, α + bβ + bγ, and of the ports' time for both lanes, 2bβ; a step in which sums are passed on
+    takes max(α + bβ, 2bβ). After the last step of the first lane the second still has min(α, bβ) to go.
+
+    Above bγ = bβ the lanes wait for each other in the processor as well as in the ports: ``two_lanes_s`` follows them.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    steps = ranks - 1
+    segments = _segments(ceil_div(size, ranks), message_bytes)
+    elements = size // ELEMENT_BYTES
+    longest = ceil_div(ceil_div(elements, segments), ranks) * ELEMENT_BYTES
+    beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
+    alpha_s, port_s, work_s = costs.alpha_s, longest * beta_s, longest * costs.gamma_s_per_byte
+
+    if segments == 1:
+        time_s = steps * (2 * (alpha_s + port_s) + work_s)
+    elif work_s <= port_s:
+        adding_s = max(alpha_s + port_s + work_s, 2 * port_s)
+        passing_s = max(alpha_s + port_s, 2 * port_s)
+        time_s = segments // 2 * steps * (adding_s + passing_s) + min(alpha_s, port_s)
+    else:
+        time_s = two_lanes_s(segments, steps, alpha_s, port_s, work_s)
+    return Cost(time_s, 2 * steps * segments, _ring_bytes(ranks, elements))
+
+
+def _segments(size: int, message_bytes: int) -> int:
+    """In how many parts a vector or block goes through the rounds: one, or as many for each of two lanes."""
+    segments = max(1, ceil_div(size, message_bytes))
+    return segments if segments == 1 else ceil_div(segments, 2) * 2
+
+
+def _ring_bytes(ranks: int, elements: int) -> int:
+    """Everything twice, but once a rank's own block and once its right neighbour's: least of rank P − 2."""
+    kept = sum((elements + ranks - 1 - block) // ranks for block in (ranks - 2, ranks - 1))
+    return (2 * elements - kept) * ELEMENT_BYTES
+
+
+def allreduce_recursive_doubling(ranks: int, size: int, costs: Costs) -> Cost:
+    """log2 P·(α + nβ + nγ). Thakur, Rabenseifner, Gropp, Int. J. High Performance Computing Applications 19(1), 2005,
+    §4.5.
+
+    Where P is not a power of two, 2^m < P < 2^(m+1): m rounds, before them a fold that costs α + nβ + nγ, after them
+    α + nβ to tell the folded ranks. Rounds are exchanges; but who waited for the fold meets some who have sent long
+    ago, and with an exchange β of its own ``folded_rounds_s`` then follows who meets whom.
+
+    Where it is one, n is cut into ⌈n/60 KiB⌉ segments, 300 at most, or one more where that is odd and not 1, on which
+    two lanes work as in a ring.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    rounds = ranks.bit_length() - 1
+    folded = ranks - (1 << rounds)
+    segments = 1 if folded else min(_segments(size, DOUBLING_MESSAGE_BYTES), DOUBLING_SEGMENTS_MOST)
+    longest = ceil_div(size // ELEMENT_BYTES, segments) * ELEMENT_BYTES
+    beta_s, exchange_s = costs.beta_s_per_byte, costs.pair_s_per_byte(longest * min(2, segments))
+    alpha_s, work_s = costs.alpha_s, size * costs.gamma_s_per_byte
+    fold_s = (alpha_s + size * beta_s + work_s) if folded else 0.0
+    if segments > 1:
+        time_s = two_lanes_s(
+            segments, rounds, alpha_s, longest * exchange_s, longest * costs.gamma_s_per_byte, passes_on=False
+        )
+    elif folded and exchange_s != beta_s:
+        time_s = folded_rounds_s(rounds, folded, fold_s, alpha_s, size * beta_s, size * exchange_s, work_s)
+    else:
+        time_s = fold_s + rounds * (alpha_s + size * exchange_s + work_s)
+    if folded:
+        time_s += alpha_s + size * beta_s
+    return Cost(time_s, rounds * segments + (folded > 0), (rounds + (folded > 0)) * size)
+
+
+def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
+    """2⌈log2 P⌉α + 2(P−1)/P·nβ and what of (P−1)/P·nγ does not overlap, for any P. Rabenseifner, ICCS 2004, LNCS 3036,
+    §2; on the circulant graph of Träff, arXiv:2410.14234.
+
+    The halving (``halving_s``), and its rounds in reverse without work. Every round is taken to wait for a longest
+    message; where single elements count, ``halving_of_elements_s`` follows all ranks.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    elements = size // ELEMENT_BYTES
+    messages, sent = _halving_messages(ranks, elements), elements - _arc(ranks, elements, 1)
+    for reach, distance in _halving_rounds(ranks):
+        blocks = reach - distance
+        messages = messages + _messages(ranks, elements, np.arange(ranks), blocks)
+        sent += _arc(ranks, elements, blocks)
+    return Cost(_rabenseifner_s(ranks, elements, costs), int(messages.max()), sent * ELEMENT_BYTES)
+
+
+def _rabenseifner_s(ranks: int, elements: int, costs: Costs) -> float:
+    time_s = halving_s(ranks, elements, costs)
+    for reach, distance in _halving_rounds(ranks):
+        exchanges = 2 * distance == ranks
+        time_s += _round_s(ranks, elements, reach - distance, costs, works=False, exchanges=exchanges)
+    return _or_by_element(time_s, ranks, elements, costs, gathers=True)
+
+
+def halving_s(ranks: int, elements: int, costs: Costs) -> float:
+    """Until every one of ``ranks`` > 1 ranks has its own block, ⌈n/P⌉ elements or less, reduced.
+
+    Meanwhile the block in the middle of an odd number is copied. Only the first round of an even P is between two.
+    """
+    time_s = 0.0
+    for reach, distance in _halving_rounds(ranks):
+        blocks = reach - distance
+        copied = _arc(ranks, elements, 1) if reach == ranks and blocks < distance else 0
+        copy_s = copied * ELEMENT_BYTES * costs.gamma_s_per_byte
+        exchanges = 2 * distance == ranks
+        time_s += _round_s(ranks, elements, blocks, costs, works=True, exchanges=exchanges, copy_s=copy_s)
+    return _or_by_element(time_s, ranks, elements, costs, gathers=False)
+
+
+def _round_s(
+    ranks: int, elements: int, blocks: int, costs: Costs, *, works: bool, exchanges: bool, copy_s: float = 0.0
+) -> float:
+    """A round whose longest message has b bytes, in k pieces of equal length: about α + max(bβ + bγ/k, bβ/k + bγ)."""
+    pieces = _halving_pieces(ranks, elements, blocks)
+    piece_bytes = _arc(ranks, elements, blocks) * ELEMENT_BYTES / pieces
+    port_s = piece_bytes * costs.beta_s_per_byte
+    exchange_s = piece_bytes * (costs.beta_exchange_s_per_byte or costs.beta_s_per_byte) if exchanges else port_s
+    work_s = piece_bytes * costs.gamma_s_per_byte if works else 0.0
+    return pieces_s(pieces, costs.alpha_s, port_s, exchange_s, work_s, copy_s)
+
+
+def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, gathers: bool) -> float:
+    """``time_s``, unless an element more in every message is a part of it that shows."""
+    port_s, work_s, exchange_s = (
+        per_byte * ELEMENT_BYTES
+        for per_byte in (
+            costs.beta_s_per_byte,
+            costs.gamma_s_per_byte,
+            costs.beta_exchange_s_per_byte or costs.beta_s_per_byte,
+        )
+    )
+    rounds = (ranks - 1).bit_length() * (1 + gathers)
+    whole = elements * ELEMENT_BYTES < 2 * CARD_BYTES  # messages are
+    if elements % ranks == 0 or not whole or rounds * (exchange_s + work_s) <= _SHOWS * time_s:
+        return time_s
+    return halving_of_elements_s(ranks, elements, costs.alpha_s, port_s, exchange_s, work_s, gathers=gathers)
+
+
+def _halving_messages(ranks: int, elements: int) -> npt.NDArray[np.int64]:
+    """Of each rank."""
+    near = ceil_div(ranks, 2)
+    first = _messages(ranks, elements, (np.arange(ranks) + near) % ranks, ranks - near)
+    later = list(_halving_rounds(ranks))[1:]
+    return first + sum(_halving_pieces(ranks, elements, reach - distance) for reach, distance in later)
+
+
+def _messages(ranks: int, elements: int, first: npt.NDArray[np.int64], blocks: int) -> npt.NDArray[np.int64]:
+    """That take so many blocks, by the first of them: one for each piece, and one more where the end of the vector lies
+    within a piece."""
+    least, larger = divmod(elements, ranks)
+
+    def begin(block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return block * least + np.minimum(block, larger)
+
+    pieces = _halving_pieces(ranks, elements, blocks)
+    before = elements - begin(first)
+    behind = begin(np.maximum(first + blocks - ranks, 0))
+    length, longer = np.divmod(before + behind, pieces)
+    in_longer = before <= longer * (length + 1)
+    into_piece = np.where(in_longer, before % (length + 1), (before - longer) % np.maximum(length, 1))
+    return pieces + ((behind > 0) & (before > 0) & (into_piece > 0)).astype(np.int64)
+
+
+def _halving_rounds(ranks: int) -> Iterator[tuple[int, int]]:
+    """Of each round how many blocks a rank still has, and how far it sends the rear half of them."""
+    reach = ranks
+    while reach > 1:
+        yield reach, ceil_div(reach, 2)
+        reach = ceil_div(reach, 2)
+
+
+def _arc(ranks: int, elements: int, blocks: int) -> int:
+    """The most elements that so many neighbouring blocks have."""
+    least, larger = divmod(elements, ranks)
+    return blocks * least + min(blocks, larger)
+
+
+def _halving_pieces(ranks: int, elements: int, blocks: int) -> int:
+    """In how many pieces a round of the halving sends its message."""
+    return min(HALVING_PIECES_MOST, max(1, ceil_div(elements * ELEMENT_BYTES * blocks // ranks, CARD_BYTES)))
+
+
+ALLREDUCES: dict[str, Callable[[int, int, Costs], Cost]] = {
+    "ring": allreduce_ring,
+    "recursive_doubling": allreduce_recursive_doubling,
+    "rabenseifner": allreduce_rabenseifner,
+}
+
+
+def reduce(ranks: int, size: int, costs: Costs) -> Cost:
+    """To a root: a binomial tree, ⌈log2 P⌉(α + nβ + nγ) for a P that is a power of two, or from some length on the
+    halving and a gather, (⌈log2 P⌉ + 1)α + 2(P−1)/P·nβ and what of the work does not overlap. Thakur, Rabenseifner,
+    Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.4.
+
+    The tree's is exact. The other is where blocks are alike, as that of ``allreduce_rabenseifner``; where an exchange
+    has a β of its own, blocks of P = 2 that are longer than the latency may take a little less.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    if size < max(PAIR_TREE_BYTES if ranks == 2 else REDUCE_TREE_BYTES, LEAST_BLOCK_BYTES * ranks):
+        return Cost(_tree_s(ranks, size, costs), 1, size)
+    elements = size // ELEMENT_BYTES
+    filled = elements - elements // ranks
+    time_s = halving_s(ranks, elements, costs) + costs.alpha_s + filled * ELEMENT_BYTES * costs.beta_s_per_byte
+    return Cost(time_s, int(_halving_messages(ranks, elements).max()) + 1, size)
+
+
+def _tree_s(ranks: int, size: int, costs: Costs) -> float:
+    """When the root of a tree of so many ranks has its sum. Its children send when they have theirs, and wait for its
+    port in the order in which they come; it takes them the nearest first."""
+    port_s, work_s = size * costs.beta_s_per_byte, size * costs.gamma_s_per_byte
+    rounds = (ranks - 1).bit_length()
+    if ranks == 1 << rounds:
+        return rounds * (costs.alpha_s + port_s + work_s)
+    heads_s = [_tree_s(min(1 << i, ranks - (1 << i)), size, costs) + costs.alpha_s for i in range(rounds)]
+    arrives_s = [0.0] * rounds
+    free_s = done_s = 0.0
+    for child in sorted(range(rounds), key=heads_s.__getitem__):
+        free_s = arrives_s[child] = max(heads_s[child], free_s) + port_s
+    for arrived_s in arrives_s:
+        done_s = max(done_s, arrived_s) + work_s
+    return done_s
+
+
+def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
+    """Of ``size`` bytes in blocks that are alike: by halving, ⌈log2 P⌉α + (P−1)/P·nβ and what of (P−1)/P·nγ does not
+    overlap, or from 256 KiB a block on round a ring, (P−1)(α + n/P·β) and so on for each segment, as the first half of
+    ``allreduce_ring``.
+    """
+    check(ranks, size)
+    if ranks == 1:
+        return copying(size, costs)
+    elements = size // ELEMENT_BYTES
+    if elements // ranks * ELEMENT_BYTES < RING_BLOCK_BYTES:
+        kept = elements // ranks
+        messages = int(_halving_messages(ranks, elements).max())
+        return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
+    steps = ranks - 1
+    block = ceil_div(elements, ranks) * ELEMENT_BYTES
+    segments = _segments(block, CARD_BYTES)
+    longest = ceil_div(block // ELEMENT_BYTES, segments) * ELEMENT_BYTES
+    beta_s = costs.pair_s_per_byte(longest * min(2, segments)) if ranks == 2 else costs.beta_s_per_byte
+    time_s = two_lanes_s(
+        segments, steps, costs.alpha_s, longest * beta_s, longest * costs.gamma_s_per_byte, passes_on=False
+    )
+    return Cost(time_s, steps * segments, (elements - elements // ranks) * ELEMENT_BYTES)
+
+
+# Operations on sparse vectors. The forms of sparse allreduces, by which ranks choose, are in
+# core/collectives/sparse/cost.cpp.
+# For P ranks and float32 vectors of `dimension` n with `entries` k each, at random indices. How many entries meet
+# is expected, not known: tests hold the forms against the simulator within 15 %.
+
+PACKED_INDEX_BITS = 1.6
+"""Beyond log2 of 1/density, about; the entropy of uniform indices is 1.44 beyond it."""
+
+BLOCK_ELEMENTS = 65_536
+"""Whose entries have indices of 16 bits, where they are not packed."""
+
+# What core/collectives does; tests compare with it.
+HEADER_BYTES = 32  # StreamHeader
+SHORT_MESSAGE_BYTES = 32 << 10  # kShortMessageBytes of allgather_short.hpp
+TURN_BYTES = 32 << 10  # Transport::kTurnBytes
+SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse/split.cpp
+SHARES_UNDER_WAY = 16  # kWindow of sparse/split.cpp
+BINS_LEAST = 1024  # kBinsLeast of pooled_slices.cpp
+THRESHOLD_COUNTS = 256  # kBuckets of topk/threshold.cpp
+_ENTRY_BYTES = 8  # in memory
+_COUNT_BYTES = 8
+
+
+@dataclass(frozen=True)
+class TopkCost(Cost):
+    """``words_per_rank``: the most of indices and values, a word each, that a rank sends or receives."""
+
+    words_per_rank: int
+
+
+def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
+    """Of so many entries of a range of indices: these in 16 or 32 bits each, whichever is shorter, or ``packed``, and
+    values as they are."""
+    count = round(entries)
+    if packed and 0 < count < range_:
+        indices = math.ceil(count * (math.log2(range_ / count) + PACKED_INDEX_BITS) / 8)
+    else:
+        indices = min(4 * count, _padded(4 * ceil_div(range_, BLOCK_ELEMENTS)) + 2 * count)
+    return HEADER_BYTES + _padded(indices) + _padded(ELEMENT_BYTES * count)
+
+
+def entries_of_sum(ranks: float, dimension: int, entries: float) -> float:
+    """K, how many of so many independent streams together may be expected: n(1 − (1 − k/n)^P). SparCML §5.3."""
+    if dimension == 0:
+        return 0.0
+    return dimension * -math.expm1(ranks * math.log1p(-entries / dimension)) if entries < dimension else dimension
+
+
+def allgather_sparse(ranks: int, dimension: int, entries: int, costs: Costs, *, packed: bool = False) -> Cost:
+    """Up to 32 KiB a message, Bruck's algorithm: ⌈log2 P⌉·α + (P−1)kβ, and the work, kγ to encode and P·kγ to decode.
+    Longer ones go round a ring after rounds that find that out, (⌈log2 P⌉ + P − 1)α + (P−1)·kβ, and are decoded while
+    others come. Raises ``ValueError`` for sizes that make no sense. Source: SparCML §5.2.
+    """
+    _check(ranks, dimension, entries)
+    message = message_bytes(dimension, entries, packed=packed)
+    encode_s = entries * _ENTRY_BYTES * costs.gamma_s_per_byte
+    decode_s = message * costs.gamma_s_per_byte
+    if message <= SHORT_MESSAGE_BYTES:
+        rounds = _short_rounds(ranks, message, costs)
+        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.messages_per_rank, rounds.bytes_per_rank)
+    rounds = _short_rounds(ranks, 0, costs)
+    pass_s = _passing_s(message, ranks == 2, costs)
+    time_s = encode_s + rounds.time_s + (ranks - 1) * max(pass_s, decode_s) + decode_s
+    messages = rounds.messages_per_rank + (ranks - 1) * _message_pieces(message)
+    return Cost(time_s, messages, rounds.bytes_per_rank + (ranks - 1) * (message + _length_bytes(message)))
+
+
+def reduce_scatter_sparse(ranks: int, dimension: int, entries: float, costs: Costs, *, packed: bool = False) -> Cost:
+    """The split: every rank sends every other its entries of the slice that this one owns, (P−1)α + k(P−1)/P·β, with
+    short ones (P−1)/16·α; work kγ to encode, kγ to decode, kγ to add. Raises ``ValueError`` for sizes that make no
+    sense. Source: SparCML §5.3.2, the first half of SSAR_Split_allgather.
+    """
+    _check(ranks, dimension, entries)
+    owned = entries_of_sum(ranks, dimension, entries) / ranks
+    split = _split(ranks, dimension, entries, costs, packed)
+    kept_s = owned * _ENTRY_BYTES * costs.gamma_s_per_byte
+    return Cost(split.time_s + kept_s, split.messages_per_rank, split.bytes_per_rank)
+
+
+def allreduce_topk(
+    ranks: int,
+    dimension: int,
+    entries: int,
+    keep: int,
+    costs: Costs,
+    *,
+    slices: Literal["reused", "cut", "recut"],
+    finds_threshold: bool,
+    packed: bool = False,
+) -> TopkCost:
+    """Ok-Topk of a sum that keeps k′ = ``keep``: (2P + O(log P))α + 2(k + k′)(P−1)/P·β in words, for alike shares.
+
+    A call that reuses slices and threshold allreduces P + 1 counts, splits, gathers two counts of each rank and the
+    kept shares. Where slices are ``"cut"``, as at every 64th call, histograms of 1,024 bins are allreduced instead,
+    until no boundary lies in one with more than P entries; where they are ``"recut"`` because an owner would get too
+    much, both. A call that ``finds_threshold`` anew, as every 32nd, also allreduces 256 counts four times. Raises
+    ``ValueError`` for sizes that make no sense. Source: Li, Hoefler, PPoPP 2022, §3.1, as docs/algorithms.md has it.
+    """
+    _check(ranks, dimension, entries)
+    if keep < 1:
+        raise ValueError(f"keep={keep} must be at least 1")
+    gamma = costs.gamma_s_per_byte
+    found = entries_of_sum(ranks, dimension, entries)
+    held, kept = found / ranks, min(keep, found) / ranks
+    split = _split(ranks, dimension, entries, costs, packed)
+    parts = [(split, 1.0), (_gather_shares(ranks, ceil_div(dimension, ranks), kept, costs, packed), 1.0)]
+    work_s = 2 * held * ELEMENT_BYTES * gamma  # counting and taking what is kept
+    if slices != "cut":
+        parts.append((_sum_of_counts(ranks, ranks + 1, costs), 1.0))
+    if slices != "reused":
+        parts += [(_sum_of_counts(ranks, bins, costs), likely) for bins, likely in _histograms(ranks, entries)]
+    if finds_threshold:
+        parts.append((_sum_of_counts(ranks, THRESHOLD_COUNTS, costs), float(ELEMENT_BYTES)))
+        work_s += ELEMENT_BYTES * held * ELEMENT_BYTES * gamma
+    parts.append((_counts_of_ranks(ranks, costs), 1.0))
+    work_s += (ranks * kept + entries) * _ENTRY_BYTES * gamma  # what is left
+    return TopkCost(
+        time_s=sum(part.time_s * times for part, times in parts) + work_s,
+        messages_per_rank=round(sum(part.messages_per_rank * times for part, times in parts)),
+        bytes_per_rank=round(sum(part.bytes_per_rank * times for part, times in parts)),
+        words_per_rank=round(2 * (entries + ranks * kept) * (ranks - 1) / ranks),
+    )
+
+
+def _check(ranks: int, dimension: int, entries: float) -> None:
+    if ranks < 1:
+        raise ValueError(f"ranks={ranks} must be at least 1")
+    if not 0 <= entries <= dimension:
+        raise ValueError(f"entries={entries} must be between 0 and dimension={dimension}")
+
+
+def _padded(count: int) -> int:
+    return (count + 7) // 8 * 8
+
+
+def _message_pieces(message: int) -> int:
+    return 1 if message < CARD_BYTES else ceil_div(message + _COUNT_BYTES, CARD_BYTES)
+
+
+def _length_bytes(message: int) -> int:
+    """A message in several pieces begins with its length."""
+    return 0 if message < CARD_BYTES else _COUNT_BYTES
+
+
+def _passing_s(message: int, exchange: bool, costs: Costs) -> float:
+    """To another rank while as much comes; ``exchange``: from the same one."""
+    pieces = _message_pieces(message)
+    port_s = message / pieces * costs.beta_s_per_byte
+    beta_s = costs.pair_s_per_byte(message // pieces) if exchange else costs.beta_s_per_byte
+    return pieces_s(pieces, costs.alpha_s, port_s, message / pieces * beta_s)
+
+
+def _short_rounds(ranks: int, message: int, costs: Costs) -> Cost:
+    """Bruck's rounds of messages with their lengths; empty ones, but for these, where ``message`` is 0."""
+    time_s, have, messages, sent = 0.0, 1, 0, 0
+    while have < ranks:
+        more = min(have, ranks - have)
+        length = _padded(4 * more) + more * message
+        time_s += more * message * costs.gamma_s_per_byte + _passing_s(length, 2 * have == ranks, costs)
+        messages += _message_pieces(length)
+        sent += length + _length_bytes(length)
+        have += more
+    return Cost(time_s, messages, sent)
+
+
+def _split(ranks: int, dimension: int, entries: float, costs: Costs, packed: bool) -> Cost:
+    gamma, others = costs.gamma_s_per_byte, ranks - 1
+    share = entries / ranks
+    message = message_bytes(ceil_div(dimension, ranks), share, packed=packed)
+    share_s, decode_s, alpha_s = share * _ENTRY_BYTES * gamma, message * gamma, costs.alpha_s
+    reduce_s = ranks * share_s
+    sent = others * (message + _length_bytes(message))
+    if ranks == 1:
+        return Cost(reduce_s, 0, 0)
+    if share * _ENTRY_BYTES < SHORT_SHARE_BYTES:
+        port_s = message * (costs.pair_s_per_byte(message) if ranks == 2 else costs.beta_s_per_byte)
+        batch = min(others, SHARES_UNDER_WAY, math.ceil(TURN_BYTES / max(share * _ENTRY_BYTES, 1e-9)))
+        encoded_s = (others - batch) * share_s + alpha_s + port_s
+        travel_s = max(stream_s(others, SHARES_UNDER_WAY, alpha_s, port_s), encoded_s)
+        return Cost(batch * share_s + travel_s + others * decode_s + reduce_s, others, sent)
+    pass_s = _passing_s(message, ranks == 2, costs)
+    time_s = share_s + pass_s + (others - 1) * max(pass_s, share_s + decode_s) + decode_s + reduce_s
+    return Cost(time_s, others * _message_pieces(message), sent)
+
+
+def _gather_shares(ranks: int, slice_: int, kept: float, costs: Costs, packed: bool) -> Cost:
+    """Shares of so many entries each: short ones by Bruck's rounds, others round a ring."""
+    message = message_bytes(slice_, kept, packed=packed)
+    encode_s, decode_s = kept * _ENTRY_BYTES * costs.gamma_s_per_byte, message * costs.gamma_s_per_byte
+    longest = HEADER_BYTES + kept * _ENTRY_BYTES + 16  # not packed
+    if longest <= SHORT_MESSAGE_BYTES:
+        rounds = _short_rounds(ranks, message, costs)
+        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.messages_per_rank, rounds.bytes_per_rank)
+    pass_s, others = _passing_s(message, ranks == 2, costs), ranks - 1
+    if message >= TURN_BYTES:
+        time_s = encode_s + others * max(pass_s, decode_s) + decode_s
+    else:  # taken in batches
+        time_s = encode_s + others * pass_s + 2 * decode_s
+    return Cost(time_s, others * _message_pieces(message), others * (message + _length_bytes(message)))
+
+
+def _sum_of_counts(ranks: int, counts: int, costs: Costs) -> Cost:
+    """Recursive doubling of so many integers; ranks beyond a power of two fold before and hear the sum after."""
+    size = counts * _COUNT_BYTES
+    rounds = ranks.bit_length() - 1
+    folds = ranks != 1 << rounds
+    work_s = size * costs.gamma_s_per_byte
+    time_s = rounds * (costs.alpha_s + size * costs.pair_s_per_byte(size) + work_s)
+    if folds:
+        time_s += 2 * (costs.alpha_s + size * costs.beta_s_per_byte) + work_s
+    messages = rounds + folds
+    return Cost(time_s, messages, messages * size)
+
+
+def _counts_of_ranks(ranks: int, costs: Costs) -> Cost:
+    """Bruck's allgather of two integers."""
+    rounds, size = ceil_log2(ranks), 2 * _COUNT_BYTES
+    time_s = rounds * costs.alpha_s + (ranks - 1) * size * costs.beta_s_per_byte
+    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, rounds, (ranks - 1) * size)
+
+
+def _histograms(ranks: int, entries: int) -> list[tuple[int, float]]:
+    """How many bins each level has, and how likely it comes to it: until no bin with a boundary has more than P."""
+    if ranks == 1 or entries == 0:
+        return []
+    bins = max(BINS_LEAST, 4 * ranks)
+    level = 1 << (bins.bit_length() - 1)
+    levels, in_bin, cuts, likely = [(level + 1, 1.0)], ranks * entries / level, float(ranks - 1), 1.0
+    while likely > 0.01 and len(levels) < 40:
+        crowded = _share_above(ranks - 1, in_bin)  # of the others in the bin of an entry
+        likely *= 1 - (1 - crowded) ** max(1.0, cuts)
+        cuts = max(1.0, cuts * crowded)
+        each = max(4, 1 << ((bins // max(1, round(cuts))).bit_length() - 1))
+        levels.append((round(cuts) * each, likely))
+        in_bin /= each
+    return levels
+
+
+def _share_above(most: int, expected: float) -> float:
+    """Of Poisson distributed counts with that mean."""
+    if expected > 200:
+        return 0.5 * math.erfc((most + 0.5 - expected) / math.sqrt(2 * expected))
+    term = math.exp(-expected)
+    below = term
+    for count in range(1, most + 1):
+        term *= expected / count
+        below += term
+    return max(0.0, 1 - below)
+
+
+# The layout of sparse messages: the one whose saved bytes are worth its computation.
+
+_PACKED_INDEX_S, _PACKED_VALUE_S = 2e-9, 1.5e-9
+"""An entry's share of packing and unpacking."""
+_PACKED_VALUE_SAVES_BYTES = 0.7
+"""Of a float32 or bfloat16 gradient."""
+
+
+def layout_that_pays(beta_s_per_byte: float, density: float, dtype: str = "f32") -> str:
+    """What ``wire="auto"`` takes where a byte on the network takes so many seconds, and a stream has entries at this
+    share of its indices: ``"blocked"``, ``"indices"`` or ``"packed"``, by the bytes that each saves (of indices the
+    more, the denser they are, down to 1.44 bits and what the format adds) and the time that packing takes."""
+    if density <= 0:
+        return "blocked"
+    packed_bytes = (math.log2(1 / min(density, 1.0)) + PACKED_INDEX_BITS) / 8
+    blocked_bytes = min(4.0, 2 + 4 / (BLOCK_ELEMENTS * density))
+    of_indices_s = max(0.0, blocked_bytes - packed_bytes) * beta_s_per_byte - _PACKED_INDEX_S
+    of_values_s = 0.0
+    if dtype in ("f32", "bf16"):
+        of_values_s = _PACKED_VALUE_SAVES_BYTES * beta_s_per_byte - _PACKED_VALUE_S
+    gains_s = {"blocked": 0.0, "indices": of_indices_s, "packed": of_indices_s + of_values_s}
+    return max(gains_s, key=gains_s.__getitem__)
+
+
+# Allreduces of ranks that live on nodes, by two levels and by the other algorithms.
+# They are rougher than those of the plain network (docs/two-level.md): inside and between are two plain networks, and
+# of segments the slower phase counts.
+
+# What core/collectives does; tests compare with it.
+PART_BYTES = 512 << 10  # TwoLevelTuning::part_bytes
+SEGMENTS_MOST = 1024  # kSegmentsMost of allreduce_two_level.cpp
+RING_BYTES = 128 << 10  # kRingMessageBytes of choice.cpp
+
+
+@dataclass(frozen=True)
+class Levels:
+    """``nodes``: by rank the number of the node that it lives on; ``within``: the costs of the network inside of one.
+    The costs that stand beside it are those between two nodes while all ranks of both send at once, as they do in a
+    sum; ``alone``: those while one of each does, if they are known: a ring's messages are no faster.
+
+    Raises ``ValueError`` unless some ranks live together and some apart.
+    """
+
+    nodes: tuple[int, ...]
+    within: Costs
+    alone: Costs | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 < len(set(self.nodes)) < len(self.nodes):
+            raise ValueError(f"nodes={self.nodes} are no two levels: some ranks must share a node, and some must not")
+
+    @property
+    def slices(self) -> int:
+        """Into which a vector is cut: as many as the smallest node has ranks."""
+        return min(Counter(self.nodes).values())
+
+    @property
+    def leaving(self) -> float:
+        """The share of its ranks whose neighbour to the right in a ring of all ranks lives on another node, in the node
+        where that is most."""
+        ranks = Counter(self.nodes)
+        after = (*self.nodes[1:], self.nodes[0])
+        left = Counter(node for node, right in zip(self.nodes, after, strict=True) if node != right)
+        return max(left[node] / ranks[node] for node in ranks)
+
+    def flat_costs(self, algorithm: str, costs: Costs) -> Costs:
+        """Of the plain network on which an algorithm that knows no nodes takes about as long. Of a ring few messages
+        leave a node at once, and share its link; of others in some round all do."""
+        if algorithm != "ring":
+            return costs
+        floors = [one for one in (self.within, self.alone) if one is not None]
+        beta = max(costs.beta_s_per_byte * self.leaving, *(one.beta_s_per_byte for one in floors))
+        exchange = max(costs.beta_exchange_s_per_byte * self.leaving, *(one.beta_exchange_s_per_byte for one in floors))
+        return replace(costs, beta_s_per_byte=beta, beta_exchange_s_per_byte=max(beta, exchange))
+
+
+def allreduce_on_levels(algorithm: str, levels: Levels, size: int, costs: Costs) -> Cost:
+    """Of ``"two_level"`` or an algorithm of ``ALLREDUCES`` on a vector of ``size`` bytes. ``costs``: between nodes."""
+    if algorithm == "two_level":
+        return allreduce_two_level(levels, size, costs)
+    return allreduce(algorithm, len(levels.nodes), size, levels.flat_costs(algorithm, costs))
+
+
+def allreduce_two_level(levels: Levels, size: int, costs: Costs) -> Cost:
+    """With R ranks in each of N nodes, S = R slices and s segments: reduce_scatter and allgather inside of n/s bytes,
+    an allreduce of n/(sS) between N ranks; the first reduce_scatter, the last allgather and s times the longest of what
+    two segments cannot do at once: what is inside together, what is between, and what both send through a rank's port.
+
+    Of nodes with unlike numbers of ranks the largest counts.
+    """
+    ranks = len(levels.nodes)
+    check(ranks, size)
+    nodes, inside = len(set(levels.nodes)), max(Counter(levels.nodes).values())
+    segments = min(SEGMENTS_MOST, max(1, ceil_div(size // levels.slices, PART_BYTES)))
+    part = _elements(ceil_div(size, segments))
+    slice_bytes = _elements(ceil_div(part, levels.slices))
+    scatter = reduce_scatter(inside, part, levels.within)
+    gather = allgather(inside, slice_bytes, levels.within)
+    between = allreduce(between_algorithm(nodes, slice_bytes), nodes, slice_bytes, costs)
+    inner_s = scatter.time_s + gather.time_s
+    port = (levels.alone or costs).beta_s_per_byte
+    port_s = (scatter.bytes_per_rank + gather.bytes_per_rank) * levels.within.beta_s_per_byte
+    port_s += between.bytes_per_rank * port
+    time_s = inner_s + between.time_s + (segments - 1) * max(inner_s, between.time_s, port_s)
+    messages = scatter.messages_per_rank + gather.messages_per_rank + between.messages_per_rank
+    sent = scatter.bytes_per_rank + gather.bytes_per_rank + between.bytes_per_rank
+    return Cost(time_s, segments * messages, segments * sent)
+
+
+def between_algorithm(nodes: int, size: int) -> str:
+    """What sums a slice of ``size`` bytes among ``nodes`` owners: choose_between() of the core."""
+    doubles_most = max(16 << 10, (128 << 10) // nodes) if nodes & (nodes - 1) == 0 else 8 << 10
+    if size <= doubles_most:
+        return "recursive_doubling"
+    return "rabenseifner" if nodes == 2 or size < RING_BYTES * nodes else "ring"
+
+
+def _elements(size: int) -> int:
+    return ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES
