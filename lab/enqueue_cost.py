@@ -103,7 +103,7 @@ class IdleRuntime:
     def wait_on_host(self, event: int) -> None:
         pass
 
-    def short_way(self, device: Any) -> None:
+    def fast_path(self, device: Any) -> None:
         return None
 
     def lend(self, way: Any, lease: Any, event: Any) -> int:

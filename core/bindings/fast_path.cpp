@@ -128,13 +128,13 @@ void bind_fast_path(nb::module_& module) {
                                 {Py_tp_methods, methods},       slot(Py_tp_repr, text),
                                 {0, nullptr}};
   static PyType_Spec spec{
-      .name = "telegrad._core.ShortWay",
+      .name = "telegrad._core.FastPath",
       .basicsize = sizeof(FastPathObject),
       .itemsize = 0,
       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
       .slots = slots};
   method_type = nb::object(nb::module_::import_("types").attr("MethodType")).release().ptr();
-  module.attr("ShortWay") = made(&spec);
+  module.attr("FastPath") = made(&spec);
 }
 
 }  // namespace telegrad::bindings

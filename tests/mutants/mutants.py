@@ -24,7 +24,7 @@ ELEMENTS = "collectives/support/elements.cpp"
 REDUCTIONS = "session/reductions.cpp"
 MOVES = "session/moves.cpp"
 SESSION = "session/session.cpp"
-JOB = "session/job.cpp"
+JOB = "session/running_operation.cpp"
 FAILURE = "session/session_failure.cpp"
 TIME = "session/session_time.cpp"
 AGREEMENT = "session/agreement.cpp"
@@ -300,12 +300,14 @@ _SESSION = (
         "if (!session_.peers_[peer].failed) session_.send(peer, control);",
         "if (peer >= size()) session_.send(peer, control);",
     ),
-    _mutant("call: not compared", SESSION, "if (call == job.call()) return true;", "if (call == call) return true;"),
+    _mutant(
+        "call: not compared", SESSION, "if (call == running.call()) return true;", "if (call == call) return true;"
+    ),
     _mutant(
         "call: not compared where a message was early",
         SESSION,
-        "if (agrees(job, arrival.envelope.source, arrival.envelope.call)) {",
-        "if (agrees(job, arrival.envelope.source, job.call())) {",
+        "if (agrees(running, arrival.envelope.source, arrival.envelope.call)) {",
+        "if (agrees(running, arrival.envelope.source, running.call())) {",
     ),
     _mutant(
         "call: not compared with what is over",
@@ -328,7 +330,7 @@ _SESSION = (
     _mutant(
         "goodbye: those who still wait do not care",
         SESSION,
-        "if (parted_ == 0 || job.is_message()) return false;",
+        "if (parted_ == 0 || running.is_message()) return false;",
         "if (parted_ <= size()) return false;",
     ),
     _mutant(

@@ -277,7 +277,7 @@ class FakeRuntime:
         self.host_waits += not event.is_set()
         assert event.wait(60.0), "the stream hangs"
 
-    def short_way(self, device: Any) -> None:
+    def fast_path(self, device: Any) -> None:
         return None
 
     def lend(self, way: Any, lease: Any, event: Any) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from telegrad.communicator import Communicator
 from telegrad.compress import Compressor, Velocities
 from telegrad.cost.way import Way
-from telegrad.ddp.bucket import Member, layout_of_members
+from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.synchronizer.compression import Compression
@@ -62,7 +62,7 @@ def _probe_of(compression: Compression, comm: Communicator, way: str) -> Callabl
             {_NAME: elements}, density=compression.density, selections={_NAME: selection}, momentum=momentum
         )
         exchange = Exchange(comm, compressor, compression.values, compression.encoding, compression.combine, DDPStats())
-        layout = layout_of_members([Member(_NAME, 0, elements)], elements, compressor)
+        layout = layout_of_members([ParameterSpan(_NAME, 0, elements)], elements, compressor)
         drawn = np.random.default_rng(comm.rank).standard_normal(elements + _GRADIENTS, np.float32)  # ranks' differ
         bits = np.empty(elements, np.float32)
         calls = 0

@@ -36,7 +36,7 @@ SCHEMES: Mapping[str, Mapping[str, Any]] = {
     "topkdsa": {"select": "topk", "combine": "allreduce"},
     "gaussiank": {"select": "gaussian", "combine": "allgather"},
 }
-"""How the sparse run's entries meet, as options of TopK: what it has for ``combine``, and what Ok-Topk is compared with."""
+"""How the sparse run's entries meet, as options of TopK: what ``combine`` takes, and what Ok-Topk is compared with."""
 
 
 @dataclass(frozen=True)
