@@ -52,7 +52,7 @@ FastPath path_of(PyObject* method) {
   for (const auto& [known, path] : kPaths) {
     if (PyUnicode_Check(name.ptr()) != 0 && PyUnicode_CompareWithASCIIString(name.ptr(), known.data()) == 0) return path;
   }
-  PyErr_Format(PyExc_ValueError, "there is no short way of %R: all_reduce and wait have one", method);
+  PyErr_Format(PyExc_ValueError, "there is no fast path of %R: all_reduce and wait have one", method);
   return nullptr;
 }
 
@@ -101,7 +101,7 @@ void free_it(PyObject* object) {
 }
 
 PyObject* text(PyObject* object) {
-  return PyUnicode_FromFormat("<short way of %R>", reinterpret_cast<FastPathObject*>(object)->method);
+  return PyUnicode_FromFormat("<fast path of %R>", reinterpret_cast<FastPathObject*>(object)->method);
 }
 
 // Where the module has it, as functions are pickled.

@@ -281,10 +281,10 @@ class FakeRuntime:
         return None
 
     def lend(self, way: Any, lease: Any, event: Any) -> int:
-        raise AssertionError("there is no short way")
+        raise AssertionError("there is no fast path")
 
     def lend_streams(self, way: Any, inputs: Any, results: Any) -> None:
-        raise AssertionError("there is no short way")
+        raise AssertionError("there is no fast path")
 
     def keep(self, tensor: Any, stream: FakeStream) -> None:
         self.kept.append((tensor, stream))

@@ -49,8 +49,8 @@ from telegrad.communicator.texts import all_gather_text
 from telegrad.communicator.work import Work, once, with_fast_path
 from telegrad.cost import Tuning
 from telegrad.cost.closed_forms import layout_that_pays
+from telegrad.cost.send_method import GroupCost
 from telegrad.cost.tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
-from telegrad.cost.way import GroupCost
 from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import SparseVector
 from telegrad.sparse_vector.formats import NAMES, Bits, is_coo

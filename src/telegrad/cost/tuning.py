@@ -14,7 +14,7 @@ from typing import Any, Self
 from telegrad.cost.closed_forms import Levels
 from telegrad.cost.decision import LONGEST_BYTES, DecisionTable, TableEntry, allreduce_table
 from telegrad.cost.network import Costs
-from telegrad.cost.way import LinearCost
+from telegrad.cost.send_method import LinearCost
 
 # Dense allreduces of device tensors: the time of each way, and the faster one.
 

@@ -53,7 +53,7 @@ def _calls(driver: Any) -> list[str]:
 
 @dataclass
 class Rank:
-    """A communicator and its short way. ``aborted``: what it was asked to end with."""
+    """A communicator and its fast path. ``aborted``: what it was asked to end with."""
 
     comm: Communicator
     way: _core.DeviceFastPath

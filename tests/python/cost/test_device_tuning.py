@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from telegrad.cost import Costs, DecisionTable, DeviceTuning, Place, TableEntry, Tuning
-from telegrad.cost.way import LinearCost
+from telegrad.cost.send_method import LinearCost
 from telegrad.synchronizer import merge
 
 NCCL, HOST = LinearCost(2.0**-14, 2.0**-33), LinearCost(2.0**-15, 2.0**-31)  # which floats add exactly

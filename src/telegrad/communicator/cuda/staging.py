@@ -321,7 +321,7 @@ def _succeeded(request: _core.Request) -> bool:
 # Memory that is lent to the core, with which it begins the plainest operations on device tensors itself.
 
 MOST_BYTES = 64 << 20
-"""Lent to one communicator's short way, beside what operations that are under way may have."""
+"""Lent to one communicator's fast path, beside what operations that are under way may have."""
 
 _MOST_OF_ONE_LENGTH = 16
 _SHARE = 8  # where these may have little: one such part of it at most
