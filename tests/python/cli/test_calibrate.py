@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from telegrad.cost.way import LinearCost
 from typer.testing import CliRunner
 
 from telegrad.cost import ALLREDUCE_ALGORITHMS, Costs, DecisionTable, DeviceTuning, Place, TableEntry, Tuning
+from telegrad.cost.send_method import LinearCost
 from telegrad.tools.bench.netlab import NetlabError
 from telegrad.tools.cli import calibrate as command
 from telegrad.tools.cli import make_app

@@ -13,11 +13,11 @@ from device_ranks import RANKS
 from fake_device import FakeStream
 from nccl_ranks import Ranks, total
 from nccl_stand_in import DEVICE
-from telegrad.cost.way import LinearCost
 from tunings import tuning_of
 
 from telegrad import Communicator, calibrate
 from telegrad.cost import DeviceTuning, Place, Tuning
+from telegrad.cost.send_method import LinearCost
 
 Job = Callable[..., Ranks]
 

@@ -17,12 +17,12 @@ from device_synchronizers import Each, Rank
 from fake_device import DEVICE_TYPE, FakeStream
 from nccl_stand_in import StandIn, give_group
 from synchronised_net import NAMED, data, reference
-from telegrad.cost.way import LinearCost
 from torch import Tensor, nn
 from tunings import tuning_of
 
 from telegrad import Communicator, Synchronizer
 from telegrad.cost import DeviceTuning, Place, Tuning
+from telegrad.cost.send_method import LinearCost
 from telegrad.synchronizer import StepProfile, group_planning, merge, shared_processor, step_planning
 from telegrad.synchronizer import cuda_group as device_group
 from telegrad.tuning.group_cost import timed_sizes
