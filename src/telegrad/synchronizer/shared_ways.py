@@ -43,8 +43,8 @@ def joint(
     dense: Sequence[int] | None = None,
 ) -> MergePlan:
     """As ``telegrad.synchronizer.merge.joint``, arguments and errors too, with ``SendMethod.busy``: what a group costs
-    while the backward pass goes on, as ``telegrad.synchronizer.shared_processor.optimal`` has it. The plan's ``costs`` are
-    what its groups then take.
+    while the backward pass goes on, as ``telegrad.synchronizer.shared_processor.optimal`` has it. The plan's ``costs``
+    are what its groups then take.
 
     When the backward pass is over depends on the delays of all groups. So for a bound of their sum the best plan within
     it is searched as if it were reached, which no plan within it takes longer than; and the bounds are 0, some more,
