@@ -24,7 +24,7 @@ ELEMENTS = "collectives/support/elements.cpp"
 REDUCTIONS = "session/reductions.cpp"
 MOVES = "session/moves.cpp"
 SESSION = "session/session.cpp"
-JOB = "session/running_operation.cpp"
+RUNNING = "session/running_operation.cpp"
 FAILURE = "session/session_failure.cpp"
 TIME = "session/session_time.cpp"
 AGREEMENT = "session/agreement.cpp"
@@ -293,10 +293,12 @@ _SESSION = (
     _mutant("call: the root of a reduce is not told", REDUCTIONS, ".root = root,", ""),
     _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = how.switch_factor,", ""),
     _mutant("call: the root is not told", MOVES, ".root = root, ", ""),
-    _mutant("length: not checked", JOB, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("),
+    _mutant(
+        "length: not checked", RUNNING, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("
+    ),
     _mutant(
         "call: never announced to whom it waits for",
-        JOB,
+        RUNNING,
         "if (!session_.peers_[peer].failed) session_.send(peer, control);",
         "if (peer >= size()) session_.send(peer, control);",
     ),
