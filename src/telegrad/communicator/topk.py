@@ -94,7 +94,7 @@ def _restored(kind: Callable[..., TopkState], settings: dict[str, Any], past: di
     return state
 
 
-class _ReusedThreshold(TopkState):
+class _SlicesAndThreshold(TopkState):
     """Slices and a threshold, which are reused."""
 
     _core: core.OkTopkState | core.BoundedTopkState
@@ -128,7 +128,7 @@ class _ReusedThreshold(TopkState):
         return f"{super()._described()}, calls={self.calls}"
 
 
-class OkTopkState(_ReusedThreshold):
+class OkTopkState(_SlicesAndThreshold):
     """Ok-Topk: words that do not grow with the number of ranks. Each call leaves slices and a threshold to the next.
 
     ``k``: how many entries the sum keeps, at least 1. ``boundaries_every`` and ``threshold_every`` (the paper's τ and
@@ -180,7 +180,7 @@ class GTopkState(TopkState):
         self._core = core.GTopkState(**self._settings)
 
 
-class BoundedTopkState(_ReusedThreshold):
+class BoundedTopkState(_SlicesAndThreshold):
     """Ok-Topk's steps in messages of fixed sizes: no rank tells another how much there is.
 
     ``k``: how many entries the sum is to keep, at least 1. ``slack``: a message has room for ``ceil(slack k / P)``

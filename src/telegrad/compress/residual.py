@@ -195,7 +195,7 @@ class EntryStore(Generic[E]):
             wrong += [f"a {self.kind} of {_listed(unknown)}, for which there is none here"] if unknown else []
             raise ValueError(
                 f"state has {', and '.join(wrong)}: load it into the same model with the same parameters frozen and "
-                "the same mode, policy and small_tensor_elements"
+                "the same compress="
             )
         arrays = {name: self._array_of(name, entry, f"{where}[{name!r}]") for name, entry in given.items()}
         for entry in self:

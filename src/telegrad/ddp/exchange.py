@@ -153,14 +153,14 @@ MakeState = Callable[[int], TopkState]
 Places = list[list[Any]]  # [name, offset] of each part
 
 
-class Held(NamedTuple):
+class PlacedState(NamedTuple):
     """A state, and where the parameters lie that it is of."""
 
     places: Places
     state: TopkState
 
 
-class Past(NamedTuple):
+class LeftState(NamedTuple):
     """What calls have left, and where the parameters lay then."""
 
     places: Places
@@ -180,13 +180,13 @@ class TopkStates:
 
     def __init__(self, combine: str, make: MakeState) -> None:
         self._combine, self._make = combine, make
-        self._held: dict[frozenset[str], Held] = {}
+        self._held: dict[frozenset[str], PlacedState] = {}
         self._unit = 1.0
-        self._before: dict[frozenset[str], Past] | None = None  # at ``begin()``
+        self._before: dict[frozenset[str], LeftState] | None = None  # at ``begin()``
 
     def begin(self) -> None:
         """Opens a step that can be undone."""
-        self._before = {names: Past(held.places, held.state.state_dict()) for names, held in self._held.items()}
+        self._before = {names: LeftState(held.places, held.state.state_dict()) for names, held in self._held.items()}
 
     def keep_step(self) -> None:
         """Closes the open step."""
@@ -199,7 +199,7 @@ class TopkStates:
         if before is None:
             return
         for names, held in self._held.items():
-            past = before.get(names) or Past(held.places, self._make(held.state.k).state_dict())
+            past = before.get(names) or LeftState(held.places, self._make(held.state.k).state_dict())
             if not held.state.in_use:
                 held.state.load_state_dict(past.fitting(held.places))
 
@@ -218,10 +218,10 @@ class TopkStates:
         names = frozenset(part.entry.name for part in parts)
         before = self._held.get(names)
         if before is not None:
-            state.load_state_dict(Past(before.places, before.state.state_dict()).fitting(places))
+            state.load_state_dict(LeftState(before.places, before.state.state_dict()).fitting(places))
         # A parameter is in one bucket at a time: those that had one of these are gone.
         self._held = {other: held for other, held in self._held.items() if other.isdisjoint(names)}
-        self._held[names] = Held(places, state)
+        self._held[names] = PlacedState(places, state)
         return state
 
     def state_dict(self) -> tuple[dict[str, Any], ...]:
@@ -236,15 +236,15 @@ class TopkStates:
             for held in self._held.values()
         )
 
-    def load(self, fitting: Mapping[frozenset[str], Held]) -> None:
+    def load(self, fitting: Mapping[frozenset[str], PlacedState]) -> None:
         """Takes over what ``fitting`` has found, instead of what is held."""
         self._held, self._unit = dict(fitting), 1.0
 
-    def fitting(self, saved: Any) -> dict[frozenset[str], Held]:
+    def fitting(self, saved: Any) -> dict[frozenset[str], PlacedState]:
         """What a ``state_dict()`` has of such sums, for ``load``. Raises ``ValueError`` for what is none."""
         if not isinstance(saved, Sequence) or isinstance(saved, str):
             raise ValueError(f"state['sums'] is a {type(saved).__name__}: it must come from state_dict()")
-        held: dict[frozenset[str], Held] = {}
+        held: dict[frozenset[str], PlacedState] = {}
         for number, one in enumerate(saved):
             if not isinstance(one, Mapping) or not _are_places(one.get("places")):
                 raise ValueError(f"state['sums'][{number}] has no places of parameters: it must come from state_dict()")
@@ -256,7 +256,7 @@ class TopkStates:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"state['sums'][{number}]: {error}") from error
             places = [list(place) for place in one["places"]]
-            held[frozenset(name for name, _ in places)] = Held(places, state)
+            held[frozenset(name for name, _ in places)] = PlacedState(places, state)
         return held
 
 

@@ -112,7 +112,7 @@ def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
     """Raises ``ValueError`` unless it is an optimiser without momentum of its own, as momentum correction needs it."""
     if optimizer is None:
         raise ValueError(
-            "momentum needs optimizer=: an SGD with momentum=0, since the hook applies the momentum itself"
+            "momentum needs optimizer=: an SGD with momentum=0, since telegrad applies the momentum itself"
         )
     optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, torch.optim.SGD):

@@ -54,9 +54,9 @@ class DDPState(RefusesCopies):
     1 %.
 
     ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that
-    require a gradient are averaged. All options are the same on all ranks, but for ``telemetry`` and what a policy
-    draws at random; where processes have a process group they make their states together, and compare.
-    [docs/training.md](docs/training.md) says what each is good for.
+    require a gradient are averaged; residuals are kept under their names in it. All options are the same on all ranks,
+    but for ``telemetry`` and what a policy draws at random; where processes have a process group they make their states
+    together, and compare. [docs/training.md](docs/training.md) says what each is good for.
 
     ``compress``: a ``telegrad.TopK``, which says what is sent of each gradient, and how; ``None``: plain averages of
     all values. ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the
@@ -68,8 +68,8 @@ class DDPState(RefusesCopies):
 
     ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals take
     it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
-    ``clip_norm`` is of gradients without the scale; a scaler that is not enabled is none. ``group``: the process group
-    that DDP was given (``None``: the whole job), which must have the ranks of ``comm``.
+    ``clip_norm`` is of gradients without the scale; one that is not enabled counts as ``None``. ``group``: the process
+    group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``.
 
     ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
     finite one makes its residual or velocity overflow. Neither ever holds such a value.
@@ -306,20 +306,20 @@ class DDPState(RefusesCopies):
 
     def _device_buckets(self) -> Buckets:
         from telegrad.ddp.cuda.buckets import DeviceBuckets  # a third of the package, which the host does not need
-        from telegrad.ddp.cuda.compression import DeviceCompression
+        from telegrad.ddp.cuda.exchange import CudaExchange
         from telegrad.ddp.cuda.loss_scale import LossScale
         from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 
         (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
         scale = None if scaler is None else LossScale(scaler)
         figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
-        compression = DeviceCompression(self._comm, self._compressor, wire, encoding, self.stats, scale, figures)
+        compression = CudaExchange(self._comm, self._compressor, wire, encoding, self.stats, scale, figures)
         self._memories.add(compression.feedback)
         return DeviceBuckets(self._averaging, compression)
 
     def _check_device_options(self) -> None:
         from telegrad.ddp.cuda.buckets import check_options as check_device_options
-        from telegrad.ddp.cuda.compression import check_fits_device
+        from telegrad.ddp.cuda.exchange import check_fits_device
 
         check_device_options(self._config, self._parameters.values())
         check_fits_device(self._compressor, self._combine)

@@ -1,15 +1,14 @@
 """The options that DDPState, Synchronizer, ReplicaSynchronizer and trainers share: what is compressed, momentum,
 warm-up.
 
-Each is a frozen object, which looks at its values when it is made. What needs a model's parameters is looked at by who
-takes the object.
+Each is a frozen object that checks its values when it is made. DDPState and the others check what depends on a model.
 """
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -55,6 +54,8 @@ def _checked_names(output: Any) -> tuple[str, ...]:
 
 def _checked_formats(given: str | Sequence[str]) -> tuple[str, ...]:
     """Of dense sums. Raises ``ValueError`` for what is none."""
+    if not isinstance(given, Iterable):
+        raise TypeError(f"values={given!r} must be one or more of {', '.join(QUANTISED)}")
     formats = (given,) if isinstance(given, str) else tuple(given)
     for one in formats:
         check_choice(one, "values", QUANTISED)
@@ -87,27 +88,35 @@ class OkTopk:
 
 @dataclass(frozen=True)
 class TopK:
-    """Only the largest entries of each gradient are sent; what is not sent waits in a residual on its rank, and is
-    added to the next gradient (error feedback).
+    """Sends only the largest entries of each gradient. What is not sent waits in a residual on its rank, and is added
+    to the next gradient (error feedback).
 
     ``density``: the share of each compressed parameter's entries that is sent, in (0, 1]. ``select``: how they are
     found: a name in ``telegrad.compress.SELECTIONS``, or a selection. ``interval``: steps from one exact threshold to
-    the next, of selections that reuse it (``None``: their own). Parameters of at most ``small_elements`` elements are
-    sent whole. ``same_sign``: entries of one sign at a time, which go as their mean, but not those of ``output``, the
-    names of the output layer's parameters (``None``: the last one that has two dimensions or more). ``policy``: says
-    all this of each parameter instead: a ``BySize``, or a function from ParameterInfo to ParameterCompression.
+    the next, for selections that reuse it (``None``: their own). ``small_elements``: parameters of at most so many
+    elements are sent whole. ``same_sign``: a step sends entries of one sign, as their mean. ``output``: names of the
+    output layer's parameters, whose values are always sent (``None``: the last parameter with two dimensions or more).
+    ``policy``: says all this for each parameter instead: a ``BySize``, or a function from ParameterInfo to
+    ParameterCompression.
 
-    ``values``: how messages hold the entries, a name as ``Communicator.all_reduce`` has for ``wire`` (``"auto"``,
-    ``"packed-bf16"``, ``"qsgd4"``, …); what rounding loses waits too. ``combine``: how the ranks' entries meet.
-    ``"allreduce"``: all are summed; ``"oktopk"``, or an ``OkTopk``: of each bucket's sum about as many are kept as
-    ``density`` says, and the others wait, so that no rank's words grow with the number of ranks; ``"gtopk"``: the same
-    by a tree of sums that are cut; ``"bounded"``: the same in messages of fixed sizes; ``"allgather"``: every rank gets
-    every rank's. ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times the learning rate of
-    their day, so that a falling rate does not hold back what waits, nor a rising one blow it up; that is for SGD, and
-    whoever takes this needs its ``optimizer=``.
+    ``values``: how messages hold the entries: ``"auto"``, ``"packed-bf16"``, ``"qsgd4"``, … These are the names that
+    ``Communicator.all_reduce`` takes for ``wire``. What rounding loses waits too.
 
-    ``TopK.sparcml``, ``TopK.redsync`` and ``TopK.oktopk`` are the choices of papers. Raises ``TypeError`` and
-    ``ValueError`` that name the argument.
+    ``combine``: how the ranks' entries meet.
+
+    - ``"allreduce"``: all are summed.
+    - ``"oktopk"``, or an ``OkTopk``: about as many entries of each bucket's sum are kept as ``density`` says, and the
+      others wait. So no rank's words grow with the number of ranks.
+    - ``"gtopk"``: the same by a tree of sums that are cut.
+    - ``"bounded"``: the same in messages of fixed sizes.
+    - ``"allgather"``: every rank gets every rank's entries.
+
+    ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times the learning rate of the step in which
+    they came. Then a falling rate does not hold back what waits, and a rising one does not blow it up. ``"steps"`` is
+    for SGD, and needs ``optimizer=`` beside ``compress=``.
+
+    ``TopK.sparcml``, ``TopK.redsync`` and ``TopK.oktopk`` are the choices of papers; ``dataclasses.replace`` changes a
+    field of one. Raises ``TypeError`` and ``ValueError`` that name the argument.
     """
 
     density: float = 0.01
@@ -132,6 +141,10 @@ class TopK:
         checked_count(self.small_elements, "small_elements")
         if self.output is not None:
             object.__setattr__(self, "output", _checked_names(self.output))
+            if not self.same_sign and self.policy is None:
+                raise ValueError(
+                    f"output={self.output!r} is not used without same_sign=True or policy=: leave it out, or give one"
+                )
         if self.policy is not None:
             if not callable(self.policy):
                 raise TypeError(
@@ -250,7 +263,7 @@ class Cheapest:
     def __post_init__(self) -> None:
         if not isinstance(self.topk, TopK):
             raise TypeError(f"topk is a {type(self.topk).__name__}: give a telegrad.TopK, as TopK(density=0.01)")
-        object.__setattr__(self, "values", _checked_formats(self.values) if self.values else ())
+        object.__setattr__(self, "values", () if self.values == () else _checked_formats(self.values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +278,7 @@ class Momentum:
     """
 
     factor: float
+    _: KW_ONLY
     nesterov: bool = False
     masking: bool = True
 
@@ -310,6 +324,8 @@ Compress = TopK | Quantised | Cheapest
 def check_objects(compress: object, momentum: object, warmup: object, *, kinds: tuple[type, ...] = (TopK,)) -> None:
     """Raises ``TypeError``, with the remedy, for what is none of the objects, and ``ValueError`` for what plain
     averaging does not use."""
+    if isinstance(compress, type):
+        raise TypeError(f"compress is the class {compress.__name__}: call it, as {compress.__name__}()")
     if compress is not None and not isinstance(compress, kinds):
         if isinstance(compress, (Quantised, Cheapest)):
             raise TypeError(
@@ -336,7 +352,7 @@ def plain_options(
     if topk is not None:
         given |= {one.name: getattr(topk, one.name) for one in fields(topk) if one.name != "output"}
     if isinstance(compress, Cheapest):
-        given["quantised"] = compress.values
+        given["Cheapest.values"] = compress.values
     given |= {"momentum": 0.0} if momentum is None else {"momentum": momentum.factor, **_flags(momentum)}
     given |= {"warmup_steps": 0} if warmup is None else {"warmup_steps": warmup.steps, "warmup": warmup.kind}
     return {name: _plain(value) for name, value in (given | others).items()}

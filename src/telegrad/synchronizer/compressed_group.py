@@ -13,7 +13,7 @@ from telegrad.compress import PlacedResidual
 from telegrad.ddp.bucket import Bits, BucketLayout, ParameterSpan, bits_of, has_current_density, layout_of_members
 from telegrad.ddp.exchange import Sending
 from telegrad.kernels.nonfinite import as_float32
-from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
 
 
@@ -28,11 +28,11 @@ class _EarlierAverage(NamedTuple):
 
 
 class CompressedGroup(GradientGroup):
-    """As a GradientGroup. ``way``: how parameters that ``compression`` compresses are sent, see ``Compression.start``.
-    Flags, the number of the pass, and parameters that are not compressed always go densely.
+    """As a GradientGroup. ``way``: how parameters that ``compression`` compresses are sent, see
+    ``GroupCompression.start``. Flags, the number of the pass, and parameters that are not compressed always go densely.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], compression: Compression, *, way: str) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], compression: GroupCompression, *, way: str) -> None:
         self._compression = compression  # first: the group's views ask
         super().__init__(parameters)
         self.way = way
@@ -45,7 +45,7 @@ class CompressedGroup(GradientGroup):
         return super()._make_view(parameter)
 
     def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
-        """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``Compression.start``."""
+        """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``GroupCompression.start``."""
         self._sendings, self._held = [], []
         return super().launch(comm, earlier, number)
 

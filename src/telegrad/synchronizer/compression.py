@@ -35,7 +35,7 @@ NONFINITE = ("raise", "send")
 """What ``nonfinite=`` can be: the plan of a pass cannot be dropped."""
 
 
-class Compression:
+class GroupCompression:
     """``compress``: a TopK: all parameters that it does not leave dense are sent sparsely; a Quantised: all of their
     values, rounded; a Cheapest: what the plan finds cheapest. ``parameters``: by name; those that are not float32 or
     bfloat16 go densely. ``comm``: where sums are made, until ``move_to`` names another one. The rest as for

@@ -13,12 +13,12 @@ from telegrad.communicator import Communicator, Work
 from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.compress import PlacedResidual
 from telegrad.ddp.bucket import BucketLayout, ParameterSpan, has_current_density, layout_of_members
-from telegrad.ddp.cuda.compression import DeviceCompression, check_fits_device
+from telegrad.ddp.cuda.exchange import CudaExchange, check_fits_device
 from telegrad.ddp.cuda.faults import LateFaults
 from telegrad.ddp.options import QUANTISED, Cheapest, Compress, TopK
 from telegrad.ddp.pass_use import Revertible
 from telegrad.synchronizer.compressed_group import CompressedGroup
-from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.cuda_group import DeviceGroup
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
 
@@ -28,9 +28,9 @@ _REMEDY = (
 )
 
 
-class CompressionOnDevice(Compression):
-    """As Compression, of a TopK or a Quantised. What is wrong with a gradient is raised as soon as the host knows, in a
-    later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
+class CudaGroupCompression(GroupCompression):
+    """As GroupCompression, of a TopK or a Quantised. What is wrong with a gradient is raised as soon as the host knows,
+    in a later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
 
     def __init__(
         self, compress: Compress, comm: Communicator, parameters: Mapping[str, nn.Parameter], **options: Any
@@ -47,7 +47,7 @@ class CompressionOnDevice(Compression):
 
     def move_to(self, comm: Communicator) -> None:
         """As Compression's; before anything has been summed."""
-        self.device = DeviceCompression(comm, self.compressor, self.values, self.encoding, self.stats)
+        self.device = CudaExchange(comm, self.compressor, self.values, self.encoding, self.stats)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
         super().move_to(comm)
 
@@ -119,10 +119,10 @@ class _EarlierAverageOnDevice(NamedTuple):
     values: torch.Tensor
 
 
-class DeviceCompressedGroup(DeviceGroup):
+class CudaCompressedGroup(DeviceGroup):
     """As a DeviceGroup, with parameters that ``compression`` compresses; see CompressedGroup."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], compression: CompressionOnDevice, *, way: str) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], compression: CudaGroupCompression, *, way: str) -> None:
         self._compression = compression  # first: the group's views ask
         super().__init__(parameters)
         self.way = way
@@ -178,11 +178,11 @@ class DeviceCompressedGroup(DeviceGroup):
 
 
 def group_of(
-    parameters: Sequence[nn.Parameter], compression: Compression | None, *, way: str, on_device: bool
+    parameters: Sequence[nn.Parameter], compression: GroupCompression | None, *, way: str, on_device: bool
 ) -> GradientGroup:
-    """Of ``parameters`` that are all on a device, or all in host memory. ``way``: see ``Compression.ways``."""
+    """Of ``parameters`` that are all on a device, or all in host memory. ``way``: see ``GroupCompression.ways``."""
     if compression is None:
         return DeviceGroup(parameters) if on_device else GradientGroup(parameters)
-    if isinstance(compression, CompressionOnDevice):
-        return DeviceCompressedGroup(parameters, compression, way=way)
+    if isinstance(compression, CudaGroupCompression):
+        return CudaCompressedGroup(parameters, compression, way=way)
     return CompressedGroup(parameters, compression, way=way)

@@ -14,7 +14,7 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.cost.send_method import GroupCost
 from telegrad.synchronizer import merge, shared_processor, shared_ways
-from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.measured_ways import measured_ways
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.trace import Trace
@@ -69,7 +69,7 @@ class GroupPlanner:
     """``scheme``: one of ``TIMED``. ``compression``: of the gradients, if any. ``device_cost``: of a dense sum on the
     device where they are, if they are on one. All ranks call all methods, alike."""
 
-    def __init__(self, scheme: str, compression: Compression | None, device_cost: GroupCost | None = None) -> None:
+    def __init__(self, scheme: str, compression: GroupCompression | None, device_cost: GroupCost | None = None) -> None:
         self._scheme, self._compression, self._device_cost = scheme, compression, device_cost
         self._costs: _Costs | None = None
 
@@ -199,7 +199,7 @@ class _DenseCosts:
 
 
 class _WayCosts:
-    def __init__(self, compression: Compression, comm: Communicator, most_bytes: int) -> None:
+    def __init__(self, compression: GroupCompression, comm: Communicator, most_bytes: int) -> None:
         self._compression = compression
         self._ways = measured_ways(compression, comm, most_bytes=most_bytes)
 

@@ -13,7 +13,7 @@ from telegrad.cost.send_method import SendMethod
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange
 from telegrad.ddp.telemetry import DDPStats
-from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.compression import GroupCompression
 from telegrad.tuning.group_cost import (
     Begun,
     group_cost_while_computing,
@@ -29,7 +29,7 @@ _GRADIENTS, _SETTLING = 64, 8
 """How many gradients are drawn, and how many are compressed before the first is sent: residuals begin empty."""
 
 
-def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: int) -> list[SendMethod]:
+def measured_ways(compression: GroupCompression, comm: Communicator, *, most_bytes: int) -> list[SendMethod]:
     """Those of ``compression.ways``; the same on all ranks but for rounding.
 
     Those that compress are of random float32 gradients in one tensor, and their delay is what that takes on this rank's
@@ -51,7 +51,7 @@ def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: i
     return ways
 
 
-def _probe_of(compression: Compression, comm: Communicator, way: str) -> Callable[[int], _Prepare]:
+def _probe_of(compression: GroupCompression, comm: Communicator, way: str) -> Callable[[int], _Prepare]:
     largest = max(compression.compressor.residuals, key=lambda one: one.values.size)
     selection = compression.compressor.policy_of(largest)
     given = compression.compressor.momentum

@@ -13,7 +13,7 @@ from torch import nn
 from telegrad.communicator import Communicator
 from telegrad.cost.send_method import GroupCost
 from telegrad.synchronizer.clocks import Clock, PausedClock
-from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.group_planning import GroupPlanner, names_of
 from telegrad.synchronizer.measured_timeline import NOT_TYPICAL, WINDOW, MeasuredTimeline
 from telegrad.synchronizer.merge_plan import MergePlan
@@ -40,7 +40,7 @@ class StepPlanning:
         *,
         plan_after: int,
         replan_factor: float | None,
-        compression: Compression | None,
+        compression: GroupCompression | None,
         leaves_at_end: bool = False,
         clock: Clock | None = None,
         device_cost: GroupCost | None = None,

@@ -32,8 +32,8 @@ from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
 from telegrad.synchronizer.clocks import DeviceClock
-from telegrad.synchronizer.compression import NONFINITE, Compression
-from telegrad.synchronizer.cuda_compression import CompressionOnDevice, group_of
+from telegrad.synchronizer.compression import NONFINITE, GroupCompression
+from telegrad.synchronizer.cuda_compression import CudaGroupCompression, group_of
 from telegrad.synchronizer.cuda_group import check_fits_device, dense_cost, is_on_device
 from telegrad.synchronizer.gradient_group import GradientGroup, Run, note_before_others, present_in
 from telegrad.synchronizer.group_planning import PLANS, TIMED, first_groups
@@ -234,7 +234,7 @@ class Synchronizer:
         *,
         nonfinite: str | None,
         **options: Any,
-    ) -> Compression | None:
+    ) -> GroupCompression | None:
         """``None`` without ``compress``, which the ``options`` are of."""
         check_objects(compress, options["momentum"], options["warmup"], kinds=(TopK, Quantised, Cheapest))
         if nonfinite is not None:
@@ -247,7 +247,7 @@ class Synchronizer:
                 if name != "warmup":
                     raise ValueError(f"{name}={value!r} is not used with compress=None: give compress=TopK() too")
             return None
-        kind = CompressionOnDevice if self._is_on_device else Compression
+        kind = CudaGroupCompression if self._is_on_device else GroupCompression
         made = kind(compress, comm, self._parameters, nonfinite=nonfinite or "raise", **options)
         check_fits(plan, compress)
         return made
@@ -292,7 +292,7 @@ class Synchronizer:
         compression.load_state_dict(state)
         self._set_groups(self.groups, self._ways)
 
-    def _compressed(self) -> Compression:
+    def _compressed(self) -> GroupCompression:
         if self._compression is None:
             raise ValueError("this Synchronizer compresses nothing, so nothing waits: it has no state")
         return self._compression
@@ -502,7 +502,7 @@ class Synchronizer:
         self._say_what_is_before()
 
     def _set_groups(self, groups: Sequence[Sequence[str]], ways: Sequence[str]) -> None:
-        """``ways``: how each group goes, see ``Compression.ways``."""
+        """``ways``: how each group goes, see ``GroupCompression.ways``."""
         self._give_back()
         self._ways = [*ways]
         self._groups = [

@@ -222,7 +222,7 @@ def _double(state: dict[str, Any]) -> None:
         (
             _renamed,
             "state has no residual for 'head', and a residual of 'tail', for which there is none here: .*"
-            "same parameters frozen and the same mode, policy and small_tensor_elements",
+            "same parameters frozen and the same compress=",
         ),
         (_with_another, "^state has a residual of 'tail', for which there is none here"),
         (_shorter, r"\['head'\].*float32 of shape \(599,\).*needs float32 of shape \(600,\)"),

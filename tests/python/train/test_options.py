@@ -57,6 +57,10 @@ Local = Callable[..., list[Communicator]]
         (lambda: TopK.sparcml(600), ValueError, "per_bucket=600 must be at least 1 and at most 512"),
         (lambda: TopK.redsync(3), ValueError, "density=3 must be in"),
         (lambda: Quantised("f16"), ValueError, "values='f16' does not exist: use one of bf16, int8, qsgd8, qsgd4"),
+        (lambda: TopK(output=["head"]), ValueError, "output=('head',) is not used without same_sign=True or policy="),
+        (lambda: Quantised(8), TypeError, "values=8 must be one or more of bf16, int8"),  # type: ignore[arg-type]
+        (lambda: Quantised(None), TypeError, "values=None must be one or more of"),  # type: ignore[arg-type]
+        (lambda: Cheapest(values=8), TypeError, "values=8 must be one or more of"),  # type: ignore[arg-type]
         (lambda: Quantised(()), ValueError, "values=() must name one or more of bf16, int8, qsgd8, qsgd4, each once"),
         (lambda: Quantised(["int8", "int8"]), ValueError, "values=['int8', 'int8'] must name one or more"),
         (lambda: Quantised("int8", -1), ValueError, "small_elements=-1 must not be negative"),
@@ -155,7 +159,7 @@ def test_what_needs_an_optimizer_says_so(local: Local) -> None:
 
 def test_names_that_the_model_does_not_have(local: Local) -> None:
     for topk, said in (
-        (TopK(output=["head"]), "output names 'head', which the model does not have"),
+        (TopK(select="topk", same_sign=True, output=["head"]), "output names 'head', which the model does not have"),
         (TopK(policy=BySize(dense=("head",))), "dense names 'head', which the model does not have"),
     ):
         with pytest.raises(ValueError, match=said):
@@ -170,6 +174,7 @@ def test_names_that_the_model_does_not_have(local: Local) -> None:
             TypeError,
             "compress='topk' must be a telegrad.TopK or telegrad.Quantised or telegrad.Ch",
         ),
+        ({"compress": TopK}, TypeError, "compress is the class TopK: call it, as TopK()"),
         ({"momentum": Momentum(0.9)}, ValueError, "is not used with compress=None: give compress=TopK() too"),
         ({"optimizer": 3}, ValueError, "optimizer=3 is not used with compress=None"),
         ({"nonfinite": "raise"}, ValueError, "nonfinite='raise' is not used with compress=None"),

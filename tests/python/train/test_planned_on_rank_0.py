@@ -12,7 +12,7 @@ from synchronised_net import OnRanks, loss_of, model_of
 from telegrad import Cheapest, Communicator, Synchronizer, TopK
 from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer import group_planning, shared_processor, shared_ways
-from telegrad.synchronizer.compression import Compression
+from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.group_planning import GroupPlanner
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.trace import Trace
@@ -65,7 +65,7 @@ def test_ways_are_of_rank_0_too(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPat
     def run(comm: Communicator) -> MergePlan:
         model = model_of(0)
         parameters = dict(model.named_parameters())
-        of_model = Compression(Cheapest(TopK(0.5, small_elements=5)), comm, parameters)
+        of_model = GroupCompression(Cheapest(TopK(0.5, small_elements=5)), comm, parameters)
         trace = Trace((*parameters,), tuple(4 * one.numel() for one in parameters.values()), (0.1,) * 5, 0.1, "by hand")
         planner = GroupPlanner("auto", of_model)
         planner.measure(comm, most_bytes=trace.bytes)

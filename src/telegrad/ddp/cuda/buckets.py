@@ -14,7 +14,7 @@ from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.ddp.backward_pass import Averaging, Future
 from telegrad.ddp.bucket import BucketLayout, GradBucket, check_reducible, is_current, layout_of
 from telegrad.ddp.cuda.clipping import clip_tensors
-from telegrad.ddp.cuda.compression import DeviceCompression
+from telegrad.ddp.cuda.exchange import CudaExchange
 from telegrad.ddp.cuda.faults import LateFaults
 
 _REMEDY = (
@@ -42,7 +42,7 @@ class DeviceBuckets:
     """As ``Buckets``: averaged in streams, while the host goes on. ``compression``: how buckets travel. Of each pass it
     is known in order whether it was dropped; with ``"skip"`` once the host knows."""
 
-    def __init__(self, averaging: Averaging, compression: DeviceCompression) -> None:
+    def __init__(self, averaging: Averaging, compression: CudaExchange) -> None:
         self._averaging, self._compression = averaging, compression
         self._comm, self._nonfinite, self._most_norm = averaging.comm, averaging.nonfinite, averaging.most_norm
         self._layouts: dict[int, BucketLayout] = {}
@@ -54,7 +54,7 @@ class DeviceBuckets:
         self._faulty: list[torch.Tensor] = []
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
-        """As ``DeviceCompression.prepare``."""
+        """As ``CudaExchange.prepare``."""
         self._compression.prepare(tensors)
 
     def take(self, bucket: GradBucket) -> Future:

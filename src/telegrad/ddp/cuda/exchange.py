@@ -162,7 +162,7 @@ class Started(NamedTuple):
     faulty: torch.Tensor | None
 
 
-class DeviceCompression:
+class CudaExchange:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
     messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
     date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
