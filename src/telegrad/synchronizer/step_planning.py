@@ -18,9 +18,8 @@ from telegrad.synchronizer.group_planning import GroupPlanner, names_of
 from telegrad.synchronizer.measured_timeline import NOT_TYPICAL, WINDOW, MeasuredTimeline
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.profile import StepProfile
-from telegrad.synchronizer.replanning import LOOK_EVERY, Replanning, Times, agreed_times
+from telegrad.synchronizer.replanning import LOOK_EVERY, Replanning, Times, Trial, agreed_step_s, agreed_times
 from telegrad.synchronizer.trace import Trace
-from telegrad.synchronizer.trial import Trial, agreed_step_s
 
 
 class StepPlanning:

@@ -33,8 +33,13 @@ from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
 from telegrad.synchronizer.clocks import DeviceClock
 from telegrad.synchronizer.compression import NONFINITE, GroupCompression
-from telegrad.synchronizer.cuda_compression import CudaGroupCompression, group_of
-from telegrad.synchronizer.cuda_group import check_fits_device, dense_cost, is_on_device
+from telegrad.synchronizer.cuda_groups import (
+    CudaGroupCompression,
+    check_plan_on_device,
+    dense_cost,
+    group_of,
+    is_on_device,
+)
 from telegrad.synchronizer.gradient_group import GradientGroup, Run, note_before_others, present_in
 from telegrad.synchronizer.group_planning import PLANS, TIMED, first_groups
 from telegrad.synchronizer.measured_timeline import MeasuredTimeline
@@ -69,17 +74,17 @@ class Synchronizer:
     ``None`` too; but each rank's pass must give a gradient to one parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
-    made at the end of pass ``plan_after``, from the times of these passes (a gradient counts when the last rank has
-    it) and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they
-    are planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
+    made at the end of pass ``plan_after``, from the times of these passes (a gradient counts when the last rank has it)
+    and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they are
+    planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
     DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, the groups of
     ``"single"``, ``"fixed"``, ``"greedy"`` and of two and four even parts are then tried in short turns beside it, as
-    telegrad.synchronizer.trial says, and others are kept if their steps are faster by more than 1 %. With ``"auto"``
-    all of this is done again when measured times leave the prediction by more than ``replan_factor`` (``None``: never),
-    as telegrad.synchronizer.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all together. Or lists of
-    names of parameters, the groups in the order in which they leave. ``clip_norm``: averaged gradients are scaled down
-    to this norm, all together; with a GradScaler leave it out and call ``scaler.unscale_`` and ``clip_grad_norm_``
-    after ``backward()``.
+    telegrad.synchronizer.replanning says, and others are kept if their steps are faster by more than 1 %. With
+    ``"auto"`` all of this is done again when measured times leave the prediction by more than ``replan_factor``
+    (``None``: never), as telegrad.synchronizer.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all
+    together. Or lists of names of parameters, the groups in the order in which they leave. ``clip_norm``: averaged
+    gradients are scaled down to this norm, all together; with a GradScaler leave it out and call ``scaler.unscale_``
+    and ``clip_grad_norm_`` after ``backward()``.
 
     ``compress``: ``None``: averages of all values; a ``telegrad.TopK``: parameters that it does not leave dense are
     sent as their largest entries, and what is not sent waits in a residual of that parameter on that rank; a
@@ -133,7 +138,7 @@ class Synchronizer:
             )
             check_free(self._parameters)
             if self._is_on_device:
-                check_fits_device(plan, wait_in, compress)
+                check_plan_on_device(plan, wait_in, compress)
             optimizers = checked_optimizers(wait_in, self._parameters)
             plans = self._scheme in TIMED and not (self._is_on_device and compress is not None)
             check_is_seen(model, plans, optimizers)

@@ -16,7 +16,7 @@ from torch import Tensor
 from telegrad import Communicator
 from telegrad.ddp import RankState, load_resharded, reshard
 from telegrad.ddp.bucket import BucketLayout
-from telegrad.synchronizer.compressed_group import CompressedGroup
+from telegrad.synchronizer.compression import CompressedGroup
 
 ALONE = {"no_dist": True} if "no_dist" in signature(dcp.save).parameters else {}  # torch 2.6 sees that itself
 

@@ -24,7 +24,7 @@ from telegrad import Communicator, Synchronizer
 from telegrad.cost import DeviceTuning, Place, Tuning
 from telegrad.cost.send_method import LinearCost
 from telegrad.synchronizer import StepProfile, group_planning, merge, shared_processor, step_planning
-from telegrad.synchronizer import cuda_group as device_group
+from telegrad.synchronizer import cuda_groups as device_group
 from telegrad.tuning.group_cost import timed_sizes
 
 WIDTHS = {"d": 24, "c": 12, "b": 8, "a": 4}

@@ -16,8 +16,7 @@ from synchronised_net import assert_same, loss_of, model_of, reference, sgd
 from telegrad import Communicator, Synchronizer
 from telegrad.synchronizer import group_planning, merge, step_planning
 from telegrad.synchronizer.measured_timeline import MeasuredTimeline
-from telegrad.synchronizer.replanning import Replanning
-from telegrad.synchronizer.trial import Trial, agreed_step_s
+from telegrad.synchronizer.replanning import Replanning, Trial, agreed_step_s
 
 OnRanks = Callable[..., list[Any]]
 
