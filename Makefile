@@ -60,11 +60,12 @@ else
 test: test-python
 endif
 
-lint: $(venv)/ready  ## ruff and mypy
-	$(say) "Lint: ruff, mypy"
+lint: $(venv)/ready  ## ruff, mypy, and the sentences of README, docs and docstrings
+	$(say) "Lint: ruff, mypy, prose"
 	@$(venv)/bin/ruff check .
 	@$(venv)/bin/ruff format --check .
 	@$(venv)/bin/mypy
+	@$(venv)/bin/python tests/check_prose.py
 
 # Where Material says that it looks for a successor: it is kept with security updates until May 2027.
 docs: $(venv)/ready  ## build the site of docs/ into build/site; every warning is an error
