@@ -152,3 +152,49 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
         r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//[^"]*|<link[^>]*rel="stylesheet"[^>]*href="https?://[^"]*'
     )
     assert {name: found for name, text in pages.items() if (found := re.findall(loaded, text))} == {}
+
+
+# The launcher tells ranks about themselves by some; benchmarks take their commit from one.
+_INTERNAL = {
+    "TELEGRAD_COMMIT",
+    "TELEGRAD_EXCHANGE",
+    "TELEGRAD_LAUNCHER",
+    "TELEGRAD_RANK",
+    "TELEGRAD_WORLD_SIZE",
+}
+
+
+def test_the_environment_variables_of_the_reference_are_those_of_the_sources() -> None:
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "core" / "drivers").rglob("*.cpp")]
+    named = {name for path in sources for name in re.findall(r'"(TELEGRAD_[A-Z_]+)"', path.read_text())}
+    page = (DOCS / "reference" / "environment.md").read_text()
+    assert set(re.findall(r"^\| (`.+?`) \|", page, re.MULTILINE)) != set()
+    listed = {
+        name for row in re.findall(r"^\| (`.+?) \|", page, re.MULTILINE) for name in re.findall(r"TELEGRAD_\w+", row)
+    }
+    assert listed == named - _INTERNAL
+
+
+# The README: read in a minute, and its program runs.
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readme_stays_short() -> None:
+    assert len(README.splitlines()) <= 120
+    assert len(README.encode()) <= 8192
+    for paper in ("SparCML", "Aluminum", "MG-WFBP", "Ok-Topk", "RedSync"):
+        assert paper in README
+
+
+@pytest.mark.timeout(300)
+def test_the_quick_start_of_the_readme_prints_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (program,) = re.findall(r"^```python\n(# train\.py\n.*?)^```", README, re.MULTILINE | re.DOTALL)
+    (tmp_path / "train.py").write_text(program)
+    said = re.search(r"^\$ torchrun (--nproc-per-node 2) train\.py\nloss [\d.]+; (sent .+)\n```", README, re.MULTILINE)
+    assert said is not None
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *said[1].split(), "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"loss [\d.]+; " + re.escape(said[2]) + "\n", done.stdout), done.stdout
