@@ -40,7 +40,8 @@ KINDS = {
     "": Kind(30),  # reference, results, changes, docstrings, error texts
 }
 OPENINGS = ("What", "Who", "Where", "Of")
-"""They begin clauses without a subject, as "What waits is sent later". A question may begin so."""
+"""They begin clauses without a subject, as "What waits is sent later". A question or a label may begin so."""
+_LABEL = 3  # words, as "What to do."
 WORDS = {
     r"baton|goodbye|culprits?|verdicts?|mend(s|ed|ing)?|crumbs?": "no metaphors",
     r"(what|who|which) (still )?waits to be sent|what waits|waits in a residual": "residual, unsent gradient",
@@ -156,7 +157,7 @@ def faults_of(sentences: Sequence[Sentence], kind: Kind) -> list[tuple[int, str]
         if one.words > kind.longest:
             found.append((one.line, f"{one.words} words, {kind.longest} at most: {one.text[:60]}…"))
         first = one.text.lstrip("*_\"'([ ").partition(" ")[0]
-        if first in OPENINGS and not one.text.endswith("?"):
+        if first in OPENINGS and one.words > _LABEL and not one.text.endswith("?"):
             found.append((one.line, f"begins with {first!r}: {one.text[:60]}…"))
         for pattern, better in WORDS.items():
             if word := re.search(rf"\b({pattern})\b", one.text, re.IGNORECASE):

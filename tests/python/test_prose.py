@@ -81,7 +81,8 @@ def test_the_mean_of_a_page_counts_once() -> None:
 @pytest.mark.parametrize("opening", ["What", "Who", "Where", "Of"])
 def test_openings_without_a_subject_are_faults(opening: str) -> None:
     assert faults_in(f"{opening} a rank has, is sent.") == [f"begins with {opening!r}: {opening} a rank has, is sent.…"]
-    assert faults_in(f"{opening} a rank?") == []
+    assert faults_in(f"{opening} a rank has, is sent?") == []
+    assert faults_in(f"**{opening} to do.**") == []
 
 
 @pytest.mark.parametrize(
