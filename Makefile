@@ -46,7 +46,7 @@ release: $(venv)/ready  ## the sdist and wheels that can be published, in dist/,
 	@PYTHONS='$(PYTHONS)' $(if $(PLAT),PLAT='$(PLAT)') .ci/release
 
 # Not in CI: an environment for each row, of 5 GB where pip brings torch for CUDA, and an hour of tests.
-compatibility: $(venv)/built  ## tests with the oldest and newest torch, numpy, Triton, into docs/compatibility.md (ARGS="--rows oldest")
+compatibility: $(venv)/built  ## tests with the oldest and newest torch, numpy, Triton, into docs/reference/compatibility.md (ARGS="--rows oldest")
 	@rm -rf build/compatibility/wheel
 	@$(tools) $(venv)/bin/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w build/compatibility/wheel \
 	  --config-settings=build-dir=build/py --config-settings=cmake.define.TELEGRAD_BUILT="$(CURDIR)/build/core" .

@@ -1,4 +1,4 @@
-"""Writes docs/reference.md, every public name of the Python package with its first sentence, from the docstrings.
+"""Writes docs/reference/api.md, every public name of the Python package with its first sentence, from the docstrings.
 
     .venv/bin/python docs/make_reference.py
 
@@ -17,25 +17,25 @@ from typing import Any
 
 MODULES = {
     "telegrad": "What most programs need.",
-    "telegrad.ddp": "Training: hooks, synchronizers, what they report and save ([training.md](training.md)).",
+    "telegrad.ddp": "Training: hooks, synchronizers, what they report and save ([training.md](../training.md)).",
     "telegrad.compress": "Which entries are sent, and what waits ([selection.md](selection.md)).",
-    "telegrad.communicator": "What sums of the largest entries report ([topk-allreduce.md](topk-allreduce.md)).",
-    "telegrad.sparse_vector": "Sparse vectors ([algorithms.md](algorithms.md)).",
+    "telegrad.communicator": "What top-k allreduces report ([topk-allreduce.md](../results/topk-allreduce.md)).",
+    "telegrad.sparse_vector": "Sparse vectors ([algorithms.md](../explanation/algorithms.md)).",
     "telegrad.launch": "Ranks of this machine as processes.",
     "telegrad.cost": "What algorithms cost, and which is chosen ([tuning.md](tuning.md)).",
     "telegrad.tuning": "Measuring a network ([tuning.md](tuning.md)).",
-    "telegrad.tools.sim": "Ranks in virtual time ([simulation.md](simulation.md)).",
+    "telegrad.tools.sim": "Ranks in virtual time ([simulation.md](../explanation/simulation.md)).",
     "telegrad.linear": "Linear models on sparse rows ([linear.md](linear.md)).",
-    "telegrad.torch_backend": "A backend of `torch.distributed` ([torch-backend.md](torch-backend.md)).",
-    "telegrad.integrations.lightning": "PyTorch Lightning ([training.md](training.md)).",
-    "telegrad.integrations.transformers": "Hugging Face's Trainer ([training.md](training.md)).",
+    "telegrad.torch_backend": "A backend of `torch.distributed` ([torch-backend.md](../torch-backend.md)).",
+    "telegrad.integrations.lightning": "PyTorch Lightning ([training.md](../training.md)).",
+    "telegrad.integrations.transformers": "Hugging Face's Trainer ([training.md](../training.md)).",
 }
-PAGE = Path(__file__).with_name("reference.md")
+PAGE = Path(__file__).with_name("reference") / "api.md"
 _HEAD = """# Reference
 
 Every public name of the Python package, with the first sentence of its docstring; the whole of one, with shapes,
 dtypes, units and errors, is what `help(telegrad.Communicator.all_reduce)` shows. Errors have a page of their own
-([errors.md](errors.md)), and so has C++ ([cpp.md](cpp.md)). Made by `python docs/make_reference.py`.
+([errors.md](errors.md)), and so has C++ ([cpp.md](../cpp.md)). Made by `python docs/make_reference.py`.
 """
 _LONGEST = 90  # of a default's text, in characters
 

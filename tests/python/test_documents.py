@@ -15,7 +15,7 @@ import telegrad
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-ERRORS, SECURITY = (DOCS / "errors.md").read_text(), (DOCS / "security.md").read_text()
+ERRORS, SECURITY = (DOCS / "reference" / "errors.md").read_text(), (DOCS / "explanation" / "security.md").read_text()
 MARKERS = "<!-- begin python -m lab errors -->", "<!-- end python -m lab errors -->"
 
 
@@ -61,7 +61,7 @@ def test_the_place_for_the_measured_table() -> None:
     assert all(ERRORS.count(marker) == 1 for marker in MARKERS)
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if "://" in target:
@@ -110,7 +110,7 @@ def test_the_reference_is_that_of_the_sources(monkeypatch: pytest.MonkeyPatch) -
         pytest.importorskip(package)
     monkeypatch.syspath_prepend(str(DOCS))
     made = importlib.import_module("make_reference").page()
-    assert (DOCS / "reference.md").read_text() == made, "python docs/make_reference.py writes it anew"
+    assert (DOCS / "reference" / "api.md").read_text() == made, "python docs/make_reference.py writes it anew"
     for name in telegrad.__all__:
         assert f"`{name}" in made or f"### telegrad.{name}\n" in made or inspect.ismodule(getattr(telegrad, name))
 
@@ -198,7 +198,7 @@ def imports_of(text: str) -> list[str]:
     return found
 
 
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 STATEMENTS = sorted({one for page in PAGES for one in imports_of(page.read_text())})
 
 

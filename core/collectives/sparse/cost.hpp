@@ -1,5 +1,5 @@
 #pragma once
-// What the sums of sparse vectors cost on the α-β-γ network (docs/simulation.md), as closed forms: what
+// What the sums of sparse vectors cost on the α-β-γ network (docs/explanation/simulation.md), as closed forms: what
 // Algorithm::automatic decides by. Renggli et al., "SparCML", SC 2019, §5.3, with the bytes that messages really have, and
 // the work. Which rank decides when, this must not know.
 

@@ -225,10 +225,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
         It takes this rank's bytes and returns every rank's, by rank; it is called once. If it has an attribute
         ``repeats`` that is true, it may be called several times: then the hosts choose their network interfaces
-        together, by the route to its ``address``, if it has one (docs/networks.md). ``device_group``: of the same
-        ranks, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``); ``None`` on all
-        ranks: there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say so; empty: they
-        have no other numbers. The other arguments and the errors are those of ``from_torch``.
+        together, by the route to its ``address``, if it has one (docs/explanation/networks.md). ``device_group``: of
+        the same ranks, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``);
+        ``None`` on all ranks: there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say
+        so; empty: they have no other numbers. The other arguments and the errors are those of ``from_torch``.
         """
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         if check_setting(device_algorithm) == NCCL and device_group is None:
@@ -452,7 +452,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
         The same is written to a file in ``TELEGRAD_REPORT_DIR`` by every rank when an operation times out, and when the
         process gets SIGUSR1 (``TELEGRAD_REPORT_SIGNAL`` names another signal, or ``none``). ``telegrad report`` merges
-        those of all ranks into one verdict; docs/errors.md describes the form.
+        those of all ranks into one verdict; docs/reference/errors.md describes the form.
         """
         report: dict[str, Any] = json.loads(self._usable().report())
         return report

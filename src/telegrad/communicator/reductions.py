@@ -65,10 +65,10 @@ class ReduceOp(StrEnum):
     """Reductions; their names serve as well: ``op="avg"``.
 
     ``AVG`` is the sum divided by the number of ranks, and of floats only; of finite float16 it is finite, also where
-    the sum is not (docs/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and take -0 for less
-    than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the positive one of two that differ in
-    sign only; NaN where any is. Integers wrap round. What a sparse stream does not have is the neutral element: 0, 1
-    for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
+    the sum is not (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and take
+    -0 for less than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the positive one of two
+    that differ in sign only; NaN where any is. Integers wrap round. What a sparse stream does not have is the neutral
+    element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
     """
 
     SUM = "sum"
