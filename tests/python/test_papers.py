@@ -267,6 +267,68 @@ def test_words_that_people_look_for_are_on_the_start_page(word: str, option: str
     assert f"`{option}`" in row
 
 
+# Pointers from sources and documents to the papers
+
+SECTIONS = {
+    "SparCML": "1 2 2.1 2.2 3 4 5 5.1 5.2 5.3 5.3.1 5.3.2 5.3.3 6 7 8 8.1 8.2 8.3 8.4 9 10",
+    "Aluminum": "I II II-A II-B II-C II-D III III-A III-B IV IV-A IV-B IV-V V V-A V-B V-B1 V-B2 V-B3 VI VI-A VI-B VII",
+    "MG-WFBP": "1 2 2.1 2.2 2.3 2.4 2.5 3 4 4.1 4.2 4.3 5 5.1 5.2 5.3 6 6.1 6.2 6.3 6.3.1 6.3.2 6.4 7 8 9",
+    "Ok-Topk": "1 2 3 3.1 3.1.1 3.1.2 3.1.3 3.1.4 3.2 4 4.1 5 5.1 5.2 5.3 5.4 5.4.1 5.4.2 5.4.3 6",
+    "RedSync": "1 2 2.1 2.1.1 2.2 2.3 2.4 3 3.1 3.2 3.3 4 A B C",
+}
+"""Of the papers. "IV-V" stands for sections IV and V."""
+ALGORITHMS = {"SparCML": 1, "Aluminum": 0, "MG-WFBP": 2, "Ok-Topk": 2, "RedSync": 4}
+AUTHORS = {
+    "Renggli": "SparCML",
+    "Dryden": "Aluminum",
+    "Shi, Chu, Li": "MG-WFBP",
+    "Li, Hoefler": "Ok-Topk",
+    "Fang": "RedSync",
+}
+NAMED = "|".join([*SECTIONS, *AUTHORS])
+PLACE = r"(?:§[\dA-Z]+(?:[.-][\dA-Z]+)*|Algorithms? \d+)"
+POINTER = re.compile(rf"({NAMED})(?:(?!{NAMED})[^§;]){{0,100}}?({PLACE}(?:(?:,| and) (?:{PLACE}|\d\b))*)")
+
+
+def wrong_pointers(text: str) -> list[str]:
+    """Those to a section or an algorithm that the paper has not."""
+    line = re.sub(r"\s*\n\s*(?://+|#+)?\s*", " ", text)
+    wrong = []
+    for found in POINTER.finditer(line):
+        paper = AUTHORS.get(found[1], found[1])
+        sections = set(re.findall(r"§([\dA-Z.-]*[\dA-Z])", found[2]))
+        algorithms = map(int, re.findall(r"(?:Algorithms?|and) (\d+)", found[2]))
+        if not sections <= {*SECTIONS[paper].split()} or any(one > ALGORITHMS[paper] for one in algorithms):
+            wrong.append(found[0])
+    return wrong
+
+
+def test_pointers_to_papers_lead_somewhere() -> None:
+    folders = (ROOT / name for name in ("src", "core", "lab", "docs", "tests"))
+    files = [path for folder in folders for path in folder.rglob("*") if path.suffix in (".py", ".cpp", ".hpp", ".md")]
+    texts = {path: path.read_text() for path in files if path != Path(__file__)}
+    assert sum(len(POINTER.findall(text)) for text in texts.values()) > 60
+    assert {path: wrong for path, text in texts.items() if (wrong := wrong_pointers(text))} == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Source: RedSync, §5.",
+        'Source: RedSync §7 ("sampled")',
+        "Renggli et al., SC 2019, Algorithm 2 and §8.3",
+        "Fang et al., RedSync, JPDC 2019, §5.",
+        "Renggli et al., SC 2019, Algorithm 1 and §8.5",
+        "Source: SparCML §7 and §8.9 (MPI-OPT)",
+        "// machine\n// learning (SparCML,\n// §5.4)",
+        "Li, Hoefler, PPoPP 2022, Algorithms 1 and 3",
+    ],
+)
+def test_a_wrong_pointer_is_found(text: str) -> None:
+    assert wrong_pointers(text)
+    assert not wrong_pointers("RedSync, Algorithm 4; Deep Gradient Compression, §9. Ok-Topk (Li, Hoefler, §3.1)")
+
+
 # Numbers
 
 
