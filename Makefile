@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint build release compatibility bench gpu offline without-network clean sanitize test-core test-python
+.PHONY: help demo test lint docs docs-serve build release compatibility bench gpu offline without-network clean sanitize test-core test-python
 
 PYTHON ?= python3
 FOR ?= python3
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 inputs := CMakeLists.txt pyproject.toml $(shell find core cmake -type f) $(shell find core cmake -type d)
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 	@echo "Variables: PYTHON=python3 (3.11 or newer, to make .venv), T=one test, ARGS=\"arguments of the command\""
 
 demo: build  ## train a language model over Gloo, telegrad dense and telegrad sparse, and compare (ARGS="--help")
@@ -65,6 +65,14 @@ lint: $(venv)/ready  ## ruff and mypy
 	@$(venv)/bin/ruff check .
 	@$(venv)/bin/ruff format --check .
 	@$(venv)/bin/mypy
+
+# Where Material says that it looks for a successor: it is kept with security updates until May 2027.
+docs: $(venv)/ready  ## build the site of docs/ into build/site; every warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(venv)/bin/mkdocs build --quiet --strict
+	@echo "build/site/index.html"
+
+docs-serve: $(venv)/ready  ## show the site on http://localhost:8000 and build it anew as pages change
+	@NO_MKDOCS_2_WARNING=1 $(venv)/bin/mkdocs serve
 
 # Two builds of their own, of the C++ tests only. ThreadSanitizer runs the engine over `local` and all ranks of `sim`; UCX's
 # own threads and locks are not instrumented.

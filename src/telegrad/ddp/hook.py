@@ -56,7 +56,7 @@ class DDPState(Uncopied):
     ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that
     require a gradient are averaged. All options are the same on all ranks, but for ``telemetry`` and what a policy
     draws at random; where processes have a process group they make their states together, and compare.
-    [docs/training.md](docs/training.md) says what each is good for.
+    docs/training.md says what each is good for.
 
     ``compress``: a ``telegrad.TopK``, which says what is sent of each gradient, and how; ``None``: plain averages of
     all values. ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the

@@ -1,0 +1,154 @@
+"""The site: it builds without a warning, fetches nothing when it is read, and its reference is complete."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PARTS = ("tutorial", "how-to", "reference", "explanation", "results")
+PACKAGES = (
+    "telegrad",
+    "telegrad.communicator",
+    "telegrad.compress",
+    "telegrad.cost",
+    "telegrad.ddp",
+    "telegrad.launch",
+    "telegrad.linear",
+    "telegrad.sparse_vector",
+    "telegrad.tools.sim",
+    "telegrad.torch_backend",
+    "telegrad.tuning",
+)
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+def exported(package: str) -> set[str]:
+    """The names in a package's ``__all__``, from its source."""
+    source = ROOT / "src" / Path(*package.split(".")) / "__init__.py"
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError(f"{package} has no __all__")
+
+
+def documented() -> set[str]:
+    pages = "\n".join(page.read_text() for page in (DOCS / "reference" / "api").glob("*.md"))
+    return set(re.findall(r"^::: (\S+)$", pages, re.MULTILINE))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_in_the_reference(package: str) -> None:
+    found = documented()
+    whole = {name for one in PACKAGES if one in found for name in exported(one)}
+    names = (
+        {one.rpartition(".")[2] for one in found} | whole | {"__version__", "errors"}
+    )  # the package's version; the module of its errors
+    assert exported(package) - names == set(), f"add `::: {package}.NAME` to a page of docs/reference/api"
+
+
+def test_an_object_is_documented_once() -> None:
+    names = [one.rpartition(".")[2] for one in documented()]
+    assert sorted(names) == sorted(set(names))
+
+
+def fields_of(section: str) -> dict[str, str]:
+    """Option and default of the first table below a heading of docs/reference/options.md."""
+    text = (DOCS / "reference" / "options.md").read_text()
+    table = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0].partition("| option |")[2].partition("\n\n")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", ["TopK", "OkTopk", "Quantised", "Cheapest", "Momentum", "Warmup"])
+def test_tables_of_options_have_all_with_their_defaults(name: str) -> None:
+    pytest.importorskip("torch")
+    import telegrad
+
+    def text_of(field: dataclasses.Field[Any]) -> str:
+        if field.default is dataclasses.MISSING:
+            return "required"
+        return "`TopK()`" if field.default == telegrad.TopK() else "`" + repr(field.default).replace("'", '"') + "`"
+
+    assert fields_of(name) == {field.name: text_of(field) for field in dataclasses.fields(getattr(telegrad, name))}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_page_is_linked_from_the_index_of_its_part(part: str) -> None:
+    """So that a reader finds it without the search."""
+    reached: set[Path] = set()
+    waiting = [DOCS / part / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page.is_relative_to(DOCS / part):
+            reached.add(page)
+            waiting += [
+                (page.parent / target).resolve() for target in LINK.findall(page.read_text()) if ".md" in target
+            ]
+    assert set((DOCS / part).rglob("*.md")) - reached == set()
+
+
+def test_the_start_page_leads_to_all_parts() -> None:
+    assert {f"{part}/index.md" for part in PARTS} <= set(LINK.findall((DOCS / "index.md").read_text()))
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    pytest.importorskip("mkdocs")
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module("hooks")
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+def test_pages_stand_in_the_order_of_the_index(hooks: ModuleType) -> None:
+    pages = {
+        "index.md": "",
+        "results/a.md": "",
+        "results/b.md": "",
+        "results/index.md": "[b](b.md#there) [far](../index.md)",
+        "explanation/papers/one.md": "",
+        "old.md": "",
+        "how-to/index.md": "",
+    }
+    assert hooks.navigation(pages) == [
+        {"Start": "index.md"},
+        {"How-to": ["how-to/index.md", "old.md"]},
+        {"Explanation": [{"Papers": ["explanation/papers/one.md"]}]},
+        {"Results": ["results/index.md", "results/b.md", "results/a.md"]},
+    ]
+
+
+def test_links_to_the_repository_lead_to_copies(hooks: ModuleType) -> None:
+    text = "[a](../../examples/ddp.py#x) [b](../../examples/slurm) [c](errors.md) [d](https://example.org/)"
+    assert hooks.relinked("reference/x.md", text) == (
+        "[a](../repository/examples/ddp.py.md#x) [b](../repository/examples/slurm/index.md) "
+        "[c](errors.md) [d](https://example.org/)"
+    )
+    assert [*hooks.outside("reference/x.md", text)] == [ROOT / "examples" / "ddp.py", ROOT / "examples" / "slurm"]
+
+
+@pytest.mark.timeout(300)
+def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
+    for package in ("material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(package)
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    pages = {str(page.relative_to(tmp_path)): page.read_text() for page in tmp_path.rglob("*.html")}
+    assert "telegrad.DDPState" in pages["reference/api/training.html"]
+    assert (tmp_path / "repository" / "examples" / "ddp.py.html").exists()
+    loaded = (
+        r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//[^"]*|<link[^>]*rel="stylesheet"[^>]*href="https?://[^"]*'
+    )
+    assert {name: found for name, text in pages.items() if (found := re.findall(loaded, text))} == {}
