@@ -17,7 +17,7 @@ from typing import Any
 
 MODULES = {
     "telegrad": "What most programs need.",
-    "telegrad.ddp": "Training: hooks, synchronizers, what they report and save ([training.md](training.md)).",
+    "telegrad.ddp": "Training: hooks, synchronizers, what they report and save ([options.md](reference/options.md)).",
     "telegrad.compress": "Which entries are sent, and what waits ([selection.md](selection.md)).",
     "telegrad.communicator": "What sums of the largest entries report ([topk-allreduce.md](topk-allreduce.md)).",
     "telegrad.sparse_vector": "Sparse vectors ([algorithms.md](algorithms.md)).",
@@ -26,16 +26,16 @@ MODULES = {
     "telegrad.tuning": "Measuring a network ([tuning.md](tuning.md)).",
     "telegrad.tools.sim": "Ranks in virtual time ([simulation.md](simulation.md)).",
     "telegrad.linear": "Linear models on sparse rows ([linear.md](linear.md)).",
-    "telegrad.torch_backend": "A backend of `torch.distributed` ([torch-backend.md](torch-backend.md)).",
-    "telegrad.integrations.lightning": "PyTorch Lightning ([training.md](training.md)).",
-    "telegrad.integrations.transformers": "Hugging Face's Trainer ([training.md](training.md)).",
+    "telegrad.torch_backend": "A backend of `torch.distributed` ([torch-backend.md](reference/torch-backend.md)).",
+    "telegrad.integrations.lightning": "PyTorch Lightning ([options.md](reference/options.md)).",
+    "telegrad.integrations.transformers": "Hugging Face's Trainer ([options.md](reference/options.md)).",
 }
 PAGE = Path(__file__).with_name("reference.md")
 _HEAD = """# Reference
 
 Every public name of the Python package, with the first sentence of its docstring; the whole of one, with shapes,
 dtypes, units and errors, is what `help(telegrad.Communicator.all_reduce)` shows. Errors have a page of their own
-([errors.md](errors.md)), and so has C++ ([cpp.md](cpp.md)). Made by `python docs/make_reference.py`.
+([errors.md](errors.md)), and so has C++ ([cpp.md](how-to/cpp.md)). Made by `python docs/make_reference.py`.
 """
 _LONGEST = 90  # of a default's text, in characters
 

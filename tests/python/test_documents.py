@@ -61,7 +61,7 @@ def test_the_place_for_the_measured_table() -> None:
     assert all(ERRORS.count(marker) == 1 for marker in MARKERS)
 
 
-@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=lambda path: str(path.relative_to(DOCS)))
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if "://" in target:
@@ -198,7 +198,7 @@ def imports_of(text: str) -> list[str]:
     return found
 
 
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 STATEMENTS = sorted({one for page in PAGES for one in imports_of(page.read_text())})
 
 

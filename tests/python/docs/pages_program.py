@@ -1,7 +1,7 @@
-"""Runs the Python blocks of pages, those of a page in one pair of ranks, which are forked from a process that has torch.
+"""Runs the Python blocks of pages, each page's on two ranks, which are forked from a process that has imported torch.
 
-Reads a request a line: {"page", "blocks": [[line, code], …], "prelude", "folder", "port"}; answers with the error of each
-rank, or null.
+Reads a request a line: {"page", "blocks": [[line, code], …], "prelude", "folder", "port"}. Answers with the ranks' exit
+statuses; null is a rank that was killed because time was up.
 """
 
 from __future__ import annotations
