@@ -156,7 +156,7 @@ def faults_of(sentences: Sequence[Sentence], kind: Kind) -> list[tuple[int, str]
     for one in sentences:
         if one.words > kind.longest:
             found.append((one.line, f"{one.words} words, {kind.longest} at most: {one.text[:60]}…"))
-        first = one.text.lstrip("*_\"'([ ").partition(" ")[0]
+        first = one.text.lstrip("*_\"'( ").partition(" ")[0]
         if first in OPENINGS and one.words > _LABEL and not one.text.endswith("?"):
             found.append((one.line, f"begins with {first!r}: {one.text[:60]}…"))
         for pattern, better in WORDS.items():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -60,26 +58,6 @@ def test_every_public_name_is_in_the_reference(package: str) -> None:
 def test_an_object_is_documented_once() -> None:
     names = [one.rpartition(".")[2] for one in documented()]
     assert sorted(names) == sorted(set(names))
-
-
-def fields_of(section: str) -> dict[str, str]:
-    """Option and default of the first table below a heading of docs/reference/options.md."""
-    text = (DOCS / "reference" / "options.md").read_text()
-    table = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0].partition("| option |")[2].partition("\n\n")[0]
-    return dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.MULTILINE))
-
-
-@pytest.mark.parametrize("name", ["TopK", "OkTopk", "Quantised", "Cheapest", "Momentum", "Warmup"])
-def test_tables_of_options_have_all_with_their_defaults(name: str) -> None:
-    pytest.importorskip("torch")
-    import telegrad
-
-    def text_of(field: dataclasses.Field[Any]) -> str:
-        if field.default is dataclasses.MISSING:
-            return "required"
-        return "`TopK()`" if field.default == telegrad.TopK() else "`" + repr(field.default).replace("'", '"') + "`"
-
-    assert fields_of(name) == {field.name: text_of(field) for field in dataclasses.fields(getattr(telegrad, name))}
 
 
 @pytest.mark.parametrize("part", PARTS)

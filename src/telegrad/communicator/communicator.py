@@ -278,7 +278,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         ``"ucx"``; the other arguments are those of ``from_torch``. Close the communicator before ``MPI.Finalize()``.
         Raises ``TypeError`` or ``ValueError`` for bad arguments, ``ImportError`` where the mpi driver is absent or of
         another MPI, ``RendezvousError`` where MPI is not running, ``TransportError`` below ``THREAD_MULTIPLE`` and if a
-        peer fails or does not come. docs/mpi.md.
+        peer fails or does not come. docs/how-to/mpi.md.
         """
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")

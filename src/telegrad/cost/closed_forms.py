@@ -589,7 +589,7 @@ def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
 
 
 def entries_of_sum(ranks: float, dimension: int, entries: float) -> float:
-    """K, how many of so many independent streams together may be expected: n(1 − (1 − k/n)^P). SparCML §5.1 defines K."""
+    """K: expected entries of the union of independent vectors: n(1 − (1 − k/n)^P). SparCML §5.1 defines K."""
     if dimension == 0:
         return 0.0
     return dimension * -math.expm1(ranks * math.log1p(-entries / dimension)) if entries < dimension else dimension

@@ -368,7 +368,7 @@ def mpi() -> list[Finding]:
             "mpi",
             "note",
             f"{found}; telegrad's mpi driver is not for it ({why})",
-            "from_mpi(driver='ucx'), or build telegrad from source with this MPI's mpicxx in PATH: docs/mpi.md",
+            "from_mpi(driver='ucx'), or build telegrad from source with this MPI's mpicxx in PATH: docs/how-to/mpi.md",
         )
     ]
 
