@@ -49,8 +49,6 @@ def navigation(pages: dict[str, str]) -> list[Any]:
     found: list[Any] = [{"Start": "index.md"}]
     for folder, title in PARTS.items():
         names = [name for name in pages if name.startswith(f"{folder}/")]
-        if folder == "how-to":  # pages that have not been split into tasks yet
-            names += [name for name in pages if "/" not in name and name != "index.md"]
         if names:
             found.append({title: _in_order(folder, names, pages)})
     return found

@@ -75,6 +75,11 @@ def test_every_page_is_linked_from_the_index_of_its_part(part: str) -> None:
     assert set((DOCS / part).rglob("*.md")) - reached == set()
 
 
+def test_pages_are_in_a_part() -> None:
+    assert [page.name for page in DOCS.glob("*.md")] == ["index.md"]
+    assert {page.relative_to(DOCS).parts[0] for page in DOCS.rglob("*.md")} == {"index.md", *PARTS}
+
+
 def test_the_start_page_leads_to_all_parts() -> None:
     assert {f"{part}/index.md" for part in PARTS} <= set(LINK.findall((DOCS / "index.md").read_text()))
 
@@ -96,12 +101,11 @@ def test_pages_stand_in_the_order_of_the_index(hooks: ModuleType) -> None:
         "results/b.md": "",
         "results/index.md": "[b](b.md#there) [far](../index.md)",
         "explanation/papers/one.md": "",
-        "old.md": "",
         "how-to/index.md": "",
     }
     assert hooks.navigation(pages) == [
         {"Start": "index.md"},
-        {"How-to": ["how-to/index.md", "old.md"]},
+        {"How-to": ["how-to/index.md"]},
         {"Explanation": [{"Papers": ["explanation/papers/one.md"]}]},
         {"Results": ["results/index.md", "results/b.md", "results/a.md"]},
     ]

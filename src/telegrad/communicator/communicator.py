@@ -133,9 +133,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     ``TransportError`` or a subclass when a peer or the network fails; the error names the culprit, the same on all
     survivors, and the communicator can only be closed afterwards. Tensors are torch's or numpy's in host memory,
     contiguous, and not copied; dense ``all_reduce``, ``broadcast``, ``reduce_scatter``, ``all_gather``, ``send``,
-    ``recv`` and ``sendrecv`` also take CUDA tensors: they return at once, and a stream waits (docs/gpu.md). An open
-    communicator is closed at the interpreter's exit;
-    after ``os.fork()`` it is of no use in the child.
+    ``recv`` and ``sendrecv`` also take CUDA tensors: they return at once, and a stream waits (docs/explanation/gpu.md).
+    An open communicator is closed at the interpreter's exit; after ``os.fork()`` it is of no use in the child.
     """
 
     _place: Place | None = None

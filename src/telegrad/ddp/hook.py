@@ -94,12 +94,12 @@ class DDPState(Uncopied):
 
     Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device; on the
     CPU float16, float64 and complex ones are sent densely.
-    docs/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as the host
-    knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and
-    ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a
-    rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks).
-    Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError`` on all
-    ranks where they were given different ones.
+    docs/explanation/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as
+    the host knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that
+    NaN, and ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong
+    to a rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of
+    ranks). Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError``
+    on all ranks where they were given different ones.
     """
 
     _ranks_are_those_of_ddp = True

@@ -269,8 +269,8 @@ def _cautions(recommended: Prediction) -> list[str]:
             "run first (docs/results/accuracy.md), and mind momentum (docs/how-to/sgd-momentum.md)."
         )
     said.append(
-        "For gradients on GPUs this is what to expect of the network, without copies to the host (docs/gpu.md). Nor "
-        "are the optimiser and reading data counted. Indices are taken for random."
+        "For gradients on GPUs this is what to expect of the network, without copies to the host "
+        "(docs/explanation/gpu.md). Nor are the optimiser and reading data counted. Indices are taken for random."
     )
     return said
 

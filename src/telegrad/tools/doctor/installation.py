@@ -319,7 +319,7 @@ def gpu() -> list[Finding]:
     if missing:
         needs = f"{said}; operations take CUDA tensors, but {' and '.join(missing)} not found"
         return [Finding("gpu", "missing", needs, "pip install 'telegrad[gpu]'")]
-    return [Finding("gpu", "note", f"{said}; operations take CUDA tensors: docs/gpu.md")]
+    return [Finding("gpu", "note", f"{said}; operations take CUDA tensors: docs/explanation/gpu.md")]
 
 
 def gpus() -> list[str]:
