@@ -103,14 +103,14 @@ class IdleRuntime:
     def wait_on_host(self, event: int) -> None:
         pass
 
-    def short_way(self, device: Any) -> None:
+    def fast_path(self, device: Any) -> None:
         return None
 
     def lend(self, way: Any, lease: Any, event: Any) -> int:
-        raise AssertionError("there is no short way")
+        raise AssertionError("there is no fast path")
 
     def lend_streams(self, way: Any, inputs: Any, results: Any) -> None:
-        raise AssertionError("there is no short way")
+        raise AssertionError("there is no fast path")
 
     def keep(self, tensor: Any, stream: int) -> None:
         pass

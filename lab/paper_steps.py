@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from telegrad.cost.network import Costs
-from telegrad.cost.way import PAPER_NETWORKS, Way
+from telegrad.cost.send_method import PAPER_NETWORKS, SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.sending import Cluster, dense, rgc, sum_cost
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
@@ -128,7 +128,7 @@ def _aluminum(figure: str, collectives: Sequence[str], overlaps: Sequence[bool])
             samples = 256 / count if scaling == "strong" else 32
             trace = trace_of(without_classifier(), SIERRA_FIXED_S + samples * SIERRA_SAMPLE_S)
             for collective in collectives:
-                way = Way("dense", sierra_cost(count, collective))
+                way = SendMethod("dense", sierra_cost(count, collective))
                 for overlap in overlaps:
                     step = simulate(trace, planned(trace, "wfbp", way), overlap=overlap)
                     row = _row(figure, "resnet50", count, step, plan="wfbp", collective=collective, overlap=overlap)
@@ -181,7 +181,7 @@ def tied_lstm() -> Architecture:
     return replace(shape, parameters=tuple(tied))
 
 
-def redsync_way(cluster: Cluster, device: Device, *, sampled: bool, quantised: bool) -> Way:
+def redsync_way(cluster: Cluster, device: Device, *, sampled: bool, quantised: bool) -> SendMethod:
     """CNNs take trimmed top-k; the LSTM a threshold search, which is reused for four calls unless it is quantised."""
     traffic: float = EXACT_BYTES
     if sampled:
@@ -189,14 +189,14 @@ def redsync_way(cluster: Cluster, device: Device, *, sampled: bool, quantised: b
     return rgc(cluster, device, REDSYNC_DENSITY, quantised=quantised, element_bytes=traffic)
 
 
-def redsync_groups(trace: Trace, way: Way, small: Way) -> list[StepGroup]:
+def redsync_groups(trace: Trace, way: SendMethod, small: SendMethod) -> list[StepGroup]:
     """Tensors of more than 128 KB alone, the others together when the backward pass is over."""
     large = [one for one, size in enumerate(trace.sizes) if size > REDSYNC_SMALL_BYTES]
     others = tuple(one for one, size in enumerate(trace.sizes) if size <= REDSYNC_SMALL_BYTES)
     return [*(StepGroup((one,), way) for one in large), *([StepGroup(others, small)] if others else [])]
 
 
-def fused(trace: Trace, way: Way) -> list[StepGroup]:
+def fused(trace: Trace, way: SendMethod) -> list[StepGroup]:
     """Horovod's fusion: what is ready within the same 5 ms leaves together, up to 64 MiB."""
     groups: list[list[int]] = []
     held, began_s, now_s = 0, -FUSION_S, 0.0

@@ -168,19 +168,19 @@ void bind_communicator(nb::module_& module) {
           },
           nb::arg("ready"), nb::arg("done"), nb::arg("value"), nb::arg("output"), nb::arg("output_bytes"));
 
-  nb::class_<Operation>(module, "Request")
-      .def("wait", &Operation::wait, nb::arg("timeout_s") = nb::none())
-      .def("done", [](const Operation& self) { return self.done(); })
-      .def("span_s", &Operation::span_s)
-      .def("source", &Operation::source)
-      .def("sparse_result", &Operation::sparse_result)
-      .def("topk_result", &Operation::sparse_result)
-      .def("sparse_results", &Operation::sparse_result);  // of an operation that has one by rank
+  nb::class_<StartedCall>(module, "Request")
+      .def("wait", &StartedCall::wait, nb::arg("timeout_s") = nb::none())
+      .def("done", [](const StartedCall& self) { return self.done(); })
+      .def("span_s", &StartedCall::span_s)
+      .def("source", &StartedCall::source)
+      .def("sparse_result", &StartedCall::sparse_result)
+      .def("topk_result", &StartedCall::sparse_result)
+      .def("sparse_results", &StartedCall::sparse_result);  // of an operation that has one by rank
 
   nb::class_<CompletionQueue>(module, "CompletionQueue")
       .def(nb::init<>())
       .def("watch",
-           [](CompletionQueue& self, const Operation& operation, std::uint64_t token) {
+           [](CompletionQueue& self, const StartedCall& operation, std::uint64_t token) {
              operation.watch(self, token);
            })
       .def(

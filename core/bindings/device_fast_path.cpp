@@ -128,7 +128,7 @@ void bind_device_fast_path(nb::module_& module) {
   nb::class_<StreamDriver>(module, "StreamDriver")
       .def(nb::init<const std::string&, std::uintptr_t>(), nb::arg("library"), nb::arg("context"));
 
-  nb::class_<DeviceFastPath>(module, "DeviceShortWay")
+  nb::class_<DeviceFastPath>(module, "DeviceFastPath")
       .def(nb::init<std::shared_ptr<StreamDriver>, nb::object, int, nb::object>(), nb::arg("driver"), nb::arg("device"),
            nb::arg("index"), nb::arg("current_stream"))
       .def(

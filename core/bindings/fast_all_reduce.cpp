@@ -24,7 +24,7 @@ struct Spelling {
   PyObject* let_go = interned("_let_go");
   PyObject* block = interned("_block");
   PyObject* abandoned = interned("_abandoned");
-  PyObject* device_fast_path = interned("_device_short_way");
+  PyObject* device_fast_path = interned("_device_fast_path");
   PyObject* sum = interned("sum");
   PyObject* begin_shortly = interned("_begin_shortly");
   PyObject* all_reduce = interned("all_reduce");

@@ -52,7 +52,7 @@ FastPath path_of(PyObject* method) {
   for (const auto& [known, path] : kPaths) {
     if (PyUnicode_Check(name.ptr()) != 0 && PyUnicode_CompareWithASCIIString(name.ptr(), known.data()) == 0) return path;
   }
-  PyErr_Format(PyExc_ValueError, "there is no short way of %R: all_reduce and wait have one", method);
+  PyErr_Format(PyExc_ValueError, "there is no fast path of %R: all_reduce and wait have one", method);
   return nullptr;
 }
 
@@ -101,7 +101,7 @@ void free_it(PyObject* object) {
 }
 
 PyObject* text(PyObject* object) {
-  return PyUnicode_FromFormat("<short way of %R>", reinterpret_cast<FastPathObject*>(object)->method);
+  return PyUnicode_FromFormat("<fast path of %R>", reinterpret_cast<FastPathObject*>(object)->method);
 }
 
 // Where the module has it, as functions are pickled.
@@ -128,13 +128,13 @@ void bind_fast_path(nb::module_& module) {
                                 {Py_tp_methods, methods},       slot(Py_tp_repr, text),
                                 {0, nullptr}};
   static PyType_Spec spec{
-      .name = "telegrad._core.ShortWay",
+      .name = "telegrad._core.FastPath",
       .basicsize = sizeof(FastPathObject),
       .itemsize = 0,
       .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
       .slots = slots};
   method_type = nb::object(nb::module_::import_("types").attr("MethodType")).release().ptr();
-  module.attr("ShortWay") = made(&spec);
+  module.attr("FastPath") = made(&spec);
 }
 
 }  // namespace telegrad::bindings

@@ -101,21 +101,21 @@ SparseVector<V> addend_at(std::uintptr_t indices, std::uintptr_t values, std::si
   return addend_of<V>(n, memory<const std::uint32_t>(indices, nnz), memory<const V>(values, nnz), how, held);
 }
 
-class Operation {
+class StartedCall {
  public:
   /// True once the request is done; false at the deadline (Engine::now_s()) or earlier.
   using Wait = std::function<bool(const Request&, double deadline_s)>;
 
-  Operation(Wait wait, RequestPtr request) : wait_(std::move(wait)), request_(std::move(request)) {}
+  StartedCall(Wait wait, RequestPtr request) : wait_(std::move(wait)), request_(std::move(request)) {}
   /// Two that are one to the caller: over when both are.
-  Operation(Wait wait, RequestPtr request, RequestPtr other)
+  StartedCall(Wait wait, RequestPtr request, RequestPtr other)
       : wait_(std::move(wait)), request_(std::move(request)), other_(std::move(other)) {}
   template <class V>
-  Operation(Wait wait, SparseSum<V> sum) : Operation(std::move(wait), std::move(sum.request)) {
+  StartedCall(Wait wait, SparseSum<V> sum) : StartedCall(std::move(wait), std::move(sum.request)) {
     take_result_ = [result = std::move(sum.result)] { return vector_as_arrays(std::move(**result)); };
   }
   template <class V>
-  Operation(Wait wait, GatheredVectors<V> gathered) : Operation(std::move(wait), std::move(gathered.request)) {
+  StartedCall(Wait wait, GatheredVectors<V> gathered) : StartedCall(std::move(wait), std::move(gathered.request)) {
     take_result_ = [result = std::move(gathered.result)] {
       nb::list vectors;
       for (SparseVector<V>& vector : **result) vectors.append(vector_as_arrays(std::move(vector)));
@@ -123,7 +123,7 @@ class Operation {
     };
   }
   template <class V, class State>
-  Operation(Wait wait, TopkSum<V, State> sum) : Operation(std::move(wait), std::move(sum.request)) {
+  StartedCall(Wait wait, TopkSum<V, State> sum) : StartedCall(std::move(wait), std::move(sum.request)) {
     take_result_ = [result = std::move(sum.result)] {
       const auto& [traffic, local_most, selected, overflow, cut, exact, balanced] = (**result).report;
       nb::object report =
@@ -202,15 +202,15 @@ class Operation {
 };
 
 template <class Self, class Started>
-Operation operation_of(const std::shared_ptr<Self>& self, Started started) {
-  return Operation([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
+StartedCall operation_of(const std::shared_ptr<Self>& self, Started started) {
+  return StartedCall([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
                    std::move(started));
 }
 
 /// Begins `started` (a RequestPtr, or something with one in `.request`) on `self`, which has submit(request, blocking) and
 /// wait(request, deadline_s). `gate`: null: it begins at once.
 template <class Self, class Started>
-Operation begin(const std::shared_ptr<Self>& self, Started started, bool blocking, const Gate* gate = nullptr) {
+StartedCall begin(const std::shared_ptr<Self>& self, Started started, bool blocking, const Gate* gate = nullptr) {
   if constexpr (requires { started.request; }) {
     self->submit(started.request, blocking);
   } else {

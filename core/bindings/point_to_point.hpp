@@ -34,7 +34,7 @@ void bind_point_to_point(nb::class_<Self>& type) {
             const RequestPtr received = make_receive(into_dtype, memory<std::byte>(into, into_bytes), source, tag);
             const RequestPtr sent = make_send(dtype, memory<const std::byte>(data, bytes), to, tag);
             for (const RequestPtr& request : {received, sent}) self->submit(request, caller_waits);
-            return Operation([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
+            return StartedCall([self](const Request& request, double slice_s) { return self->wait(request, slice_s); },
                              received, sent);
           },
           nb::arg("data"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("to"), nb::arg("into"), nb::arg("into_bytes"),

@@ -72,7 +72,7 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
         return on_entry_type(dtype, [&]<class V>(V) {
           const auto sum = make_all_reduce_topk(vector_of<V>(indices, values, nnz, n), state.settings(), state.state(),
                                                 how.reduction, how.wire, how.residual);
-          Operation begun = begin(self, sum, caller_waits);
+          StartedCall begun = begin(self, sum, caller_waits);
           state.follow(sum);
           return begun;
         });

@@ -22,9 +22,9 @@ int this_process = 0;
 WorkState* state_of(PyObject* object) { return reinterpret_cast<WorkState*>(object); }
 
 // Null where it is something else.
-Operation* operation_in(const WorkState& state) {
+StartedCall* operation_in(const WorkState& state) {
   if (state.request == nullptr || Py_TYPE(state.request) != operation_type) return nullptr;
-  return nb::inst_ptr<Operation>(nb::handle(state.request));
+  return nb::inst_ptr<StartedCall>(nb::handle(state.request));
 }
 
 PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
@@ -65,7 +65,7 @@ void free_it(PyObject* object) {
 void hand_over(PyObject* object) {
   const WorkState& state = *state_of(object);
   if (state.member == nullptr || state.member == Py_None || state.process != this_process) return;
-  const Operation* const operation = operation_in(state);
+  const StartedCall* const operation = operation_in(state);
   if (operation != nullptr && operation->succeeded()) return;
   PyObject* kind = nullptr;
   PyObject* error = nullptr;
@@ -89,7 +89,7 @@ nb::object new_work() {
 nb::object wait_shortly(PyObject* const* given, std::size_t count, PyObject* names) {
   if (count != 1 || names != nullptr || PyObject_TypeCheck(given[0], state_type) == 0) return {};
   WorkState& state = *state_of(given[0]);
-  const Operation* const operation = operation_in(state);
+  const StartedCall* const operation = operation_in(state);
   if (operation == nullptr || state.process != this_process) return {};
   const auto kept = nb::borrow(state.request);
   if (!operation->succeeds_soon()) return {};
@@ -121,7 +121,7 @@ void bind_work(nb::module_& module) {
                           .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
                           .slots = slots};
   keep_name = interned("_keep");
-  operation_type = reinterpret_cast<PyTypeObject*>(nb::type<Operation>().inc_ref().ptr());
+  operation_type = reinterpret_cast<PyTypeObject*>(nb::type<StartedCall>().inc_ref().ptr());
   this_process = ::getpid();
   ::pthread_atfork(nullptr, nullptr, [] { this_process = ::getpid(); });
   const nb::object type = made(&spec);

@@ -40,12 +40,12 @@ void check(const EntriesOut<V>& out) {
 }
 
 // Entries of one input only: their bits, a NaN made canonical.
-template <class Operation, class V>
+template <class Combine, class V>
 std::size_t append(Entries<V> rest, EntriesOut<V> out, std::size_t count) {
   if (rest.empty()) return count;
   std::memcpy(out.indices.data() + count, rest.indices.data(), rest.size() * sizeof(std::uint32_t));
   for (std::size_t i = 0; i < rest.size(); ++i) {
-    out.values[count + i] = Operation::of(rest.values[i], Operation::template kNeutral<V>);
+    out.values[count + i] = Combine::of(rest.values[i], Combine::template kNeutral<V>);
   }
   return count + rest.size();
 }
@@ -59,34 +59,34 @@ std::size_t no_beginning(Entries<V>, Entries<V>, EntriesOut<V>) {
   return 0;
 }
 
-template <class Operation, class V>
+template <class Combine, class V>
 constexpr Variants<BeginningFunction<V>> variants_of_beginning() {
 #ifdef TELEGRAD_KERNELS_X86
-  if constexpr (sizeof(V) <= 4) return {no_beginning<V>, merge_beginning_avx2<Operation, V>, merge_keys<Operation, V>};
+  if constexpr (sizeof(V) <= 4) return {no_beginning<V>, merge_beginning_avx2<Combine, V>, merge_keys<Combine, V>};
 #endif
   return {no_beginning<V>};
 }
-template <class Operation, class V>
-constexpr Variants<BeginningFunction<V>> kBeginning = variants_of_beginning<Operation, V>();
+template <class Combine, class V>
+constexpr Variants<BeginningFunction<V>> kBeginning = variants_of_beginning<Combine, V>();
 
 // Which input comes next is a coin toss that no branch predictor wins, so nothing branches on it: both heads are read,
 // both indices step by a comparison's result, and the head not taken counts as neutral. The heads' indices
 // are carried in registers and the next ones read ahead: otherwise each step would wait for a load.
-template <class Operation, class V>
+template <class Combine, class V>
 std::size_t merge_with(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
-  constexpr V kNeutral = Operation::template kNeutral<V>;
+  constexpr V kNeutral = Combine::template kNeutral<V>;
   check(a);
   check(b);
   check(out);
   TELEGRAD_CHECK(out.capacity() >= a.size() + b.size());
-  std::size_t count = kBeginning<Operation, V>(a, b, out);
+  std::size_t count = kBeginning<Combine, V>(a, b, out);
   const std::uint64_t done = count == 0 ? 0 : std::uint64_t{out.indices[count - 1]} + 1;  // all indices below
   auto i = static_cast<std::size_t>(std::ranges::lower_bound(a.indices, done) - a.indices.begin());
   auto j = static_cast<std::size_t>(std::ranges::lower_bound(b.indices, done) - b.indices.begin());
   TELEGRAD_CHECK(count + (a.size() - i) + (b.size() - j) <= out.capacity());  // not of runs that are in no order
   const auto emit = [&](std::uint32_t left, std::uint32_t right, std::uint32_t take_a, std::uint32_t take_b) {
     out.indices[count] = std::min(left, right);
-    out.values[count] = Operation::of(masked(a.values[i], kNeutral, take_a), masked(b.values[j], kNeutral, take_b));
+    out.values[count] = Combine::of(masked(a.values[i], kNeutral, take_a), masked(b.values[j], kNeutral, take_b));
     ++count;
     i += take_a & 1U;
     j += take_b & 1U;
@@ -109,23 +109,23 @@ std::size_t merge_with(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
     const std::uint32_t right = b.indices[j];
     emit(left, right, mask_of(left <= right), mask_of(right <= left));
   }
-  count = append<Operation>(a.subrun(i, a.size() - i), out, count);
-  return append<Operation>(b.subrun(j, b.size() - j), out, count);
+  count = append<Combine>(a.subrun(i, a.size() - i), out, count);
+  return append<Combine>(b.subrun(j, b.size() - j), out, count);
 }
 
 }  // namespace
 
 template <class V>
 std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V> out) {
-  return on_operation(reduction, [&]<class Operation>(Operation) { return merge_with<Operation>(a, b, out); });
+  return on_operation(reduction, [&]<class Combine>(Combine) { return merge_with<Combine>(a, b, out); });
 }
 
 namespace reference {
 
 template <class V>
 std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V> out) {
-  return on_operation(reduction, [&]<class Operation>(Operation) {
-    constexpr V kNeutral = Operation::template kNeutral<V>;
+  return on_operation(reduction, [&]<class Combine>(Combine) {
+    constexpr V kNeutral = Combine::template kNeutral<V>;
     std::size_t i = 0;
     std::size_t j = 0;
     std::size_t count = 0;
@@ -133,7 +133,7 @@ std::size_t merge(Reduction reduction, Entries<V> a, Entries<V> b, EntriesOut<V>
       const bool take_a = j == b.size() || (i < a.size() && a.indices[i] <= b.indices[j]);
       const bool take_b = i == a.size() || (j < b.size() && b.indices[j] <= a.indices[i]);
       out.indices[count] = take_a ? a.indices[i] : b.indices[j];
-      out.values[count] = Operation::of(take_a ? a.values[i] : kNeutral, take_b ? b.values[j] : kNeutral);
+      out.values[count] = Combine::of(take_a ? a.values[i] : kNeutral, take_b ? b.values[j] : kNeutral);
       i += take_a ? 1 : 0;
       j += take_b ? 1 : 0;
       ++count;

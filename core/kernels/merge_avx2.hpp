@@ -29,7 +29,7 @@
 namespace telegrad::kernels {
 
 /// values[i] = values[i] ∘ others[i], of which there are a multiple of eight. Long loops, which the compiler makes vectors of.
-template <class Operation, std::size_t kMost, class V>
+template <class Combine, std::size_t kMost, class V>
 TELEGRAD_AVX2 inline void reduce_batch(V* values, const V* others, std::size_t count) {
   if constexpr (std::same_as<V, f16>) {  // computed in f32 and rounded once, as everywhere, but by the instructions for it
     alignas(32) std::array<float, kMost> left, right;
@@ -37,18 +37,18 @@ TELEGRAD_AVX2 inline void reduce_batch(V* values, const V* others, std::size_t c
       _mm256_store_ps(left.data() + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + i))));
       _mm256_store_ps(right.data() + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(others + i))));
     }
-    reduce_batch<Operation, kMost>(left.data(), right.data(), count);
+    reduce_batch<Combine, kMost>(left.data(), right.data(), count);
     for (std::size_t i = 0; i < count; i += 8) {
       const __m128i halves = _mm256_cvtps_ph(_mm256_load_ps(left.data() + i), _MM_FROUND_TO_NEAREST_INT);
       _mm_storeu_si128(reinterpret_cast<__m128i*>(values + i), halves);
     }
   } else {
-    for (std::size_t i = 0; i < count; ++i) values[i] = Operation::of(values[i], others[i]);
+    for (std::size_t i = 0; i < count; ++i) values[i] = Combine::of(values[i], others[i]);
   }
 }
 
 /// Merges two runs' beginnings batch by batch.
-template <class Operation, class V>
+template <class Combine, class V>
 class EightsMerge {
   static_assert(sizeof(V) <= 4);
 
@@ -157,7 +157,7 @@ class EightsMerge {
   // The entries of the first `whole` keys, each index once, behind `count` others; one key more is looked at. Returns how many there
   // are then.
   TELEGRAD_AVX2 std::size_t write_once(std::size_t whole, std::size_t count) {
-    constexpr V kNeutral = Operation::template kNeutral<V>;
+    constexpr V kNeutral = Combine::template kNeutral<V>;
     constexpr auto kNeutralBits = std::bit_cast<std::make_unsigned_t<typename Format<V>::Bits>>(kNeutral);
     const __m256i neutral = _mm256_set1_epi32(static_cast<int>(kNeutralBits));
     alignas(32) std::array<V, kBatch> sums, twins;
@@ -177,7 +177,7 @@ class EightsMerge {
       store_values(sums.data() + at, load_values(values_.data() + at));
       store_values(twins.data() + at, _mm256_blendv_epi8(neutral, load_values(values_.data() + at + 1), repeats));
     }
-    reduce_batch<Operation, kBatch>(sums.data(), twins.data(), whole);
+    reduce_batch<Combine, kBatch>(sums.data(), twins.data(), whole);
     std::uint32_t* const indices = out_.indices.data() + count;
     V* const values = out_.values.data() + count;
     const __m256i first = _mm256_set1_epi32(static_cast<int>(first_));
@@ -207,10 +207,10 @@ class EightsMerge {
 /// Merges a beginning of both runs, and leaves at least 8 entries of the output to be merged. Returns the number of
 /// entries written: they are all that have an index up to the last one's. Writes nothing that is not overwritten by the
 /// rest. Nothing where the runs' indices span 2^31 or more.
-template <class Operation, class V>
+template <class Combine, class V>
 std::size_t merge_beginning_avx2(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
   if (a.size() < 16 || b.size() < 16) return 0;
-  return EightsMerge<Operation, V>(a, b, out).run();
+  return EightsMerge<Combine, V>(a, b, out).run();
 }
 
 }  // namespace telegrad::kernels

@@ -52,7 +52,7 @@ TELEGRAD_AVX512 inline __m512i sort_bitonic(__m512i keys) {
 }
 
 // one[k] = one[k] ∘ other[k]. f16 is computed in f32 and rounded once, as everywhere, but by the instructions for it.
-template <class Operation, NarrowFloat V>
+template <class Combine, NarrowFloat V>
 TELEGRAD_AVX512 inline void reduce_narrow(std::array<V, kKeys>& one, const std::array<V, kKeys>& other) {
   if constexpr (std::same_as<V, f16>) {
     const auto wide = [](const std::array<V, kKeys>& halves) TELEGRAD_AVX512 {
@@ -61,17 +61,17 @@ TELEGRAD_AVX512 inline void reduce_narrow(std::array<V, kKeys>& one, const std::
     };
     std::array<float, kKeys> left = wide(one);
     const std::array<float, kKeys> right = wide(other);
-    for (std::size_t k = 0; k < kKeys; ++k) left[k] = Operation::of(left[k], right[k]);
+    for (std::size_t k = 0; k < kKeys; ++k) left[k] = Combine::of(left[k], right[k]);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(one.data()),
                      _mm256_cvtps_ph(_mm256_loadu_ps(left.data()), _MM_FROUND_TO_NEAREST_INT));
   } else {
-    for (std::size_t k = 0; k < kKeys; ++k) one[k] = Operation::of(one[k], other[k]);
+    for (std::size_t k = 0; k < kKeys; ++k) one[k] = Combine::of(one[k], other[k]);
   }
 }
 
 // Writes the entries of `vectors` sorted vectors of keys, each index once. `keys` has one vector more, of which only
 // the first key is looked at. `repeated`: whether the first key's index is already written. Returns how many entries.
-template <class Operation, class V>
+template <class Combine, class V>
 TELEGRAD_AVX512 inline std::size_t write_once(const std::uint64_t* keys, std::size_t vectors, bool& repeated,
                                               std::uint32_t* indices, V* values) {
   constexpr __mmask8 kAll = 0xff;
@@ -94,20 +94,20 @@ TELEGRAD_AVX512 inline std::size_t write_once(const std::uint64_t* keys, std::si
     const __m512i next = _mm512_loadu_si512(keys + i * kKeys + 1);
     const __m256i places = _mm512_maskz_cvtepi64_epi32(kAll, _mm512_maskz_srli_epi64(kAll, here, 32));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(indices + begins[i]), _mm256_maskz_compress_epi32(kept[i], places));
-    constexpr auto kNeutral = std::bit_cast<typename Format<V>::Bits>(Operation::template kNeutral<V>);
+    constexpr auto kNeutral = std::bit_cast<typename Format<V>::Bits>(Combine::template kNeutral<V>);
     const __m512i twin = _mm512_mask_mov_epi64(_mm512_set1_epi64(kNeutral), same[i], next);
     std::array<V, kKeys> one, other;
     if constexpr (sizeof(V) == 4) {
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(one.data()), _mm512_maskz_cvtepi64_epi32(kAll, here));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(other.data()), _mm512_maskz_cvtepi64_epi32(kAll, twin));
-      for (std::size_t k = 0; k < kKeys; ++k) one[k] = Operation::of(one[k], other[k]);
+      for (std::size_t k = 0; k < kKeys; ++k) one[k] = Combine::of(one[k], other[k]);
       const __m256i results = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(one.data()));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(values + begins[i]),
                           _mm256_maskz_compress_epi32(kept[i], results));
     } else {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(one.data()), _mm512_maskz_cvtepi64_epi16(kAll, here));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(other.data()), _mm512_maskz_cvtepi64_epi16(kAll, twin));
-      reduce_narrow<Operation>(one, other);
+      reduce_narrow<Combine>(one, other);
       const __m256i results =
           _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(one.data())));
       _mm_storeu_si128(reinterpret_cast<__m128i*>(values + begins[i]),
@@ -120,7 +120,7 @@ TELEGRAD_AVX512 inline std::size_t write_once(const std::uint64_t* keys, std::si
 /// Merges a beginning of both runs, and leaves at least 8 entries of the output to be merged. Returns the number of
 /// entries written: they are all that have an index up to the last one's. Writes nothing that is not overwritten by the
 /// rest.
-template <class Operation, class V>
+template <class Combine, class V>
 TELEGRAD_AVX512 std::size_t merge_keys(Entries<V> a, Entries<V> b, EntriesOut<V> out) {
   static_assert(sizeof(V) <= 4);
   constexpr __mmask8 kAll = 0xff;
@@ -146,7 +146,7 @@ TELEGRAD_AVX512 std::size_t merge_keys(Entries<V> a, Entries<V> b, EntriesOut<V>
       held += kKeys;
     }
     const std::size_t whole = held - kKeys;
-    count += write_once<Operation>(keys.data(), whole / kKeys, repeated, out.indices.data() + count,
+    count += write_once<Combine>(keys.data(), whole / kKeys, repeated, out.indices.data() + count,
                                    out.values.data() + count);
     std::copy_n(keys.data() + whole, kKeys, keys.data());
     held = kKeys;

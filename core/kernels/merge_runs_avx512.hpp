@@ -189,7 +189,7 @@ TELEGRAD_AVX512 inline void merge_all(std::span<RunKeys> chunks) {
 }
 
 /// Writes the entries of a chunk whose keys are merged, each index once. Returns how many.
-template <class Operation, class V>
+template <class Combine, class V>
 class KeyWriter {
  public:
   KeyWriter(const RunKeys& chunk, std::uint32_t* indices, V* values)
@@ -275,7 +275,7 @@ class KeyWriter {
   // results_[k] = the value of key k ∘ that of the next one, if that has its index.
   TELEGRAD_AVX512 void reduce_twins(const std::uint64_t* keys, std::size_t vectors) {
     constexpr __mmask8 kAll = 0xff;
-    constexpr auto kNeutral = std::bit_cast<typename Format<V>::Bits>(Operation::template kNeutral<V>);
+    constexpr auto kNeutral = std::bit_cast<typename Format<V>::Bits>(Combine::template kNeutral<V>);
     for (std::size_t i = 0; i < vectors; ++i) {
       const __m512i here = _mm512_loadu_si512(keys + i * kKeys);
       const __m512i next = _mm512_loadu_si512(keys + i * kKeys + 1);
@@ -293,10 +293,10 @@ class KeyWriter {
     if constexpr (std::same_as<V, f16>) {
       for (std::size_t i = 0; i < vectors; ++i) {
         auto& one = *reinterpret_cast<std::array<V, kKeys>*>(results_.data() + i * kKeys);
-        reduce_narrow<Operation>(one, *reinterpret_cast<const std::array<V, kKeys>*>(twins_.data() + i * kKeys));
+        reduce_narrow<Combine>(one, *reinterpret_cast<const std::array<V, kKeys>*>(twins_.data() + i * kKeys));
       }
     } else {  // one long loop: the compiler makes vectors of it, but not of many short ones
-      for (std::size_t k = 0; k < vectors * kKeys; ++k) results_[k] = Operation::of(results_[k], twins_[k]);
+      for (std::size_t k = 0; k < vectors * kKeys; ++k) results_[k] = Combine::of(results_[k], twins_[k]);
     }
   }
 
@@ -309,9 +309,9 @@ class KeyWriter {
       if (is_new && i == count) break;  // of the next batch
       if (is_new) {
         indices_[count_] = index;
-        values_[count_++] = Operation::of(value_of(keys[i]), Operation::template kNeutral<V>);
+        values_[count_++] = Combine::of(value_of(keys[i]), Combine::template kNeutral<V>);
       } else {
-        values_[count_ - 1] = Operation::of(values_[count_ - 1], value_of(keys[i]));
+        values_[count_ - 1] = Combine::of(values_[count_ - 1], value_of(keys[i]));
       }
       repeated_ = i == count;
     }
@@ -376,7 +376,7 @@ void take_chunk(std::vector<Entries<V>>& rest, std::vector<Entries<V>>& chunk) {
 
 /// The bits of repeated merge(). out.capacity() holds all inputs' entries, and an index less the lowest one, with the
 /// number of a run behind it, has at most 32 bits and is not all ones (not CHECKed).
-template <class Operation, class V>
+template <class Combine, class V>
 TELEGRAD_AVX512 std::size_t merge_runs(std::span<const Entries<V>> inputs, EntriesOut<V> out) {
   static_assert(sizeof(V) <= 4);
   const auto run_bits = static_cast<unsigned>(std::bit_width(inputs.size() - 1));
@@ -391,7 +391,7 @@ TELEGRAD_AVX512 std::size_t merge_runs(std::span<const Entries<V>> inputs, Entri
     }
     merge_all(chunks);
     for (const RunKeys& chunk : chunks) {
-      KeyWriter<Operation, V> writer(chunk, out.indices.data() + count, out.values.data() + count);
+      KeyWriter<Combine, V> writer(chunk, out.indices.data() + count, out.values.data() + count);
       count += writer.write();
     }
   }

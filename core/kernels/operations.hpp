@@ -73,8 +73,8 @@ auto on_operation(Reduction reduction, const Body& body) {
 /// one. 0 for sum, average and max_abs, 1 for prod, infinity for min, -infinity for max.
 template <class V>
 V absent_element(Reduction reduction) {
-  return on_operation(reduction, []<class Operation>(Operation) {
-    constexpr V neutral = Operation::template kNeutral<V>;
+  return on_operation(reduction, []<class Combine>(Combine) {
+    constexpr V neutral = Combine::template kNeutral<V>;
     return std::bit_cast<typename Format<V>::Bits>(neutral) ==
                    std::bit_cast<typename Format<V>::Bits>(negative_zero<V>())
                ? std::bit_cast<V>(typename Format<V>::Bits{0})

@@ -11,48 +11,48 @@ namespace {
 
 using ReduceFunction = void(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count);
 
-template <class Operation, class V>
+template <class Combine, class V>
 TELEGRAD_INTO_CALLER void reduce_all(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
   const auto* const left = elements<V>(a);
   const auto* const right = elements<V>(b);
   auto* const result = elements<V>(out);
 #pragma GCC ivdep  // `out` may be `a` or `b`
-  for (std::size_t i = 0; i < count; ++i) result[i].set(Operation::of(left[i].get(), right[i].get()));
+  for (std::size_t i = 0; i < count; ++i) result[i].set(Combine::of(left[i].get(), right[i].get()));
 }
 
-template <class Operation, class V>
+template <class Combine, class V>
 void reduce_portable(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
-  reduce_all<Operation, V>(a, b, out, count);
+  reduce_all<Combine, V>(a, b, out, count);
 }
 
 #ifdef TELEGRAD_KERNELS_X86
 
-template <class Operation, class V>
+template <class Combine, class V>
 TELEGRAD_AVX2 void reduce_avx2(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
-  reduce_all<Operation, V>(a, b, out, count);
+  reduce_all<Combine, V>(a, b, out, count);
 }
 
-template <class Operation, class V>
+template <class Combine, class V>
 TELEGRAD_AVX512 void reduce_avx512(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
-  reduce_all<Operation, V>(a, b, out, count);
+  reduce_all<Combine, V>(a, b, out, count);
 }
 
-template <class Operation>
+template <class Combine>
 TELEGRAD_AVX2 void reduce_halves(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
   std::size_t i = 0;
   for (; i + kHalves <= count; i += kHalves) {
     float left[kHalves], right[kHalves];
     widen(a + i * sizeof(f16), left);
     widen(b + i * sizeof(f16), right);
-    for (std::size_t j = 0; j < kHalves; ++j) left[j] = Operation::of(left[j], right[j]);
+    for (std::size_t j = 0; j < kHalves; ++j) left[j] = Combine::of(left[j], right[j]);
     narrow(left, out + i * sizeof(f16));
   }
-  reduce_all<Operation, f16>(a + i * sizeof(f16), b + i * sizeof(f16), out + i * sizeof(f16), count - i);
+  reduce_all<Combine, f16>(a + i * sizeof(f16), b + i * sizeof(f16), out + i * sizeof(f16), count - i);
 }
 
-template <class Operation, class V>
-constexpr Variants<ReduceFunction> kReduce{reduce_portable<Operation, V>, reduce_avx2<Operation, V>,
-                                           reduce_avx512<Operation, V>};
+template <class Combine, class V>
+constexpr Variants<ReduceFunction> kReduce{reduce_portable<Combine, V>, reduce_avx2<Combine, V>,
+                                           reduce_avx512<Combine, V>};
 template <>
 constexpr Variants<ReduceFunction> kReduce<Sum, f16>{reduce_portable<Sum, f16>, reduce_halves<Sum>};
 template <>
@@ -60,32 +60,32 @@ constexpr Variants<ReduceFunction> kReduce<Product, f16>{reduce_portable<Product
 
 #else
 
-template <class Operation, class V>
-constexpr Variants<ReduceFunction> kReduce{reduce_portable<Operation, V>};
+template <class Combine, class V>
+constexpr Variants<ReduceFunction> kReduce{reduce_portable<Combine, V>};
 
 #endif
 
-template <class Operation, class V>
+template <class Combine, class V>
 void reduce_one_by_one(const std::byte* a, const std::byte* b, std::byte* out, std::size_t count) {
   for (std::size_t i = 0; i < count; ++i) {
     V left, right;
     std::memcpy(&left, a + i * sizeof(V), sizeof(V));
     std::memcpy(&right, b + i * sizeof(V), sizeof(V));
-    const V result = Operation::of(left, right);
+    const V result = Combine::of(left, right);
     std::memcpy(out + i * sizeof(V), &result, sizeof(V));
   }
 }
 
 struct Fast {
-  template <class Operation, class V>
+  template <class Combine, class V>
   static void run(ConstBytes a, ConstBytes b, Bytes out) {
-    kReduce<Operation, V>(a.data(), b.data(), out.data(), a.size() / sizeof(V));
+    kReduce<Combine, V>(a.data(), b.data(), out.data(), a.size() / sizeof(V));
   }
 };
 struct OneByOne {
-  template <class Operation, class V>
+  template <class Combine, class V>
   static void run(ConstBytes a, ConstBytes b, Bytes out) {
-    reduce_one_by_one<Operation, V>(a.data(), b.data(), out.data(), a.size() / sizeof(V));
+    reduce_one_by_one<Combine, V>(a.data(), b.data(), out.data(), a.size() / sizeof(V));
   }
 };
 
@@ -94,7 +94,7 @@ void reduce_as(DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Byt
   TELEGRAD_CHECK(a.size() == b.size() && a.size() == out.size() && a.size() % size_of(dtype) == 0);
   TELEGRAD_CHECK(reduction != Reduction::none);
   on_type(dtype, [&]<class V>(V) {
-    on_operation(reduction, [&]<class Operation>(Operation) { Way::template run<Operation, V>(a, b, out); });
+    on_operation(reduction, [&]<class Combine>(Combine) { Way::template run<Combine, V>(a, b, out); });
   });
 }
 

@@ -61,7 +61,7 @@ void reduce_one_after_another(Reduction reduction, std::span<MarkedValues<V>> in
   constexpr std::size_t kChunk = kChunkBytes / sizeof(V);
   alignas(64) std::array<std::byte, kChunkBytes> room;
   const V neutral =
-      on_operation(reduction, []<class Operation>(Operation) { return Operation::template kNeutral<V>; });
+      on_operation(reduction, []<class Combine>(Combine) { return Combine::template kNeutral<V>; });
   for (; !out.empty(); out = out.subspan(std::min(kChunk, out.size()))) {
     const std::span<V> sum = out.first(std::min(kChunk, out.size()));
     const std::span<V> expanded(reinterpret_cast<V*>(room.data()), sum.size());
@@ -245,7 +245,7 @@ namespace reference {
 template <class V>
 void reduce_marked(Reduction reduction, std::span<const MarkedValues<V>> inputs, std::span<V> out) {
   check_inputs(inputs, out.size());
-  on_operation(reduction, [&]<class Operation>(Operation) {
+  on_operation(reduction, [&]<class Combine>(Combine) {
     std::vector<std::size_t> next(inputs.size());
     for (std::size_t i = 0; i < out.size(); ++i) {
       out[i] = absent_element<V>(reduction);
@@ -254,7 +254,7 @@ void reduce_marked(Reduction reduction, std::span<const MarkedValues<V>> inputs,
         const bool is_there = marks.empty() || (marks[i / kWord] >> i % kWord & 1U) != 0;
         if (input == 0 && is_there) out[i] = values[next[0]++];
         if (input == 0) continue;
-        out[i] = Operation::of(out[i], is_there ? values[next[input]++] : Operation::template kNeutral<V>);
+        out[i] = Combine::of(out[i], is_there ? values[next[input]++] : Combine::template kNeutral<V>);
       }
     }
   });

@@ -21,11 +21,11 @@ namespace telegrad::kernels {
 namespace {
 
 // Whether elements are made canonical when they are packed: a NaN stays one whatever is added, so that once is enough.
-template <class Operation, class V>
-inline constexpr bool kCanonicalLast = std::is_floating_point_v<V> && std::is_same_v<Operation, Sum>;
+template <class Combine, class V>
+inline constexpr bool kCanonicalLast = std::is_floating_point_v<V> && std::is_same_v<Combine, Sum>;
 
 // Reduces the leading entries that lie in `block` into the scratch, and adds `mark` to their marks; returns how many those are.
-template <class Operation, class V>
+template <class Combine, class V>
 std::size_t accumulate(Entries<V> entries, std::uint32_t block, std::uint8_t mark, BlockScratch<V>& scratch) {
   constexpr std::size_t kAtOnce = 4;
   constexpr std::size_t kAhead = 512;  // entries, most of them of later blocks: by then they are in the cache
@@ -35,10 +35,10 @@ std::size_t accumulate(Entries<V> entries, std::uint32_t block, std::uint8_t mar
   std::uint8_t* const marks = scratch.marks.data();
   const auto add = [&](std::size_t i) {
     const std::uint32_t place = indices[i] & (kBlock - 1U);
-    if constexpr (kCanonicalLast<Operation, V>) {
+    if constexpr (kCanonicalLast<Combine, V>) {
       results[place] += values[i];
     } else {
-      results[place] = Operation::of(results[place], values[i]);
+      results[place] = Combine::of(results[place], values[i]);
     }
     marks[place] |= mark;
   };
@@ -90,7 +90,7 @@ using MergeFunction = std::size_t(Reduction reduction, std::span<const Entries<V
 
 template <class V>
 std::size_t merge_avx512(Reduction reduction, std::span<const Entries<V>> inputs, EntriesOut<V> out) {
-  return on_operation(reduction, [&]<class Operation>(Operation) { return merge_runs<Operation>(inputs, out); });
+  return on_operation(reduction, [&]<class Combine>(Combine) { return merge_runs<Combine>(inputs, out); });
 }
 
 #endif
@@ -166,10 +166,10 @@ bool merging_is_faster(Reduction reduction, std::span<const Entries<V>> inputs, 
 }
 
 // `givers`: which inputs have each of the indices, if they are wanted.
-template <class Operation, class V>
+template <class Combine, class V>
 std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> out, std::uint8_t* givers) {
   std::vector<Entries<V>> rest(inputs.begin(), inputs.end());
-  constexpr V neutral = Operation::template kNeutral<V>;
+  constexpr V neutral = Combine::template kNeutral<V>;
   BlockScratch<V> scratch(neutral);
   PackedBlocks<V> to{out, givers};
   for (;;) {
@@ -178,14 +178,14 @@ std::size_t reduce_by_blocks(std::span<const Entries<V>> inputs, EntriesOut<V> o
     for (std::size_t input = 0; input < rest.size(); ++input) {
       const auto mark = static_cast<std::uint8_t>(1U << (givers != nullptr ? input : 0));
       Entries<V>& entries = rest[input];
-      const std::size_t taken = accumulate<Operation>(entries, block, mark, scratch);
+      const std::size_t taken = accumulate<Combine>(entries, block, mark, scratch);
       entries = entries.subrun(taken, entries.size() - taken);
     }
     // Of one input, no two have the same index.
     const bool others_follow = std::ranges::any_of(rest, [](const auto& entries) { return entries.size() >= 16; });
     const std::size_t packed = to.count;
     pack_block(scratch, block, neutral, to, others_follow);
-    if constexpr (kCanonicalLast<Operation, V>) {
+    if constexpr (kCanonicalLast<Combine, V>) {
       for (V& value : to.out.values.subspan(packed, to.count - packed)) value = canonical(value);
     }
   }
@@ -206,7 +206,7 @@ std::size_t reduce_sorted(Reduction reduction, std::span<const Entries<V>> input
     }
   }
   return on_operation(reduction,
-                      [&]<class Operation>(Operation) { return reduce_by_blocks<Operation>(inputs, out, nullptr); });
+                      [&]<class Combine>(Combine) { return reduce_by_blocks<Combine>(inputs, out, nullptr); });
 }
 
 template <class V>
@@ -214,7 +214,7 @@ std::size_t reduce_sorted_of(Reduction reduction, std::span<const Entries<V>> in
                              std::span<std::uint8_t> givers) {
   TELEGRAD_CHECK(out.indices.size() == out.values.size() && givers.size() >= out.capacity() && inputs.size() <= kGiversMost);
   return on_operation(reduction,
-                      [&]<class Operation>(Operation) { return reduce_by_blocks<Operation>(inputs, out, givers.data()); });
+                      [&]<class Combine>(Combine) { return reduce_by_blocks<Combine>(inputs, out, givers.data()); });
 }
 
 template <class V>

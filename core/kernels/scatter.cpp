@@ -42,8 +42,8 @@ void fill(std::span<V> dense, V value) {
 
 template <class V>
 void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base) {
-  on_operation(reduction, [&]<class Operation>(Operation) {
-    scatter(dense, entries, base, [](V& at, V value) { at = Operation::of(at, value); });
+  on_operation(reduction, [&]<class Combine>(Combine) {
+    scatter(dense, entries, base, [](V& at, V value) { at = Combine::of(at, value); });
   });
 }
 
@@ -63,10 +63,10 @@ namespace reference {
 
 template <class V>
 void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base) {
-  on_operation(reduction, [&]<class Operation>(Operation) {
+  on_operation(reduction, [&]<class Combine>(Combine) {
     for (std::size_t i = 0; i < entries.size(); ++i) {
       V& at = dense[entries.indices[i] - base];
-      at = Operation::of(at, entries.values[i]);
+      at = Combine::of(at, entries.values[i]);
     }
   });
 }

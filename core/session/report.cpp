@@ -57,7 +57,7 @@ std::string peer_json(const SessionReport::Peer& peer) {
          ", \"heard_s_ago\": " + number(peer.heard_s_ago) + "}";
 }
 
-std::string operation_json(const SessionReport::Operation& operation, double now_s) {
+std::string operation_json(const SessionReport::OperationReport& operation, double now_s) {
   const History::Entry& entry = operation.entry;
   const Call& call = entry.call;
   const bool running = entry.state == OperationState::running;

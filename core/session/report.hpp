@@ -23,7 +23,7 @@ struct SessionReport {
     std::optional<std::uint32_t> called{};
     double heard_s_ago = 0.0;
   };
-  struct Operation {
+  struct OperationReport {
     History::Entry entry{};
     std::vector<Rank> waits_for{};
     std::vector<Rank> sends_to{};
@@ -46,7 +46,7 @@ struct SessionReport {
   std::uint64_t completed = 0;
   std::optional<Failure> failure{};
   std::vector<Peer> peers{};
-  std::vector<Operation> operations{};  // oldest first
+  std::vector<OperationReport> operations{};  // oldest first
   std::vector<Message> messages{};      // oldest first
 };
 

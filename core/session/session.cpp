@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "session/job.hpp"
+#include "session/running_operation.hpp"
 
 namespace telegrad {
 Session::Session(Driver& driver, SessionOptions options)
@@ -52,15 +52,15 @@ void Session::begin(RequestPtr request, double now_s) {
     say_if_called();
     return;
   }
-  auto owned = std::make_unique<Job>(*this, sequence, std::move(request), now_s);
-  Job& job = *owned;
-  wake_at(job.next_look_s());
-  jobs_.emplace_back(sequence, std::move(owned));
-  if (fail_if_abandoned(job)) return;
+  auto owned = std::make_unique<RunningOperation>(*this, sequence, std::move(request), now_s);
+  RunningOperation& running = *owned;
+  wake_at(running.next_look_s());
+  running_.emplace_back(sequence, std::move(owned));
+  if (fail_if_abandoned(running)) return;
 
   if (const auto announced = announced_.find(sequence); announced != announced_.end()) {
     for (const auto& [source, call] : std::exchange(announced->second, {})) {
-      if (!agrees(job, source, call)) break;
+      if (!agrees(running, source, call)) break;
     }
     announced_.erase(sequence);
   }
@@ -70,29 +70,29 @@ void Session::begin(RequestPtr request, double now_s) {
     early_.erase(early);
   }
   for (const Arrival& arrival : waiting) {
-    if (agrees(job, arrival.envelope.source, arrival.envelope.call)) {
-      job.deliver(arrival);
+    if (agrees(running, arrival.envelope.source, arrival.envelope.call)) {
+      running.deliver(arrival);
     } else {
       driver_.discard(arrival);
     }
   }
-  if (!frozen(sequence) && !waits_at_gate(job)) start(job);
+  if (!frozen(sequence) && !waits_at_gate(running)) start(running);
 }
 
 bool Session::holds(const Request& request) const {
-  const auto is_it = [&](const auto& job) { return &job->request() == &request; };
-  return std::ranges::any_of(jobs_, [&](const auto& running) { return is_it(running.second); }) ||
+  const auto is_it = [&](const auto& running) { return &running->request() == &request; };
+  return std::ranges::any_of(running_, [&](const auto& held) { return is_it(held.second); }) ||
          std::ranges::any_of(quarantine_, is_it) ||
          std::ranges::any_of(refused_, [&](const auto& refused) { return refused.second.get() == &request; });
 }
 
-void Session::start(Job& job) {
+void Session::start(RunningOperation& running) {
   const bool outer = std::exchange(running_turn_, true);
-  job.start(run(*this, job));
+  running.start(run(*this, running));
   running_turn_ = outer;
   if (outer) return;
   fail_if_thrown();
-  finish_jobs();
+  finish_running();
 }
 
 void Session::refuse(Request& request, std::uint32_t sequence) const {
@@ -102,14 +102,14 @@ void Session::refuse(Request& request, std::uint32_t sequence) const {
   request.finish(named(std::move(failure), request.call(), sequence));
 }
 
-Task<void> Session::run(Session& session, Job& job) {
+Task<void> Session::run(Session& session, RunningOperation& running) {
   try {
-    co_await job.request().start(job);
+    co_await running.request().start(running);
   } catch (const std::exception& error) {
-    session.fail(session.failure_of(job, FailureKind::transport, session.rank(), session.reason_of(error)));
+    session.fail(session.failure_of(running, FailureKind::transport, session.rank(), session.reason_of(error)));
     co_return;
   }
-  session.finished_.push_back(&job);
+  session.finished_.push_back(&running);
 }
 
 bool Session::run_ready() {
@@ -119,12 +119,12 @@ bool Session::run_ready() {
   ready_.swap(turn_);
   running_turn_ = true;
   for (const auto coroutine : turn_) {
-    if (all_frozen_) break;  // what is left belongs to jobs in quarantine
+    if (all_frozen_) break;  // what is left belongs to operations in quarantine
     coroutine.resume();
   }
   running_turn_ = false;
   fail_if_thrown();
-  finish_jobs();
+  finish_running();
   return true;
 }
 
@@ -140,12 +140,12 @@ void Session::fail_if_thrown() {
 }
 
 // Here no coroutine of the session is running, so that frames may go.
-void Session::finish_jobs() {
-  for (Job* const job : std::exchange(finished_, {})) {
-    const auto entry = std::ranges::find(jobs_, job, [](const auto& running) { return running.second.get(); });
-    if (entry == jobs_.end()) continue;  // failed in the same turn
-    const std::unique_ptr<Job> over = std::move(entry->second);
-    jobs_.erase(entry);
+void Session::finish_running() {
+  for (RunningOperation* const running : std::exchange(finished_, {})) {
+    const auto entry = std::ranges::find(running_, running, [](const auto& held) { return held.second.get(); });
+    if (entry == running_.end()) continue;  // failed in the same turn
+    const std::unique_ptr<RunningOperation> over = std::move(entry->second);
+    running_.erase(entry);
     TELEGRAD_CHECK(over->task().done());
     over->discard_unexpected();
     if (!over->is_message()) {
@@ -160,16 +160,16 @@ void Session::finish_jobs() {
   stop_if_wound_up();
 }
 
-Session::Job* Session::running_job(std::uint32_t sequence) const {
-  for (const auto& [number, job] : jobs_) {
-    if (number == sequence && !job->is_message()) return job.get();
+Session::RunningOperation* Session::find_running(std::uint32_t sequence) const {
+  for (const auto& [number, running] : running_) {
+    if (number == sequence && !running->is_message()) return running.get();
   }
   return nullptr;
 }
 
-Failure Session::failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const {
+Failure Session::failure_of(const RunningOperation& running, FailureKind kind, Rank peer, std::string reason) const {
   return named({.kind = kind, .rank = rank(), .peer = peer, .reason = std::move(reason), .group = options_.group},
-               job.call(), job.sequence());
+               running.call(), running.sequence());
 }
 
 void Session::release_quarantine() {
@@ -182,20 +182,20 @@ void Session::release_quarantine() {
     request.finish(named(closed, request.call(), sequence));
   };
   gated_.clear();
-  for (const auto& [sequence, job] : jobs_) finish(sequence, job->request());
-  for (const auto& job : quarantine_) finish(job->sequence(), job->request());
+  for (const auto& [sequence, running] : running_) finish(sequence, running->request());
+  for (const auto& running : quarantine_) finish(running->sequence(), running->request());
   for (const auto& [sequence, request] : std::exchange(refused_, {})) finish(sequence, *request);
   quarantine_.clear();
-  jobs_.clear();
+  running_.clear();
 }
 
-bool Session::agrees(const Job& job, Rank source, const Call& call) {
-  if (frozen(job.sequence())) return false;
-  if (call == job.call()) return true;
-  fail(failure_of(job, FailureKind::mismatched_call, source,
-                  "the ranks called different things as operation " + std::to_string(job.sequence()) + ": rank " +
+bool Session::agrees(const RunningOperation& running, Rank source, const Call& call) {
+  if (frozen(running.sequence())) return false;
+  if (call == running.call()) return true;
+  fail(failure_of(running, FailureKind::mismatched_call, source,
+                  "the ranks called different things as operation " + std::to_string(running.sequence()) + ": rank " +
                       std::to_string(rank()) + " called " +
-                      describe(job.call()) + ", rank " + std::to_string(source) + " called " + describe(call)));
+                      describe(running.call()) + ", rank " + std::to_string(source) + " called " + describe(call)));
   return false;
 }
 
@@ -211,9 +211,9 @@ void Session::on_arrival(const Arrival& arrival) {
   if (watches()) peers_[envelope.source].heard_s = now_s_;
   if (message) {
     take_message(arrival);
-  } else if (Job* const job = running_job(envelope.sequence)) {
-    if (agrees(*job, envelope.source, envelope.call)) {
-      job->deliver(arrival);
+  } else if (RunningOperation* const running = find_running(envelope.sequence)) {
+    if (agrees(*running, envelope.source, envelope.call)) {
+      running->deliver(arrival);
     } else {
       driver_.discard(arrival);
     }
@@ -243,8 +243,8 @@ void Session::on_arrival(const Arrival& arrival) {
 
 // `source` waits for this rank in its operation `sequence`.
 void Session::take_announced_call(Rank source, std::uint32_t sequence, const Call& call) {
-  if (const Job* const job = running_job(sequence)) {
-    agrees(*job, source, call);
+  if (const RunningOperation* const running = find_running(sequence)) {
+    agrees(*running, source, call);
   } else if (!precedes(sequence, next_sequence_)) {
     if (sequence - next_sequence_ > kAheadMost) return;
     auto& known = announced_[sequence];
@@ -295,8 +295,8 @@ void Session::on_control(const Control& control) {
       peer.said_goodbye = true;
       if (std::exchange(peer.parted, true)) break;
       ++parted_;
-      for (const auto& [sequence, job] : jobs_) {
-        if (fail_if_abandoned(*job)) break;
+      for (const auto& [sequence, running] : running_) {
+        if (fail_if_abandoned(*running)) break;
       }
       fail_if_nothing_comes(control.source);
       conclude_if_agreed();
@@ -305,12 +305,12 @@ void Session::on_control(const Control& control) {
 }
 
 // True, and everything has stopped, if some peer said goodbye without calling this operation.
-bool Session::fail_if_abandoned(const Job& job) {
-  if (parted_ == 0 || job.is_message()) return false;
+bool Session::fail_if_abandoned(const RunningOperation& running) {
+  if (parted_ == 0 || running.is_message()) return false;
   for (Rank peer = 0; peer < size(); ++peer) {
     const Peer& other = peers_[peer];
-    if (peer == rank() || !other.parted || precedes(job.sequence(), other.called.value_or(0))) continue;
-    fail(failure_of(job, FailureKind::peer_failed, peer,
+    if (peer == rank() || !other.parted || precedes(running.sequence(), other.called.value_or(0))) continue;
+    fail(failure_of(running, FailureKind::peer_failed, peer,
                     "rank " + std::to_string(peer) +
                         " closed its communicator without this operation: it made fewer calls, as with fewer batches, or "
                         "went on after an error"));
@@ -325,7 +325,7 @@ void Session::on_peer_failed(Rank rank_of_peer, const std::string& reason) {
   const bool said_goodbye = peer.parted;
   if (!std::exchange(peer.parted, true)) ++parted_;
   // What it called before its goodbye may still be finished, where its messages do not go with it.
-  const bool nothing_more = all_frozen_ || jobs_.empty() || driver_.delivers_after_shut_down();
+  const bool nothing_more = all_frozen_ || running_.empty() || driver_.delivers_after_shut_down();
   if (said_goodbye && nothing_more && (all_frozen_ || !sends_to(rank_of_peer))) {
     conclude_if_agreed();
     return;

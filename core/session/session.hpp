@@ -80,10 +80,10 @@ class Session final : public EventSink {
   /// take part in anything any more.
   void on_time(double now_s);
   double next_deadline_s() const { return next_deadline_s_; }
-  std::size_t running() const { return jobs_.size(); }
+  std::size_t running() const { return running_.size(); }
   /// Nothing of it is under way: what comes from the network meanwhile can wait a moment.
   bool is_quiet() const {
-    return jobs_.empty() && ready_.empty() && joined() && !parting_ && agreement_.has_value() == failure_.has_value();
+    return running_.empty() && ready_.empty() && joined() && !parting_ && agreement_.has_value() == failure_.has_value();
   }
 
   /// Stops, here and on every other rank. The first failure counts, unless a peer knows the cause better.
@@ -125,7 +125,7 @@ class Session final : public EventSink {
   SessionReport report(double now_s) const;
 
  private:
-  class Job;
+  class RunningOperation;
   struct Peer {
     bool greeted = false;
     bool parted = false;
@@ -156,25 +156,25 @@ class Session final : public EventSink {
     Call call;
   };
 
-  static Task<void> run(Session& session, Job& job);
-  Failure failure_of(const Job& job, FailureKind kind, Rank peer, std::string reason) const;
-  void finish_jobs();
+  static Task<void> run(Session& session, RunningOperation& running);
+  Failure failure_of(const RunningOperation& running, FailureKind kind, Rank peer, std::string reason) const;
+  void finish_running();
   void fail_if_thrown();
   std::string reason_of(const std::exception& thrown) const;
-  bool fail_if_abandoned(const Job& job);
-  bool agrees(const Job& job, Rank source, const Call& call);
+  bool fail_if_abandoned(const RunningOperation& running);
+  bool agrees(const RunningOperation& running, Rank source, const Call& call);
   void take_announced_call(Rank source, std::uint32_t sequence, const Call& call);
-  void start(Job& job);
-  bool waits_at_gate(Job& job);
-  bool is_gate_shut(const Job& job, std::size_t before) const;  // of gated_ so many were called before it
-  bool is_far_ahead(const Job& job);
+  void start(RunningOperation& running);
+  bool waits_at_gate(RunningOperation& running);
+  bool is_gate_shut(const RunningOperation& running, std::size_t before) const;  // of gated_ so many were called before it
+  bool is_far_ahead(const RunningOperation& running);
   std::optional<Rank> far_behind(std::uint32_t sequence);
   void tell_how_far();
   void refuse(Request& request, std::uint32_t sequence) const;
 
   // session_messages.cpp
   void begin_message(RequestPtr request, double now_s);
-  void start_message(Job& job);
+  void start_message(RunningOperation& running);
   void take_message(const Arrival& arrival);
   void post_receive(const PointToPoint::Receive& posted);
   void receive(const Arrival& arrival, const PointToPoint::Receive& posted);
@@ -197,8 +197,8 @@ class Session final : public EventSink {
   void freeze_from(std::uint32_t sequence);
   void freeze_all();
   void put_away_frozen();
-  Job* running_job(std::uint32_t sequence) const;  // null: none
-  const Job* job_of(std::uint32_t sequence) const;  // running or in quarantine; null: neither
+  RunningOperation* find_running(std::uint32_t sequence) const;  // null: none
+  const RunningOperation* running_of(std::uint32_t sequence) const;  // running or in quarantine; null: neither
   const Call* call_of(std::uint32_t sequence) const;
   void say(Statement mine);
   void say_if_called();
@@ -236,11 +236,11 @@ class Session final : public EventSink {
   SessionOptions options_;
   ReadyQueue ready_;
   std::vector<std::coroutine_handle<>> turn_;
-  std::vector<std::pair<std::uint32_t, std::unique_ptr<Job>>> jobs_;  // with their sequence numbers
-  std::vector<std::unique_ptr<Job>> quarantine_;                  // failed, perhaps still in the network's hands
+  std::vector<std::pair<std::uint32_t, std::unique_ptr<RunningOperation>>> running_;  // with their sequence numbers
+  std::vector<std::unique_ptr<RunningOperation>> quarantine_;                  // failed, perhaps still in the network's hands
   std::vector<std::pair<std::uint32_t, RequestPtr>> refused_;     // begun too late, before the verdict
-  std::vector<Job*> finished_;
-  std::vector<Job*> gated_;  // of jobs_, oldest first: they have not been started
+  std::vector<RunningOperation*> finished_;
+  std::vector<RunningOperation*> gated_;  // of running_, oldest first: they have not been started
   std::uint32_t called_by_all_ = 0;  // operations, at least
   std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
   std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <new>
 
-#include "session/job.hpp"
+#include "session/running_operation.hpp"
 
 namespace telegrad {
 namespace {
@@ -30,11 +30,11 @@ std::uint32_t Session::first_unfinished() const {
   const auto look = [&](std::uint32_t sequence) {
     if (precedes(sequence, first)) first = sequence;
   };
-  for (const auto& [sequence, job] : jobs_) {
-    if (!job->is_message()) look(sequence);
+  for (const auto& [sequence, running] : running_) {
+    if (!running->is_message()) look(sequence);
   }
-  for (const auto& job : quarantine_) {
-    if (!job->is_message()) look(job->sequence());
+  for (const auto& running : quarantine_) {
+    if (!running->is_message()) look(running->sequence());
   }
   return first;
 }
@@ -106,7 +106,7 @@ void Session::stop_winding_up() {
 // An operation goes on for as long as no rank is known that will never call it.
 void Session::stop_if_wound_up() {
   if (!winding_up_) return;
-  const bool busy = std::ranges::any_of(jobs_, [&](const auto& entry) {
+  const bool busy = std::ranges::any_of(running_, [&](const auto& entry) {
     return !entry.second->is_message() && agreement_->all_heard_have_called(entry.first);
   });
   if (!busy) stop_winding_up();
@@ -140,16 +140,16 @@ void Session::put_away_frozen() {
     for (const Arrival& arrival : std::exchange(arrivals, {})) driver_.discard(arrival);
   }
   if (all_frozen_) discard_messages();
-  std::erase_if(gated_, [](const Job* job) { return job->frozen(); });
-  for (auto job = jobs_.begin(); job != jobs_.end();) {
-    if (!job->second->frozen()) {
-      ++job;
+  std::erase_if(gated_, [](const RunningOperation* running) { return running->frozen(); });
+  for (auto running = running_.begin(); running != running_.end();) {
+    if (!running->second->frozen()) {
+      ++running;
       continue;
     }
-    if (!job->second->is_message()) history_.ended(job->first, OperationState::failed, now_s_);
-    job->second->discard_unexpected();
-    quarantine_.push_back(std::move(job->second));
-    job = jobs_.erase(job);
+    if (!running->second->is_message()) history_.ended(running->first, OperationState::failed, now_s_);
+    running->second->discard_unexpected();
+    quarantine_.push_back(std::move(running->second));
+    running = running_.erase(running);
   }
 }
 
@@ -159,7 +159,7 @@ void Session::say_if_called() {
 }
 
 const Call* Session::call_of(std::uint32_t sequence) const {
-  if (const Job* const job = job_of(sequence)) return &job->call();
+  if (const RunningOperation* const running = running_of(sequence)) return &running->call();
   for (const auto& [refused, request] : refused_) {
     if (refused == sequence && !is_point_to_point(request->call())) return &request->call();
   }
@@ -244,7 +244,7 @@ void Session::hear_abort(const Control& control) {
 
 // A peer's operation timed out while an earlier one keeps this rank waiting: then that is where to look for the cause.
 void Session::look_further_back(Statement& timed_out) const {
-  const Job* const oldest = job_of(first_unfinished());
+  const RunningOperation* const oldest = running_of(first_unfinished());
   if (oldest == nullptr || !precedes(oldest->sequence(), timed_out.sequence)) return;
   const std::vector<Rank> waits_for = oldest->waits_for();
   timed_out.origin = rank();
@@ -287,10 +287,10 @@ void Session::conclude() {
     failure.reason += timed_out_();
     failure_ = failure;
   }
-  for (const auto& job : quarantine_) {
-    failure = named(std::move(failure), job->call(), job->sequence());
-    if (job == quarantine_.front()) failure_->operation = failure.operation;
-    job->request().finish(failure);
+  for (const auto& running : quarantine_) {
+    failure = named(std::move(failure), running->call(), running->sequence());
+    if (running == quarantine_.front()) failure_->operation = failure.operation;
+    running->request().finish(failure);
   }
   for (const auto& [sequence, request] : std::exchange(refused_, {})) {
     if (!is_point_to_point(request->call())) history_.ended(sequence, OperationState::failed, now_s_);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "session/job.hpp"
+#include "session/running_operation.hpp"
 
 namespace telegrad {
 namespace {
@@ -44,23 +44,23 @@ std::optional<Rank> Session::far_behind(std::uint32_t sequence) {
   return sequence - called_by_all_ < kAheadLeast ? std::nullopt : slowest;
 }
 
-bool Session::is_gate_shut(const Job& job, std::size_t before) const {
-  const Gate* const gate = job.request().gate();
+bool Session::is_gate_shut(const RunningOperation& running, std::size_t before) const {
+  const Gate* const gate = running.request().gate();
   if (gate != nullptr && !gate->is_open()) return true;
-  return job.is_message() && std::any_of(gated_.begin(), gated_.begin() + static_cast<std::ptrdiff_t>(before),
-                                         [&](const Job* shut) {
-                                           return shut->is_message() && in_one_queue(shut->call(), job.call());
+  return running.is_message() && std::any_of(gated_.begin(), gated_.begin() + static_cast<std::ptrdiff_t>(before),
+                                         [&](const RunningOperation* shut) {
+                                           return shut->is_message() && in_one_queue(shut->call(), running.call());
                                          });
 }
 
-bool Session::is_far_ahead(const Job& job) { return !job.is_message() && far_behind(job.sequence()); }
+bool Session::is_far_ahead(const RunningOperation& running) { return !running.is_message() && far_behind(running.sequence()); }
 
 // The time of an operation that waits for a rank runs, that of one whose gate is shut does not.
-bool Session::waits_at_gate(Job& job) {
-  const bool shut = is_gate_shut(job, gated_.size());
-  if (!shut && !is_far_ahead(job)) return false;
-  if (shut) job.shut();
-  gated_.push_back(&job);
+bool Session::waits_at_gate(RunningOperation& running) {
+  const bool shut = is_gate_shut(running, gated_.size());
+  if (!shut && !is_far_ahead(running)) return false;
+  if (shut) running.shut();
+  gated_.push_back(&running);
   return true;
 }
 
@@ -68,25 +68,25 @@ bool Session::open_gates(double now_s) {
   now_s_ = std::max(now_s_, now_s);
   bool any = false;
   for (std::size_t at = 0; at < gated_.size();) {
-    Job& job = *gated_[at];
-    if (is_gate_shut(job, at)) {
+    RunningOperation& running = *gated_[at];
+    if (is_gate_shut(running, at)) {
       ++at;
       continue;
     }
-    if (job.is_shut()) {
-      job.open(now_s_);
-      wake_at(job.next_look_s());
+    if (running.is_shut()) {
+      running.open(now_s_);
+      wake_at(running.next_look_s());
     }
-    if (is_far_ahead(job)) {
+    if (is_far_ahead(running)) {
       ++at;
       continue;
     }
     gated_.erase(gated_.begin() + static_cast<std::ptrdiff_t>(at));
     any = true;
-    if (job.is_message()) {
-      start_message(job);
+    if (running.is_message()) {
+      start_message(running);
     } else {
-      start(job);
+      start(running);
     }
   }
   return any;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "session/job.hpp"
+#include "session/running_operation.hpp"
 
 namespace telegrad {
 namespace {
@@ -19,22 +19,22 @@ void Session::begin_message(RequestPtr request, double now_s) {
     refused_.emplace_back(next_sequence_, std::move(request));
     return;
   }
-  auto owned = std::make_unique<Job>(*this, next_sequence_, std::move(request), now_s);
-  Job& job = *owned;
-  wake_at(job.next_look_s());
-  jobs_.emplace_back(next_sequence_, std::move(owned));
-  if (!waits_at_gate(job)) start_message(job);
+  auto owned = std::make_unique<RunningOperation>(*this, next_sequence_, std::move(request), now_s);
+  RunningOperation& running = *owned;
+  wake_at(running.next_look_s());
+  running_.emplace_back(next_sequence_, std::move(owned));
+  if (!waits_at_gate(running)) start_message(running);
 }
 
-void Session::start_message(Job& job) {
-  const Call call = job.call();
+void Session::start_message(RunningOperation& running) {
+  const Call call = running.call();
   if (call.operation == Operation::send && peers_[call.root].parted) {
-    fail(failure_of(job, FailureKind::peer_failed, call.root,
+    fail(failure_of(running, FailureKind::peer_failed, call.root,
                     "rank " + std::to_string(call.root) + " has closed its communicator: it cannot receive what rank " +
                         std::to_string(rank()) + " sends"));
     return;
   }
-  start(job);
+  start(running);
   if (is_of_anybody(call)) {
     fail_if_nobody_sends();
   } else {
@@ -111,7 +111,7 @@ void Session::fail_if_nothing_comes(Rank source) {
     fail_if_nobody_sends();
     return;
   }
-  const auto receives = std::ranges::count_if(jobs_, [&](const auto& entry) {
+  const auto receives = std::ranges::count_if(running_, [&](const auto& entry) {
     const Call& call = entry.second->call();
     return call.operation == Operation::receive && call.root == source;
   });
@@ -137,7 +137,7 @@ void Session::fail_if_nobody_sends() {
   for (Rank peer = 0; peer < size(); ++peer) {
     if (peer != rank() && !sends_no_more(peer)) return;
   }
-  const bool comes = std::ranges::any_of(jobs_, [](const auto& entry) {
+  const bool comes = std::ranges::any_of(running_, [](const auto& entry) {
     const Call& call = entry.second->call();
     return call.operation == Operation::receive && call.root != kNoRank;
   });
@@ -171,7 +171,7 @@ void Session::discard_messages() {
 
 // True if `peer`, which has gone, was to take a message from here.
 bool Session::sends_to(Rank peer) const {
-  return std::ranges::any_of(jobs_, [&](const auto& entry) {
+  return std::ranges::any_of(running_, [&](const auto& entry) {
     const Call& call = entry.second->call();
     return call.operation == Operation::send && call.root == peer;
   });

@@ -1,14 +1,14 @@
 // What a session tells of itself.
 #include <algorithm>
 
-#include "session/job.hpp"
+#include "session/running_operation.hpp"
 
 namespace telegrad {
 
-const Session::Job* Session::job_of(std::uint32_t sequence) const {
-  if (const Job* const job = running_job(sequence)) return job;
+const Session::RunningOperation* Session::running_of(std::uint32_t sequence) const {
+  if (const RunningOperation* const running = find_running(sequence)) return running;
   const auto kept = std::ranges::find_if(
-      quarantine_, [&](const auto& job) { return job->sequence() == sequence && !job->is_message(); });
+      quarantine_, [&](const auto& running) { return running->sequence() == sequence && !running->is_message(); });
   return kept == quarantine_.end() ? nullptr : kept->get();
 }
 
@@ -38,20 +38,20 @@ SessionReport Session::report(double now_s) const {
   for (std::uint32_t sequence = next_sequence_ - History::kLength; sequence != next_sequence_; ++sequence) {
     const History::Entry* const entry = history_.find(sequence);
     if (entry == nullptr) continue;
-    SessionReport::Operation operation{.entry = *entry};
-    if (const Job* const job = job_of(sequence)) {
-      operation.waits_for = job->waits_for();
-      operation.sends_to = job->sends_to();
+    SessionReport::OperationReport operation{.entry = *entry};
+    if (const RunningOperation* const running = running_of(sequence)) {
+      operation.waits_for = running->waits_for();
+      operation.sends_to = running->sends_to();
     }
     report.operations.push_back(std::move(operation));
   }
-  const auto look = [&](const Job& job, OperationState state) {
-    if (!job.is_message() || report.messages.size() == SessionReport::kMessagesMost) return;
+  const auto look = [&](const RunningOperation& running, OperationState state) {
+    if (!running.is_message() || report.messages.size() == SessionReport::kMessagesMost) return;
     report.messages.push_back(
-        {.call = job.call(), .state = state, .called_s = job.called_s(), .before = job.sequence()});
+        {.call = running.call(), .state = state, .called_s = running.called_s(), .before = running.sequence()});
   };
-  for (const auto& job : quarantine_) look(*job, OperationState::failed);
-  for (const auto& [sequence, job] : jobs_) look(*job, OperationState::running);
+  for (const auto& running : quarantine_) look(*running, OperationState::failed);
+  for (const auto& [sequence, running] : running_) look(*running, OperationState::running);
   return report;
 }
 

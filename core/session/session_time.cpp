@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "session/job.hpp"
+#include "session/running_operation.hpp"
 
 namespace telegrad {
 namespace {
@@ -93,14 +93,14 @@ void Session::check_liveness(double now_s) {
 
 void Session::look_at_deadlines(double now_s) {
   wake_at(next_heartbeat_s_);
-  Job* late = nullptr;
-  for (const auto& [sequence, job] : jobs_) {
-    if (now_s < job->deadline_s()) {
-      job->tell_call_if_stuck(now_s);
-      wake_at(job->next_look_s());
+  RunningOperation* late = nullptr;
+  for (const auto& [sequence, running] : running_) {
+    if (now_s < running->deadline_s()) {
+      running->tell_call_if_stuck(now_s);
+      wake_at(running->next_look_s());
     } else if (late == nullptr || precedes(sequence, late->sequence()) ||
-               (sequence == late->sequence() && job->is_message() && !late->is_message())) {
-      late = job.get();
+               (sequence == late->sequence() && running->is_message() && !late->is_message())) {
+      late = running.get();
     }
   }
   if (late == nullptr) return;

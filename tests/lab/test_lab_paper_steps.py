@@ -30,7 +30,7 @@ from lab.paper_steps import (
     without_classifier,
 )
 from telegrad.cost.network import Costs
-from telegrad.cost.way import PAPER_NETWORKS
+from telegrad.cost.send_method import PAPER_NETWORKS
 from telegrad.tools.advise.workload import EXACT_BYTES
 from telegrad.tools.cli.simulate import phases_of, varying_of
 

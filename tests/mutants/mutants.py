@@ -24,7 +24,7 @@ ELEMENTS = "collectives/support/elements.cpp"
 REDUCTIONS = "session/reductions.cpp"
 MOVES = "session/moves.cpp"
 SESSION = "session/session.cpp"
-JOB = "session/job.cpp"
+RUNNING = "session/running_operation.cpp"
 FAILURE = "session/session_failure.cpp"
 TIME = "session/session_time.cpp"
 AGREEMENT = "session/agreement.cpp"
@@ -293,19 +293,23 @@ _SESSION = (
     _mutant("call: the root of a reduce is not told", REDUCTIONS, ".root = root,", ""),
     _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = how.switch_factor,", ""),
     _mutant("call: the root is not told", MOVES, ".root = root, ", ""),
-    _mutant("length: not checked", JOB, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("),
+    _mutant(
+        "length: not checked", RUNNING, "if (length > posted.most_bytes || (", "if (length == ~std::size_t{0} && ("
+    ),
     _mutant(
         "call: never announced to whom it waits for",
-        JOB,
+        RUNNING,
         "if (!session_.peers_[peer].failed) session_.send(peer, control);",
         "if (peer >= size()) session_.send(peer, control);",
     ),
-    _mutant("call: not compared", SESSION, "if (call == job.call()) return true;", "if (call == call) return true;"),
+    _mutant(
+        "call: not compared", SESSION, "if (call == running.call()) return true;", "if (call == call) return true;"
+    ),
     _mutant(
         "call: not compared where a message was early",
         SESSION,
-        "if (agrees(job, arrival.envelope.source, arrival.envelope.call)) {",
-        "if (agrees(job, arrival.envelope.source, job.call())) {",
+        "if (agrees(running, arrival.envelope.source, arrival.envelope.call)) {",
+        "if (agrees(running, arrival.envelope.source, running.call())) {",
     ),
     _mutant(
         "call: not compared with what is over",
@@ -328,7 +332,7 @@ _SESSION = (
     _mutant(
         "goodbye: those who still wait do not care",
         SESSION,
-        "if (parted_ == 0 || job.is_message()) return false;",
+        "if (parted_ == 0 || running.is_message()) return false;",
         "if (parted_ <= size()) return false;",
     ),
     _mutant(

@@ -277,14 +277,14 @@ class FakeRuntime:
         self.host_waits += not event.is_set()
         assert event.wait(60.0), "the stream hangs"
 
-    def short_way(self, device: Any) -> None:
+    def fast_path(self, device: Any) -> None:
         return None
 
     def lend(self, way: Any, lease: Any, event: Any) -> int:
-        raise AssertionError("there is no short way")
+        raise AssertionError("there is no fast path")
 
     def lend_streams(self, way: Any, inputs: Any, results: Any) -> None:
-        raise AssertionError("there is no short way")
+        raise AssertionError("there is no fast path")
 
     def keep(self, tensor: Any, stream: FakeStream) -> None:
         self.kept.append((tensor, stream))

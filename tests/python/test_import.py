@@ -51,6 +51,15 @@ for use in (*torch_users, telegrad.Communicator.from_torch, future):
     assert _run(program).split() == ["True"] * 5
 
 
+@pytest.mark.parametrize(("module", "most"), [("telegrad", 42), ("telegrad.ddp", 69)])
+def test_few_of_our_modules_are_loaded(module: str, most: int) -> None:
+    """Who reads along meets no more. The numbers may only shrink."""
+    if module != "telegrad":
+        pytest.importorskip("torch")
+    count = "print(len([one for one in sys.modules if one.split('.')[0] == 'telegrad']))"
+    assert int(_run(f"import sys, {module}; {count}")) <= most
+
+
 @pytest.mark.parametrize("name", ["compress.ExactTopK", "ddp.JsonLines", "launch.Ranks", "linear.train"])
 def test_packages_are_there_without_an_import_of_their_own(name: str) -> None:
     assert _run(f"import telegrad; print(callable(telegrad.{name}))") == "True"

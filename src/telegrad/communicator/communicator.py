@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from telegrad import _core
-from telegrad.communicator import member
+from telegrad.communicator import base
 from telegrad.communicator.cuda.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.communicator.groups import (
     OF_JOB,
@@ -301,7 +301,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         options: InheritedOptions,
         job_ranks: Sequence[int] = (),
     ) -> Communicator:
-        if member.forked_from_joined and options.make_driver is None:
+        if base.forked_from_joined and options.make_driver is None:
             raise RendezvousError(
                 "this process was forked from one that had a Communicator, and UCX works in that one only: start child "
                 "processes with the 'spawn' method",

@@ -6,8 +6,8 @@ from itertools import accumulate
 from typing import Any
 
 from telegrad import _core
+from telegrad.communicator.base import CommunicatorBase
 from telegrad.communicator.cuda.transfers import Pieces, StagedOperation, broadcast_parts, gathered_parts, whole
-from telegrad.communicator.member import Member
 from telegrad.communicator.operands import (
     HostBuffer,
     address,
@@ -292,7 +292,7 @@ def _itemsize(x: Any) -> int:
 _TAGS = 1 << 31
 
 
-class PointToPoint(Member):
+class PointToPoint(CommunicatorBase):
     """Operations between two ranks. They take no number among those that all ranks call, so that the others need not
     call anything, and may be called between any two of them.
 

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
+from telegrad.communicator.base import CommunicatorBase
 from telegrad.communicator.cuda.entries import DeviceEntries, EntriesPart, Staged
 from telegrad.communicator.cuda.nccl import NcclSums, Verdict
 from telegrad.communicator.cuda.runtime import Stream, resolved_device, runtime_of
 from telegrad.communicator.cuda.transfers import DeviceWork, element_parts, flat, scattered_parts
-from telegrad.communicator.member import Member
 from telegrad.communicator.operands import (
     UNMEASURED_S_PER_BYTE,
     HostBuffer,
@@ -46,11 +46,11 @@ from telegrad.communicator.operands import (
     reducible,
 )
 from telegrad.communicator.texts import all_gather_text
-from telegrad.communicator.work import Work, once, with_short_way
+from telegrad.communicator.work import Work, once, with_fast_path
 from telegrad.cost import Tuning
 from telegrad.cost.closed_forms import layout_that_pays
+from telegrad.cost.send_method import GroupCost
 from telegrad.cost.tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
-from telegrad.cost.way import GroupCost
 from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import SparseVector
 from telegrad.sparse_vector.formats import NAMES, Bits, is_coo
@@ -207,7 +207,7 @@ def _check_error(entries: DeviceEntries, error: Any, others: list[HostBuffer]) -
 DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
 
-class StreamReductions(Member):
+class StreamReductions(CommunicatorBase):
     """Operations in which ranks' entries are combined."""
 
     _tuning: Tuning | None = None
@@ -452,7 +452,7 @@ def _balanced(slices: object, algorithm: str) -> bool:
 _SUMS = (_core.Reduction.sum, _core.Reduction.avg)
 
 
-class DeviceSums(Member):
+class DeviceSums(CommunicatorBase):
     """What a Communicator does of them."""
 
     _tuning: Tuning | None
@@ -563,7 +563,7 @@ def _average_of(ranks: int) -> Any:
 class Reductions(StreamReductions, DeviceSums):
     """Operations in which ranks' elements are combined."""
 
-    @with_short_way
+    @with_fast_path
     def all_reduce(
         self,
         x: Any,
@@ -667,7 +667,7 @@ class Reductions(StreamReductions, DeviceSums):
             is_plain = out is None and algorithm == "auto" and self._nccl is None
             if is_plain and len(parts) == 1 and buffer.nbytes:
                 transfers = self._transfers[x.device.type]
-                self._device_short_way = transfers.short_way(core, x, async_op=async_op) or self._device_short_way
+                self._device_fast_path = transfers.fast_path(core, x, async_op=async_op) or self._device_fast_path
             return work
         chosen = algorithm_of(algorithm, DENSE_ALGORITHMS)
         request = core.all_reduce(

@@ -23,15 +23,15 @@ from telegrad.errors import TimeoutExpired
 if TYPE_CHECKING:
     import torch
 
-    from telegrad.communicator.member import Member
+    from telegrad.communicator.base import CommunicatorBase
 
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def with_short_way(method: Method) -> Method:
+def with_fast_path(method: Method) -> Method:
     """``all_reduce`` or ``wait``, whose plainest calls the core takes itself."""
-    return cast(Method, functools.update_wrapper(_core.ShortWay(method), method))
+    return cast(Method, functools.update_wrapper(_core.FastPath(method), method))
 
 
 _process = os.getpid()
@@ -139,7 +139,7 @@ class Work(_core.WorkState):
         rank: int,
         finish: Callable[[_core.Request], Any] | None,
         held: Any = None,
-        member: Member | None = None,
+        member: CommunicatorBase | None = None,
     ) -> None:
         """For telegrad's own use. ``finish`` makes the result, always the same one; ``None``: it is ``held``, the
         tensors, which ``member`` keeps if the Work goes before the operation is over."""
@@ -150,7 +150,7 @@ class Work(_core.WorkState):
         self._held = held
         self._member = member
 
-    @with_short_way
+    @with_fast_path
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until the operation is over; returns True.
 

@@ -1,7 +1,7 @@
 """What a rank sends of its gradients, and what it keeps for later. It must not know of networks, nor of torch."""
 
 from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
-from telegrad.compress.compressor import Compressor, Observation, Part
+from telegrad.compress.compressor import Compressor, Observation, PlacedResidual
 from telegrad.compress.momentum import Velocities
 from telegrad.compress.policies import BySize, ParameterCompression, ParameterInfo, Policy
 from telegrad.compress.residual import Residual, ResidualStore
@@ -25,7 +25,7 @@ __all__ = [
     "Observation",
     "ParameterCompression",
     "ParameterInfo",
-    "Part",
+    "PlacedResidual",
     "Policy",
     "RandomK",
     "Residual",

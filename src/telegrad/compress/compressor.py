@@ -22,7 +22,7 @@ Indices = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PlacedResidual:
     """A parameter's place in the index space: its residual and its first index."""
 
     entry: Residual
@@ -89,20 +89,20 @@ class Compressor:
         """How this parameter's entries are chosen."""
         return self._policies.get(entry.name, self.policy)
 
-    def one_signed(self, part: Part) -> bool:
+    def one_signed(self, part: PlacedResidual) -> bool:
         """Whether all entries of a call have the same sign."""
         return getattr(self.policy_of(part.entry), "same_sign", False)
 
-    def part(self, name: str, offset: int) -> Part:
+    def part(self, name: str, offset: int) -> PlacedResidual:
         """Parameter ``name`` at ``offset`` of the index space. Raises ``ValueError`` for an unknown name."""
-        return Part(self.residuals[name], offset)
+        return PlacedResidual(self.residuals[name], offset)
 
-    def capacity(self, parts: Iterable[Part]) -> int:
+    def capacity(self, parts: Iterable[PlacedResidual]) -> int:
         """The most entries that ``compress`` can return for ``parts``."""
         return sum(self.policy_of(part.entry).capacity(part.entry) for part in parts)
 
     def compress(
-        self, parts: Sequence[Part], flat: Floats, indices: Indices, values: Floats, *, mask: bool = True
+        self, parts: Sequence[PlacedResidual], flat: Floats, indices: Indices, values: Floats, *, mask: bool = True
     ) -> int:
         """Selects from the gradients that lie in ``flat``; returns the number of entries.
 
@@ -150,7 +150,7 @@ class Compressor:
         """Whether velocities are forgotten where entries leave."""
         return self.momentum is not None and self.momentum.masking
 
-    def mask(self, parts: Sequence[Part], indices: Indices) -> None:
+    def mask(self, parts: Sequence[PlacedResidual], indices: Indices) -> None:
         """Those entries have left after ``compress(…, mask=False)``. ``indices`` as in ``keep``."""
         if self.momentum is not None:
             for part, own in _by_part(parts, indices):
@@ -176,7 +176,7 @@ class Compressor:
             if contribution is not gradient:
                 gradient[:] = contribution
 
-    def keep(self, parts: Sequence[Part], indices: Indices, values: Floats) -> None:
+    def keep(self, parts: Sequence[PlacedResidual], indices: Indices, values: Floats) -> None:
         """Adds to the residuals what did not leave after all, such as the rounding errors of what was sent.
 
         ``indices`` are ascending positions of the common index space, all inside ``parts``.
@@ -187,7 +187,7 @@ class Compressor:
                 entry.values[where] += values[own]
                 entry.peak = max(entry.peak, float(np.abs(entry.values[where]).max()))
 
-    def keep_all(self, parts: Sequence[Part], errors: Floats) -> None:
+    def keep_all(self, parts: Sequence[PlacedResidual], errors: Floats) -> None:
         """As ``keep``, of ``errors`` for the whole index space, most of them zero."""
         for part in parts:
             entry = part.entry
@@ -196,7 +196,7 @@ class Compressor:
                 entry.values += own
                 entry.peak += norm(own)
 
-    def overflowing(self, parts: Sequence[Part], flat: Floats, limit: float = math.inf) -> Indices:
+    def overflowing(self, parts: Sequence[PlacedResidual], flat: Floats, limit: float = math.inf) -> Indices:
         """Where residual + gradient (with momentum: + what the velocity makes of it) would reach ``limit``, ascending.
 
         ``flat`` as for ``compress``. Looks at entries only where they are so large that it could be: no training in
@@ -211,7 +211,7 @@ class Compressor:
                 found.append((np.flatnonzero(~(total < np.float32(limit))) + part.offset).astype(np.uint32))
         return np.concatenate(found)
 
-    def may_overflow(self, parts: Iterable[Part], flat: Floats) -> bool:
+    def may_overflow(self, parts: Iterable[PlacedResidual], flat: Floats) -> bool:
         """False where ``overflowing`` finds nothing: then it need not be called."""
         gradient_unit, step_sizes, momentum = self.gradient_unit, self._step_sizes, self.momentum
         for part in parts:
@@ -236,7 +236,7 @@ class Compressor:
                 return entry.values + gradient
             return (entry.values.astype(np.float64) * min(entry.unit / unit, 1e300) + gradient).astype(np.float32)
 
-    def take(self, parts: Sequence[Part], flat: Floats, indices: Indices) -> Floats:
+    def take(self, parts: Sequence[PlacedResidual], flat: Floats, indices: Indices) -> Floats:
         """residual + gradient at ``indices``, which are as in ``keep``; both, and velocities, are zero there then."""
         taken = flat[indices]
         for part, own in _by_part(parts, indices):
@@ -250,7 +250,7 @@ class Compressor:
         flat[indices] = 0
         return taken
 
-    def release(self, part: Part, flat: Floats) -> None:
+    def release(self, part: PlacedResidual, flat: Floats) -> None:
         """Adds what waits to the gradient in ``flat``, which is summed densely: nothing waits then.
 
         Where the gradient is NaN or infinite the residual stays as it is, and so does all of it where the gradient is
@@ -336,7 +336,7 @@ class Compressor:
         self.residuals.load_checked(state, residuals)
 
 
-def _by_part(parts: Iterable[Part], indices: Indices) -> Iterator[tuple[Part, slice]]:
+def _by_part(parts: Iterable[PlacedResidual], indices: Indices) -> Iterator[tuple[PlacedResidual, slice]]:
     """Which of the ascending ``indices`` are whose; parts without any are left out."""
     for part in parts:
         ends = np.array([part.offset, part.offset + part.entry.values.size], np.uint32)

@@ -5,8 +5,8 @@ Pure functions: no network, no clock, no torch.
 
 from telegrad.cost.decision import (
     ALLREDUCE_ALGORITHMS,
-    Choice,
     DecisionTable,
+    TableEntry,
     allreduce_table,
     fastest_allreduce,
     measured_allreduce_table,
@@ -17,12 +17,12 @@ from telegrad.cost.tuning import DEVICE_ALGORITHMS, DeviceTuning, Place, Tuning
 __all__ = [
     "ALLREDUCE_ALGORITHMS",
     "DEVICE_ALGORITHMS",
-    "Choice",
     "Cost",
     "Costs",
     "DecisionTable",
     "DeviceTuning",
     "Place",
+    "TableEntry",
     "Tuning",
     "allreduce_table",
     "fastest_allreduce",

@@ -59,7 +59,7 @@ def _times_of(
 
 
 @dataclass(frozen=True)
-class Choice:
+class TableEntry:
     """``algorithm`` from ``from_bytes`` up to the next choice."""
 
     from_bytes: int
@@ -74,7 +74,7 @@ class DecisionTable:
     """
 
     ranks: int
-    choices: tuple[Choice, ...]
+    choices: tuple[TableEntry, ...]
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -104,7 +104,7 @@ class DecisionTable:
     def from_data(cls, found: Any) -> Self:
         """The reverse of ``to_data``. Raises ``ValueError`` for what is no table."""
         try:
-            choices = tuple(Choice(_whole(one, "from_bytes"), str(one["algorithm"])) for one in found["choices"])
+            choices = tuple(TableEntry(_whole(one, "from_bytes"), str(one["algorithm"])) for one in found["choices"])
             return cls(_whole(found, "ranks"), choices)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{str(found)[:80]!r} is no decision table: give what to_json() returned") from error
@@ -156,7 +156,7 @@ def allreduce_table(
         here_s = times_s(size)
         return here_s[name] <= (1 + tolerance) * min(here_s.values())
 
-    choices = [Choice(0, _fastest(times_s(0)))]
+    choices = [TableEntry(0, _fastest(times_s(0)))]
     good_at = 0
     for size in _probes(ranks, levels, message_bytes):
         while not still_good(choices[-1].algorithm, size):
@@ -168,7 +168,7 @@ def allreduce_table(
                 else:
                     most = middle
             good_at = most * ELEMENT_BYTES
-            choices.append(Choice(good_at, _fastest(times_s(good_at))))
+            choices.append(TableEntry(good_at, _fastest(times_s(good_at))))
         good_at = size
     return DecisionTable(ranks, tuple(choices))
 
@@ -227,16 +227,16 @@ def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTa
         if not 0 < time_s < math.inf:
             raise ValueError(f"a sample of {name} is {time_s} s: give times above 0, and finite")
     chosen = _least_loss([_losses(samples[size]) for size in sizes])
-    choices = [Choice(0, chosen[0])]
+    choices = [TableEntry(0, chosen[0])]
     for (below, before), (above, after) in itertools.pairwise(zip(sizes, chosen, strict=True)):
         if before != after:
-            choices.append(Choice(_crossing(below, above, before, after, samples), after))
+            choices.append(TableEntry(_crossing(below, above, before, after, samples), after))
     for later in predicted.choices:
         if later.from_bytes > sizes[-1] and predicted.algorithm(later.from_bytes - 1) == choices[-1].algorithm:
             choices.append(later)
     longest = predicted.choices[-1]
     if choices[-1].algorithm != longest.algorithm:
-        choices.append(Choice(max(2 * sizes[-1], longest.from_bytes), longest.algorithm))
+        choices.append(TableEntry(max(2 * sizes[-1], longest.from_bytes), longest.algorithm))
     return DecisionTable(ranks, tuple(choices))
 
 

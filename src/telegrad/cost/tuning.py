@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
 from telegrad.cost.closed_forms import Levels
-from telegrad.cost.decision import LONGEST_BYTES, Choice, DecisionTable, allreduce_table
+from telegrad.cost.decision import LONGEST_BYTES, DecisionTable, TableEntry, allreduce_table
 from telegrad.cost.network import Costs
-from telegrad.cost.way import LinearCost
+from telegrad.cost.send_method import LinearCost
 
 # Dense allreduces of device tensors: the time of each way, and the faster one.
 
@@ -56,11 +56,11 @@ class DeviceTuning:
         return min(cost(size) for cost in self._costs().values())
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[TableEntry, ...]:
         """The same as a table: ascending from 0 bytes, two at most."""
         first = self.algorithm(0)
         if self.algorithm(LONGEST_BYTES) == first:
-            return (Choice(0, first),)
+            return (TableEntry(0, first),)
         least, most = 0, LONGEST_BYTES  # first is the faster one at least, not at most
         while most - least > 1:
             middle = (least + most) // 2
@@ -68,7 +68,7 @@ class DeviceTuning:
                 least = middle
             else:
                 most = middle
-        return (Choice(0, first), Choice(most, self.algorithm(most)))
+        return (TableEntry(0, first), TableEntry(most, self.algorithm(most)))
 
     def to_data(self) -> dict[str, Any]:
         """As JSON has it."""

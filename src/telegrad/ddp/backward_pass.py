@@ -32,10 +32,10 @@ from telegrad.ddp.bucket import (
     tensor_of,
 )
 from telegrad.ddp.exchange import Exchange, Fault, Sending, correct_around, error_of, find_fault
+from telegrad.ddp.gradient_scales import GradientScales
 from telegrad.ddp.options import Warmup
 from telegrad.ddp.rank_state import MemoryOrders
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, write_record
-from telegrad.ddp.units import Units
 from telegrad.kernels.nonfinite import as_float32
 
 Future = torch.futures.Future[torch.Tensor]
@@ -61,7 +61,7 @@ class Averaging:
     comm: Communicator
     names: Mapping[int, str]
     compressor: Compressor
-    units: Units
+    scales: GradientScales
     warmup: Warmup
     most_norm: float | None
     nonfinite: str
@@ -311,7 +311,7 @@ class HostBuckets:
         self._telemetry = averaging.telemetry
         compressor = averaging.compressor
         self._has_units = (
-            averaging.units.can_change or compressor.momentum is not None or compressor.feedback == "steps"
+            averaging.scales.can_change or compressor.momentum is not None or compressor.feedback == "steps"
         )
         self._densities_change = averaging.warmup.steps > 0
         self._layouts: dict[int, BucketLayout] = {}
@@ -366,7 +366,7 @@ class HostBuckets:
         averaging, compressor = self._averaging, self._averaging.compressor
         averaging.open_pass()
         if self._has_units:
-            compressor.set_units(averaging.units.gradient_unit(), averaging.units.rates_of(compressor))
+            compressor.set_units(averaging.scales.gradient_unit(), averaging.scales.rates_of(compressor))
         if self._exchange.topk_states is not None:
             self._exchange.topk_states.set_unit(compressor.gradient_unit)
         step, observed = averaging.progress.step, None

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from telegrad.communicator.topk import TopkState
-from telegrad.compress import Compressor, Part
+from telegrad.compress import Compressor, PlacedResidual
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket as GradBucket
@@ -32,7 +32,7 @@ _DENSE = (torch.float16, torch.float64, torch.complex64, torch.complex128)
 """Those that the host averages besides, always densely."""
 
 
-class Member(NamedTuple):
+class ParameterSpan(NamedTuple):
     """A parameter's gradient in the buffer, in elements."""
 
     name: str
@@ -46,11 +46,11 @@ class BucketLayout:
 
     identity: tuple[int, ...]
     elements: int
-    members: tuple[Member, ...]
-    parts: tuple[Part, ...]
-    signed: tuple[Part, ...]  # of these, those whose entries have any sign
-    one_signed: tuple[Part, ...]  # and those whose entries all have one sign
-    dense: tuple[Member, ...]  # members that are no parts
+    members: tuple[ParameterSpan, ...]
+    parts: tuple[PlacedResidual, ...]
+    signed: tuple[PlacedResidual, ...]  # of these, those whose entries have any sign
+    one_signed: tuple[PlacedResidual, ...]  # and those whose entries all have one sign
+    dense: tuple[ParameterSpan, ...]  # members that are no parts
     dense_runs: tuple[slice, ...]  # where they lie
     dense_elements: int  # of these members
     member_elements: int  # of all members
@@ -107,7 +107,7 @@ def layout_of(
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
         name = name_in(bucket, parameter, names)
         offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
-        members.append(Member(name, offset * parts, gradient.numel() * parts))
+        members.append(ParameterSpan(name, offset * parts, gradient.numel() * parts))
     identity = () if is_first else identity_of(bucket)
     layout = layout_of_members(members, buffer.numel() * parts, compressor, identity=identity)
     layout.is_complex = buffer.is_complex()
@@ -121,7 +121,12 @@ def layout_of(
 
 
 def layout_of_members(
-    members: Iterable[Member], elements: int, compressor: Compressor, *, identity: tuple[int, ...] = (), tail: int = 0
+    members: Iterable[ParameterSpan],
+    elements: int,
+    compressor: Compressor,
+    *,
+    identity: tuple[int, ...] = (),
+    tail: int = 0,
 ) -> BucketLayout:
     """Of a buffer of so many ``elements``, the last ``tail`` of which belong to no member and travel with the dense
     ones."""
@@ -139,7 +144,7 @@ def layout_of_members(
         dense=dense,
         dense_elements=sum(member.size for member in dense),
         member_elements=sum(member.size for member in members),
-        dense_runs=tuple(_runs_of((*dense, Member("", elements - tail, tail)))),
+        dense_runs=tuple(_runs_of((*dense, ParameterSpan("", elements - tail, tail)))),
         wanted=_wanted(parts),
         indices=np.empty(capacity, np.uint32),
         values=np.empty(capacity, np.float32),
@@ -156,11 +161,11 @@ def has_current_density(layout: BucketLayout) -> bool:
     return layout.wanted == _wanted(layout.parts)
 
 
-def _wanted(parts: tuple[Part, ...]) -> int:
+def _wanted(parts: tuple[PlacedResidual, ...]) -> int:
     return sum(part.entry.k for part in parts)
 
 
-def _runs_of(members: tuple[Member, ...]) -> Iterator[slice]:
+def _runs_of(members: tuple[ParameterSpan, ...]) -> Iterator[slice]:
     """Neighbours become one."""
     run = slice(0, 0)
     for member in members:

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from telegrad import _core
 from telegrad.communicator import BoundedTopkState, Communicator, GTopkState, Work
 from telegrad.communicator.topk import TopkState
-from telegrad.compress import Compressor, Part
-from telegrad.ddp.bucket import Bits, BucketLayout, Member, rounded_to_bf16, tensor_of
+from telegrad.compress import Compressor, PlacedResidual
+from telegrad.ddp.bucket import Bits, BucketLayout, ParameterSpan, rounded_to_bf16, tensor_of
 from telegrad.ddp.options import OkTopk
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import NonFiniteGradient
@@ -123,7 +123,7 @@ def compress_around(
     return indices[order], values[order]
 
 
-def correct_around(compressor: Compressor, bits: Bits, members: Iterable[Member]) -> None:
+def correct_around(compressor: Compressor, bits: Bits, members: Iterable[ParameterSpan]) -> None:
     """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed.
 
     NaN and infinity stay what they are, and no velocity holds such a value afterwards.
@@ -211,7 +211,7 @@ class TopkStates:
         for held in self._held.values():
             held.state.load_state_dict(_times(held.state.state_dict(), ratio))
 
-    def of(self, parts: Sequence[Part]) -> TopkState:
+    def of(self, parts: Sequence[PlacedResidual]) -> TopkState:
         """A state for the sums of ``parts``, with what their last sum has left, if it was of as many entries."""
         places: Places = [[part.entry.name, int(part.offset)] for part in parts]
         state = self._make(sum(part.entry.k for part in parts))
@@ -422,7 +422,7 @@ class Exchange:
         sending.keeps.append(keep)
         return sending
 
-    def _select(self, parts: tuple[Part, ...], flat: Floats, scratch: Entries, *, mask: bool) -> Entries:
+    def _select(self, parts: tuple[PlacedResidual, ...], flat: Floats, scratch: Entries, *, mask: bool) -> Entries:
         count = self._compressor.compress(parts, flat, *scratch, mask=mask)
         return scratch[0][:count], scratch[1][:count]
 
@@ -507,7 +507,9 @@ class Exchange:
         if beyond.size:
             self._compressor.keep(layout.parts, indices[beyond], excess)
 
-    def _gather(self, part: Part, bits: Bits, entries: Entries, errors: Floats | None, sending: Sending) -> None:
+    def _gather(
+        self, part: PlacedResidual, bits: Bits, entries: Entries, errors: Floats | None, sending: Sending
+    ) -> None:
         """RedSync's exchange: every rank gets every rank's indices and mean, so nothing is rounded twice."""
         indices, values = entries
         sending.nnz += indices.size
@@ -569,12 +571,12 @@ def _rounded(values: Floats) -> tuple[Bits, Floats]:
     return encoded, lost
 
 
-def _inside(part: Part, entries: Entries) -> Entries:
+def _inside(part: PlacedResidual, entries: Entries) -> Entries:
     first, last = np.searchsorted(entries[0], np.array([part.offset, part.offset + part.entry.values.size], np.uint32))
     return entries[0][first:last], entries[1][first:last]
 
 
-def _outside(parts: tuple[Part, ...], entries: Entries) -> Entries:
+def _outside(parts: tuple[PlacedResidual, ...], entries: Entries) -> Entries:
     keep = np.ones(entries[0].size, bool)
     for part in parts:
         keep &= (entries[0] < part.offset) | (entries[0] >= part.offset + part.entry.values.size)

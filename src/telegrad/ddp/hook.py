@@ -29,7 +29,7 @@ from telegrad.ddp.options import (
     compressor_of,
     encoding_of,
     plain_options,
-    units_of,
+    scales_of,
 )
 from telegrad.ddp.pass_use import Memories, PassUse, use_of
 from telegrad.ddp.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
@@ -37,7 +37,7 @@ from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats, Telemetry, check_telemetry
 
 
-class Uncopied:
+class RefusesCopies:
     """Pickling and copying it is a ``TypeError``. DDP holds its hook's state, so who copies or saves the wrapped model
     meets this."""
 
@@ -49,7 +49,7 @@ class Uncopied:
         )
 
 
-class DDPState(Uncopied):
+class DDPState(RefusesCopies):
     """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses each gradient to its largest
     1 %.
 
@@ -137,7 +137,7 @@ class DDPState(Uncopied):
             topk = compress or TopK()
             encoding = encoding_of(topk, self._parameters)
             self._compressor = compressor_of(self._parameters, compress, momentum, optimizer)
-            self._units = units_of(self._compressor, self._parameters, optimizer, scaler)
+            self._scales = scales_of(self._compressor, self._parameters, optimizer, scaler)
             if scaler is not None and nonfinite == "raise":
                 raise ValueError(
                     "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"
@@ -162,7 +162,7 @@ class DDPState(Uncopied):
             comm,
             self._names,
             self._compressor,
-            self._units,
+            self._scales,
             self._warmup,
             None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
             nonfinite,

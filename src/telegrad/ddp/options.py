@@ -23,7 +23,7 @@ from telegrad.compress.policies import check_selections, compressions_of
 from telegrad.compress.residual import check_density
 from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
 from telegrad.ddp.bucket import COMPRESSIBLE, check_dtype
-from telegrad.ddp.units import Units, check_moves_by_rates, check_without_momentum
+from telegrad.ddp.gradient_scales import GradientScales, check_moves_by_rates, check_without_momentum
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -388,16 +388,16 @@ def compressor_of(
     return compressor
 
 
-def units_of(
+def scales_of(
     compressor: Compressor,
     parameters: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer | None,
     scaler: torch.amp.GradScaler | None = None,
-) -> Units:
-    """As ``Units``; an optimizer of other parameters is refused now."""
-    units = Units(parameters, optimizer, scaler)
-    units.rates_of(compressor)
-    return units
+) -> GradientScales:
+    """As ``GradientScales``; an optimizer of other parameters is refused now."""
+    scales = GradientScales(parameters, optimizer, scaler)
+    scales.rates_of(compressor)
+    return scales
 
 
 def compressed_by(compressor: Compressor) -> dict[str, tuple[int, str, bool]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from telegrad.compress import Observation
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.bucket import Bits, Member
+from telegrad.ddp.bucket import Bits, ParameterSpan
 
 if TYPE_CHECKING:
     from telegrad.communicator import Communicator
@@ -85,7 +85,7 @@ class StepRecord:
             words_received=stats.words_received,
         )
 
-    def add(self, bits: Bits, dense: tuple[Member, ...]) -> None:
+    def add(self, bits: Bits, dense: tuple[ParameterSpan, ...]) -> None:
         """A bucket, and which of its members are summed densely."""
         self.elements += bits.size
         self.dense_elements += sum(member.size for member in dense)

@@ -9,20 +9,20 @@ import numpy as np
 from torch import Tensor, nn
 
 from telegrad.communicator import Communicator, Work
-from telegrad.compress import Part
-from telegrad.ddp.bucket import Bits, BucketLayout, Member, bits_of, has_current_density, layout_of_members
+from telegrad.compress import PlacedResidual
+from telegrad.ddp.bucket import Bits, BucketLayout, ParameterSpan, bits_of, has_current_density, layout_of_members
 from telegrad.ddp.exchange import Sending
 from telegrad.kernels.nonfinite import as_float32
 from telegrad.synchronizer.compression import Compression
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
 
 
-class _Held(NamedTuple):
+class _EarlierAverage(NamedTuple):
     """An average that a parameter still has from an earlier pass, and that no gradient of this one has joined."""
 
     flat: Flat
     number: int  # of its flag
-    part: Part
+    part: PlacedResidual
     bits: Bits  # in the group's memory
     values: Bits
 
@@ -38,7 +38,7 @@ class CompressedGroup(GradientGroup):
         self.way = way
         self._layouts: dict[int, BucketLayout] = {}
         self._sendings: list[Sending] = []
-        self._held: list[_Held] = []
+        self._held: list[_EarlierAverage] = []
 
     def _make_view(self, parameter: nn.Parameter) -> Tensor:
         self._compression.check_order(parameter)
@@ -73,7 +73,7 @@ class CompressedGroup(GradientGroup):
                 one.bits[:] = one.values
             else:  # others have sent theirs: this rank's share follows
                 values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
-                self._compression.compressor.keep_all((Part(one.part.entry, 0),), values)
+                self._compression.compressor.keep_all((PlacedResidual(one.part.entry, 0),), values)
 
     def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: Set[int]) -> None:
         """What is compressed, or sent with what waits, cannot be had back if no rank has a gradient for it."""
@@ -84,7 +84,7 @@ class CompressedGroup(GradientGroup):
                 continue
             own = bits[part.offset : part.offset + part.entry.values.size]
             if own.any():
-                self._held.append(_Held(flat, number, part, own, own.copy()))
+                self._held.append(_EarlierAverage(flat, number, part, own, own.copy()))
                 own[:] = 0
 
     def _layout_of(self, flat: Flat) -> BucketLayout:
@@ -92,7 +92,9 @@ class CompressedGroup(GradientGroup):
         if layout is None or not has_current_density(layout):
             parts = 2 if flat.buffer.is_complex() else 1  # of an element
             names, starts = self._compression.names, flat.starts
-            members = [Member(names[id(one)], starts[id(one)] * parts, one.numel() * parts) for one in flat.parameters]
+            members = [
+                ParameterSpan(names[id(one)], starts[id(one)] * parts, one.numel() * parts) for one in flat.parameters
+            ]
             tail = (len(flat.parameters) + 1) * parts
             layout = layout_of_members(members, flat.buffer.numel() * parts, self._compression.compressor, tail=tail)
             self._layouts[id(flat)] = layout

@@ -24,7 +24,7 @@ from telegrad.ddp.options import (
     compressor_of,
     encoding_of,
     plain_options,
-    units_of,
+    scales_of,
 )
 from telegrad.ddp.pass_use import Revertible, use_of
 from telegrad.ddp.rank_checks import alike_options
@@ -66,7 +66,7 @@ class Compression:
         if isinstance(compress, Quantised) and self._warmup.kind != "dense":
             raise ValueError(f"warmup={warmup!r} is of entries, and Quantised sends all values: leave kind out")
         self.compressor = compressor_of(parameters, topk, momentum, optimizer)
-        self._units = units_of(self.compressor, parameters, optimizer)
+        self._scales = scales_of(self.compressor, parameters, optimizer)
         self.stats = DDPStats()
         self.values, self.combine = topk.values, topk.combine
         self.encoding = encoding_of(topk, parameters)
@@ -123,9 +123,9 @@ class Compression:
         return alike_options(self._config, self.compressor)
 
     def open_pass(self) -> None:
-        """A backward pass begins. Raises ``ValueError`` as ``Units.rates_of``."""
+        """A backward pass begins. Raises ``ValueError`` as ``GradientScales.rates_of``."""
         self._use.open()
-        self.compressor.set_units(1.0, self._units.rates_of(self.compressor))
+        self.compressor.set_units(1.0, self._scales.rates_of(self.compressor))
         self.compressor.residuals.raise_density(self._warmup.least_density(self.step))
 
     def close_pass(self) -> None:

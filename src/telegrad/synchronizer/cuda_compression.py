@@ -11,8 +11,8 @@ from torch import nn
 
 from telegrad.communicator import Communicator, Work
 from telegrad.communicator.cuda.transfers import DeviceWork
-from telegrad.compress import Part
-from telegrad.ddp.bucket import BucketLayout, Member, has_current_density, layout_of_members
+from telegrad.compress import PlacedResidual
+from telegrad.ddp.bucket import BucketLayout, ParameterSpan, has_current_density, layout_of_members
 from telegrad.ddp.cuda.compression import DeviceCompression, check_fits_device
 from telegrad.ddp.cuda.faults import LateFaults
 from telegrad.ddp.options import QUANTISED, Cheapest, Compress, TopK
@@ -109,12 +109,12 @@ class CompressionOnDevice(Compression):
             raise
 
 
-class _Held(NamedTuple):
+class _EarlierAverageOnDevice(NamedTuple):
     """What a parameter still has from an earlier pass, and no gradient of this one has joined; it may be nothing."""
 
     flat: Flat
     number: int  # of its flag
-    part: Part
+    part: PlacedResidual
     place: torch.Tensor  # in the group's memory
     values: torch.Tensor
 
@@ -127,7 +127,7 @@ class DeviceCompressedGroup(DeviceGroup):
         super().__init__(parameters)
         self.way = way
         self._layouts: dict[int, BucketLayout] = {}
-        self._held: list[_Held] = []
+        self._held: list[_EarlierAverageOnDevice] = []
 
     def _make_view(self, parameter: nn.Parameter) -> torch.Tensor:
         self._compression.check_order(parameter)
@@ -149,7 +149,7 @@ class DeviceCompressedGroup(DeviceGroup):
                     one.place.copy_(one.values)
                 else:  # others have sent theirs: this rank's share follows
                     share = one.values.float().nan_to_num(posinf=0.0, neginf=0.0)
-                    self._compression.device.keep(Part(one.part.entry, 0), share)
+                    self._compression.device.keep(PlacedResidual(one.part.entry, 0), share)
 
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         layout = self._layout_of(flat)
@@ -163,14 +163,14 @@ class DeviceCompressedGroup(DeviceGroup):
             part = parts.get(self._compression.names[id(one)])
             if part is not None and id(one) not in present:
                 own = flat.buffer[part.offset : part.offset + part.entry.size]
-                self._held.append(_Held(flat, number, part, own, own.clone()))
+                self._held.append(_EarlierAverageOnDevice(flat, number, part, own, own.clone()))
                 own.zero_()
 
     def _layout_of(self, flat: Flat) -> BucketLayout:
         layout = self._layouts.get(id(flat))
         if layout is None or not has_current_density(layout):
             names = self._compression.names
-            members = [Member(names[id(one)], flat.starts[id(one)], one.numel()) for one in flat.parameters]
+            members = [ParameterSpan(names[id(one)], flat.starts[id(one)], one.numel()) for one in flat.parameters]
             tail, compressor = len(flat.parameters) + 1, self._compression.compressor
             layout = layout_of_members(members, flat.buffer.numel(), compressor, tail=tail)
             self._layouts[id(flat)] = layout

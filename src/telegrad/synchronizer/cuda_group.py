@@ -14,7 +14,7 @@ from telegrad.communicator import Communicator, Work
 from telegrad.communicator.cuda.runtime import LateRead
 from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.communicator.operands import on_device
-from telegrad.cost.way import GroupCost
+from telegrad.cost.send_method import GroupCost
 from telegrad.synchronizer.clocks import Mark
 from telegrad.synchronizer.gradient_group import EXACT_RANKS, GradientGroup, number_of
 from telegrad.synchronizer.group_planning import TIMED

@@ -12,7 +12,7 @@ from torch import nn
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
-from telegrad.cost.way import GroupCost
+from telegrad.cost.send_method import GroupCost
 from telegrad.synchronizer import merge, shared_processor, shared_ways
 from telegrad.synchronizer.compression import Compression
 from telegrad.synchronizer.measured_ways import measured_ways

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.cost.way import Way, no_delay
+from telegrad.cost.send_method import SendMethod, no_delay
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -43,7 +43,7 @@ class _Found(NamedTuple):
 
 
 def search(
-    prefix: Sequence[int], ready: Sequence[float], ways: Sequence[Way], dense: Sequence[int] | None = None
+    prefix: Sequence[int], ready: Sequence[float], ways: Sequence[SendMethod], dense: Sequence[int] | None = None
 ) -> list[tuple[int, int]]:
     """Where groups end, and which of the ``ways`` each takes; of several such plans, always the same one.
 
@@ -75,8 +75,8 @@ def _best(table: Sequence[_JointCosts], ready: Sequence[float]) -> _Found:
     return min(thorough, quick, key=lambda found: found.end)._replace(exact=thorough.exact)
 
 
-def costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[Way]) -> _JointCosts:
-    """Of the groups that end before tensor ``stop``. Raises ``ValueError`` as ``Way.cost_of``."""
+def costs_of(prefix: Sequence[int], dense: Sequence[int] | None, stop: int, ways: Sequence[SendMethod]) -> _JointCosts:
+    """Of the groups that end before tensor ``stop``. Raises ``ValueError`` as ``SendMethod.cost_of``."""
     sizes = [prefix[stop] - before for before in prefix[:stop]]
     held = [0] * stop if dense is None else [dense[stop] - before for before in dense[:stop]]
     costs = _JointCosts(np.zeros((len(ways), stop)), np.zeros((len(ways), stop)))

@@ -77,7 +77,7 @@ class _Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pass:
+class _TimedPass:
     """Seconds from its first gradient, by group."""
 
     ready: list[float]
@@ -101,7 +101,7 @@ class MeasuredTimeline:
         self._sizes, self._clock = tuple(sizes), clock or WallClock()
         self.before_first_s = 0.0
         self._unknown: deque[_Marks] = deque(maxlen=WINDOW)  # of passes that are over for the host
-        self._kept: deque[_Pass] = deque(maxlen=WINDOW)
+        self._kept: deque[_TimedPass] = deque(maxlen=WINDOW)
         self._to_skip = NOT_TYPICAL
         self._open: _Marks | None = None
         self._last: _End | None = None
@@ -151,7 +151,7 @@ class MeasuredTimeline:
             else:
                 self._kept.append(one)
 
-    def _seconds_of(self, one: _Marks) -> _Pass:
+    def _seconds_of(self, one: _Marks) -> _TimedPass:
         def since_first(mark: Mark) -> float:
             return self._clock.between_s(one.first, mark)
 
@@ -161,7 +161,7 @@ class MeasuredTimeline:
         if one.before is not None:
             paused_s = one.end.elsewhere_s - one.before.elsewhere_s
             step_s = self._clock.between_s(one.before.over, one.end.over) - paused_s
-        return _Pass(
+        return _TimedPass(
             [*map(since_first, one.ready)],
             launched,
             [max(since_first(end), at) for end, at in zip(one.ended, launched, strict=True)],
@@ -207,7 +207,7 @@ class MeasuredTimeline:
             return None
         lead = self.before_first_s
 
-        def middle(of: Callable[[_Pass], float]) -> float:
+        def middle(of: Callable[[_TimedPass], float]) -> float:
             return statistics.median(of(one) for one in kept)
 
         groups = tuple(
@@ -230,7 +230,7 @@ class MeasuredTimeline:
         )
 
 
-def _network_s(one: _Pass) -> float:
+def _network_s(one: _TimedPass) -> float:
     """Time in which a sum was under way: groups leave in order, and may overlap."""
     total, free = 0.0, 0.0
     for launched, ended in zip(one.launched, one.ended, strict=True):

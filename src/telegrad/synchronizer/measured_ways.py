@@ -9,8 +9,8 @@ import numpy as np
 
 from telegrad.communicator import Communicator
 from telegrad.compress import Compressor, Velocities
-from telegrad.cost.way import Way
-from telegrad.ddp.bucket import Member, layout_of_members
+from telegrad.cost.send_method import SendMethod
+from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.synchronizer.compression import Compression
@@ -29,7 +29,7 @@ _GRADIENTS, _SETTLING = 64, 8
 """How many gradients are drawn, and how many are compressed before the first is sent: residuals begin empty."""
 
 
-def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: int) -> list[Way]:
+def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: int) -> list[SendMethod]:
     """Those of ``compression.ways``; the same on all ranks but for rounding.
 
     Those that compress are of random float32 gradients in one tensor, and their delay is what that takes on this rank's
@@ -42,7 +42,7 @@ def measured_ways(compression: Compression, comm: Communicator, *, most_bytes: i
     ways = []
     for name in compression.ways:
         if name == "dense":
-            ways.append(Way(name, dense, busy=busy))
+            ways.append(SendMethod(name, dense, busy=busy))
             continue
         probe = _probe_of(compression, comm, name)
         alone = measured_way(comm, name, probe, most_bytes=most_bytes, beside=dense)
@@ -62,7 +62,7 @@ def _probe_of(compression: Compression, comm: Communicator, way: str) -> Callabl
             {_NAME: elements}, density=compression.density, selections={_NAME: selection}, momentum=momentum
         )
         exchange = Exchange(comm, compressor, compression.values, compression.encoding, compression.combine, DDPStats())
-        layout = layout_of_members([Member(_NAME, 0, elements)], elements, compressor)
+        layout = layout_of_members([ParameterSpan(_NAME, 0, elements)], elements, compressor)
         drawn = np.random.default_rng(comm.rank).standard_normal(elements + _GRADIENTS, np.float32)  # ranks' differ
         bits = np.empty(elements, np.float32)
         calls = 0

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.cost.way import GroupCost, Way, check_amount, no_delay, seconds_of
+from telegrad.cost.send_method import GroupCost, SendMethod, check_amount, no_delay, seconds_of
 from telegrad.synchronizer.joint import search
 from telegrad.synchronizer.merge_plan import MergePlan
 
@@ -104,7 +104,7 @@ def optimal(
     if delay is None:
         stops = _stops(prefix, ready, cost)
     else:
-        stops = [stop for stop, _ in search(prefix, ready, [Way("", cost, delay)])]
+        stops = [stop for stop, _ in search(prefix, ready, [SendMethod("", cost, delay)])]
     return of_cuts("optimal", sizes, backward_times, stops, cost=cost, delay=delay)
 
 
@@ -112,7 +112,7 @@ def joint(
     sizes: Sequence[int],
     backward_times: Sequence[float],
     *,
-    ways: Sequence[Way],
+    ways: Sequence[SendMethod],
     dense: Sequence[int] | None = None,
 ) -> MergePlan:
     """The cut, and the way in which each group goes, by which the last group ends first; of several such plans, always
@@ -147,7 +147,7 @@ def of_cuts(
     """The plan whose groups end before these positions, the last of them ``len(sizes)``; other arguments and errors as
     for ``optimal``."""
     stops = [*stops]
-    plan = of_ways(scheme, sizes, backward_times, stops, [Way("", cost, delay or no_delay)] * len(stops))
+    plan = of_ways(scheme, sizes, backward_times, stops, [SendMethod("", cost, delay or no_delay)] * len(stops))
     return dataclasses.replace(plan, ways=())
 
 
@@ -156,7 +156,7 @@ def of_ways(
     sizes: Sequence[int],
     backward_times: Sequence[float],
     stops: Iterable[int],
-    ways: Sequence[Way],
+    ways: Sequence[SendMethod],
     *,
     dense: Sequence[int] | None = None,
 ) -> MergePlan:

@@ -26,7 +26,7 @@ _SAMPLES_MOST = 200
 
 
 @dataclass(slots=True)
-class _Pass:
+class _ProfiledPass:
     """A forward and a backward pass: when they began, and when each gradient came, by position."""
 
     forward: Mark
@@ -59,8 +59,8 @@ class StepProfile:
         device, *others = {one.device for one in self._parameters.values()}
         on_device = has_runtime(device.type) and not others
         self._clock: Clock = clock or (DeviceClock(device) if on_device else WallClock())
-        self._passes: list[_Pass] = []
-        self._open: _Pass | None = None
+        self._passes: list[_ProfiledPass] = []
+        self._open: _ProfiledPass | None = None
         self._hooks: ForwardHooks | None = None
         self._handles: list[Any] = []
         self._output_handles: list[Any] = []
@@ -137,7 +137,7 @@ class StepProfile:
             return  # several forward passes before one backward pass: from the first of them on
         self._close()
         if len(self._passes) < self._skip + _SAMPLES_MOST:
-            self._open = _Pass(self._clock.mark())
+            self._open = _ProfiledPass(self._clock.mark())
 
     @_disable_dynamo
     def _watch(self, outputs: Any) -> None:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from telegrad.cost.way import GroupCost, seconds_of
+from telegrad.cost.send_method import GroupCost, seconds_of
 from telegrad.synchronizer.merge import of_cuts
 from telegrad.synchronizer.merge_plan import MergePlan
 

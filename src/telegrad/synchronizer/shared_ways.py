@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.cost.way import Way
+from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.joint import costs_of, undominated
 from telegrad.synchronizer.merge_plan import MergePlan
@@ -36,11 +36,15 @@ class _SharedCosts(NamedTuple):
 
 
 def joint(
-    sizes: Sequence[int], backward_times: Sequence[float], *, ways: Sequence[Way], dense: Sequence[int] | None = None
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    *,
+    ways: Sequence[SendMethod],
+    dense: Sequence[int] | None = None,
 ) -> MergePlan:
-    """As ``telegrad.synchronizer.merge.joint``, arguments and errors too, with ``Way.busy``: what a group costs while
-    the backward pass goes on, as ``telegrad.synchronizer.shared_processor.optimal`` has it. The plan's ``costs`` are
-    what its groups then take.
+    """As ``telegrad.synchronizer.merge.joint``, arguments and errors too, with ``SendMethod.busy``: what a group costs
+    while the backward pass goes on, as ``telegrad.synchronizer.shared_processor.optimal`` has it. The plan's ``costs``
+    are what its groups then take.
 
     When the backward pass is over depends on the delays of all groups. So for a bound of their sum the best plan within
     it is searched as if it were reached, which no plan within it takes longer than; and the bounds are 0, some more,
@@ -86,7 +90,7 @@ def planned(
     sizes: Sequence[int],
     backward_times: Sequence[float],
     stops: Sequence[int],
-    ways: Sequence[Way],
+    ways: Sequence[SendMethod],
     *,
     dense: Sequence[int] | None = None,
 ) -> MergePlan:
@@ -105,10 +109,10 @@ def planned(
     return replace(plan, costs=tuple(costs))
 
 
-def _table(sizes: Sequence[int], dense: Sequence[int] | None, ways: Sequence[Way]) -> list[_SharedCosts]:
+def _table(sizes: Sequence[int], dense: Sequence[int] | None, ways: Sequence[SendMethod]) -> list[_SharedCosts]:
     prefix, apart = [0, *accumulate(sizes)], [0, *accumulate(dense or [0] * len(sizes))]
     slow = [
-        Way(f"{way.name} busy", way.busy or way.cost, beside=way.busy_beside or way.beside) for way in ways
+        SendMethod(f"{way.name} busy", way.busy or way.cost, beside=way.busy_beside or way.beside) for way in ways
     ]  # without delays, which are those of ``ways``
     table = []
     for stop in range(1, len(prefix)):

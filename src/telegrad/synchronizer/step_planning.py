@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from telegrad.communicator import Communicator
-from telegrad.cost.way import GroupCost
+from telegrad.cost.send_method import GroupCost
 from telegrad.synchronizer.clocks import Clock, PausedClock
 from telegrad.synchronizer.compression import Compression
 from telegrad.synchronizer.group_planning import GroupPlanner, names_of

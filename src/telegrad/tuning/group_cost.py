@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from telegrad.communicator import Communicator, Work
 from telegrad.communicator.cuda.runtime import runtime_of
-from telegrad.cost.way import GroupCost, Way
+from telegrad.cost.send_method import GroupCost, SendMethod
 from telegrad.tuning.probes import written_zeros
 
 _LEAST_BYTES, _GROWTH = 1 << 10, 8
@@ -78,14 +78,14 @@ def measured_way(
     *,
     most_bytes: int,
     beside: GroupCost | None = None,
-) -> Way:
+) -> SendMethod:
     """A way whose delay is what beginning a sum of so many elements takes, and whose cost what the rest of it takes,
     timed and interpolated as by ``measured_group_cost``. Called on all ranks, alike; errors as there."""
     sizes = timed_sizes(most_bytes)
     times = np.array([_medians_s(comm, of_length(size // 4)) for size in sizes])
     comm.all_reduce(times, "max")
     delay, cost = (interpolated(sizes, times[:, column]) for column in range(2))
-    return Way(name, cost, delay, beside=beside)
+    return SendMethod(name, cost, delay, beside=beside)
 
 
 def timed_sizes(most_bytes: int) -> list[int]:

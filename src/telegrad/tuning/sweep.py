@@ -20,8 +20,8 @@ from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.communicator.texts import all_gather_text
 from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, DeviceTuning
 from telegrad.cost.decision import TABLE_ALGORITHMS
+from telegrad.cost.send_method import LinearCost
 from telegrad.cost.tuning import HOST_TRANSFER, NCCL
-from telegrad.cost.way import LinearCost
 from telegrad.tuning.probes import Call, calls_of_sample, line_of, timed_sample, written_zeros
 
 Samples = dict[int, dict[str, list[float]]]

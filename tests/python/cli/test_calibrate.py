@@ -12,8 +12,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from telegrad.cost import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
-from telegrad.cost.way import LinearCost
+from telegrad.cost import ALLREDUCE_ALGORITHMS, Costs, DecisionTable, DeviceTuning, Place, TableEntry, Tuning
+from telegrad.cost.send_method import LinearCost
 from telegrad.tools.bench.netlab import NetlabError
 from telegrad.tools.cli import calibrate as command
 from telegrad.tools.cli import make_app
@@ -21,7 +21,7 @@ from telegrad.tools.cli import make_app
 _TUNING = Tuning(
     Place("ucx", (("here", 4),)),
     Costs(20e-6, 8e-9, 9e-9, 1e-10),
-    DecisionTable(4, (Choice(0, "recursive_doubling"), Choice(60_000, "ring"))),
+    DecisionTable(4, (TableEntry(0, "recursive_doubling"), TableEntry(60_000, "ring"))),
     "2026-11-21T12:00:00+00:00",
     "0.1.0",
     0.05,

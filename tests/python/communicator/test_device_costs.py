@@ -17,7 +17,7 @@ from tunings import tuning_of
 
 from telegrad import Communicator, calibrate
 from telegrad.cost import DeviceTuning, Place, Tuning
-from telegrad.cost.way import LinearCost
+from telegrad.cost.send_method import LinearCost
 
 Job = Callable[..., Ranks]
 

@@ -186,8 +186,8 @@ def test_a_works_wait_is_described_as_the_method_is() -> None:
     assert "Blocks until the operation is over" in str(Work.wait.__doc__)
     with pytest.raises(TypeError, match="positional argument"):
         Work.wait()  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="there is no short way"):
-        _core.ShortWay(len)
+    with pytest.raises(ValueError, match="there is no fast path"):
+        _core.FastPath(len)
 
 
 def test_a_state_is_made_as_a_work_only() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telegrad.compress import Compressor, Part
+from telegrad.compress import Compressor, PlacedResidual
 
 SIZES = {"embedding": 1000, "head": 600}
 OFFSETS = {"head": 50, "embedding": 700}  # as a bucket may place them, with something else between
@@ -20,7 +20,7 @@ class Sender:
 
     def __init__(self, **options: Any) -> None:
         self.compressor = Compressor(SIZES, **{"density": 0.02, **options})
-        self.parts: list[Part] = [self.compressor.part(name, offset) for name, offset in OFFSETS.items()]
+        self.parts: list[PlacedResidual] = [self.compressor.part(name, offset) for name, offset in OFFSETS.items()]
 
     def send(self, flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         capacity = self.compressor.capacity(self.parts)

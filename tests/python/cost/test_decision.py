@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from telegrad.cost import ALLREDUCE_ALGORITHMS, Choice, Costs, DecisionTable, allreduce_table, fastest_allreduce
+from telegrad.cost import ALLREDUCE_ALGORITHMS, Costs, DecisionTable, TableEntry, allreduce_table, fastest_allreduce
 from telegrad.cost.closed_forms import allreduce, allreduce_s
 from telegrad.tools.sim.measure import Network, Point, measure
 
@@ -84,8 +84,8 @@ def test_few_rows_and_no_doubling_of_long_vectors() -> None:
 
 
 def test_networks_where_nothing_costs_anything_have_a_table_too() -> None:
-    assert allreduce_table(8, Costs(0, 0, 0, 0)).choices == (Choice(0, "recursive_doubling"),)
-    assert allreduce_table(1, NETWORKS[0]).choices == (Choice(0, "recursive_doubling"),)
+    assert allreduce_table(8, Costs(0, 0, 0, 0)).choices == (TableEntry(0, "recursive_doubling"),)
+    assert allreduce_table(1, NETWORKS[0]).choices == (TableEntry(0, "recursive_doubling"),)
 
 
 @pytest.mark.parametrize("ranks", [4.5, "4"])
@@ -95,7 +95,7 @@ def test_ranks_are_whole_numbers(ranks: Any) -> None:
 
 
 def test_a_table_travels_as_json_and_says_what_it_says() -> None:
-    table = DecisionTable(12, (Choice(0, "recursive_doubling"), Choice(65_536, "ring")))
+    table = DecisionTable(12, (TableEntry(0, "recursive_doubling"), TableEntry(65_536, "ring")))
     assert DecisionTable.from_json(table.to_json()) == table
     assert str(table).splitlines() == [
         "allreduce, 12 ranks",
@@ -124,12 +124,12 @@ def test_sizes_and_ranks_that_are_no_whole_numbers_are_refused(value: object) ->
 
 
 def test_tables_that_make_no_sense_are_refused() -> None:
-    ring = Choice(0, "ring")
-    for choices in ((), (Choice(4, "ring"),), (ring, ring), (ring, Choice(8, "ring"), Choice(4, "ring"))):
+    ring = TableEntry(0, "ring")
+    for choices in ((), (TableEntry(4, "ring"),), (ring, ring), (ring, TableEntry(8, "ring"), TableEntry(4, "ring"))):
         with pytest.raises(ValueError, match="let the first begin at 0, and the others ascend"):
             DecisionTable(2, choices)
     with pytest.raises(ValueError, match="'magic' does not exist: use recursive_doubling, rabenseifner, ring"):
-        DecisionTable(2, (Choice(0, "magic"),))
+        DecisionTable(2, (TableEntry(0, "magic"),))
     with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
         DecisionTable(0, (ring,))
     with pytest.raises(ValueError, match="size=-4 must be 0 bytes or more"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from telegrad.cost import Choice, Costs, DecisionTable, DeviceTuning, Place, Tuning
-from telegrad.cost.way import LinearCost
+from telegrad.cost import Costs, DecisionTable, DeviceTuning, Place, TableEntry, Tuning
+from telegrad.cost.send_method import LinearCost
 from telegrad.synchronizer import merge
 
 NCCL, HOST = LinearCost(2.0**-14, 2.0**-33), LinearCost(2.0**-15, 2.0**-31)  # which floats add exactly
@@ -21,7 +21,7 @@ def tuning(place: Place | None = None) -> Tuning:
     return Tuning(
         place=place or Place("ucx", (("here", 4),)),
         costs=Costs(2e-6, 1e-10),
-        allreduce=DecisionTable(4, (Choice(0, "ring"),)),
+        allreduce=DecisionTable(4, (TableEntry(0, "ring"),)),
         measured_at="2026-11-23T12:00:00+00:00",
         telegrad_version="0.1.0",
         residual=0.07,
@@ -30,7 +30,7 @@ def tuning(place: Place | None = None) -> Tuning:
 
 
 def test_the_faster_one_is_chosen_for_each_length() -> None:
-    assert MEASURED.choices == (Choice(0, "host_transfer"), Choice(CROSSING, "nccl"))
+    assert MEASURED.choices == (TableEntry(0, "host_transfer"), TableEntry(CROSSING, "nccl"))
     for size in (0, 4, 1000, CROSSING - 1):
         assert MEASURED.algorithm(size) == "host_transfer"
         assert MEASURED(size) == HOST(size)

@@ -10,11 +10,11 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from telegrad.cost.way import Way
+from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer import joint, merge
 from telegrad.synchronizer.merge_plan import MergePlan
 
-Instance = tuple[list[int], list[float], list[Way]]
+Instance = tuple[list[int], list[float], list[SendMethod]]
 
 
 def drawn(rng: np.random.Generator, most: int) -> Instance:
@@ -32,11 +32,11 @@ def drawn(rng: np.random.Generator, most: int) -> Instance:
             cost = rng.exponential(0.5) + size * rng.exponential(2.0) * speed
             delay = rng.exponential(0.1) + size * rng.exponential(0.3) * speed
         options = {} if number == 0 and rng.random() < 0.5 else {"delay": delay.tolist().__getitem__}
-        ways.append(Way(f"way {number}", cost.tolist().__getitem__, **options))
+        ways.append(SendMethod(f"way {number}", cost.tolist().__getitem__, **options))
     return sizes.tolist(), times.tolist(), ways
 
 
-def least_of_all(sizes: list[int], times: list[float], ways: list[Way]) -> float:
+def least_of_all(sizes: list[int], times: list[float], ways: list[SendMethod]) -> float:
     """By trying every cut with every way of every group."""
     prefix, ready = [0, *accumulate(sizes)], list(accumulate(times))
 
@@ -54,7 +54,7 @@ def least_of_all(sizes: list[int], times: list[float], ways: list[Way]) -> float
     return least(0, 0.0, 0.0)
 
 
-def alone(sizes: list[int], times: list[float], way: Way) -> MergePlan:
+def alone(sizes: list[int], times: list[float], way: SendMethod) -> MergePlan:
     return merge.optimal(sizes, times, cost=way.cost, delay=way.delay)
 
 
@@ -102,12 +102,12 @@ def test_bounds_are_below_every_plan() -> None:
                 assert weight * slot.finish_s + (1 - weight) * late + bound <= plan.finish_s * (1 + 1e-12)
 
 
-def network() -> list[Way]:
+def network() -> list[SendMethod]:
     """1 Gbit/s: quick selection of one entry in a hundred pays for large groups."""
     return [
-        Way("dense", lambda size: 1e-4 + 8e-9 * size),
-        Way("sparse", lambda size: 3e-4 + 4e-10 * size, lambda size: 2e-5 + 3e-10 * size),
-        Way("qsgd8", lambda size: 2e-4 + 2e-9 * size, lambda size: 1e-5 + 1e-10 * size),
+        SendMethod("dense", lambda size: 1e-4 + 8e-9 * size),
+        SendMethod("sparse", lambda size: 3e-4 + 4e-10 * size, lambda size: 2e-5 + 3e-10 * size),
+        SendMethod("qsgd8", lambda size: 2e-4 + 2e-9 * size, lambda size: 1e-5 + 1e-10 * size),
     ]
 
 
@@ -125,7 +125,7 @@ def test_a_thousand_tensors_and_three_ways() -> None:
         return count
 
     ways = network()
-    plan = merge.joint(sizes, times, ways=[Way(one.name, counted(one.cost), counted(one.delay)) for one in ways])
+    plan = merge.joint(sizes, times, ways=[SendMethod(one.name, counted(one.cost), counted(one.delay)) for one in ways])
     assert calls <= 3 * 1000 * 1001 + 2 * len(plan.groups)
     assert plan.finish_s < 0.9 * merge.optimal(sizes, times, cost=ways[0].cost).finish_s
 
@@ -141,21 +141,24 @@ def test_what_no_way_compresses_goes_beside() -> None:
             stops = [*np.flatnonzero(rng.random(len(sizes) - 1) < 0.5) + 1, len(sizes)]
             taken = [ways[int(rng.integers(len(ways)))] for _ in stops]
             assert best.finish_s <= merge.of_ways("any", sizes, times, stops, taken, dense=dense).finish_s
-    way = Way("sparse", lambda size: 1.0 + size, lambda size: 2.0 + size, beside=lambda size: 4.0 + size)
+    way = SendMethod("sparse", lambda size: 1.0 + size, lambda size: 2.0 + size, beside=lambda size: 4.0 + size)
     plan = merge.of_ways("by hand", [8, 8, 8], [1.0] * 3, [1, 2, 3], [way] * 3, dense=[0, 3, 8])
     assert (plan.costs, plan.delays) == ((13.0, 13.0, 12.0), (10.0, 7.0, 0.0))
 
 
 def test_what_does_not_pay_is_left_dense() -> None:
     """Selection takes longer than the network would have."""
-    ways = [Way("dense", lambda size: 1e-5 + 1e-10 * size), Way("sparse", lambda _: 2e-5, lambda size: 1e-9 * size)]
+    ways = [
+        SendMethod("dense", lambda size: 1e-5 + 1e-10 * size),
+        SendMethod("sparse", lambda _: 2e-5, lambda size: 1e-9 * size),
+    ]
     plan = merge.joint([1 << 20] * 8, [1e-3] * 8, ways=ways)
     assert {*plan.ways} == {"dense"}
     assert plan.finish_s == merge.optimal([1 << 20] * 8, [1e-3] * 8, cost=ways[0].cost).finish_s
 
 
 def test_of_equal_ways_the_first_is_taken() -> None:
-    first, second = (Way(name, lambda size: 1.0 + size, lambda size: 0.5) for name in ("first", "second"))
+    first, second = (SendMethod(name, lambda size: 1.0 + size, lambda size: 0.5) for name in ("first", "second"))
     assert merge.joint([1, 2, 3], [1.0] * 3, ways=[first, second]).ways[0] == "first"
     assert merge.joint([1, 2, 3], [1.0] * 3, ways=[second, first]).ways[0] == "second"
 
@@ -187,10 +190,10 @@ def test_bad_ways_are_refused() -> None:
             merge.joint([1, 2], [1.0, 1.0], ways=network(), dense=dense)
     for bad in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=r"odd beside\(0\) is "):
-            merge.joint([1], [1.0], ways=[Way("odd", lambda _: 1.0, beside=lambda _, bad=bad: bad)])
+            merge.joint([1], [1.0], ways=[SendMethod("odd", lambda _: 1.0, beside=lambda _, bad=bad: bad)])
         with pytest.raises(ValueError, match=r"odd cost\(\d+\) is "):
-            merge.joint([1, 2], [1.0, 1.0], ways=[network()[0], Way("odd", lambda _, bad=bad: bad)])
+            merge.joint([1, 2], [1.0, 1.0], ways=[network()[0], SendMethod("odd", lambda _, bad=bad: bad)])
         with pytest.raises(ValueError, match=r"odd delay\(\d+\) is "):
-            merge.joint([1, 2], [1.0, 1.0], ways=[Way("odd", lambda _: 1.0, lambda _, bad=bad: bad)])
+            merge.joint([1, 2], [1.0, 1.0], ways=[SendMethod("odd", lambda _: 1.0, lambda _, bad=bad: bad)])
         with pytest.raises(ValueError, match=r"odd delay\(\d+\) is "):
-            merge.of_ways("by hand", [1], [1.0], [1], [Way("odd", lambda _: 1.0, lambda _, bad=bad: bad)])
+            merge.of_ways("by hand", [1], [1.0], [1], [SendMethod("odd", lambda _: 1.0, lambda _, bad=bad: bad)])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning, allreduce_table, fastest_allreduce
+from telegrad.cost import Costs, DecisionTable, Place, TableEntry, Tuning, allreduce_table, fastest_allreduce
 from telegrad.cost.closed_forms import Levels, allreduce, allreduce_on_levels, allreduce_two_level, between_algorithm
 from telegrad.tools.sim.measure import Network, Point, measure
 
@@ -99,7 +99,7 @@ def test_a_slice_goes_as_the_core_sends_it() -> None:
 
 
 def tuning() -> Tuning:
-    table = DecisionTable(8, (Choice(0, "recursive_doubling"), Choice(4096, "two_level")))
+    table = DecisionTable(8, (TableEntry(0, "recursive_doubling"), TableEntry(4096, "two_level")))
     place = Place("ucx", (("here", 8),), nodes=BLOCKS)
     return Tuning(place, LINK, table, "2026-11-22T00:00:00+00:00", "0", 0.1, MEMORY)
 

@@ -8,10 +8,10 @@ import random
 
 import pytest
 
-from telegrad.cost import ALLREDUCE_ALGORITHMS, Choice, DecisionTable, measured_allreduce_table
+from telegrad.cost import ALLREDUCE_ALGORITHMS, DecisionTable, TableEntry, measured_allreduce_table
 
 _DOUBLING, _RING = "recursive_doubling", "ring"
-_PREDICTED = DecisionTable(4, (Choice(0, _DOUBLING), Choice(65_536, _RING)))
+_PREDICTED = DecisionTable(4, (TableEntry(0, _DOUBLING), TableEntry(65_536, _RING)))
 _SIZES = [1 << power for power in range(2, 25)]
 
 
@@ -86,13 +86,16 @@ def test_beyond_the_measurements_the_formulas_hold_if_they_agree_so_far() -> Non
     samples = {size: {_DOUBLING: [1e-5], _RING: [1e-4]} for size in (4, 1024)}
     assert measured_allreduce_table(4, samples, _PREDICTED).choices == _PREDICTED.choices
     samples = {size: {_DOUBLING: [1e-4], _RING: [1e-5]} for size in (4, 1024)}
-    assert measured_allreduce_table(4, samples, _PREDICTED).choices == (Choice(0, _RING),)
+    assert measured_allreduce_table(4, samples, _PREDICTED).choices == (TableEntry(0, _RING),)
 
 
 def test_far_beyond_the_measurements_the_longest_vectors_go_as_the_formulas_say() -> None:
     long = 16 << 20  # where the formulas have the ring, and a cache makes recursive doubling look good
     samples = {size: {_DOUBLING: [size * 1e-9], _RING: [size * 1.2e-9]} for size in (1 << 20, long)}
-    assert measured_allreduce_table(4, samples, _PREDICTED).choices == (Choice(0, _DOUBLING), Choice(2 * long, _RING))
+    assert measured_allreduce_table(4, samples, _PREDICTED).choices == (
+        TableEntry(0, _DOUBLING),
+        TableEntry(2 * long, _RING),
+    )
 
 
 @pytest.mark.parametrize("samples", [{}, {0: {_RING: [1.0]}}, {4: {}}, {4: {_RING: []}}])

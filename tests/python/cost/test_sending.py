@@ -11,7 +11,7 @@ import pytest
 
 from telegrad.cost.closed_forms import Levels, allreduce_ring, allreduce_two_level
 from telegrad.cost.network import Costs
-from telegrad.cost.way import PAPER_NETWORKS, ring, two_level
+from telegrad.cost.send_method import PAPER_NETWORKS, ring, two_level
 from telegrad.tools.advise.sending import (
     COLLECTIVES,
     NODE,

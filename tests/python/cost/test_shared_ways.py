@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telegrad.cost.way import Way
+from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer import merge, shared_processor, shared_ways
 
 
-def drawn(rng: np.random.Generator, *, delays: bool = True) -> tuple[list[int], list[float], list[Way], list[int]]:
+def drawn(
+    rng: np.random.Generator, *, delays: bool = True
+) -> tuple[list[int], list[float], list[SendMethod], list[int]]:
     count = int(rng.integers(1, 6))
     sizes = rng.integers(1, 1000, count).tolist()
     times = rng.exponential(1.0, count).tolist()
@@ -28,8 +30,8 @@ def drawn(rng: np.random.Generator, *, delays: bool = True) -> tuple[list[int], 
         return float(slower * dense_at + 1.5 * size * speed)
 
     ways = [
-        Way("dense", dense, busy=busy),
-        Way(
+        SendMethod("dense", dense, busy=busy),
+        SendMethod(
             "sparse",
             lambda size: float(sparse_at + 0.1 * size * speed),
             (lambda size: float(0.02 + 0.3 * size * speed)) if delays else (lambda size: 0.0),
@@ -41,12 +43,12 @@ def drawn(rng: np.random.Generator, *, delays: bool = True) -> tuple[list[int], 
     return sizes, times, ways, [size if rng.random() < 0.2 else 0 for size in sizes]
 
 
-def least_of_all(sizes: list[int], times: list[float], ways: list[Way], dense: list[int]) -> float:
+def least_of_all(sizes: list[int], times: list[float], ways: list[SendMethod], dense: list[int]) -> float:
     """By trying every cut with every way of every group; work is 1, done at 1 / busy a second and then at 1 / idle."""
     prefix, apart, ready = [0, *accumulate(sizes)], [0, *accumulate(dense)], list(accumulate(times))
     least = math.inf
 
-    def end_of(groups: list[tuple[int, int, Way]]) -> float:
+    def end_of(groups: list[tuple[int, int, SendMethod]]) -> float:
         held = [(prefix[stop] - prefix[begin], apart[stop] - apart[begin]) for begin, stop, _ in groups]
         delays = [way.delay_of(*one) for (_, _, way), one in zip(groups, held, strict=True)]
         over, free, late = ready[-1] + sum(delays), 0.0, 0.0
@@ -62,7 +64,7 @@ def least_of_all(sizes: list[int], times: list[float], ways: list[Way], dense: l
                 free = over + (1 - (over - start) / busy) * idle
         return free
 
-    def tried(begin: int, groups: list[tuple[int, int, Way]]) -> None:
+    def tried(begin: int, groups: list[tuple[int, int, SendMethod]]) -> None:
         nonlocal least
         if begin == len(sizes):
             least = min(least, end_of(groups))
@@ -116,16 +118,16 @@ def test_equal_costs_are_the_joint_plan() -> None:
     rng = np.random.default_rng(3)
     for _ in range(100):
         sizes, times, ways, dense = drawn(rng)
-        plain = [Way(one.name, one.cost, one.delay, beside=one.beside) for one in ways]
+        plain = [SendMethod(one.name, one.cost, one.delay, beside=one.beside) for one in ways]
         expected = merge.joint(sizes, times, ways=plain, dense=dense)
         assert shared_ways.joint(sizes, times, ways=plain, dense=dense) == expected
-        equal = [Way(one.name, one.cost, one.delay, beside=one.beside, busy=lambda _: 0.0) for one in ways]
+        equal = [SendMethod(one.name, one.cost, one.delay, beside=one.beside, busy=lambda _: 0.0) for one in ways]
         found = shared_ways.joint(sizes, times, ways=equal, dense=dense)
         assert found.finish_s == pytest.approx(expected.finish_s, rel=1e-12)
 
 
 def test_a_busy_cost_is_checked() -> None:
-    ways = [Way("dense", lambda size: 1.0, busy=lambda size: math.nan)]
+    ways = [SendMethod("dense", lambda size: 1.0, busy=lambda size: math.nan)]
     with pytest.raises(ValueError, match=r"dense busy cost\(7\) is nan"):
         shared_ways.joint([7], [1.0], ways=ways)
     assert shared_ways.joint([], [], ways=ways).groups == ()
@@ -149,4 +151,4 @@ def test_seconds_of_larger_groups_that_are_no_time_are_refused(name: str, said: 
     odd: dict[str, Any] = {"cost": lambda _: 1.0, "busy": lambda _: 1.0, "delay": lambda _: 0.0}
     odd[name] = lambda size: strange if size > 2 else 1.0
     with pytest.raises(ValueError, match=rf"{said}\(3\) is .*: it must be finite and 0 or more"):
-        shared_ways.joint([1, 2], [1.0, 1.0], ways=[Way("odd", **odd), Way("even", lambda _: 2.0)])
+        shared_ways.joint([1, 2], [1.0, 1.0], ways=[SendMethod("odd", **odd), SendMethod("even", lambda _: 2.0)])

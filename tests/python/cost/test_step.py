@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from telegrad.cost.way import PAPER_NETWORKS, LinearCost, Way, ring
+from telegrad.cost.send_method import PAPER_NETWORKS, LinearCost, SendMethod, ring
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.sending import SCHEMES, Cluster, PhasedWay, way_of
@@ -18,8 +18,8 @@ RESNET50 = trace_of(architecture("resnet50"), 0.6)
 BY_HAND = Trace(("c", "b", "a"), (4, 8, 12), (1.0, 2.0, 3.0), 10.0)
 
 
-def constant(seconds: float) -> Way:
-    return Way("constant", lambda size: seconds)
+def constant(seconds: float) -> SendMethod:
+    return SendMethod("constant", lambda size: seconds)
 
 
 def test_a_step_by_hand() -> None:
@@ -78,7 +78,7 @@ def test_no_rank_is_faster_than_typical(slowdown: float) -> None:
 def test_dense_steps_are_those_of_merge_plans(name: str, ranks: int) -> None:
     cost = ring(ranks, K80)
     plan = getattr(merge, name)(RESNET50.sizes, RESNET50.backward_times, cost=cost)
-    step = simulate(RESNET50, planned(RESNET50, name, Way("dense", cost)))
+    step = simulate(RESNET50, planned(RESNET50, name, SendMethod("dense", cost)))
     assert step.step_s == pytest.approx(RESNET50.forward_s + plan.finish_s, rel=1e-12)
     assert step.exposed_s == pytest.approx(plan.exposed_s, abs=1e-12)
     assert [one.start_s - RESNET50.forward_s for one in step.groups] == pytest.approx(
@@ -99,7 +99,7 @@ def test_optimal_is_never_behind(scheme: str, ranks: int) -> None:
 def test_optimal_with_linear_costs_is_exact() -> None:
     for ranks in (4, 64, 256):
         cost = ring(ranks, K80)
-        found = simulate(RESNET50, planned(RESNET50, "optimal", Way("dense", cost)))
+        found = simulate(RESNET50, planned(RESNET50, "optimal", SendMethod("dense", cost)))
         best = merge.optimal(RESNET50.sizes, RESNET50.backward_times, cost=cost)
         assert found.step_s == pytest.approx(RESNET50.forward_s + best.finish_s, rel=1e-12)
 
@@ -131,7 +131,7 @@ def test_interpolation_is_exact_for_straight_lines_and_asks_seldom() -> None:
 
 
 def test_a_straggler_takes_all_with_it() -> None:
-    groups = planned(RESNET50, "single", Way("dense", LinearCost(0.1, 0.0)))
+    groups = planned(RESNET50, "single", SendMethod("dense", LinearCost(0.1, 0.0)))
     step = simulate(RESNET50, groups, slowdown=1.5)
     assert step.step_s == pytest.approx(0.6 * 1.5 + 0.1)
     assert step.exposed_s == pytest.approx(0.1)
@@ -142,7 +142,7 @@ def test_a_straggler_takes_all_with_it() -> None:
 
 def test_the_slowest_of_more_ranks_is_slower() -> None:
     noise = Stragglers(sigma=0.1, seed=3)
-    groups = planned(RESNET50, "fixed", Way("dense", ring(16, K80)))
+    groups = planned(RESNET50, "fixed", SendMethod("dense", ring(16, K80)))
     steps = [expected(RESNET50, groups, ranks, stragglers=noise).step_s for ranks in (1, 4, 64, 1024)]
     assert steps == sorted(steps)
     assert steps[0] < 0.8 * steps[-1]

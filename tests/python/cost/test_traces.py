@@ -9,7 +9,7 @@ import pytest
 
 from telegrad.cost.closed_forms import allreduce_ring
 from telegrad.cost.network import Costs
-from telegrad.cost.way import COLLECTIVES, PAPER_NETWORKS, LinearCost, costs_of_ring_fit, ring, two_level
+from telegrad.cost.send_method import COLLECTIVES, PAPER_NETWORKS, LinearCost, costs_of_ring_fit, ring, two_level
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.workload import ARCHITECTURES, architecture, trace_of

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning, allreduce_table
+from telegrad.cost import Costs, DecisionTable, Place, TableEntry, Tuning, allreduce_table
 
 PLACE = Place("ucx", (("node1", 2), ("node2", 2)), "eth0", (("UCX_TLS", "tcp,self"),))
 TUNING = Tuning(
     place=PLACE,
     costs=Costs(2e-6, 1e-10, 1.5e-10, 3e-11),
-    allreduce=DecisionTable(4, (Choice(0, "recursive_doubling"), Choice(50_000, "ring"))),
+    allreduce=DecisionTable(4, (TableEntry(0, "recursive_doubling"), TableEntry(50_000, "ring"))),
     measured_at="2026-11-21T12:00:00+00:00",
     telegrad_version="0.1.0",
     residual=0.07,

@@ -220,7 +220,7 @@ def _what_trainers_say(comm: Communicator) -> None:
 
     scaler = torch.amp.GradScaler("cpu")
     state = start({"liveness_timeout_s": 9.0, "join_timeout_s": 100.0, "tuning": None}, scaler=scaler)
-    assert (state._averaging.nonfinite, state._units._scaler) == ("skip", scaler)
+    assert (state._averaging.nonfinite, state._scales._scaler) == ("skip", scaler)
     assert state.comm._options.liveness_timeout_s == 9.0
     assert start({}, scaler=torch.amp.GradScaler("cpu", enabled=False))._averaging.nonfinite == "raise"
     assert start({"nonfinite": "send"}, scaler=scaler)._averaging.nonfinite == "send"

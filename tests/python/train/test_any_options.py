@@ -86,7 +86,7 @@ class Plan:
                 saved = trainer.state.state_dict()
                 trainer, scaler = self.trainer(comm)
                 trainer.state.load_state_dict(saved)
-            optimizer = trainer.state._units._optimizer
+            optimizer = trainer.state._scales._optimizer
             assert optimizer is not None
             for name, group in zip(SHAPES, optimizer.param_groups, strict=True):
                 group["lr"] = self.rate(name, step)

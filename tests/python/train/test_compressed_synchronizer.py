@@ -15,7 +15,7 @@ from torch import Tensor
 from varied_options import module_of, objects_of
 
 from telegrad import Communicator, DDPState, TransportError, ddp_hook
-from telegrad.cost.way import Way
+from telegrad.cost.send_method import SendMethod
 from telegrad.ddp import BySize
 from telegrad.errors import NonFiniteGradient
 from telegrad.synchronizer import group_planning
@@ -76,11 +76,13 @@ def test_nothing_is_lost(on_ranks: OnRanks, ranks: int, options: dict[str, Any],
     assert_nothing_lost(on_ranks(ranks, run), STEPS, atol * ranks * STEPS)
 
 
-def sparse_where_large(*_: object, **__: object) -> list[Way]:
+def sparse_where_large(*_: object, **__: object) -> list[SendMethod]:
     """Only ``embedding``, alone, is of a length for which it pays."""
     return [
-        Way("dense", lambda size: 1.0 + size),
-        Way("sparse", lambda size: 4300.0 if size <= 4800 else 1e5, lambda size: 1e-6, beside=lambda size: 1.0 + size),
+        SendMethod("dense", lambda size: 1.0 + size),
+        SendMethod(
+            "sparse", lambda size: 4300.0 if size <= 4800 else 1e5, lambda size: 1e-6, beside=lambda size: 1.0 + size
+        ),
     ]
 
 

@@ -261,7 +261,7 @@ def test_residuals_of_steps(make: Make, on_host: Any) -> None:
     trainers, hosts = make(**options), on_host(**options)
     for step, rate in enumerate([0.5, 0.5, 0.1, 0.0, 3.0, 0.25]):
         for one in (*trainers, *hosts):
-            one.state._units._optimizer.param_groups[0]["lr"] = rate
+            one.state._scales._optimizer.param_groups[0]["lr"] = rate
         gradients = [drawn(rank, step) for rank in range(RANKS)]
         found, expected = step_on_device(trainers, gradients, REBUILT), step_on_host(hosts, gradients, REBUILT)
         for name, average in expected[0].items():
@@ -277,7 +277,7 @@ def test_a_dropped_step_of_another_rate_leaves_all_as_it_was(make: Make, on_host
     steps = [(0.3, False), (0.07, True), (0.011, False), (3.0, True), (0.5, True), (0.5, False), (0.25, False)]
     for step, (rate, is_bad) in enumerate(steps):
         for one in (*trainers, *hosts):
-            one.state._units._optimizer.param_groups[0]["lr"] = rate
+            one.state._scales._optimizer.param_groups[0]["lr"] = rate
         gradients = [drawn(rank, step) for rank in range(RANKS)]
         if is_bad:
             gradients[1]["hidden"][3] = math.nan

@@ -22,7 +22,7 @@ from tunings import tuning_of
 
 from telegrad import Communicator, Synchronizer
 from telegrad.cost import DeviceTuning, Place, Tuning
-from telegrad.cost.way import LinearCost
+from telegrad.cost.send_method import LinearCost
 from telegrad.synchronizer import StepProfile, group_planning, merge, shared_processor, step_planning
 from telegrad.synchronizer import cuda_group as device_group
 from telegrad.tuning.group_cost import timed_sizes

@@ -127,7 +127,7 @@ def test_the_hosts_bits(make: Make, options: dict[str, Any]) -> None:
     for step in range(9):
         if "feedback" in options:
             for one in (*ranks.trainers, *ranks.hosts):
-                one.state._units._optimizer.param_groups[0]["lr"] = 0.5 / (1 + step % 3)
+                one.state._scales._optimizer.param_groups[0]["lr"] = 0.5 / (1 + step % 3)
         infinite = step in (4, 6)
         scaled = ranks.scaled(step, infinite)
         scales.add(ranks.scale)

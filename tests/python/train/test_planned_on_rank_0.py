@@ -10,7 +10,7 @@ import pytest
 from synchronised_net import OnRanks, loss_of, model_of
 
 from telegrad import Cheapest, Communicator, Synchronizer, TopK
-from telegrad.cost.way import Way
+from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer import group_planning, shared_processor, shared_ways
 from telegrad.synchronizer.compression import Compression
 from telegrad.synchronizer.group_planning import GroupPlanner
@@ -49,8 +49,8 @@ def test_only_rank_0_searches_and_all_ranks_get_its_plan(on_ranks: OnRanks, monk
 
 def test_ways_are_of_rank_0_too(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     ways = [
-        Way("dense", lambda size: 1e-3 * size, busy=lambda size: 1e-3 * size),
-        Way("sparse", lambda size: 0.02 + 1e-4 * size, delay=lambda _: 0.01, beside=lambda _: 0.0),
+        SendMethod("dense", lambda size: 1e-3 * size, busy=lambda size: 1e-3 * size),
+        SendMethod("sparse", lambda size: 0.02 + 1e-4 * size, delay=lambda _: 0.01, beside=lambda _: 0.0),
     ]
     monkeypatch.setattr(group_planning, "measured_ways", lambda *_, **__: ways)
     searched: list[int] = []

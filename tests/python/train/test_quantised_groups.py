@@ -11,7 +11,7 @@ from synchronised_net import OnRanks
 from torch import Tensor
 
 from telegrad import Communicator
-from telegrad.cost.way import Way
+from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer import group_planning
 
 STEPS = 6
@@ -52,9 +52,10 @@ def test_as_by_hand(on_ranks: OnRanks, ranks: int, wire: str) -> None:
 def test_the_plan_chooses(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, chosen: str) -> None:
     """And what waits survives the change from one way to another."""
 
-    def ways(*_: object, **__: object) -> list[Way]:
+    def ways(*_: object, **__: object) -> list[SendMethod]:
         return [
-            Way(name, lambda size, name=name: 1.0 if name == chosen else 2.0) for name in ("dense", "sparse", "int8")
+            SendMethod(name, lambda size, name=name: 1.0 if name == chosen else 2.0)
+            for name in ("dense", "sparse", "int8")
         ]  # type: ignore[misc]
 
     monkeypatch.setattr(group_planning, "measured_ways", ways)

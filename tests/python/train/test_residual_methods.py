@@ -93,7 +93,7 @@ def test_residuals_of_steps_lose_nothing(on_ranks: OnRanks, selection: str) -> N
 
     def run(comm: Communicator) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         trainer = Trainer(comm, select=selection, feedback="steps", optimizer=_two_groups)
-        optimizer = trainer.state._units._optimizer
+        optimizer = trainer.state._scales._optimizer
         assert optimizer is not None
         applied = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
         for step in range(steps):
@@ -309,7 +309,7 @@ def test_a_wire_that_bfloat16_cannot_take(on_ranks: OnRanks) -> None:
 def test_rates_that_are_none(on_ranks: OnRanks, damage: Callable[[Any], Any], message: str) -> None:
     def run(comm: Communicator) -> None:
         trainer = Trainer(comm, feedback="steps", optimizer=_two_groups)
-        damage(trainer.state._units._optimizer)
+        damage(trainer.state._scales._optimizer)
         with pytest.raises(ValueError, match=message):
             trainer.step(gradients_of(0, 0), ONE)
 

@@ -12,7 +12,7 @@ import torch
 from varied_options import objects_of
 
 from telegrad import Communicator, DDPState
-from telegrad.ddp.units import unwrapped
+from telegrad.ddp.gradient_scales import unwrapped
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning
+from telegrad.cost import Costs, DecisionTable, Place, TableEntry, Tuning
 from telegrad.tuning.calibration import (
     NoisyCalibration,
     doubts_about,
@@ -18,7 +18,7 @@ from telegrad.tuning.calibration import (
 
 def _tuning(steps: int) -> Tuning:
     names = ("ring", "recursive_doubling")
-    choices = tuple(Choice(0 if step == 0 else 1 << step, names[step % 2]) for step in range(steps))
+    choices = tuple(TableEntry(0 if step == 0 else 1 << step, names[step % 2]) for step in range(steps))
     place = Place("ucx", (("here", 4),))
     return Tuning(
         place, Costs(2e-6, 1e-10, 1e-10, 3e-11), DecisionTable(4, choices), "2026-11-21T12:00:00+00:00", "0.1.0", 0.1

@@ -302,15 +302,15 @@ class CudaRuntime:
     def wait_on_host(self, event: Any) -> None:
         self._called(event.device, "cuEventSynchronize", event.driven)
 
-    def short_way(self, device: Any) -> _core.DeviceShortWay | None:
+    def fast_path(self, device: Any) -> _core.DeviceFastPath | None:
         index = device.index
         try:
             driver = _core.StreamDriver(_LIBRARY, int(self._context(index)))
         except RuntimeError:  # an older driver, without what it needs
             return None
-        return _core.DeviceShortWay(driver, device, index, self._torch._C._cuda_getCurrentRawStream)
+        return _core.DeviceFastPath(driver, device, index, self._torch._C._cuda_getCurrentRawStream)
 
-    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Any) -> int | None:
+    def lend(self, way: _core.DeviceFastPath, lease: Lease, event: Any) -> int | None:
         words, device = lease.words, event.device
         given, taken = self._on_device(device, words.ready), self._on_device(device, words.done)
         if (given, taken) != (words.ready, words.done):
@@ -325,7 +325,7 @@ class CudaRuntime:
             int(event.driven),
         )
 
-    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any) -> None:
+    def lend_streams(self, way: _core.DeviceFastPath, inputs: Any, results: Any) -> None:
         way.use(inputs.handle, results.handle)
 
     def keep(self, tensor: Any, stream: Any) -> None:

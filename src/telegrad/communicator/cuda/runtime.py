@@ -103,15 +103,15 @@ class DeviceRuntime(Protocol):
     def wait_on_host(self, event: Event) -> None:
         """Returns once the event has passed."""
 
-    def short_way(self, device: Any) -> _core.DeviceShortWay | None:
+    def fast_path(self, device: Any) -> _core.DeviceFastPath | None:
         """By which the core puts the plainest operations on tensors of ``device`` into their streams itself; ``None``:
         it cannot."""
 
-    def lend(self, way: _core.DeviceShortWay, lease: Lease, event: Event) -> int | None:
+    def lend(self, way: _core.DeviceFastPath, lease: Lease, event: Event) -> int | None:
         """Lends it the memory of ``lease``, two buffers of one length, with ``event``, which it records after each use;
         returns the number that it has there. ``None``: the device does not reach that as it needs."""
 
-    def lend_streams(self, way: _core.DeviceShortWay, inputs: Stream, results: Stream) -> None:
+    def lend_streams(self, way: _core.DeviceFastPath, inputs: Stream, results: Stream) -> None:
         """Lends it streams for operations that wait for nothing else."""
 
     def keep(self, tensor: Any, stream: Stream) -> None:

@@ -22,7 +22,7 @@ KEPT_BYTES = 512 << 20
 
 PINNED_BYTES = "TELEGRAD_PINNED_BYTES"
 """Names the most that operations which are under way may have together, in the process; beside it is what is set apart
-(``short_way``)."""
+(``fast_path``)."""
 
 DEFAULT_PINNED_BYTES = 2 << 30
 
@@ -321,16 +321,16 @@ def _succeeded(request: _core.Request) -> bool:
 # Memory that is lent to the core, with which it begins the plainest operations on device tensors itself.
 
 MOST_BYTES = 64 << 20
-"""Lent to one communicator's short way, beside what operations that are under way may have."""
+"""Lent to one communicator's fast path, beside what operations that are under way may have."""
 
 _MOST_OF_ONE_LENGTH = 16
 _SHARE = 8  # where these may have little: one such part of it at most
 
 
-class ShortWay:
+class FastPath:
     """The core's for the tensors of one device, ``way``, and what has been lent to it. Any thread may call."""
 
-    def __init__(self, runtime: DeviceRuntime, staging: Staging, way: _core.DeviceShortWay, device: Any) -> None:
+    def __init__(self, runtime: DeviceRuntime, staging: Staging, way: _core.DeviceFastPath, device: Any) -> None:
         self.way, self.device = way, device
         self.results: Stream | None = None  # of operations that have streams of their own
         self._runtime, self._staging = runtime, staging
@@ -396,7 +396,7 @@ class ShortWay:
             self._slots.clear()
 
 
-def short_way_of(runtime: DeviceRuntime, staging: Staging, device: Any) -> ShortWay | None:
+def fast_path_of(runtime: DeviceRuntime, staging: Staging, device: Any) -> FastPath | None:
     """One for tensors of ``device``, if its runtime has such a way."""
-    way = runtime.short_way(device)
-    return None if way is None else ShortWay(runtime, staging, way, device)
+    way = runtime.fast_path(device)
+    return None if way is None else FastPath(runtime, staging, way, device)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from telegrad import _core
 from telegrad.communicator.cuda.nccl import SumWork
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Event, Stream, StreamPool
-from telegrad.communicator.cuda.staging import Lease, ShortWay, Staging, short_way_of
+from telegrad.communicator.cuda.staging import FastPath, Lease, Staging, fast_path_of
 from telegrad.communicator.work import Work, check_timeout
 from telegrad.errors import TransportError
 
@@ -198,9 +198,9 @@ class Transfers:
         self._last_in_group: Any = None  # the event after the last operation that a group of torch's communicates
         self._unknown: list[tuple[Sequence[Stream], list[Lease], Any]] = []  # what the engine has, or has not
         self._crowded = _CROWDED
-        self._short_way: ShortWay | None = None  # of the first device that had one
+        self._fast_path: FastPath | None = None  # of the first device that had one
         self._core: Any = None  # of that
-        self._has_no_short_way = False
+        self._has_no_fast_path = False
         self._closed = False  # _lock
         self._told = False  # _lock: somebody has heard of the first failure
 
@@ -225,7 +225,7 @@ class Transfers:
         as there may be, if that ends without this thread; otherwise that is a ``MemoryError``. Raises what an earlier
         operation failed with.
         """
-        if self._outstanding or self._short_way is not None:
+        if self._outstanding or self._fast_path is not None:
             self.raise_failure()
         runtime = self._runtime
         runtime.enter(device)
@@ -268,7 +268,7 @@ class Transfers:
         what is in the stream that it is given, which is the current one; ``finish`` what is left to do into that of
         results. ``announce`` tells the engine of the call: a rank that does not make it, or dies, is heard of by that.
         """
-        if self._outstanding or self._short_way is not None:
+        if self._outstanding or self._fast_path is not None:
             self.raise_failure()
         runtime = self._runtime
         runtime.enter(device)
@@ -295,12 +295,12 @@ class Transfers:
             return None
         return GroupSumWork([request], operation, self._rank, result, device, runtime, queued.results, over, tensors)
 
-    def short_way(self, core: _core.Communicator, x: Any, *, async_op: bool) -> _core.DeviceShortWay | None:
+    def fast_path(self, core: _core.Communicator, x: Any, *, async_op: bool) -> _core.DeviceFastPath | None:
         """For the next operations like one of ``x`` that was just called: what lets the core put them into streams
         itself, with memory for one more of them; ``None``: it cannot, or has another device's."""
         # What cannot be lent is no error of the operation's, which has been called by now.
         with contextlib.suppress(Exception):
-            short = self._short_way_for(core, x.device)
+            short = self._fast_path_for(core, x.device)
             if short is None or short.device != x.device:
                 return None
             runtime = self._runtime
@@ -316,19 +316,19 @@ class Transfers:
             return short.way
         return None
 
-    def _short_way_for(self, core: _core.Communicator, device: Any) -> ShortWay | None:
+    def _fast_path_for(self, core: _core.Communicator, device: Any) -> FastPath | None:
         with self._lock:
             if self._closed:
                 return None
-            if self._short_way is None and not self._has_no_short_way:
+            if self._fast_path is None and not self._has_no_fast_path:
                 self._core = core
-                self._short_way = short_way_of(self._runtime, self._staging, device)
-                self._has_no_short_way = self._short_way is None
-            return self._short_way
+                self._fast_path = fast_path_of(self._runtime, self._staging, device)
+                self._has_no_fast_path = self._fast_path is None
+            return self._fast_path
 
     def begin_shortly(self, member: Any, x: Any, op: str) -> DeviceWork | None:
         """Has the core put a sum of ``x`` into streams of the communicator's own; ``None``: that is not for it."""
-        short, runtime, device = self._short_way, self._runtime, x.device
+        short, runtime, device = self._fast_path, self._runtime, x.device
         if short is None or short.device != device:
             return None
         runtime.keep(x, short.results)  # before a stream has it: what breaks off half-way may leave it there
@@ -400,23 +400,23 @@ class Transfers:
             self._closed = True
             streams_held, self._streams = self._streams, {}
             self._outstanding.clear()
-            if self._short_way is not None:
-                self._short_way.close(self._core)
+            if self._fast_path is not None:
+                self._fast_path.close(self._core)
         for device, stream in streams_held.values():
             self._pool.give_back(device, stream)
 
     def _take_over(self) -> None:
         """With the lock: what the core has begun itself."""
-        if self._short_way is not None:
-            self._outstanding.extend(self._short_way.outstanding(self._core))
+        if self._fast_path is not None:
+            self._outstanding.extend(self._fast_path.outstanding(self._core))
 
     def _check(self, request: _core.Request) -> None:
         try:
             request.wait(0.0)  # one that failed stays the first
         except Exception:
             self._told = True
-            if self._short_way is not None:
-                self._short_way.way.stop()  # this is what every later call has to say
+            if self._fast_path is not None:
+                self._fast_path.way.stop()  # this is what every later call has to say
             raise
 
     # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.

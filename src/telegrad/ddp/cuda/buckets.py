@@ -30,7 +30,7 @@ class _Verdict(NamedTuple):
     work: DeviceWork
 
 
-class _Held(NamedTuple):
+class _HeldBucket(NamedTuple):
     """A bucket whose future somebody has, and which is not yet what it says."""
 
     layout: BucketLayout
@@ -49,8 +49,8 @@ class DeviceBuckets:
         self._faults = LateFaults(averaging.comm, averaging.stats, _REMEDY)
         self._verdicts: deque[_Verdict] = deque()
         self._last_verdict: DeviceWork | None = None
-        self._unstarted: list[_Held] = []  # of the pass, with a norm
-        self._held: list[_Held] = []  # of the pass, with "skip"
+        self._unstarted: list[_HeldBucket] = []  # of the pass, with a norm
+        self._held: list[_HeldBucket] = []  # of the pass, with "skip"
         self._faulty: list[torch.Tensor] = []
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -149,7 +149,7 @@ class DeviceBuckets:
             self._compression.telemetry.begin(passes)
         compressor = averaging.compressor
         if self._compression.remembers:
-            compressor.set_units(1.0, averaging.units.rates_of(compressor))  # what the host knows of them
+            compressor.set_units(1.0, averaging.scales.rates_of(compressor))  # what the host knows of them
         compressor.residuals.raise_density(averaging.warmup.least_density(passes))
         if self._nonfinite == "skip":
             self._compression.feedback.begin()
@@ -193,9 +193,9 @@ class DeviceBuckets:
         if self._compression.telemetry is not None:
             self._compression.telemetry.settled(dropped)
 
-    def _hold(self, layout: BucketLayout, buffer: torch.Tensor, held: list[_Held]) -> Future:
+    def _hold(self, layout: BucketLayout, buffer: torch.Tensor, held: list[_HeldBucket]) -> Future:
         future: Future = runtime_of(buffer.device.type).future(buffer.device)
-        held.append(_Held(layout, buffer, future))
+        held.append(_HeldBucket(layout, buffer, future))
         return future
 
     def _agree(self) -> None:

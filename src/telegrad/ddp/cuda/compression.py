@@ -15,13 +15,13 @@ from telegrad.communicator import Communicator, DeviceEntries
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
 from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.communicator.operands import encoding_of
-from telegrad.compress import Compressor, Part
-from telegrad.ddp.bucket import BucketLayout, Member
+from telegrad.compress import Compressor, PlacedResidual
+from telegrad.ddp.bucket import BucketLayout, ParameterSpan
 from telegrad.ddp.cuda.captured_work import CapturedWork
 from telegrad.ddp.cuda.feedback import DeviceFeedback
 from telegrad.ddp.cuda.gathered_reads import GatheredReads
 from telegrad.ddp.cuda.loss_scale import LossScale
-from telegrad.ddp.cuda.selection import Choice, Chosen, check_selections, queue_selections
+from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, check_selections, queue_selections
 from telegrad.ddp.cuda.tables import DeviceTables
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import most_of
@@ -98,10 +98,10 @@ class Plan(NamedTuple):
     not; ``waiting``: parts that are among these, and take along what waits."""
 
     layout: BucketLayout
-    filled: Sequence[Member]
-    parts: tuple[Part, ...]
-    dense: tuple[Member, ...]
-    waiting: tuple[Part, ...]
+    filled: Sequence[ParameterSpan]
+    parts: tuple[PlacedResidual, ...]
+    dense: tuple[ParameterSpan, ...]
+    waiting: tuple[PlacedResidual, ...]
     looks: bool
 
     @property
@@ -131,7 +131,7 @@ class Found:
     (int64: there is something in the gradient, and all of it is finite), and in ``faults`` (int32, zeros at first).
     ``broken``: by parameter, whether its gradient is not finite."""
 
-    def __init__(self, filled: Sequence[Member], buffer: torch.Tensor) -> None:
+    def __init__(self, filled: Sequence[ParameterSpan], buffer: torch.Tensor) -> None:
         """``filled``: at least one."""
         gradients = [buffer[one.offset : one.offset + one.size] for one in filled]
         # The largest magnitude is NaN or infinite where an entry is, and cannot overflow as a sum can.
@@ -143,7 +143,7 @@ class Found:
         self.faults = most.new_zeros(len(filled), dtype=torch.int32)
 
 
-def filled_of(layout: BucketLayout) -> list[Member]:
+def filled_of(layout: BucketLayout) -> list[ParameterSpan]:
     """Members that are not empty."""
     return [one for one in layout.members if one.size]
 
@@ -308,19 +308,19 @@ class DeviceCompression:
         chosen = tuple((entry.name, entry.k) for entry in entries)
         return plan.parts is plan.layout.parts, plan.looks, buffer.dtype, addresses, chosen
 
-    def _correct(self, members: tuple[Member, ...], buffer: torch.Tensor, found: Found) -> None:
+    def _correct(self, members: tuple[ParameterSpan, ...], buffer: torch.Tensor, found: Found) -> None:
         """With momentum: makes of gradients that are to be summed densely what is to be summed, in place."""
         if self.compressor.momentum is not None:
             filled = [(one.name, one.offset) for one in members if one.size]
             self._move_velocities(filled, buffer, buffer, found)
 
-    def keep(self, part: Part, values: torch.Tensor) -> None:
+    def keep(self, part: PlacedResidual, values: torch.Tensor) -> None:
         """Adds to the residual what did not leave after all; ``values``: finite, of all of the parameter."""
         if self.compressor.unit_of(part.entry) > 0:
             with torch.no_grad():
                 self.feedback.residual(part.entry, values).values.add_(values)
 
-    def _release(self, part: Part, buffer: torch.Tensor, found: Found) -> None:
+    def _release(self, part: PlacedResidual, buffer: torch.Tensor, found: Found) -> None:
         """Adds what waits to a gradient that is summed densely. Nothing waits then, but for what bfloat16 rounds off;
         or all of it, if the gradient takes no part."""
         if self.compressor.unit_of(part.entry) <= 0:
@@ -442,7 +442,7 @@ class DeviceCompression:
             gradient = self._corrected(plan.parts, buffer, found)
         taken = self._used(plan.parts)
         starts = [0, *accumulate(self.compressor.capacity([part]) for part in taken)]
-        chosen = Chosen(
+        chosen = QueuedEntries(
             gradient,
             buffer.new_empty(starts[-1], dtype=torch.uint32),
             buffer.new_empty(starts[-1], dtype=torch.float32),
@@ -451,7 +451,7 @@ class DeviceCompression:
         )
         residuals = self.feedback.residuals([part.entry for part in taken], buffer)
         choices = [
-            Choice(
+            QueuedSelection(
                 *(self.compressor.policy_of(part.entry), part.entry, held),
                 *(start, part.offset, found.places[part.entry.name].start),
             )
@@ -478,11 +478,11 @@ class DeviceCompression:
         gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout.parts)]
         return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
 
-    def _used(self, parts: Sequence[Part]) -> list[Part]:
+    def _used(self, parts: Sequence[PlacedResidual]) -> list[PlacedResidual]:
         """Those of which something can be chosen."""
         return [part for part in parts if self.compressor.unit_of(part.entry) > 0]
 
-    def _corrected(self, parts: Sequence[Part], buffer: torch.Tensor, found: Found) -> torch.Tensor:
+    def _corrected(self, parts: Sequence[PlacedResidual], buffer: torch.Tensor, found: Found) -> torch.Tensor:
         """What momentum makes of the gradients of ``parts``, float32, where these lie, which it overwrites if it
         can."""
         made = buffer if buffer.dtype == torch.float32 else buffer.new_empty(buffer.numel(), dtype=torch.float32)
@@ -490,7 +490,7 @@ class DeviceCompression:
         return made
 
     def _collected(
-        self, parts: Sequence[Part], starts: Sequence[int], found: Found, like: torch.Tensor
+        self, parts: Sequence[PlacedResidual], starts: Sequence[int], found: Found, like: torch.Tensor
     ) -> list[Collected]:
         """What is to be known of the residuals of ``parts``, whose chosen entries begin at ``starts``."""
         residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], like)]

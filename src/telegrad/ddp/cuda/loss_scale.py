@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from telegrad.communicator.cuda.runtime import LateRead
-from telegrad.ddp.units import check_scale
+from telegrad.ddp.gradient_scales import check_scale
 
 
 class LossScale:

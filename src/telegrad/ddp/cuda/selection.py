@@ -14,10 +14,10 @@ from telegrad.ddp.cuda.tables import DeviceTables
 from telegrad.kernels.select import queues_of
 
 
-class Choice(NamedTuple):
+class QueuedSelection(NamedTuple):
     """What is chosen from one residual after its gradient, by ``policy``. ``start``: where the room of its entries
     begins; ``offset``: where its gradient does, and what is added to its positions; ``place``: its own in
-    ``Chosen.active``."""
+    ``QueuedEntries.active``."""
 
     policy: Selection
     entry: Residual
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
         return isinstance(self.policy, ReusedThreshold) and self.entry.k < self.entry.size
 
 
-class Chosen(NamedTuple):
+class QueuedEntries(NamedTuple):
     """What all choices of a bucket are from, and where they go. ``counts``: int64, by choice; ``active``: int64, by
     place: where it is 0, nothing is done."""
 
@@ -44,7 +44,11 @@ class Chosen(NamedTuple):
 
 
 def queue_selections(
-    choices: Sequence[Choice], chosen: Chosen, tables: DeviceTables, runtime: DeviceRuntime, stream: Stream
+    choices: Sequence[QueuedSelection],
+    chosen: QueuedEntries,
+    tables: DeviceTables,
+    runtime: DeviceRuntime,
+    stream: Stream,
 ) -> None:
     """Adds gradients to residuals, and moves out what policies choose. Those that reuse thresholds go together."""
     reused: dict[ReusedThreshold, list[int]] = {}
@@ -58,7 +62,9 @@ def queue_selections(
         _queue_reused(policy, choices, numbers, chosen, tables, runtime, stream)
 
 
-def _queue_one(choice: Choice, number: int, chosen: Chosen, runtime: DeviceRuntime, stream: Stream) -> None:
+def _queue_one(
+    choice: QueuedSelection, number: int, chosen: QueuedEntries, runtime: DeviceRuntime, stream: Stream
+) -> None:
     kernels, k, size, offset = queues_of(choice.held.values), choice.entry.k, choice.entry.size, choice.offset
 
     def select(residual: Any, gradient: Any, indices: Any, values: Any, count: Any, active: Any) -> None:
@@ -75,9 +81,9 @@ def _queue_one(choice: Choice, number: int, chosen: Chosen, runtime: DeviceRunti
 
 def _queue_reused(
     policy: ReusedThreshold,
-    choices: Sequence[Choice],
+    choices: Sequence[QueuedSelection],
     numbers: Sequence[int],
-    chosen: Chosen,
+    chosen: QueuedEntries,
     tables: DeviceTables,
     runtime: DeviceRuntime,
     stream: Stream,

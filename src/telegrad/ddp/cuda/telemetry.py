@@ -14,7 +14,7 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import LateRead
 from telegrad.compress import Observation
 from telegrad.ddp.bucket import BucketLayout
-from telegrad.ddp.cuda.selection import Choice, Chosen
+from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, write_record
 
 
@@ -26,7 +26,7 @@ class _Figures(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Pass:
+class _ObservedPass:
     """``dropped``: ``None`` until the ranks have agreed."""
 
     record: StepRecord | None
@@ -41,8 +41,8 @@ class DeviceTelemetry:
     def __init__(self, telemetry: Telemetry, comm: Communicator, stats: DDPStats) -> None:
         self._telemetry: Telemetry | None = telemetry
         self._comm, self._stats = comm, stats
-        self._passes: deque[_Pass] = deque()
-        self._open: _Pass | None = None
+        self._passes: deque[_ObservedPass] = deque()
+        self._open: _ObservedPass | None = None
 
     @property
     def observes(self) -> bool:
@@ -53,7 +53,7 @@ class DeviceTelemetry:
         """A pass, of that number. One that was not closed is forgotten."""
         observed = self._telemetry is not None and number % self._telemetry.every == 0
         record = StepRecord.begin(number, self._comm, self._stats) if observed else None
-        self._open = _Pass(record)
+        self._open = _ObservedPass(record)
 
     def add_bucket(self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool) -> None:
         """``sparse``: its parts are compressed."""
@@ -65,7 +65,11 @@ class DeviceTelemetry:
             record.element_bytes = buffer.element_size()
 
     def add_selections(
-        self, choices: Sequence[Choice], chosen: Chosen, given: Sequence[torch.Tensor], unit: torch.Tensor | None
+        self,
+        choices: Sequence[QueuedSelection],
+        chosen: QueuedEntries,
+        given: Sequence[torch.Tensor],
+        unit: torch.Tensor | None,
     ) -> None:
         """After selections from gradients whose norms were ``given``, of one element each. ``unit``: of gradients,
         float64; ``None``: 1."""
@@ -112,7 +116,7 @@ class DeviceTelemetry:
         self._open = None
 
 
-def _threshold_of(choice: Choice, chosen: Chosen) -> torch.Tensor:
+def _threshold_of(choice: QueuedSelection, chosen: QueuedEntries) -> torch.Tensor:
     """Float64, one element: the lowest magnitude of what was chosen, or where the threshold of the next call is."""
     if choice.reuses:
         return choice.held.threshold  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from telegrad.cost.way import Way
+from telegrad.cost.send_method import SendMethod
 from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, ok_topk, qsgd, sparse
 from telegrad.tools.advise.step import NONE, Step, StepGroup, Stragglers, expected, planned
 from telegrad.tools.advise.workload import Device, Workload
@@ -26,7 +26,7 @@ class Scheme:
 
     name: str
     about: str
-    ways: Callable[[Cluster, Device, float], list[Way]]
+    ways: Callable[[Cluster, Device, float], list[SendMethod]]
     plan: str
     line: Callable[[float], str]
     compresses: bool = False
@@ -41,7 +41,7 @@ def _synchronizer(options: str) -> str:
     return f"sync = telegrad.Synchronizer(model, comm, {options})  # instead of DDP"
 
 
-def _dense(cluster: Cluster, device: Device, density: float) -> list[Way]:
+def _dense(cluster: Cluster, device: Device, density: float) -> list[SendMethod]:
     return [dense(cluster)]
 
 

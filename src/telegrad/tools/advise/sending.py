@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from telegrad.cost import way
+from telegrad.cost import send_method
 from telegrad.cost.closed_forms import (
     ALLREDUCES,
     HEADER_BYTES,
@@ -25,7 +25,7 @@ from telegrad.cost.closed_forms import (
     reduce_scatter_sparse,
 )
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Cost, Costs, ceil_div
-from telegrad.cost.way import GroupCost, Way
+from telegrad.cost.send_method import GroupCost, SendMethod
 from telegrad.tools.advise.workload import EXACT_BYTES, REUSED_BYTES, Device
 
 NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
@@ -110,7 +110,7 @@ _CHEAPEST_OF = ("ring", "recursive-doubling", "halving-doubling", "double-binary
 _OWN = {f"telegrad-{name.replace('_', '-')}": name for name in ALLREDUCES}
 ON_LEVELS = "telegrad-two-level"
 COLLECTIVES = (
-    *way.COLLECTIVES,
+    *send_method.COLLECTIVES,
     "cheapest",
     "two-level",
     "two-level-trees",
@@ -131,13 +131,13 @@ def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
         raise ValueError(f"collective={collective!r} is not known: use one of {', '.join(COLLECTIVES)}")
     if cluster.ranks == 1:
         return _free
-    if collective in way.COLLECTIVES:
-        return way.COLLECTIVES[collective](cluster.ranks, _costs_for(cluster, collective))
+    if collective in send_method.COLLECTIVES:
+        return send_method.COLLECTIVES[collective](cluster.ranks, _costs_for(cluster, collective))
     if collective == "cheapest":
         return _fastest([sum_cost(cluster, name) for name in _CHEAPEST_OF])
     if collective in ("two-level", "two-level-trees"):
         between = "ring" if collective == "two-level" else "double-binary-trees"
-        return way.two_level(cluster.nodes, cluster.ranks_per_node, cluster.link_costs, cluster.within, between)
+        return send_method.two_level(cluster.nodes, cluster.ranks_per_node, cluster.link_costs, cluster.within, between)
     if collective == ON_LEVELS and cluster.has_levels:
         return _on_levels(cluster)
     if collective in ("telegrad", ON_LEVELS):
@@ -196,7 +196,7 @@ KNOWN_RANKS_MOST = 8  # kExchangingRanksMost there
 
 
 @dataclass(frozen=True)
-class PhasedWay(Way):
+class PhasedWay(SendMethod):
     """A way whose ``cost`` tells apart what the processor does at its end. ``delay`` is selection; ``decompress``:
     seconds of the cost in which what has come is added to the gradients, when the backward pass is over."""
 

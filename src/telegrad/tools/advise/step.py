@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from telegrad.cost.way import GroupCost, LinearCost, Way
+from telegrad.cost.send_method import GroupCost, LinearCost, SendMethod
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.trace import Trace
@@ -32,7 +32,7 @@ class StepGroup:
     """``tensors``: positions in backward order, ascending; they need not be neighbours."""
 
     tensors: tuple[int, ...]
-    way: Way
+    way: SendMethod
 
 
 class GroupTimes(NamedTuple):
@@ -206,7 +206,7 @@ PLANS = (*_MERGED, "optimal")
 """How gradients are merged, by name: see ``telegrad.synchronizer.merge``."""
 
 
-def planned(trace: Trace, plan: str, way: Way) -> list[StepGroup]:
+def planned(trace: Trace, plan: str, way: SendMethod) -> list[StepGroup]:
     """The groups of the plan of that name, all sent in one way. ``optimal`` counts selection, and decompression as if
     it kept the network busy; of its groups and those of the other plans, those whose step is the shortest.
 
@@ -221,7 +221,7 @@ def planned(trace: Trace, plan: str, way: Way) -> list[StepGroup]:
     return min(found, key=lambda groups: simulate(trace, groups).step_s)
 
 
-def _optimal(trace: Trace, way: Way) -> list[StepGroup]:
+def _optimal(trace: Trace, way: SendMethod) -> list[StepGroup]:
     sizes, times = trace.sizes, trace.backward_times
     cost = _quick(way.cost)
     if not any(map(way.delay, sizes)):
@@ -234,7 +234,7 @@ def _optimal(trace: Trace, way: Way) -> list[StepGroup]:
     return [StepGroup(tuple(range(starts[group[0]], ends[group[-1]])), way) for group in found.groups]
 
 
-def _groups(plan: MergePlan, way: Way) -> list[StepGroup]:
+def _groups(plan: MergePlan, way: SendMethod) -> list[StepGroup]:
     return [StepGroup(tensors, way) for tensors in plan.groups]
 
 

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from telegrad.communicator import tuning_cache
-from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, Choice, DeviceTuning, Tuning
+from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, DeviceTuning, TableEntry, Tuning
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import open_network, text_of
@@ -161,7 +161,9 @@ def _draw_algorithms(axes: Any, rows: Sequence[ShownRow], tuning: Tuning) -> Non
     axes.set_title("algorithms, on the colour of the choice")
 
 
-def _colour_choices(axes: Any, rows: Sequence[ShownRow], choices: Sequence[Choice], colours: Mapping[str, str]) -> None:
+def _colour_choices(
+    axes: Any, rows: Sequence[ShownRow], choices: Sequence[TableEntry], colours: Mapping[str, str]
+) -> None:
     ends = [row["bytes"] for row in rows]
     for choice, later in itertools.zip_longest(choices, choices[1:]):
         begin, end = max(choice.from_bytes, min(ends)), min(later.from_bytes, max(ends)) if later else max(ends)

@@ -36,7 +36,7 @@ SCHEMES: Mapping[str, Mapping[str, Any]] = {
     "topkdsa": {"select": "topk", "combine": "allreduce"},
     "gaussiank": {"select": "gaussian", "combine": "allgather"},
 }
-"""How the ranks' entries are combined, as options of TopK: each ``combine``, and the rivals of Ok-Topk's paper."""
+"""How the sparse run's entries meet, as options of TopK: what ``combine`` takes, and what Ok-Topk is compared with."""
 
 
 @dataclass(frozen=True)

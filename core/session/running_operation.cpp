@@ -1,12 +1,12 @@
-#include "session/job.hpp"
+#include "session/running_operation.hpp"
 
 #include <algorithm>
 #include <set>
 
 namespace telegrad {
 
-void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) {
-  if (frozen()) return;  // never completes: the job is over
+void Session::RunningOperation::start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) {
+  if (frozen()) return;  // never completes: the operation is over
   last_sent_to_ = to;
   Envelope envelope;
   envelope.epoch = session_.options_.epoch;
@@ -24,7 +24,7 @@ void Session::Job::start_send(Rank to, Step step, ConstBytes bytes, Pending& pen
   session_.driver_.send(to, envelope, bytes, pending);
 }
 
-void Session::Job::start_receive(Rank from, Step step, Bytes into, Pending& pending) {
+void Session::RunningOperation::start_receive(Rank from, Step step, Bytes into, Pending& pending) {
   if (is_message()) {
     if (!frozen()) session_.post_receive({.call = call_, .into = into, .pending = &pending, .source = &call_.root});
     return;
@@ -32,19 +32,19 @@ void Session::Job::start_receive(Rank from, Step step, Bytes into, Pending& pend
   post(from, step, Posted{.into = into, .any = nullptr, .most_bytes = into.size(), .pending = &pending});
 }
 
-void Session::Job::start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) {
+void Session::RunningOperation::start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) {
   post(from, step, Posted{.into = {}, .any = &into, .most_bytes = most_bytes, .pending = &pending});
 }
 
-void Session::Job::start_compute(std::size_t bytes, Pending& pending) {
+void Session::RunningOperation::start_compute(std::size_t bytes, Pending& pending) {
   if (!frozen()) session_.driver_.compute(bytes, pending);
 }
 
-void Session::Job::start_fail(Rank culprit, std::string reason) {
+void Session::RunningOperation::start_fail(Rank culprit, std::string reason) {
   session_.fail(session_.failure_of(*this, FailureKind::transport, culprit, std::move(reason)));
 }
 
-void Session::Job::post(Rank from, Step step, Posted posted) {
+void Session::RunningOperation::post(Rank from, Step step, Posted posted) {
   if (frozen()) return;
   if (const auto waiting = unexpected_.take(from, step)) {
     take(*waiting, posted);
@@ -54,7 +54,7 @@ void Session::Job::post(Rank from, Step step, Posted posted) {
   }
 }
 
-void Session::Job::deliver(const Arrival& arrival) {
+void Session::RunningOperation::deliver(const Arrival& arrival) {
   const Envelope& envelope = arrival.envelope;
   if (const auto posted = posted_.take(envelope.source, envelope.step)) {
     take(arrival, *posted);
@@ -65,7 +65,7 @@ void Session::Job::deliver(const Arrival& arrival) {
   }
 }
 
-std::string Session::Job::reason_of_length(const Envelope& envelope, const Posted& posted) const {
+std::string Session::RunningOperation::reason_of_length(const Envelope& envelope, const Posted& posted) const {
   const std::string lengths = " has " + std::to_string(envelope.length) + " bytes instead of " +
                               (posted.any == nullptr ? "" : "at most ") + std::to_string(posted.most_bytes);
   if (call_.operation != Operation::all_to_all || call_.layout == 0) {
@@ -77,7 +77,7 @@ std::string Session::Job::reason_of_length(const Envelope& envelope, const Poste
          there + " with receive_counts[" + there + "] on rank " + here;
 }
 
-void Session::Job::take(const Arrival& arrival, const Posted& posted) {
+void Session::RunningOperation::take(const Arrival& arrival, const Posted& posted) {
   const std::size_t length = arrival.envelope.length;
   if (length > posted.most_bytes || (posted.any == nullptr && length != posted.most_bytes)) {
     session_.driver_.discard(arrival);
@@ -94,11 +94,11 @@ void Session::Job::take(const Arrival& arrival, const Posted& posted) {
   session_.driver_.accept(arrival, into, *posted.pending);
 }
 
-void Session::Job::discard_unexpected() {
+void Session::RunningOperation::discard_unexpected() {
   std::exchange(unexpected_, {}).for_each([&](Rank, const Arrival& arrival) { session_.driver_.discard(arrival); });
 }
 
-std::vector<Rank> Session::Job::waits_for() const {
+std::vector<Rank> Session::RunningOperation::waits_for() const {
   std::set<Rank> ranks;
   if (call_.operation == Operation::receive) {
     if (call_.root != kNoRank) return {call_.root};
@@ -110,17 +110,17 @@ std::vector<Rank> Session::Job::waits_for() const {
   return {ranks.begin(), ranks.end()};
 }
 
-std::vector<Rank> Session::Job::sends_to() const {
+std::vector<Rank> Session::RunningOperation::sends_to() const {
   return last_sent_to_ == kNoRank ? std::vector<Rank>{} : std::vector<Rank>{last_sent_to_};
 }
 
-std::string Session::Job::sends_to_text() const {
+std::string Session::RunningOperation::sends_to_text() const {
   if (is_shut_) return "the stream that fills its memory";
   if (last_sent_to_ == kNoRank) return "itself";
   return "rank " + std::to_string(last_sent_to_) + " to take its message";
 }
 
-void Session::Job::tell_call_if_stuck(double now_s) {
+void Session::RunningOperation::tell_call_if_stuck(double now_s) {
   constexpr double kGapMost_s = 1.0;
   if (now_s < tell_at_s_) return;
   tell_gap_s_ = std::min(2.0 * tell_gap_s_, std::max(kGapMost_s, tell_gap_s_));

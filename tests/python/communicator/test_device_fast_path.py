@@ -20,8 +20,8 @@ from fake_device import DEVICE_TYPE, FakeRuntime, on_fake_device
 
 from telegrad import Communicator, _core
 from telegrad.communicator.cuda import runtime as runtimes
-from telegrad.communicator.cuda import staging as short_ways
-from telegrad.communicator.cuda.staging import ShortWay, Staging, Words
+from telegrad.communicator.cuda import staging as fast_paths
+from telegrad.communicator.cuda.staging import FastPath, Staging, Words
 from telegrad.errors import TransportError
 
 CPU = torch.device("cpu")
@@ -53,10 +53,10 @@ def _calls(driver: Any) -> list[str]:
 
 @dataclass
 class Rank:
-    """A communicator and its short way. ``aborted``: what it was asked to end with."""
+    """A communicator and its fast path. ``aborted``: what it was asked to end with."""
 
     comm: Communicator
-    way: _core.DeviceShortWay
+    way: _core.DeviceFastPath
     kept: list[Any] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -79,7 +79,7 @@ def make(library: Path, driver: Any) -> Iterator[Callable[..., list[Rank]]]:
     def ranks(count: int = 1, stream: int = STREAM) -> list[Rank]:
         comms = Communicator.local(count, timeout_s=20)
         shared = _core.StreamDriver(str(library), 7)
-        ranks = [Rank(comm, _core.DeviceShortWay(shared, CPU, 0, lambda index: stream + index)) for comm in comms]
+        ranks = [Rank(comm, _core.DeviceFastPath(shared, CPU, 0, lambda index: stream + index)) for comm in comms]
         made.extend(ranks)
         return ranks
 
@@ -301,16 +301,16 @@ class ShortRuntime(FakeRuntime):
         super().__init__()
         self._library = library
 
-    def short_way(self, device: Any) -> _core.DeviceShortWay:
+    def fast_path(self, device: Any) -> _core.DeviceFastPath:
         driver = _core.StreamDriver(str(self._library), 7)
-        return _core.DeviceShortWay(driver, CPU, 0, lambda index: STREAM)
+        return _core.DeviceFastPath(driver, CPU, 0, lambda index: STREAM)
 
     reaches = True
 
-    def lend_streams(self, way: _core.DeviceShortWay, inputs: Any, results: Any) -> None:
+    def lend_streams(self, way: _core.DeviceFastPath, inputs: Any, results: Any) -> None:
         way.use(61, 62)
 
-    def lend(self, way: _core.DeviceShortWay, lease: Any, event: Any) -> int | None:
+    def lend(self, way: _core.DeviceFastPath, lease: Any, event: Any) -> int | None:
         if not self.reaches:
             return None
         words: Words = lease.words
@@ -319,15 +319,15 @@ class ShortRuntime(FakeRuntime):
 
 
 @pytest.fixture
-def lender(library: Path, driver: Any) -> Iterator[tuple[ShortWay, Staging]]:
+def lender(library: Path, driver: Any) -> Iterator[tuple[FastPath, Staging]]:
     runtime = ShortRuntime(library)
     staging = Staging(runtime, most_bytes=1 << 20)
-    way = runtime.short_way(CPU)
-    yield ShortWay(runtime, staging, way, CPU), staging
+    way = runtime.fast_path(CPU)
+    yield FastPath(runtime, staging, way, CPU), staging
     runtime.stop()
 
 
-def test_so_much_is_lent(lender: tuple[ShortWay, Staging], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_much_is_lent(lender: tuple[FastPath, Staging], monkeypatch: pytest.MonkeyPatch) -> None:
     short, staging = lender
     stream = staging._runtime.new_stream(CPU)
     for _ in range(3):
@@ -336,20 +336,20 @@ def test_so_much_is_lent(lender: tuple[ShortWay, Staging], monkeypatch: pytest.M
     assert staging.counts.lent_bytes == 0  # nobody waits for it
     short.lend(stream, 1 << 18)  # a large part of all that may be lent
     assert len(short.way) == 3
-    monkeypatch.setattr(short_ways, "MOST_BYTES", 4 * 2 * 8192)
+    monkeypatch.setattr(fast_paths, "MOST_BYTES", 4 * 2 * 8192)
     for _ in range(3):
         short.lend(stream, 8192)
     assert len(short.way) == 4
 
 
-def test_nothing_is_lent_where_as_much_is_under_way_as_may_be(lender: tuple[ShortWay, Staging]) -> None:
+def test_nothing_is_lent_where_as_much_is_under_way_as_may_be(lender: tuple[FastPath, Staging]) -> None:
     short, staging = lender
     staging.lease([(1 << 19, 1 << 19)], [])
     short.lend(staging._runtime.new_stream(CPU), 16)
     assert (len(short.way), staging.counts.lent_bytes) == (0, 1 << 20)
 
 
-def test_what_a_device_does_not_reach_is_given_back(lender: tuple[ShortWay, Staging]) -> None:
+def test_what_a_device_does_not_reach_is_given_back(lender: tuple[FastPath, Staging]) -> None:
     short, staging = lender
     runtime: Any = staging._runtime
     runtime.reaches = False
@@ -361,7 +361,7 @@ def test_what_a_device_does_not_reach_is_given_back(lender: tuple[ShortWay, Stag
     assert (len(short.way), staging.counts.lent_bytes, staging.counts.reused) == (0, 2 * 4096, 1)
 
 
-def test_what_was_lent_is_used_by_others_afterwards(lender: tuple[ShortWay, Staging]) -> None:
+def test_what_was_lent_is_used_by_others_afterwards(lender: tuple[FastPath, Staging]) -> None:
     short, staging = lender
     (comm,) = Communicator.local(1)
     stream = staging._runtime.new_stream(CPU)
@@ -390,13 +390,13 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
     (comm,) = Communicator.local(1)
     x = on_fake_device(torch.ones(4))
     with runtime.on(runtime.new_stream()):
-        assert comm._device_short_way is None
+        assert comm._device_fast_path is None
         comm.all_reduce(x, algorithm="ring")
         comm.all_reduce(x, out=on_fake_device(torch.ones(4)))
         comm.all_reduce(on_fake_device(torch.ones(0)))
-        assert comm._device_short_way is None
+        assert comm._device_fast_path is None
         comm.all_reduce(x)
-        way = comm._device_short_way
+        way = comm._device_fast_path
         assert way is not None
         assert len(way) == 1
         way.all_reduce(comm, comm._core, torch.ones(4), "sum")
@@ -406,9 +406,9 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
             assert comm._begin_shortly(other, "sum") is None
         comm.all_reduce(x, async_op=True).wait()
         transfers: Any = comm._transfers[DEVICE_TYPE]
-        monkeypatch.setattr(transfers._short_way, "device", CPU)
+        monkeypatch.setattr(transfers._fast_path, "device", CPU)
         assert transfers.begin_shortly(comm, torch.ones(4), "sum").communicated()
-        monkeypatch.setattr(transfers._short_way, "device", x.device)
+        monkeypatch.setattr(transfers._fast_path, "device", x.device)
         assert len(way) == 2
         way.lend(4096, 4096, 4096, 4096, 4096, 0, 3)  # memory that nobody may use, behind the other's
         comm.abort("enough")
@@ -418,5 +418,5 @@ def test_a_communicator_lends_it_memory_and_hears_of_its_failures(
                 call()
             assert way.all_reduce(comm, comm._core, torch.ones(4), "sum") is None
         comm.close()
-    assert comm._device_short_way is None
+    assert comm._device_fast_path is None
     runtime.stop()

@@ -12,9 +12,9 @@
 
 namespace telegrad {
 
-class Session::Job final : public Transport {
+class Session::RunningOperation final : public Transport {
  public:
-  Job(Session& session, std::uint32_t sequence, RequestPtr request, double now_s)
+  RunningOperation(Session& session, std::uint32_t sequence, RequestPtr request, double now_s)
       : session_(session),
         request_(std::move(request)),
         call_(request_->call()),

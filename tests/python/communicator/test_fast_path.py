@@ -253,4 +253,4 @@ def test_it_is_described_as_the_method_is() -> None:
 
 def test_it_is_made_of_something_that_can_be_called() -> None:
     with pytest.raises(TypeError, match="method must be callable"):
-        _core.ShortWay(3)  # type: ignore[arg-type]
+        _core.FastPath(3)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import torch
 from telegrad.compress import Compressor
 
 
-class Units:
+class GradientScales:
     """Asked at the first bucket of each backward pass.
 
     ``parameters``: by name. ``optimizer``: whose learning rates count, or ``None``. ``scaler``: torch's GradScaler by

@@ -42,7 +42,7 @@ def test_gpu_short_sums(
         summed(comms, streams, x, op, async_op)
         torch.cuda.synchronize()
         assert all(torch.equal(tensor, expected) for tensor in x)
-        ways = [comm._device_short_way for comm in comms]
+        ways = [comm._device_fast_path for comm in comms]
         assert [way is not None and way.has_outstanding() for way in ways] == [number > 0] * RANKS
         for comm in comms:
             comm.synchronize()

@@ -19,7 +19,7 @@ def no_delay(size: int) -> float:
 
 
 @dataclass(frozen=True)
-class Way:
+class SendMethod:
     """``name``: the field's terms, such as ``"dense"``, ``"sparse"``, ``"qsgd4"``. ``cost``: seconds from when a group
     may leave to when its sum is there, on all ranks. ``delay``: seconds by which it holds the backward pass up before
     it leaves, such as for selection on the same processor. ``beside``: seconds of those bytes of a group that go

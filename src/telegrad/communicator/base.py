@@ -1,5 +1,5 @@
-"""Member: one rank's hold on the core's communicator, from its first operation to its close, and the end of those that
-nobody closed: at the interpreter's exit, and in forked children.
+"""CommunicatorBase: one rank's hold on the core's communicator, from its first operation to its close, and the end of
+those that nobody closed: at the interpreter's exit, and in forked children.
 
 It keeps tensors alive while the network may touch them; which operations there are, it must not know.
 """
@@ -31,15 +31,15 @@ forked_from_joined = False
 network is not here, and UCX does not begin another."""
 
 # Strong references: the network must not lose its buffers because a variable went out of scope.
-_open: dict[int, Member] = {}
+_open: dict[int, CommunicatorBase] = {}
 
 
-def opened(communicator: Member) -> None:
+def opened(communicator: CommunicatorBase) -> None:
     """From here on the communicator lives until ``closed()``."""
     _open[id(communicator)] = communicator
 
 
-def closed(communicator: Member) -> None:
+def closed(communicator: CommunicatorBase) -> None:
     """The communicator takes care of itself again."""
     _open.pop(id(communicator), None)
 
@@ -59,7 +59,7 @@ def _close_all() -> None:
     _core.leave_threads_behind()
 
 
-def _attempt(communicator: Member, call: Callable[[], None]) -> None:
+def _attempt(communicator: CommunicatorBase, call: Callable[[], None]) -> None:
     try:
         call()
     except Exception as failure:
@@ -103,7 +103,7 @@ class Stats(TypedDict):
 _CROWDED = 64  # operations whose tensors are kept, before those behind the first are looked at
 
 
-class Member:
+class CommunicatorBase:
     """What all operations of a Communicator share, and its end."""
 
     def __init__(self, core: _core.Communicator) -> None:
@@ -118,8 +118,10 @@ class Member:
         self._untouched = False  # closed: the network touches nothing any more
         self._crowded = _CROWDED
         self._transfers: dict[str, Transfers] = {}  # by kind of device
-        self._dependents: weakref.WeakSet[Member] = weakref.WeakSet()  # which a program knows by this one alone
-        self._device_short_way: _core.DeviceShortWay | None = None  # by which the core begins sums itself
+        self._dependents: weakref.WeakSet[CommunicatorBase] = (
+            weakref.WeakSet()
+        )  # which a program knows by this one alone
+        self._device_fast_path: _core.DeviceFastPath | None = None  # by which the core begins sums itself
         self._trace_path = start_trace(core)
         opened(self)
 
@@ -193,7 +195,7 @@ class Member:
         if self._trace_path is not None:
             write_trace(self._trace_path, self._core)
         failures = [transfers.untold_failure() for transfers in self._transfers.values()]
-        self._device_short_way = None
+        self._device_fast_path = None
         for transfers in self._transfers.values():
             transfers.close()
         for failure in failures:
@@ -262,7 +264,7 @@ class Member:
         return result if work is None else work
 
     def _begin_shortly(self, x: Any, op: str) -> DeviceWork | None:
-        """See ``Transfers.begin_shortly``. Called by the core, where ``_device_short_way`` has streams."""
+        """See ``Transfers.begin_shortly``. Called by the core, where ``_device_fast_path`` has streams."""
         if not _is_plain(x):
             return None
         transfers = self._transfers.get(x.device.type)
