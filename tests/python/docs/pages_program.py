@@ -1,30 +1,40 @@
-"""Runs the Python blocks of pages, each page's on two ranks, which are forked from a process that has imported torch.
+"""Runs pages' blocks of Python, and scripts as torchrun does, on ranks that are forked from a process that has torch.
 
-Reads a request a line: {"page", "blocks": [[line, code], …], "prelude", "folder", "port"}. Answers with the ranks' exit
-statuses; null is a rank that was killed because time was up.
+Listens on a Unix socket. Takes {"page", "blocks": [[line, code], …], "prelude", "ranks", "folder", "port"} or
+{"script", "environment", "ranks", "folder", "port"} on a line; answers with the ranks' exit statuses and what they
+printed.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
+import runpy
 import signal
+import socket
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # as all that follows: optimizers, DDP and pages import it, and a rank would do so anew
 import torch.distributed as dist
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
+import telegrad.ddp
+import telegrad.launch
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-RANKS = 2
 PATIENCE_S = 60
+GRACE_S = 0.5  # in which ranks that hear of the failure say so
 WRAPS = re.compile(r"\b(?:DistributedDataParallel|Synchronizer)\(\s*model\b")
 
 
@@ -75,7 +85,7 @@ def nothing(folder: Path) -> dict[str, Any]:
 PRELUDES = {"training": training, "resuming": resuming, "trainers": trainers, "nothing": nothing}
 
 
-def run(request: dict[str, Any], folder: Path) -> None:
+def run_blocks(request: dict[str, Any], folder: Path) -> None:
     """Raises what a block raises. A block that wraps the model gets a new one, and an optimizer of it."""
     names = {"torch": torch, "dist": dist, "telegrad": telegrad, "DistributedDataParallel": DistributedDataParallel}
     names |= {"os": os, "Path": Path, "__name__": "__main__", **PRELUDES[request["prelude"]](folder)}
@@ -90,22 +100,37 @@ def run(request: dict[str, Any], folder: Path) -> None:
         dist.destroy_process_group()
 
 
-def rank_of(request: dict[str, Any], rank: int) -> int:
-    """Forks a rank, which ends with status 0 if all blocks did."""
+def run_script(request: dict[str, Any]) -> None:
+    """As the interpreter would."""
+    os.environ.update(request["environment"])
+    sys.argv = request["script"]
+    sys.path.insert(0, str(Path(sys.argv[0]).parent.resolve()))
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
+
+
+def rank_of(request: dict[str, Any], rank: int, log: int) -> int:
+    """Forks a rank, which ends with status 0 if all went well."""
     child = os.fork()
     if child:
         return child
     status = 1
     try:
-        folder = Path(request["folder"], f"rank{rank}")
-        folder.mkdir(parents=True)
-        os.chdir(folder)
-        log = os.open("log", os.O_CREAT | os.O_WRONLY)
         for descriptor in (1, 2):
             os.dup2(log, descriptor)
-        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(request["port"])}
-        run(request, folder)
+        ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request["ranks"], "MASTER_PORT": request["port"]}
+        given = {name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1"}
+        if "script" in request:
+            os.chdir(request["folder"])
+            run_script(request | {"environment": request["environment"] | given})
+        else:
+            os.environ.update(given)
+            folder = Path(request["folder"], f"rank{rank}")
+            folder.mkdir()
+            os.chdir(folder)
+            run_blocks(request, folder)
         status = 0
     except BaseException:
         traceback.print_exc()
@@ -115,25 +140,41 @@ def rank_of(request: dict[str, Any], rank: int) -> int:
         os._exit(status)
 
 
-def end_of(child: int, until: float) -> int | None:
-    """Its status; ``None`` where it was killed because time was up."""
-    while time.monotonic() < until:
-        found, status = os.waitpid(child, os.WNOHANG)
+def ends_of(children: list[int]) -> list[int]:
+    """The ranks' statuses. Where one fails, or time is up, the others are ended as torchrun does."""
+    until = time.monotonic() + PATIENCE_S
+    statuses: dict[int, int] = {}
+    ended = False
+    while len(statuses) < len(children):
+        found, status = os.waitpid(-1, os.WNOHANG)
         if found:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
+            statuses[found] = os.waitstatus_to_exitcode(status)
+        if not ended and (any(statuses.values()) or time.monotonic() > until):
+            ended = True
+            time.sleep(GRACE_S)
+            for child in children:
+                if child not in statuses:
+                    os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return [statuses[child] for child in children]
 
 
-def main() -> None:
-    for line in sys.stdin:
-        request = json.loads(line)
-        children = [rank_of(request, rank) for rank in range(RANKS)]
-        until = time.monotonic() + PATIENCE_S
-        print(json.dumps([end_of(child, until) for child in children]), flush=True)
+def main(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        print("listens", flush=True)
+        while True:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rw") as stream, tempfile.TemporaryFile() as log:
+                if not (line := stream.readline()):
+                    return
+                request = json.loads(line)
+                children = [rank_of(request, rank, log.fileno()) for rank in range(request["ranks"])]
+                statuses = ends_of(children)
+                log.seek(0)
+                stream.write(json.dumps([statuses, log.read().decode(errors="replace")]) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

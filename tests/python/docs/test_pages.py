@@ -7,23 +7,22 @@ that prints: … stands for anything.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pages_client import ask, free_port
 
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parents[3]
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
 PAGES = sorted(path for part in ("tutorial", "how-to") for path in (ROOT / "docs" / part).glob("*.md"))
 FENCE = re.compile(r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S)
 RUN = ("python", "sh")
@@ -49,6 +48,11 @@ PRELUDES = {
     "how-to/mpi.md": "nothing",
 }
 """By page: what its blocks begin with, of ``pages_program.PRELUDES``, if not ``"training"``."""
+
+
+TORCHRUN = {"how-to/ddp.md"}
+"""Pages that call torchrun itself. The others call what forks ranks that have imported torch, which is ten times as
+quick."""
 
 
 @dataclass(frozen=True)
@@ -80,32 +84,21 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT / "docs"))
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Callable[[dict[str, Any]], list[int | None]]]:
-    """Runs the blocks of a page on two ranks; gives their exit statuses."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
-    command = [sys.executable, str(Path(__file__).with_name("pages_program.py"))]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The socket of a process that forks ranks; in its folder lies a torchrun that asks it."""
+    folder = tmp_path_factory.mktemp("server")
+    path = str(folder / "socket")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "pages_program.py"), path]
+    torchrun = folder / "torchrun"
+    torchrun.write_text(f"""#!/bin/sh\nexec {sys.executable} -S {HERE / "pages_client.py"} {path} "$@"\n""")
+    torchrun.chmod(0o755)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        stdin, stdout = process.stdin, process.stdout
-
-        def run(request: dict[str, Any]) -> list[int | None]:
-            stdin.write(json.dumps(request) + "\n")
-            stdin.flush()
-            statuses: list[int | None] = json.loads(stdout.readline())
-            return statuses
-
-        yield run
-        stdin.close()
+        assert process.stdout.readline() == "listens\n"
+        yield path
+        process.kill()
 
 
 def test_there_are_pages() -> None:
@@ -114,26 +107,25 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_python_runs(page: Path, ranks: Callable[[dict[str, Any]], list[int | None]], tmp_path: Path) -> None:
+def test_python_runs(page: Path, server: str, tmp_path: Path) -> None:
     blocks = [one for one in blocks_of(page.read_text()) if one.language == "python" and one.why_not is None]
     code = [(one.line, one.code) for one in blocks if one.title is None]
     if not code:
         pytest.skip("the page has no such block")
     (tmp_path / "shared").mkdir()
-    request = {"page": name_of(page), "blocks": code, "folder": str(tmp_path), "port": free_port()}
-    request["prelude"] = PRELUDES.get(name_of(page), "training")
-    statuses = ranks(request)
-    said = "\n".join((tmp_path / f"rank{rank}" / "log").read_text() for rank in range(len(statuses)))
+    request = {"page": name_of(page), "blocks": code, "folder": str(tmp_path), "port": free_port(), "ranks": 2}
+    statuses, said = ask(server, request | {"prelude": PRELUDES.get(name_of(page), "training")})
     assert statuses == [0, 0], said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_shell_runs(page: Path, tmp_path: Path) -> None:
+def test_shell_runs(page: Path, server: str, tmp_path: Path) -> None:
     blocks = [one for one in blocks_of(page.read_text()) if one.why_not is None]
     if not any(one.language == "sh" for one in blocks):
         pytest.skip("the page has no such block")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    stand_in = [] if name_of(page) in TORCHRUN else [str(Path(server).parent)]
+    path = os.pathsep.join([*stand_in, str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "TELEGRAD_CACHE": str(tmp_path / "cache")}
     said = ""
     for block in blocks:
