@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint build release compatibility bench gpu offline without-network clean sanitize test-core test-python
+.PHONY: help demo test lint docs docs-serve build release compatibility bench gpu offline without-network clean sanitize test-core test-python
 
 PYTHON ?= python3
 FOR ?= python3
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 inputs := CMakeLists.txt pyproject.toml $(shell find core cmake -type f) $(shell find core cmake -type d)
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 22
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 	@echo "Variables: PYTHON=python3 (3.11 or newer, to make .venv), T=one test, ARGS=\"arguments of the command\""
 
 demo: build  ## train a language model over Gloo, telegrad dense and telegrad sparse, and compare (ARGS="--help")
@@ -46,7 +46,7 @@ release: $(venv)/ready  ## the sdist and wheels that can be published, in dist/,
 	@PYTHONS='$(PYTHONS)' $(if $(PLAT),PLAT='$(PLAT)') .ci/release
 
 # Not in CI: an environment for each row, of 5 GB where pip brings torch for CUDA, and an hour of tests.
-compatibility: $(venv)/built  ## tests with the oldest and newest torch, numpy, Triton, into docs/compatibility.md (ARGS="--rows oldest")
+compatibility: $(venv)/built  ## tests with the oldest and newest torch, numpy, Triton, into docs/reference/compatibility.md (ARGS="--rows oldest")
 	@rm -rf build/compatibility/wheel
 	@$(tools) $(venv)/bin/python -m pip wheel -qq --disable-pip-version-check --no-build-isolation --no-deps -w build/compatibility/wheel \
 	  --config-settings=build-dir=build/py --config-settings=cmake.define.TELEGRAD_BUILT="$(CURDIR)/build/core" .
@@ -60,11 +60,20 @@ else
 test: test-python
 endif
 
-lint: $(venv)/ready  ## ruff and mypy
-	$(say) "Lint: ruff, mypy"
+lint: $(venv)/ready  ## ruff, mypy, and the sentences of README, docs and docstrings
+	$(say) "Lint: ruff, mypy, prose"
 	@$(venv)/bin/ruff check .
 	@$(venv)/bin/ruff format --check .
 	@$(venv)/bin/mypy
+	@$(venv)/bin/python tests/check_prose.py
+
+# With --quiet, MkDocs 1.6 hides warnings from --strict and exits 0. Material is maintained until May 2027.
+docs: $(venv)/ready  ## build the site of docs/ into build/site; every warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(venv)/bin/mkdocs build --strict
+	@echo "build/site/index.html"
+
+docs-serve: $(venv)/ready  ## show the site on http://localhost:8000 and build it anew as pages change
+	@NO_MKDOCS_2_WARNING=1 $(venv)/bin/mkdocs serve
 
 # Two builds of their own, of the C++ tests only. ThreadSanitizer runs the engine over `local` and all ranks of `sim`; UCX's
 # own threads and locks are not instrumented.

@@ -246,7 +246,7 @@ def command(
     figure: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(FIGURES)}, several with commas, or all. docs/training-step.md says what is fitted."
+            help=f"{', '.join(FIGURES)}, several with commas, or all. What is fitted: docs/results/training-step.md."
         ),
     ] = "all",
     json_file: Annotated[

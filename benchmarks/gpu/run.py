@@ -42,7 +42,7 @@ _BYTES_OF_1_GI = 60 << 30  # a dozen arrays of 4 GiB, with torch's, and what ker
 class Part:
     """``command(stem)``: of a benchmark, ``stem`` being its results' path without suffix; of tests what pytest gets.
     ``needs``: packages. ``stands_on``: parts without which this one is not begun, if they are run. ``environment``:
-    what docs/gpu.md says that it needs."""
+    what docs/explanation/gpu.md says that it needs."""
 
     limit_s: float
     command: Callable[[Path], list[str]]
@@ -100,7 +100,7 @@ _KERNEL_TESTS = [
 # Ranks in one process: one of them may load a kernel, for which the driver waits for the device, while the stream of
 # another waits for it. Where ranks are processes that is only slow, and what users have.
 _IN_ONE_PROCESS = {**ENVIRONMENT, "CUDA_MODULE_LOADING": "EAGER"}
-_FIRST_TESTS = tuple(f"test_gpu_{name}.py" for name in ("transfers", "short_way", "entries", "memory", "captures"))
+_FIRST_TESTS = tuple(f"test_gpu_{name}.py" for name in ("transfers", "fast_path", "entries", "memory", "captures"))
 
 _SMOKE = Part(180, _program("smoke.py"), needs=("cuda.bindings", "triton"), stands_on=(), environment=ENVIRONMENT)
 _PROBE = Part(240, _program("probe.py"), stands_on=())

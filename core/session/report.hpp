@@ -1,6 +1,6 @@
 #pragma once
 // What a rank knows of the state of its operations and peers, for people who look for the cause of a hang, as JSON
-// (docs/errors.md describes the form; its version rises when a reader would have to change).
+// (docs/reference/errors.md describes the form; its version rises when a reader would have to change).
 
 #include <cstdint>
 #include <memory>

@@ -150,7 +150,7 @@ class Method:
 
 
 def default_of(task: Task) -> str:
-    """The method that docs/training.md recommends for the task's optimiser; it and dense training get all seeds."""
+    """What docs/how-to recommends for the task's optimiser; it and dense training get all seeds."""
     return _DEFAULT_WITH_MOMENTUM if task.momentum else _DEFAULT
 
 

@@ -1,5 +1,5 @@
 """Runs the tests of what touches torch, numpy and Triton with their oldest and newest supported releases, each in an
-environment of its own, and writes what passed into docs/compatibility.md. `make compatibility` calls it.
+environment of its own, and writes what passed into docs/reference/compatibility.md. `make compatibility` calls it.
 
     python tests/compatibility/run_compatibility.py --wheel FILE.whl [--rows oldest] [--tests FOLDER …]
 
@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "compatibility"
 ROWS = ("oldest", "newest")
-DOCUMENT = ROOT / "docs" / "compatibility.md"
+DOCUMENT = ROOT / "docs" / "reference" / "compatibility.md"
 MARKERS = "<!-- begin make compatibility -->", "<!-- end make compatibility -->"
 FOLDERS = ("tests/python/torch_backend", "tests/python/compress", "tests/conformance", "tests/python/train")
 SHOWN = ("torch", "numpy", "triton", "mpich")  # the columns of versions

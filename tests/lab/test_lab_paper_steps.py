@@ -255,7 +255,7 @@ def test_the_quantised_lstm_is_slower_up_to_16_ranks_and_faster_beyond() -> None
 
 
 def test_the_document_has_every_free_number() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "training-step.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "results" / "training-step.md").read_text()
     for one in FREE_NUMBERS:
         assert f"| {one.figures} | {one.what} | {one.value} | {one.source} |" in text
     for name in FIGURES:

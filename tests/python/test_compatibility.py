@@ -1,4 +1,4 @@
-"""``make compatibility``: pins of its rows, counts of reports, and the table in docs/compatibility.md."""
+"""``make compatibility``: pins of its rows, counts of reports, and the table in docs/reference/compatibility.md."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_rows_that_did_not_run_keep_their_lines() -> None:
 def test_a_document_without_the_markers() -> None:
     with pytest.raises(ValueError, match="the document needs one line '<!-- begin"):
         replaced("nothing", [])
-    assert replaced((ROOT / "docs" / "compatibility.md").read_text(), []).count(BEGIN) == 1
+    assert replaced((ROOT / "docs" / "reference" / "compatibility.md").read_text(), []).count(BEGIN) == 1
 
 
 def test_a_command_that_fails_names_its_log(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORE, PACKAGE = ROOT / "core", ROOT / "src" / "telegrad"
 
-# docs/design.md, "Rooms". Each of these folders may include itself and those before it.
+# docs/explanation/design.md, "Rooms". Each of these folders may include itself and those before it.
 LAYERS = (
     *("base", "kernels", "codec", "transport"),
     *("collectives/support", "collectives/dense", "collectives/sparse", "collectives/topk"),
@@ -110,7 +110,7 @@ def room_of_folder(folder: str) -> str | None:
 def cpp_faults(folder: str, text: str) -> list[str]:
     faults = []
     folder = room_of_folder(folder)
-    assert folder is not None, f"core/{folder} is new: give it its place in MAY_INCLUDE and in docs/design.md"
+    assert folder is not None, f"core/{folder} is new: add it to MAY_INCLUDE and docs/explanation/design.md"
     for name in includes(text):
         target = included_folder(name)
         other = None if target is None else room_of_folder(target)
@@ -263,7 +263,7 @@ def test_installed_headers_include_each_other_only(name: str) -> None:
 @pytest.mark.parametrize("path", python_sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_python_imports_point_down(path: Path) -> None:
     folder = folder_of(path)
-    assert folder in MAY_IMPORT, f"{folder} is new: give it its place in MAY_IMPORT and in docs/design.md"
+    assert folder in MAY_IMPORT, f"{folder} is new: give it its place in MAY_IMPORT and in docs/explanation/design.md"
     assert not {name.partition(".")[0] for name, _ in imported(ast.parse(path.read_text()))} & {"lab", "tests"}
     of_gpu = folder == "kernels" and GPU_KERNELS in path.relative_to(PACKAGE).with_suffix("").parts
     assert python_faults(folder, path.read_text(), PUBLIC, of_gpu=of_gpu) == []

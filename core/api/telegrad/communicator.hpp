@@ -73,7 +73,7 @@ enum class Wire : std::uint8_t { automatic, raw, blocked, packed };
 
 /// How a sparse operation is done; the same on all ranks, but for `wire` and `error`.
 struct SparseOptions {
-  /// auto, split_allgather, split_dense_allgather, recursive_doubling or ring (docs/algorithms.md).
+  /// auto, split_allgather, split_dense_allgather, recursive_doubling or ring (docs/explanation/algorithms.md).
   std::string_view algorithm = "auto";
   Wire wire = Wire::automatic;
   /// Of floats in sums and averages: how values are rounded to fewer bytes.

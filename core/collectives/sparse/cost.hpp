@@ -1,5 +1,5 @@
 #pragma once
-// What the sums of sparse vectors cost on the α-β-γ network (docs/simulation.md), as closed forms: what
+// What the sums of sparse vectors cost on the α-β-γ network (docs/explanation/simulation.md), as closed forms: what
 // Algorithm::automatic decides by. Renggli et al., "SparCML", SC 2019, §5.3, with the bytes that messages really have, and
 // the work. Which rank decides when, this must not know.
 
@@ -18,7 +18,8 @@ namespace telegrad {
 /// ranks have in common, its `overlap`; the others are independent, uniform. Which algorithms there are, this must not know.
 ///
 /// An index that is not common is missing in the sum of m vectors with probability q^m: it has N − (N − C)·q^m entries, of
-/// which C are common. With C = 0 that is K = N(1 − (1 − d)^m) of Renggli et al., "SparCML", SC 2019, §5.3.
+/// which C are common. With C = 0 that is K = N(1 − (1 − d)^m), the mean of what Renggli et al., "SparCML",
+/// SC 2019, §5.1, call K.
 class SumGrowth {
  public:
   /// Vectors of `entries` entries, of which the share `overlap` is common.

@@ -1,5 +1,5 @@
 #pragma once
-// What things cost in virtual time. docs/simulation.md says what the model leaves out.
+// What things cost in virtual time. docs/explanation/simulation.md says what the model leaves out.
 
 #include "base/types.hpp"
 

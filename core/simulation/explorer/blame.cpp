@@ -1,4 +1,4 @@
-// Who is to be blamed for a trouble: the rules of docs/errors.md, written down a second time.
+// Who is to be blamed for a trouble: the rules of docs/reference/errors.md, written down a second time.
 #include <algorithm>
 #include <optional>
 

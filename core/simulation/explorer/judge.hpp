@@ -1,7 +1,7 @@
 #pragma once
 // What a play must not show. Pure: what was seen goes in, findings come out.
 //
-// The promise (docs/errors.md, "What is guaranteed"): every call of every surviving rank ends. Either it succeeded, and
+// The promise (docs/reference/errors.md, "What is guaranteed"): every call of every surviving rank ends. Either it succeeded, and
 // then every bit is right, or, where the order of additions shows, the same on all ranks and no further off than
 // rounding explains; or it failed, and then all survivors name the same culprit, and the right one. An output is
 // not written before everybody has called.

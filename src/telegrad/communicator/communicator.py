@@ -133,9 +133,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     ``TransportError`` or a subclass when a peer or the network fails; the error names the culprit, the same on all
     survivors, and the communicator can only be closed afterwards. Tensors are torch's or numpy's in host memory,
     contiguous, and not copied; dense ``all_reduce``, ``broadcast``, ``reduce_scatter``, ``all_gather``, ``send``,
-    ``recv`` and ``sendrecv`` also take CUDA tensors: they return at once, and a stream waits (docs/gpu.md). An open
-    communicator is closed at the interpreter's exit;
-    after ``os.fork()`` it is of no use in the child.
+    ``recv`` and ``sendrecv`` also take CUDA tensors: they return at once, and a stream waits (docs/explanation/gpu.md).
+    An open communicator is closed at the interpreter's exit; after ``os.fork()`` it is of no use in the child.
     """
 
     _place: Place | None = None
@@ -225,10 +224,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
         It takes this rank's bytes and returns every rank's, by rank; it is called once. If it has an attribute
         ``repeats`` that is true, it may be called several times: then the hosts choose their network interfaces
-        together, by the route to its ``address``, if it has one (docs/networks.md). ``device_group``: of the same
-        ranks, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``); ``None`` on all
-        ranks: there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say so; empty: they
-        have no other numbers. The other arguments and the errors are those of ``from_torch``.
+        together, by the route to its ``address``, if it has one (docs/explanation/networks.md). ``device_group``: of
+        the same ranks, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``);
+        ``None`` on all ranks: there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say
+        so; empty: they have no other numbers. The other arguments and the errors are those of ``from_torch``.
         """
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         if check_setting(device_algorithm) == NCCL and device_group is None:
@@ -278,7 +277,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         ``"ucx"``; the other arguments are those of ``from_torch``. Close the communicator before ``MPI.Finalize()``.
         Raises ``TypeError`` or ``ValueError`` for bad arguments, ``ImportError`` where the mpi driver is absent or of
         another MPI, ``RendezvousError`` where MPI is not running, ``TransportError`` below ``THREAD_MULTIPLE`` and if a
-        peer fails or does not come. docs/mpi.md.
+        peer fails or does not come. docs/how-to/mpi.md.
         """
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
@@ -452,7 +451,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
         The same is written to a file in ``TELEGRAD_REPORT_DIR`` by every rank when an operation times out, and when the
         process gets SIGUSR1 (``TELEGRAD_REPORT_SIGNAL`` names another signal, or ``none``). ``telegrad report`` merges
-        those of all ranks into one verdict; docs/errors.md describes the form.
+        those of all ranks into one verdict; docs/reference/errors.md describes the form.
         """
         report: dict[str, Any] = json.loads(self._usable().report())
         return report

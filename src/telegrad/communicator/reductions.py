@@ -65,10 +65,10 @@ class ReduceOp(StrEnum):
     """Reductions; their names serve as well: ``op="avg"``.
 
     ``AVG`` is the sum divided by the number of ranks, and of floats only; of finite float16 it is finite, also where
-    the sum is not (docs/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and take -0 for less
-    than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the positive one of two that differ in
-    sign only; NaN where any is. Integers wrap round. What a sparse stream does not have is the neutral element: 0, 1
-    for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
+    the sum is not (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and take
+    -0 for less than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the positive one of two
+    that differ in sign only; NaN where any is. Integers wrap round. What a sparse stream does not have is the neutral
+    element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
     """
 
     SUM = "sum"
@@ -593,7 +593,7 @@ class Reductions(StreamReductions, DeviceSums):
         ``"two_level"``: inside of each node (see ``nodes``), between them, inside; where all ranks are on one, or each
         is alone, it is ``"auto"``. Of a dense CUDA tensor also ``"nccl"`` (sums and averages, where
         ``device_algorithm`` has it) and ``"host_transfer"``, as all the others are there; ``"auto"`` is one of the two
-        (docs/gpu.md).
+        (docs/explanation/gpu.md).
         ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
         both take the same bytes; ``None`` stands for 1. But with ``None`` a result of ``"prod"``, ``"min"`` or
         ``"max"`` stays sparse, unless ``algorithm`` makes it dense (``"split_dense_allgather"``, ``"two_level"``): held
@@ -624,7 +624,7 @@ class Reductions(StreamReductions, DeviceSums):
         the same shape: only the number of elements is compared.
 
         The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
-        written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/gpu.md.
+        written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/explanation/gpu.md.
 
         Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before anything is sent; also for what
         would do nothing here: for a dense ``x`` what is for sparse streams alone (``switch_factor``, ``slices``), and

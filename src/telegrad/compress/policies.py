@@ -51,7 +51,7 @@ Policy = Callable[[ParameterInfo], ParameterCompression]
 
 @dataclass(frozen=True)
 class BySize:
-    """Small tensors densely, middle and large ones each by a selection of their own. Source: RedSync, §5.
+    """Small tensors densely, middle and large ones each by a selection of their own. Source: RedSync, §2.1 and §3.3.
 
     ``small_elements``: tensors of at most so many are summed densely. ``large_elements``: tensors of more than so many
     are large; ``None``: none is. ``middle`` and ``large``: selections or their names. ``density``: of all that are not

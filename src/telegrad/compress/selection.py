@@ -3,7 +3,7 @@ are sent now.
 
 A policy holds no state of its own: what it must remember of a parameter is in that parameter's Residual. With
 ``same_sign`` all entries of a call have one sign, by turns positive and negative, so that one mean can stand for all
-their values (RedSync §5, same-sign quantisation). Where fewer entries than k have that sign, all these are sent.
+their values (RedSync §2.1.1, same-sign quantisation). Where fewer entries than k have that sign, all these are sent.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ReusedThreshold:
 
     Between, it follows the count gently: threshold *= (count / k) ** ``gain``; error feedback makes the count very
     sensitive to it. Where the count leaves [k/2, 2k], the call falls back to exact top-k at once. One fused pass
-    otherwise. Source: RedSync §3.2 ("sampled"), with exact top-k in place of its search.
+    otherwise. Source: RedSync §2.1 ("sampled"), with exact top-k in place of its search.
     """
 
     interval: int = 8
@@ -107,7 +107,7 @@ class SampledThreshold:
     """All entries at or above a threshold that ``ThresholdSearch`` finds at every ``interval``-th call: always k to 2k.
 
     In between the threshold is reused as it is; where that gives fewer than k or more than 2k, the search is made at
-    once. ``tolerance``: see ``ThresholdSearch``. Source: RedSync §3.2 ("sampled").
+    once. ``tolerance``: see ``ThresholdSearch``. Source: RedSync §2.1 ("sampled").
     """
 
     interval: int = 5

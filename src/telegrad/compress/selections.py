@@ -26,7 +26,7 @@ SELECTIONS: Mapping[str, type[Selection]] = {
     "gaussian": GaussianThreshold,
     "random": RandomK,
 }
-"""What ``select=`` can be. What each promises is in its docstring and in docs/selection.md."""
+"""What ``select=`` can be. What each promises is in its docstring and in docs/reference/selection.md."""
 
 
 def selection_named(

@@ -1,4 +1,4 @@
-"""What each collective takes on the α-β-γ network, as a closed form. docs/simulation.md describes the network.
+"""What each collective takes on the α-β-γ network of docs/explanation/simulation.md, as a closed form.
 
 The forms are those of the algorithms in core/collectives, and tests hold them against the simulator. First come the
 operations that move data, and the barrier, then those that reduce, then those on sparse vectors, which are less exact.
@@ -589,7 +589,7 @@ def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
 
 
 def entries_of_sum(ranks: float, dimension: int, entries: float) -> float:
-    """K, how many of so many independent streams together may be expected: n(1 − (1 − k/n)^P). SparCML §5.3."""
+    """K: expected entries of the union of independent vectors: n(1 − (1 − k/n)^P). SparCML §5.1 defines K."""
     if dimension == 0:
         return 0.0
     return dimension * -math.expm1(ranks * math.log1p(-entries / dimension)) if entries < dimension else dimension
@@ -643,7 +643,8 @@ def allreduce_topk(
     kept shares. Where slices are ``"cut"``, as at every 64th call, histograms of 1,024 bins are allreduced instead,
     until no boundary lies in one with more than P entries; where they are ``"recut"`` because an owner would get too
     much, both. A call that ``finds_threshold`` anew, as every 32nd, also allreduces 256 counts four times. Raises
-    ``ValueError`` for sizes that make no sense. Source: Li, Hoefler, PPoPP 2022, §3.1, as docs/algorithms.md has it.
+    ``ValueError`` for sizes that make no sense. Source: Li, Hoefler, PPoPP 2022, §3.1, as
+    docs/explanation/algorithms.md has it.
     """
     _check(ranks, dimension, entries)
     if keep < 1:
@@ -821,9 +822,9 @@ def layout_that_pays(beta_s_per_byte: float, density: float, dtype: str = "f32")
     return max(gains_s, key=gains_s.__getitem__)
 
 
-# Allreduces of ranks that live on nodes, by two levels and by the other algorithms.
-# They are rougher than those of the plain network (docs/two-level.md): inside and between are two plain networks, and
-# of segments the slower phase counts.
+# Allreduces of ranks that live on nodes, by two levels and by the other algorithms. They are rougher than those of the
+# plain network (docs/explanation/two-level.md): inside and between are two plain networks, and of segments the slower
+# phase counts.
 
 # What core/collectives does; tests compare with it.
 PART_BYTES = 512 << 10  # TwoLevelTuning::part_bytes

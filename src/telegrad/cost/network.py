@@ -1,4 +1,4 @@
-"""The plain α-β-γ network and what an operation takes on it. docs/simulation.md describes the network.
+"""The plain α-β-γ network and what an operation takes on it. docs/explanation/simulation.md describes the network.
 
 A message of b bytes costs α + bβ (one port out and one port in per rank), work on b bytes costs bγ.
 """

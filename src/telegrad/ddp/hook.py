@@ -56,7 +56,7 @@ class DDPState(RefusesCopies):
     ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that
     require a gradient are averaged; residuals are kept under their names in it. All options are the same on all ranks,
     but for ``telemetry`` and what a policy draws at random; where processes have a process group they make their states
-    together, and compare. [docs/training.md](docs/training.md) says what each is good for.
+    together, and compare. docs/reference/options.md says what each is good for.
 
     ``compress``: a ``telegrad.TopK``, which says what is sent of each gradient, and how; ``None``: plain averages of
     all values. ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the
@@ -64,7 +64,7 @@ class DDPState(RefusesCopies):
     steps; ``momentum`` and ``TopK(feedback="steps")`` need it.
 
     A backward pass is taken up when an optimizer steps; if its gradients are cleared before that, residuals and
-    velocities are as before it (docs/several-losses.md).
+    velocities are as before it (docs/how-to/several-losses.md).
 
     ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals take
     it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
@@ -94,12 +94,12 @@ class DDPState(RefusesCopies):
 
     Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device; on the
     CPU float16, float64 and complex ones are sent densely.
-    docs/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as the host
-    knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN, and
-    ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong to a
-    rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks).
-    Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError`` on all
-    ranks where they were given different ones.
+    docs/explanation/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as
+    the host knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that
+    NaN, and ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong
+    to a rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of
+    ranks). Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError``
+    on all ranks where they were given different ones.
     """
 
     _ranks_are_those_of_ddp = True
@@ -217,7 +217,7 @@ class DDPState(RefusesCopies):
     def state_dict(self) -> dict[str, Any]:
         """A copy of all that training needs to go on: bitwise with 2 ranks, but for the random choices of QSGD
         ``values``. With more ranks sums may add in another order: dense ones if buckets are others at first, sparse
-        ones because earlier sums have a say in their algorithm (docs/training.md, "Checkpoints").
+        ones because earlier sums have a say in their algorithm (docs/explanation/bitwise-resume.md).
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
         passes of the warm-up, the options; and of ``combine="oktopk"`` and ``"bounded"`` thresholds of sums and

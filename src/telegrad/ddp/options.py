@@ -195,7 +195,7 @@ class TopK:
         """SparCML's training of networks: the ``per_bucket`` largest of every ``bucket_elements`` consecutive entries,
         in 4-bit values, and residuals of steps, which need ``optimizer=`` (an SGD) where this is given.
 
-        Source: Renggli et al., SC 2019, Algorithm 2 and §8.3 (8 or 16 of 512 for CIFAR-10, 2 for ATIS).
+        Source: Renggli et al., SC 2019, Algorithm 1 and §8.3 (8 or 16 of 512 for CIFAR-10, 2 for ATIS).
         """
         select = BucketTopK(bucket_elements, per_bucket)
         return cls(per_bucket / bucket_elements, select, values=values, feedback=feedback)
@@ -205,7 +205,7 @@ class TopK:
         """RedSync's: tensors of up to 128 KB whole, trimmed top-k up to 4 MB, a threshold that is searched above.
         ``same_sign``: its quantisation, entries of one sign at a time as their mean. See ``BySize.redsync``.
 
-        Source: Fang et al., RedSync, JPDC 2019, §5.
+        Source: Fang et al., RedSync (preprint), §2.1 and §3.3.
         """
         return cls(policy=BySize.redsync(density, same_sign=same_sign))
 

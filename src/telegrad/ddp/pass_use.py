@@ -207,7 +207,7 @@ class PassUse:
                 f"telegrad has discarded the gradients of {_MANY} backward passes in a row of parameter {name!r}, so "
                 "it trains without error feedback: no torch.optim.Optimizer has stepped it, and each gradient was "
                 "cleared before its value changed. If the program uses these gradients, such as for float32 master "
-                "weights, call telegrad.ddp.gradients_used() before it clears them (docs/several-losses.md)"
+                "weights, call telegrad.ddp.gradients_used() before it clears them (docs/how-to/several-losses.md)"
             )
 
     def _cleared_of(self, names: Sequence[str], *, waits: bool = True) -> list[str]:
@@ -236,7 +236,7 @@ class PassUse:
             _warn_of(
                 f"no torch.optim.Optimizer has stepped parameter {name!r} yet, but it was written to since its "
                 "last backward pass: telegrad takes that pass as used. Give optimizer= if one will step it, or call "
-                "telegrad.ddp.gradients_used() after each update by hand (docs/several-losses.md)"
+                "telegrad.ddp.gradients_used() after each update by hand (docs/how-to/several-losses.md)"
             )
 
 

@@ -54,7 +54,7 @@ def may_wait(options: Mapping[str, Any]) -> bool:
 def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str) -> None:
     """Where a trainer clips averages to ``norm``, which hold gradients of several steps where they are sparse.
 
-    Hugging Face's Trainer does so by default: docs/training.md says what that costs.
+    Hugging Face's Trainer does so by default: docs/how-to/clipping.md says what that costs.
     """
     if not norm or not _compresses(options):
         return

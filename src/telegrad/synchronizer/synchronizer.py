@@ -68,10 +68,10 @@ class Synchronizer:
 
     ``model``: the same on all ranks but for values: rank 0's parameters and buffers are copied to all. No parameter is
     in a DistributedDataParallel. They are on the CPU, or all on one CUDA device: then streams wait where the text says
-    that ``backward()`` does, the host goes on, and plans are of the streams' times (docs/gpu.md). A gradient becomes a
-    view of its group's memory; a group's sum begins when its last gradient is there, in the same order on all ranks,
-    and ``backward()`` ends when all are over. A parameter that no rank has used keeps the gradient that it had,
-    ``None`` too; but each rank's pass must give a gradient to one parameter at least.
+    that ``backward()`` does, the host goes on, and plans are of the streams' times (docs/explanation/gpu.md). A
+    gradient becomes a view of its group's memory; a group's sum begins when its last gradient is there, in the same
+    order on all ranks, and ``backward()`` ends when all are over. A parameter that no rank has used keeps the gradient
+    that it had, ``None`` too; but each rank's pass must give a gradient to one parameter at least.
 
     ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
     made at the end of pass ``plan_after``, from the times of these passes (a gradient counts when the last rank has it)
@@ -95,7 +95,7 @@ class Synchronizer:
     sqrt(ranks) before any of it leaves, which is after the backward pass. ``nonfinite="raise"`` (what ``None`` means
     with ``compress``): NonFiniteGradient on the rank that has a NaN or an infinity, TransportError on the others;
     ``"send"`` (what it means without): it arrives on all ranks. Gradients of other dtypes than float32 and bfloat16 go
-    densely. On a CUDA device it is a TopK or a Quantised, and errors come later (docs/gpu.md).
+    densely. On a CUDA device it is a TopK or a Quantised, and errors come later (docs/explanation/gpu.md).
 
     ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
     go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at

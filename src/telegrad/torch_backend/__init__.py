@@ -3,7 +3,7 @@
 ``init_process_group("telegrad")`` or ``init_process_group("cpu:telegrad")``; then DistributedDataParallel and the
 collectives of ``torch.distributed`` run over telegrad, sub-groups by ``new_group`` too. ``import torch`` registers the
 backend; importing this module does so too, where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` forbids that.
-docs/torch-backend.md says what is not supported.
+docs/reference/torch-backend.md says what is not supported.
 """
 
 from __future__ import annotations

@@ -140,13 +140,13 @@ def calibrate(
 
     The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
     by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks; one that looks like
-    noise is not kept in an earlier one's place, and rank 0 warns (docs/tuning.md). ``device``, on all ranks or none: a
-    ``torch.device`` or ``"cuda"``, on which dense sums are timed, too, by NCCL (where the communicator has it) and
-    through host memory; without it what was known of devices stays. Raises ``TypeError`` for what is no
-    Communicator and ``ValueError`` for one that is closed, of a forked parent, of one rank alone or of
-    ranks of one process, for ``seconds`` that are not above 0, for a ``device`` whose tensors are not communicated, and
-    on all ranks where ``seconds`` or kinds of devices differ; ``TransportError``
-    if a peer fails, ``OSError`` on rank 0 if the cache cannot be written.
+    noise is not kept in an earlier one's place, and rank 0 warns (docs/reference/tuning.md). ``device``, on all ranks
+    or none: a ``torch.device`` or ``"cuda"``, on which dense sums are timed, too, by NCCL (where the communicator has
+    it) and through host memory; without it what was known of devices stays. Raises ``TypeError`` for what is no
+    Communicator and ``ValueError`` for one that is closed, of a forked parent, of one rank alone or of ranks of one
+    process, for ``seconds`` that are not above 0, for a ``device`` whose tensors are not communicated, and on all ranks
+    where ``seconds`` or kinds of devices differ; ``TransportError`` if a peer fails, ``OSError`` on rank 0 if the cache
+    cannot be written.
     """
     measured = measure(communicator, seconds=seconds, like=None if device is None else _tensor_on(device))
     found = measured.tuning

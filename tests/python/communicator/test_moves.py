@@ -155,7 +155,7 @@ def test_lengths_are_compared_and_shapes_are_not(on_all: OnAll) -> None:
     [("M8[s]", "M8[ms]"), (np.longdouble, np.uint8), ("i4,f4", "f4,i4"), (torch.float8_e4m3fn, torch.float8_e5m2)],
 )
 def test_dtypes_without_a_name_in_messages_are_compared_as_bytes(on_all: OnAll, one: Any, other: Any) -> None:
-    """As docs/errors.md says: nobody sees that they differ, but as many bytes they must have."""
+    """As docs/reference/errors.md says: nobody sees that they differ, but as many bytes they must have."""
     made = torch.zeros if isinstance(one, torch.dtype) else np.zeros
     ratio = np.dtype(one).itemsize if other is np.uint8 else 1
 

@@ -66,7 +66,7 @@ POLICIES: tuple[Selection, ...] = (*[ExactTopK()] * 7, ThresholdSearch(), Reused
 
 @pytest.mark.parametrize("part", range(len(POLICIES)), ids=lambda part: f"{part} {type(POLICIES[part]).__name__}")
 def test_counts_of_awkward_tensors(part: int) -> None:
-    """Promises of docs/selection.md, each on some of the tensors that test_selection_counts draws."""
+    """Promises of docs/reference/selection.md, each on some of the tensors that test_selection_counts draws."""
     policy = POLICIES[part]
     reaches_2k = isinstance(policy, ThresholdSearch | SampledThreshold)
     for number in range(part, TENSORS, len(POLICIES)):

@@ -131,7 +131,7 @@ def test_missing_extras_name_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("installed", "status", "text", "mend"),
     [
-        ({"triton", "cuda.bindings"}, "note", "operations take CUDA tensors: docs/gpu.md", ""),
+        ({"triton", "cuda.bindings"}, "note", "operations take CUDA tensors: docs/explanation/gpu.md", ""),
         ({"triton"}, "missing", "operations take CUDA tensors, but cuda-bindings not found", "telegrad[gpu]"),
         (set(), "missing", "but Triton and cuda-bindings not found", "telegrad[gpu]"),
     ],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from telegrad import SparseVector, errors
-from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning
+from telegrad.cost import Costs, DecisionTable, Place, TableEntry, Tuning
 from telegrad.tools import sim
 
 
@@ -34,7 +34,7 @@ def test_doubling_sends_log2_messages_and_leaves_the_inputs() -> None:
 
 def test_a_tuning_chooses_for_simulated_ranks_too() -> None:
     place = Place("sim", (("here", 8),))
-    table = DecisionTable(8, (Choice(0, "ring"), Choice(1000, "recursive_doubling")))
+    table = DecisionTable(8, (TableEntry(0, "ring"), TableEntry(1000, "recursive_doubling")))
     world = sim.World(8)
     for communicator in world.communicators:
         communicator.use(Tuning(place, Costs(), table, "2026-11-21", "0.1.0", 0.0))

@@ -82,7 +82,7 @@ def test_with_the_hook(local: Callable[..., list[Communicator]]) -> None:
 
 
 def test_a_sum_that_is_left_out(local: Callable[..., list[Communicator]]) -> None:
-    """The remedy in docs/training.md."""
+    """The remedy in docs/explanation/ddp-hook.md."""
     comm = local(1)[0]
     all_reduce = torch.compiler.disable(comm.all_reduce)
 

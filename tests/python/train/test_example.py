@@ -1,4 +1,4 @@
-"""The scripts that README and docs/gpu.md point to run as they stand, and learn; on the CPU, where there is no GPU."""
+"""The scripts that README and docs/explanation/gpu.md name run as they stand, and learn; on the CPU without a GPU."""
 
 from __future__ import annotations
 

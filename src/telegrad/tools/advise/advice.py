@@ -266,11 +266,11 @@ def _cautions(recommended: Prediction) -> list[str]:
     if recommended.scheme.compresses:
         said.append(
             "Compression changes what is trained: what is not sent waits in residuals. Compare accuracy with a dense "
-            "run first (docs/accuracy.md), and mind momentum (docs/training.md)."
+            "run first (docs/results/accuracy.md), and mind momentum (docs/how-to/sgd-momentum.md)."
         )
     said.append(
-        "For gradients on GPUs this is what to expect of the network, without copies to the host (docs/gpu.md). Nor "
-        "are the optimiser and reading data counted. Indices are taken for random."
+        "For gradients on GPUs this is what to expect of the network, without copies to the host "
+        "(docs/explanation/gpu.md). Nor are the optimiser and reading data counted. Indices are taken for random."
     )
     return said
 

@@ -211,7 +211,7 @@ def dense(cluster: Cluster, collective: str = "telegrad") -> PhasedWay:
 def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go to all as entries
     or, filled in, as they are; or recursive doubling; or a dense sum; or, where ranks share nodes, two levels
-    (docs/two-level.md). The shortest. SparCML, §5.3."""
+    (docs/explanation/two-level.md). The shortest. SparCML, §5.3."""
     _check_density(density)
     ranks = cluster.ranks
     dense_s = sum_cost(cluster, "telegrad")

@@ -46,7 +46,7 @@ from telegrad.tools.bench.plan import (
 from telegrad.tuning import calibrate
 
 WIRE_BITS = {"bf16": 16, "f16": 16, "int8": 8 + 1 / 8, "qsgd8": 8 + 1 / 32, "qsgd4": 4 + 1 / 32, "qsgd2": 2 + 1 / 32}
-"""Of a value in a message, with its part of a scale (docs/algorithms.md, "Encoded values")."""
+"""Of a value in a message, with its part of a scale (docs/explanation/algorithms.md, "Encoded values")."""
 
 _ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "int8": 1 / 254, "qsgd8": 1 / 127, "qsgd4": 1 / 7, "qsgd2": 1.0}
 _ADDING = 2**-20  # of float32's own additions

@@ -211,7 +211,7 @@ def calibrate(
     of a few lengths decide where tensors on a GPU go by NCCL. The result is kept in the user's cache directory
     ([bold]TELEGRAD_CACHE[/] names another) for jobs on the same hosts with as many ranks and the same UCX settings,
     which use it by themselves. In a job of several hosts let every rank call [bold]telegrad.calibrate(communicator)[/].
-    docs/tuning.md says more.
+    docs/reference/tuning.md says more.
     """
     console = Console()
     networks_of([network])

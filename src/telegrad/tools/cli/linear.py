@@ -243,7 +243,7 @@ def train_command(
     (with coordinate descent if ranks times --coordinates stays the same).
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
     rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
-    --network and --timeout have no effect. docs/linear.md says more.
+    --network and --timeout have no effect. docs/reference/linear.md says more.
     """
     console = table_console()
     try:

@@ -414,7 +414,7 @@ def allreduce(
     The coroutines that run on a real network run here, one per rank, on a network that is a formula: a message takes
     α and then β per byte, each rank has one port out and one port in, adding takes γ per byte. [bold]ratio[/] is to the
     fastest at the same ranks and size, [bold]auto[/] marks what would be chosen, [bold]closed form[/] is what theory
-    says. docs/simulation.md tells what the model leaves out.
+    says. docs/explanation/simulation.md tells what the model leaves out.
 
     [bold]Example:[/] telegrad simulate allreduce --ranks 2048 --bytes 8KiB --network 100gbit --plot
     """

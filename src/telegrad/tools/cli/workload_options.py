@@ -23,7 +23,7 @@ TraceOption = Annotated[
         "--trace",
         exists=True,
         dir_okay=False,
-        help="A recorded profile instead of a known model: what Trace.to_json() wrote (docs/planning.md).",
+        help="A recorded profile instead of a known model: what Trace.to_json() wrote (docs/explanation/planning.md).",
         rich_help_panel=_COMPUTATION,
         show_default=False,
     ),

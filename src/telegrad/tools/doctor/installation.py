@@ -319,7 +319,7 @@ def gpu() -> list[Finding]:
     if missing:
         needs = f"{said}; operations take CUDA tensors, but {' and '.join(missing)} not found"
         return [Finding("gpu", "missing", needs, "pip install 'telegrad[gpu]'")]
-    return [Finding("gpu", "note", f"{said}; operations take CUDA tensors: docs/gpu.md")]
+    return [Finding("gpu", "note", f"{said}; operations take CUDA tensors: docs/explanation/gpu.md")]
 
 
 def gpus() -> list[str]:
@@ -368,7 +368,7 @@ def mpi() -> list[Finding]:
             "mpi",
             "note",
             f"{found}; telegrad's mpi driver is not for it ({why})",
-            "from_mpi(driver='ucx'), or build telegrad from source with this MPI's mpicxx in PATH: docs/mpi.md",
+            "from_mpi(driver='ucx'), or build telegrad from source with this MPI's mpicxx in PATH: docs/how-to/mpi.md",
         )
     ]
 

@@ -46,7 +46,7 @@ NAMED = ("1gbit", "10gbit", "25gbit", "40gbit", "100gbit", "200gbit", "400gbit")
 
 @dataclass(frozen=True)
 class Network:
-    """The simulator's costs: core/drivers/sim/sim_costs.hpp says what each means, docs/simulation.md in more words.
+    """The simulator's costs. core/drivers/sim/sim_costs.hpp and docs/explanation/simulation.md say what each means.
 
     ``about`` says where ``costs`` come from. Raises ``ValueError`` for figures that make no sense.
     """

@@ -638,7 +638,7 @@ def queue_reused(
     but for those that are alone. ``gradient``: of all parts, each from its offset on; ``None``: nothing is added.
     ``indices`` and ``values``: of all parts, each in its room; ``counts``: int64, by part; ``active``: int64, by place:
     where it is 0, the residual and what is kept stay as they are, and nothing is moved. Does not wait. Source: RedSync
-    §3.2; the entries are those of ``ReusedThreshold`` on a CPU. Raises as ``check_arguments``, of the part that ends
+    §2.1; the entries are those of ``ReusedThreshold`` on a CPU. Raises as ``check_arguments``, of the part that ends
     last, and of k.
     """
     if not parts:

@@ -1,0 +1,39 @@
+"""Asks the process of pages_program.py; as ``pages_client.py SOCKET --nproc-per-node 2 a.py`` stands for torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+
+def ask(path: str, request: dict[str, Any]) -> Any:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile() as answer:
+            return json.loads(answer.readline())
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def launch(path: str, options: list[str]) -> int:
+    """What torchrun does, of which it takes ``--standalone`` and ``--nproc-per-node``."""
+    while options[0] == "--standalone":
+        options = options[1:]
+    option, ranks, *script = options
+    assert option == "--nproc-per-node", option
+    request = {"script": script, "ranks": int(ranks), "folder": os.getcwd(), "environment": dict(os.environ)}
+    statuses, said = ask(path, request | {"port": free_port()})
+    sys.stdout.write(said)
+    return int(any(statuses))
+
+
+if __name__ == "__main__":
+    sys.exit(launch(sys.argv[1], sys.argv[2:]))
