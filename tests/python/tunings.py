@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from telegrad.cost import Choice, Costs, DecisionTable, Place, Tuning
+from telegrad.cost import Costs, DecisionTable, Place, TableEntry, Tuning
 
 
 def tuning_of(place: Place, crossing: int) -> Tuning:
@@ -13,7 +13,7 @@ def tuning_of(place: Place, crossing: int) -> Tuning:
     return Tuning(
         place=place,
         costs=Costs(2e-6, 1e-10, 1.5e-10, 3e-11),
-        allreduce=DecisionTable(place.ranks, (Choice(0, "ring"), Choice(crossing, "recursive_doubling"))),
+        allreduce=DecisionTable(place.ranks, (TableEntry(0, "ring"), TableEntry(crossing, "recursive_doubling"))),
         measured_at="2026-11-21T12:00:00+00:00",
         telegrad_version="0.1.0",
         residual=0.07,

@@ -13,7 +13,7 @@ from device_ranks import RANKS, on_all, values
 from fake_device import FakeRuntime, FakeStream, on_fake_device
 
 from telegrad import Communicator
-from telegrad.communicator import member
+from telegrad.communicator import base
 from telegrad.communicator.cuda import transfers
 from telegrad.communicator.cuda.staging import Lease, Staging, staging_of
 
@@ -141,7 +141,7 @@ def test_a_tensor_longer_than_the_bound_goes_bit_by_bit(
             works[rank].wait()
 
     made: list[Staging] = []
-    monkeypatch.setattr(member, "staging_of", lambda _: [made.append(Staging(device, most_bytes=most)), made[-1]][1])
+    monkeypatch.setattr(base, "staging_of", lambda _: [made.append(Staging(device, most_bytes=most)), made[-1]][1])
     monkeypatch.setattr(Communicator, "driver", "threads")
     tensors = [on_fake_device(values(rank, chunks * CHUNK // 4)) for rank in range(RANKS)]
     others = [on_fake_device(values(rank, chunks * CHUNK // 4)) for rank in range(RANKS)]
@@ -220,7 +220,7 @@ def test_a_message_that_is_over_forbids_no_waiting(
 ) -> None:
     """Ranks in threads; the sum needs twice the memory that there is, and ranks 0 and 1 had a message before."""
     monkeypatch.setattr(transfers, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(member, "staging_of", lambda _: Staging(device, most_bytes=4 * CHUNK))
+    monkeypatch.setattr(base, "staging_of", lambda _: Staging(device, most_bytes=4 * CHUNK))
     monkeypatch.setattr(Communicator, "driver", "threads")
     comms = Communicator.local(RANKS, timeout_s=60.0)
     tensors = [on_fake_device(values(rank, 4 * CHUNK // 4)) for rank in range(RANKS)]

@@ -18,7 +18,7 @@ from tunings import exchanges, tuning_of
 
 from telegrad import Communicator, Tuning, _core
 from telegrad.communicator.tuning_cache import file_of, store
-from telegrad.cost import ALLREDUCE_ALGORITHMS, Choice, DecisionTable, Place
+from telegrad.cost import ALLREDUCE_ALGORITHMS, DecisionTable, Place, TableEntry
 from telegrad.errors import MismatchedCall
 from telegrad.launch import SINGLE_THREADED, Ranks, join
 
@@ -166,7 +166,7 @@ def test_the_core_takes_every_algorithm_that_a_table_may_name(
     local: Callable[..., list[Communicator]], name: str
 ) -> None:
     comm = local(1)[0]
-    comm.use(dataclasses.replace(tuning_of(_place(1), 5000), allreduce=DecisionTable(1, (Choice(0, name),))))
+    comm.use(dataclasses.replace(tuning_of(_place(1), 5000), allreduce=DecisionTable(1, (TableEntry(0, name),))))
     assert comm._core.choose_allreduce(16) == getattr(_core.Algorithm, name)
 
 

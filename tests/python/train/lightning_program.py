@@ -224,7 +224,7 @@ def _what_trainers_say(comm: Communicator) -> None:
     assert state.comm._options.liveness_timeout_s == 9.0
     assert start({}, scaler=torch.amp.GradScaler("cpu", enabled=False))._averaging.nonfinite == "raise"
     assert start({"nonfinite": "send"}, scaler=scaler)._averaging.nonfinite == "send"
-    assert start({"scaler": None}, scaler=scaler)._units._scaler is None
+    assert start({"scaler": None}, scaler=scaler)._scales._scaler is None
     launcher = object.__new__(_MultiProcessingLauncher)
     with pytest.warns(RuntimeWarning, match="end with fit, and with them what they have not sent.*strategy='ddp'"):
         start({}, launcher=launcher)

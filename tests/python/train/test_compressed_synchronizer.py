@@ -181,7 +181,7 @@ def test_residuals_of_steps(on_ranks: OnRanks) -> None:
 
     def run(comm: Communicator) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         rank = Rank(comm, plan="single", feedback="steps", optimizer=sgd, select="topk")
-        optimizer = rank.sync._compression._units._optimizer  # type: ignore[union-attr]
+        optimizer = rank.sync._compression._scales._optimizer  # type: ignore[union-attr]
         assert optimizer is not None
         moved = []
         for step in range(6):

@@ -279,7 +279,11 @@ def _adam(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         ({"scaler": torch.amp.GradScaler("cpu")}, ValueError, "nonfinite='raise' does not fit scaler="),
         ({"clip_norm": 0}, ValueError, "clip_norm=0 must be above 0"),
         ({"clip_norm": "1"}, TypeError, "clip_norm='1' must be a number"),
-        ({"output": ["tail"]}, ValueError, "output names 'tail', which the model does not have"),
+        (
+            {"select": "topk", "same_sign": True, "output": ["tail"]},
+            ValueError,
+            "output names 'tail', which the model does not have",
+        ),
     ],
 )
 def test_bad_options(on_ranks: OnRanks, options: dict[str, Any], error: type[Exception], message: str) -> None:

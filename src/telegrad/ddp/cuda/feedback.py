@@ -107,7 +107,7 @@ class DeviceFeedback:
         self._is_open = False
         self._records = False
         self._reverted: list[Remembered] = []  # but for the copies, which the stream has not been given yet
-        self._units: dict[tuple[torch.device, float], torch.Tensor] = {}  # of the step that is open
+        self._scales: dict[tuple[torch.device, float], torch.Tensor] = {}  # of the step that is open
         self._changed: list[Remembered] = []
         self._tables = DeviceTables()
 
@@ -158,7 +158,7 @@ class DeviceFeedback:
         """Opens a step that can be undone, at the cost of a copy of all that it changes, for which memory is kept from
         then on. One that is open is undone."""
         self._undo_open_step()
-        self._is_open, self._units = True, {}
+        self._is_open, self._scales = True, {}
 
     def close_step(self) -> list[torch.Tensor]:
         """What has changed since ``begin`` may still be undone by ``undo``, which uses these tensors."""
@@ -300,9 +300,9 @@ class DeviceFeedback:
         """On the device, where a step that is undone gives the unit back, too."""
         if self._scale is not None:
             return self._scale.unit(like, unit)
-        found = self._units.get((like.device, unit))
+        found = self._scales.get((like.device, unit))
         if found is None:
-            found = self._units[like.device, unit] = like.new_full((1,), unit, dtype=torch.float64)
+            found = self._scales[like.device, unit] = like.new_full((1,), unit, dtype=torch.float64)
         return found
 
     def _keep(self, ones: Sequence[Remembered]) -> None:

@@ -15,21 +15,21 @@ class LossScale:
 
     def __init__(self, scaler: torch.amp.GradScaler) -> None:
         self._scaler = scaler
-        self._units: dict[tuple[torch.device, float], torch.Tensor] = {}
+        self._scales: dict[tuple[torch.device, float], torch.Tensor] = {}
         self._looks: deque[LateRead] = deque()
 
     def begin(self) -> None:
         """Of another pass."""
-        self._units = {}
+        self._scales = {}
 
     def unit(self, like: torch.Tensor, rate: float = 1.0) -> torch.Tensor:
         """``rate`` / scale on the device of ``like``, float64, of one element; not to be written. A scale that is no
         number above 0 gives none above 0 that is finite."""
-        found = self._units.get((like.device, rate))
+        found = self._scales.get((like.device, rate))
         if found is None:
             with torch.no_grad():
                 found = self._inverse(like) if rate == 1.0 else self.unit(like) * rate
-            self._units[like.device, rate] = found
+            self._scales[like.device, rate] = found
         return found
 
     def check(self, *, wait: bool = False) -> None:
