@@ -132,6 +132,40 @@ def test_what_security_says_of_ucx() -> None:
     assert "sizeof(Call) == 40" in (transport / "envelope.hpp").read_text()
 
 
+def enumerators(header: str, name: str) -> dict[str, str]:
+    """By name, the numbers of an enumeration in a header of the core."""
+    (body,) = re.findall(rf"enum class {name} : std::uint8_t {{(.*?)}};", header, flags=re.DOTALL)
+    return dict(re.findall(r"(\w+) = (\d+)", re.sub(r"//.*", "", body)))
+
+
+def test_the_wire_format_has_the_numbers_of_the_core() -> None:
+    page, core = (DOCS / "reference" / "wire-format.md").read_text(), ROOT / "core"
+    envelope, wire = (core / "transport" / "envelope.hpp").read_text(), (core / "codec" / "wire.hpp").read_text()
+    types = (core / "base" / "types.hpp").read_text()
+    for constant, said in [("kWireVersion", "wire version (now {})"), ("kVectorVersion", "the version (now {})")]:
+        (number,) = re.findall(rf"{constant} = (\w+);", envelope + wire)
+        assert said.format(number) in page
+    assert "kVectorMagic = 0x534754U" in wire
+    assert "`0x534754`" in page
+    others = {"receive": "recv", "automatic": "auto", "boolean": "bool"}
+    rows = {"operation": (envelope, "Operation"), "algorithm": (envelope, "Algorithm"), "dtype": (types, "DType")}
+    rows |= {"reduction": (types, "Reduction"), "kind": (wire, "VectorKind"), "index_format": (wire, "IndexFormat")}
+    for field, (header, name) in rows.items():
+        row = next(line for line in page.splitlines() if f"| `{field}` |" in line and re.search(r"\| \d \w", line))
+        said = dict(re.findall(r"(\d+) ([a-z]\w*(?: allreduce| allgather| reduce_scatter)?)", row))
+        found = enumerators(header, name)
+        assert found
+        for one, number in found.items():
+            expected = others.get(one, one)
+            assert said[number].replace(" ", "_") == expected, field
+    encodings = enumerators(types, "ValueEncoding")
+    table = page.partition("### Encoded values")[2].partition("###")[0]
+    listed: dict[str, str] = {}
+    for numbers, names in re.findall(r"^\| ([\d, ]+) \| ([\w, ]+) \|", table, flags=re.MULTILINE):
+        listed |= dict(zip(names.split(", "), numbers.split(", "), strict=True))
+    assert listed == encodings
+
+
 # No pickle
 
 _MAY_WRITE = {"tools/report/flight_recorder.py"}
