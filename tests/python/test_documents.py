@@ -166,6 +166,42 @@ def test_the_wire_format_has_the_numbers_of_the_core() -> None:
     assert listed == encodings
 
 
+SIZES = {"uint8_t": 1, "uint32_t": 4, "uint64_t": 8, "double": 8, "Rank": 4, "Step": 4, "Call": 40}
+SIZES |= dict.fromkeys(("Operation", "DType", "Reduction", "Algorithm", "VectorKind", "IndexFormat"), 1)
+SIZES |= {"ValueEncoding": 1, "array<std::uint8_t, 3>": 3}
+
+
+def fields_of(header: str, name: str) -> dict[str, tuple[int, int]]:
+    """By name, the first and the last byte of each field of a struct in a header of the core."""
+    (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", header, flags=re.DOTALL | re.MULTILINE)
+    found, at = {}, 0
+    for kind, field in re.findall(r"^  (?:std::)?([\w:<>, ]+?) (\w+)(?: = [^;]+|{})?;", body, flags=re.MULTILINE):
+        found[field] = at, at + SIZES[kind] - 1
+        at += SIZES[kind]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "struct", "size"),
+    [
+        ("transport/envelope.hpp", "Envelope", 72),
+        ("transport/envelope.hpp", "Call", 40),
+        ("codec/wire.hpp", "VectorHeader", 32),
+    ],
+)
+def test_the_wire_format_has_the_fields_of_the_core(file: str, struct: str, size: int) -> None:
+    page = (DOCS / "reference" / "wire-format.md").read_text()
+    fields = fields_of((ROOT / "core" / file).read_text(), struct)
+    assert max(last for _, last in fields.values()) == size - 1
+    for field, (first, last) in fields.items():
+        if field in ("reserved", "end"):  # "end" shares the row of "begin"
+            continue
+        if field == "begin":
+            last = fields["end"][1]
+        at = str(first) if first == last else f"{first}–{last}"
+        assert f"| {at} | `{field}`" in page, field
+
+
 # No pickle
 
 _MAY_WRITE = {"tools/report/flight_recorder.py"}
