@@ -42,7 +42,7 @@ _BYTES_OF_1_GI = 60 << 30  # a dozen arrays of 4 GiB, with torch's, and what ker
 class Part:
     """``command(stem)``: of a benchmark, ``stem`` being its results' path without suffix; of tests what pytest gets.
     ``needs``: packages. ``stands_on``: parts without which this one is not begun, if they are run. ``environment``:
-    what docs/explanation/gpu.md says that it needs."""
+    what docs/results/gpu.md says that it needs."""
 
     limit_s: float
     command: Callable[[Path], list[str]]

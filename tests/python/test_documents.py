@@ -132,6 +132,76 @@ def test_what_security_says_of_ucx() -> None:
     assert "sizeof(Call) == 40" in (transport / "envelope.hpp").read_text()
 
 
+def enumerators(header: str, name: str) -> dict[str, str]:
+    """By name, the numbers of an enumeration in a header of the core."""
+    (body,) = re.findall(rf"enum class {name} : std::uint8_t {{(.*?)}};", header, flags=re.DOTALL)
+    return dict(re.findall(r"(\w+) = (\d+)", re.sub(r"//.*", "", body)))
+
+
+def test_the_wire_format_has_the_numbers_of_the_core() -> None:
+    page, core = (DOCS / "reference" / "wire-format.md").read_text(), ROOT / "core"
+    envelope, wire = (core / "transport" / "envelope.hpp").read_text(), (core / "codec" / "wire.hpp").read_text()
+    types = (core / "base" / "types.hpp").read_text()
+    for constant, said in [("kWireVersion", "wire version (now {})"), ("kVectorVersion", "the version (now {})")]:
+        (number,) = re.findall(rf"{constant} = (\w+);", envelope + wire)
+        assert said.format(number) in page
+    assert "kVectorMagic = 0x534754U" in wire
+    assert "`0x534754`" in page
+    others = {"receive": "recv", "automatic": "auto", "boolean": "bool"}
+    rows = {"operation": (envelope, "Operation"), "algorithm": (envelope, "Algorithm"), "dtype": (types, "DType")}
+    rows |= {"reduction": (types, "Reduction"), "kind": (wire, "VectorKind"), "index_format": (wire, "IndexFormat")}
+    for field, (header, name) in rows.items():
+        row = next(line for line in page.splitlines() if f"| `{field}` |" in line and re.search(r"\| \d \w", line))
+        said = dict(re.findall(r"(\d+) ([a-z]\w*(?: allreduce| allgather| reduce_scatter)?)", row))
+        found = enumerators(header, name)
+        assert found
+        for one, number in found.items():
+            expected = others.get(one, one)
+            assert said[number].replace(" ", "_") == expected, field
+    encodings = enumerators(types, "ValueEncoding")
+    table = page.partition("### Encoded values")[2].partition("###")[0]
+    listed: dict[str, str] = {}
+    for numbers, names in re.findall(r"^\| ([\d, ]+) \| ([\w, ]+) \|", table, flags=re.MULTILINE):
+        listed |= dict(zip(names.split(", "), numbers.split(", "), strict=True))
+    assert listed == encodings
+
+
+SIZES = {"uint8_t": 1, "uint32_t": 4, "uint64_t": 8, "double": 8, "Rank": 4, "Step": 4, "Call": 40}
+SIZES |= dict.fromkeys(("Operation", "DType", "Reduction", "Algorithm", "VectorKind", "IndexFormat"), 1)
+SIZES |= {"ValueEncoding": 1, "array<std::uint8_t, 3>": 3}
+
+
+def fields_of(header: str, name: str) -> dict[str, tuple[int, int]]:
+    """By name, the first and the last byte of each field of a struct in a header of the core."""
+    (body,) = re.findall(rf"^struct {name} {{\n(.*?)^}};", header, flags=re.DOTALL | re.MULTILINE)
+    found, at = {}, 0
+    for kind, field in re.findall(r"^  (?:std::)?([\w:<>, ]+?) (\w+)(?: = [^;]+|{})?;", body, flags=re.MULTILINE):
+        found[field] = at, at + SIZES[kind] - 1
+        at += SIZES[kind]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "struct", "size"),
+    [
+        ("transport/envelope.hpp", "Envelope", 72),
+        ("transport/envelope.hpp", "Call", 40),
+        ("codec/wire.hpp", "VectorHeader", 32),
+    ],
+)
+def test_the_wire_format_has_the_fields_of_the_core(file: str, struct: str, size: int) -> None:
+    page = (DOCS / "reference" / "wire-format.md").read_text()
+    fields = fields_of((ROOT / "core" / file).read_text(), struct)
+    assert max(last for _, last in fields.values()) == size - 1
+    for field, (first, last) in fields.items():
+        if field in ("reserved", "end"):  # "end" shares the row of "begin"
+            continue
+        if field == "begin":
+            last = fields["end"][1]
+        at = str(first) if first == last else f"{first}–{last}"
+        assert f"| {at} | `{field}`" in page, field
+
+
 # No pickle
 
 _MAY_WRITE = {"tools/report/flight_recorder.py"}

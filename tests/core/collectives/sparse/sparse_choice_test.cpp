@@ -259,7 +259,7 @@ TEST("what earlier sums had in common changes the choice") {
   EXPECT(second_s < 1.02 * best_s);
 }
 
-// As measured on a host of two cores: see docs/explanation/algorithms.md.
+// As measured on a host of two cores: see docs/results/algorithms.md.
 TEST("between ranks that share memory what has filled in goes densely, sooner if the result is dense, and vectors as vectors") {
   constexpr std::uint64_t kN = std::uint64_t{4} << 20;
   constexpr NetworkCosts kMeasured{
