@@ -82,9 +82,9 @@ PATH = (
 
 def draw_path(pyplot: Any) -> Any:
     """The stages from top to bottom, what each talks to, and its files."""
-    figure, axes = pyplot.subplots(figsize=(WIDTH_INCHES, 5.8))
+    figure, axes = pyplot.subplots(figsize=(WIDTH_INCHES, 5.36))
     figure.subplots_adjust(0.01, 0.01, 0.99, 0.99)
-    axes.set(xlim=(0, WIDTH_INCHES), ylim=(-0.05, 5.75))
+    axes.set(xlim=(0, WIDTH_INCHES), ylim=(0.33, 5.69))
     axes.axis("off")
     left, wide, high, every = 0.05, 2.45, 0.62, 0.92
     side_left, side_wide, files_left = 3.1, 1.3, 4.6
