@@ -116,12 +116,12 @@ def draw_path(pyplot: Any) -> Any:
 
 MODEL, NODES, NETWORK, DENSITY, DEVICE = "resnet50", 8, "10gbit", 0.01, "v100"
 SCHEMES = ("ddp", "topk")
-_LOOKS = {
-    "forward": (DARK, ""),
-    "backward": (LIGHT, ""),
-    "selecting": (VERMILION, ""),
-    "unpacking": (BLACK, ""),
-    "on the network": (SKY, "///"),
+_LOOKS: dict[str, dict[str, Any]] = {
+    "forward": {"facecolor": "white", "edgecolor": DARK, "hatch": r"\\\\"},
+    "backward": {"facecolor": LIGHT, "edgecolor": LIGHT},
+    "selecting": {"facecolor": VERMILION, "edgecolor": VERMILION},
+    "unpacking": {"facecolor": BLACK, "edgecolor": BLACK},
+    "on the network": {"facecolor": SKY, "edgecolor": BLUE, "hatch": "///"},
 }
 
 
@@ -150,14 +150,11 @@ def draw_timelines(pyplot: Any) -> Any:
         step = one.step
         for lane, what, start_s, length_s in segments_of(step):
             shown.add(what)
-            color, hatch = _LOOKS[what]
             axes.broken_barh(
                 [(start_s * 1e3, length_s * 1e3)],
                 (0.55 if lane == "processor" else 0.05, 0.4),
-                facecolor=color,
-                hatch=hatch,
-                edgecolor=BLUE if hatch else color,
                 linewidth=0.8,
+                **_LOOKS[what],
             )
         end_ms, computed_ms = step.step_s * 1e3, (step.step_s - step.exposed_s) * 1e3
         axes.axvline(computed_ms, color=BLACK, linestyle=":", linewidth=1.2)
@@ -173,12 +170,9 @@ def draw_timelines(pyplot: Any) -> Any:
         axes.set_yticks([0.75, 0.25], ["processor", "network"])
         axes.tick_params(axis="y", length=0)
     every[-1, 0].set_xlabel("ms from the start of the step")
-    looks = [(what, *look) for what, look in _LOOKS.items() if what in shown]
+    looks = {what: look for what, look in _LOOKS.items() if what in shown}
     figure.legend(
-        handles=[
-            Patch(facecolor=color, hatch=hatch, edgecolor=BLUE if hatch else color, label=what)
-            for what, color, hatch in looks
-        ],
+        handles=[Patch(label=what, **look) for what, look in looks.items()],
         loc="outside lower center",
         ncols=len(looks),
         frameon=False,
