@@ -304,7 +304,7 @@ class ResidualLife:
 
 
 def residual_life() -> ResidualLife:
-    """What the Compressor does with gradients that have a mean and noise of their own in each entry."""
+    """Gradient, residual and sent value of each entry, as the Compressor gives them. Entries differ in mean and noise."""
     generator = np.random.default_rng(_SEED)
     means = generator.normal(0, 0.4, ENTRIES)
     means[WATCHED] = 0.2

@@ -48,11 +48,6 @@ void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries,
 }
 
 template <class V>
-void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base) {
-  scatter(dense, entries, base, [](V& at, V value) { at = value; });
-}
-
-template <class V>
 void expand(std::span<V> dense, Entries<V> entries, V absent, double factor, std::uint64_t base) {
   fill(dense, absent);
   const auto rounded = static_cast<Factor<V>>(factor);
@@ -72,11 +67,6 @@ void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries,
 }
 
 template <class V>
-void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base) {
-  for (std::size_t i = 0; i < entries.size(); ++i) dense[entries.indices[i] - base] = entries.values[i];
-}
-
-template <class V>
 void expand(std::span<V> dense, Entries<V> entries, V absent, double factor, std::uint64_t base) {
   for (V& value : dense) value = absent;
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -89,10 +79,8 @@ void expand(std::span<V> dense, Entries<V> entries, V absent, double factor, std
 #define TELEGRAD_INSTANTIATE(V)                                                            \
   template void fill(std::span<V>, V);                                                     \
   template void scatter_reduce(Reduction, std::span<V>, Entries<V>, std::uint64_t);        \
-  template void scatter_set(std::span<V>, Entries<V>, std::uint64_t);                      \
   template void expand(std::span<V>, Entries<V>, V, double, std::uint64_t);                \
   template void reference::scatter_reduce(Reduction, std::span<V>, Entries<V>, std::uint64_t); \
-  template void reference::scatter_set(std::span<V>, Entries<V>, std::uint64_t);           \
   template void reference::expand(std::span<V>, Entries<V>, V, double, std::uint64_t);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

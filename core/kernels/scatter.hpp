@@ -18,10 +18,6 @@ void fill(std::span<V> dense, V value);
 template <class V>
 void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
 
-/// dense[index - base] = value; what no entry names stays as it is.
-template <class V>
-void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
-
 /// dense = the entries times `factor`, and `absent` elsewhere.
 template <class V>
 void expand(std::span<V> dense, Entries<V> entries, V absent, double factor = 1.0, std::uint64_t base = 0);
@@ -29,8 +25,6 @@ void expand(std::span<V> dense, Entries<V> entries, V absent, double factor = 1.
 namespace reference {
 template <class V>
 void scatter_reduce(Reduction reduction, std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
-template <class V>
-void scatter_set(std::span<V> dense, Entries<V> entries, std::uint64_t base = 0);
 template <class V>
 void expand(std::span<V> dense, Entries<V> entries, V absent, double factor = 1.0, std::uint64_t base = 0);
 }  // namespace reference

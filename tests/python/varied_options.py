@@ -18,23 +18,21 @@ def objects_of(compress: Any = "topk", **varied: Any) -> dict[str, Any]:
     ``formats``), an object, or None. TopK's fields are taken by their names; ``momentum`` with ``nesterov`` and
     ``masking`` makes a Momentum, ``warmup_steps`` with ``warmup`` a Warmup; all others are passed on."""
     of_topk = {name: varied.pop(name) for name in list(varied) if name in _OF_TOPK}
-    formats = {name: varied.pop(name) for name in ("formats",) if name in varied}
+    formats = [varied.pop("formats")] if "formats" in varied else []
     flags = {name: varied.pop(name) for name in ("nesterov", "masking") if name in varied}
-    found = varied
     if "momentum" in varied or flags:
-        found["momentum"] = Momentum(varied.get("momentum", 0.0), **flags)
+        varied["momentum"] = Momentum(varied.get("momentum", 0.0), **flags)
     if "warmup_steps" in varied:
-        found["warmup"] = Warmup(varied.pop("warmup_steps"), varied.pop("warmup", "dense"))
+        varied["warmup"] = Warmup(varied.pop("warmup_steps"), varied.pop("warmup", "dense"))
+    if compress == "quantised":
+        return {"compress": Quantised(*formats, **of_topk), **varied}
+    if compress == "cheapest":
+        return {"compress": Cheapest(TopK(**of_topk), *formats), **varied}
+    assert not formats, f"{formats} have no place in {compress}"
     if compress == "topk":
-        found["compress"] = TopK(**of_topk)
-    elif compress == "quantised":
-        found["compress"] = Quantised(*formats.values(), **of_topk)
-    elif compress == "cheapest":
-        found["compress"] = Cheapest(TopK(**of_topk), *formats.values())
-    else:
-        assert not of_topk, f"{of_topk} have no place in {compress}"
-        found["compress"] = compress
-    return found
+        return {"compress": TopK(**of_topk), **varied}
+    assert not of_topk, f"{of_topk} have no place in {compress}"
+    return {"compress": compress, **varied}
 
 
 def module_of(parameters: Mapping[str, nn.Parameter]) -> nn.Module:

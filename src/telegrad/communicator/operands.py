@@ -457,24 +457,24 @@ def formats_of(wire: object, stream: Shape, *, shares_memory: bool, tuning: Tuni
     return formats_named(wire, stream.dtype, layout=layout_that_pays(beta_s_per_byte, density, stream.dtype))
 
 
-def formats_named(wire: object, dtype: str, *, layout: str = "blocked") -> Formats:
+def formats_named(wire: object, dtype: str, *, layout: str = "blocked", argument: str = "wire") -> Formats:
     """What ``wire`` stands for where values are of ``dtype`` (as ``SparseVector.dtype`` says it) and entries, unless it
-    names their layout, have this one. Raises as ``formats_of`` does."""
+    names their layout, have this one. ``argument``: what the caller's is called. Raises as ``formats_of`` does."""
     if wire is None or isinstance(wire, str):
-        return formats_of_name(wire, dtype, layout)
-    raise _unknown(wire)
+        return formats_of_name(wire, dtype, layout, argument)
+    raise _unknown(wire, argument)
 
 
 @functools.cache
-def formats_of_name(wire: str | None, dtype: str, layout: str) -> Formats:
+def formats_of_name(wire: str | None, dtype: str, layout: str, argument: str = "wire") -> Formats:
     """As ``formats_named``."""
-    named, values = _parts_of(wire)
+    named, values = _parts_of(wire, argument)
     if values is None or values == dtype:
         encoding = _core.ValueEncoding.native
     elif dtype != "f32" or values not in ENCODINGS:
         raise TypeError(
-            f"wire={wire!r} does not fit a stream of {dtype}: only float32 values can be encoded, and others go as "
-            "they are; name the layout alone"
+            f"{argument}={wire!r} does not fit a stream of {dtype}: only float32 values can be encoded, and others go "
+            "as they are; name the layout alone"
         )
     else:
         encoding = getattr(_core.ValueEncoding, values)
@@ -488,17 +488,17 @@ def name_of_formats(formats: Formats, dtype: str) -> str:
     return f"{name}-{dtype if formats.values == _core.ValueEncoding.native else formats.values.name}"
 
 
-def check_block_wire(wire: object, owner: str) -> None:
+def check_block_wire(wire: object, owner: str, *, argument: str = "wire") -> None:
     """Raises ``ValueError``, saying whose messages they are, unless ``wire`` leaves indices and values as they are: for
     blocks of fixed sizes."""
-    if _parts_of(wire)[0] not in (None, "raw"):
+    if _parts_of(wire, argument)[0] not in (None, "raw"):
         raise ValueError(
-            f"wire={wire!r} makes messages whose sizes depend on the entries, but those of {owner} are fixed: use "
-            "'auto' or 'raw'"
+            f"{argument}={wire!r} makes messages whose sizes depend on the entries, but those of {owner} are fixed: "
+            "use 'auto' or 'raw'"
         )
 
 
-def _parts_of(wire: object) -> tuple[str | None, str | None]:
+def _parts_of(wire: object, argument: str) -> tuple[str | None, str | None]:
     """The names of the layout and of the values' encoding; ``None``: not named."""
     if wire is None:
         return None, None
@@ -510,12 +510,12 @@ def _parts_of(wire: object) -> tuple[str | None, str | None]:
             return first, second or None
         if wire in ENCODINGS or wire in _NATIVE:
             return None, wire
-    raise _unknown(wire)
+    raise _unknown(wire, argument)
 
 
-def _unknown(wire: object) -> ValueError:
+def _unknown(wire: object, argument: str) -> ValueError:
     return ValueError(
-        f"wire={wire!r} does not exist for sparse streams: use auto, raw, blocked, packed, indices, one of "
+        f"{argument}={wire!r} does not exist for sparse streams: use auto, raw, blocked, packed, indices, one of "
         f"{', '.join(ENCODINGS)} or two as in packed-bf16"
     )
 
@@ -524,7 +524,7 @@ def check_rounding_options(wire: object, seed: int, error: Any) -> None:
     """Raises ``ValueError`` for a ``seed`` that is not 0 or an ``error`` where ``wire`` names no rounding. One that
     leaves this dtype as it is, as ``"bf16"`` does a bfloat16 stream, may have them: of a model's streams some are
     float32."""
-    if _parts_of(wire)[1] in ENCODINGS:
+    if _parts_of(wire, "wire")[1] in ENCODINGS:
         return
     if seed:
         raise ValueError(f"seed={seed} is for a wire= that may round at random: name one, or leave seed out")

@@ -18,6 +18,7 @@ from telegrad.communicator import OkTopkState
 from telegrad.communicator.operands import check_block_wire, formats_named, on_device
 from telegrad.compress import BucketTopK, BySize, Compressor, ParameterInfo, Policy, Selection, Velocities
 from telegrad.compress.arguments import checked_count
+from telegrad.compress.compressor import FEEDBACK
 from telegrad.compress.policies import check_selections, compressions_of
 from telegrad.compress.residual import check_density
 from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
@@ -30,7 +31,6 @@ COMBINE = ("allreduce", "oktopk", "gtopk", "bounded", "allgather")
 """What ``combine=`` can be: how the ranks' entries meet. Summed, all of them (SparCML); summed, of which all ranks
 together keep about as many as each selects (Ok-Topk; gTopk; bounded, in messages of fixed sizes); or gathered by every
 rank, which adds them itself (the simplest)."""
-FEEDBACK = ("gradients", "steps")
 QUANTISED = ("bf16", "int8", "qsgd8", "qsgd4")
 """Formats of dense sums whose rounding errors error feedback bears, and in which no finite float32 overflows."""
 WARMUPS = ("dense", "falling")
@@ -163,17 +163,11 @@ class TopK:
     def _check_values(self) -> None:
         if self.values is None:  # for all_reduce it means the default
             raise ValueError("values=None does not exist: use 'auto', or leave it out")
-        try:
-            formats_named(self.values, "f32")
-        except (TypeError, ValueError) as error:
-            raise type(error)(str(error).replace("wire=", "values=", 1)) from error
+        formats_named(self.values, "f32", argument="values")
         if not isinstance(self.combine, OkTopk):
             check_choice(self.combine, "combine", COMBINE)
         if self.combine == "bounded":
-            try:
-                check_block_wire(self.values, "combine='bounded'")
-            except ValueError as error:
-                raise ValueError(str(error).replace("wire=", "values=", 1)) from error
+            check_block_wire(self.values, "combine='bounded'", argument="values")
 
     @property
     def per_parameter(self) -> Policy:
@@ -243,10 +237,9 @@ class Quantised:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", _checked_formats(self.values))
-        TopK(small_elements=self.small_elements, feedback=self.feedback, policy=self.policy)  # looks at these
+        self.as_topk()  # which looks at the others
 
-    @property
-    def entries(self) -> TopK:
+    def as_topk(self) -> TopK:
         """What says which parameters are rounded."""
         return TopK(small_elements=self.small_elements, feedback=self.feedback, policy=self.policy)
 

@@ -33,7 +33,6 @@ from telegrad.ddp.options import (
     Quantised,
     TopK,
     Warmup,
-    check_choice,
     compressor_of,
     encoding_of,
     plain_options,
@@ -70,7 +69,6 @@ class GroupCompression:
         optimizer: torch.optim.Optimizer | None = None,
         nonfinite: str = "raise",
     ) -> None:
-        check_choice(nonfinite, "nonfinite", NONFINITE)
         for name, one in parameters.items():
             check_dtype(one.dtype, name, on_device=on_device(one))
         self.compress = compress
@@ -213,7 +211,7 @@ def _entries_and_formats(compress: Compress, parameters: Mapping[str, nn.Paramet
             raise TypeError(
                 f"values={compress.values!r} is for float32 gradients, and that of {name!r} is {parameter.dtype}"
             )
-    return compress.topk if isinstance(compress, Cheapest) else compress.entries, formats
+    return compress.topk if isinstance(compress, Cheapest) else compress.as_topk(), formats
 
 
 # Gradients that travel together, those of large parameters as their largest entries with error feedback.

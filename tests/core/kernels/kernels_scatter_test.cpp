@@ -28,8 +28,6 @@ void expect_like_reference(std::size_t size, double density, std::uint64_t base,
     check([&](std::span<V> out) { kernels::expand(out, run.entries(), absent, 0.3, base); },
           [&](std::span<V> out) { kernels::reference::expand(out, run.entries(), absent, 0.3, base); });
   }
-  check([&](std::span<V> out) { kernels::scatter_set(out, run.entries(), base); },
-        [&](std::span<V> out) { kernels::reference::scatter_set(out, run.entries(), base); });
 }
 
 TEST("scattering has the bits of the reference, also into a slice that begins anywhere") {
