@@ -304,7 +304,7 @@ class ResidualLife:
 
 
 def residual_life() -> ResidualLife:
-    """Gradient, residual and sent value of each entry, as the Compressor gives them. Entries differ in mean and noise."""
+    """Gradient, residual and sent value of each entry, as the Compressor gives them. Means and noise differ."""
     generator = np.random.default_rng(_SEED)
     means = generator.normal(0, 0.4, ENTRIES)
     means[WATCHED] = 0.2
