@@ -32,6 +32,8 @@ def launch(path: str, options: list[str]) -> int:
     request = {"script": script, "ranks": int(ranks), "folder": os.getcwd(), "environment": dict(os.environ)}
     statuses, said = ask(path, request | {"port": free_port()})
     sys.stdout.write(said)
+    if any(statuses):
+        sys.stderr.write(f"exit statuses of the ranks: {statuses}\n")
     return int(any(statuses))
 
 

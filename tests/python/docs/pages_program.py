@@ -100,13 +100,14 @@ def run_blocks(request: dict[str, Any], folder: Path) -> None:
         dist.destroy_process_group()
 
 
-def run_script(request: dict[str, Any]) -> None:
-    """As the interpreter would."""
+def run_script(request: dict[str, Any]) -> dict[str, Any]:
+    """As the interpreter would. Returns what the script has made, which must not be destroyed: with torch 2.13 the end of
+    a DDP model waits for a thread of Gloo, which waits for Python's lock."""
     os.environ.update(request["environment"])
     sys.argv = request["script"]
     sys.path.insert(0, str(Path(sys.argv[0]).parent.resolve()))
     try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
+        return runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()
 
@@ -124,7 +125,7 @@ def rank_of(request: dict[str, Any], rank: int, log: int) -> int:
         given = {name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1"}
         if "script" in request:
             os.chdir(request["folder"])
-            run_script(request | {"environment": request["environment"] | given})
+            kept = run_script(request | {"environment": request["environment"] | given})  # noqa: F841
         else:
             os.environ.update(given)
             folder = Path(request["folder"], f"rank{rank}")
