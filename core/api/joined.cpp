@@ -1,5 +1,6 @@
 #include "api/joined.hpp"
 
+#include <limits>
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -36,6 +37,7 @@ void raise(const Failure& failure) {
 void check(const Options& options) {
   check_seconds("timeout_s", options.timeout_s);
   if (options.liveness_timeout_s) check_seconds("liveness_timeout_s", *options.liveness_timeout_s);
+  if (options.stall_s) check_seconds("stall_s", *options.stall_s);
 }
 
 void check_size(Rank size) {
@@ -63,6 +65,7 @@ CommunicatorOptions own_options(const Options& options) {
   CommunicatorOptions own;
   own.session.timeout_s = options.timeout_s;
   own.session.liveness_timeout_s = options.liveness_timeout_s;
+  own.session.stall_s = options.stall_s.value_or(std::numeric_limits<double>::infinity());
   own.report_folder = options.report_folder;
   return own;
 }

@@ -33,8 +33,10 @@ std::shared_ptr<const Group> group_named(const std::string& name, std::vector<Ra
   return name.empty() ? nullptr : std::make_shared<const Group>(Group{name, std::move(parent_ranks)});
 }
 
+constexpr double kNever_s = std::numeric_limits<double>::infinity();
+
 std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::string& report_folder,
-                                        const std::string& group_name, std::vector<Rank> parent_ranks) {
+                                        const std::string& group_name, std::vector<Rank> parent_ranks, double stall_s) {
   const auto group = group_named(group_name, std::move(parent_ranks));
   const std::uint32_t epoch = std::random_device{}();
   const auto network = std::make_shared<LocalNetwork>(size);
@@ -44,7 +46,11 @@ std::vector<CommunicatorPtr> make_local(Rank size, double timeout_s, const std::
     auto driver = std::make_unique<LocalDriver>(network, rank);
     // One engine runs all ranks, so none can fall silent without the others.
     const CommunicatorOptions options{
-        .session = {.epoch = epoch, .timeout_s = timeout_s, .liveness_timeout_s = std::nullopt, .group = group},
+        .session = {.epoch = epoch,
+                    .timeout_s = timeout_s,
+                    .liveness_timeout_s = std::nullopt,
+                    .stall_s = stall_s,
+                    .group = group},
         .report_folder = report_folder};
     all.push_back(std::make_shared<Communicator>(engine, std::move(driver), options));
   }
@@ -80,9 +86,10 @@ CommunicatorPtr join_by(const nb::callable& exchange, Join join) {
 
 CommunicatorOptions options_of(double timeout_s, std::optional<double> liveness_timeout_s,
                                const std::string& report_folder, const std::string& group_name,
-                               std::vector<Rank> parent_ranks) {
+                               std::vector<Rank> parent_ranks, double stall_s) {
   return {.session = {.timeout_s = timeout_s,
                       .liveness_timeout_s = liveness_timeout_s,
+                      .stall_s = stall_s,
                       .group = group_named(group_name, std::move(parent_ranks))},
           .report_folder = report_folder};
 }
@@ -90,11 +97,10 @@ CommunicatorOptions options_of(double timeout_s, std::optional<double> liveness_
 CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, double timeout_s,
                          std::optional<double> liveness_timeout_s, const std::optional<std::string>& interface,
                          const std::string& report_folder, bool checks, const std::string& group_name,
-                         std::vector<Rank> parent_ranks, const std::optional<std::string>& devices) {
+                         std::vector<Rank> parent_ranks, const std::optional<std::string>& devices, double stall_s) {
   CommunicatorOptions options =
-      options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks));
+      options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks), stall_s);
   if (!checks) {
-    constexpr double kNever_s = std::numeric_limits<double>::infinity();
     options.session.heartbeat_s = kNever_s;
     options.session.probe_s = kNever_s;
   }
@@ -107,12 +113,13 @@ CommunicatorPtr make_ucx(Rank rank, Rank size, const nb::callable& exchange, dou
 // `driver`: a capsule of another extension module, which holds a driver until it is joined.
 CommunicatorPtr make_over(const nb::capsule& driver, const nb::callable& exchange, double timeout_s,
                           std::optional<double> liveness_timeout_s, const std::string& report_folder,
-                          const std::string& group_name, std::vector<Rank> parent_ranks) {
+                          const std::string& group_name, std::vector<Rank> parent_ranks, double stall_s) {
   auto& held = *static_cast<std::unique_ptr<AddressedDriver>*>(driver.data(kDriverCapsule));
   if (!held) throw nb::value_error("this driver is joined already: make another");
   return join_by(exchange, [&](const Exchange& swap, const Waiting& waiting) {
     return join(std::move(held),
-                options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks)), swap, waiting);
+                options_of(timeout_s, liveness_timeout_s, report_folder, group_name, std::move(parent_ranks), stall_s),
+                swap, waiting);
   });
 }
 
@@ -192,20 +199,22 @@ void bind_communicator(nb::module_& module) {
   nb::class_<Communicator> communicator(module, "Communicator");
   communicator.def_static("local", &make_local, nb::arg("size"), nb::arg("timeout_s"),
                           nb::arg("report_folder") = "", nb::arg("group") = "",
-                          nb::arg("parent_ranks") = std::vector<Rank>{})
+                          nb::arg("parent_ranks") = std::vector<Rank>{}, nb::arg("stall_s") = kNever_s)
       .def_static("ucx", &make_ucx, nb::arg("rank"), nb::arg("size"), nb::arg("exchange"), nb::arg("timeout_s"),
                   nb::arg("liveness_timeout_s").none(), nb::arg("interface").none(), nb::arg("report_folder") = "",
                   nb::arg("checks") = true, nb::arg("group") = "", nb::arg("parent_ranks") = std::vector<Rank>{},
-                  nb::arg("devices") = nb::none())
+                  nb::arg("devices") = nb::none(), nb::arg("stall_s") = kNever_s)
       .def_static("over", &make_over, nb::arg("driver"), nb::arg("exchange"), nb::arg("timeout_s"),
                   nb::arg("liveness_timeout_s").none(), nb::arg("report_folder") = "", nb::arg("group") = "",
-                  nb::arg("parent_ranks") = std::vector<Rank>{})
+                  nb::arg("parent_ranks") = std::vector<Rank>{}, nb::arg("stall_s") = kNever_s)
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)
       .def_prop_ro("shares_memory", &Communicator::shares_memory)
       .def_prop_ro("warning", &Communicator::warning)
       .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<Unlocked>())
+      .def("hint_at_stalls", &Communicator::hint_at_stalls, nb::arg("at_once"), nb::arg("later"),
+           nb::call_guard<Unlocked>())
       .def("part", &Communicator::part, nb::call_guard<Unlocked>())
       .def("close", &Communicator::close, nb::call_guard<Unlocked>())
       .def("counters", &counters_of)

@@ -95,6 +95,7 @@ Communicator::Communicator(std::shared_ptr<Engine> engine, std::unique_ptr<Drive
     participant_.write_report = [this] { write_report_aside("signal"); };
     participant_.session->when_timed_out([this] { return "; " + write_report("timeout"); });
   }
+  participant_.session->when_stalled([this](const std::string& line) { tell_stall(line); });
   engine_->add(participant_);
 }
 
@@ -198,6 +199,27 @@ void Communicator::write_report_aside(const char* why) const {
   } catch (const std::exception&) {
     // No thread to be had: no report.
   }
+}
+
+// Every rank that is concerned writes a report; `line`, unless empty, goes to stderr.
+void Communicator::tell_stall(const std::string& line) const {
+  try {
+    const bool reports = !report_folder_.empty();
+    const std::string next = reports ? "; for more: `telegrad report " + report_folder_ + "`" : std::string();
+    std::thread([folder = report_folder_, name = report_name(), report = reports ? report_now("stall") : std::string(),
+                 told = line.empty() ? std::string() : "telegrad: " + line + next + "\n"] {
+      if (!folder.empty()) write_report_file(folder, name, report);
+      write_all(STDERR_FILENO, told);
+    }).detach();
+  } catch (const std::exception&) {
+    // No thread to be had: nothing is told.
+  }
+}
+
+void Communicator::hint_at_stalls(std::string at_once, std::string later) {
+  engine_->with_baton([&] {
+    if (!closed_) participant_.session->hint_at_stalls(std::move(at_once), std::move(later));
+  });
 }
 
 std::string Communicator::report() {

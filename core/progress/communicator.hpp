@@ -71,6 +71,9 @@ class Communicator {
   /// True if done by `deadline_s` (Engine::now_s()); false then, or after a signal.
   bool wait(const Request& request, double deadline_s);
 
+  /// See Session::hint_at_stalls().
+  void hint_at_stalls(std::string at_once, std::string later);
+
   /// Ends all operations on all ranks with an error that says `reason`.
   void abort(const std::string& reason);
   /// Says goodbye: operations that still run fail, and none begin any more. Who closes several communicators says so on all
@@ -99,6 +102,7 @@ class Communicator {
   std::string report_now(const char* why) const;
   std::string write_report(const char* why) const;
   void write_report_aside(const char* why) const;
+  void tell_stall(const std::string& line) const;
   std::string report_name() const;
 
   std::shared_ptr<Engine> engine_;

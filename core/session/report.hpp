@@ -52,7 +52,7 @@ struct SessionReport {
 
 /// What only the process knows.
 struct ReportOrigin {
-  std::string why;  // timeout, signal, asked
+  std::string why;  // timeout, stall, signal, asked
   std::string driver;
   std::string host;
   std::uint32_t pid = 0;

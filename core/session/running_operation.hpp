@@ -22,7 +22,8 @@ class Session::RunningOperation final : public Transport {
         called_s_(now_s),
         deadline_s_(now_s + session.options_.timeout_s),
         tell_gap_s_(is_message() ? std::numeric_limits<double>::infinity() : session.options_.probe_s),
-        tell_at_s_(now_s + tell_gap_s_) {}
+        tell_at_s_(now_s + tell_gap_s_),
+        stall_at_s_(now_s + session.stall_s_) {}
 
   Rank rank() const override { return session_.rank(); }
   Rank size() const override { return session_.size(); }
@@ -37,18 +38,26 @@ class Session::RunningOperation final : public Transport {
   double called_s() const { return called_s_; }
   double deadline_s() const { return deadline_s_; }
   /// When something is to be done because time has passed.
-  double next_look_s() const { return std::min(deadline_s_, tell_at_s_); }
+  double next_look_s() const { return std::min({deadline_s_, tell_at_s_, stall_at_s_}); }
   Request& request() const { return *request_; }
   bool is_shut() const { return is_shut_; }
   /// While its gate is shut its time does not run.
   void shut() {
     is_shut_ = true;
-    deadline_s_ = tell_at_s_ = std::numeric_limits<double>::infinity();
+    deadline_s_ = tell_at_s_ = stall_at_s_ = std::numeric_limits<double>::infinity();
   }
   void open(double now_s) {
     is_shut_ = false;
     deadline_s_ = now_s + session_.options_.timeout_s;
     tell_at_s_ = now_s + tell_gap_s_;
+    stall_at_s_ = now_s + session_.stall_s_;
+  }
+  double stall_at_s() const { return stall_at_s_; }
+  bool stall_told() const { return stall_told_; }
+  /// Its stall has been told, if `told`, or is not to be looked at before the next stall_s.
+  void note_stall(bool told, double now_s) {
+    stall_told_ = told;
+    stall_at_s_ = told ? std::numeric_limits<double>::infinity() : now_s + session_.options_.stall_s;
   }
 
   void start(Task<void> task) {
@@ -97,6 +106,8 @@ class Session::RunningOperation final : public Transport {
   double deadline_s_;
   double tell_gap_s_;
   double tell_at_s_;
+  double stall_at_s_;
+  bool stall_told_ = false;
   bool is_shut_ = false;
   Rank last_sent_to_ = kNoRank;
   Task<void> task_;

@@ -12,6 +12,9 @@ Session::Session(Driver& driver, SessionOptions options)
   if (options_.liveness_timeout_s && std::isfinite(options_.heartbeat_s)) {
     options_.heartbeat_s = std::min(options_.heartbeat_s, *options_.liveness_timeout_s / kBeatsPerLiveness);
   }
+  // Heartbeats tell what peers have called.
+  if (std::isfinite(options_.heartbeat_s)) options_.stall_s = std::max(options_.stall_s, 2.0 * options_.heartbeat_s);
+  stall_s_ = options_.stall_s;
   if (options_.count_peers) counters_.peers.resize(driver.size());
   driver_.attach(*this);
 }
@@ -59,8 +62,8 @@ void Session::begin(RequestPtr request, double now_s) {
   if (fail_if_abandoned(running)) return;
 
   if (const auto announced = announced_.find(sequence); announced != announced_.end()) {
-    for (const auto& [source, call] : std::exchange(announced->second, {})) {
-      if (!agrees(running, source, call)) break;
+    for (const Announced& one : std::exchange(announced->second, {})) {
+      if (!agrees(running, one.source, one.call)) break;
     }
     announced_.erase(sequence);
   }
@@ -249,7 +252,7 @@ void Session::take_announced_call(Rank source, std::uint32_t sequence, const Cal
     if (sequence - next_sequence_ > kAheadMost) return;
     auto& known = announced_[sequence];
     if (std::ranges::none_of(known, [&](const auto& one) { return one.source == source; })) {
-      known.push_back({source, call});
+      known.push_back({source, call, now_s_});
     }
   } else if (const History::Entry* const ours = history_.find(sequence); ours != nullptr && ours->call != call) {
     fail({.kind = FailureKind::mismatched_call,
@@ -268,7 +271,11 @@ void Session::on_control(const Control& control) {
   if (control.kind != ControlKind::hello) {
     if (control.epoch != options_.epoch) return;
     peer.heard_s = now_s_;
-    if (!peer.called || precedes(*peer.called, control.called)) peer.called = control.called;
+    if (!peer.called || precedes(*peer.called, control.called)) {
+      peer.called = control.called;
+      peer.called_s = now_s_;
+      peer.last_call.reset();
+    }
     if (precedes(peer.messages, control.messages)) peer.messages = control.messages;
   }
   switch (control.kind) {
@@ -284,7 +291,9 @@ void Session::on_control(const Control& control) {
         ++greeted_;
       }
       break;
-    case ControlKind::heartbeat: break;
+    case ControlKind::heartbeat:
+      if (!control.calls.empty() && control.first_call + 1 == *peer.called) peer.last_call = control.calls.front();
+      break;
     case ControlKind::call:
       if (!frozen(control.first_call) && !control.calls.empty()) {
         take_announced_call(control.source, control.first_call, control.calls.front());

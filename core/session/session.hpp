@@ -41,6 +41,7 @@ struct SessionOptions {
   // what it had finished may go on.
   double dispute_s = 5.0;
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
+  double stall_s = std::numeric_limits<double>::infinity();  // when when_stalled() is called; at least 2 heartbeats
   std::shared_ptr<const Group> group{};  // what errors say of a communicator that was split from another; null: of no such
   bool count_peers = false;    // counters for every peer; many simulated ranks would need the square of their number
 
@@ -98,6 +99,15 @@ class Session final : public EventSink {
   const std::optional<Failure>& failure() const { return failure_; }
   /// Called once an operation has timed out, before anybody hears of it; what it returns is added to the reason.
   void when_timed_out(std::function<std::string()> callback) { timed_out_ = std::move(callback); }
+  /// Called with a sentence once the oldest operation has waited for stall_s: which ranks have not called it, and their
+  /// last calls. Without one (empty) where a lower rank of this host says the same, and on a rank that others have waited
+  /// for so long. Each call doubles the time to the next one.
+  void when_stalled(std::function<void(const std::string&)> callback) { stalled_ = std::move(callback); }
+  /// What that sentence ends with, for operations from here on: the likely mistake of ranks that call nothing any more
+  /// (`at_once`), or not until later. "{}" in it stands for these ranks.
+  void hint_at_stalls(std::string at_once, std::string later) {
+    stall_hint_ = {next_sequence_, std::move(at_once), std::move(later)};
+  }
 
   /// Says goodbye; parted() once every peer has too, or has failed.
   void part();
@@ -133,6 +143,8 @@ class Session final : public EventSink {
     bool said_goodbye = false;
     double heard_s = 0.0;  // when, last
     std::optional<std::uint32_t> called{};  // operations; once parted: all that it will ever call
+    double called_s = 0.0;                  // when this rank heard that number first
+    std::optional<Call> last_call{};        // operation `called` - 1, if it has told
     std::uint32_t messages = 0;             // to this rank, outside operations; once parted: all there will be
   };
   class Peers {  // without memory until something is known of one: it would be the square of the ranks' number
@@ -154,6 +166,7 @@ class Session final : public EventSink {
   struct Announced {
     Rank source;
     Call call;
+    double since_s;
   };
 
   static Task<void> run(Session& session, RunningOperation& running);
@@ -209,9 +222,16 @@ class Session final : public EventSink {
   void conclude_if_agreed();
   void conclude();
 
+  // session_stall.cpp
+  void look_for_stalls(double now_s);
+  std::string stall_text(const RunningOperation& running, double now_s) const;
+  std::string who_is_missing(const RunningOperation& running, double now_s) const;
+  bool tells_for_its_host(const RunningOperation& running) const;
+
   // session_time.cpp
   void check_liveness(double now_s);
   void look_at_deadlines(double now_s);
+  void beat();
   bool watches() const { return greeted_ > 0; }  // over its peers: since join()
   void wake_at(double when_s) { next_deadline_s_ = std::min(next_deadline_s_, when_s); }
   void send(Rank peer, Control control);
@@ -256,6 +276,13 @@ class Session final : public EventSink {
   double listen_until_s_ = std::numeric_limits<double>::infinity();
   std::optional<Failure> failure_;
   std::function<std::string()> timed_out_;
+  std::function<void(const std::string&)> stalled_;
+  struct {
+    std::uint32_t from = 0;  // operation
+    std::string at_once{}, later{};
+  } stall_hint_;
+  double stall_s_ = 0.0;                              // of operations that begin now
+  std::optional<std::uint32_t> waited_for_in_;        // the operation of which the last stall was reported here
   Counters counters_;
   std::uint32_t next_sequence_ = 0;
   std::uint32_t refused_since_ = 0;  // calls after the verdict: they have numbers, but nobody hears of them

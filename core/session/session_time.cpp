@@ -68,10 +68,21 @@ void Session::on_time(double now_s) {
   }
   if (now_s >= next_heartbeat_s_) {
     next_heartbeat_s_ = now_s + options_.heartbeat_s;
-    if (!parting_) broadcast({.kind = ControlKind::heartbeat});
+    if (!parting_) beat();
     check_liveness(now_s);
   }
   if (!failing()) look_at_deadlines(now_s);
+  if (!failing() && stalled_) look_for_stalls(now_s);
+}
+
+// With its last call, so that who waits for this rank can say what it did.
+void Session::beat() {
+  Control beat{.kind = ControlKind::heartbeat};
+  if (const History::Entry* const last = history_.find(next_sequence_ - 1); last != nullptr) {
+    beat.first_call = last->sequence;
+    beat.calls = {last->call};
+  }
+  broadcast(beat);
 }
 
 void Session::check_liveness(double now_s) {

@@ -11,7 +11,7 @@
 
 namespace telegrad {
 
-inline constexpr std::uint32_t kWireVersion = 19;
+inline constexpr std::uint32_t kWireVersion = 20;
 
 // Part of the wire format: append, never renumber.
 enum class Operation : std::uint8_t {

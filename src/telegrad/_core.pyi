@@ -191,7 +191,12 @@ class CompletionQueue:
 class Communicator:
     @staticmethod
     def local(
-        size: int, timeout_s: float, report_folder: str = "", group: str = "", parent_ranks: Sequence[int] = ()
+        size: int,
+        timeout_s: float,
+        report_folder: str = "",
+        group: str = "",
+        parent_ranks: Sequence[int] = (),
+        stall_s: float = ...,
     ) -> list[Communicator]: ...
     @staticmethod
     def ucx(
@@ -206,6 +211,7 @@ class Communicator:
         group: str = "",
         parent_ranks: Sequence[int] = (),
         devices: str | None = None,
+        stall_s: float = ...,
     ) -> Communicator: ...
     @staticmethod
     def over(
@@ -216,6 +222,7 @@ class Communicator:
         report_folder: str = "",
         group: str = "",
         parent_ranks: Sequence[int] = (),
+        stall_s: float = ...,
     ) -> Communicator: ...
     @property
     def rank(self) -> int: ...
@@ -440,6 +447,7 @@ class Communicator:
         tag: int,
         blocking: bool = False,
     ) -> Request: ...
+    def hint_at_stalls(self, at_once: str, later: str) -> None: ...
     def part(self) -> None: ...
     def close(self) -> None: ...
     def abort(self, reason: str) -> None: ...

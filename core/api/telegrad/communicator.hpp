@@ -64,7 +64,10 @@ struct Options {
   double timeout_s = 1800.0;
   /// After so long a silent process is dead, the same on all ranks; empty: never, for debuggers.
   std::optional<double> liveness_timeout_s = 8.0;
-  /// Where ranks write reports of operations that time out; empty: nowhere.
+  /// After so long a wait in an operation the rank says on stderr which ranks have not called it, one rank for each host;
+  /// empty: never. At least 2 s.
+  std::optional<double> stall_s = 30.0;
+  /// Where ranks write reports of operations that time out or stall; empty: nowhere.
   std::string report_folder{};
 };
 

@@ -27,6 +27,7 @@ from telegrad.communicator.groups import (
     join_core,
     ranks_in_job,
     share,
+    stall_s,
 )
 from telegrad.communicator.moves import Moves, PointToPoint
 from telegrad.communicator.nodes import checked_node, checked_nodes, numbered
@@ -340,9 +341,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         numbers = checked_nodes(nodes, n)
         bind_engine()
         report_on_signal()
-        made = [
-            cls(core, InheritedOptions(timeout_s)) for core in _core.Communicator.local(n, timeout_s, report_folder())
-        ]
+        cores = _core.Communicator.local(n, timeout_s, report_folder(), stall_s=stall_s())
+        made = [cls(core, InheritedOptions(timeout_s)) for core in cores]
         for communicator in made:
             communicator._use_nodes(numbers)
         return made

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,26 @@ OF_JOB = "process group of the job"
 """What errors call a communicator whose ranks are some of torch's job: its parent is the job."""
 Gather = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 """Every rank's array, by rank, for one's own of the same shape; all ranks of the communicator call it."""
+
+
+STALL = "TELEGRAD_STALL_S"
+"""After how many seconds of waiting in an operation, at least 2, a rank says which ranks have not called it; ``none``:
+never."""
+STALL_S = 30.0
+
+
+def stall_s() -> float:
+    """What ``TELEGRAD_STALL_S`` says; infinity for ``none``. Raises ``ValueError`` for anything that is no time."""
+    said = os.environ.get(STALL, "")
+    if said == "none":
+        return math.inf
+    try:
+        seconds = float(said) if said else STALL_S
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{STALL}={said!r} must be a number of seconds above 0, or none")
+    return seconds
 
 
 @dataclass(frozen=True)
@@ -130,7 +152,14 @@ def join_core(
     if options.make_driver is not None:
         driver = options.make_driver(rank, size)
         return _core.Communicator.over(
-            driver, exchange, timeout_s, liveness_timeout_s, report_folder, group=group, parent_ranks=parent_ranks
+            driver,
+            exchange,
+            timeout_s,
+            liveness_timeout_s,
+            report_folder,
+            group=group,
+            parent_ranks=parent_ranks,
+            stall_s=stall_s(),
         )
     return _core.Communicator.ucx(
         rank,
@@ -143,6 +172,7 @@ def join_core(
         group=group,
         parent_ranks=parent_ranks,
         devices=options.devices,
+        stall_s=stall_s(),
     )
 
 
@@ -194,7 +224,9 @@ def share(group: Group | None, gather: Gather, options: InheritedOptions, report
     if group is not None and group.rank == 0:
         try:
             name = group.name_in(options.group)
-            made = _core.Communicator.local(len(group.members), options.timeout_s, report_folder, name, group.members)
+            made = _core.Communicator.local(
+                len(group.members), options.timeout_s, report_folder, name, group.members, stall_s()
+            )
         except BaseException as failure:
             error = failure
         else:

@@ -32,7 +32,16 @@ from telegrad.ddp.options import (
     scales_of,
 )
 from telegrad.ddp.pass_use import Memories, PassUse, use_of
-from telegrad.ddp.rank_checks import alike_of, can_ask, check_group, check_ranks, told_to_all
+from telegrad.ddp.rank_checks import (
+    HAS_FEWER_BATCHES,
+    HOOK_IS_MISSING,
+    STATE_IS_MISSING,
+    alike_of,
+    can_ask,
+    check_group,
+    check_ranks,
+    told_to_all,
+)
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats, Telemetry, check_telemetry
 
@@ -124,6 +133,8 @@ class DDPState(RefusesCopies):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
         comm.stats()  # raises where it is closed
         asks = self._ranks_are_those_of_ddp and can_ask(comm)
+        if asks:
+            comm._usable().hint_at_stalls(STATE_IS_MISSING, STATE_IS_MISSING)
         with told_to_all(comm, asks=asks) as alike:
             check_objects(compress, momentum, warmup)
             check_choice(nonfinite, "nonfinite", NONFINITE_POLICIES)
@@ -327,6 +338,7 @@ class DDPState(RefusesCopies):
     def _check_ranks(self) -> None:
         if self._ranks_are_those_of_ddp:
             self._asked = check_ranks(self._comm, self._group, self._alike, asked=self._asked)
+            self._comm._usable().hint_at_stalls(HOOK_IS_MISSING, HAS_FEWER_BATCHES)
         self._has_checked_ranks = True
 
     def _failed(self, error: Exception) -> None:

@@ -15,6 +15,11 @@ from telegrad.compress import Compressor
 from telegrad.ddp.options import compressed_by
 from telegrad.ddp.rank_state import MemoryOrder
 
+STATE_IS_MISSING = "does {} make a DDPState here too?"
+HOOK_IS_MISSING = "does {} call ddp.register_comm_hook(state, telegrad.ddp_hook)?"
+HAS_FEWER_BATCHES = "if {} has fewer batches, train inside `with ddp.join():` on all ranks"
+"""What a rank that waits says of those that do not come: as it makes its state, or in a pass, of ranks that have not
+begun their first one, and of others."""
 _IN_THREADS = ("local", "sim")
 """Drivers whose ranks are of one process, which may make their states one after another."""
 

@@ -153,7 +153,7 @@ def checked_step(state: Mapping[str, Any], comm: Communicator, owner: str) -> in
     here = comm.rank, comm.world_size
     if (state.get("rank", here[0]), state.get("world_size", here[1])) != here:
         raise ValueError(
-            f"state is of rank {state['rank']} of {state['world_size']}, but this is rank {here[0]} of {here[1]}: "
+            f"state is of rank {state['rank']} of {state['world_size']}, but rank {here[0]} of {here[1]} loads it: "
             "load each rank's own; telegrad.ddp.reshard makes those of another number of ranks"
         )
     return checked_count(state["step"], "state['step']")

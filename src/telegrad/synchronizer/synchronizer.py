@@ -158,6 +158,9 @@ class Synchronizer:
         check_alike(comm, description, error)
         own = comm._split_own()  # sums are paired by their order, which nobody else's calls must change
         self._comm = own
+        own._usable().hint_at_stalls(
+            "has {} begun its first backward pass?", "if {} has fewer batches, give all ranks the same number of steps"
+        )
         # A rank's own gradient is clipped, all of it, before any of it leaves.
         self._own_norm: float | None = None
         if self._compression is not None and self._clip_norm is not None:

@@ -62,7 +62,7 @@ def test_nulls_and_unknown_fields_are_allowed() -> None:
         (lambda r: r.update(completed=4), '"completed" is 4: it must be an integer from 0 to 3'),
         (lambda r: r.update(written_unix_s="now"), '"written_unix_s" is "now"'),
         (lambda r: r.update(written_unix_s=-1), "not negative"),
-        (lambda r: r.update(why="because"), "one of timeout, signal, asked"),
+        (lambda r: r.update(why="because"), "one of timeout, stall, signal, asked"),
         (lambda r: r.update(host=5), '"host" is 5'),
         (lambda r: r.update(communicator="x" * (1 << 17)), "a text of at most"),
         (lambda r: r.update(failure=[]), '"failure" is []: it must be an object'),

@@ -95,7 +95,7 @@ def test_states_that_do_not_fit(local: Local) -> None:
     state, before = rank.sync.state_dict(), rank.waiting()
     for change, said in (
         ({"version": 9}, "must come from Synchronizer.state_dict() of version 1"),
-        ({"world_size": 2}, "state is of rank 0 of 2, but this is rank 0 of 1"),
+        ({"world_size": 2}, "state is of rank 0 of 2, but rank 0 of 1 loads it"),
         ({"step": -1}, "state['step']=-1 must not be negative"),
         ({"compressor": {"parameters": {}}}, "state has no residual for 'embedding', 'hidden'"),
     ):

@@ -139,7 +139,7 @@ def test_other_numbers_of_ranks(on_ranks: OnRanks, tmp_path: Path) -> None:
 
     def go_on(comm: Communicator) -> dict[str, Tensor]:
         rank = Rank(comm, plan="wfbp")
-        with pytest.raises(ValueError, match="state is of rank 0 of 2, but this is rank"):
+        with pytest.raises(ValueError, match="state is of rank 0 of 2, but rank"):
             rank.sync.load_state_dict(results[0][1])
         rank.sync.load_state_dict(states[comm.rank])
         assert rank.sync.state_dict()["step"] == 4

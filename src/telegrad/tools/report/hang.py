@@ -93,7 +93,7 @@ def short_wait_s(lanes: Sequence[Lane], tag: int | None) -> float | None:
     """The longest wait of a job that was asked and in which nobody had waited for long: as far as its reports tell, it
     was running. ``None`` for any other. ``tag``: the operation that is not complete everywhere."""
     reports = [lane.report for lane in lanes if lane.report is not None]
-    if any(one.why == "timeout" or one.failure is not None for one in reports):
+    if any(one.why in ("timeout", "stall") or one.failure is not None for one in reports):
         return None
     if any(lane.state in ("failed", "closed") for lane in lanes):
         return None
