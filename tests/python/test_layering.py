@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORE, PACKAGE = ROOT / "core", ROOT / "src" / "telegrad"
 
-# docs/explanation/design.md, "Rooms". Each of these folders may include itself and those before it.
+# docs/explanation/design.md, "Layers". Each of these folders may include itself and those before it.
 LAYERS = (
     *("base", "kernels", "codec", "transport"),
     *("collectives/support", "collectives/dense", "collectives/sparse", "collectives/topk"),

@@ -823,7 +823,7 @@ def layout_that_pays(beta_s_per_byte: float, density: float, dtype: str = "f32")
 
 
 # Allreduces of ranks that live on nodes, by two levels and by the other algorithms. They are rougher than those of the
-# plain network (docs/explanation/two-level.md): inside and between are two plain networks, and of segments the slower
+# plain network (docs/results/two-level.md): inside and between are two plain networks, and of segments the slower
 # phase counts.
 
 # What core/collectives does; tests compare with it.

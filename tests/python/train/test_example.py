@@ -1,4 +1,4 @@
-"""The scripts that README and docs/explanation/gpu.md name run as they stand, and learn; on the CPU without a GPU."""
+"""The scripts that README and docs/how-to/gpu.md name run as they stand, and learn; on the CPU without a GPU."""
 
 from __future__ import annotations
 

@@ -403,7 +403,7 @@ def _flat_s(cluster: Cluster, n: int, k: float, packed: bool, dense_s: float) ->
 
 def _two_level_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
     """The split inside of every node, a sum of each slice among its owners, one on each node, and an allgather of the
-    slices inside. Docs/two-level.md."""
+    slices inside (docs/explanation/two-level.md)."""
     inside, within = cluster.ranks_per_node, cluster.within
     slice_ = ceil_div(n, inside)
     owners = Cluster(cluster.nodes, cluster.shared_costs)
