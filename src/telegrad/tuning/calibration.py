@@ -383,7 +383,12 @@ def tell(communicator: Communicator, seconds: float, like: Any = None) -> None:
     found = measure(communicator, seconds=seconds, on_progress=lambda part, what: say(part=part, what=what), like=like)
     say(found=to_data(found))
     if first:
-        try:
-            say(kept=str(store_unless_noisy(found.tuning, found.doubts)))
-        except (OSError, RuntimeError) as error:
-            say(not_kept=str(error))
+        say(**kept_in(found))
+
+
+def kept_in(found: Calibration) -> dict[str, str]:
+    """Keeps it for later jobs: ``{"kept"}``, the file, or ``{"not_kept"}``, why not."""
+    try:
+        return {"kept": str(store_unless_noisy(found.tuning, found.doubts))}
+    except (OSError, RuntimeError) as error:
+        return {"not_kept": str(error)}

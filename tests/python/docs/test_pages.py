@@ -37,6 +37,7 @@ NOT_RUN = {
     "how-to/mpi.md": {"compiles for minutes": 2},
     "how-to/ray.md": {"needs Ray": 6},
     "how-to/slurm.md": {"needs Slurm": 3},
+    "how-to/two-machines.md": {"needs two machines": 10},
 }
 """By page: the reasons of its blocks that are not run, and how many have each."""
 
