@@ -1,6 +1,6 @@
 """One rank's training run of the demo, and its model, a small GPT over bytes. Needs torch.
 
-The three runs differ only in the hook that DDP is given. On a GPU all ranks train on the same one. A scheme that
+The runs differ only in the hook that DDP is given. On a GPU all ranks train on the same one. A scheme that
 DDPState refuses there is reported as ``refused``, with the reason.
 
 Messages go to standard output, one JSON object a line; ``job`` reads them. Definitions, the same for all runs:
@@ -31,16 +31,20 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.tools.bench.device import BenchmarkDevice, Cuda
 from telegrad.tools.demo.job import (
+    FP16,
+    POWERSGD_DENSE_STEPS,
     SCHEMES,
     VOCABULARY,
     Corpus,
     ModelSize,
     Settings,
     Tokens,
+    powersgd_rank,
     training_batch,
     validation_batches,
 )
@@ -257,10 +261,19 @@ class _Trainer:
         model = ByteGPT(settings.model).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.clock = clock_of(model)
-        self.ddp = DistributedDataParallel(model, bucket_cap_mb=settings.bucket_mb, gradient_as_bucket_view=True)
+        rank = powersgd_rank(settings.run)
+        # Over Gloo sums of buckets that PowerSGD has under way at once get mixed up, so it gets a single one.
+        bucket_mb = settings.bucket_mb if rank is None else 1 + 4 * self.parameters / 2**20
+        self.ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
         self.comm: Any = None
         self.state: Any = None
-        if settings.run != "ddp-gloo":
+        if settings.run == FP16:
+            self.ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif rank is not None:
+            dense = max(settings.warmup_steps, POWERSGD_DENSE_STEPS)
+            state = powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=dense)
+            self.ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif settings.run != "ddp-gloo":
             self._use_telegrad(self.ddp)
         self.optimizer = optimizer_of(model, settings)
         self.sent = 0.0  # bytes in training steps so far
