@@ -92,7 +92,7 @@ else:
     from telegrad.sparse_vector import SparseVector
 
 if TYPE_CHECKING:
-    from telegrad.ddp import Cheapest, DDPState, Momentum, OkTopk, Quantised, TopK, Warmup, ddp_hook
+    from telegrad.ddp import Cheapest, DDPState, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup, ddp_hook
     from telegrad.synchronizer import ReplicaSynchronizer, Synchronizer
     from telegrad.tuning import calibrate
 
@@ -105,6 +105,7 @@ __all__ = [
     "DDPState",
     "DeviceEntries",
     "GTopkState",
+    "LowRank",
     "MismatchedCall",
     "Momentum",
     "NonFiniteGradient",
@@ -132,6 +133,7 @@ __all__ = [
 _LAZY = {
     "Cheapest": "ddp",
     "DDPState": "ddp",
+    "LowRank": "ddp",
     "Momentum": "ddp",
     "OkTopk": "ddp",
     "Quantised": "ddp",

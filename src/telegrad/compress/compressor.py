@@ -169,6 +169,15 @@ class Compressor:
                 entry.rescale(unit)
         return unit > 0
 
+    def add(self, part: PlacedResidual, gradient: Floats) -> bool:
+        """Adds a finite ``gradient`` to the residual; False, and nothing is changed, where the step's unit is 0."""
+        entry = part.entry
+        if not self._prepare(entry):
+            return False
+        entry.values += gradient
+        entry.peak += norm(gradient)
+        return True
+
     def correct(self, name: str, gradient: Floats) -> None:
         """With momentum: makes of a finite ``gradient`` that is to be summed densely what is to be summed, in place."""
         if self.momentum is not None:

@@ -221,6 +221,28 @@ class TopK:
         return cls(density, interval=threshold_every, combine=combine)
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """Sends each gradient matrix as the product of two narrow ones (PowerSGD). What that leaves out waits in a residual
+    on its rank, and is added to the next gradient (error feedback).
+
+    ``rank``: how many columns each of the two has, at least 1: 1 to 8 are usual. A matrix of n rows and m columns
+    travels as rank * (n + m) numbers; of a parameter with more dimensions the first one makes the rows. Parameters with
+    one dimension, of at most ``small_elements`` elements, or of which that were more than half, are sent whole. For
+    DDPState and gradients on CPUs; momentum is left to the optimizer. Raises ``TypeError`` and ``ValueError``.
+    Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
+    """
+
+    rank: int = 4
+    small_elements: int = 2048
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", checked_count(self.rank, "rank"))
+        object.__setattr__(self, "small_elements", checked_count(self.small_elements, "small_elements"))
+        if self.rank < 1:
+            raise ValueError(f"rank={self.rank} must be at least 1: the columns of each of the two matrices")
+
+
 @dataclass(frozen=True)
 class Quantised:
     """All values of a gradient are sent, rounded to fewer bits; what rounding loses waits in a residual on its rank.
@@ -328,6 +350,14 @@ def check_objects(compress: object, momentum: object, warmup: object, *, kinds: 
         raise TypeError(f"compress={compress!r} must be a {names}, as TopK(density=0.01), or None: plain averages")
     if momentum is not None and not isinstance(momentum, Momentum):
         raise TypeError(f"momentum={momentum!r} must be a telegrad.Momentum, as Momentum(0.9), or None")
+    if isinstance(compress, LowRank):
+        if momentum is not None:
+            raise ValueError(
+                f"momentum={momentum!r} is not used with a LowRank, whose averages hold all directions that matter: "
+                "leave momentum to the optimizer"
+            )
+        if isinstance(warmup, Warmup) and warmup.kind != "dense":
+            raise ValueError(f"warmup={warmup!r} raises a density, which a LowRank has not: use kind='dense'")
     if warmup is None:
         return
     if not isinstance(warmup, Warmup):
@@ -337,7 +367,7 @@ def check_objects(compress: object, momentum: object, warmup: object, *, kinds: 
 
 
 def plain_options(
-    compress: Compress | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
+    compress: Compress | LowRank | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
 ) -> dict[str, object]:
     """Options as a checkpoint may hold them, and as ranks compare them: numbers, texts and ``None`` by name."""
     given: dict[str, object] = {"compress": None if compress is None else type(compress).__name__}

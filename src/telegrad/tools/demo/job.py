@@ -27,20 +27,22 @@ from telegrad.tools.bench.netlab import INTERFACE, Netlab
 
 RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 """Plain DistributedDataParallel over Gloo; the same with our hook, dense; with our hook, sparse."""
-FP16, POWERSGD = "ddp-fp16", "ddp-powersgd-"
-"""DDP over Gloo with hooks that torch has: half-precision gradients, and PowerSGD of the rank that follows."""
+FP16, POWERSGD, LOW_RANK = "ddp-fp16", "ddp-powersgd-", "telegrad-lowrank-"
+"""DDP over Gloo with hooks that torch has: half-precision gradients, and PowerSGD of the rank that follows. And our own
+hook with LowRank of the rank that follows."""
 POWERSGD_DENSE_STEPS = 2  # at least: it keeps what it remembers by bucket, and DDP makes its buckets anew in the second
 
 
 def check_run(name: str) -> None:
-    """Raises ``ValueError`` unless it is one of ``RUNS`` or of torch's hooks."""
-    if name not in (*RUNS, FP16) and powersgd_rank(name) is None:
-        raise ValueError(f"run={name!r} does not exist: use {', '.join(RUNS)}, {FP16}, or {POWERSGD}R of any rank R")
+    """Raises ``ValueError`` unless it is one of those above."""
+    if name not in (*RUNS, FP16) and rank_in(name, POWERSGD) is None and rank_in(name, LOW_RANK) is None:
+        names = ", ".join((*RUNS, FP16))
+        raise ValueError(f"run={name!r} does not exist: use {names}, or {POWERSGD}R or {LOW_RANK}R of any rank R")
 
 
-def powersgd_rank(name: str) -> int | None:
-    """The rank in ``ddp-powersgd-4``; ``None`` for another name."""
-    rank = name.removeprefix(POWERSGD)
+def rank_in(name: str, prefix: str) -> int | None:
+    """The rank in ``ddp-powersgd-4``, as one of ``POWERSGD`` or ``LOW_RANK``; ``None`` for another name."""
+    rank = name.removeprefix(prefix)
     return int(rank) if rank != name and rank.isascii() and rank.isdigit() and int(rank) > 0 else None
 
 

@@ -37,6 +37,8 @@ from torch.nn.parallel import DistributedDataParallel
 from telegrad.tools.bench.device import BenchmarkDevice, Cuda
 from telegrad.tools.demo.job import (
     FP16,
+    LOW_RANK,
+    POWERSGD,
     POWERSGD_DENSE_STEPS,
     SCHEMES,
     VOCABULARY,
@@ -44,7 +46,7 @@ from telegrad.tools.demo.job import (
     ModelSize,
     Settings,
     Tokens,
-    powersgd_rank,
+    rank_in,
     training_batch,
     validation_batches,
 )
@@ -261,7 +263,7 @@ class _Trainer:
         model = ByteGPT(settings.model).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.clock = clock_of(model)
-        rank = powersgd_rank(settings.run)
+        rank = rank_in(settings.run, POWERSGD)
         # Over Gloo sums of buckets that PowerSGD has under way at once get mixed up, so it gets a single one.
         bucket_mb = settings.bucket_mb if rank is None else 1 + 4 * self.parameters / 2**20
         self.ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
@@ -289,6 +291,9 @@ class _Trainer:
         if mode == "sparse":
             compress = telegrad.TopK(self.settings.density, **SCHEMES[self.settings.scheme])
             options = {"compress": compress, "warmup": telegrad.Warmup(self.settings.warmup_steps)}
+        elif (rank := rank_in(self.settings.run, LOW_RANK)) is not None:
+            warmup = telegrad.Warmup(self.settings.warmup_steps)
+            options = {"compress": telegrad.LowRank(rank), "warmup": warmup}
         try:
             self.state = telegrad.DDPState(self.comm, ddp, **options)
         except TypeError as error:
