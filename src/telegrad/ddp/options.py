@@ -223,13 +223,14 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """Sends each gradient matrix as the product of two narrow ones (PowerSGD). What that leaves out waits in a residual
-    on its rank, and is added to the next gradient (error feedback).
+    """Sends each gradient matrix as the product of two narrow ones (PowerSGD). A residual keeps the rest on its rank,
+    and adds it to the next gradient (error feedback).
 
-    ``rank``: how many columns each of the two has, at least 1: 1 to 8 are usual. A matrix of n rows and m columns
-    travels as rank * (n + m) numbers; of a parameter with more dimensions the first one makes the rows. Parameters with
-    one dimension, of at most ``small_elements`` elements, or of which that were more than half, are sent whole. For
-    DDPState and gradients on CPUs; momentum is left to the optimizer. Raises ``TypeError`` and ``ValueError``.
+    ``rank``: how many columns each of the two has, at least 1; 1 to 8 are usual. A matrix of n rows and m columns
+    travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
+    ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
+    those of which more than half would travel. For DDPState, and gradients on CPUs. The optimizer applies momentum.
+    Raises ``TypeError`` and ``ValueError``.
     Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
     """
 

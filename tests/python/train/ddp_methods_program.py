@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import tempfile
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from varied_options import objects_of
 
 import telegrad
-from telegrad import Communicator, DDPState, TopK
+from telegrad import Communicator, DDPState, LowRank, TopK, Warmup
 from telegrad.compress import ExactTopK, RandomK
 from telegrad.ddp import ParameterCompression, ParameterInfo, RankState, load_resharded
 
@@ -272,6 +273,20 @@ def the_synchronizer_trains_as_ddp_does(comm: Communicator) -> None:
     assert sync.plan is not None
 
 
+def low_rank_learns(comm: Communicator) -> None:
+    """Over several buckets, which DDP lays out anew; with the optimizer's momentum; and on from a checkpoint."""
+    Job(comm, with_momentum, compress=LowRank(2, 16)).learns()
+    Job(comm, lambda p: torch.optim.AdamW(p, 0.002), compress=LowRank(1, 16), warmup=Warmup(3)).learns()
+    jobs = [Job(comm, with_momentum, compress=LowRank(2, 16), nonfinite="skip") for _ in range(2)]
+    first, second = jobs
+    first.run(0, 6)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))  # which shares its tensors
+    second.state.load_state_dict(first.state.state_dict())
+    assert first.run(6, 9) == second.run(6, 9)
+    assert_equal(first.flat(), second.flat())
+
+
 def ranks_that_were_given_others_are_told(comm: Communicator) -> None:
     """On all of them, when the state is made; the communicator stays usable."""
     ddp = DistributedDataParallel(Net())
@@ -358,6 +373,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     shared_and_frozen_parameters,
     accumulation_with_momentum,
     distributed_checkpoint,
+    low_rank_learns,
     ranks_that_were_given_others_are_told,
     the_synchronizer_trains_as_ddp_does,
     a_synchronizer_that_compresses_loses_nothing,
