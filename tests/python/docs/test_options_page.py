@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import telegrad.ddp
 import telegrad.synchronizer
-from telegrad import Cheapest, Communicator, DDPState, Momentum, OkTopk, Quantised, Synchronizer, TopK, Warmup
+from telegrad import Cheapest, Communicator, DDPState, LowRank, Momentum, OkTopk, Quantised, Synchronizer, TopK, Warmup
 from telegrad.compress import SELECTIONS, BySize
 from telegrad.ddp import ParameterCompression
 
@@ -36,7 +36,7 @@ def _options(of: Callable[..., Any]) -> dict[str, object]:
     return {one.name: one.default for one in options if one.name not in ("comm", "model")}
 
 
-@pytest.mark.parametrize("of", [DDPState, TopK, OkTopk, Quantised, Cheapest, Momentum, Warmup])
+@pytest.mark.parametrize("of", [DDPState, TopK, LowRank, OkTopk, Quantised, Cheapest, Momentum, Warmup])
 def test_options_and_defaults(of: Callable[..., Any]) -> None:
     options, named = _options(of), set()
     text = re.split(r"^## ", OPTIONS.partition(f"\n## {of.__name__}\n")[2], flags=re.MULTILINE)[0]
