@@ -93,6 +93,7 @@ else:
 
 if TYPE_CHECKING:
     from telegrad.ddp import Cheapest, DDPState, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup, ddp_hook
+    from telegrad.diloco import DiLoCo
     from telegrad.synchronizer import ReplicaSynchronizer, Synchronizer
     from telegrad.tuning import calibrate
 
@@ -104,6 +105,7 @@ __all__ = [
     "Communicator",
     "DDPState",
     "DeviceEntries",
+    "DiLoCo",
     "GTopkState",
     "LowRank",
     "MismatchedCall",
@@ -133,6 +135,7 @@ __all__ = [
 _LAZY = {
     "Cheapest": "ddp",
     "DDPState": "ddp",
+    "DiLoCo": "diloco",
     "LowRank": "ddp",
     "Momentum": "ddp",
     "OkTopk": "ddp",
@@ -144,7 +147,15 @@ _LAZY = {
     "calibrate": "tuning",
     "ddp_hook": "ddp",
 }
-_PACKAGES = {"compress", "ddp", "launch", "linear", "synchronizer", "tuning"}  # that nothing here has imported
+_PACKAGES = {
+    "compress",
+    "ddp",
+    "diloco",
+    "launch",
+    "linear",
+    "synchronizer",
+    "tuning",
+}  # that nothing here has imported
 
 
 def __getattr__(name: str) -> Any:

@@ -30,20 +30,26 @@ RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 FP16, POWERSGD, LOW_RANK = "ddp-fp16", "ddp-powersgd-", "telegrad-lowrank-"
 """DDP over Gloo with hooks that torch has: half-precision gradients, and PowerSGD of the rank that follows. And our own
 hook with LowRank of the rank that follows."""
+DILOCO, SPARSELOCO = "telegrad-diloco-", "telegrad-sparseloco-"
+"""Replicas that exchange every so many steps, as follows: all of what they have learnt, or a part."""
 POWERSGD_DENSE_STEPS = 2  # at least: it keeps what it remembers by bucket, and DDP makes its buckets anew in the second
 
 
 def check_run(name: str) -> None:
     """Raises ``ValueError`` unless it is one of those above."""
-    if name not in (*RUNS, FP16) and rank_in(name, POWERSGD) is None and rank_in(name, LOW_RANK) is None:
-        names = ", ".join((*RUNS, FP16))
-        raise ValueError(f"run={name!r} does not exist: use {names}, or {POWERSGD}R or {LOW_RANK}R of any rank R")
+    if name in (*RUNS, FP16) or any(number_in(name, one) for one in (POWERSGD, LOW_RANK, DILOCO, SPARSELOCO)):
+        return
+    names = ", ".join((*RUNS, FP16))
+    raise ValueError(
+        f"run={name!r} does not exist: use {names}, {POWERSGD}R or {LOW_RANK}R of any rank R, or {DILOCO}H or "
+        f"{SPARSELOCO}H of any number H of steps"
+    )
 
 
-def rank_in(name: str, prefix: str) -> int | None:
-    """The rank in ``ddp-powersgd-4``, as one of ``POWERSGD`` or ``LOW_RANK``; ``None`` for another name."""
-    rank = name.removeprefix(prefix)
-    return int(rank) if rank != name and rank.isascii() and rank.isdigit() and int(rank) > 0 else None
+def number_in(name: str, prefix: str) -> int | None:
+    """The 4 in ``ddp-powersgd-4``, whose prefix is ``POWERSGD``; ``None`` for another name."""
+    number = name.removeprefix(prefix)
+    return int(number) if number != name and number.isascii() and number.isdigit() and int(number) > 0 else None
 
 
 DEVICES = ("cpu", "cuda")
