@@ -96,10 +96,10 @@ class Moves(StreamMoves):
         if (sparse := sparse_input(x)) is not None:
             for name, given in (("out", out), ("counts", counts)):
                 if given is not None:
-                    raise TypeError(f"{name} is for a dense x: sparse streams are gathered into a new list")
+                    raise TypeError(f"{name} is for a dense x: sparse vectors are gathered into a new list")
             return self._gather_streams(sparse, wire, error, seed, async_op)
         if wire is not None or error is not None:
-            raise TypeError("wire and error are for sparse streams: leave them out to gather dense tensors")
+            raise TypeError("wire and error are for sparse vectors: leave them out to gather dense tensors")
         check_dense_options(seed=seed)
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)

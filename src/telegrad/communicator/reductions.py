@@ -64,12 +64,11 @@ SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recurs
 class ReduceOp(StrEnum):
     """Reductions; their names serve as well: ``op="avg"``.
 
-    ``AVG`` is the sum divided by the number of ranks, and of floats only; of finite float16 it is finite, also where
-    the sum is not (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and take
-    -0 for less than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the positive one of two
-    that differ in sign only; NaN where any is. Integers wrap round. What a sparse stream does not have is the neutral
-    element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
-    """
+    ``AVG`` is the sum divided by the number of ranks, of floats only. The average of finite float16 is finite, even if
+    the sum is not (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and order
+    -0 before +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign: the positive one of two that
+    differ in sign only, NaN where any is. Integers wrap round. An index without an entry in a sparse vector is the
+    neutral element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``."""
 
     SUM = "sum"
     AVG = "avg"
@@ -100,7 +99,7 @@ def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
 
 
 def sparse_reduction_of(op: object) -> _core.Reduction:
-    """The same for sparse streams, whose values are floats."""
+    """The same for sparse vectors, whose values are floats."""
     return _REDUCTIONS[_name(op, tuple(_REDUCTIONS))]
 
 
@@ -247,10 +246,10 @@ class StreamReductions(CommunicatorBase):
         core, buffer = self._usable(), reducible(out, "out")
         dtype = DTYPES[stream.dtype]
         if buffer.dtype != dtype:
-            raise TypeError(f"out has dtype {out.dtype} but the stream holds {stream.dtype}: give both the same")
+            raise TypeError(f"out has dtype {out.dtype} but the sparse vector holds {stream.dtype}: give both the same")
         if buffer.elements != stream.n:
             raise ValueError(
-                f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
+                f"out has {buffer.elements} elements but the sparse vector has n={stream.n}: give them the same length"
             )
         if overlaps_stream(buffer, stream):
             raise ValueError("out shares memory with the stream: give it memory of its own")
@@ -627,7 +626,7 @@ class Reductions(StreamReductions, DeviceSums):
         written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/explanation/gpu.md.
 
         Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before anything is sent; also for what
-        would do nothing here: for a dense ``x`` what is for sparse streams alone (``switch_factor``, ``slices``), and
+        would do nothing here: for a dense ``x`` what is for sparse vectors alone (``switch_factor``, ``slices``), and
         ``seed`` and ``error`` without a ``wire`` that names a rounding. (Where it names one that this dtype does not
         need, as ``"bf16"`` of a bfloat16 stream, they do nothing, and may be given.)
         """
@@ -777,7 +776,7 @@ class Reductions(StreamReductions, DeviceSums):
         if (sparse := sparse_input(x)) is not None:
             return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, switch_factor, wire, error, seed)
         if wire is not None or error is not None:
-            raise TypeError("wire and error are for sparse streams: leave them out for a dense x")
+            raise TypeError("wire and error are for sparse vectors: leave them out for a dense x")
         check_dense_options(seed=seed, switch_factor=switch_factor)
         core, buffer = self._usable(), reducible(x, "x", writable=False, device=True)
         lengths, shape = _blocks_of(x, counts, self.world_size, self.rank)
@@ -823,7 +822,7 @@ class Reductions(StreamReductions, DeviceSums):
         seed: int,
     ) -> Any:
         if out is not None:
-            raise TypeError("out is for a dense x: a slice of a sparse sum is a new stream")
+            raise TypeError("out is for a dense x: a slice of a sparse sum is a new sparse vector")
         stream = given.stream
         lengths = None if counts is None else checked_counts(counts, "counts", self.world_size)
         if lengths is not None and sum(lengths) != stream.n:

@@ -224,7 +224,7 @@ def _are_lengths(value: object) -> bool:
 
 
 class TopkReport(NamedTuple):
-    """What one call of all_reduce_topk has done on this rank. An index is a word, a value is one, however encoded."""
+    """The traffic and the result of one call of all_reduce_topk on this rank. An index is a word, a value is one."""
 
     words_sent: int
     words_received: int

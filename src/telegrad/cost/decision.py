@@ -68,10 +68,9 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class DecisionTable:
-    """What to use among ``ranks`` ranks for a vector of any size. ``choices`` ascend from 0 bytes.
+    """The algorithm among ``ranks`` ranks for a vector of any size. ``choices`` ascend from 0 bytes.
 
-    Raises ``ValueError`` for choices that are empty, do not ascend, or name an algorithm that does not exist.
-    """
+    Raises ``ValueError`` for choices that are empty, do not ascend, or name an algorithm that does not exist."""
 
     ranks: int
     choices: tuple[TableEntry, ...]
@@ -202,15 +201,16 @@ Samples = Mapping[int, Mapping[str, Sequence[float]]]
 
 
 def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTable) -> DecisionTable:
-    """Of all tables whose choice at each measured size is, by the medians of ``samples``, at most 3 % or 1 µs slower
-    than the best there, or by less than the samples' scatter can tell, the one with the least loss. A row counts as
-    much as a loss of 2 % at one size: noise does not fill the table.
+    """The table with the least loss and few rows, from measured times. A row counts as much as a loss of 2 % at one
+    size.
 
-    Between two sizes the choice changes where the logarithms of the times, taken as straight lines, cross. Beyond the
-    largest size it is that of ``predicted`` from where both agree, and from twice that size what ``predicted`` has for
-    the longest vectors: what a cache still holds there says little of them. Raises ``ValueError`` without samples, for
-    sizes below 4 bytes, for times that are not above 0 and finite, and for algorithms that do not exist.
-    """
+    Its choice at each measured size is, by the medians of ``samples``, at most 3 % or 1 µs slower than the best there,
+    or by less than the samples scatter. Between two sizes the choice changes where the logarithms of the times, taken
+    as straight lines, cross. Beyond the largest size ``predicted`` decides from where both agree. From twice that size
+    the choice is that of ``predicted`` for the longest vectors, because caches no longer matter there.
+
+    Raises ``ValueError`` without samples, for sizes below 4 bytes, for times that are not above 0 and finite, and for
+    unknown algorithms."""
     sizes = sorted(samples)
     if (
         not sizes

@@ -216,7 +216,7 @@ class Quantised:
     error.
 
     - ``values``: ``"bf16"``, ``"int8"``, ``"qsgd8"`` or ``"qsgd4"``; with several, each group uses the cheapest.
-    - ``small_elements``, ``feedback`` and ``policy``: as for ``TopK``. Of a policy only the choice of dense parameters
+    - ``small_elements``, ``feedback`` and ``policy``: as for ``TopK``. Only a policy's choice of dense parameters
       counts.
 
     Raises ``TypeError`` and ``ValueError`` that name the argument."""

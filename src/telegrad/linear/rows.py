@@ -118,8 +118,7 @@ class Rows:
         """The rows of a scipy CSR matrix or array, in float32, with as many ``labels``.
 
         Columns out of order are sorted and repeated ones added up, in a copy. Raises ``TypeError`` for another format,
-        ``ValueError`` for other numbers of labels and for numbers that are not finite in float32.
-        """
+        ``ValueError`` for other numbers of labels and for NaN or Inf in float32."""
         if getattr(matrix, "format", None) != "csr" or len(matrix.shape) != 2:
             raise TypeError(f"matrix is a {type(matrix).__name__}: it must be a 2-D scipy CSR matrix; use .tocsr()")
         if not matrix.has_canonical_format:
