@@ -76,6 +76,30 @@ def test_every_page_is_linked_from_the_index_of_its_part(part: str) -> None:
     assert set((DOCS / part).rglob("*.md")) - reached == set()
 
 
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("results/index.md", "| 10 Gbit/s Ethernet |"),
+        ("how-to/adamw.md", "## With accumulation"),
+        ("reference/glossary.md", "**DSAR, DSAR_Split_allgather**"),
+        ("reference/glossary.md", "τ′: steps between two exact thresholds"),
+        ("how-to/gpu.md", '`"host_transfer"`'),
+        ("how-to/hangs.md", "telegrad report"),
+        ("how-to/other-ranks.md", "reshard"),
+        ("results/index.md", "## What was not tested"),
+        ("reference/command-line.md", "telegrad calibrate"),
+        ("how-to/linear.md", "telegrad linear train"),
+    ],
+)
+def test_answers_are_two_clicks_from_the_start_page(page: str, said: str) -> None:
+    assert said in (DOCS / page).read_text()
+    reached = {DOCS / "index.md"}
+    for _ in range(2):
+        links = [(one.parent / target).resolve() for one in reached for target in LINK.findall(one.read_text())]
+        reached |= {one for one in links if one.suffix == ".md" and one.is_file()}
+    assert DOCS / page in reached
+
+
 def test_pages_are_in_a_part() -> None:
     assert [page.name for page in DOCS.glob("*.md")] == ["index.md"]
     assert {page.relative_to(DOCS).parts[0] for page in DOCS.rglob("*.md")} == {"index.md", *PARTS}
