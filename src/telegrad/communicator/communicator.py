@@ -405,7 +405,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
     @property
     def place(self) -> Place | None:
-        """For which jobs a tuning of this communicator holds; ``None`` for ranks of one process."""
+        """The hosts and network that a tuning of this communicator is for; ``None`` for ranks of one process."""
         return self._place
 
     @property
@@ -416,8 +416,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """By rank the number of the node that it lives on, the same on all ranks: what ``algorithm="two_level"``
-        and the choice of an algorithm go by."""
+        """The number of each rank's node, by rank, the same on all ranks. ``algorithm="two_level"`` and the choice of
+        algorithms use it."""
         return self._nodes or (0,) * self.world_size
 
     def _use_nodes(self, nodes: tuple[int, ...]) -> None:

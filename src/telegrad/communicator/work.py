@@ -189,7 +189,7 @@ class Work(_core.WorkState):
         return self._request.span_s()
 
     def source(self) -> int | None:
-        """Whose message a ``recv`` got; ``None`` until it is over, and of every other operation."""
+        """The rank whose message a ``recv`` got; ``None`` until it is over, and for every other operation."""
         return self._request.source()
 
     def result(self) -> Any:

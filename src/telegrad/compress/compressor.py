@@ -88,7 +88,7 @@ class Compressor:
         self._step_sizes = step_sizes or {}
 
     def policy_of(self, entry: Residual) -> Selection:
-        """How this parameter's entries are chosen."""
+        """The selection of this parameter."""
         return self._policies.get(entry.name, self.policy)
 
     def one_signed(self, part: PlacedResidual) -> bool:

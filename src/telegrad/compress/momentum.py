@@ -41,7 +41,7 @@ class Velocities(EntryStore[Velocity]):
         )
 
     def anew(self, sizes: Mapping[str, int]) -> Velocities:
-        """The same for other parameters, all zero."""
+        """Velocities with the same settings for other parameters, all zero."""
         return Velocities(sizes, self.factor, nesterov=self.nesterov, masking=self.masking)
 
     def may_overflow(self, name: str, gradient: Floats) -> bool:

@@ -45,7 +45,7 @@ class Entry:
         return len(self.values)
 
     def rescale(self, unit: float) -> None:
-        """Says the same in another unit (above 0). What float32 cannot hold then becomes its largest number."""
+        """Converts to another unit (above 0). Values too large for float32 become its largest number."""
         ratio = min(self.unit / unit, 1e300)
         self.unit = unit
         if ratio == 1:

@@ -25,7 +25,7 @@ Indices = Array
 
 
 class Selection(Protocol):
-    """How entries are chosen."""
+    """A rule that chooses the entries to send."""
 
     def capacity(self, entry: Residual) -> int:
         """The most entries that ``select`` can return for this parameter."""

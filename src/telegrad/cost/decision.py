@@ -89,13 +89,13 @@ class DecisionTable:
                 raise ValueError(f"algorithm {choice.algorithm!r} does not exist: use {known}")
 
     def algorithm(self, size: int) -> str:
-        """For a vector of ``size`` bytes. Raises ``ValueError`` below 0."""
+        """The algorithm for a vector of ``size`` bytes. Raises ``ValueError`` below 0."""
         if size < 0:
             raise ValueError(f"size={size} must be 0 bytes or more")
         return self.choices[bisect.bisect_right([choice.from_bytes for choice in self.choices], size) - 1].algorithm
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The table as JSON holds it."""
         choices = [{"from_bytes": choice.from_bytes, "algorithm": choice.algorithm} for choice in self.choices]
         return {"ranks": self.ranks, "choices": choices}
 
@@ -136,13 +136,12 @@ def _whole(found: Any, name: str) -> int:
 def allreduce_table(
     ranks: int, costs: Costs, *, tolerance: float = 0.01, levels: Levels | None = None, shares_memory: bool = False
 ) -> DecisionTable:
-    """The choice for every size up to ``MOST_BYTES``, and beyond as there; ``levels`` as for ``fastest_allreduce``.
+    """The table of the closed forms for every size; above ``MOST_BYTES`` it is as there. ``levels``: see
+    ``fastest_allreduce``.
 
-    ``shares_memory``: all ranks live on one host, where a ring's messages are longer.
-
-    An algorithm is kept while it takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the
-    table. Raises ``ValueError`` for less than one rank, or for a ``tolerance`` below 0.
-    """
+    ``shares_memory``: all ranks live on one host, where a ring's messages are longer. An algorithm is kept while it
+    takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the table. Raises ``ValueError``
+    for less than one rank, or for a ``tolerance`` below 0."""
     if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance} must be 0 or more: the share by which a choice may be slower")
 

@@ -57,7 +57,7 @@ class DeviceTuning:
 
     @property
     def choices(self) -> tuple[TableEntry, ...]:
-        """The same as a table: ascending from 0 bytes, two at most."""
+        """The choices as a table: ascending from 0 bytes, two at most."""
         first = self.algorithm(0)
         if self.algorithm(LONGEST_BYTES) == first:
             return (TableEntry(0, first),)
@@ -71,7 +71,7 @@ class DeviceTuning:
         return (TableEntry(0, first), TableEntry(most, self.algorithm(most)))
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The costs as JSON holds them."""
         return asdict(self)
 
     @classmethod
@@ -239,7 +239,7 @@ class Tuning:
 
     @classmethod
     def from_data(cls, found: Any) -> Self:
-        """The same from what JSON was read into."""
+        """The tuning of data that was read from JSON."""
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f'this is no tuning: it lacks "format": "{FORMAT}"; give what Tuning.to_json() returned')
         if found.get("format_version") != FORMAT_VERSION:

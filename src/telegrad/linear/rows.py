@@ -79,7 +79,7 @@ class Rows:
 
     @property
     def nnz(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return self.indices.size
 
     def first_features(self, count: int) -> Rows:
@@ -109,7 +109,7 @@ class Rows:
         )
 
     def view(self) -> _core.RowsView:
-        """As the core takes them; keep the rows alive as long as it is used."""
+        """The rows in the core's form; keep this object alive as long as it is used."""
         offsets, indices, values = (array.ctypes.data for array in (self.offsets, self.indices, self.values))
         return _core.RowsView(offsets, indices, values, len(self), self.nnz)
 

@@ -60,7 +60,7 @@ class Trained:
 
     @property
     def last_fall(self) -> float:
-        """By what part the loss has fallen in an epoch in the end; 0 where that may be chance."""
+        """The share by which the loss fell in each of the last epochs; 0 where that may be chance."""
         return last_fall([self.loss_at_zero, *(report.loss for report in self.epochs)])
 
     @property
@@ -73,7 +73,7 @@ class Trained:
         return self._is_far(self.epochs[-1].loss)
 
     def diverged_to(self, reached: float) -> bool:
-        """The same where the ``objective`` of the model, of the rows it was trained on, is ``reached``."""
+        """As ``diverged``, also with ``reached``, the ``objective`` of the model of the rows it was trained on."""
         return self.diverged or self._is_far(reached)
 
     def is_worse_than_no_weights(self, reached: float) -> bool:

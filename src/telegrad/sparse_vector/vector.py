@@ -154,7 +154,7 @@ class SparseVector:
 
     @property
     def nnz(self) -> int:
-        """How many entries are held; for a dense stream, how many elements are not ``absent``."""
+        """The number of entries; for a dense vector, the number of elements that are not ``absent``."""
         return int(self.raw_indices.size)
 
     @property
@@ -213,11 +213,10 @@ class SparseVector:
         return self._marks
 
     def entries(self, absent: float) -> tuple[npt.NDArray[np.uint32], Bits]:
-        """Indices and bits of the values, for whoever takes an index that is not among them for ``absent``.
+        """Indices and bits of the values, for a caller that takes a missing index for ``absent``.
 
-        All ``n`` of a result that is held densely with another neutral element: an entry that equals that one cannot be
-        told from none there, and neither is ``absent``.
-        """
+        A dense result with another neutral element returns all ``n`` elements, because it cannot tell an entry of that
+        value from none."""
         if self._dense is not None and self._absent not in (None, absent):
             return np.arange(self._n, dtype=np.uint32), self._dense
         return self.raw_indices, self.raw_values

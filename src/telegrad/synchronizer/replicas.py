@@ -102,7 +102,7 @@ class ReplicaSynchronizer:
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Which shard this rank holds, and of how many."""
+        """The number of this rank's shard, and the number of shards."""
         return self._shard
 
     @property

@@ -305,12 +305,12 @@ class Synchronizer:
 
     @property
     def replans(self) -> int:
-        """How often measured times have left the prediction so far that another plan was to be made."""
+        """How often measured times have differed so far from the prediction that a new plan was made."""
         return 0 if self._planning is None else self._planning.replans
 
     @property
     def is_settled(self) -> bool:
-        """Whether groups stay until times leave the prediction: no plans are tried. The same on all ranks."""
+        """Whether planning and trials are over, until times differ from the prediction. The same on all ranks."""
         return self._planning is None or self._planning.is_settled
 
     def report(self, *, slowest: bool = False) -> StepReport:

@@ -170,7 +170,8 @@ def measure(
     on_progress: Progress = lambda _part, _what: None,
     like: Any = None,
 ) -> Calibration:
-    """The same, but nothing is changed or kept. ``like``: a float32 tensor on the device."""
+    """Measures as ``calibrate``, but changes and keeps nothing. ``like``: a float32 tensor on the device to measure
+    too."""
     place = _checked_place(communicator, seconds)
     doubts = _agree(communicator, seconds, on_device=like is not None)
     say, device_sums = on_progress, None
