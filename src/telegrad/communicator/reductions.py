@@ -616,8 +616,8 @@ class Reductions(StreamReductions, DeviceSums):
         for 1,024 values). QSGD rounds at random with the right mean, by ``seed``, rank and number of such calls. A NaN
         or an infinity makes all values of its scale NaN. ``error``, like ``x`` and with memory of its own, receives
         this rank's rounding error. All ranks' errors and the sum (the average times ``world_size``) add up to the sum
-        of all ``x``, up to float32's rounding. Adding ``error`` to the next ``x`` is error feedback. QSGD does not need
-        it, and with ``"qsgd2"`` it diverges. After a failure ``error`` is undefined.
+        of all ``x``, up to float32's rounding. Adding ``error`` to the next ``x`` is error feedback. QSGD does not
+        need it, and the errors of ``"qsgd2"`` are too large for it. After a failure ``error`` is undefined.
 
         ``wire`` of a sparse ``x``: ``"raw"`` or ``"blocked"`` (16 bits) indices; ``"packed"`` indices and values,
         lossless; packed ``"indices"`` alone. Or a rounding of values as above (``"f32"``: none), or both, as in
@@ -626,8 +626,8 @@ class Reductions(StreamReductions, DeviceSums):
         or an infinity; other messages hold values as they are. ``None`` and ``"auto"`` lose nothing, and pack if the
         network is slow enough.
 
-        Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before anything is sent. So do arguments
-        without effect: ``switch_factor`` and ``slices`` of a dense ``x``, ``seed`` and ``error`` without a rounding
+        Raises ``ValueError`` or ``TypeError`` before anything is sent, for arguments that do not fit. Arguments without
+        effect raise too: ``switch_factor`` and ``slices`` of a dense ``x``, ``seed`` and ``error`` without a rounding
         ``wire``."""
         check_async(async_op)
         if isinstance(x, DeviceEntries):
