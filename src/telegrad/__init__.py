@@ -59,7 +59,7 @@ def _load_core() -> None:
     except ImportError as error:
         raise ImportError(
             f"telegrad._core was found but does not load: {error}. If the message names libucp, libuct, libucs or "
-            "libucm, UCX is missing: install telegrad again with `pip install .` (bundles UCX from the libucx-cu12 "
+            "libucm, UCX is missing. Install telegrad again with `pip install .` (bundles UCX from the libucx-cu12 "
             "wheel), or build against the system's UCX with `pip install . -C cmake.define.TELEGRAD_UCX=system`"
         ) from error
 

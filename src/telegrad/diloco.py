@@ -250,9 +250,11 @@ class DiLoCo:
         self._write_parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on bitwise, beside the model's and the inner optimizer's states: the
-        common parameters, the outer optimizer, this rank's residuals, the round and the steps in it. ``telegrad.ddp
-        .reshard`` makes those of another number of replicas."""
+        """A copy of what training needs to go on bitwise, beside the model's and the inner optimizer's states.
+
+        That is the common parameters, the outer optimizer, this rank's residuals, the round and the steps in it.
+        ``telegrad.ddp.reshard`` makes the states of another number of replicas.
+        """
         return {
             "version": VERSION,
             "rank": self._comm.rank,

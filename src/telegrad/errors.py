@@ -12,13 +12,10 @@ from typing import Any
 class TransportError(Exception):
     """The network or a peer failed; the communicator can only be closed afterwards.
 
-    ``rank`` reports; ``peer`` is the culprit, the same on all survivors (``None`` if unknown), and ``host`` the name of
-    its machine; ``operation`` is the operation that was running and ``tag`` its sequence number on this communicator
-    (of a send or recv the message's tag). Of a communicator that ``split()`` made, or that has some of a job's ranks
-    (``from_torch(group)``, ``new_group`` of the backend ``telegrad``), ``group`` is its name, and ``parent_rank`` and
-    ``parent_peer`` are ``rank`` and ``peer`` as the communicator that it was split from, or the job, numbers them;
-    ``None`` of others.
-    """
+    ``rank`` raises the error. ``peer`` is the rank that failed, the same on all survivors, or ``None``; ``host`` is its
+    host name. ``operation`` was running, with the number ``tag`` on this communicator (for ``send`` and ``recv`` the
+    message's tag). If the communicator has only some ranks of the job, ``group`` is its name. ``parent_rank`` and
+    ``parent_peer`` are then ``rank`` and ``peer`` as the parent communicator, or the job, numbers them."""
 
     def __init__(
         self,

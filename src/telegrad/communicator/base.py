@@ -80,8 +80,8 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class Stats(TypedDict):
-    """What a rank counts for one communicator, since it joined. Messages and bytes are those of operations: payloads,
-    without headers, and neither heartbeats nor the like."""
+    """The counters of one rank for one communicator, since it joined. Messages and bytes are payloads of operations,
+    without headers and heartbeats."""
 
     operations: int
     """Begun so far."""
@@ -104,7 +104,7 @@ _CROWDED = 64  # operations whose tensors are kept, before those behind the firs
 
 
 class CommunicatorBase:
-    """What all operations of a Communicator share, and its end."""
+    """The common part of all operations of a Communicator, and its end."""
 
     def __init__(self, core: _core.Communicator) -> None:
         self._core = core
@@ -132,7 +132,7 @@ class CommunicatorBase:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._core.size
 
     @property
@@ -141,26 +141,23 @@ class CommunicatorBase:
         return self._core.driver
 
     def stats(self) -> Stats:
-        """What this rank has done since it joined."""
+        """The counters of this rank since it joined."""
         stats: Stats = self._usable().counters()
         return stats
 
     def synchronize(self) -> None:
         """Waits until all operations on device tensors that were called here have been communicated.
 
-        Raises what the first that failed did. It does not wait for streams: what is still to be done on the device is
-        the copy of the result. ``close()`` ends operations that are under way, so call this first, or wait for the
-        stream.
-        """
+        Raises the error of the first that failed. It does not wait for CUDA streams, which still copy results to the
+        device. ``close()`` ends operations that are under way, so call this first, or wait for the stream."""
         self._usable()
         for transfers in list(self._transfers.values()):
             transfers.synchronize()
 
     def abort(self, reason: str = "aborted by its program") -> None:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. Operations that this rank
-        has finished the others finish too, if within 5 s. ``close()`` is left to do. Raises ``TypeError`` for a
-        ``reason`` that is no text.
-        """
+        has finished are finished by the others too, if within 5 s. Call ``close()`` afterwards. Raises ``TypeError``
+        unless ``reason`` is a string."""
         if not isinstance(reason, str):
             raise TypeError(f"reason={reason!r} must be a str, which the other ranks' errors will say")
         core = self._live  # once: another thread may close it
@@ -172,9 +169,8 @@ class CommunicatorBase:
     def close(self) -> None:
         """Leaves the group; operations still running fail.
 
-        A second call does nothing. Never raises for a failed peer; warns (``RuntimeWarning``) if an operation on device
-        tensors has failed and no call has said so.
-        """
+        A second call does nothing. It never raises for a failed peer. It warns (``RuntimeWarning``) if an operation on
+        device tensors has failed and no call has raised that."""
         with self._lock:
             if self._closed:
                 return

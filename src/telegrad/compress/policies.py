@@ -13,7 +13,7 @@ from telegrad.compress.selections import SELECTIONS, reuses, selection_named
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """What a policy may know of a parameter."""
+    """The facts of a parameter that a policy can use."""
 
     name: str
     elements: int
@@ -28,7 +28,7 @@ def is_selection(given: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ParameterCompression:
-    """``selection=None``: summed densely. ``density``: the share of entries that is sent, in (0, 1]."""
+    """How a parameter is sent. ``selection=None``: dense. ``density``: the share of entries that is sent, in (0, 1]."""
 
     selection: Selection | None
     density: float = 1.0
@@ -51,13 +51,13 @@ Policy = Callable[[ParameterInfo], ParameterCompression]
 
 @dataclass(frozen=True)
 class BySize:
-    """Small tensors densely, middle and large ones each by a selection of their own. Source: RedSync, §2.1 and §3.3.
+    """A policy by size: small tensors dense, middle and large ones by a selection each. Source: RedSync, §2.1 and §3.3.
 
-    ``small_elements``: tensors of at most so many are summed densely. ``large_elements``: tensors of more than so many
-    are large; ``None``: none is. ``middle`` and ``large``: selections or their names. ``density``: of all that are not
-    small. ``same_sign``: selections given by name take entries of one sign at a time, but not of the output layer.
-    ``dense``: names of parameters that are summed densely whatever their size.
-    """
+    - ``small_elements``: tensors of at most so many elements are sent dense. ``large_elements``: tensors of more are
+      large; ``None``: no tensor is. ``middle`` and ``large``: selections or their names.
+    - ``density``: of all that are not small. ``interval``: of selections given by name that reuse a threshold.
+    - ``same_sign``: selections given by name take entries of one sign at a time, but not of the output layer.
+    - ``dense``: names of parameters that are sent dense whatever their size."""
 
     density: float = 0.01
     small_elements: int = 2048
@@ -117,7 +117,7 @@ def check_selections(
             used = name == middle or elements is not None
             selection_named(one, interval, same_sign=same_sign and used, argument=name)
         elif not is_selection(one):
-            raise TypeError(f"{name}={one!r} must be a selection or its name; a policy says what is summed densely")
+            raise TypeError(f"{name}={one!r} must be a selection or its name; a policy chooses dense parameters")
         elif same_sign and not getattr(one, "same_sign", False):
             raise ValueError(
                 f"same_sign=True is for selections that are given by name, and {name} is {one!r}: give "

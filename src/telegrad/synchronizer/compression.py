@@ -127,7 +127,7 @@ class GroupCompression:
         name = self.names[id(parameter)]
         if self.compresses(name) and not self._orders.has(name, MemoryOrder.of_gradient(parameter)):
             raise RuntimeError(
-                f"parameter {name!r} has another memory format than it had, and what waits for it is in that order: "
+                f"parameter {name!r} has another memory format than it had, and its residual is in that order: "
                 "after such a change call load_state_dict(state_dict()) of the Synchronizer"
             )
 

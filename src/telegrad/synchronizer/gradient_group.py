@@ -181,8 +181,7 @@ class GradientGroup:
         if parameter.dtype != flat.buffer.dtype or parameter.numel() != view.numel():
             raise RuntimeError(
                 f"a parameter is {parameter.dtype} of shape {tuple(parameter.shape)} now, and was {flat.buffer.dtype} "
-                f"of shape {tuple(view.shape)} when its Synchronizer was made: close() that one, and make another one "
-                "after the model has changed"
+                f"of shape {tuple(view.shape)} when its Synchronizer was made: close() it, and make another one"
             )
         is_here = view.data_ptr() == self._places[id(parameter)] and view.dtype == parameter.dtype
         return view if is_here and self._strides[id(parameter)] == parameter.stride() else self._make_view(parameter)

@@ -43,21 +43,17 @@ class ReplicaSynchronizer:
     """Averages gradients over the replicas of a sharded model: call ``average()`` between ``backward()`` and
     ``optimizer.step()``.
 
-    ``model``: ``fully_shard`` has sharded all parameters that require a gradient on one mesh of one dimension, on the
-    CPU. ``comm``: a Communicator of the ranks that hold the same shard, one of each replica, such as
-    ``Communicator.from_torch(mesh["replica"].get_group())`` of a mesh with the dimensions replica and shard. Parameters
-    and buffers of replica 0 are copied to all. ``compress``, ``warmup`` and ``telemetry`` as for DDPState; sizes and
-    densities are of a rank's shards, and so are residuals, under the parameters' names. ``nonfinite``: ``"raise"`` or
-    ``"send"``.
+    - ``model``: ``fully_shard`` has sharded all trained parameters on one mesh of one dimension, on the CPU.
+    - ``comm``: a Communicator of the ranks that hold the same shard, one of each replica, such as
+      ``Communicator.from_torch(mesh["replica"].get_group())``. Parameters and buffers of replica 0 are copied to all.
+    - ``compress``, ``warmup``, ``telemetry``: as for DDPState. Sizes, densities and residuals are of a rank's shards.
+    - ``nonfinite``: ``"raise"`` or ``"send"``.
 
-    The average is the same on all replicas, bit for bit, and is that over all ranks, since the reduce-scatter of
-    ``fully_shard`` has averaged over the shards. Clip after it: ``clip_grad_norm_`` then sees the averages of all
-    shards. To accumulate gradients, call ``average()`` after the last backward pass of a step only. Where gradients are
-    set to ``None`` after ``average()`` without a step of an optimizer, residuals are as before that call. Where one is
-    NaN or infinite ``average()`` raises as ``backward()`` does with DDPState, on the replicas of that shard.
-
-    Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks of ``comm``.
-    """
+    The average is the same on all replicas, bit for bit. It is over all ranks, because ``fully_shard`` has averaged
+    over the shards. Clip after it with ``clip_grad_norm_``. To accumulate gradients, call ``average()`` after the last
+    backward pass of a step only. If gradients are set to ``None`` after ``average()`` without an optimizer's step,
+    residuals are as before that call. Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks of
+    ``comm``."""
 
     def __init__(
         self,
@@ -101,12 +97,12 @@ class ReplicaSynchronizer:
 
     @property
     def comm(self) -> Communicator:
-        """Of the replicas, as it was given."""
+        """The communicator of the replicas, as it was given."""
         return self._comm
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Which shard this rank holds, and of how many."""
+        """The number of this rank's shard, and the number of shards."""
         return self._shard
 
     @property
@@ -116,12 +112,12 @@ class ReplicaSynchronizer:
 
     @_disable_dynamo  # as ddp_hook
     def average(self) -> None:
-        """Gradients become their averages over the replicas. Called on all ranks, once for each step of the optimiser.
+        """Replaces gradients by their averages over the replicas. All ranks call it, once for each step of the
+        optimizer.
 
         A parameter that has a gradient on some replicas gets one on all of them; one that has none keeps none. Raises
         ``TransportError``; ``NonFiniteGradient`` on the rank that has a NaN or an infinity, unless
-        ``nonfinite="send"``; ``RuntimeError`` where parameters have been unfrozen, added, replaced or converted.
-        """
+        ``nonfinite="send"``; ``RuntimeError`` where parameters have been unfrozen, added, replaced or converted."""
         self._check_model()
         used = np.array([one.grad is not None for one in self._parameters.values()], np.float32)
         self._comm.all_reduce(used)
