@@ -15,7 +15,19 @@ pytest.importorskip("torch")
 import telegrad.ddp
 import telegrad.linear
 import telegrad.synchronizer
-from telegrad import Cheapest, Communicator, DDPState, LowRank, Momentum, OkTopk, Quantised, Synchronizer, TopK, Warmup
+from telegrad import (
+    Cheapest,
+    Communicator,
+    DDPState,
+    DiLoCo,
+    LowRank,
+    Momentum,
+    OkTopk,
+    Quantised,
+    Synchronizer,
+    TopK,
+    Warmup,
+)
 from telegrad.compress import SELECTIONS, BySize
 from telegrad.ddp import ParameterCompression
 
@@ -91,6 +103,7 @@ def test_options_that_pages_name_exist() -> None:
     ours |= (
         set(_options(ParameterCompression)) | set(_options(telegrad.calibrate)) | set(_options(telegrad.ddp.reshard))
     )
+    ours |= {*_options(DiLoCo), *_options(DiLoCo.sparse), *_options(LowRank)}
     ours |= {"async_op", "driver", "purpose", "wire"}
     of_others = {"find_unused_parameters", "static_graph", "bucket_cap_mb", "cycle_momentum", "pg_options", "cpu"}
     of_others |= {"max_grad_norm", "mixed_precision", "precision", "set_to_none", "strategy", "use_reentrant"}
