@@ -15,7 +15,7 @@ from telegrad.communicator import Communicator
 from telegrad.ddp.choices import tell_of_clipping
 from telegrad.ddp.hook import DDPState
 from telegrad.ddp.options import TopK
-from telegrad.ddp.resharding import GROUPS
+from telegrad.ddp.rank_state import GROUPS
 from telegrad.errors import NonFiniteGradient, TransportError
 
 
