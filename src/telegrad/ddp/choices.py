@@ -6,6 +6,7 @@ docs/how-to/choose-what-is-sent.md lists them. A set-up that is only perhaps wro
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -230,7 +231,8 @@ class ChoiceWatch:
     def after_last_bucket(self, *, warmed_up: bool) -> None:
         """Inside DistributedDataParallel's backward pass; ``averages_came`` follows when they have."""
         queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(lambda: self.averages_came(warmed_up=warmed_up)))  # behind DDP's own, queued meanwhile
+        with contextlib.suppress(RuntimeError):  # no pass is under way: somebody calls the hook by hand
+            queue(lambda: queue(lambda: self.averages_came(warmed_up=warmed_up)))  # behind DDP's own, queued meanwhile
 
     def averages_came(self, *, warmed_up: bool) -> None:
         """From now on gradients are the averages of a pass. ``warmed_up``: it sent no more than later ones will."""
