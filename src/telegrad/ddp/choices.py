@@ -101,19 +101,22 @@ def tell_of_nesting(model: torch.nn.Module, *, rank: int) -> None:
                 return
 
 
-def tell_of_density(state: Mapping[str, Any], compressor: Compressor, warmup: Warmup, *, rank: int) -> None:
-    """``state``: a rank's, which was loaded into ``compressor``."""
-    saved, config = state["compressor"], state.get("config", {})
+def tell_of_density(
+    state: Mapping[str, Any], compressor: Compressor, config: Mapping[str, object], *, rank: int
+) -> None:
+    """``state``: a rank's, which was loaded into ``compressor``; ``config``: the options of this run, as it has them
+    of the earlier one."""
+    saved, earlier = state["compressor"], state.get("config", {})
+    entries = [(saved["parameters"][one.name].get("k", one.k), one.k, one.size) for one in compressor.residuals]
+    falls = "falling" in (earlier.get("warmup"), config.get("warmup"))
+    has_policy = earlier.get("policy") is not None or config.get("policy") is not None
     before, now = saved.get("density"), compressor.residuals.density
-    counts = [(saved["parameters"][one.name].get("k", one.k), one.k) for one in compressor.residuals]
-    falls = warmup.kind == "falling" or config.get("warmup") == "falling"
-    if all(one == other for one, other in counts) or (before == now and falls):
+    if all(one == other for one, other, _ in entries) or (before == now and falls):
         return
-    remedy = f"compress=telegrad.TopK(density={before:g})"
-    if before == now:  # a policy says it for each parameter
-        elements = sum(one.size for one in compressor.residuals)
-        before, now = (sum(of_one) / elements for of_one in zip(*counts, strict=True))
-        remedy = "the policy= that it was saved with"
+    if before is None or has_policy:
+        of_earlier, of_this, elements = map(sum, zip(*entries, strict=True))
+        before, now = of_earlier / elements, of_this / elements
+    remedy = "the policy= that it was saved with" if has_policy else f"compress=telegrad.TopK(density={before:g})"
     tell(
         "density",
         f"the checkpoint was saved with density={before:.2g}, and this run sends density={now:.2g}: give {remedy} to "

@@ -270,7 +270,7 @@ class DDPState(RefusesCopies):
         self._buckets.forget()
         if self._choices is not None:
             self._choices.is_loaded = True
-        tell_of_density(state, self._compressor, self._warmup, rank=self._job_rank)
+        tell_of_density(state, self._compressor, self._config, rank=self._job_rank)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""

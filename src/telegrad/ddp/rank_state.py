@@ -185,8 +185,8 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
     Every new rank gets an equal share of the sum of all residuals, and of all velocities. The last one also gets the
     remainder of the division, so the sum over ranks stays what it was, to the rounding of float32. ``keep="mean"``
     keeps their mean instead. Since the hook averages, the residuals then move the model as far as they would have with
-    the old number of ranks. Thresholds are evaluated anew, those of sums too. Raises ``ValueError`` where a rank is missing or
-    given twice, and for states of different steps, models or options; ``TypeError`` for what is no state.
+    the old number of ranks. Thresholds are evaluated anew, those of sums too. Raises ``ValueError`` where a rank is
+    missing or given twice, and for states of different steps, models or options; ``TypeError`` for what is no state.
     """
     world_size = checked_count(world_size, "world_size")
     if world_size < 1:

@@ -213,7 +213,7 @@ class GroupCompression:
         self._orders, self.step = orders, step
         if self._choices is not None:
             self._choices.is_loaded = True
-        tell_of_density(state, self.compressor, self._warmup, rank=self._comm.rank)
+        tell_of_density(state, self.compressor, self._config, rank=self._comm.rank)
 
 
 def _entries_and_formats(compress: Compress, parameters: Mapping[str, nn.Parameter]) -> tuple[TopK, tuple[str, ...]]:
