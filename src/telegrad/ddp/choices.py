@@ -258,7 +258,7 @@ class ChoiceWatch:
 
     def _look_at_state(self, optimizer: torch.optim.Optimizer) -> None:
         if not self.is_loaded and any(
-            _is_of_checkpoint(optimizer.state.get(one, {}), is_fused=bool(group.get("fused")))
+            _is_of_checkpoint(_remembered(optimizer, one), is_fused=bool(group.get("fused")))
             for group in optimizer.param_groups
             for one in group["params"]
             if id(one) in self._compressed
@@ -275,7 +275,7 @@ class ChoiceWatch:
         has_moments, is_sgd = (any(map(kind.search, kinds)) for kind in (_WITH_MOMENTS, _SGD))
         for group in optimizer.param_groups:
             held = [one for one in group["params"] if id(one) in self._sparse]
-            begins = not self.is_loaded and not any(optimizer.state.get(one) for one in held)
+            begins = not self.is_loaded and not any(_remembered(optimizer, one) for one in held)
             if held and has_moments and begins and not self._warms_up:
                 tell(
                     "moments",
@@ -324,6 +324,13 @@ def _norm_of(parameters: Iterable[torch.Tensor]) -> float:
 
 def _is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "to_local")
+
+
+def _remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Mapping[str, Any]:
+    """What an optimizer has of a parameter; nothing where it keeps that otherwise than torch's own."""
+    state = getattr(optimizer, "state", None)
+    entry = state.get(parameter) if isinstance(state, Mapping) else None
+    return entry if isinstance(entry, Mapping) else {}
 
 
 def _is_captured(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,7 @@ import torch
 
 import telegrad
 from telegrad import ChoiceWarning, Communicator, Warmup
+from telegrad.compress import Compressor
 from telegrad.ddp import choices
 from telegrad.launch import Ranks
 
@@ -144,6 +145,49 @@ def test_a_share_of_the_steps_is_refused_with_the_remedy(steps: float) -> None:
 def test_a_number_of_steps_that_is_no_int_is_refused(steps: float) -> None:
     with pytest.raises(TypeError, match=rf"steps={steps} must be an int"):
         Warmup(steps=steps)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("_anew")
+@pytest.mark.parametrize(
+    ("saved", "earlier", "config", "said"),
+    [
+        ({"density": 0.1}, {}, {}, r"density=0.1, .* density=0.2: give compress=telegrad.TopK\(density=0.1\)"),
+        ({}, {}, {}, r"density=0.1, .* density=0.2: give compress=telegrad.TopK\(density=0.1\)"),
+        ({"density": 0.01}, {"policy": "BySize()"}, {}, r"density=0.1, .* density=0.2: give the policy="),
+        ({"density": 0.1}, {}, {"policy": "BySize()"}, r"density=0.1, .* density=0.2: give the policy="),
+        ({"density": 0.2}, {"warmup": "falling"}, {}, None),
+        ({"density": 0.2}, {}, {"warmup": "falling"}, None),
+        ({"density": 0.1}, {"warmup": "falling"}, {"warmup": "falling"}, r"density=0.1, .* density=0.2"),
+    ],
+)
+def test_another_density(saved: Any, earlier: Any, config: Any, said: str | None) -> None:
+    compressor = Compressor({"a": 100, "b": 300}, density=0.2)
+    parameters = {"a": {"k": 10}, "b": {"k": 30}}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        state = {"compressor": {"parameters": parameters, **saved}, "config": earlier}
+        choices.tell_of_density(state, compressor, config, rank=0)
+    assert len(told) == (said is not None)
+    assert said is None or re.search(said, str(told[0].message))
+
+
+@pytest.mark.usefixtures("_anew")
+def test_an_optimizer_that_keeps_its_state_elsewhere(local: Callable[..., list[Communicator]]) -> None:
+    class AdamElsewhere(choices_program.Adam8bit):
+        state = None  # type: ignore[assignment]
+
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters)
+            del self.__dict__["state"]
+
+    (comm,) = local(1)
+    net = torch.nn.Linear(100, 100)
+    sync = telegrad.Synchronizer(net, comm, compress=telegrad.TopK(0.01), plan="fixed")
+    optimizer = AdamElsewhere(net.parameters())
+    net(torch.ones(1, 100)).sum().backward()
+    with pytest.warns(ChoiceWarning, match="AdamElsewhere takes its first steps on sparse averages"):
+        optimizer.step()
+    sync.close()
 
 
 @pytest.mark.usefixtures("_anew")
