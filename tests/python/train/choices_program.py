@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
@@ -158,6 +160,25 @@ def adamw_with_a_synchronizer(comm: Communicator) -> None:
     sync.close()
 
 
+def replicas(comm: Communicator, make: Callable[[Parameters], Optimizer]) -> None:
+    """Of a sharded model."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replica", "shard"))
+    net = Training(comm, hook=False).net
+    fully_shard(net, mesh=mesh["shard"])
+    averages = telegrad.ReplicaSynchronizer(net, comm, compress=TOPK)
+    optimizer = make(net.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        net(torch.randn(4, 40) * (1 + step)).sum().backward()
+        averages.average()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)  # as docs/how-to/fsdp2.md says
+        optimizer.step()
+
+
+def adamw_with_replicas(comm: Communicator) -> None:
+    replicas(comm, with_adamw)
+
+
 def momentum_of_sgd(comm: Communicator) -> None:
     Training(comm, with_momentum).train()
 
@@ -261,6 +282,7 @@ WRONG = {
     adam_of_another_library: "LambdaOptimizer takes its first steps on sparse averages",
     adam_in_zero: "Adam takes its first steps on sparse averages",
     adamw_with_a_synchronizer: "AdamW takes its first steps on sparse averages",
+    adamw_with_replicas: "AdamW takes its first steps on sparse averages",
     momentum_of_sgd: "SGD has momentum=0.9, which repeats",
     momentum_in_its_second_group: "SGD has momentum=0.9, which repeats",
     clip_grad_norm: "averaged gradients are clipped to a norm of 0.001 before step()",
@@ -460,7 +482,13 @@ def quantised_values(comm: Communicator) -> None:
     sync.close()
 
 
+def momentum_with_replicas(comm: Communicator) -> None:
+    """They have no momentum correction."""
+    replicas(comm, with_momentum)
+
+
 RIGHT = [
+    momentum_with_replicas,
     sgd,
     corrected_momentum,
     momentum_of_dense_averages,
