@@ -279,6 +279,8 @@ def _by_parent(comm: Communicator, part: Stats, members: list[int]) -> list[int]
 
 
 def test_the_parents_counters_include_its_groups(on_ranks: OnRanks) -> None:
+    together = threading.Barrier(5, timeout=60)  # so that nobody sends while another one reads
+
     def run(comm: Communicator) -> None:
         members = [[4, 2, 0], [1, 3]][comm.rank % 2]
         child = comm.split(comm.rank % 2, key=members.index(comm.rank))
@@ -286,6 +288,7 @@ def test_the_parents_counters_include_its_groups(on_ranks: OnRanks) -> None:
         before = comm.stats()
         assert before["bytes_sent"] == comm.stats(own=True)["bytes_sent"]
         child.all_gather(np.zeros(1000, np.float32))
+        together.wait()
         part = child.stats()
         sent = 4000 * (child.world_size - 1)
         assert part["bytes_sent"] == sent
@@ -294,6 +297,7 @@ def test_the_parents_counters_include_its_groups(on_ranks: OnRanks) -> None:
         assert comm.stats()["bytes_sent_to"] == _by_parent(comm, part, members)
         assert sum(comm.stats()["bytes_received_from"]) == comm.stats()["bytes_received"]
         assert comm.stats()["waiting_s"] == comm.stats(own=True)["waiting_s"] + part["waiting_s"]
+        together.wait()
         work = child.barrier(async_op=True)
         work.wait()
         assert comm.stats()["in_flight"] == child.stats()["in_flight"] == 0
@@ -304,6 +308,7 @@ def test_the_parents_counters_include_its_groups(on_ranks: OnRanks) -> None:
 
 def test_counters_of_closed_groups_stay(on_ranks: OnRanks) -> None:
     """Whichever of a group and the groups that were split from it is closed first."""
+    together = threading.Barrier(3, timeout=60)
 
     def run(comm: Communicator) -> None:
         sent = 0
@@ -313,11 +318,13 @@ def test_counters_of_closed_groups_stay(on_ranks: OnRanks) -> None:
             grandchild = child.split(0)
             assert grandchild is not None
             grandchild.all_gather(np.zeros(10, np.float32))
+            together.wait()
             first, second = (grandchild, child) if grandchild_first else (child, grandchild)
             of_grandchild = grandchild.stats()
             of_both = _added(child.stats(own=True), of_grandchild)
             assert _added(child.stats()) == of_both
             assert grandchild.stats()["bytes_sent"] == 40 * 2
+            together.wait()
             first.close()
             if first is child:
                 grandchild.all_gather(np.zeros(10, np.float32))  # it still counts for the first of all
