@@ -82,6 +82,7 @@ else:
     )
     from telegrad.cost import Tuning
     from telegrad.errors import (
+        ChoiceWarning,
         MismatchedCall,
         NonFiniteGradient,
         PeerFailed,
@@ -102,6 +103,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BoundedTopkState",
     "Cheapest",
+    "ChoiceWarning",
     "Communicator",
     "DDPState",
     "DeviceEntries",

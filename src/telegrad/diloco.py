@@ -22,8 +22,7 @@ from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, error_of, find_fault
 from telegrad.ddp.options import TopK, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
-from telegrad.ddp.rank_state import checked_step
-from telegrad.ddp.resharding import VERSION
+from telegrad.ddp.rank_state import VERSION, checked_step
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
 from telegrad.kernels.nonfinite import count_nonfinite

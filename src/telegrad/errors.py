@@ -1,4 +1,4 @@
-"""What can go wrong in the world: a peer, the network, a gradient.
+"""What can go wrong in the world: a peer, the network, a gradient. And the class of warnings about choices.
 
 Misuse of the library is a plain ``ValueError`` or ``TypeError``, raised before anything is sent. This module imports
 nothing: the core raises these classes too.
@@ -70,3 +70,8 @@ class NonFiniteGradient(ValueError):  # noqa: N818
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.args[0], self.rank, self.parameter)
+
+
+class ChoiceWarning(UserWarning):
+    """A choice works, but trains worse than it needs to, or sends more: the text says what to do. Once in a process, on
+    rank 0. docs/how-to/choose-what-is-sent.md lists them; ``TELEGRAD_WARN=0`` silences all of them."""

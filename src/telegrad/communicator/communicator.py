@@ -15,6 +15,7 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.communicator import base
+from telegrad.communicator.base import CommunicatorCounts
 from telegrad.communicator.cuda.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.communicator.groups import (
     OF_JOB,
@@ -376,6 +377,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             device_group=self._options.device_group if is_whole else None,
         )
         child = type(self)(joined.core, options)
+        child._counts = CommunicatorCounts(joined.core, self._counts, group.members)
         child._place = joined.place
         child._use_nodes(numbered([self.nodes[member] for member in group.members]))
         child.use(joined.tuning or self._tuning_of_part(child))

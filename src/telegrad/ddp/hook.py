@@ -18,6 +18,7 @@ from telegrad.compress.arguments import checked_count
 from telegrad.ddp.backward_pass import Averaging, Buckets, HostBuckets, Progress, checked_norm
 from telegrad.ddp.backward_watch import BucketWatch
 from telegrad.ddp.bucket import GradBucket
+from telegrad.ddp.choices import ChoiceWatch, tell_of_density, tell_of_nesting, watch_choices
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
 from telegrad.ddp.low_rank import LowRankRounds
 from telegrad.ddp.options import (
@@ -203,6 +204,17 @@ class DDPState(RefusesCopies):
         self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
         self._has_checked_ranks = False
         self.failure: Exception | None = None
+        self._choices = self._watch_of_choices()
+        tell_of_nesting(model, rank=self._job_rank)
+
+    @property
+    def _job_rank(self) -> int:
+        """0 on the rank that warns of choices."""
+        return self._comm.rank
+
+    def _watch_of_choices(self) -> ChoiceWatch | None:
+        sparse = self._low_rank is None
+        return watch_choices(self._parameters, self._compressor, self._warmup, rank=self._job_rank, sparse=sparse)
 
     def _named_parameters(self, model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Parameter]]:
         """Raises ``TypeError`` for what has none."""
@@ -281,6 +293,9 @@ class DDPState(RefusesCopies):
             self._low_rank.load(factors)
         self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
         self._buckets.forget()
+        if self._choices is not None:
+            self._choices.is_loaded = True
+        tell_of_density(state, self._compressor, self._config, rank=self._job_rank)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -292,8 +307,21 @@ class DDPState(RefusesCopies):
             self._leave_job(error)
             raise
         self._watch.started(bucket, outcome)
+        if self._choices is not None and bucket.is_last() and torch._C._current_graph_task_id() != -1:
+            self._look_at_choices()
         self.stats.hook_s += time.perf_counter() - started_s
         return outcome
+
+    def _look_at_choices(self) -> None:
+        assert self._choices is not None
+        if self._choices.is_over:
+            self._choices = None
+        else:
+            self._choices.after_last_bucket(warmed_up=self._is_warmed_up)
+
+    @property
+    def _is_warmed_up(self) -> bool:
+        return self._warmup.kind != "dense" or self._progress.warmup_passes > self._warmup.steps
 
     def synchronize(self) -> None:
         """For gradients on a device: waits until all that was called is over there, and raises what has gone wrong in

@@ -30,7 +30,7 @@ Floats = npt.NDArray[np.float32]
 _DEPENDENT = 1e-6  # of a column's length: what is left of it beside the others is rounding
 
 
-class Shape(NamedTuple):
+class MatrixShape(NamedTuple):
     """A parameter's gradient as a matrix, and of what rank it travels."""
 
     rows: int
@@ -43,13 +43,13 @@ class Shape(NamedTuple):
         return (self.rows + self.columns) * self.rank
 
 
-def shape_of(parameter: torch.nn.Parameter, options: LowRank) -> Shape | None:
+def shape_of(parameter: torch.nn.Parameter, options: LowRank) -> MatrixShape | None:
     """The first dimension's elements are the rows. ``None``: it is sent whole, as at least half of it would travel."""
     size = parameter.numel()
     if parameter.dim() < 2 or size <= options.small_elements or parameter.dtype not in COMPRESSIBLE:
         return None
     rows = parameter.shape[0]
-    shape = Shape(rows, size // rows, min(options.rank, rows, size // rows))
+    shape = MatrixShape(rows, size // rows, min(options.rank, rows, size // rows))
     return shape if 2 * shape.words <= size else None
 
 
@@ -89,7 +89,7 @@ def product(basis: Floats, factor: Floats, out: Floats) -> None:
     )
 
 
-def first_factor(name: str, shape: Shape) -> Floats:
+def first_factor(name: str, shape: MatrixShape) -> Floats:
     """Q before the first step: random, the same on all ranks."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     return random.standard_normal((shape.columns, shape.rank), np.float32)
@@ -201,7 +201,7 @@ class LowRankRounds:
         words = sum(one.words for one in shapes)
         return Sending([work], words, [*first.begun.writes, write], [*first.begun.keeps, keep])
 
-    def _observe(self, first: FirstRound, shapes: Sequence[Shape]) -> None:
+    def _observe(self, first: FirstRound, shapes: Sequence[MatrixShape]) -> None:
         if (observer := self.compressor.observer) is None:
             return
         unit = self.compressor.gradient_unit
@@ -241,7 +241,7 @@ class LowRankRounds:
         self._factors = {name: one.copy() for name, one in fitting.items()}
 
 
-def _matrix(part: PlacedResidual, shape: Shape) -> Floats:
+def _matrix(part: PlacedResidual, shape: MatrixShape) -> Floats:
     return part.entry.values.reshape(shape.rows, shape.columns)
 
 

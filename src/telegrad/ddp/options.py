@@ -310,6 +310,12 @@ class Warmup:
     kind: str = "dense"
 
     def __post_init__(self) -> None:
+        if isinstance(self.steps, float):
+            part = self.steps if 0 < self.steps < 1 else 0.1
+            raise TypeError(
+                f"steps={self.steps!r} must be an int, the number of the optimizer's first steps: for a part of all "
+                f"give Warmup(steps=int({part!r} * total_steps))"
+            )
         object.__setattr__(self, "steps", checked_count(self.steps, "steps"))
         check_choice(self.kind, "kind", WARMUPS)
 

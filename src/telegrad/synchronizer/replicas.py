@@ -20,6 +20,7 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text
 from telegrad.ddp.backward_watch import BackwardSteps, check_no_optimizer_in_backward
 from telegrad.ddp.bucket import GradBucket, check_dtype
+from telegrad.ddp.choices import ChoiceWatch, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP
 from telegrad.ddp.hook import DDPState
 from telegrad.ddp.options import TopK, Warmup, check_choice
@@ -191,6 +192,7 @@ class _ReplicaState(DDPState):
         options: Mapping[str, Any],
     ) -> None:
         self._trained, self._own_shards = trained, shards
+        self._place = shard[0]
         self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
         super().__init__(comm, model, **options)
 
@@ -204,9 +206,20 @@ class _ReplicaState(DDPState):
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
         return use_of(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
 
+    @property
+    def _job_rank(self) -> int:
+        return self._comm.rank + self._place * self._comm.world_size
+
+    def _watch_of_choices(self) -> ChoiceWatch | None:
+        """Averages may be clipped, which takes the norm of all shards, and there is no ``momentum``."""
+        given = self._trained, self._compressor, self._warmup
+        return watch_choices(*given, rank=self._job_rank, momentum=False, clipping=False)
+
     def close_call(self) -> None:
         """The gradients are the averages."""
         self._use.close()
+        if self._choices is not None and not self._choices.is_over:
+            self._choices.averages_came(warmed_up=self._is_warmed_up)
 
     @property
     def alike(self) -> dict[str, str]:

@@ -10,7 +10,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs" / "how-to").glob("*.md"))
-KINDS = "ValueError|TypeError|RuntimeError|RuntimeWarning|RendezvousError|NonFiniteGradient|TransportError"
+KINDS = (
+    "ValueError|TypeError|RuntimeError|RuntimeWarning|ChoiceWarning|RendezvousError|NonFiniteGradient|TransportError"
+)
 # What a text has from its occasion: names in quotes, numbers, arguments' values, and classes.
 VARIES = re.compile(r"…|'[^']*'|\b\d[\d.,]*\b|=\w+|\b(?:AdamW|DDPState|Synchronizer|residual|torch\.\w+)\b")
 

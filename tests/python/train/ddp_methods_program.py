@@ -160,6 +160,27 @@ def gradient_scaler(comm: Communicator) -> None:
         assert scaler.get_scale() > scale
 
 
+def counters_of_the_whole_job(comm: Communicator) -> None:
+    """Of the hook, of a Synchronizer and of a group, over the network."""
+    job = Job(comm, lambda p: SGD(p, 0.02), density=0.05)
+    before = comm.stats()["bytes_sent"]
+    job.run(0, 3)
+    by_hook = comm.stats()["bytes_sent"] - before
+    assert by_hook > 0
+    assert comm.stats()["bytes_sent"] == comm.stats(own=True)["bytes_sent"]
+    sync = telegrad.Synchronizer(Net(), comm, plan="fixed")
+    group = comm.split(0, key=-comm.rank)
+    assert group is not None
+    own = comm.stats(own=True)["bytes_sent"]
+    group.all_gather(np.zeros(1000, np.float32))
+    parts = sync.comm.stats()["bytes_sent"] + 4000
+    assert comm.stats()["bytes_sent"] == own + parts
+    assert comm.stats()["bytes_sent_to"][1 - comm.rank] == own + parts
+    group.close()
+    sync.close()
+    assert comm.stats()["bytes_sent"] == own + parts
+
+
 def local_clipping(comm: Communicator) -> None:
     loose = Job(comm, lambda p: SGD(p, 0.02), clip_norm=1e6, density=0.05)
     plain = Job(comm, lambda p: SGD(p, 0.02), density=0.05)
@@ -368,6 +389,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     parameter_groups_and_a_falling_rate,
     gradient_scaler,
     local_clipping,
+    counters_of_the_whole_job,
     wires_learn,
     one_signed_layers_learn,
     shared_and_frozen_parameters,

@@ -15,12 +15,12 @@ from handmade_buckets import Trainer
 import telegrad
 from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, TransportError, Warmup
 from telegrad.ddp import reshard
-from telegrad.ddp.low_rank import Shape, first_factor, orthonormal, product
+from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product
 
 torch = pytest.importorskip("torch")
 Arrays = dict[str, npt.NDArray[np.float32]]
 RANK, RANKS, STEPS = 2, 3, 4
-MATRICES = {"embedding": Shape(30, 40, RANK), "hidden": Shape(20, 50, RANK)}
+MATRICES = {"embedding": MatrixShape(30, 40, RANK), "hidden": MatrixShape(20, 50, RANK)}
 WHOLE = ("norm", "bias", "scale")
 SIZES = {"embedding": 1200, "norm": 16, "hidden": 1000, "bias": 7, "scale": 3}
 ONE_BUCKET = [list(SIZES)]
