@@ -17,7 +17,7 @@ make = telegrad.DiLoCo.sparse if "--sparse" in sys.argv else telegrad.DiLoCo
 diloco = make(model, comm, optimizer, every=30)  # the training loop below is that of one machine
 
 generator = torch.Generator().manual_seed(comm.rank)  # each replica has its own data
-for step in range(200):
+for _ in range(200):
     inputs = torch.randn(32, 256, generator=generator)
     targets = inputs[:, :10].argmax(dim=1)
     loss = torch.nn.functional.cross_entropy(model(inputs), targets)
