@@ -15,15 +15,14 @@ import typer
 from telegrad.cost.network import Costs
 from telegrad.cost.send_method import PAPER_NETWORKS, SendMethod
 from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import Architecture, architecture
 from telegrad.tools.advise.sending import Cluster, dense, rgc, sum_cost
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
     DEVICES,
     EXACT_BYTES,
     REUSED_BYTES,
-    Architecture,
     Device,
-    architecture,
     trace_of,
 )
 from telegrad.tools.cli.interrupts import ended_by_interrupt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import has_runtime
@@ -34,13 +36,24 @@ class _ProfiledPass:
     arrivals: dict[int, Mark] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _ProfiledStep:
+    """An optimizer step, after so many ``passes``."""
+
+    optimizer: torch.optim.Optimizer
+    passes: int
+    begin: Mark
+    end: Mark = None
+
+
 class StepProfile:
     """Watches a model train, in a ``with`` statement around some steps: then ``trace()`` is what plans are made from.
 
     ``model``: a module, or one in DistributedDataParallel, on the CPU or on one GPU. Every pair of a forward and a
     backward pass is one sample; the first ``skip`` are left out, as memory is allocated in them, and after 200 no more
-    are taken. A time is the median over the samples. Parameters that do not require a gradient are left out, and so are
-    those that never got one.
+    are taken. A time is the median over the samples. Steps of optimizers that have a parameter of the model are watched
+    too: how long they take, and how many passes each has. Parameters that do not require a gradient are left out, and
+    so are those that never got one.
 
     Raises ``TypeError`` or ``ValueError`` for a model that is none, has nothing to train or is TorchScript, and a bad
     ``skip``.
@@ -64,6 +77,7 @@ class StepProfile:
         self._hooks: ForwardHooks | None = None
         self._handles: list[Any] = []
         self._output_handles: list[Any] = []
+        self._steps: list[_ProfiledStep] = []
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -72,6 +86,8 @@ class StepProfile:
         try:
             for position, one in enumerate(self._parameters.values()):
                 self._handles.append(on_gradient(one, self._hook_of(position)))
+            self._handles.append(register_optimizer_step_pre_hook(self._before_step))
+            self._handles.append(register_optimizer_step_post_hook(self._after_step))
         except BaseException:
             self._remove_hooks()
             raise
@@ -100,7 +116,8 @@ class StepProfile:
         if not self._passes:
             return True
         last = self._passes[-1]  # streams have come to the others before
-        return all(map(self._clock.is_known, (last.forward, last.backward, *last.arrivals.values())))
+        ends = [one.end for one in self._steps[-1:] if one.end is not None]
+        return all(map(self._clock.is_known, (last.forward, last.backward, *last.arrivals.values(), *ends)))
 
     def trace(self, comm: Communicator | None = None) -> Trace:
         """The medians. With ``comm``, called on all of its ranks, the same on all: in every pass each gradient counts
@@ -110,8 +127,10 @@ class StepProfile:
         rank's model has another number of parameters.
         """
         self._close()
-        moments = self._moments()
-        forward_s, arrivals = _medians(moments if comm is None else _of_all(comm, moments))
+        moments, (accumulate, rest_s) = self._moments(), self._between_passes()
+        if comm is not None:
+            moments, accumulate, rest_s = _of_all(comm, moments, accumulate, rest_s)
+        forward_s, arrivals = _medians(moments)
         if forward_s < 0:
             raise RuntimeError(
                 f"{len(self._passes)} passes of the model's forward() were watched"
@@ -127,6 +146,8 @@ class StepProfile:
             tuple(times.tolist()),
             forward_s,
             f"{type(self._model).__name__}, medians",
+            accumulate=accumulate,
+            rest_s=rest_s,
         )
 
     @_disable_dynamo  # where the model's call is compiled, what hooks call is not
@@ -156,6 +177,34 @@ class StepProfile:
         if self._open is not None:
             self._turn()  # of outputs that no hook was found for, the backward pass begins with its first gradient
             self._open.arrivals[position] = self._clock.mark()
+
+    @_disable_dynamo
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        watched = {id(one) for one in self._parameters.values()}
+        if any(id(one) in watched for group in optimizer.param_groups for one in group["params"]):
+            passes = len(self._passes) + bool(self._open and self._open.arrivals)
+            last = self._steps[-1] if self._steps else None
+            if last is None or (last.optimizer, last.passes) != (optimizer, passes):  # not a step inside of it
+                self._steps.append(_ProfiledStep(optimizer, passes, self._clock.mark()))
+
+    @_disable_dynamo
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._steps and self._steps[-1].optimizer is optimizer:
+            self._steps[-1].end = self._clock.mark()
+
+    def _between_passes(self) -> tuple[int, float]:
+        """Passes of an optimizer step, and its seconds: medians. One pass and no time where no step was seen."""
+        counts = [after.passes - before.passes for before, after in itertools.pairwise(self._steps)]
+        counts = [one for one in counts if one > 0] or [one.passes for one in self._steps if one.passes]
+        by_passes: dict[int, float] = {}
+        for one in self._steps:
+            if one.end is not None and one.passes > self._skip:  # several optimizers may step after the same pass
+                by_passes[one.passes] = by_passes.get(one.passes, 0.0) + self._clock.between_s(one.begin, one.end)
+        rest_s = [*by_passes.values()]
+        return (
+            round(float(np.median(counts))) if counts else 1,
+            float(np.median(rest_s)) if rest_s else 0.0,
+        )
 
     def _close(self) -> None:
         for handle in self._output_handles:
@@ -189,16 +238,25 @@ def _medians(moments: npt.NDArray[np.float64]) -> tuple[float, list[float]]:
     return float(np.median(forward)), arrivals
 
 
-def _of_all(comm: Communicator, own: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The passes that all ranks have, the last ones: of each moment that of the rank that comes last."""
-    shapes = comm.all_gather(np.array([own.shape], np.int64)).reshape(-1, 2)
+def _of_all(
+    comm: Communicator, own: npt.NDArray[np.float64], accumulate: int, rest_s: float
+) -> tuple[npt.NDArray[np.float64], int, float]:
+    """The passes that all ranks have, the last ones: of each moment that of the rank that comes last. Of passes and
+    seconds of an optimizer step the most."""
+    told = np.array([*own.shape, accumulate, round(rest_s * _NANO)], np.int64)
+    shapes = comm.all_gather(told).reshape(-1, told.size)
+    accumulate, rest_s = int(shapes[:, 2].max()), float(shapes[:, 3].max()) / _NANO
     if len({*shapes[:, 1].tolist()}) > 1:
         counts = (shapes[:, 1] - 1).tolist()
         raise ValueError(f"the ranks' models have {counts} parameters: give all ranks the same model")
     passes = int(shapes[:, 0].min())
     if not passes:
-        return own[:0]
-    return comm.all_gather(own[len(own) - passes :]).reshape(comm.world_size, passes, -1).max(axis=0)  # type: ignore[no-any-return]
+        return own[:0], accumulate, rest_s
+    moments = comm.all_gather(own[len(own) - passes :]).reshape(comm.world_size, passes, -1).max(axis=0)
+    return moments, accumulate, rest_s
+
+
+_NANO = 1e9
 
 
 def _tensors_in(outputs: Any) -> Iterator[Tensor]:

@@ -166,6 +166,85 @@ def test_a_gradient_counts_when_the_last_rank_has_it(on_ranks: OnRanks) -> None:
     assert traces[0].forward_s == 6.0
 
 
+class _Timed(torch.optim.SGD):
+    """Its step takes ``seconds`` of the clock."""
+
+    def __init__(self, model: nn.Module, clock: HandClock, seconds: float) -> None:
+        super().__init__(model.parameters(), lr=1e-3)
+        self.clock, self.seconds = clock, seconds
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.clock.now += self.seconds
+        super().step(closure)
+
+
+def _accumulated(profile: StepProfile, model: Model, optimizer: _Timed, passes: int, steps: int = 4) -> None:
+    with profile:
+        for _ in range(steps):
+            train(model, passes)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_passes_of_an_optimizer_step_and_its_time_are_recorded(passes: int) -> None:
+    clock = HandClock()
+    model, other = Model(clock, SECONDS), nn.Linear(2, 2)
+    profile = StepProfile(model, skip=2, clock=clock)
+    with profile:
+        for number in range(4):
+            train(model, passes)
+            _Timed(other, clock, 50.0).step()  # of another model
+            _Timed(model, clock, 9.0 if number == 0 else 3.0).step()
+    trace = profile.trace()
+    assert trace.accumulate == passes
+    assert trace.rest_s == 3.0
+    assert trace.backward_times == (0.5, 0.25, 1.0)
+
+
+def test_steps_of_several_optimizers_after_a_pass_count_together() -> None:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    optimizers = [_Timed(model, clock, seconds) for seconds in (1.0, 2.0)]
+    with StepProfile(model, skip=0, clock=clock) as profile:
+        for _ in range(3):
+            train(model, 2)
+            for one in optimizers:
+                one.step()
+    assert (profile.trace().accumulate, profile.trace().rest_s) == (2, 3.0)
+
+
+def test_without_an_optimizer_s_step_there_is_one_pass_and_no_time() -> None:
+    trace = profiled()
+    assert (trace.accumulate, trace.rest_s, trace.samples) == (1, 0.0, None)
+
+
+def test_hooks_of_optimizers_are_removed() -> None:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    optimizer = _Timed(model, clock, 3.0)
+    profile = StepProfile(model, skip=0, clock=clock)
+    _accumulated(profile, model, optimizer, 2, steps=1)
+    before = profile.trace()
+    optimizer.seconds = 100.0
+    train(model, 5)
+    optimizer.step()
+    assert profile.trace() == before
+    assert (before.accumulate, before.rest_s) == (2, 3.0)
+
+
+def test_ranks_agree_on_passes_and_time_of_a_step(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> Trace:
+        clock = HandClock()
+        model = Model(clock, dict(SECONDS))
+        profile = StepProfile(model, skip=0, clock=clock)
+        _accumulated(profile, model, _Timed(model, clock, 1.0 + comm.rank), 2)
+        return profile.trace(comm)
+
+    traces = on_ranks(3, run)
+    assert traces[0] == traces[1] == traces[2]
+    assert (traces[0].accumulate, traces[0].rest_s) == (2, 3.0)
+
+
 @pytest.mark.parametrize("steps", [[0, 3], [3, 2]], ids=["the first rank", "only skipped ones"])
 def test_a_rank_without_samples_is_told_on_all(on_ranks: OnRanks, steps: list[int]) -> None:
     def run(comm: Communicator) -> None:
