@@ -333,25 +333,25 @@ def _lstm() -> Parameters:
     yield from _linear("output", width, vocabulary, steps)
 
 
-class _Training(NamedTuple):
+class _TrainedOn(NamedTuple):
     sample: str
     optimizer: str
     family: str
 
 
-_IMAGES = _Training("image of 224 x 224", "sgd-momentum", "vision")
-_PATCHES = _Training("image of 224 x 224", "adamw", "vision")
-_LATENTS = _Training("image of 512 x 512, as a latent of 64 x 64", "adamw", "vision")
-_BERT = _Training("sequence of 512 tokens", "adamw", "language")
-_GPT2 = _Training("sequence of 1,024 tokens", "adamw", "language")
-_LONG = _Training("sequence of 4,096 tokens", "adamw", "language")
-_WORDS = _Training("sequence of 35 words", "sgd", "language")
+_IMAGES = _TrainedOn("image of 224 x 224", "sgd-momentum", "vision")
+_PATCHES = _TrainedOn("image of 224 x 224", "adamw", "vision")
+_LATENTS = _TrainedOn("image of 512 x 512, as a latent of 64 x 64", "adamw", "vision")
+_BERT = _TrainedOn("sequence of 512 tokens", "adamw", "language")
+_GPT2 = _TrainedOn("sequence of 1,024 tokens", "adamw", "language")
+_LONG = _TrainedOn("sequence of 4,096 tokens", "adamw", "language")
+_WORDS = _TrainedOn("sequence of 35 words", "sgd", "language")
 _LLAMA_1B = _Decoder(2048, 8192, 16, 32, 8, 64, 128_256, tied=True)
 _LLAMA_8B = _Decoder(4096, 14_336, 32, 32, 8, 128, 128_256)
 _QWEN_1B = _Decoder(1536, 8960, 28, 12, 2, 128, 151_936, tied=True, query_bias=True)
 _QWEN_8B = _Decoder(4096, 12_288, 36, 32, 8, 128, 151_936, query_norm=True)
 
-ARCHITECTURES: dict[str, tuple[_Training, int, Callable[[], Parameters]]] = {
+ARCHITECTURES: dict[str, tuple[_TrainedOn, int, Callable[[], Parameters]]] = {
     "resnet50": (_IMAGES, 32, lambda: _resnet(3, 4, 6, 3)),
     "resnet152": (_IMAGES, 32, lambda: _resnet(3, 8, 36, 3)),
     "googlenet": (_IMAGES, 32, _googlenet),
