@@ -190,7 +190,8 @@ def plot(advice: Advice, title: str, path: Path) -> None:
         )
     names = [one.scheme.name + ("  ✓" if one is advice.recommended else "") for one in ordered]
     axes.set_yticks(range(len(ordered)), names)
-    axes.set(xlabel="ms from the start of the step", xlim=(0, longest_s * 1e3 * 1.12), title=title)
+    which = "step" if advice.workload.accumulate == 1 else "last pass"
+    axes.set(xlabel=f"ms from the start of the {which}", xlim=(0, longest_s * 1e3 * 1.12), title=title)
     axes.invert_yaxis()
     axes.grid(visible=True, axis="x", alpha=0.3)
     axes.axvline(advice.workload.trace.compute_s * 1e3, color="0.3", linestyle=":", linewidth=1)
