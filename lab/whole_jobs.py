@@ -1,8 +1,8 @@
 """Whole short jobs, dense and compressed, beside what ``telegrad advise`` predicts of them.
 
-Ranks first calibrate their network and record their own step without a network, as a user would. The prediction comes
-from these two alone. Then they train the whole job twice: dense, and by the recipe that advise prints, with its dense
-first steps and accumulated passes. The two jobs take turns of some steps, so that other work on the machine meets both.
+Ranks calibrate their network, and record their own step without a network, as a user would. The prediction comes from
+these two alone. They train the whole job twice: dense, and by the recipe that advise prints, with its dense first steps
+and accumulated passes. Both jobs and the recorded steps take turns, so that other work on the machine meets all alike.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from telegrad.synchronizer import StepProfile
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.advice import SCHEMES, Advice, advise
 from telegrad.tools.advise.recipe import recipe_of
-from telegrad.tools.advise.workload import DEVICES, Workload
+from telegrad.tools.advise.workload import DEVICES, Workload, scaled
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.model_profile import MODELS, Loss
 from telegrad.tools.bench.plan import JsonFields, peers_store, run_job
@@ -50,7 +50,8 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class WholeJob(JsonFields):
     """``steps`` of the optimizer, each of ``accumulate`` passes. ``turn``: steps that one of the two jobs trains before
-    the other's turn. ``store``: a path at which Gloo's processes meet."""
+    the other's turn; before both ``alone`` steps without a network are recorded. ``store``: a path at which Gloo's
+    processes meet."""
 
     name: str
     model: str
@@ -60,6 +61,7 @@ class WholeJob(JsonFields):
     accumulate: int = 1
     density: float = 0.01
     turn: int = 5
+    alone: int = 2
     ranks: int = 2
     calibration_s: float = 7.0
     store: str = ""
@@ -102,43 +104,33 @@ def _optimizer(job: WholeJob, model: nn.Module, *, momentum: float = 0.0) -> tor
 
 _TARGET = "lab.whole_jobs:rank_main"
 _TIMEOUT_S, _JOIN_TIMEOUT_S = 300.0, 120.0
-_PROFILED, _LEFT_OUT = 12, 3
+_LEFT_OUT = 2
 
 
 def rank_main(job_json: str) -> None:
-    """One rank. Rank 0 prints ``{"tuning", "trace"}``, then a line for each turn, and ``{"dense_s", "sparse_s"}`` by
-    step at the end."""
+    """One rank. Rank 0 prints a line for each turn, and ``{"tuning", "trace"}`` and the steps' seconds at the end."""
     job = WholeJob.from_json(job_json)
     torch.set_num_threads(1)
     with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
         tuning = calibrate(communicator, seconds=job.calibration_s, keep=False)
-        trace = _profiled(job, communicator)
-        if communicator.rank == 0:
-            print(json.dumps({"tuning": tuning.to_json(), "trace": trace.to_json()}), flush=True)
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{job.store}", rank=communicator.rank, world_size=job.ranks
         )
+        alone = _Alone(job, communicator)
         jobs = {name: _Training(job, communicator, compressed=name == "sparse") for name in ("dense", "sparse")}
         for first in range(0, job.steps, job.turn):
+            alone.train(job.alone)
             for one in jobs.values():
                 one.train(min(job.turn, job.steps - first))
             if communicator.rank == 0:
                 print(json.dumps({"turn": first}), flush=True)
+        trace = alone.trace()
         if communicator.rank == 0:
-            print(json.dumps({f"{name}_s": one.steps_s for name, one in jobs.items()}), flush=True)
+            times = {f"{name}_s": one.steps_s for name, one in jobs.items()}
+            said = {"tuning": tuning.to_json(), "trace": trace.to_json(), "alone_s": alone.steps_s, **times}
+            print(json.dumps(said), flush=True)
         communicator.barrier()
         torch.distributed.destroy_process_group()
-
-
-def _profiled(job: WholeJob, communicator: Communicator) -> Trace:
-    """A step without a network, while all ranks compute."""
-    model, loss = _model_and_loss(job, communicator.rank)
-    optimizer = _optimizer(job, model, momentum=recipe_of(job.optimizer).momentum)
-    communicator.barrier()
-    with StepProfile(model, skip=_LEFT_OUT) as profile:
-        for _ in range(_LEFT_OUT + _PROFILED):
-            _step(job, model, loss, optimizer)
-    return profile.trace(communicator)
 
 
 def _step(job: WholeJob, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer) -> None:
@@ -149,6 +141,42 @@ def _step(job: WholeJob, model: nn.Module, loss: Loss, optimizer: torch.optim.Op
         with quiet:
             (loss(model) / job.accumulate).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
+
+
+def _timed(comm: Communicator, steps: int, step: Callable[[], None]) -> list[float]:
+    """Seconds of the slowest rank, by step."""
+    comm.barrier()
+    times = np.empty(steps)
+    for number in range(steps):
+        begin = time.perf_counter()
+        step()
+        times[number] = time.perf_counter() - begin
+    comm.all_reduce(times, "max")
+    return [*map(float, times)]
+
+
+class _Alone:
+    """The steps that a user records: without a network, while all ranks compute."""
+
+    def __init__(self, job: WholeJob, communicator: Communicator) -> None:
+        self._job, self._comm = job, communicator
+        self._model, self._loss = _model_and_loss(job, communicator.rank)
+        self._optimizer = _optimizer(job, self._model, momentum=recipe_of(job.optimizer).momentum)
+        self._profile = StepProfile(self._model, skip=0)
+        for _ in range(_LEFT_OUT):
+            self._step()
+        self.steps_s: list[float] = []
+
+    def _step(self) -> None:
+        _step(self._job, self._model, self._loss, self._optimizer)
+
+    def train(self, steps: int) -> None:
+        with self._profile:
+            self.steps_s += _timed(self._comm, steps, self._step)
+
+    def trace(self) -> Trace:
+        """Medians of the slowest rank."""
+        return self._profile.trace(self._comm)
 
 
 class _Training:
@@ -173,21 +201,21 @@ class _Training:
         self.steps_s: list[float] = []
 
     def train(self, steps: int) -> None:
-        self._comm.barrier()
-        times = np.empty(steps)
-        for number in range(steps):
-            begin = time.perf_counter()
-            _step(self._job, self._ddp, self._loss, self._optimizer)
-            times[number] = time.perf_counter() - begin
-        self._comm.all_reduce(times, "max")
-        self.steps_s += times.tolist()
+        self.steps_s += _timed(self._comm, steps, lambda: _step(self._job, self._ddp, self._loss, self._optimizer))
 
 
 # The prediction, and both beside each other
 
 
-def predicted(job: WholeJob, tuning: Tuning, trace: Trace) -> Advice:
-    """What ``telegrad advise --tuning … --trace … --device cpu`` says of summed entries and of DDP's buckets."""
+def predicted(job: WholeJob, tuning: Tuning, trace: Trace, alone_s: Sequence[float]) -> Advice:
+    """The output of ``telegrad advise --tuning … --trace … --device cpu`` for DDP's buckets and summed entries.
+
+    ``alone_s``: of the recorded steps. A trace has medians; the sum of a job's steps follows their mean, to which all
+    its times are scaled, as with ``--compute-ms``.
+    """
+    mean_s = float(np.mean(alone_s))
+    factor = mean_s / (trace.accumulate * trace.compute_s + trace.rest_s)
+    trace = replace(scaled(trace, factor), rest_s=trace.rest_s * factor)
     workload = Workload(job.name, trace, 1.0, accumulate=trace.accumulate)
     return advise(
         workload,
@@ -215,14 +243,20 @@ def run(job: WholeJob, *, timeout_s: float, on_turn: Callable[[], None] = lambda
 
     with peers_store() as store:
         run_job(_TARGET, replace(job, store=store), take, timeout_s=timeout_s)
-    return row_of(
-        job, Tuning.from_json(said["tuning"]), Trace.from_json(said["trace"]), said["dense_s"], said["sparse_s"]
-    )
+    tuning, trace = Tuning.from_json(said["tuning"]), Trace.from_json(said["trace"])
+    return row_of(job, tuning, trace, said["alone_s"], said["dense_s"], said["sparse_s"])
 
 
-def row_of(job: WholeJob, tuning: Tuning, trace: Trace, dense_s: Sequence[float], sparse_s: Sequence[float]) -> Row:
+def row_of(
+    job: WholeJob,
+    tuning: Tuning,
+    trace: Trace,
+    alone_s: Sequence[float],
+    dense_s: Sequence[float],
+    sparse_s: Sequence[float],
+) -> Row:
     """``ratio``: of the predicted speed-up of the whole job to the measured one."""
-    advice = predicted(job, tuning, trace)
+    advice = predicted(job, tuning, trace, alone_s)
     dense, sparse = advice.of("ddp"), advice.of("topk")
     measured = sum(dense_s) / sum(sparse_s)
     expected = dense.mean_s / sparse.mean_s
@@ -242,6 +276,7 @@ def row_of(job: WholeJob, tuning: Tuning, trace: Trace, dense_s: Sequence[float]
         "ratio": expected / measured,
         "predicted_step_s": {"dense": dense.step_s, "compressed": sparse.step_s},
         "median_step_s": {"dense": float(np.median(dense_s)), "compressed": float(np.median(sparse_s[first:]))},
+        "alone_s": float(np.mean(alone_s)),
         "steps_s": {"dense": [*dense_s], "compressed": [*sparse_s]},
         "trace": json.loads(trace.to_json()),
     }
