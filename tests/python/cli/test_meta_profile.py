@@ -186,6 +186,9 @@ def test_what_is_near_its_count_or_has_none_stays() -> None:
     assert steadied(measured, Trace(("a", "b"), (4, 4), (1.0, 1.0), 0.1)).backward_times == pytest.approx((0.3, 0.1))
     assert steadied(measured, Trace(("c",), (4,), (1.0,), 0.1)).backward_times == pytest.approx((0.3, 0.1))
     assert steadied(measured, Trace(("a", "b"), (4, 4), (0.0, 0.0), 0.0)) is measured
+    other = Trace(("a", "b"), (4, 4), (0.0, 1.0), 0.1)
+    alone = Trace(("a",), (4,), (0.3,), 0.2)
+    assert steadied(alone, other) is alone  # its share is 0, and nothing else was measured
     still = Trace(("a",), (4,), (0.0,), 0.0)
     assert steadied(still, Trace(("a",), (4,), (1.0,), 0.1)) is still
 

@@ -226,6 +226,19 @@ def test_a_scheme_without_measured_accuracy_is_only_told() -> None:
     assert any("qsgd4 would be 5.74 times as fast. But no accuracy was measured" in one for one in found.reasons)
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 16, 48])
+@pytest.mark.parametrize("network", ["1gbit", "10gbit", "25gbit", "100gbit"])
+@pytest.mark.parametrize("model", ["resnet50", "bert-base", "vit-b16"])
+def test_compression_that_is_recommended_is_worth_it(model: str, network: str, ranks: int) -> None:
+    """Whichever of the schemes is chosen for its accuracy."""
+    for optimizer in RECIPES:
+        found = advice_of(model, network, ranks, optimizer=optimizer)
+        if found.recommended.scheme.compresses:
+            assert found.speedup >= 1 + WORTH
+        else:
+            assert found.speedup == 1
+
+
 def test_an_unknown_optimizer_and_a_job_of_no_step_are_refused() -> None:
     with pytest.raises(ValueError, match="optimizer='lion' is not known"):
         advice_of("resnet50", "10gbit", optimizer="lion")

@@ -214,9 +214,9 @@ def advise(
     found = tuple(map(job.prediction, schemes))
     plain = _best([one for one in found if not one.scheme.compresses], _NEAR)
     lossy = [one for one in found if one.scheme.compresses]
-    known = [one for one in lossy if one.accuracy is not None]
-    worth = [one for one in known if _ratio(plain.mean_s, one.mean_s) >= 1 + WORTH]
-    small = _best(worth or lossy, WORTH)
+    worth = [one for one in lossy if _ratio(plain.mean_s, one.mean_s) >= 1 + WORTH]
+    known = [one for one in worth if one.accuracy is not None]
+    small = _best(known or worth or lossy, WORTH)
     fastest = min(lossy, key=lambda one: one.mean_s)
     compress = _ratio(plain.mean_s, fastest.mean_s) >= 1 + WORTH
     recommended, other = (small, small) if compress else (plain, fastest)

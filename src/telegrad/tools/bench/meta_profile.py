@@ -118,11 +118,11 @@ def on_meta() -> Iterator[None]:
 
 
 def steadied(measured: Trace, counted_: Trace) -> Trace:
-    """``measured``, in which no gradient takes more or less than four times its counted share of the backward pass,
-    and the whole pass as long as before. Gradients that the count does not have keep their times.
+    """``measured`` without noise: each gradient takes a quarter to four times its counted share of the backward pass,
+    and the whole pass takes as long as before.
 
-    A share is that of all gradients of equal name in both. Another program that runs for some milliseconds, or memory
-    that is allocated, then lengthens the pass, and not the one gradient that came next.
+    Another program that runs for some milliseconds, or memory that is allocated, then lengthens the pass, and not the
+    one gradient that came next. Gradients that were not counted keep their times.
     """
     shares = dict(zip(counted_.names, counted_.backward_times, strict=True))
     total_s, all_s = measured.backward_s, counted_.backward_s
@@ -132,5 +132,7 @@ def steadied(measured: Trace, counted_: Trace) -> Trace:
     for name, seconds in zip(measured.names, measured.backward_times, strict=True):
         share_s = shares.get(name, math.nan) / all_s * total_s
         times.append(seconds if math.isnan(share_s) else min(max(seconds, share_s / _WITHIN), share_s * _WITHIN))
+    if not sum(times) > 0:
+        return measured
     factor = total_s / sum(times)
     return replace(measured, backward_times=tuple(one * factor for one in times))
