@@ -89,6 +89,9 @@ def test_a_recorded_profile(tmp_path: Path) -> None:
     found = written("--trace", str(path), "--nodes", "8", file=tmp_path / "advice.json")
     assert (found["model"], found["workload"], found["samples"]) == ("mine", "by hand", 1)
     assert found["rows"][0]["compute_s"] == pytest.approx(0.045)
+    unknown = "Mind: The mini-batch is not known, so samples/s counts passes: --samples names it."
+    assert unknown in words(advice("--trace", str(path), "--nodes", "8")[1])
+    assert unknown not in words(advice("--trace", str(path), "--nodes", "8", "--samples", "4")[1])
     slower = written("--trace", str(path), "--nodes", "8", "--compute-ms", "90", file=tmp_path / "advice.json")
     assert slower["rows"][0]["compute_s"] == pytest.approx(0.09)
 

@@ -150,6 +150,24 @@ def test_misuse_is_refused(folder: Path, target: str, arguments: list[str], said
     assert said in text.replace("'--", "--").replace("steps'", "steps").replace("threads'", "threads")
 
 
+def test_a_model_of_ones_own_needs_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    from telegrad.tools.cli.advise import advise
+
+    advising = typer.Typer()
+    advising.command()(advise)
+    monkeypatch.setitem(sys.modules, "telegrad.tools.bench.model_profile", None)
+    monkeypatch.delattr("telegrad.tools.bench.model_profile")
+    arguments = ["--model", "factories.py:model"]
+    done = CliRunner().invoke(advising, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert "torch is not installed: pip install 'telegrad[torch]'" in done.output
+    status, said = _run("factories.py:model", "--meta")
+    assert status == 2
+    assert "torch is not installed: pip install 'telegrad[torch]'" in said
+
+
 def test_a_device_without_meta_is_refused(folder: Path) -> None:
     status, said = _run("factories.py:model", "--device", "h100")
     assert status == 2
