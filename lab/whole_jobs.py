@@ -162,7 +162,7 @@ class _Alone:
         self._job, self._comm = job, communicator
         self._model, self._loss = _model_and_loss(job, communicator.rank)
         self._optimizer = _optimizer(job, self._model, momentum=recipe_of(job.optimizer).momentum)
-        self._profile = StepProfile(self._model, skip=0)
+        self._profile = StepProfile(self._model, skip=0, optimizer=self._optimizer)
         for _ in range(_LEFT_OUT):
             self._step()
         self.steps_s: list[float] = []

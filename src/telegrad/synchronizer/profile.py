@@ -13,7 +13,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import has_runtime
@@ -40,7 +39,6 @@ class _ProfiledPass:
 class _ProfiledStep:
     """An optimizer step, after so many ``passes``."""
 
-    optimizer: torch.optim.Optimizer
     passes: int
     begin: Mark
     end: Mark = None
@@ -51,15 +49,24 @@ class StepProfile:
 
     ``model``: a module, or one in DistributedDataParallel, on the CPU or on one GPU. Every pair of a forward and a
     backward pass is one sample; the first ``skip`` are left out, as memory is allocated in them, and after 200 no more
-    are taken. A time is the median over the samples. Steps of optimizers that have a parameter of the model are watched
-    too: how long they take, and how many passes each has. Parameters that do not require a gradient are left out, and
-    so are those that never got one.
+    are taken. A time is the median over the samples. Parameters that do not require a gradient are left out, and so are
+    those that never got one.
 
-    Raises ``TypeError`` or ``ValueError`` for a model that is none, has nothing to train or is TorchScript, and a bad
-    ``skip``.
+    ``optimizer``: the one that trains the model. Then the trace also says how long its step takes, and how many passes
+    each step has; without it none and one.
+
+    Raises ``TypeError`` or ``ValueError`` for a model that is none, has nothing to train or is TorchScript, a bad
+    ``skip``, and an optimizer that is none or has no parameter of the model.
     """
 
-    def __init__(self, model: nn.Module, *, skip: int = 2, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        skip: int = 2,
+        clock: Clock | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that is trained")
         check_takes_hooks(model)
@@ -69,6 +76,9 @@ class StepProfile:
         if not self._parameters:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to profile")
         self._skip = checked_count(skip, "skip")
+        self._optimizer = optimizer
+        if optimizer is not None:
+            self._check_trains(optimizer)
         device, *others = {one.device for one in self._parameters.values()}
         on_device = has_runtime(device.type) and not others
         self._clock: Clock = clock or (DeviceClock(device) if on_device else WallClock())
@@ -79,6 +89,13 @@ class StepProfile:
         self._output_handles: list[Any] = []
         self._steps: list[_ProfiledStep] = []
 
+    def _check_trains(self, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give the torch.optim.Optimizer of the model")
+        own = {id(one) for one in self._parameters.values()}
+        if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            raise ValueError("optimizer has no parameter of the model: give the one that trains it")
+
     def __enter__(self) -> Self:
         if self._handles:
             raise RuntimeError("this StepProfile is in use already: leave its with statement first")
@@ -86,8 +103,9 @@ class StepProfile:
         try:
             for position, one in enumerate(self._parameters.values()):
                 self._handles.append(on_gradient(one, self._hook_of(position)))
-            self._handles.append(register_optimizer_step_pre_hook(self._before_step))
-            self._handles.append(register_optimizer_step_post_hook(self._after_step))
+            if self._optimizer is not None:
+                self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
+                self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
         except BaseException:
             self._remove_hooks()
             raise
@@ -179,28 +197,22 @@ class StepProfile:
             self._open.arrivals[position] = self._clock.mark()
 
     @_disable_dynamo
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        watched = {id(one) for one in self._parameters.values()}
-        if any(id(one) in watched for group in optimizer.param_groups for one in group["params"]):
-            passes = len(self._passes) + bool(self._open and self._open.arrivals)
-            last = self._steps[-1] if self._steps else None
-            if last is None or (last.optimizer, last.passes) != (optimizer, passes):  # not a step inside of it
-                self._steps.append(_ProfiledStep(optimizer, passes, self._clock.mark()))
+    def _before_step(self, *_: Any) -> None:
+        passes = len(self._passes) + bool(self._open and self._open.arrivals)
+        if not self._steps or self._steps[-1].passes != passes:  # else it is a step inside of this one
+            self._steps.append(_ProfiledStep(passes, self._clock.mark()))
 
     @_disable_dynamo
-    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._steps and self._steps[-1].optimizer is optimizer:
+    def _after_step(self, *_: Any) -> None:
+        if self._steps:
             self._steps[-1].end = self._clock.mark()
 
     def _between_passes(self) -> tuple[int, float]:
         """Passes of an optimizer step, and its seconds: medians. One pass and no time where no step was seen."""
         counts = [after.passes - before.passes for before, after in itertools.pairwise(self._steps)]
         counts = [one for one in counts if one > 0] or [one.passes for one in self._steps if one.passes]
-        by_passes: dict[int, float] = {}
-        for one in self._steps:
-            if one.end is not None and one.passes > self._skip:  # several optimizers may step after the same pass
-                by_passes[one.passes] = by_passes.get(one.passes, 0.0) + self._clock.between_s(one.begin, one.end)
-        rest_s = [*by_passes.values()]
+        ends = [one for one in self._steps if one.end is not None and one.passes > self._skip]
+        rest_s = [self._clock.between_s(one.begin, one.end) for one in ends]
         return (
             round(float(np.median(counts))) if counts else 1,
             float(np.median(rest_s)) if rest_s else 0.0,

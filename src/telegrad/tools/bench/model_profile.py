@@ -120,7 +120,7 @@ def profile(
     is nothing to train, and where ``loss`` gives no finite scalar that depends on the model, or does not call it."""
     trained = _trained(model)
     optimizer = torch.optim.SGD(trained, lr=_RATE)
-    with StepProfile(model, skip=skip) as watched:
+    with StepProfile(model, skip=skip, optimizer=optimizer) as watched:
         for _ in range(skip + steps):
             optimizer.zero_grad()
             value = _checked(loss(model))
