@@ -15,19 +15,17 @@ import typer
 from telegrad.cost.network import Costs
 from telegrad.cost.send_method import PAPER_NETWORKS, SendMethod
 from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import Architecture, architecture
 from telegrad.tools.advise.sending import Cluster, dense, rgc, sum_cost
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
     DEVICES,
     EXACT_BYTES,
     REUSED_BYTES,
-    Architecture,
     Device,
-    architecture,
     trace_of,
 )
-from telegrad.tools.cli.interrupts import ended_by_interrupt
-from telegrad.tools.cli.options import names_among
+from telegrad.tools.cli.options import ended_by_interrupt, names_among
 from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console, write_result
 from telegrad.tools.cli.simulate import plot, table_of
 
