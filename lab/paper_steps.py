@@ -25,7 +25,8 @@ from telegrad.tools.advise.workload import (
     Device,
     trace_of,
 )
-from telegrad.tools.cli.options import ended_by_interrupt, names_among
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import names_among
 from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console, write_result
 from telegrad.tools.cli.simulate import plot, table_of
 

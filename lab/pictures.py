@@ -20,7 +20,7 @@ from telegrad.tools.advise.advice import Prediction, advise
 from telegrad.tools.advise.sending import Cluster
 from telegrad.tools.advise.workload import DEVICES, of_model
 from telegrad.tools.cli.advise import segments_of
-from telegrad.tools.cli.options import ended_by_interrupt
+from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.outputs import drawn, table_console
 from telegrad.tools.report.figures import duration
 from telegrad.tools.sim.measure import network_of

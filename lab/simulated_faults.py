@@ -34,7 +34,8 @@ from rich.table import Table
 
 from lab.common.commands import rank_range
 from telegrad import _core
-from telegrad.tools.cli.options import ended_by_interrupt, refuse_given
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, counting, say_file, written
 from telegrad.tools.sim.measure import cores
 

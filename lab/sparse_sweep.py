@@ -13,7 +13,8 @@ from rich.table import Table
 
 from telegrad.cost.decision import TWO_LEVEL
 from telegrad.tools.bench.plan import text_of
-from telegrad.tools.cli.options import densities_of, ended_by_interrupt
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import densities_of
 from telegrad.tools.cli.outputs import say_file, table_console, written
 from telegrad.tools.cli.simulate import WireOption, sparse_algorithms
 from telegrad.tools.cli.simulate_run import (

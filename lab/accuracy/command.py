@@ -23,7 +23,8 @@ from lab.accuracy.time_to_accuracy import plot_over_time, read_iterations, timed
 from lab.common.commands import TextFolder, check_device
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.cli.options import among, bad_setting, densities_of, ended_by_interrupt, is_given, refuse_given
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import among, bad_setting, densities_of, is_given, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, drawn, say_file, table_console, write_result
 
 _LAST_LINES = 15

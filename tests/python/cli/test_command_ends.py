@@ -20,7 +20,7 @@ pytest.importorskip("typer")
 import typer
 
 from telegrad.tools.cli import COMMANDS, main, make_app
-from telegrad.tools.cli.options import signals_as_interrupts
+from telegrad.tools.cli.interrupts import signals_as_interrupts
 
 
 def _interrupted(function: Callable[..., None], by: signal.Signals) -> Callable[..., None]:

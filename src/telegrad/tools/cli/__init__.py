@@ -102,7 +102,7 @@ def _as_called(program: str, command: Command, function: Callable[..., None]) ->
     interrupted, it cleans up; one that has more to say of that says it itself."""
     from rich.console import Console
 
-    from telegrad.tools.cli.options import ended_by_interrupt
+    from telegrad.tools.cli.interrupts import ended_by_interrupt
     from telegrad.tools.doctor.installation import is_installed
 
     @functools.wraps(function)

@@ -22,7 +22,8 @@ from telegrad.tools.advise.architectures import ARCHITECTURES
 from telegrad.tools.advise.recipe import ACCURACY_SOURCE, RECIPES, Recipe, recipe_of
 from telegrad.tools.advise.sending import NODE, Cluster
 from telegrad.tools.advise.step import Step
-from telegrad.tools.cli.options import ended_by_interrupt, is_given, refuse_given
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import is_given, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, say_file, table_console, written
 from telegrad.tools.cli.simulate_run import write_json
 from telegrad.tools.cli.workload_options import (

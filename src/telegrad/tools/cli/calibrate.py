@@ -22,7 +22,8 @@ from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, DeviceTuning,
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import open_network, text_of
-from telegrad.tools.cli.options import described_gpu, ended_by_interrupt, networks_of, refuse_given
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import described_gpu, networks_of, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, say_file, write_result, written
 from telegrad.tools.report.figures import duration
 from telegrad.tuning.calibration import DEFAULT_S, kept_in, measure, to_data

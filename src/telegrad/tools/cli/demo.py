@@ -25,7 +25,8 @@ from rich.text import Text
 from telegrad.launch import LaunchError, RankFailed
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.netlab import NetlabError, parse_rate, why_unavailable
-from telegrad.tools.cli.options import among, bad_setting, described_gpu, ended_by_interrupt
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import among, bad_setting, described_gpu
 from telegrad.tools.demo.job import (
     DEVICES,
     FIRST_LOSS,

@@ -31,7 +31,8 @@ from telegrad.linear.rows import Rows
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.netlab import NetlabError
 from telegrad.tools.bench.plan import open_network
-from telegrad.tools.cli.options import bad_setting, ended_by_interrupt, networks_of, refuse_given
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import bad_setting, networks_of, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, check_writable, table_console, write_result, written
 from telegrad.tools.report.figures import duration
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from telegrad.communicator.rendezvous.joining import check_interface
 from telegrad.tools.cli.doctor import line_of_outcome
-from telegrad.tools.cli.options import ended_by_interrupt
+from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.doctor.selftest import CheckOutcome, SelfTest, as_json, checks_of, run
 
 

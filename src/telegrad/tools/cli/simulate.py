@@ -16,7 +16,8 @@ from telegrad import _core
 from telegrad.communicator.operands import formats_named
 from telegrad.tools.advise.sending import COLLECTIVES, SCHEMES, SELECTING, Cluster
 from telegrad.tools.advise.step import PLANS, StepSweep, Stragglers
-from telegrad.tools.cli.options import ended_by_interrupt, names_among, refuse_given
+from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import names_among, refuse_given
 from telegrad.tools.cli.outputs import say_file, table_console, written
 from telegrad.tools.cli.simulate_run import (
     Asked,

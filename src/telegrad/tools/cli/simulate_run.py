@@ -21,7 +21,7 @@ from rich.table import Table
 
 from telegrad.cost.decision import TWO_LEVEL
 from telegrad.tools.bench.plan import size_of, text_of
-from telegrad.tools.cli.options import ended_by_interrupt
+from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.outputs import check_all_writable, check_writable, counting, say_file, table_console, written
 from telegrad.tools.doctor.installation import is_installed
 from telegrad.tools.sim.critical_path import KINDS, Stretch, critical_path, shares, write_trace
