@@ -68,11 +68,11 @@ lint: $(venv)/ready  ## ruff, mypy, and the sentences of README, docs and docstr
 	@$(venv)/bin/python tests/check_prose.py
 
 # With --quiet, MkDocs 1.6 hides warnings from --strict and exits 0. Material is maintained until May 2027.
-docs: $(venv)/ready  ## build the site of docs/ into build/site; every warning is an error
+docs: build  ## build the site of docs/ into build/site; every warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(venv)/bin/mkdocs build --strict
 	@echo "build/site/index.html"
 
-docs-serve: $(venv)/ready  ## show the site on http://localhost:8000 and build it anew as pages change
+docs-serve: build  ## show the site on http://localhost:8000 and build it anew as pages change
 	@NO_MKDOCS_2_WARNING=1 $(venv)/bin/mkdocs serve
 
 # Two builds of their own, of the C++ tests only. ThreadSanitizer runs the engine over `local` and all ranks of `sim`; UCX's

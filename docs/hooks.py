@@ -1,8 +1,13 @@
-"""MkDocs calls this while it builds the site: the order of pages, and files outside docs/ that pages link to.
+"""MkDocs calls this while it builds the site: the order of pages, files outside docs/ that pages link to, and the
+options of commands.
 
 On GitHub a link from a page to ``../../benchmarks/results/x.json`` leads to the repository. The site has none beside
 it, so each such file becomes a part of the site, below ``repository/``: data and pictures as they are, sources as a
 page that shows them, a folder as a page that lists its files.
+
+The line ``<!-- options of telegrad report -->`` becomes the command's usage and a table of its options, from the parser
+itself. ``<!-- options of telegrad simulate gather beside telegrad simulate allreduce -->`` leaves out those that the
+second command has alike.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ PARTS = {
     "results": "Results",
 }
 SECTIONS = {"api": "Python API", "papers": "Papers"}
+OPTIONS = re.compile(r"^<!-- options of telegrad ([a-z -]+?)(?: beside telegrad ([a-z -]+?))? -->$", re.MULTILINE)
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 _AS_THEY_ARE = {".csv", ".json", ".png", ".svg"}
 _LANGUAGES = {".cpp": "cpp", ".hpp": "cpp", ".md": "markdown", ".py": "python", ".sbatch": "bash", ".yaml": "yaml"}
@@ -41,7 +47,69 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    return relinked(page.file.src_uri, markdown)
+    return with_options(relinked(page.file.src_uri, markdown))
+
+
+# Commands.
+
+
+def with_options(markdown: str) -> str:
+    """With the options of each command that the page asks for."""
+    return OPTIONS.sub(lambda match: _options_of(match[1], match[2]), markdown)
+
+
+def _options_of(name: str, other: str | None) -> str:
+    command = command_of(name)
+    others = command_of(other).params if other else []
+    known = [_row(one) for one in others]
+    rows = [row for one in command.params if (row := _row(one)) not in known]
+    absent = [one for one in others if one.name not in {its.name for its in command.params}]
+    usage = command.get_usage(command.make_context(f"telegrad {name}", [], resilient_parsing=True))
+    lines = ["", "```text", usage.removeprefix("Usage: "), "```", ""]
+    if absent:
+        lines += [f"Without {', '.join(_names(one) for one in absent)}.", ""]
+    if rows:
+        lines += ["| option | default | meaning |", "|---|---|---|", *rows, ""]
+    return "\n".join(lines)
+
+
+def command_of(name: str) -> Any:
+    """The parser of ``telegrad simulate allreduce``, without its first word."""
+    import typer
+
+    from telegrad.tools.cli import make_app
+
+    found = typer.main.get_command(make_app())
+    for word in name.split():
+        found = found.commands[word]
+    if found.context_settings.get("ignore_unknown_options"):
+        raise RuntimeError(f"telegrad {name} cannot be imported here: call `make build` first")
+    return found
+
+
+def _names(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return f"`{parameter.metavar or parameter.name}`"
+    return " ".join(f"`{one}`" for one in (*parameter.opts, *parameter.secondary_opts))
+
+
+def _row(parameter: Any) -> str:
+    default = "required" if parameter.required else _default(parameter)
+    text = re.sub(r"\[/?[a-z ]*\]", "", getattr(parameter, "help", None) or "")  # Rich's markup
+    for character in "|<*":
+        text = text.replace(character, f"&#{ord(character)};")
+    return f"| {_names(parameter)} | {default} | {text} |"
+
+
+def _default(parameter: Any) -> str:
+    if parameter.default in (None, "", [], ()):
+        return ""
+    if isinstance(parameter.default, bool):
+        return "yes" if parameter.default else "no"
+    return f"`{parameter.default}`"
+
+
+# Pages.
 
 
 def navigation(pages: dict[str, str]) -> list[Any]:

@@ -109,13 +109,31 @@ def _split(paragraph: str, line: int) -> Iterator[Sentence]:
 
 
 def exported() -> set[str]:
-    """The public names of the package, from the sources."""
+    """The public names of the package, from the sources, and those of the classes that public classes inherit from."""
     names: set[str] = set()
     for package in _PACKAGES:
         for node in ast.parse((ROOT / "src" / "telegrad" / package / "__init__.py").read_text()).body:
             if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
                 names |= set(ast.literal_eval(node.value))
-    return names
+    trees = [ast.parse(path.read_text()) for path in sorted((ROOT / "src").rglob("*.py"))]
+    bases = {
+        node.name: [base.id for base in node.bases if isinstance(base, ast.Name)]
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+    }
+    return names | inherited(names, bases)
+
+
+def inherited(names: set[str], bases: Mapping[str, Sequence[str]]) -> set[str]:
+    """The classes from which ``names`` inherit, directly or not; ``bases``: of each class."""
+    found: set[str] = set()
+    waiting = [*names]
+    while waiting:
+        new = {base for base in bases.get(waiting.pop(), ()) if base in bases} - found
+        found |= new
+        waiting += new
+    return found
 
 
 def sentences_of_source(text: str, public: set[str]) -> list[Sentence]:

@@ -1,6 +1,7 @@
 #include "bindings/binding.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/unlocked.hpp"
+#include "kernels/low_rank.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/merge.hpp"
 #include "kernels/reduce.hpp"
@@ -34,6 +35,14 @@ void bind_kernels(nb::module_& module) {
         return kernels::count_nonfinite(dtype, memory<const std::byte>(x, n * size_of(dtype)));
       },
       nb::arg("x"), nb::arg("n"), nb::arg("dtype"), unlocked);
+  module.def(
+      "low_rank_product",
+      [](std::uintptr_t left, std::size_t rows, std::uintptr_t right, std::size_t columns, std::size_t rank,
+         std::uintptr_t out) {
+        kernels::low_rank_product(memory<const float>(left, rows * rank), memory<const float>(right, rank * columns), rank,
+                                  memory<float>(out, rows * columns));
+      },
+      nb::arg("left"), nb::arg("rows"), nb::arg("right"), nb::arg("columns"), nb::arg("rank"), nb::arg("out"), unlocked);
   module.def(
       "mark",
       [](std::uintptr_t indices, std::size_t count, std::size_t n, std::uintptr_t marks) {

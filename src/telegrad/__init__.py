@@ -59,7 +59,7 @@ def _load_core() -> None:
     except ImportError as error:
         raise ImportError(
             f"telegrad._core was found but does not load: {error}. If the message names libucp, libuct, libucs or "
-            "libucm, UCX is missing: install telegrad again with `pip install .` (bundles UCX from the libucx-cu12 "
+            "libucm, UCX is missing. Install telegrad again with `pip install .` (bundles UCX from the libucx-cu12 "
             "wheel), or build against the system's UCX with `pip install . -C cmake.define.TELEGRAD_UCX=system`"
         ) from error
 
@@ -82,6 +82,7 @@ else:
     )
     from telegrad.cost import Tuning
     from telegrad.errors import (
+        ChoiceWarning,
         MismatchedCall,
         NonFiniteGradient,
         PeerFailed,
@@ -92,7 +93,8 @@ else:
     from telegrad.sparse_vector import SparseVector
 
 if TYPE_CHECKING:
-    from telegrad.ddp import Cheapest, DDPState, Momentum, OkTopk, Quantised, TopK, Warmup, ddp_hook
+    from telegrad.ddp import Cheapest, DDPState, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup, ddp_hook
+    from telegrad.diloco import DiLoCo
     from telegrad.synchronizer import ReplicaSynchronizer, Synchronizer
     from telegrad.tuning import calibrate
 
@@ -101,10 +103,13 @@ if TYPE_CHECKING:
 __all__ = [
     "BoundedTopkState",
     "Cheapest",
+    "ChoiceWarning",
     "Communicator",
     "DDPState",
     "DeviceEntries",
+    "DiLoCo",
     "GTopkState",
+    "LowRank",
     "MismatchedCall",
     "Momentum",
     "NonFiniteGradient",
@@ -132,6 +137,8 @@ __all__ = [
 _LAZY = {
     "Cheapest": "ddp",
     "DDPState": "ddp",
+    "DiLoCo": "diloco",
+    "LowRank": "ddp",
     "Momentum": "ddp",
     "OkTopk": "ddp",
     "Quantised": "ddp",
@@ -142,7 +149,15 @@ _LAZY = {
     "calibrate": "tuning",
     "ddp_hook": "ddp",
 }
-_PACKAGES = {"compress", "ddp", "launch", "linear", "synchronizer", "tuning"}  # that nothing here has imported
+_PACKAGES = {
+    "compress",
+    "ddp",
+    "diloco",
+    "launch",
+    "linear",
+    "synchronizer",
+    "tuning",
+}  # that nothing here has imported
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What can go wrong in the world: a peer, the network, a gradient.
+"""What can go wrong in the world: a peer, the network, a gradient. And the class of warnings about choices.
 
 Misuse of the library is a plain ``ValueError`` or ``TypeError``, raised before anything is sent. This module imports
 nothing: the core raises these classes too.
@@ -12,13 +12,10 @@ from typing import Any
 class TransportError(Exception):
     """The network or a peer failed; the communicator can only be closed afterwards.
 
-    ``rank`` reports; ``peer`` is the culprit, the same on all survivors (``None`` if unknown), and ``host`` the name of
-    its machine; ``operation`` is the operation that was running and ``tag`` its sequence number on this communicator
-    (of a send or recv the message's tag). Of a communicator that ``split()`` made, or that has some of a job's ranks
-    (``from_torch(group)``, ``new_group`` of the backend ``telegrad``), ``group`` is its name, and ``parent_rank`` and
-    ``parent_peer`` are ``rank`` and ``peer`` as the communicator that it was split from, or the job, numbers them;
-    ``None`` of others.
-    """
+    ``rank`` raises the error. ``peer`` is the rank that failed, the same on all survivors, or ``None``; ``host`` is its
+    host name. ``operation`` was running, with the number ``tag`` on this communicator (for ``send`` and ``recv`` the
+    message's tag). If the communicator has only some ranks of the job, ``group`` is its name. ``parent_rank`` and
+    ``parent_peer`` are then ``rank`` and ``peer`` as the parent communicator, or the job, numbers them."""
 
     def __init__(
         self,
@@ -73,3 +70,8 @@ class NonFiniteGradient(ValueError):  # noqa: N818
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.args[0], self.rank, self.parameter)
+
+
+class ChoiceWarning(UserWarning):
+    """A choice works, but trains worse than it needs to, or sends more: the text says what to do. Once in a process, on
+    rank 0. docs/how-to/choose-what-is-sent.md lists them; ``TELEGRAD_WARN=0`` silences all of them."""

@@ -1,4 +1,4 @@
-"""Cases of the operations that give ranks sparse streams other than the whole sum. Their values are integers.
+"""Cases of the operations that give ranks sparse vectors other than the whole sum. Their values are integers.
 
 Of a gather the outcome is all streams, densely; of a slice, and of the largest entries, the whole right sum, with what
 the rank got in its place.

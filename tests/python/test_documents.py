@@ -15,6 +15,7 @@ import telegrad
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ERRORS, SECURITY = (DOCS / "reference" / "errors.md").read_text(), (DOCS / "explanation" / "security.md").read_text()
+HANGS, FAULTS = (DOCS / "how-to" / "hangs.md").read_text(), (DOCS / "results" / "faults.md").read_text()
 MARKERS = "<!-- begin python -m lab errors -->", "<!-- end python -m lab errors -->"
 
 
@@ -24,8 +25,12 @@ def sections(text: str) -> dict[str, str]:
 
 
 def error_classes() -> list[type[Exception]]:
-    found = (value for name, value in vars(telegrad.errors).items() if not name.startswith("_"))
-    return [value for value in found if inspect.isclass(value) and issubclass(value, Exception)]
+    return [value for name, value in vars(telegrad.errors).items() if not name.startswith("_") and is_error(value)]
+
+
+def is_error(value: object) -> bool:
+    """Warnings have a page of their own."""
+    return inspect.isclass(value) and issubclass(value, Exception) and not issubclass(value, Warning)
 
 
 def anchor_of(heading: str) -> str:
@@ -36,7 +41,7 @@ def anchor_of(heading: str) -> str:
 def test_there_are_errors_to_look_for() -> None:
     assert {"PeerFailed", "NonFiniteGradient"} <= {one.__name__ for one in error_classes()}
     exported = {getattr(telegrad, name) for name in telegrad.__all__ if name[0].isupper()}
-    assert {one for one in exported if inspect.isclass(one) and issubclass(one, Exception)} == set(error_classes())
+    assert set(filter(is_error, exported)) == set(error_classes())
 
 
 @pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.__name__)
@@ -55,9 +60,9 @@ def test_every_error_has_a_section_with_its_attributes(error: type[Exception]) -
 
 
 def test_the_place_for_the_measured_table() -> None:
-    begin, end = (ERRORS.splitlines().index(marker) for marker in MARKERS)
+    begin, end = (FAULTS.splitlines().index(marker) for marker in MARKERS)
     assert begin < end
-    assert all(ERRORS.count(marker) == 1 for marker in MARKERS)
+    assert all(FAULTS.count(marker) == 1 for marker in MARKERS)
 
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
@@ -90,7 +95,7 @@ def test_a_dead_link_is_found(tmp_path: Path) -> None:
     assert dead_links(tmp_path / "page.md", text) == ["other.md#two", "gone.json"]
 
 
-@pytest.mark.parametrize("text", [ERRORS, SECURITY], ids=["errors", "security"])
+@pytest.mark.parametrize("text", [ERRORS, HANGS, SECURITY], ids=["errors", "hangs", "security"])
 def test_files_that_are_named_exist(text: str) -> None:
     places = (ROOT, ROOT / "src" / "telegrad")
     named = {name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name and re.search(r"\.(py|cpp|md)$", name)}
@@ -105,19 +110,17 @@ def test_options_of_the_report_command_exist() -> None:
     app = typer.Typer()
     app.command()(report)
     options = {text for parameter in typer.main.get_command(app).params for text in parameter.opts}
-    about = sections(ERRORS)["A job hangs: what now"]
-    named = set(re.findall(r"`(--(?!native|signal)[a-z-]+)", about))
+    named = set(re.findall(r"^\| `(--[a-z-]+)", sections(HANGS)["2. Read the first sentence"], flags=re.MULTILINE))
     assert named == {"--plot", "--json", "--communicator", "--flight-recorder"}
     assert named <= options
 
 
 @pytest.mark.parametrize("name", ["timeout_s", "liveness_timeout_s", "join_timeout_s", "interface"])
-def test_time_outs_that_are_named_are_arguments_with_the_defaults_that_are_told(name: str) -> None:
+def test_timeouts_that_are_named_are_arguments_with_the_defaults_that_are_told(name: str) -> None:
     default = inspect.signature(telegrad.Communicator.from_torch).parameters[name].default
-    assert f"`{name}" in ERRORS + SECURITY
+    assert f"`{name}" in HANGS + SECURITY
     if default is not None:
-        assert f"| `{name}` |" in ERRORS
-        (row,) = re.findall(rf"^\| `{name}` \|.*$", ERRORS, flags=re.MULTILINE)
+        (row,) = re.findall(rf"^\| `{name}` \|.*$", HANGS, flags=re.MULTILINE)
         assert f"| {default:,.0f} s |" in row
 
 

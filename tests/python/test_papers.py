@@ -84,7 +84,7 @@ HAVE_FIELDS = (telegrad.Communicator, telegrad.SparseVector, telegrad.communicat
 
 
 def parameters() -> set[str]:
-    return {name for one in TAKE_OPTIONS for name in inspect.signature(one).parameters}
+    return {name for one in (*TAKE_OPTIONS, telegrad.DiLoCo.sparse) for name in inspect.signature(one).parameters}
 
 
 def is_word(name: str) -> bool:

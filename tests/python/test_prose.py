@@ -16,7 +16,9 @@ from check_prose import (
     Kind,
     above,
     all_faults,
+    exported,
     faults_of,
+    inherited,
     kind_of,
     lowered,
     sentences_of_page,
@@ -123,6 +125,11 @@ raise error
 '''
     found = sentences_of_source(source, {"Public"})
     assert sorted((one.line, one.text) for one in found) == [(3, "First."), (6, "Second."), (7, "third X is")]
+
+
+def test_methods_that_public_classes_inherit_are_looked_at() -> None:
+    assert {"Communicator", "Reductions", "CommunicatorBase"} <= exported()
+    assert inherited({"A"}, {"A": ["B"], "B": ["C", "Protocol"], "C": [], "D": ["A"]}) == {"B", "C"}
 
 
 def test_kinds_of_pages() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,30 @@ def test_every_page_is_linked_from_the_index_of_its_part(part: str) -> None:
     assert set((DOCS / part).rglob("*.md")) - reached == set()
 
 
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("results/index.md", "| 10 Gbit/s Ethernet |"),
+        ("how-to/adamw.md", "## With accumulation"),
+        ("reference/glossary.md", "**DSAR, DSAR_Split_allgather**"),
+        ("reference/glossary.md", "τ′: steps between two exact thresholds"),
+        ("how-to/gpu.md", '`"host_transfer"`'),
+        ("how-to/hangs.md", "telegrad report"),
+        ("how-to/other-ranks.md", "reshard"),
+        ("results/index.md", "## What was not tested"),
+        ("reference/command-line.md", "telegrad calibrate"),
+        ("how-to/linear.md", "telegrad linear train"),
+    ],
+)
+def test_answers_are_two_clicks_from_the_start_page(page: str, said: str) -> None:
+    assert said in (DOCS / page).read_text()
+    reached = {DOCS / "index.md"}
+    for _ in range(2):
+        links = [(one.parent / target).resolve() for one in reached for target in LINK.findall(one.read_text())]
+        reached |= {one for one in links if one.suffix == ".md" and one.is_file()}
+    assert DOCS / page in reached
+
+
 def test_pages_are_in_a_part() -> None:
     assert [page.name for page in DOCS.glob("*.md")] == ["index.md"]
     assert {page.relative_to(DOCS).parts[0] for page in DOCS.rglob("*.md")} == {"index.md", *PARTS}
@@ -130,10 +155,71 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     pages = {str(page.relative_to(tmp_path)): page.read_text() for page in tmp_path.rglob("*.html")}
     assert "telegrad.DDPState" in pages["reference/api/training.html"]
     assert (tmp_path / "repository" / "examples" / "ddp.py.html").exists()
+    assert "<code>--flight-recorder</code>" in pages["reference/command-line.html"]
     loaded = (
         r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//[^"]*|<link[^>]*rel="stylesheet"[^>]*href="https?://[^"]*'
     )
     assert {name: found for name, text in pages.items() if (found := re.findall(loaded, text))} == {}
+
+
+# Commands
+
+COMMAND_LINE = (DOCS / "reference" / "command-line.md").read_text()
+
+
+def commands() -> dict[str, Any]:
+    """By name (``simulate allreduce``), the parsers of all commands."""
+    typer = pytest.importorskip("typer")
+    from telegrad.tools.cli import make_app
+
+    found = {}
+    for name, one in typer.main.get_command(make_app()).commands.items():
+        inner = getattr(one, "commands", None)
+        found |= {f"{name} {its}": command for its, command in inner.items()} if inner else {name: one}
+    return found
+
+
+def test_the_reference_has_every_command_with_all_options(hooks: ModuleType) -> None:
+    text = hooks.with_options(COMMAND_LINE)
+    for name, command in commands().items():
+        _, found, rest = text.partition(f"\n```text\ntelegrad {name} [OPTIONS]")
+        assert found, f"add <!-- options of telegrad {name} --> to docs/reference/command-line.md"
+        beside = re.search(rf"^<!-- options of telegrad {name} beside telegrad ([a-z -]+) -->", COMMAND_LINE, re.M)
+        listed = rest.partition("```text")[0] + (
+            text.partition(f"\ntelegrad {beside[1]} [OPTIONS]")[2].partition("```text")[0] if beside else ""
+        )
+        options = {option for one in command.params for option in one.opts if option.startswith("--")}
+        assert options
+        assert {one for one in options if f"`{one}`" not in listed} == set(), name
+
+
+def test_options_beside_another_commands(hooks: ModuleType) -> None:
+    text = hooks.with_options("<!-- options of telegrad simulate barrier beside telegrad simulate allreduce -->")
+    assert "Without `--bytes`" in text
+    assert "`--ranks`" not in text
+
+
+def test_a_command_that_cannot_be_imported_is_an_error(hooks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import telegrad.tools.cli as cli
+
+    monkeypatch.setattr(cli.make_app, "__defaults__", ((cli.Command("doctor", "telegrad.no_module", "doctor"),),))
+    with pytest.raises(RuntimeError, match=r"^telegrad doctor cannot be imported here: call `make build` first$"):
+        hooks.command_of("doctor")
+
+
+def test_commands_that_pages_show_have_these_options() -> None:
+    pages = [ROOT / "README.md", *(page for page in DOCS.rglob("*.md") if page.parent.name != "results")]
+    fences = [found for page in pages for found in re.findall(r"^```(.*?)\n(.*?)^```$", page.read_text(), re.M | re.S)]
+    blocks = "\n".join(block for language, block in fences if language in ("", "sh"))
+    lines = re.findall(r"^(?:\$ )?telegrad ((?:[a-z]\S* ?)+)([^\n#]*)", blocks, re.M)
+    known, seen = commands(), set()
+    for words, rest in lines:
+        name = max((one for one in known if f"{words} ".startswith(f"{one} ")), key=len, default=None)
+        assert name, f"telegrad {words} is no command"
+        options = {option for one in known[name].params for option in (*one.opts, *one.secondary_opts)} | {"--help"}
+        assert set(re.findall(r"(?<!\S)--?[a-z][a-z0-9-]*", words + rest)) <= options, f"telegrad {words}{rest}"
+        seen.add(name)
+    assert len(seen) > 10
 
 
 # The launcher tells ranks about themselves by some; benchmarks take their commit from one.

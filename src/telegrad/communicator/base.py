@@ -14,9 +14,9 @@ import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, cast
 
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import pool_of, runtime_of
@@ -80,8 +80,8 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class Stats(TypedDict):
-    """What a rank counts for one communicator, since it joined. Messages and bytes are those of operations: payloads,
-    without headers, and neither heartbeats nor the like."""
+    """The counters of one rank for a communicator and those that were split from it. Messages and bytes are payloads of
+    operations, without headers and heartbeats."""
 
     operations: int
     """Begun so far."""
@@ -100,14 +100,87 @@ class Stats(TypedDict):
     not wait."""
 
 
+class CommunicatorCounts:
+    """The counters of a communicator, and of all that were split from it, also of those that are closed.
+
+    ``parent``: of the communicator that it was split from, in which its ranks are ``members``.
+    """
+
+    def __init__(
+        self, core: _core.Communicator, parent: CommunicatorCounts | None = None, members: Sequence[int] = ()
+    ) -> None:
+        self._core: _core.Communicator | None = core  # until it is closed
+        self._parent, self._members = parent, members
+        self._own: Stats = core.counters()  # when it was closed
+        self._of_closed = _nothing_like(self._own)
+        self.parts: list[CommunicatorCounts] = []
+        if parent is not None:
+            with _counting:
+                parent.parts.append(self)
+
+    def own(self) -> Stats:
+        """Of this communicator alone."""
+        core = self._core
+        found: Stats = self._own if core is None else core.counters()
+        return found
+
+    def total(self) -> Stats:
+        """With all that were split from it."""
+        with _counting:
+            total, parts = _sum_of(_nothing_like(self._own), self._of_closed), [*self.parts]
+        _sum_of(total, self.own())
+        for one in parts:
+            _sum_of(total, one.total(), one._members)
+        return total
+
+    def close(self) -> None:
+        """The communicator is closed."""
+        if self._core is not None:
+            last: Stats = self._core.counters()
+            last["in_flight"] = 0
+            self._own, self._core = last, None
+            with _counting:
+                self._leave_to_parent()
+
+    def _leave_to_parent(self) -> None:
+        parent = self._parent
+        if parent is None or self._core is not None or self.parts or self not in parent.parts:
+            return
+        parent.parts.remove(self)
+        _sum_of(parent._of_closed, self._own, self._members)
+        _sum_of(parent._of_closed, self._of_closed, self._members)
+        parent._leave_to_parent()
+
+
+_counting = threading.Lock()
+
+
+def _nothing_like(stats: Stats) -> Stats:
+    zeros = {key: [0] * len(value) if isinstance(value, list) else 0 for key, value in stats.items()}
+    return cast(Stats, zeros)
+
+
+def _sum_of(total: Stats, other: Stats, members: Sequence[int] = ()) -> Stats:
+    """``total``, to which ``other`` is added. ``members``: the ranks there of the ranks of ``other``, if others."""
+    into, added = cast(dict[str, Any], total), cast(dict[str, Any], other)
+    for key, value in added.items():
+        if isinstance(value, list):
+            for peer, count in zip(members or range(len(value)), value, strict=True):
+                into[key][peer] += count
+        else:
+            into[key] += value
+    return total
+
+
 _CROWDED = 64  # operations whose tensors are kept, before those behind the first are looked at
 
 
 class CommunicatorBase:
-    """What all operations of a Communicator share, and its end."""
+    """The common part of all operations of a Communicator, and its end."""
 
     def __init__(self, core: _core.Communicator) -> None:
         self._core = core
+        self._counts = CommunicatorCounts(core)
         self._process = process_id()
         self._live: _core.Communicator | None = core  # until close(), and not in a forked child
         self._closed = False
@@ -132,7 +205,7 @@ class CommunicatorBase:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self._core.size
 
     @property
@@ -140,27 +213,27 @@ class CommunicatorBase:
         """The network in use: ``"ucx"``, ``"mpi"`` or ``"local"``."""
         return self._core.driver
 
-    def stats(self) -> Stats:
-        """What this rank has done since it joined."""
-        stats: Stats = self._usable().counters()
-        return stats
+    def stats(self, *, own: bool = False) -> Stats:
+        """The counters of this rank since it joined: of this communicator, and of those that were split from it.
+
+        A Synchronizer has one of these. They count after they were closed, too. ``own``: of this communicator alone.
+        """
+        self._usable()
+        return self._counts.own() if own else self._counts.total()
 
     def synchronize(self) -> None:
         """Waits until all operations on device tensors that were called here have been communicated.
 
-        Raises what the first that failed did. It does not wait for streams: what is still to be done on the device is
-        the copy of the result. ``close()`` ends operations that are under way, so call this first, or wait for the
-        stream.
-        """
+        Raises the error of the first that failed. It does not wait for CUDA streams, which still copy results to the
+        device. ``close()`` ends operations that are under way, so call this first, or wait for the stream."""
         self._usable()
         for transfers in list(self._transfers.values()):
             transfers.synchronize()
 
     def abort(self, reason: str = "aborted by its program") -> None:
         """Ends all operations on all ranks with a ``TransportError`` that says ``reason``. Operations that this rank
-        has finished the others finish too, if within 5 s. ``close()`` is left to do. Raises ``TypeError`` for a
-        ``reason`` that is no text.
-        """
+        has finished are finished by the others too, if within 5 s. Call ``close()`` afterwards. Raises ``TypeError``
+        unless ``reason`` is a string."""
         if not isinstance(reason, str):
             raise TypeError(f"reason={reason!r} must be a str, which the other ranks' errors will say")
         core = self._live  # once: another thread may close it
@@ -172,9 +245,8 @@ class CommunicatorBase:
     def close(self) -> None:
         """Leaves the group; operations still running fail.
 
-        A second call does nothing. Never raises for a failed peer; warns (``RuntimeWarning``) if an operation on device
-        tensors has failed and no call has said so.
-        """
+        A second call does nothing. It never raises for a failed peer. It warns (``RuntimeWarning``) if an operation on
+        device tensors has failed and no call has raised that."""
         with self._lock:
             if self._closed:
                 return
@@ -188,6 +260,7 @@ class CommunicatorBase:
         for transfers in self._transfers.values():
             transfers.conclude()
         self._core.close()
+        self._counts.close()
         with self._lock:
             self._untouched, kept, self._kept = True, self._kept, deque()
         kept.clear()

@@ -15,6 +15,7 @@ from typing import Any
 
 from telegrad import _core
 from telegrad.communicator import base
+from telegrad.communicator.base import CommunicatorCounts
 from telegrad.communicator.cuda.nccl import NcclSums, SumGroup, check_setting, nccl_group
 from telegrad.communicator.groups import (
     OF_JOB,
@@ -129,14 +130,13 @@ _MOST_LOCAL_RANKS = 1 << 16
 class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     """One rank's membership in a group of ranks. Made by ``from_torch()``, ``from_mpi()`` or ``local()``.
 
-    All ranks call the same operations in the same order, but for ``send``, ``recv`` and ``sendrecv``, which concern two
-    ranks only. Each operation checks its arguments before anything is sent (``TypeError``, ``ValueError``) and raises
-    ``TransportError`` or a subclass when a peer or the network fails; the error names the culprit, the same on all
-    survivors, and the communicator can only be closed afterwards. Tensors are torch's or numpy's in host memory,
-    contiguous, and not copied; dense ``all_reduce``, ``broadcast``, ``reduce_scatter``, ``all_gather``, ``send``,
-    ``recv`` and ``sendrecv`` also take CUDA tensors: they return at once, and a stream waits (docs/explanation/gpu.md).
-    An open communicator is closed at the interpreter's exit; after ``os.fork()`` it is of no use in the child.
-    """
+    All ranks call the same operations in the same order; ``send``, ``recv`` and ``sendrecv`` concern two ranks only. An
+    operation checks its arguments before anything is sent (``TypeError``, ``ValueError``). If a peer or the network
+    fails it raises ``TransportError`` or a subclass, which names the same failed rank on all survivors. The
+    communicator can only be closed afterwards. Tensors are torch's or numpy's in host memory, contiguous, and not
+    copied. Dense ``all_reduce``, ``broadcast``, ``reduce_scatter``, ``all_gather``, ``send``, ``recv`` and ``sendrecv``
+    also take CUDA tensors. They return at once, and a CUDA stream waits (docs/explanation/gpu.md). The interpreter's
+    exit closes an open communicator. After ``os.fork()`` the child cannot use it."""
 
     _place: Place | None = None
     _nodes: tuple[int, ...] = ()
@@ -163,23 +163,25 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     ) -> Communicator:
         """Joins the ranks of a torch process group (``None``: the whole job), which all call this.
 
-        Works inside ``torchrun`` and ``srun``, whether or not ``torch.distributed`` is initialised, on any number of
-        nodes. In a process of srun it sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, unless they are;
-        where Slurm does not tell the host of rank 0, an error asks for MASTER_ADDR.
-        Errors of a group that is not the whole job say which ranks of the job its ranks are (``parent_peer``).
-        ``timeout_s`` bounds each operation; ``liveness_timeout_s``, the same on all ranks, says after how long a silent
-        process is dead (``None``: never, for debuggers); ``interface`` names the network interface; ``join_timeout_s``
-        bounds the wait for peers. ``tuning`` chooses the algorithms of calls that name none: ``"auto"``, what
-        ``telegrad calibrate`` has found for these hosts and this many ranks, if anything (rank 0 looks it up);
-        ``None``, the built-in choice; or a ``Tuning``. All ranks use rank 0's; naming another is a ``ValueError`` on
-        all ranks. ``node``: ranks that give the same name or number are taken to live on one node; ``None``:
-        ``TELEGRAD_NODE``, or what the machine says (ranks that can share memory are on one). ``device_algorithm``, the
-        same on all ranks: how dense sums of CUDA tensors go. ``"auto"``: by NCCL (torch's ``all_reduce`` of ``group``)
-        where that has it and no two ranks share a GPU, but where calibration has found ``"host_transfer"`` faster, for
-        so many bytes; ``"nccl"``: always by it (``ValueError`` where it cannot); ``"host_transfer"``: never. Raises
-        ``RendezvousError`` if no peers are found, ``TransportError`` if one fails
-        meanwhile, ``ImportError`` without torch or UCX, ``ValueError`` for bad arguments.
-        """
+        It works inside ``torchrun`` and ``srun``, with or without ``torch.distributed``, on any number of nodes. Under
+        srun it sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, unless they are set. If Slurm does not
+        tell the host of rank 0, an error asks for MASTER_ADDR. Errors of a smaller group also give ranks of the job
+        (``parent_peer``).
+
+        - ``timeout_s``: the limit of each operation. ``join_timeout_s``: the limit of the wait for peers.
+        - ``liveness_timeout_s``, the same on all ranks: a process that is silent for longer has failed. ``None``:
+          never, for debuggers. ``interface``: the network interface, or several.
+        - ``tuning``: chooses the algorithms of calls that name none. ``"auto"``: what ``telegrad calibrate`` has kept
+          for these hosts and ranks, looked up by rank 0. ``None``: the built-in choice. Or a ``Tuning``. All ranks use
+          rank 0's; naming another is a ``ValueError`` on all ranks.
+        - ``node``: ranks that give the same name or number share a node. ``None``: ``TELEGRAD_NODE``, or ranks that can
+          share memory.
+        - ``device_algorithm``, the same on all ranks: how dense sums of CUDA tensors are computed. ``"auto"``: by NCCL
+          if ``group`` has it and no two ranks share a GPU, unless a calibration found ``"host_transfer"`` faster for
+          the size. ``"nccl"``: always (``ValueError`` if it cannot). ``"host_transfer"``: never by NCCL.
+
+        Raises ``RendezvousError`` if no peers are found, ``TransportError`` if one fails meanwhile, ``ImportError``
+        without torch or UCX, ``ValueError`` for bad arguments."""
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
@@ -223,13 +225,12 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     ) -> Communicator:
         """Joins ``size`` ranks that find each other by ``exchange``.
 
-        It takes this rank's bytes and returns every rank's, by rank; it is called once. If it has an attribute
-        ``repeats`` that is true, it may be called several times: then the hosts choose their network interfaces
-        together, by the route to its ``address``, if it has one (docs/explanation/networks.md). ``device_group``: of
-        the same ranks, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``);
-        ``None`` on all ranks: there is none. ``job_ranks``: by rank, which ranks of the job they are, for errors to say
-        so; empty: they have no other numbers. The other arguments and the errors are those of ``from_torch``.
-        """
+        ``exchange`` takes this rank's bytes and returns every rank's, by rank. It is called once. If it has a true
+        attribute ``repeats`` it may be called several times. The hosts then choose their network interfaces together,
+        by the route to its ``address``, if it has one (docs/explanation/networks.md). ``device_group``: the same ranks'
+        group, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``), or ``None`` on
+        all ranks. ``job_ranks``: by rank the number in the job, for errors; empty: the same. Other arguments and errors
+        are those of ``from_torch``."""
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         if check_setting(device_algorithm) == NCCL and device_group is None:
             raise ValueError("device_algorithm='nccl' needs a device_group of NCCL's: give one, or 'auto'")
@@ -276,10 +277,10 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         reaches. It needs ``MPI.THREAD_MULTIPLE``, which mpi4py asks for by default, and the MPI that telegrad was built
         with. ``driver="ucx"`` uses MPI only to find the peers, and is faster where it works. ``interface`` is for
         ``"ucx"``; the other arguments are those of ``from_torch``. Close the communicator before ``MPI.Finalize()``.
-        Raises ``TypeError`` or ``ValueError`` for bad arguments, ``ImportError`` where the mpi driver is absent or of
-        another MPI, ``RendezvousError`` where MPI is not running, ``TransportError`` below ``THREAD_MULTIPLE`` and if a
-        peer fails or does not come. docs/how-to/mpi.md.
-        """
+
+        Raises ``TypeError`` or ``ValueError`` for bad arguments, ``ImportError`` without a driver for this MPI, and
+        ``RendezvousError`` if MPI is not running. Raises ``TransportError`` below ``THREAD_MULTIPLE``, and if a peer
+        fails or does not join. See docs/how-to/mpi.md."""
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
@@ -351,15 +352,13 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         """A communicator of the ranks that give the same ``color``; every rank of this one calls it, and waits.
 
         ``color``: an int in [0, 2⁶³), or ``None``: this rank joins no group, and gets ``None``. Ranks are numbered in
-        the order of ``key``, and of their ranks here where keys are equal. The new communicator has connections and
-        failures of its own (what ends one leaves the other usable; a process that dies ends both), and the time-outs
-        and interface of this one. Device tensors go by NCCL there if they do here, and all ranks are in it in their
-        order. Its tuning is the one that calibration has kept for its hosts and number of ranks,
-        else what this one's costs make of that number, else the built-in choice. Its errors say ``split(color=…)`` and
-        which ranks of this one its ranks are. The two may be used side by side and closed in any order; use each in the
-        same order on all of its ranks. Raises ``TypeError`` or ``ValueError`` for bad arguments and in the simulator,
-        and ``TransportError`` if a rank fails meanwhile.
-        """
+        the order of ``key``, then of their ranks here. The new communicator has connections and failures of its own:
+        what ends one leaves the other usable, but a process that dies ends both. Timeouts and interface are those of
+        this one. It uses NCCL for device tensors if this one does, and all ranks are in it in their order. Its tuning
+        is the one kept for its hosts and ranks, else one from this communicator's costs, else the built-in choice. Its
+        errors say ``split(color=…)`` and the ranks' numbers here. Both may be used side by side and closed in any
+        order, each in the same order on all its ranks. Raises ``TypeError`` or ``ValueError`` for bad arguments and in
+        the simulator, ``TransportError`` if a rank fails."""
         chosen, order = checked_color(color), checked_key(key)
         self._usable()
         if self.driver == "sim":
@@ -378,6 +377,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             device_group=self._options.device_group if is_whole else None,
         )
         child = type(self)(joined.core, options)
+        child._counts = CommunicatorCounts(joined.core, self._counts, group.members)
         child._place = joined.place
         child._use_nodes(numbered([self.nodes[member] for member in group.members]))
         child.use(joined.tuning or self._tuning_of_part(child))
@@ -402,12 +402,12 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
     @property
     def tuning(self) -> Tuning | None:
-        """What chooses the algorithms of calls that name none, the same on all ranks; ``None``: the built-in choice."""
+        """The tuning that chooses the algorithms of calls that name none; ``None``: the built-in choice."""
         return self._tuning
 
     @property
     def place(self) -> Place | None:
-        """For which jobs a tuning of this communicator holds; ``None`` for ranks of one process."""
+        """The hosts and network that a tuning of this communicator is for; ``None`` for ranks of one process."""
         return self._place
 
     @property
@@ -418,8 +418,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """By rank the number of the node that it lives on, the same on all ranks: what ``algorithm="two_level"``
-        and the choice of an algorithm go by."""
+        """The number of each rank's node, by rank, the same on all ranks. ``algorithm="two_level"`` and the choice of
+        algorithms use it."""
         return self._nodes or (0,) * self.world_size
 
     def _use_nodes(self, nodes: tuple[int, ...]) -> None:
@@ -447,12 +447,12 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         self._tuning = tuning
 
     def report(self) -> dict[str, Any]:
-        """What this rank knows of its last operations and of its peers: who called what, and who waits for whom.
+        """The last operations of this rank and the state of its peers: who called which operation, and who waits for
+        whom.
 
-        The same is written to a file in ``TELEGRAD_REPORT_DIR`` by every rank when an operation times out, and when the
+        Every rank writes the same to a file in ``TELEGRAD_REPORT_DIR`` when an operation times out, and when the
         process gets SIGUSR1 (``TELEGRAD_REPORT_SIGNAL`` names another signal, or ``none``). ``telegrad report`` merges
-        those of all ranks into one verdict; docs/reference/errors.md describes the form.
-        """
+        the reports of all ranks (docs/how-to/hangs.md)."""
         report: dict[str, Any] = json.loads(self._usable().report())
         return report
 

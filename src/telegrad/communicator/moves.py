@@ -59,16 +59,14 @@ _OWN_MEMORY = "give out memory of its own"
 
 
 class Moves(StreamMoves):
-    """Operations in which ranks get each other's elements as they are, of any dtype that has no Python objects.
+    """Operations that move ranks' elements unchanged, of any dtype without Python objects.
 
-    Blocks of equal shape need no ``counts``. Where ranks have blocks of unequal lengths, ``counts`` says how many
-    elements each has, the same on all ranks, and tensors are one-dimensional. Ranks that call with other lengths,
-    counts or dtypes than the others get ``MismatchedCall``. What is compared is how many elements a tensor has, not its
-    shape: of (2, 3) on one rank and (3, 2) on another each takes the elements in its own shape. A dtype that messages
-    have no name for (8-bit floats, numpy's longdouble, datetime64, text, structured ones) is compared as the uint8 of
-    as many bytes: that ranks give the same one is left to them. Operations raise ``TypeError`` or ``ValueError`` for
-    arguments that do not fit, before anything is sent.
-    """
+    Blocks of equal shape need no ``counts``. For blocks of unequal lengths, ``counts`` says how many elements each rank
+    has, the same on all ranks, and tensors are one-dimensional. Other lengths, counts or dtypes than on the other ranks
+    are a ``MismatchedCall``. Shapes are not compared: (2, 3) on one rank and (3, 2) on another are six elements each. A
+    dtype without a name in messages (8-bit floats, numpy's longdouble, datetime64, text, structured ones) is compared
+    as uint8 of as many bytes: ranks must give the same one. Operations raise ``TypeError`` or ``ValueError`` for
+    arguments that do not fit, before anything is sent."""
 
     def all_gather(
         self,
@@ -84,22 +82,21 @@ class Moves(StreamMoves):
         """All ranks' ``x`` (the same shape and dtype on all), stacked: shape ``(world_size, *x.shape)``.
 
         With ``counts`` ``x`` has ``counts[rank]`` elements, and the result is one-dimensional, of ``sum(counts)``
-        elements. It is written into ``out``, a new tensor if that is None, and returned; with ``async_op=True`` a Work
-        whose ``result()`` it is. ``x`` may be this rank's own block of ``out``, but must not overlap it otherwise.
+        elements. It is written into ``out``, or a new tensor, and returned; with ``async_op=True`` as the ``result()``
+        of a Work. ``x`` may be this rank's own block of ``out``, but must not overlap it otherwise.
 
-        For a SparseVector or a ``torch.sparse_coo`` tensor the result is a list of them, by rank, this rank's too.
-        ``n`` is the same on all ranks; they may hold any number of entries, which stay what they are: a zero stays an
-        entry. ``wire``, ``error`` and ``seed`` as for a sparse ``all_reduce``; rounded values are the same on all
-        ranks, and what this rank's lose is added to its ``error``. Source: SparCML §5.2.
-        """
+        For a SparseVector or a ``torch.sparse_coo`` tensor the result is a list of them, by rank. ``n`` is the same on
+        all ranks, the number of entries may differ, and a zero stays an entry. ``wire``, ``error`` and ``seed`` as for
+        a sparse ``all_reduce``. Rounded values are the same on all ranks; this rank's rounding error is added to its
+        ``error``. Source: SparCML §5.2."""
         check_async(async_op)
         if (sparse := sparse_input(x)) is not None:
             for name, given in (("out", out), ("counts", counts)):
                 if given is not None:
-                    raise TypeError(f"{name} is for a dense x: sparse streams are gathered into a new list")
+                    raise TypeError(f"{name} is for a dense x: sparse vectors are gathered into a new list")
             return self._gather_streams(sparse, wire, error, seed, async_op)
         if wire is not None or error is not None:
-            raise TypeError("wire and error are for sparse streams: leave them out to gather dense tensors")
+            raise TypeError("wire and error are for sparse vectors: leave them out to gather dense tensors")
         check_dense_options(seed=seed)
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
@@ -123,9 +120,8 @@ class Moves(StreamMoves):
         return self._begun(request, "all_gather", (x, result.tensor), result.tensor, async_op)
 
     def gather(self, x: Any, root: int, *, out: Any = None, counts: Any = None, async_op: bool = False) -> Any:
-        """All ranks' ``x`` on rank ``root``, stacked or, with ``counts``, one behind the other, as ``all_gather``
-        returns them; ``None`` on the others, which give no ``out``.
-        """
+        """All ranks' ``x`` on rank ``root``, as ``all_gather`` returns them: stacked or, with ``counts``, in sequence.
+        ``None`` on the other ranks, which give no ``out``."""
         check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", writable=False)
         root = checked_rank(root, "root", self.world_size)
@@ -143,7 +139,8 @@ class Moves(StreamMoves):
         return self._begun(request, "gather", (x, result.tensor), result.tensor, async_op)
 
     def scatter(self, x: Any, out: Any, root: int, *, counts: Any = None, async_op: bool = False) -> Any:
-        """Block r of rank ``root``'s ``x`` to ``out`` of rank r, which is returned (with ``async_op=True`` a Work).
+        """Sends block r of rank ``root``'s ``x`` to rank r, into ``out``, which is returned (with ``async_op=True`` a
+        Work).
 
         ``x``: on the root, with ``out``'s dtype; None on the others. Its shape is ``(world_size, *out.shape)`` or, with
         the first two dimensions as one, ``(world_size * out.shape[0], *out.shape[1:])``. With ``counts`` both are
@@ -190,14 +187,13 @@ class Moves(StreamMoves):
         receive_counts: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """Block r of ``x`` to rank r; returns the blocks that all ranks have for this one, in their order.
+        """Sends block r of ``x`` to rank r; returns the blocks that all ranks have for this one, in their order.
 
         Without counts ``x`` has the same shape on all ranks, its first dimension divisible by the number of ranks, and
-        so has the result. With counts, on all ranks then, ``x`` is one-dimensional: ``send_counts[r]`` elements go to
-        rank r, ``receive_counts[r]`` come from it. A rank that sends another number of elements than its receiver
-        counts on ends the operation there with ``TransportError``; ranks that were done already hear of it at
-        their next call. ``out``: as in ``all_gather``, but it must not overlap ``x``.
-        """
+        so has the result. With counts, on all ranks then, ``x`` is one-dimensional: rank r gets ``send_counts[r]``
+        elements and sends ``receive_counts[r]``. If a rank sends another number than its receiver expects, the receiver
+        raises ``TransportError``; ranks that were done already raise it at their next call. ``out``: as in
+        ``all_gather``, but it must not overlap ``x``."""
         check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", writable=False)
         ranks = self.world_size
@@ -293,27 +289,24 @@ _TAGS = 1 << 31
 
 
 class PointToPoint(CommunicatorBase):
-    """Operations between two ranks. They take no number among those that all ranks call, so that the others need not
-    call anything, and may be called between any two of them.
+    """Operations between two ranks. The other ranks need not call anything, and both may call them between any
+    collectives.
 
     Messages from one rank to another with the same tag are received in the order in which they were sent; with
     different tags in any order. Both sides give the same dtype and number of elements; if they do not, all ranks get
-    ``MismatchedCall``. Shapes are not compared, and a dtype that messages have no name for (8-bit floats, numpy's
-    longdouble, datetime64, text, structured ones) is compared as the uint8 of as many bytes: that both sides give the
-    same one is left to them. A receive of what a peer that has closed never sent raises ``PeerFailed`` at once.
-    Operations raise ``TypeError`` or ``ValueError`` for arguments that do not fit, before anything is sent.
-    """
+    ``MismatchedCall``. Shapes are not compared. A dtype without a name in messages (8-bit floats, numpy's longdouble,
+    datetime64, text, structured ones) is compared as uint8 of as many bytes: both sides must give the same one. A
+    receive from a peer that has closed without sending raises ``PeerFailed`` at once. Operations raise ``TypeError`` or
+    ``ValueError`` for arguments that do not fit, before anything is sent."""
 
     def send(self, x: Any, to: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
         """Sends ``x`` (torch tensor or numpy array, any dtype and shape, contiguous) to rank ``to``.
 
-        Returns once ``x`` may be changed. Over ``driver`` ``"local"`` that is once ``to`` receives it, however short it
-        is; over ``"mpi"`` so for more than 16 KiB, and over ``"ucx"`` for what UCX does not send ahead (more than about
-        128 KiB inside a host; between hosts UCX chooses); shorter ones are on their way before. So two ranks that both
-        send first may wait for each other (``sendrecv`` does not); rely on no length. That a send is over does not mean
-        that it was received. For an ``x`` on a device it returns at once, and a stream waits. ``to``: another rank;
-        ``tag``: an int in [0, 2³¹). With ``async_op=True`` a Work is returned.
-        """
+        Returns once ``x`` may be changed, which does not mean that it was received. Short messages leave before ``to``
+        receives them: over ``"mpi"`` up to 16 KiB, over ``"ucx"`` up to about 128 KiB inside a host, over ``"local"``
+        none. Rely on no length: two ranks that both send first may wait for each other. ``sendrecv`` avoids that. For
+        an ``x`` on a device it returns at once, and a CUDA stream waits. ``to``: another rank; ``tag``: an int in [0,
+        2³¹). With ``async_op=True`` a Work is returned."""
         check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         if on_device(x):
@@ -326,13 +319,12 @@ class PointToPoint(CommunicatorBase):
         return None
 
     def recv(self, x: Any, source: int | None = None, *, tag: int = 0, async_op: bool = False) -> Work | int | None:
-        """Overwrites ``x`` with what rank ``source`` sends with ``tag``: the oldest message not yet received.
+        """Overwrites ``x`` with the oldest message from rank ``source`` with ``tag`` that is not yet received.
 
-        ``x``: as in ``send``, of the sender's dtype and number of elements. ``source=None``: of any rank's messages the
-        one that came first; once all other ranks have closed without sending one, ``PeerFailed`` is raised. Returns the
-        sender's rank (``None`` for an ``x`` on a device, since nobody waits); with ``async_op=True`` a Work, whose
-        ``result()`` is ``x`` and whose ``source()`` that rank.
-        """
+        ``x``: as in ``send``, of the sender's dtype and number of elements. ``source=None``: any rank's first message;
+        if all other ranks have closed without sending one, it raises ``PeerFailed``. Returns the sender's rank
+        (``None`` for an ``x`` on a device, because the host does not wait). With ``async_op=True`` returns a Work,
+        whose ``result()`` is ``x`` and whose ``source()`` is that rank."""
         check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", device=True)
         peer = None if source is None else self._peer(source, "source")
@@ -348,10 +340,11 @@ class PointToPoint(CommunicatorBase):
         return request.source()
 
     def sendrecv(self, x: Any, to: int, out: Any, source: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
-        """Sends ``x`` to rank ``to`` and receives ``out`` from rank ``source`` at once, both with ``tag``; over when
-        both are. ``to`` and ``source`` may be the same rank; ``x`` and ``out`` may differ in dtype and size, but must
-        not share memory. With ``async_op=True`` a Work is returned, whose ``result()`` is ``out``.
-        """
+        """Sends ``x`` to rank ``to`` and receives ``out`` from rank ``source`` at once, both with ``tag``; waits for
+        both.
+
+        ``to`` and ``source`` may be the same rank. ``x`` and ``out`` may differ in dtype and size, but must not share
+        memory. With ``async_op=True`` a Work is returned, whose ``result()`` is ``out``."""
         check_async(async_op)
         core = self._usable()
         buffer, into = movable(x, "x", writable=False, device=True), movable(out, "out", device=True)

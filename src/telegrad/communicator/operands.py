@@ -236,7 +236,7 @@ def _pointer_of(x: Any, argument: str, device: bool) -> int:
     if pointer == 0 and x.numel() and x.device.type != "meta":  # which a runtime that moves nothing takes
         raise ValueError(
             f"{argument} has no memory (a {type(x).__name__} of {x.numel()} elements): its storage was freed, as FSDP "
-            "does with parameters that it has gathered, or torch only pretends it; give one that holds values"
+            "does with gathered parameters, or torch only pretends it. Give one that holds values"
         )
     return pointer
 
@@ -247,7 +247,7 @@ _TAKE_STREAMS = "all_reduce(), all_reduce_into(), all_reduce_topk(), reduce_scat
 def _sparse_remedy(x: object) -> str:
     """What to do with a sparse vector where a dense one is wanted; empty for anything else."""
     if isinstance(x, SparseVector):
-        return f"; a stream is for {_TAKE_STREAMS}, or use .to_dense()"
+        return f"; a sparse vector is for {_TAKE_STREAMS}, or use .to_dense()"
     if is_scipy(x):
         return f"; SparseVector.from_csr() makes a stream of a CSR row, for {_TAKE_STREAMS}, or use .toarray()"
     return ""
@@ -388,7 +388,7 @@ def checked_seed(seed: object) -> int:
     return number
 
 
-_NOT_FOR_DENSE = "is for sparse streams: leave it out for a dense x"
+_NOT_FOR_DENSE = "is for sparse vectors: leave it out for a dense x"
 
 
 def check_dense_options(
@@ -473,8 +473,8 @@ def formats_of_name(wire: str | None, dtype: str, layout: str, argument: str = "
         encoding = _core.ValueEncoding.native
     elif dtype != "f32" or values not in ENCODINGS:
         raise TypeError(
-            f"{argument}={wire!r} does not fit a stream of {dtype}: only float32 values can be encoded, and others go "
-            "as they are; name the layout alone"
+            f"{argument}={wire!r} does not fit a sparse vector of {dtype}: only float32 values can be encoded. "
+            "Name the layout alone"
         )
     else:
         encoding = getattr(_core.ValueEncoding, values)
@@ -515,7 +515,7 @@ def _parts_of(wire: object, argument: str) -> tuple[str | None, str | None]:
 
 def _unknown(wire: object, argument: str) -> ValueError:
     return ValueError(
-        f"{argument}={wire!r} does not exist for sparse streams: use auto, raw, blocked, packed, indices, one of "
+        f"{argument}={wire!r} does not exist for sparse vectors: use auto, raw, blocked, packed, indices, one of "
         f"{', '.join(ENCODINGS)} or two as in packed-bf16"
     )
 
@@ -553,7 +553,7 @@ def error_into(error: Any, stream: SparseVector, out: HostBuffer | None) -> int:
         raise TypeError(f"error has dtype {error.dtype}: give a float32 one of n={stream.n} elements")
     if into.elements != stream.n:
         raise ValueError(
-            f"error has {into.elements} elements but the stream has n={stream.n}: give them the same length"
+            f"error has {into.elements} elements but the sparse vector has n={stream.n}: give them the same length"
         )
     if overlaps_stream(into, stream):
         raise ValueError("error shares memory with the stream: give it memory of its own")

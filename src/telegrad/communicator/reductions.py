@@ -64,12 +64,11 @@ SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recurs
 class ReduceOp(StrEnum):
     """Reductions; their names serve as well: ``op="avg"``.
 
-    ``AVG`` is the sum divided by the number of ranks, and of floats only; of finite float16 it is finite, also where
-    the sum is not (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and take
-    -0 for less than +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign; the positive one of two
-    that differ in sign only; NaN where any is. Integers wrap round. What a sparse stream does not have is the neutral
-    element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``.
-    """
+    ``AVG`` is the sum divided by the number of ranks, of floats only. The average of finite float16 is finite, even if
+    the sum is not (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and order
+    -0 before +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign: the positive one of two that
+    differ in sign only, NaN where any is. Integers wrap round. An index without an entry in a sparse vector is the
+    neutral element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``."""
 
     SUM = "sum"
     AVG = "avg"
@@ -100,7 +99,7 @@ def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
 
 
 def sparse_reduction_of(op: object) -> _core.Reduction:
-    """The same for sparse streams, whose values are floats."""
+    """The same for sparse vectors, whose values are floats."""
     return _REDUCTIONS[_name(op, tuple(_REDUCTIONS))]
 
 
@@ -208,7 +207,7 @@ DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f
 
 
 class StreamReductions(CommunicatorBase):
-    """Operations in which ranks' entries are combined."""
+    """Operations that combine the entries of ranks."""
 
     _tuning: Tuning | None = None
     _encoded_calls = 0  # so far: no two of them round alike
@@ -227,15 +226,14 @@ class StreamReductions(CommunicatorBase):
         seed: int = 0,
         slices: str = "equal",
     ) -> Work | None:
-        """Writes the dense reduction of all ranks' streams (SparseVector or ``torch.sparse_coo``) into ``out``.
+        """Writes the dense reduction of all ranks' sparse vectors (SparseVector or ``torch.sparse_coo``) into ``out``.
 
-        ``out``: ``stream.n`` elements of the values' dtype, any shape. ``op`` as for all_reduce: where no rank has an
-        entry, ``out`` becomes the neutral element (0 for ``"sum"``, ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``,
-        infinity for ``"min"``, -infinity for ``"max"``). Faster than making a sparse result dense; ``out`` must not
-        share memory with the stream. The other arguments are as for all_reduce(), so that some ranks may call this and
-        others that; for ``"prod"``, ``"min"`` and ``"max"`` of many entries ``switch_factor=1`` may go faster. Raises
-        ``TypeError`` or ``ValueError`` for arguments that do not fit, before anything is sent.
-        """
+        This is faster than making a sparse result dense. ``out``: ``stream.n`` elements of the values' dtype, any
+        shape, without shared memory. It gets the neutral element of ``op`` where no rank has an entry: 0 for ``"sum"``,
+        ``"avg"`` and ``"max_abs"``, 1 for ``"prod"``, infinity for ``"min"``, -infinity for ``"max"``. The other
+        arguments are those of all_reduce(), so some ranks may call this and others that. For ``"prod"``, ``"min"`` and
+        ``"max"`` of many entries ``switch_factor=1`` may be faster. Raises ``TypeError`` or ``ValueError`` for
+        arguments that do not fit, before anything is sent."""
         check_async(async_op)
         given = sparse_input(stream)
         if given is None:
@@ -247,10 +245,10 @@ class StreamReductions(CommunicatorBase):
         core, buffer = self._usable(), reducible(out, "out")
         dtype = DTYPES[stream.dtype]
         if buffer.dtype != dtype:
-            raise TypeError(f"out has dtype {out.dtype} but the stream holds {stream.dtype}: give both the same")
+            raise TypeError(f"out has dtype {out.dtype} but the sparse vector holds {stream.dtype}: give both the same")
         if buffer.elements != stream.n:
             raise ValueError(
-                f"out has {buffer.elements} elements but the stream has n={stream.n}: give them the same length"
+                f"out has {buffer.elements} elements but the sparse vector has n={stream.n}: give them the same length"
             )
         if overlaps_stream(buffer, stream):
             raise ValueError("out shares memory with the stream: give it memory of its own")
@@ -453,25 +451,28 @@ _SUMS = (_core.Reduction.sum, _core.Reduction.avg)
 
 
 class DeviceSums(CommunicatorBase):
-    """What a Communicator does of them."""
+    """Dense sums of device tensors: the algorithms that a device has, and their costs."""
 
     _tuning: Tuning | None
     _nccl: NcclSums | None = None
 
     def device_algorithms(self, device: Any) -> tuple[str, ...]:
-        """Those of ``"nccl"`` and ``"host_transfer"`` by which dense sums on ``device``, a ``torch.device`` of this
-        rank's or its name, can go: the same on all ranks, which all call this; the first time for a device the host
-        waits for them. Raises ``ValueError`` on all ranks where their ``device_algorithm`` differs or cannot be, and,
-        with ``TypeError``, for a ``device`` that is none or is not there."""
+        """The algorithms, of ``"nccl"`` and ``"host_transfer"``, that dense sums on ``device`` can use, the same on all
+        ranks.
+
+        ``device``: a ``torch.device`` of this rank's, or its name. All ranks call this; the host waits for them at the
+        first call for a device. Raises ``ValueError`` on all ranks if their ``device_algorithm`` differs or is
+        impossible. Raises ``ValueError`` or ``TypeError`` for a ``device`` that does not exist."""
         device = resolved_device(device)  # what can be wrong with it is found before other ranks wait for this one
         if self._nccl is None or self._verdict_on(device).refusal:
             return (HOST_TRANSFER,)
         return DEVICE_ALGORITHMS
 
     def sum_cost(self, device: Any) -> GroupCost | None:
-        """Seconds by bytes of a dense sum on ``device``, a ``torch.device`` of this rank's, the way that it goes there,
-        as calibration has measured it on such devices; ``None`` where it has not. The same on all ranks, which all call
-        this; the host waits for them, and errors are those of ``device_algorithms``."""
+        """Seconds by bytes of a dense sum on ``device``, as a calibration has measured it there; ``None`` without one.
+
+        The same on all ranks, which all call this; the host waits for them. Errors are those of ``device_algorithms``.
+        """
         device = resolved_device(device)
         by_nccl = NCCL in self.device_algorithms(device)
         kinds = {*all_gather_text(self, runtime_of(device.type).identity(device)[0])}  # type: ignore[arg-type]
@@ -561,7 +562,7 @@ def _average_of(ranks: int) -> Any:
 
 
 class Reductions(StreamReductions, DeviceSums):
-    """Operations in which ranks' elements are combined."""
+    """Operations that combine the elements of ranks."""
 
     @with_fast_path
     def all_reduce(
@@ -580,57 +581,54 @@ class Reductions(StreamReductions, DeviceSums):
     ) -> Any:
         """Reduces ``x`` over all ranks; every rank gets the same bits.
 
-        A dense ``x`` (float32, float64, float16, int32, int64 or torch's bfloat16, any shape, the same on all ranks)
-        is overwritten with the result, and ``None`` returned; with ``out`` (as ``x``; no part of its memory, or all)
-        the result goes there, and ``x`` stays as it is. For a SparseVector or a ``torch.sparse_coo`` tensor the result
-        is a new one, returned; ranks may hold any number of entries. With ``async_op=True`` a Work is returned;
-        ``work.result()`` gives the tensor or stream. ``op``: ``"sum"``, ``"avg"`` (of floats), ``"prod"``, ``"min"``,
-        ``"max"`` or ``"max_abs"``; see ReduceOp. An index that a stream does not have is neutral in it: the minimum of
-        streams is that of their entries; see ``SparseVector.absent``. 16-bit floats are added and multiplied in float32
-        and rounded after each step; an average of them is divided before the last one, and of finite float16 it is
-        finite. ``algorithm``: ``"auto"``, dense ``"ring"``, ``"recursive_doubling"`` or ``"rabenseifner"``, sparse
-        ``"split_allgather"``, ``"split_dense_allgather"``, ``"recursive_doubling"`` or ``"ring"``, or of both
-        ``"two_level"``: inside of each node (see ``nodes``), between them, inside; where all ranks are on one, or each
-        is alone, it is ``"auto"``. Of a dense CUDA tensor also ``"nccl"`` (sums and averages, where
-        ``device_algorithm`` has it) and ``"host_transfer"``, as all the others are there; ``"auto"`` is one of the two
-        (docs/explanation/gpu.md).
-        ``switch_factor``: a sparse sum is held densely once it has more than this times the number of entries at which
-        both take the same bytes; ``None`` stands for 1. But with ``None`` a result of ``"prod"``, ``"min"`` or
-        ``"max"`` stays sparse, unless ``algorithm`` makes it dense (``"split_dense_allgather"``, ``"two_level"``): held
-        densely it is 1, infinity or -infinity where no rank has an entry, which cannot be told from an entry of that
-        value, so that a COO result has all elements as entries. With 1 these reductions may be faster. ``slices`` of
-        the index range, which ranks sum: ``"equal"``, or ``"balanced"`` with about as many entries of all ranks
-        together, for entries that cluster: a short message more, from which all ranks cut alike (not
-        ``"recursive_doubling"``, not ``"two_level"``).
+        - Dense ``x``: float32, float64, float16, int32, int64 or torch's bfloat16, any shape, the same on all ranks.
+          The result overwrites ``x``, and ``None`` is returned. With ``out`` (like ``x``; none of its memory, or all)
+          it is written there.
+        - Sparse ``x``: a SparseVector or a ``torch.sparse_coo`` tensor, with any number of entries. The result is a new
+          one. COO tensors have the same shape on all ranks: only the number of elements is compared.
+        - DeviceEntries, a sparse vector on a GPU: the sum overwrites ``out``, a dense tensor there. The other arguments
+          are those of a sparse ``x``, with ``error`` on the GPU (docs/explanation/gpu.md).
 
-        ``wire`` of a dense float32 ``x``: how messages hold its values, to be summed or averaged in float32: as
-        ``"bf16"``, ``"f16"``, ``"int8"`` (a scale for 256 values each), or by QSGD as ``"qsgd8"``, ``"qsgd4"``,
-        ``"qsgd2"`` (8, 4 or 2 bits, a scale for 1,024 values each), which rounds at random such that the mean is right;
-        the choices depend on ``seed``, the rank, and how many such calls this communicator has had. What shares a scale
-        with a NaN or an infinity becomes NaN. ``error``, as ``x`` and with memory of its own, receives what rounding
-        lost on this rank: over all ranks, errors and the sum (the average times ``world_size``) add up to the sum of
-        all ``x``, but for float32's own rounding. So adding it to the next ``x`` is error feedback, which QSGD does not
-        need, and ``"qsgd2"``, whose errors are larger than most values, does not bear. After a failure ``error`` is of
-        no use.
+        With ``async_op=True`` a Work is returned; ``work.result()`` gives the tensor or sparse vector.
 
-        ``wire`` of a sparse ``x``: ``"raw"`` or ``"blocked"`` (16 bits) indices, ``"packed"`` indices and values
-        (indices near their entropy, the exponents of float32 and bfloat16 in few bits, without loss) or packed
-        ``"indices"`` alone; one of the names above for how its values are rounded (``"f32"``: not at all), or both, as
-        in ``"packed-bf16"``; what rounding lost is then *added* to ``error``, of ``n`` float32, so that it may be the
-        residual. ``"mean"``: every message whose values are all of one sign holds their mean alone (RedSync, same-sign
-        quantization), and one with a NaN or an infinity a NaN for all; others, and those that have become dense, hold
-        them as they are. ``None`` and
-        ``"auto"`` lose nothing, and pack where the network is slow enough for that. Ranks that give COO tensors give
-        the same shape: only the number of elements is compared.
+        ``op``: ``"sum"``, ``"avg"`` (of floats), ``"prod"``, ``"min"``, ``"max"`` or ``"max_abs"``; see ReduceOp. An
+        absent index is neutral: the minimum of sparse vectors is that of their entries; see ``SparseVector.absent``.
+        16-bit floats are added and multiplied in float32 and rounded after each step. Their average is divided before
+        the last rounding.
 
-        The sum of DeviceEntries, a sparse vector on a GPU, goes into ``out``, a dense tensor there, of which all is
-        written; their arguments are those of a sparse ``x``, and ``error`` is a tensor there. docs/explanation/gpu.md.
+        ``algorithm``: ``"auto"``; dense ``"ring"``, ``"recursive_doubling"``, ``"rabenseifner"``; sparse
+        ``"split_allgather"``, ``"split_dense_allgather"``, ``"recursive_doubling"``, ``"ring"``. For both
+        ``"two_level"``: inside each node (see ``nodes``), between nodes, inside again; with one node, or one rank a
+        node, it is ``"auto"``. Dense CUDA tensors also have ``"nccl"`` (sums and averages, if ``device_algorithm``
+        allows it) and ``"host_transfer"``; ``"auto"`` is one of the two.
 
-        Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before anything is sent; also for what
-        would do nothing here: for a dense ``x`` what is for sparse streams alone (``switch_factor``, ``slices``), and
-        ``seed`` and ``error`` without a ``wire`` that names a rounding. (Where it names one that this dtype does not
-        need, as ``"bf16"`` of a bfloat16 stream, they do nothing, and may be given.)
-        """
+        ``switch_factor``: a sparse sum becomes dense once it has more than this times the number of entries at which
+        both take the same bytes. ``None`` is 1, except that results of ``"prod"``, ``"min"`` and ``"max"`` then stay
+        sparse, unless ``algorithm`` makes them dense. A dense result of these cannot tell a missing entry from one that
+        is 1 or infinite, so a COO result has all elements as entries. With 1 they may be faster.
+
+        ``slices``: the parts of the index range that ranks sum. ``"equal"``, or ``"balanced"``: about as many entries
+        in each, for entries that cluster. It costs a short message (not with ``"recursive_doubling"`` or
+        ``"two_level"``).
+
+        ``wire`` of a dense float32 ``x`` (sum or average): the format of values in messages. ``"bf16"``, ``"f16"``,
+        ``"int8"`` (a scale for 256 values), or QSGD's ``"qsgd8"``, ``"qsgd4"``, ``"qsgd2"`` (8, 4 or 2 bits, a scale
+        for 1,024 values). QSGD rounds at random with the right mean, by ``seed``, rank and number of such calls. A NaN
+        or an infinity makes all values of its scale NaN. ``error``, like ``x`` and with memory of its own, receives
+        this rank's rounding error. All ranks' errors and the sum (the average times ``world_size``) add up to the sum
+        of all ``x``, up to float32's rounding. Adding ``error`` to the next ``x`` is error feedback. QSGD does not
+        need it, and the errors of ``"qsgd2"`` are too large for it. After a failure ``error`` is undefined.
+
+        ``wire`` of a sparse ``x``: ``"raw"`` or ``"blocked"`` (16 bits) indices; ``"packed"`` indices and values,
+        lossless; packed ``"indices"`` alone. Or a rounding of values as above (``"f32"``: none), or both, as in
+        ``"packed-bf16"``. The rounding error is then *added* to ``error``, ``n`` float32, so that it may be the
+        residual. ``"mean"``: a message whose values have one sign holds their mean alone (RedSync), or NaN with a NaN
+        or an infinity; other messages hold values as they are. ``None`` and ``"auto"`` lose nothing, and pack if the
+        network is slow enough.
+
+        Raises ``ValueError`` or ``TypeError`` before anything is sent, for arguments that do not fit. Arguments without
+        effect raise too: ``switch_factor`` and ``slices`` of a dense ``x``, ``seed`` and ``error`` without a rounding
+        ``wire``."""
         check_async(async_op)
         if isinstance(x, DeviceEntries):
             into = dense_for(x, out, error)
@@ -717,12 +715,11 @@ class Reductions(StreamReductions, DeviceSums):
     def reduce(self, x: Any, root: int, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Work | None:
         """Reduces ``x`` over all ranks to rank ``root``.
 
-        ``x`` (as all_reduce's dense ones, the same shape on all ranks) is overwritten with the result on ``root``;
-        or ``out`` is (as ``x``; no part of its memory, or all), if it is given there. The other ranks' ``x`` stays as
-        it is, and their ``out`` is not looked at. ``op`` as there. With ``async_op=True`` a Work is
-        returned, whose result is the tensor on ``root`` and ``None`` elsewhere. Raises ``ValueError`` or ``TypeError``
-        for arguments that do not fit, before anything is sent.
-        """
+        ``x``: as all_reduce's dense ones, the same shape on all ranks. On ``root`` the result overwrites ``x``, or
+        ``out`` (like ``x``; none of its memory, or all) if given. The other ranks' ``x`` stays as it is, and their
+        ``out`` is ignored. ``op`` as there. With ``async_op=True`` a Work is returned, whose result is the tensor on
+        ``root`` and ``None`` elsewhere. Raises ``ValueError`` or ``TypeError`` for arguments that do not fit, before
+        anything is sent."""
         check_async(async_op)
         root = checked_rank(root, "root", self.world_size)
         at_root = root == self.rank
@@ -758,26 +755,23 @@ class Reductions(StreamReductions, DeviceSums):
     ) -> Any:
         """Reduces ``x`` over all ranks, and gives each rank its block of the result.
 
-        ``x`` (as all_reduce's dense ones, the same shape on all ranks) stays as it is. Without ``counts`` its first
-        dimension is divided by the number of ranks: the block has shape ``(x.shape[0] // world_size, *x.shape[1:])``.
-        With ``counts`` (elements of each rank's block, the same on all ranks, 0 or more) ``x`` is one-dimensional and
-        has as many elements as they together. The block is returned: ``out`` if that is given (of the block's length
-        and ``x``'s dtype, with memory of its own), or a new tensor. ``op`` as there. With
-        ``async_op=True`` a Work is returned, whose result is the block. Raises ``ValueError`` or ``TypeError`` for
+        ``x``: as all_reduce's dense ones, the same shape on all ranks; it stays as it is. Its first dimension is
+        divided by the number of ranks: the block has shape ``(x.shape[0] // world_size, *x.shape[1:])``. ``counts``
+        (the elements of each rank's block, the same on all ranks) is for a one-dimensional ``x`` of as many elements
+        together. The block is returned: ``out`` if given (with memory of its own), or a new tensor. ``op`` as there.
+        With ``async_op=True`` a Work is returned, whose result is the block. Raises ``ValueError`` or ``TypeError`` for
         arguments that do not fit, before anything is sent.
 
-        For a SparseVector or a ``torch.sparse_coo`` tensor of ``n`` elements the result is a new one of as many, with
-        the entries of this rank's slice, at indices of the whole vector. Slices are consecutive, of
-        ``n // world_size`` elements, the first ``n % world_size`` of one more, or of ``counts``, whose sum is ``n``.
-        Ranks may hold any number of entries. Where a slice of a sum went dense on its way, a zero is no entry;
-        those of ``"prod"``, ``"min"`` and ``"max"`` stay sparse, and a ``switch_factor`` is refused, unless infinite.
-        ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2.
-        """
+        For a SparseVector or a ``torch.sparse_coo`` tensor of ``n`` elements the result is a new one of length ``n``,
+        with the entries of this rank's slice. Slices are consecutive, of ``n // world_size`` elements, the first ``n %
+        world_size`` of one more, or of ``counts``, whose sum is ``n``. If a slice of a sum became dense on its way,
+        zeros are no entries. ``"prod"``, ``"min"`` and ``"max"`` stay sparse, and refuse a finite ``switch_factor``.
+        ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2."""
         check_async(async_op)
         if (sparse := sparse_input(x)) is not None:
             return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, switch_factor, wire, error, seed)
         if wire is not None or error is not None:
-            raise TypeError("wire and error are for sparse streams: leave them out for a dense x")
+            raise TypeError("wire and error are for sparse vectors: leave them out for a dense x")
         check_dense_options(seed=seed, switch_factor=switch_factor)
         core, buffer = self._usable(), reducible(x, "x", writable=False, device=True)
         lengths, shape = _blocks_of(x, counts, self.world_size, self.rank)
@@ -823,7 +817,7 @@ class Reductions(StreamReductions, DeviceSums):
         seed: int,
     ) -> Any:
         if out is not None:
-            raise TypeError("out is for a dense x: a slice of a sparse sum is a new stream")
+            raise TypeError("out is for a dense x: a slice of a sparse sum is a new sparse vector")
         stream = given.stream
         lengths = None if counts is None else checked_counts(counts, "counts", self.world_size)
         if lengths is not None and sum(lengths) != stream.n:

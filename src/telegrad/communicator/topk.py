@@ -24,7 +24,7 @@ _DIMENSION_MOST = 2**32 - 1
 
 
 class TopkState:
-    """What states of all kinds have. They are pickled and copied as ``state_dict()`` is: not while in use."""
+    """The common part of all states. They are pickled and copied as ``state_dict()`` is: not while in use."""
 
     _core: core.OkTopkState | core.GTopkState | core.BoundedTopkState
 
@@ -33,7 +33,7 @@ class TopkState:
 
     @property
     def k(self) -> int:
-        """How many entries the sum is to keep. It does not change: make another state for another k."""
+        """The number of entries that the sum should keep. It does not change: make another state for another k."""
         return int(self._settings["k"])
 
     @property
@@ -42,20 +42,18 @@ class TopkState:
         return self._core.in_use
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy: the settings, and what the last call has left. The same on all ranks.
+        """A copy: the settings, and the data that the last call leaves to the next. The same on all ranks.
 
-        Raises ``ValueError`` while a call that uses this state is under way.
-        """
+        Raises ``ValueError`` while a call that uses this state is under way."""
         self._check_idle("save it")
         return {**self._settings, **self._past()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes a ``state_dict()`` over, on all ranks; nothing is changed if it does not fit.
+        """Loads a ``state_dict()``, on all ranks; nothing is changed if it does not fit.
 
-        Settings stay as they are here. Where it was saved with others, what earlier calls have left is forgotten, and
-        found anew at the next call. Raises ``ValueError`` for what is no state, and while a call that uses this one is
-        under way.
-        """
+        Settings stay as they are here. If it was saved with others, its slices and threshold are dropped, and found
+        anew at the next call. Raises ``ValueError`` for anything else, and while a call that uses this state is under
+        way."""
         self._check_idle("load it")
         if not isinstance(state, Mapping):
             raise ValueError(f"state is a {type(state).__name__}: it must come from state_dict()")
@@ -129,18 +127,18 @@ class _SlicesAndThreshold(TopkState):
 
 
 class OkTopkState(_SlicesAndThreshold):
-    """Ok-Topk: words that do not grow with the number of ranks. Each call leaves slices and a threshold to the next.
+    """Ok-Topk: traffic per rank stays bounded as ranks are added. Each call leaves slices and a threshold to the next.
 
-    ``k``: how many entries the sum keeps, at least 1. ``boundaries_every`` and ``threshold_every`` (the paper's τ and
-    τ′): after so many calls slices are cut, and the threshold is found anew; sooner where counts say that it is needed.
-    ``balance_factor``: where one rank has more than this times the mean of what is gathered, shares are made alike
-    first. ``as_published``: boundaries, thresholds and messages as in the paper, for comparison: its volume is not
-    bounded.
+    - ``k``: how many entries the sum keeps, at least 1.
+    - ``boundaries_every`` and ``threshold_every`` (τ and τ′ of the paper): calls between two cuts of the slices, and
+      between two exact thresholds; sooner if counts need it.
+    - ``balance_factor``: shares are balanced first if one rank has more than this times the mean.
+    - ``as_published``: boundaries, thresholds and messages as in the paper, for comparison. Traffic is not bounded
+      then.
 
-    All ranks use states that were made alike and have seen the same calls, one call at a time; one that differs is a
+    All ranks use states that were made alike and have seen the same calls, one call at a time; otherwise it is a
     ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: Li, Hoefler, "Near-optimal
-    sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1.
-    """
+    sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1."""
 
     def __init__(
         self,
@@ -169,11 +167,10 @@ class OkTopkState(_SlicesAndThreshold):
 class GTopkState(TopkState):
     """gTopk: a tree of sums of at most k entries, ``2k`` words a level each way. No call leaves anything to the next.
 
-    ``k``: how many entries the sum keeps at most, and so many of its own a rank can give, at least 1; the others are
-    left. All ranks use the same k; one that differs is a ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for
-    a bad k. Source: Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification for low
-    bandwidth networks", ICDCS 2019, Algorithms 2 and 3; unlike there nothing is lost.
-    """
+    ``k``: the most entries that the sum keeps, and that a rank can give of its own, at least 1; the others are left.
+    All ranks use the same k; otherwise it is a ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for a bad k.
+    Source: Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
+    networks", ICDCS 2019, Algorithms 2 and 3; unlike there nothing is lost."""
 
     def __init__(self, k: int) -> None:
         super().__init__(k=_checked_count(k, "k"))
@@ -183,14 +180,14 @@ class GTopkState(TopkState):
 class BoundedTopkState(_SlicesAndThreshold):
     """Ok-Topk's steps in messages of fixed sizes: no rank tells another how much there is.
 
-    ``k``: how many entries the sum is to keep, at least 1. ``slack``: a message has room for ``ceil(slack k / P)``
-    entries; more room costs words in every call, less leaves entries over, which come back. At least 1.
-    ``boundaries_every``: after so many calls slices are cut anew.
+    - ``k``: how many entries the sum should keep, at least 1. ``boundaries_every``: calls between two cuts of the
+      slices.
+    - ``slack``, at least 1: a message has room for ``ceil(slack k / P)`` entries. More room costs words in every call;
+      with less, more entries are left and returned.
 
-    All ranks use states that were made alike and have seen the same calls, one call at a time; one that differs is a
+    All ranks use states that were made alike and have seen the same calls, one call at a time; otherwise it is a
     ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: ours, after Ok-Topk (Li,
-    Hoefler, PPoPP 2022) and the capacity factor of expert layers (Lepikhin et al., GShard, 2020, §3.2).
-    """
+    Hoefler, PPoPP 2022) and the capacity factor of expert layers (Lepikhin et al., GShard, 2020, §3.2)."""
 
     def __init__(self, k: int, *, slack: float = 1.5, boundaries_every: int = 64) -> None:
         slack = checked_number(slack, "slack")
@@ -224,7 +221,7 @@ def _are_lengths(value: object) -> bool:
 
 
 class TopkReport(NamedTuple):
-    """What one call of all_reduce_topk has done on this rank. An index is a word, a value is one, however encoded."""
+    """The traffic and the result of one call of all_reduce_topk on this rank. An index is a word, a value is one."""
 
     words_sent: int
     words_received: int
@@ -248,7 +245,7 @@ class TopkReport(NamedTuple):
 
 
 class TopkSum(NamedTuple):
-    """The result of all_reduce_topk: streams (SparseVector or COO, as what was given) and a report."""
+    """The result of all_reduce_topk: sparse vectors (SparseVector or COO, like the input) and a report."""
 
     sum: Any
     """The entries of the sum that are kept; the same bits on every rank."""
@@ -259,7 +256,7 @@ class TopkSum(NamedTuple):
 
 
 class TopkReductions(StreamReductions):
-    """The operation that keeps a part of a sum."""
+    """The top-k allreduce."""
 
     def all_reduce_topk(
         self,
@@ -272,38 +269,37 @@ class TopkReductions(StreamReductions):
         seed: int = 0,
         async_op: bool = False,
     ) -> Any:
-        """About the ``state.k`` largest entries of the sum of all ranks' streams; the same bits on every rank.
+        """About the ``state.k`` largest entries of the sum of all ranks' sparse vectors; the same bits on every rank.
 
-        ``x``: SparseVector or ``torch.sparse_coo`` tensor of float32, float64, float16 or bfloat16: what this rank has
-        selected of its own, any number of entries, of ``n`` elements on all ranks. ``state`` chooses the algorithm:
+        ``x``: a SparseVector or ``torch.sparse_coo`` tensor of float32, float64, float16 or bfloat16, of ``n`` elements
+        on all ranks: this rank's selected entries, any number of them. ``state`` chooses the algorithm:
 
-        - ``OkTopkState``: at the first call and every ``threshold_every``-th exactly the top k of the sum of streams,
-          formed in the order of ranks; what ties with the least is kept too. In between the last threshold is reused,
-          gently corrected, and found anew at once if that would keep more than a quarter too many or too few. With
-          ``k'`` the largest number of entries that a rank gives or the sum has, no rank sends or receives more than
-          ``6k' + 2P`` words, counts apart, in ``(2P + O(log P))`` messages.
-        - ``GTopkState``: what a tree of sums keeps that are cut to k where two meet; at most k. No rank sends or
-          receives more than ``2k`` words at each of ``ceil(log2 P)`` levels, in as many messages.
-        - ``BoundedTopkState``: about k, near those that are the largest. A rank sends each other one at most ``C =
-          ceil(slack k / P)`` of its entries, the largest of that one's slice; and of a slice at most C sums are kept.
-          Every call has ``4 C (P - 1)`` words each way, however many there are, in messages whose number and sizes
-          depend on the settings, ``n``, the dtype and the number of the call alone. Where ranks' entries lie in
-          different places, most of a rank's may not fit: see ``overflow``.
+        - ``OkTopkState``: the exact top k of the sum, formed in the order of ranks, and ties with the least, at the
+          first call and every ``threshold_every``-th. In between the last threshold is reused and corrected, and found
+          anew if it would keep more than a quarter too many or too few. No rank sends or receives more than ``6k' +
+          2P`` words, without counts, in ``(2P + O(log P))`` messages. ``k'`` is the largest number of entries that a
+          rank gives or the sum has.
+        - ``GTopkState``: at most k, by a tree of sums that are cut to k where two meet. No rank sends or receives more
+          than ``2k`` words at each of ``ceil(log2 P)`` levels, in as many messages.
+        - ``BoundedTopkState``: about k, near the largest. A rank sends each other one at most ``C = ceil(slack k / P)``
+          of its entries, the largest of that one's slice; of a slice at most C sums are kept. Every call has ``4 C (P -
+          1)`` words each way. Number and sizes of messages depend on the settings, ``n``, the dtype and the number of
+          the call alone. If ranks' entries lie in different places, most of a rank's may not fit: see ``overflow``.
 
-        ``op``: ``"sum"`` or ``"avg"``. ``wire``, ``error`` and ``seed`` as for a sparse ``all_reduce``; by default
-        nothing is rounded. A BoundedTopkState has raw entries always, and only an OkTopkState has formats that round:
-        entries are rounded on their way to the rank that sums them, and those that the sum keeps once more, so that
-        thresholds are of sums of rounded entries. ``error`` is given only what the kept entries lose.
+        ``op``: ``"sum"`` or ``"avg"``. ``wire``, ``error`` and ``seed`` as for a sparse ``all_reduce``; nothing is
+        rounded by default. Only an OkTopkState has formats that round; a BoundedTopkState always has raw entries.
+        Entries are rounded on their way to the rank that sums them, and kept sums once more. So thresholds are of sums
+        of rounded entries. ``error`` gets the rounding error of kept entries only.
 
         Returns a TopkSum; with ``async_op=True`` a Work whose result is one. The sum (``P`` times the mean), all ranks'
-        ``left`` and what was added to ``error`` together are what was given, but for the rounding of additions.
+        ``left`` and the part added to ``error`` add up to the inputs, up to the rounding of additions.
 
-        Raises ``TypeError`` or ``ValueError`` for arguments that do not fit, and for a state in use by a call that is
-        not over, before anything is sent; ``MismatchedCall`` where the ranks' states differ in kind, settings or past:
-        load one rank's ``state.state_dict()`` on all. After a ``TransportError`` the state is as before the call.
-        Sources: Ok-Topk (Li, Hoefler, PPoPP 2022, §3.1), with pooled boundaries and radix selection in place of the
-        paper's; gTopk (Shi et al., ICDCS 2019), which here hands back what it drops.
-        """
+        Raises ``TypeError`` or ``ValueError``, before anything is sent, for arguments that do not fit, and for a state
+        in use by another call. Raises ``MismatchedCall`` if the ranks' states differ in kind, settings or past: load
+        one rank's ``state.state_dict()`` on all. After a ``TransportError`` the state is as before the call.
+
+        Source: Ok-Topk (Li, Hoefler, PPoPP 2022, §3.1), with pooled boundaries and radix selection in place of the
+        paper's. Source: gTopk (Shi et al., ICDCS 2019), which here returns the entries that it drops."""
         check_async(async_op)
         given = sparse_input(x)
         if given is None:

@@ -46,7 +46,7 @@ def checked_tuning(tuning: Any, size: int | None = None) -> Tuning | str | None:
 
 
 def network_costs(costs: Costs) -> _core.NetworkCosts:
-    """What sums of sparse streams choose their algorithm by. Their work is merging and packing, which takes longer than
+    """What sums of sparse vectors choose their algorithm by. Their work is merging and packing, which takes longer than
     the additions that were measured."""
     work_s_per_byte = max(costs.gamma_s_per_byte, _SPARSE_WORK_S_PER_BYTE)
     return _core.NetworkCosts(costs.alpha_s, costs.beta_s_per_byte, costs.beta_exchange_s_per_byte, work_s_per_byte)
@@ -148,7 +148,7 @@ def _unpacked(blob: bytes, rank: int) -> tuple[_Word, bytes]:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"exchange returned a blob that is no address of rank {rank}: it must return what each rank gave it, by "
-            "rank; and all ranks must run the same version of telegrad"
+            f"exchange returned a blob that is no address of rank {rank}: it must return the bytes of each rank, by "
+            "rank. All ranks must run the same version of telegrad"
         ) from error
     return word, blob[end:]

@@ -154,11 +154,10 @@ class Work(_core.WorkState):
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until the operation is over; returns True.
 
-        ``timeout_s``: seconds to wait here; ``None`` leaves it to the communicator's own time-out. Raises
-        ``TimeoutExpired`` when it is still running then (it goes on: wait again, or abort the communicator),
-        ``ValueError`` for a bad ``timeout_s`` or in a forked child, and what the operation failed with:
-        ``TransportError`` and its subclasses.
-        """
+        ``timeout_s``: seconds to wait here; ``None``: only the communicator's own timeout applies. Raises
+        ``TimeoutExpired`` if the operation is still running then; it continues, so wait again, or abort the
+        communicator. Raises ``ValueError`` for a bad ``timeout_s`` or in a forked child, and the operation's own error:
+        ``TransportError`` and its subclasses."""
         if timeout_s is not None:
             timeout_s = check_timeout(timeout_s, "timeout_s")
         self._check_process()
@@ -184,17 +183,17 @@ class Work(_core.WorkState):
         return self._request.done()
 
     def span_s(self) -> tuple[float, float] | None:
-        """When this rank's part of it began and when that was over, in seconds of ``time.perf_counter()``; ``None``
-        unless it has succeeded. As exact as the engine's looks at the clock, one in every turn. Of simulated
-        communicators, whose operations take no such time, it means nothing."""
+        """When this rank's part of the operation began and ended, in seconds of ``time.perf_counter()``; ``None``
+        unless it has succeeded. It is as exact as the engine's looks at the clock, one in every turn. For simulated
+        communicators it means nothing."""
         return self._request.span_s()
 
     def source(self) -> int | None:
-        """Whose message a ``recv`` got; ``None`` until it is over, and of every other operation."""
+        """The rank whose message a ``recv`` got; ``None`` until it is over, and for every other operation."""
         return self._request.source()
 
     def result(self) -> Any:
-        """Waits and returns the result: the tensor that was written, the gathered tensor, or the new sparse stream."""
+        """Waits and returns the result: the tensor that was written, the gathered tensor, or the new sparse vector."""
         self.wait()
         return self._made()
 
@@ -204,10 +203,9 @@ class Work(_core.WorkState):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of ``result()``, completed by telegrad's completion thread.
 
-        What is chained with ``then`` runs on that thread too: it must be short and must not wait for other futures.
+        A callback of ``then`` runs on that thread too: it must be short and must not wait for other futures.
         ``future.wait()`` raises the operation's own error. For a DDP hook chain with ``then`` (``.then(lambda f:
-        f.value())``) so that DDP sees an error as one. Raises ``ImportError`` without torch.
-        """
+        f.value())``) so that DDP sees an error as one. Raises ``ImportError`` without torch."""
         try:
             import torch
         except ImportError as error:

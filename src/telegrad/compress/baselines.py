@@ -17,11 +17,10 @@ _LOWERED_MOST = 20  # times: to an eighth
 
 @dataclass(frozen=True)
 class BucketTopK:
-    """The largest of every ``bucket_elements`` consecutive entries, ties to the lowest index.
+    """The largest of every ``bucket_elements`` consecutive entries, ties to the lowest index. Source: SparCML §8.3.
 
-    Of each bucket ``per_bucket``; by default (``None``) its share of k, at least one. Of a shorter bucket at the end,
-    its share of that. Always so many. Source: SparCML §8.3.
-    """
+    ``per_bucket``: how many of each bucket. ``None``: the bucket's share of k, at least one. A shorter bucket at the
+    end sends its share. The number of entries is always the same."""
 
     bucket_elements: int = 512
     per_bucket: int | None = None
@@ -34,7 +33,7 @@ class BucketTopK:
             object.__setattr__(self, "per_bucket", own)
 
     def capacity(self, entry: Residual) -> int:
-        """What all buckets send together."""
+        """The number of entries that all buckets send together."""
         bucket, per_bucket, of_last = self._shares(entry)
         return entry.size // bucket * per_bucket + of_last
 
@@ -60,12 +59,10 @@ class BucketTopK:
 class GaussianThreshold:
     """All entries at or above the threshold that k would reach if residual + gradient were normally distributed.
 
-    It is |mean| + z deviation, k/size being the share of a normal distribution further than z deviations from its mean.
-    What is left by earlier calls is not normal, and has a shorter tail: where fewer than 3k/4 reach the threshold it is
-    lowered by a tenth, until they do, or 20 times. So 3k/4 to 2k entries, fewer where all but a few are tiny; where
-    there would be more, or sums are not finite, exactly the entries of ``ExactTopK``. Source: the baseline "Gaussiank"
-    of Ok-Topk, §5.4.
-    """
+    It is |mean| + z deviation; k/size of a normal distribution lies further than z deviations from its mean. Residuals
+    are not normal, and have a shorter tail. If fewer than 3k/4 reach the threshold it is lowered by a tenth, up to 20
+    times. So it sends 3k/4 to 2k entries, fewer if nearly all are tiny. If there would be more, or sums are NaN or Inf,
+    it sends the entries of ``ExactTopK``. Source: the baseline "Gaussiank" of Ok-Topk, §5.4."""
 
     def capacity(self, entry: Residual) -> int:
         """2k, or all there are if that is less."""

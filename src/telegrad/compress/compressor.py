@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.compress.momentum import Velocities
+from telegrad.compress.policies import selection_named
 from telegrad.compress.residual import SAFE, Residual, ResidualStore, all_zero, norm
 from telegrad.compress.selection import ReusedThreshold, Selection
-from telegrad.compress.selections import selection_named
 
 FEEDBACK = ("gradients", "steps")
 
@@ -30,7 +30,7 @@ class PlacedResidual:
 
 
 class Observation(NamedTuple):
-    """What happened to one parameter in one call of ``compress``. Norms are Euclidean, in the gradients' unit."""
+    """The result of one call of ``compress`` for one parameter. Norms are Euclidean, in the gradients' unit."""
 
     name: str
     elements: int
@@ -44,13 +44,16 @@ class Observation(NamedTuple):
 class Compressor:
     """Error feedback with a selection policy for each parameter, and momentum correction if it is wanted.
 
-    ``sizes``: elements of each parameter by name. ``density``: the share of each parameter's entries that is sent;
-    ``densities``: of those that have another one. ``selection``: a name in ``SELECTIONS``; ``interval``: calls from
-    one exact threshold to the next, of those that reuse it (``None``: their own default); ``selections``: policies of
-    those parameters that have another one. ``feedback``: residuals hold ``"gradients"``, or ``"steps"``, gradients
-    times the learning rate of their day (SparCML, Algorithm 1; see ``set_units``). ``momentum``: the velocities of
-    these and maybe other parameters. Raises ``ValueError`` or ``TypeError`` for bad arguments.
-    """
+    - ``sizes``: elements of each parameter by name.
+    - ``density``: the share of each parameter's entries that is sent; ``densities``: of parameters that have another
+      one.
+    - ``selection``: a name in ``SELECTIONS``; ``selections``: policies of parameters that have another one.
+    - ``interval``: calls between two exact thresholds, for selections that reuse one (``None``: their own default).
+    - ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times their learning rate (SparCML,
+      Algorithm 1; see ``set_units``).
+    - ``momentum``: the velocities of these and maybe other parameters.
+
+    Raises ``ValueError`` or ``TypeError`` for bad arguments."""
 
     def __init__(
         self,
@@ -76,17 +79,16 @@ class Compressor:
         self._step_sizes: Mapping[str, float] = {}
 
     def set_units(self, gradient_unit: float, step_sizes: Mapping[str, float] | None = None) -> None:
-        """What 1 in the gradients is worth from now on; what is remembered is rescaled when it is next needed.
+        """Sets the unit of gradients from now on; residuals and velocities are rescaled when they are next needed.
 
-        ``gradient_unit``: above 0; 1 / scale where the loss is multiplied by a scale. ``step_sizes``: the learning
-        rates by parameter, at least 0, with ``feedback="steps"``. At a rate of 0 a residual takes up nothing and
-        nothing is sent.
-        """
+        ``gradient_unit``: above 0; 1 / scale if the loss is multiplied by a scale. ``step_sizes``: the learning rates
+        by parameter, at least 0, with ``feedback="steps"``. At a rate of 0 nothing is added to a residual and nothing
+        is sent."""
         self.gradient_unit = gradient_unit
         self._step_sizes = step_sizes or {}
 
     def policy_of(self, entry: Residual) -> Selection:
-        """How this parameter's entries are chosen."""
+        """The selection of this parameter."""
         return self._policies.get(entry.name, self.policy)
 
     def one_signed(self, part: PlacedResidual) -> bool:
@@ -104,15 +106,14 @@ class Compressor:
     def compress(
         self, parts: Sequence[PlacedResidual], flat: Floats, indices: Indices, values: Floats, *, mask: bool = True
     ) -> int:
-        """Selects from the gradients that lie in ``flat``; returns the number of entries.
+        """Selects from the gradients in ``flat``; returns the number of entries. The other entries stay in the
+        residuals.
 
         ``flat``: float32, the whole index space, free of NaN and infinity, and nothing in it is ``overflowing``; with
         Nesterov momentum it is overwritten. ``parts`` are ordered by offset; ``indices`` and ``values`` hold
-        ``capacity(parts)``. What is not selected stays in the residuals. A gradient of nothing but zeros means that
-        the parameter took no part in this step: its residual stays as it is and nothing is sent for it, because the
-        result might not be applied. ``mask=False``: with momentum, what is selected keeps its velocity until ``mask``
-        is called with what has really left.
-        """
+        ``capacity(parts)``. If a gradient is all zero, the parameter took no part in this step: its residual stays as
+        it is and nothing is sent for it. ``mask=False``: with momentum, selected entries keep their velocity until
+        ``mask`` is called with the entries that were sent."""
         count = 0
         for part in parts:
             entry, offset = part.entry, part.offset
@@ -157,7 +158,7 @@ class Compressor:
                 self.momentum.clear(part.entry.name, indices[own] - np.uint32(part.offset))
 
     def unit_of(self, entry: Residual) -> float:
-        """What 1 in this residual is worth from now on; 0: nothing is taken up or sent."""
+        """The unit of this residual from now on; 0: nothing is added or sent."""
         return self.gradient_unit * self._step_sizes.get(entry.name, 1.0)
 
     def _prepare(self, entry: Residual) -> bool:
@@ -168,6 +169,15 @@ class Compressor:
             if unit != entry.unit:
                 entry.rescale(unit)
         return unit > 0
+
+    def add(self, part: PlacedResidual, gradient: Floats) -> bool:
+        """Adds a finite ``gradient`` to the residual; False, and nothing is changed, where the step's unit is 0."""
+        entry = part.entry
+        if not self._prepare(entry):
+            return False
+        entry.values += gradient
+        entry.peak += norm(gradient)
+        return True
 
     def correct(self, name: str, gradient: Floats) -> None:
         """With momentum: makes of a finite ``gradient`` that is to be summed densely what is to be summed, in place."""
@@ -197,12 +207,11 @@ class Compressor:
                 entry.peak += norm(own)
 
     def overflowing(self, parts: Sequence[PlacedResidual], flat: Floats, limit: float = math.inf) -> Indices:
-        """Where residual + gradient (with momentum: + what the velocity makes of it) would reach ``limit``, ascending.
+        """The indices, ascending, at which residual + gradient (with momentum: + its contribution) would reach
+        ``limit``.
 
-        ``flat`` as for ``compress``. Looks at entries only where they are so large that it could be: no training in
-        good health is near. Without a call of this, ``compress`` of finite gradients can leave infinities in the
-        residuals.
-        """
+        ``flat`` as for ``compress``. It reads entries only if they are so large that they could. Without a call of
+        this, ``compress`` of finite gradients can leave infinities in the residuals."""
         found = [np.zeros(0, np.uint32)]
         for part in parts:
             gradient = flat[part.offset : part.offset + part.entry.values.size]
@@ -251,11 +260,10 @@ class Compressor:
         return taken
 
     def release(self, part: PlacedResidual, flat: Floats) -> None:
-        """Adds what waits to the gradient in ``flat``, which is summed densely: nothing waits then.
+        """Adds the residual to the gradient in ``flat``, which is sent dense: the residual is then zero.
 
-        Where the gradient is NaN or infinite the residual stays as it is, and so does all of it where the gradient is
-        nothing but zeros, or the step's unit 0.
-        """
+        The residual stays as it is where the gradient is NaN or infinite. All of it stays if the gradient is all zero
+        or the step's unit 0."""
         entry = part.entry
         gradient = flat[part.offset : part.offset + entry.values.size]
         if entry.peak == 0 or all_zero(gradient) or not self._prepare(entry):
@@ -295,7 +303,7 @@ class Compressor:
         return found if self.momentum is None else [*dict.fromkeys(found + self.momentum.unconfirmed())]
 
     def confirm(self, names: Sequence[str]) -> None:
-        """What residuals and velocities of these parameters are now stays."""
+        """Keeps the present residuals and velocities of these parameters."""
         for store in self._stores():
             store.confirm(names)
 

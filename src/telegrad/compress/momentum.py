@@ -26,10 +26,9 @@ class Velocity(Entry):
 class Velocities(EntryStore[Velocity]):
     """The velocities of all parameters, compressed or not, all zero at first.
 
-    ``sizes``: elements of each parameter. ``factor``: m in (0, 1). ``nesterov``: u = m·(u + g) and u + g is passed
-    on, else u = m·u + g and u. ``masking``: what is sent leaves the velocity too, so that a stale direction is not
-    repeated.
-    """
+    ``sizes``: elements of each parameter. ``factor``: m in (0, 1). ``nesterov``: u = m·(u + g) and u + g is passed on,
+    else u = m·u + g and u. ``masking``: entries that were sent have their velocity set to zero, so that no stale
+    direction is repeated."""
 
     def __init__(
         self, sizes: Mapping[str, int], factor: float, *, nesterov: bool = False, masking: bool = True
@@ -42,7 +41,7 @@ class Velocities(EntryStore[Velocity]):
         )
 
     def anew(self, sizes: Mapping[str, int]) -> Velocities:
-        """The same for other parameters, all zero."""
+        """Velocities with the same settings for other parameters, all zero."""
         return Velocities(sizes, self.factor, nesterov=self.nesterov, masking=self.masking)
 
     def may_overflow(self, name: str, gradient: Floats) -> bool:
@@ -50,7 +49,7 @@ class Velocities(EntryStore[Velocity]):
         return not self[name].peak + norm(gradient) < SAFE
 
     def contribution(self, name: str, gradient: Floats, unit: float) -> Floats:
-        """What ``apply`` would return, as a new array; changes nothing. It may hold infinities."""
+        """The value that ``apply`` would return, as a new array; changes nothing. It may hold infinities."""
         entry, m = self[name], np.float32(self.factor)
         with np.errstate(over="ignore", invalid="ignore"):
             velocity = entry.values * np.float32(entry.unit / unit)
@@ -59,12 +58,12 @@ class Velocities(EntryStore[Velocity]):
             return m * velocity + gradient
 
     def apply(self, name: str, gradient: Floats, unit: float) -> Floats:
-        """Moves the velocity by a finite ``gradient`` in ``unit``, and returns what goes into the residual or the sum.
+        """Moves the velocity by a finite ``gradient`` in ``unit``, and returns the contribution to the residual or the
+        sum.
 
-        That is the velocity's own memory, only to be read, or ``gradient``, overwritten. A gradient of nothing but
-        zeros means that the parameter took no part: the velocity rests, and the zeros are returned. Where the velocity
-        would overflow it becomes zero; look for that first, with ``contribution``.
-        """
+        That is the velocity's own memory, only to be read, or ``gradient``, overwritten. If the gradient is all zero,
+        the parameter took no part: the velocity stays, and the zeros are returned. A velocity that would overflow
+        becomes zero; look for that first, with ``contribution``."""
         if all_zero(gradient):
             return gradient
         entry = self[name]

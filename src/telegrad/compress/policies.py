@@ -1,19 +1,75 @@
-"""How each tensor of a model is sent: a policy looks at its name, size and place and says."""
+"""Selections by name, and policies: how each tensor of a model is sent, by its name, size and place."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from telegrad.compress.arguments import checked_count
+from telegrad.compress.arguments import checked_count, checked_whole
+from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
 from telegrad.compress.residual import check_density
-from telegrad.compress.selection import Selection
-from telegrad.compress.selections import SELECTIONS, reuses, selection_named
+from telegrad.compress.selection import (
+    ExactTopK,
+    ReusedThreshold,
+    SampledThreshold,
+    Selection,
+    ThresholdSearch,
+    TrimmedTopK,
+)
+
+SELECTIONS: Mapping[str, type[Selection]] = {
+    "reused": ReusedThreshold,
+    "topk": ExactTopK,
+    "trimmed": TrimmedTopK,
+    "search": ThresholdSearch,
+    "sampled": SampledThreshold,
+    "buckets": BucketTopK,
+    "gaussian": GaussianThreshold,
+    "random": RandomK,
+}
+"""What ``select=`` can be. What each promises is in its docstring and in docs/reference/selection.md."""
+
+
+def selection_named(
+    name: str, interval: int | None = None, *, same_sign: bool = False, argument: str = "selection"
+) -> Selection:
+    """The policy of that name. ``interval``: for those that reuse a threshold, others have none; ``None``: their own.
+
+    ``argument``: what the caller's one is called. ``same_sign``: entries of one sign at a time. Raises ``ValueError``
+    and ``TypeError`` for what does not exist.
+    """
+    if name not in SELECTIONS:
+        raise ValueError(f"{argument}={name!r} does not exist: use one of {', '.join(SELECTIONS)}")
+    policy = SELECTIONS[name]
+    options: dict[str, object] = {}
+    if interval is not None:  # checked in any case
+        interval = checked_whole(interval, "interval", 1, None, "calls from one exact threshold to the next")
+        if _has(policy, "interval"):
+            options["interval"] = interval
+    if same_sign:
+        if not _has(policy, "same_sign"):
+            able = ", ".join(other for other in SELECTIONS if _has(SELECTIONS[other], "same_sign"))
+            raise ValueError(f"same_sign=True does not fit {argument}={name!r}: use one of {able}, or leave it out")
+        options["same_sign"] = True
+    return policy(**options)
+
+
+def reuses(selection: object) -> bool:
+    """Whether it is the name of one that takes an ``interval``."""
+    return isinstance(selection, str) and _has(SELECTIONS[selection], "interval")
+
+
+def _has(policy: type[Selection], option: str) -> bool:
+    return option in {field.name for field in dataclasses.fields(policy)}  # type: ignore[arg-type]
+
+
+# How each tensor of a model is sent: a policy looks at its name, size and place and says.
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterInfo:
-    """What a policy may know of a parameter."""
+    """The facts of a parameter that a policy can use."""
 
     name: str
     elements: int
@@ -28,7 +84,7 @@ def is_selection(given: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ParameterCompression:
-    """``selection=None``: summed densely. ``density``: the share of entries that is sent, in (0, 1]."""
+    """How a parameter is sent. ``selection=None``: dense. ``density``: the share of entries that is sent, in (0, 1]."""
 
     selection: Selection | None
     density: float = 1.0
@@ -51,13 +107,13 @@ Policy = Callable[[ParameterInfo], ParameterCompression]
 
 @dataclass(frozen=True)
 class BySize:
-    """Small tensors densely, middle and large ones each by a selection of their own. Source: RedSync, §2.1 and §3.3.
+    """A policy by size: small tensors dense, middle and large ones by a selection each. Source: RedSync, §2.1 and §3.3.
 
-    ``small_elements``: tensors of at most so many are summed densely. ``large_elements``: tensors of more than so many
-    are large; ``None``: none is. ``middle`` and ``large``: selections or their names. ``density``: of all that are not
-    small. ``same_sign``: selections given by name take entries of one sign at a time, but not of the output layer.
-    ``dense``: names of parameters that are summed densely whatever their size.
-    """
+    - ``small_elements``: tensors of at most so many elements are sent dense. ``large_elements``: tensors of more are
+      large; ``None``: no tensor is. ``middle`` and ``large``: selections or their names.
+    - ``density``: of all that are not small. ``interval``: of selections given by name that reuse a threshold.
+    - ``same_sign``: selections given by name take entries of one sign at a time, but not of the output layer.
+    - ``dense``: names of parameters that are sent dense whatever their size."""
 
     density: float = 0.01
     small_elements: int = 2048
@@ -117,7 +173,7 @@ def check_selections(
             used = name == middle or elements is not None
             selection_named(one, interval, same_sign=same_sign and used, argument=name)
         elif not is_selection(one):
-            raise TypeError(f"{name}={one!r} must be a selection or its name; a policy says what is summed densely")
+            raise TypeError(f"{name}={one!r} must be a selection or its name; a policy chooses dense parameters")
         elif same_sign and not getattr(one, "same_sign", False):
             raise ValueError(
                 f"same_sign=True is for selections that are given by name, and {name} is {one!r}: give "

@@ -45,7 +45,7 @@ class Entry:
         return len(self.values)
 
     def rescale(self, unit: float) -> None:
-        """Says the same in another unit (above 0). What float32 cannot hold then becomes its largest number."""
+        """Converts to another unit (above 0). Values too large for float32 become its largest number."""
         ratio = min(self.unit / unit, 1e300)
         self.unit = unit
         if ratio == 1:
@@ -253,7 +253,7 @@ def _listed(names: list[str]) -> str:
 
 @dataclass(slots=True)
 class Residual(Entry):
-    """What one parameter has not sent yet, with the state of its selection."""
+    """The unsent gradient of one parameter, with the state of its selection."""
 
     k: int
     threshold: float | None = None  # of the last call; None: evaluate it exactly
@@ -299,8 +299,7 @@ class ResidualStore(EntryStore[Residual]):
     def raise_density(self, least: float) -> None:
         """From now on k is as for a density of at least ``least``; 0: as for its own. For a warm-up.
 
-        Where k changes, the threshold is evaluated anew.
-        """
+        If k changes, the threshold is evaluated anew."""
         for entry in self:
             k = _share(max(least, self._density_of(entry.name)), entry.values.size)
             if k != entry.k:
@@ -313,8 +312,7 @@ class ResidualStore(EntryStore[Residual]):
     def state_dict(self) -> dict[str, Any]:
         """A copy: per parameter its residual (float32, flat), its unit, threshold and calls, and k.
 
-        Of an open step it says nothing: it is the state at ``begin()``.
-        """
+        If a step is open, it is the state at ``begin()``."""
         return {
             "density": self._density,
             "parameters": {

@@ -25,7 +25,7 @@ Indices = Array
 
 
 class Selection(Protocol):
-    """How entries are chosen."""
+    """A rule that chooses the entries to send."""
 
     def capacity(self, entry: Residual) -> int:
         """The most entries that ``select`` can return for this parameter."""
@@ -34,10 +34,9 @@ class Selection(Protocol):
         """Adds ``gradient`` to the residual and moves the chosen entries out of it; returns how many.
 
         They are written, by ascending index (+ ``offset``), into ``indices`` and ``values``, which hold
-        ``capacity(entry)``. ``entry.peak`` bounds what stays, ``entry.threshold`` is the lowest magnitude that was
-        looked for (``None``: there is no such). Where sums are infinite or NaN, those entries are the largest, NaN
-        above infinity: policies that choose by magnitude send them first.
-        """
+        ``capacity(entry)``. ``entry.peak`` bounds the rest, ``entry.threshold`` is the lowest magnitude that was looked
+        for (``None``: there is none). Infinite and NaN sums are the largest entries, NaN above infinity: policies that
+        choose by magnitude send them first."""
 
 
 def noted(entry: Residual, chosen: Chosen) -> int:
@@ -58,10 +57,9 @@ def select_all(entry: Residual, gradient: Floats, indices: Indices, values: Floa
 class ReusedThreshold:
     """All entries at or above a threshold that is exact (top-k) at every ``interval``-th call and reused in between.
 
-    Between, it follows the count gently: threshold *= (count / k) ** ``gain``; error feedback makes the count very
-    sensitive to it. Where the count leaves [k/2, 2k], the call falls back to exact top-k at once. One fused pass
-    otherwise. Source: RedSync §2.1 ("sampled"), with exact top-k in place of its search.
-    """
+    In between, it follows the count: threshold *= (count / k) ** ``gain``. The gain is small, because error feedback
+    makes the count very sensitive to it. If the count leaves [k/2, 2k], the call falls back to exact top-k at once.
+    Otherwise it is one fused pass. Source: RedSync §2.1 ("sampled"), with exact top-k in place of its search."""
 
     interval: int = 8
     gain: float = 0.1
@@ -226,10 +224,9 @@ class TrimmedTopK:
 class ThresholdSearch:
     """All entries of magnitude >= mean + ratio (max - mean): k to 2k, with a ratio in [0, 1] found by bisection.
 
-    Where there is no such ratio, or none is found before the interval is ``tolerance`` (in (0, 1)) wide, as among ties:
-    the entries of ``ExactTopK``. So there are always k to 2k (``same_sign``: or all of that sign, if fewer). Source:
-    RedSync, Algorithm 3, with the mistakes of its printed form corrected.
-    """
+    If there is no such ratio, or none is found before the interval is ``tolerance`` (in (0, 1)) wide, as among ties, it
+    sends the entries of ``ExactTopK``. So there are always k to 2k (``same_sign``: or all of that sign, if fewer).
+    Source: RedSync, Algorithm 3, with the mistakes of its printed form corrected."""
 
     tolerance: float = 1e-3
     same_sign: bool = False

@@ -68,10 +68,9 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class DecisionTable:
-    """What to use among ``ranks`` ranks for a vector of any size. ``choices`` ascend from 0 bytes.
+    """The algorithm among ``ranks`` ranks for a vector of any size. ``choices`` ascend from 0 bytes.
 
-    Raises ``ValueError`` for choices that are empty, do not ascend, or name an algorithm that does not exist.
-    """
+    Raises ``ValueError`` for choices that are empty, do not ascend, or name an algorithm that does not exist."""
 
     ranks: int
     choices: tuple[TableEntry, ...]
@@ -90,13 +89,13 @@ class DecisionTable:
                 raise ValueError(f"algorithm {choice.algorithm!r} does not exist: use {known}")
 
     def algorithm(self, size: int) -> str:
-        """For a vector of ``size`` bytes. Raises ``ValueError`` below 0."""
+        """The algorithm for a vector of ``size`` bytes. Raises ``ValueError`` below 0."""
         if size < 0:
             raise ValueError(f"size={size} must be 0 bytes or more")
         return self.choices[bisect.bisect_right([choice.from_bytes for choice in self.choices], size) - 1].algorithm
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The table as JSON holds it."""
         choices = [{"from_bytes": choice.from_bytes, "algorithm": choice.algorithm} for choice in self.choices]
         return {"ranks": self.ranks, "choices": choices}
 
@@ -137,13 +136,12 @@ def _whole(found: Any, name: str) -> int:
 def allreduce_table(
     ranks: int, costs: Costs, *, tolerance: float = 0.01, levels: Levels | None = None, shares_memory: bool = False
 ) -> DecisionTable:
-    """The choice for every size up to ``MOST_BYTES``, and beyond as there; ``levels`` as for ``fastest_allreduce``.
+    """The table of the closed forms for every size; above ``MOST_BYTES`` it is as there. ``levels``: see
+    ``fastest_allreduce``.
 
-    ``shares_memory``: all ranks live on one host, where a ring's messages are longer.
-
-    An algorithm is kept while it takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the
-    table. Raises ``ValueError`` for less than one rank, or for a ``tolerance`` below 0.
-    """
+    ``shares_memory``: all ranks live on one host, where a ring's messages are longer. An algorithm is kept while it
+    takes at most ``tolerance`` longer than the fastest, so that near ties do not fill the table. Raises ``ValueError``
+    for less than one rank, or for a ``tolerance`` below 0."""
     if not tolerance >= 0:
         raise ValueError(f"tolerance={tolerance} must be 0 or more: the share by which a choice may be slower")
 
@@ -202,15 +200,16 @@ Samples = Mapping[int, Mapping[str, Sequence[float]]]
 
 
 def measured_allreduce_table(ranks: int, samples: Samples, predicted: DecisionTable) -> DecisionTable:
-    """Of all tables whose choice at each measured size is, by the medians of ``samples``, at most 3 % or 1 µs slower
-    than the best there, or by less than the samples' scatter can tell, the one with the least loss. A row counts as
-    much as a loss of 2 % at one size: noise does not fill the table.
+    """The table with the least loss and few rows, from measured times. A row counts as much as a loss of 2 % at one
+    size.
 
-    Between two sizes the choice changes where the logarithms of the times, taken as straight lines, cross. Beyond the
-    largest size it is that of ``predicted`` from where both agree, and from twice that size what ``predicted`` has for
-    the longest vectors: what a cache still holds there says little of them. Raises ``ValueError`` without samples, for
-    sizes below 4 bytes, for times that are not above 0 and finite, and for algorithms that do not exist.
-    """
+    Its choice at each measured size is, by the medians of ``samples``, at most 3 % or 1 µs slower than the best there,
+    or by less than the samples scatter. Between two sizes the choice changes where the logarithms of the times, taken
+    as straight lines, cross. Beyond the largest size ``predicted`` decides from where both agree. From twice that size
+    the choice is that of ``predicted`` for the longest vectors, because caches no longer matter there.
+
+    Raises ``ValueError`` without samples, for sizes below 4 bytes, for times that are not above 0 and finite, and for
+    unknown algorithms."""
     sizes = sorted(samples)
     if (
         not sizes

@@ -19,13 +19,13 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True)
 class Costs:
-    """The plain network. ``alpha_s``: latency of a message; ``beta_s_per_byte``: time of a byte in a port;
-    ``beta_exchange_s_per_byte``: the same while two ranks send to each other at once, 0 if it is no different;
-    ``gamma_s_per_byte``: time of a byte in the processor.
+    """The costs of a network, in seconds: α, β and γ.
 
-    Raises ``ValueError`` for a cost that is negative, infinite or no number, and for an exchange that is faster than
-    one way.
-    """
+    - ``alpha_s``: latency of a message. ``beta_s_per_byte``: time of a byte in a port.
+    - ``beta_exchange_s_per_byte``: the same while two ranks send to each other at once; 0: no different.
+    - ``gamma_s_per_byte``: time of a byte in the processor.
+
+    Raises ``ValueError`` for a cost that is negative, infinite or NaN, and for an exchange faster than one way."""
 
     alpha_s: float = 1e-6
     beta_s_per_byte: float = 1e-10
@@ -44,7 +44,7 @@ class Costs:
             )
 
     def with_bytes_times(self, factor: float) -> Costs:
-        """Where a byte takes so many times as long, as where ranks share a link."""
+        """The costs if a byte takes ``factor`` times as long, as when ranks share a link."""
         return replace(
             self,
             beta_s_per_byte=self.beta_s_per_byte * factor,
@@ -52,15 +52,15 @@ class Costs:
         )
 
     def pair_s_per_byte(self, size: int) -> float:
-        """Time of a byte in the port in of a rank whose port out is, as a message of ``size`` bytes comes, still busy
-        with one for the same peer: only messages longer than the latency meet."""
+        """Time of a byte that a rank receives while it sends to the same peer, for messages of ``size`` bytes. Only
+        messages longer than the latency overlap."""
         meet = size * self.beta_s_per_byte > self.alpha_s
         return self.beta_exchange_s_per_byte if meet and self.beta_exchange_s_per_byte else self.beta_s_per_byte
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one operation: until the last rank is done, and what the rank that sends most does send."""
+    """The cost of one operation: until the last rank is done, and the most that a rank sends."""
 
     time_s: float
     messages_per_rank: int

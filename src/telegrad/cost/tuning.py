@@ -26,11 +26,11 @@ long, the first is chosen: it leaves the host's memory and cores alone."""
 
 @dataclass(frozen=True)
 class DeviceTuning:
-    """``device``: which kind of device the ranks had, all the same. ``nccl`` and ``host_transfer``: seconds by bytes of
-    a dense sum; ``nccl`` is ``None`` where there was none. ``residual``: how far these lines are from what they were
-    fitted to, as the median of |fitted / measured − 1|. Raises ``ValueError`` for costs and residuals that are not
-    finite, or below 0.
-    """
+    """The costs of dense sums on a device: seconds by bytes for ``nccl`` (``None``: not available) and
+    ``host_transfer``.
+
+    ``device``: the kind of device of all ranks. ``residual``: the median of |fitted / measured − 1|. Raises
+    ``ValueError`` for costs and residuals that are NaN, infinite or below 0."""
 
     device: str
     nccl: LinearCost | None
@@ -57,7 +57,7 @@ class DeviceTuning:
 
     @property
     def choices(self) -> tuple[TableEntry, ...]:
-        """The same as a table: ascending from 0 bytes, two at most."""
+        """The choices as a table: ascending from 0 bytes, two at most."""
         first = self.algorithm(0)
         if self.algorithm(LONGEST_BYTES) == first:
             return (TableEntry(0, first),)
@@ -71,7 +71,7 @@ class DeviceTuning:
         return (TableEntry(0, first), TableEntry(most, self.algorithm(most)))
 
     def to_data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The costs as JSON holds them."""
         return asdict(self)
 
     @classmethod
@@ -108,14 +108,12 @@ it tells apart networks that look the same."""
 
 @dataclass(frozen=True)
 class Place:
-    """Where a job runs, as far as it matters for the time of its messages: jobs with equal places share a tuning.
+    """The hosts and network of a job, as far as they matter for message times: jobs with equal places share a tuning.
 
-    ``hosts``: names with the number of ranks on each, sorted; ``interface``: the network interface that was asked for;
-    ``environment``: names and values of those of ``NETWORK_VARIABLES`` that are set, sorted;
-    ``nodes``: by rank the number of the node that it lives on, where ranks live on two levels, else empty. Raises
-    ``ValueError`` for hosts without ranks, named twice or not sorted, and for nodes that are not two levels of as many
-    ranks.
-    """
+    ``hosts``: names with the number of ranks on each, sorted. ``interface``: the network interface that was asked for.
+    ``environment``: names and values of those of ``NETWORK_VARIABLES`` that are set, sorted. ``nodes``: by rank the
+    number of its node, if ranks live on two levels, else empty. Raises ``ValueError`` for hosts without ranks, named
+    twice or not sorted, and for ``nodes`` that are not two levels of as many ranks."""
 
     driver: str
     hosts: tuple[tuple[str, int], ...]
@@ -134,7 +132,7 @@ class Place:
 
     @property
     def ranks(self) -> int:
-        """On all hosts together."""
+        """The number of ranks on all hosts together."""
         return sum(count for _, count in self.hosts)
 
     def is_alike(self, other: Self) -> bool:
@@ -153,14 +151,13 @@ class Place:
 
 @dataclass(frozen=True)
 class Tuning:
-    """``costs`` and the ``allreduce`` table of one ``place``. Where ranks live on two levels ``costs`` are those
-    between nodes while all of their ranks send, ``alone`` those between nodes while one rank of each does, if they were
-    measured, and ``within`` those inside of one. ``on_device``: of sums of device tensors, if they were measured.
+    """``costs`` and the ``allreduce`` table of one ``place``.
 
-    ``measured_at``: date and time, UTC, ISO 8601; ``telegrad_version``: of the library that measured;
-    ``residual``: how far the costs are from what they were fitted to, as the median of |fitted / measured − 1|. Raises
-    ``ValueError`` if the table is for another number of ranks than the place has, and for a residual below 0.
-    """
+    With two levels ``costs`` are those between nodes while all ranks send. ``alone``: those while one rank of each node
+    sends. ``within``: those inside a node. ``on_device``: of sums of device tensors. Each is ``None`` if not measured.
+    ``measured_at``: date and time, UTC, ISO 8601. ``telegrad_version``: of the library that measured. ``residual``: the
+    median of |fitted / measured − 1|. Raises ``ValueError`` if the table is for another number of ranks than the place
+    has, and for a residual below 0."""
 
     place: Place
     costs: Costs
@@ -180,13 +177,13 @@ class Tuning:
 
     @property
     def ranks(self) -> int:
-        """Of the jobs that this tuning is for."""
+        """The number of ranks of jobs that this tuning is for."""
         return self.place.ranks
 
     def for_part(self, place: Place, *, one_node: bool = False, shares_memory: bool = False) -> Self:
-        """What is expected of ``place``, where some of these ranks are: the same costs, and the table that the closed
-        forms make of them for its number of ranks. ``one_node``: all of it is on one, so that its costs are those
-        within, if they are known. ``shares_memory``: as for ``allreduce_table``."""
+        """The expected tuning of ``place``, which has some of these ranks: the same costs, and the closed forms' table
+        for its number of ranks. ``one_node``: it is on one node, so its costs are those within, if they are known.
+        ``shares_memory``: as for ``allreduce_table``."""
         on_device = self.on_device if place.is_alike(self.place) else None
         costs, within = self.costs, self.within
         levels: Levels | None = None
@@ -242,7 +239,7 @@ class Tuning:
 
     @classmethod
     def from_data(cls, found: Any) -> Self:
-        """The same from what JSON was read into."""
+        """The tuning of data that was read from JSON."""
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f'this is no tuning: it lacks "format": "{FORMAT}"; give what Tuning.to_json() returned')
         if found.get("format_version") != FORMAT_VERSION:

@@ -3,9 +3,9 @@
 from telegrad.compress import BySize, ParameterCompression, ParameterInfo
 from telegrad.ddp.checkpoint import GatheredState, RankState, load_resharded
 from telegrad.ddp.hook import DDPState, ddp_hook
-from telegrad.ddp.options import Cheapest, Momentum, OkTopk, Quantised, TopK, Warmup
+from telegrad.ddp.options import Cheapest, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup
 from telegrad.ddp.pass_use import gradients_used
-from telegrad.ddp.resharding import reshard
+from telegrad.ddp.rank_state import reshard
 from telegrad.ddp.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "DDPState",
     "GatheredState",
     "JsonLines",
+    "LowRank",
     "Momentum",
     "OkTopk",
     "ParameterCompression",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -33,10 +34,11 @@ from telegrad.ddp.bucket import (
 )
 from telegrad.ddp.exchange import Exchange, Fault, Sending, correct_around, error_of, find_fault
 from telegrad.ddp.gradient_scales import GradientScales
+from telegrad.ddp.low_rank import FirstRound, LowRankRounds
 from telegrad.ddp.options import Warmup
 from telegrad.ddp.rank_state import MemoryOrders
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, write_record
-from telegrad.kernels.nonfinite import as_float32
+from telegrad.kernels.floats import as_float32
 
 Future = torch.futures.Future[torch.Tensor]
 
@@ -109,7 +111,8 @@ Start = Callable[[BucketLayout, Bits], torch.futures.Future[torch.Tensor]]
 
 
 class HeldBuckets:
-    """The buckets of one backward pass. ``most``: the norm above which this rank's gradient is scaled down."""
+    """The buckets of one backward pass. ``most``: the norm above which this rank's gradient is scaled down; infinite:
+    never."""
 
     def __init__(self, most: float) -> None:
         self._most = most
@@ -136,7 +139,7 @@ class HeldBuckets:
         ``gradient_unit``: what 1 in a gradient is worth to ``most``. A norm that is not finite clips nothing: NaN and
         infinity are the policy's.
         """
-        norm = self._norm() * gradient_unit
+        norm = self._norm() * gradient_unit if self._most < math.inf else math.inf
         factor = self._most / norm if self._most < norm < math.inf else 1.0
         for layout, bits, started in self._held:
             if factor < 1:
@@ -299,14 +302,47 @@ class AgreedStep:
             self._gate.set_result(None)
 
 
+class TwoRounds:
+    """The buckets of a pass of low rank: their second rounds start when the pass has had its last bucket, in the same
+    order on all ranks."""
+
+    def __init__(self, low_rank: LowRankRounds) -> None:
+        self._low_rank = low_rank
+        self._first: deque[FirstRound] = deque()
+        self.second = HeldBuckets(math.inf)
+
+    def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits) -> Future:
+        """Starts the first round of a bucket; the future is of both."""
+        self._first.append(self._low_rank.begin(exchange, layout, bits))
+        return self.second.hold(layout, bits)
+
+    def finish_first(self) -> Sending:
+        """Ends the oldest first round, and starts the second one of its bucket."""
+        return self._low_rank.finish(self._first.popleft())
+
+    def fail(self, error: Exception) -> None:
+        """Ends the futures of second rounds that were never started."""
+        self.second.fail(error)
+        for first in self._first:  # the network may still use their memory
+            with contextlib.suppress(Exception):
+                first.wait()
+
+
 class HostBuckets:
-    """As ``Buckets``. ``exchange``: how buckets travel. ``orders``: in which ``averaging.compressor`` has what it
-    remembers. ``remedy`` and ``among``: what NonFiniteGradient says."""
+    """As ``Buckets``. ``exchange``: how buckets travel; ``low_rank``: of those that do so in two rounds. ``orders``: in
+    which ``averaging.compressor`` has what it remembers. ``remedy`` and ``among``: what NonFiniteGradient says."""
 
     def __init__(
-        self, averaging: Averaging, exchange: Exchange, orders: MemoryOrders, *, remedy: str, among: str
+        self,
+        averaging: Averaging,
+        exchange: Exchange,
+        orders: MemoryOrders,
+        low_rank: LowRankRounds | None,
+        *,
+        remedy: str,
+        among: str,
     ) -> None:
-        self._averaging, self._exchange, self._orders = averaging, exchange, orders
+        self._averaging, self._exchange, self._orders, self._low_rank = averaging, exchange, orders, low_rank
         self._remedy, self._among = remedy, among
         self._telemetry = averaging.telemetry
         compressor = averaging.compressor
@@ -372,7 +408,7 @@ class HostBuckets:
         step, observed = averaging.progress.step, None
         if self._telemetry is not None and step % self._telemetry.every == 0:
             observed = StepRecord.begin(step, averaging.comm, averaging.stats)
-        self._pass = BackwardPass(averaging, self._exchange, observed, self._write, self._raise)
+        self._pass = BackwardPass(averaging, self._exchange, self._low_rank, observed, self._write, self._raise)
         return self._pass
 
     def _layout(self, bucket: GradBucket) -> BucketLayout:
@@ -406,6 +442,7 @@ class BackwardPass:
         self,
         averaging: Averaging,
         exchange: Exchange,
+        low_rank: LowRankRounds | None,
         record: StepRecord | None,
         write: Callable[[StepRecord], None],
         raise_fault: Callable[[Fault], None],
@@ -418,6 +455,7 @@ class BackwardPass:
             self._sparse = not averaging.warmup.is_dense(passes)
             compressor.residuals.raise_density(averaging.warmup.least_density(passes))
         self._held = None if averaging.most_norm is None else HeldBuckets(averaging.most_norm)
+        self._rounds = TwoRounds(low_rank) if low_rank is not None and self._sparse else None
         self._agreed: AgreedStep | None = None
         if averaging.nonfinite == "skip":
             undoable = [compressor, *exchange.undoable]
@@ -435,6 +473,8 @@ class BackwardPass:
         averaging = self._averaging
         if self._held is not None:
             averaging.stats.clipped_steps += self._held.release(self._start, self._unit) < 1
+        if self._rounds is not None:
+            self._rounds.second.release(self._start_second_round, 1.0)
         self.is_open = False
         averaging.close_pass()
         if self._agreed is not None:
@@ -444,8 +484,12 @@ class BackwardPass:
 
     def leave(self, error: Exception | None = None) -> None:
         """Returns when it is over, undone if it has not had its last bucket. Raises nothing."""
-        if self._held is not None and self.is_open:
-            self._held.fail(error or RuntimeError("the backward pass ended before its last bucket"))
+        if self.is_open:
+            error_of_held = error or RuntimeError("the backward pass ended before its last bucket")
+            if self._held is not None:
+                self._held.fail(error_of_held)
+            if self._rounds is not None:
+                self._rounds.fail(error_of_held)
         self.is_open = False
         if self._agreed is not None:
             self._agreed.leave(error)
@@ -473,9 +517,18 @@ class BackwardPass:
             self._record.add(bits, layout.dense if sparse else layout.members)
         if not sparse:
             return self._outcome(self._exchange.send_densely(bits), layout, bits)
+        if self._rounds is not None:
+            return self._rounds.begin(self._exchange, layout, bits)
         sending = self._exchange.send(layout, bits, sound=fault is None)
         stats.wanted += layout.wanted
         stats.selected += sending.nnz
+        return self._outcome(sending, layout, bits)
+
+    def _start_second_round(self, layout: BucketLayout, bits: Bits) -> Future:
+        assert self._rounds is not None
+        sending = self._rounds.finish_first()
+        self._averaging.stats.wanted += layout.wanted
+        self._averaging.stats.selected += sending.nnz
         return self._outcome(sending, layout, bits)
 
     def _outcome(self, sending: Sending, layout: BucketLayout, bits: Bits) -> Future:

@@ -17,7 +17,7 @@ import torch
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text
-from telegrad.ddp.resharding import GROUPS, reshard
+from telegrad.ddp.rank_state import GROUPS, reshard
 
 
 class Resumable(Protocol):

@@ -21,7 +21,7 @@ from telegrad.ddp.bucket import Bits, BucketLayout, ParameterSpan, rounded_to_bf
 from telegrad.ddp.options import OkTopk
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import NonFiniteGradient
-from telegrad.kernels.nonfinite import as_float32, count_nonfinite
+from telegrad.kernels.floats import as_float32, count_nonfinite
 from telegrad.sparse_vector import SparseVector
 
 _NONE = np.zeros(0, np.intp)
@@ -356,7 +356,7 @@ class Exchange:
         """Dense members densely, all others compressed. ``sound``: no NaN, no infinity, nothing overflows."""
         sending = Sending([])
         if layout.dense_runs:
-            self._send_dense_members(layout, bits, sending)
+            self.send_dense_members(layout, bits, sending)
         comes_back = self.topk_states is not None  # some of what is summed: its velocity stays
         if sound:
             if layout.outcome is None or layout.outcome.done():
@@ -398,7 +398,7 @@ class Exchange:
         Dense members as they are. ``bits`` are float32."""
         sending = Sending([])
         if layout.dense_runs:
-            self._send_dense_members(layout, bits, sending)
+            self.send_dense_members(layout, bits, sending)
         for part in layout.parts:
             self._compressor.release(part, bits)
         runs = [slice(part.offset, part.offset + part.entry.values.size) for part in layout.parts]
@@ -426,7 +426,8 @@ class Exchange:
         count = self._compressor.compress(parts, flat, *scratch, mask=mask)
         return scratch[0][:count], scratch[1][:count]
 
-    def _send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
+    def send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
+        """The average of those members, as a part of ``sending``."""
         dense = np.concatenate([bits[run] for run in layout.dense_runs])
         whole = dense if dense.dtype == np.float32 else tensor_of(dense)
         sending.works.append(self._comm.all_reduce(whole, "avg", async_op=True))

@@ -18,8 +18,11 @@ from telegrad.compress.arguments import checked_count
 from telegrad.ddp.backward_pass import Averaging, Buckets, HostBuckets, Progress, checked_norm
 from telegrad.ddp.backward_watch import BucketWatch
 from telegrad.ddp.bucket import GradBucket
+from telegrad.ddp.choices import ChoiceWatch, tell_of_density, tell_of_nesting, watch_choices
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
+from telegrad.ddp.low_rank import LowRankRounds
 from telegrad.ddp.options import (
+    LowRank,
     Momentum,
     TopK,
     Warmup,
@@ -67,10 +70,10 @@ class DDPState(RefusesCopies):
     but for ``telemetry`` and what a policy draws at random; where processes have a process group they make their states
     together, and compare. docs/reference/options.md says what each is good for.
 
-    ``compress``: a ``telegrad.TopK``, which says what is sent of each gradient, and how; ``None``: plain averages of
-    all values. ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the
-    hook applies it, to dense tensors too, for an ``optimizer`` that is an SGD with ``momentum=0``. ``optimizer``: who
-    steps; ``momentum`` and ``TopK(feedback="steps")`` need it.
+    ``compress``: a ``telegrad.TopK`` or ``telegrad.LowRank``, which says what is sent of each gradient, and how;
+    ``None``: plain averages of all values. ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``:
+    a ``telegrad.Momentum``: the hook applies it, to dense tensors too, for an ``optimizer`` that is an SGD with
+    ``momentum=0``. ``optimizer``: who steps; ``momentum`` and ``TopK(feedback="steps")`` need it.
 
     A backward pass is taken up when an optimizer steps; if its gradients are cleared before that, residuals and
     velocities are as before it (docs/how-to/several-losses.md).
@@ -119,7 +122,7 @@ class DDPState(RefusesCopies):
         comm: Communicator,
         model: torch.nn.Module,
         *,
-        compress: TopK | None = TopK(),  # noqa: B008  frozen
+        compress: TopK | LowRank | None = TopK(),  # noqa: B008  frozen
         momentum: Momentum | None = None,
         warmup: Warmup | None = None,
         optimizer: torch.optim.Optimizer | None = None,
@@ -136,7 +139,7 @@ class DDPState(RefusesCopies):
         if asks:
             comm._usable().hint_at_stalls(STATE_IS_MISSING, STATE_IS_MISSING)
         with told_to_all(comm, asks=asks) as alike:
-            check_objects(compress, momentum, warmup)
+            check_objects(compress, momentum, warmup, kinds=(TopK, LowRank))
             check_choice(nonfinite, "nonfinite", NONFINITE_POLICIES)
             check_telemetry(telemetry)
             check_group(group)
@@ -145,9 +148,14 @@ class DDPState(RefusesCopies):
             self._warmup = warmup or Warmup(0)
             self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-            topk = compress or TopK()
+            topk = compress if isinstance(compress, TopK) else TopK()
             encoding = encoding_of(topk, self._parameters)
-            self._compressor = compressor_of(self._parameters, compress, momentum, optimizer)
+            self._low_rank: LowRankRounds | None = None
+            if isinstance(compress, LowRank):
+                self._low_rank = LowRankRounds(comm, self._parameters, compress)
+                self._compressor = self._low_rank.compressor
+            else:
+                self._compressor = compressor_of(self._parameters, compress, momentum, optimizer)
             self._scales = scales_of(self._compressor, self._parameters, optimizer, scaler)
             if scaler is not None and nonfinite == "raise":
                 raise ValueError(
@@ -186,7 +194,8 @@ class DDPState(RefusesCopies):
             self._failed,
         )
         self._averaging, self._wire, self._scaler = averaging, (topk.values, encoding), scaler
-        self._host = HostBuckets(averaging, self._exchange, self._orders, remedy=self._remedy, among=self._among)
+        remedy, among = self._remedy, self._among
+        self._host = HostBuckets(averaging, self._exchange, self._orders, self._low_rank, remedy=remedy, among=among)
         self._device: Buckets | None = None  # once a parameter or a gradient is on one
         self._buckets: Buckets = self._host
         if on_devices:
@@ -195,6 +204,17 @@ class DDPState(RefusesCopies):
         self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
         self._has_checked_ranks = False
         self.failure: Exception | None = None
+        self._choices = self._watch_of_choices()
+        tell_of_nesting(model, rank=self._job_rank)
+
+    @property
+    def _job_rank(self) -> int:
+        """0 on the rank that warns of choices."""
+        return self._comm.rank
+
+    def _watch_of_choices(self) -> ChoiceWatch | None:
+        sparse = self._low_rank is None
+        return watch_choices(self._parameters, self._compressor, self._warmup, rank=self._job_rank, sparse=sparse)
 
     def _named_parameters(self, model: torch.nn.Module) -> Iterable[tuple[str, torch.nn.Parameter]]:
         """Raises ``TypeError`` for what has none."""
@@ -245,6 +265,8 @@ class DDPState(RefusesCopies):
         self._buckets.save()
         state = state_of(self._comm, self.step, self._config, self._compressor, self._orders)
         sums = self._exchange.topk_states
+        if self._low_rank is not None:
+            state["factors"] = self._low_rank.state_dict()
         return {
             **state,
             "warmup_passes": self._progress.warmup_passes,
@@ -262,12 +284,18 @@ class DDPState(RefusesCopies):
         self._buckets.leave()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
+        factors = None if self._low_rank is None else self._low_rank.fitting(state.get("factors"))
         compressor = self._orders.from_rows(state["compressor"])
         self._compressor.load_state_dict(compressor, least_density=self._warmup.least_density(passes))
         if sums is not None:
             sums.load(fitting)
+        if self._low_rank is not None and factors is not None:
+            self._low_rank.load(factors)
         self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
         self._buckets.forget()
+        if self._choices is not None:
+            self._choices.is_loaded = True
+        tell_of_density(state, self._compressor, self._config, rank=self._job_rank)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -279,8 +307,21 @@ class DDPState(RefusesCopies):
             self._leave_job(error)
             raise
         self._watch.started(bucket, outcome)
+        if self._choices is not None and bucket.is_last() and torch._C._current_graph_task_id() != -1:
+            self._look_at_choices()
         self.stats.hook_s += time.perf_counter() - started_s
         return outcome
+
+    def _look_at_choices(self) -> None:
+        assert self._choices is not None
+        if self._choices.is_over:
+            self._choices = None
+        else:
+            self._choices.after_last_bucket(warmed_up=self._is_warmed_up)
+
+    @property
+    def _is_warmed_up(self) -> bool:
+        return self._warmup.kind != "dense" or self._progress.warmup_passes > self._warmup.steps
 
     def synchronize(self) -> None:
         """For gradients on a device: waits until all that was called is over there, and raises what has gone wrong in
@@ -332,6 +373,10 @@ class DDPState(RefusesCopies):
         from telegrad.ddp.cuda.buckets import check_options as check_device_options
         from telegrad.ddp.cuda.exchange import check_fits_device
 
+        if self._low_rank is not None:
+            raise TypeError(
+                "compress=LowRank(…) works in host memory, and the model is on a GPU: use TopK, or model.cpu()"
+            )
         check_device_options(self._config, self._parameters.values())
         check_fits_device(self._compressor, self._combine)
 

@@ -66,13 +66,13 @@ def _checked_formats(given: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OkTopk:
-    """How Ok-Topk sums, where its defaults do not do: ``TopK(combine=OkTopk(threshold_every=64))``.
+    """Settings of Ok-Topk, for other values than its defaults: ``TopK(combine=OkTopk(threshold_every=64))``.
 
-    ``boundaries_every`` (the paper's τ): steps from one cut of the slices that ranks own to the next.
-    ``threshold_every`` (τ′): steps from one exact threshold of the sum to the next. ``balance_factor``: where one rank
-    holds more than this times the mean of what is kept, shares are made alike first, at least 1. Raises ``TypeError``
-    and ``ValueError``. Source: Li, Hoefler, PPoPP 2022, Algorithm 1.
-    """
+    - ``boundaries_every`` (τ of the paper): steps between two cuts of the slices that ranks own.
+    - ``threshold_every`` (τ′): steps between two exact thresholds of the sum.
+    - ``balance_factor``: shares are balanced first if one rank holds more than this times the mean; at least 1.
+
+    Raises ``TypeError`` and ``ValueError``. Source: Li, Hoefler, PPoPP 2022, Algorithm 1."""
 
     boundaries_every: int = 64
     threshold_every: int = 32
@@ -82,42 +82,33 @@ class OkTopk:
         self.state(1)
 
     def state(self, k: int) -> OkTopkState:
-        """Of sums that keep about ``k`` entries."""
+        """The state of sums that keep about ``k`` entries."""
         return OkTopkState(k, **asdict(self))
 
 
 @dataclass(frozen=True)
 class TopK:
-    """Sends only the largest entries of each gradient. What is not sent waits in a residual on its rank, and is added
-    to the next gradient (error feedback).
+    """Sends only the largest entries of each gradient. The residual on each rank keeps the other entries, and telegrad
+    adds it to the next gradient (error feedback).
 
-    ``density``: the share of each compressed parameter's entries that is sent, in (0, 1]. ``select``: how they are
-    found: a name in ``telegrad.compress.SELECTIONS``, or a selection. ``interval``: steps from one exact threshold to
-    the next, for selections that reuse it (``None``: their own). ``small_elements``: parameters of at most so many
-    elements are sent whole. ``same_sign``: a step sends entries of one sign, as their mean. ``output``: names of the
-    output layer's parameters, whose values are always sent (``None``: the last parameter with two dimensions or more).
-    ``policy``: says all this for each parameter instead: a ``BySize``, or a function from ParameterInfo to
-    ParameterCompression.
+    - ``density``: the share of each compressed parameter's entries that is sent, in (0, 1].
+    - ``select``: the rule that chooses them: a name in ``telegrad.compress.SELECTIONS``, or a selection.
+    - ``interval``: steps between two exact thresholds, for selections that reuse one (``None``: their own).
+    - ``small_elements``: parameters of at most this many elements are sent dense.
+    - ``same_sign``: a step sends entries of one sign, as their mean.
+    - ``output``: names of the output layer's parameters, to which ``same_sign`` does not apply. ``None``: the last
+      parameter with two dimensions or more.
+    - ``values``: the format of values in messages, such as ``"packed-bf16"`` or ``"qsgd4"``: the names that ``wire`` of
+      ``Communicator.all_reduce`` takes. The rounding error stays in the residual.
+    - ``combine``: how ranks combine entries. ``"allreduce"``: the sum of all. ``"oktopk"``, or an ``OkTopk``: about
+      ``density`` of the sum's entries; no rank's traffic grows with the number of ranks. ``"gtopk"``: the same by a
+      tree. ``"bounded"``: the same in messages of fixed sizes. ``"allgather"``: every rank gets every rank's entries.
+    - ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times the learning rate of their step.
+      Then a change of the rate does not change the weight of unsent gradient. It is for SGD, and needs ``optimizer=``.
+    - ``policy``: options for each parameter: a ``BySize``, or a function from ParameterInfo to ParameterCompression.
 
-    ``values``: how messages hold the entries: ``"auto"``, ``"packed-bf16"``, ``"qsgd4"``, … These are the names that
-    ``Communicator.all_reduce`` takes for ``wire``. What rounding loses waits too.
-
-    ``combine``: how the ranks' entries meet.
-
-    - ``"allreduce"``: all are summed.
-    - ``"oktopk"``, or an ``OkTopk``: about as many entries of each bucket's sum are kept as ``density`` says, and the
-      others wait. So no rank's words grow with the number of ranks.
-    - ``"gtopk"``: the same by a tree of sums that are cut.
-    - ``"bounded"``: the same in messages of fixed sizes.
-    - ``"allgather"``: every rank gets every rank's entries.
-
-    ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times the learning rate of the step in which
-    they came. Then a falling rate does not hold back what waits, and a rising one does not blow it up. ``"steps"`` is
-    for SGD, and needs ``optimizer=`` beside ``compress=``.
-
-    ``TopK.sparcml``, ``TopK.redsync`` and ``TopK.oktopk`` are the choices of papers; ``dataclasses.replace`` changes a
-    field of one. Raises ``TypeError`` and ``ValueError`` that name the argument.
-    """
+    ``TopK.sparcml``, ``TopK.redsync`` and ``TopK.oktopk`` are the choices of papers. ``dataclasses.replace`` changes a
+    field. Raises ``TypeError`` and ``ValueError`` that name the argument."""
 
     density: float = 0.01
     select: str | Selection = "reused"
@@ -186,21 +177,20 @@ class TopK:
     def sparcml(
         cls, per_bucket: int = 8, *, bucket_elements: int = 512, values: str = "qsgd4", feedback: str = "steps"
     ) -> TopK:
-        """SparCML's training of networks: the ``per_bucket`` largest of every ``bucket_elements`` consecutive entries,
-        in 4-bit values, and residuals of steps, which need ``optimizer=`` (an SGD) where this is given.
+        """SparCML's choices: the ``per_bucket`` largest of every ``bucket_elements`` consecutive entries, in 4-bit
+        values.
 
-        Source: Renggli et al., SC 2019, Algorithm 1 and §8.3 (8 or 16 of 512 for CIFAR-10, 2 for ATIS).
-        """
+        Residuals hold steps, so pass ``optimizer=`` (an SGD) too. Source: Renggli et al., SC 2019, Algorithm 1 and §8.3
+        (8 or 16 of 512 for CIFAR-10, 2 for ATIS)."""
         select = BucketTopK(bucket_elements, per_bucket)
         return cls(per_bucket / bucket_elements, select, values=values, feedback=feedback)
 
     @classmethod
     def redsync(cls, density: float = 0.001, *, same_sign: bool = False) -> TopK:
-        """RedSync's: tensors of up to 128 KB whole, trimmed top-k up to 4 MB, a threshold that is searched above.
-        ``same_sign``: its quantisation, entries of one sign at a time as their mean. See ``BySize.redsync``.
+        """RedSync's choices: tensors up to 128 KB dense, up to 4 MB by trimmed top-k, larger ones by threshold search.
 
-        Source: Fang et al., RedSync (preprint), §2.1 and §3.3.
-        """
+        ``same_sign``: its quantisation, entries of one sign at a time as their mean. See ``BySize.redsync``. Source:
+        Fang et al., RedSync (preprint), §2.1 and §3.3."""
         return cls(policy=BySize.redsync(density, same_sign=same_sign))
 
     @classmethod
@@ -212,23 +202,47 @@ class TopK:
         threshold_every: int = 32,
         balance_factor: float = 4.0,
     ) -> TopK:
-        """Ok-Topk's: a threshold of each rank's own entries and one of the sum, both found anew every
-        ``threshold_every`` (τ′) steps; slices cut every ``boundaries_every`` (τ) steps. See ``OkTopk``.
+        """Ok-Topk's choices: a threshold of each rank's own entries, and one of the sum.
 
-        Source: Li, Hoefler, PPoPP 2022, Algorithms 1 and 2.
-        """
+        Both are exact every ``threshold_every`` (τ′) steps; slices are cut every ``boundaries_every`` (τ) steps. See
+        ``OkTopk``. Source: Li, Hoefler, PPoPP 2022, Algorithms 1 and 2."""
         combine = OkTopk(boundaries_every, threshold_every, balance_factor)
         return cls(density, interval=threshold_every, combine=combine)
 
 
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """Sends each gradient matrix as the product of two narrow ones (PowerSGD). A residual keeps the rest on its rank,
+    and adds it to the next gradient (error feedback).
+
+    ``rank``: how many columns each of the two has, at least 1; 1 to 8 are usual. A matrix of n rows and m columns
+    travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
+    ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
+    those of which more than half would travel. For DDPState, and gradients on CPUs. The optimizer applies momentum.
+    Raises ``TypeError`` and ``ValueError``.
+    Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
+    """
+
+    rank: int = 4
+    small_elements: int = 2048
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", checked_count(self.rank, "rank"))
+        object.__setattr__(self, "small_elements", checked_count(self.small_elements, "small_elements"))
+        if self.rank < 1:
+            raise ValueError(f"rank={self.rank} must be at least 1: the columns of each of the two matrices")
+
+
 @dataclass(frozen=True)
 class Quantised:
-    """All values of a gradient are sent, rounded to fewer bits; what rounding loses waits in a residual on its rank.
+    """Sends all values of a float32 gradient, rounded to fewer bits. The residual on each rank keeps the rounding
+    error.
 
-    ``values``: ``"bf16"``, ``"int8"``, ``"qsgd8"`` or ``"qsgd4"``; several: each group of parameters goes in the one
-    that is cheapest for it. For float32 gradients. ``small_elements``, ``feedback`` and ``policy`` as for ``TopK``; of
-    a policy it counts which parameters it leaves dense. Raises ``TypeError`` and ``ValueError`` that name the argument.
-    """
+    - ``values``: ``"bf16"``, ``"int8"``, ``"qsgd8"`` or ``"qsgd4"``; with several, each group uses the cheapest.
+    - ``small_elements``, ``feedback`` and ``policy``: as for ``TopK``. Only a policy's choice of dense parameters
+      counts.
+
+    Raises ``TypeError`` and ``ValueError`` that name the argument."""
 
     values: str | Sequence[str]
     small_elements: int = 2048
@@ -240,15 +254,15 @@ class Quantised:
         self.as_topk()  # which looks at the others
 
     def as_topk(self) -> TopK:
-        """What says which parameters are rounded."""
+        """The ``TopK`` that says which parameters are rounded."""
         return TopK(small_elements=self.small_elements, feedback=self.feedback, policy=self.policy)
 
 
 @dataclass(frozen=True)
 class Cheapest:
-    """Each group of parameters goes in the way that costs least by the measured plan: densely, as the entries of
-    ``topk``, or with all values in one of the formats in ``values`` (as for ``Quantised``; none: not so). Until there
-    is a plan groups go densely. For a Synchronizer with ``plan="auto"`` or ``"optimal"``."""
+    """Lets the Synchronizer's measured plan choose the cheapest format for each group of parameters: dense, the entries
+    of ``topk``, or one of the formats ``values`` (as for ``Quantised``). Groups are sent dense until there is a plan.
+    It needs ``plan="auto"`` or ``"optimal"``."""
 
     topk: TopK = TopK()
     values: str | Sequence[str] = ()
@@ -261,14 +275,13 @@ class Cheapest:
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """Momentum correction: each rank applies the momentum to its own gradients, before entries are chosen, so that an
-    entry that waited long does not get all its momentum at once. For an SGD with ``momentum=0``, which whoever takes
-    this gets as ``optimizer=``.
+    """Momentum correction for SGD: each rank applies the momentum to its own gradients, before entries are chosen. So
+    an entry that was unsent for long does not get all its momentum at once. Use an SGD with ``momentum=0``, passed as
+    ``optimizer=``.
 
-    ``factor``: in (0, 1). ``nesterov``: as in SGD. ``masking``: what is sent loses its momentum, so that a stale
-    direction is not repeated. Raises ``TypeError`` and ``ValueError``. Sources: RedSync, Algorithm 4; Deep Gradient
-    Compression, §3.
-    """
+    ``factor``: in (0, 1). ``nesterov``: as in SGD. ``masking``: entries that were sent have their momentum set to zero,
+    so that no stale direction is repeated. Raises ``TypeError`` and ``ValueError``. Sources: RedSync, Algorithm 4; Deep
+    Gradient Compression, §3."""
 
     factor: float
     _: KW_ONLY
@@ -289,14 +302,20 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class Warmup:
-    """The first ``steps`` of a training send more: all entries (``kind="dense"``, RedSync's choice), or, with
-    ``"falling"``, 25 % of them and in five stages down to 0.1 % or the density. Raises ``TypeError`` and
-    ``ValueError``."""
+    """Sends more in the first ``steps`` of a training: all entries (``kind="dense"``, RedSync's choice), or with
+    ``"falling"`` 25 % of them and in five stages down to 0.1 % or the density. Raises ``TypeError`` and ``ValueError``.
+    """
 
     steps: int
     kind: str = "dense"
 
     def __post_init__(self) -> None:
+        if isinstance(self.steps, float):
+            part = self.steps if 0 < self.steps < 1 else 0.1
+            raise TypeError(
+                f"steps={self.steps!r} must be an int, the number of the optimizer's first steps: for a part of all "
+                f"give Warmup(steps=int({part!r} * total_steps))"
+            )
         object.__setattr__(self, "steps", checked_count(self.steps, "steps"))
         check_choice(self.kind, "kind", WARMUPS)
 
@@ -328,6 +347,14 @@ def check_objects(compress: object, momentum: object, warmup: object, *, kinds: 
         raise TypeError(f"compress={compress!r} must be a {names}, as TopK(density=0.01), or None: plain averages")
     if momentum is not None and not isinstance(momentum, Momentum):
         raise TypeError(f"momentum={momentum!r} must be a telegrad.Momentum, as Momentum(0.9), or None")
+    if isinstance(compress, LowRank):
+        if momentum is not None:
+            raise ValueError(
+                f"momentum={momentum!r} is not used with a LowRank, whose averages hold all directions that matter: "
+                "leave momentum to the optimizer"
+            )
+        if isinstance(warmup, Warmup) and warmup.kind != "dense":
+            raise ValueError(f"warmup={warmup!r} raises a density, which a LowRank has not: use kind='dense'")
     if warmup is None:
         return
     if not isinstance(warmup, Warmup):
@@ -337,7 +364,7 @@ def check_objects(compress: object, momentum: object, warmup: object, *, kinds: 
 
 
 def plain_options(
-    compress: Compress | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
+    compress: Compress | LowRank | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
 ) -> dict[str, object]:
     """Options as a checkpoint may hold them, and as ranks compare them: numbers, texts and ``None`` by name."""
     given: dict[str, object] = {"compress": None if compress is None else type(compress).__name__}

@@ -14,7 +14,6 @@ it is decided, for each parameter:
 from __future__ import annotations
 
 import collections
-import sys
 import threading
 import warnings
 import weakref
@@ -28,6 +27,7 @@ from telegrad.communicator.cuda.runtime import LateRead
 from telegrad.communicator.operands import on_device
 from telegrad.compress import Compressor
 from telegrad.ddp.backward_watch import before_gradient
+from telegrad.ddp.choices import program_level
 from telegrad.ddp.telemetry import DDPStats
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -280,10 +280,7 @@ def cleared_of(parameters: Mapping[str, torch.Tensor], *, zeros: bool = True, wa
 
 def _warn_of(message: str) -> None:
     """At the line of the program that led here, such as that of its ``backward()``."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("telegrad", "torch"):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, RuntimeWarning, stacklevel=level)
+    warnings.warn(message, RuntimeWarning, stacklevel=program_level())
 
 
 _LOOK = 1 << 14  # entries per look for one that is not zero: the first look finds one, as a rule

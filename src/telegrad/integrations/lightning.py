@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.communicator import Communicator
 from telegrad.ddp import DDPState, GatheredState, ddp_hook
+from telegrad.ddp.choices import tell_of_resuming
 from telegrad.errors import TransportError
 from telegrad.integrations.trainers import (
     close_for_next,
@@ -113,6 +114,9 @@ class GradientExchange(Callback):
             warn_of_loss(waiting, "the checkpoint has other weights, and nothing that waits")
         elif waiting is not None:
             go_on(state, waiting)
+        elif getattr(trainer, "ckpt_path", None) is not None and may_wait(options):
+            what = f"the checkpoint {trainer.ckpt_path} has no state of GradientExchange"
+            tell_of_resuming(what, "resume from one that was written with it", rank=comm.rank)
         self._module = pl_module
         ddp.register_comm_hook(state, ddp_hook)
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from telegrad.communicator import Communicator
+from telegrad.ddp.choices import tell_of_clipping
 from telegrad.ddp.hook import DDPState
 from telegrad.ddp.options import TopK
-from telegrad.ddp.resharding import GROUPS
+from telegrad.ddp.rank_state import GROUPS
 from telegrad.errors import NonFiniteGradient, TransportError
 
 
@@ -24,8 +25,10 @@ def divided_options(owner: str, options: Mapping[str, Any]) -> tuple[dict[str, A
     of_state, of_comm = _keywords_of(DDPState), _keywords_of(Communicator.from_torch)
     for name in options:
         if name not in of_state | of_comm:
+            meant = next((one for one in of_state | of_comm if name.startswith(one)), None)
             raise TypeError(
                 f"{owner} has no argument {name!r}: its options are those of DDPState and of Communicator.from_torch"
+                + (f", such as {meant}=" if meant else "")
             )
     joining = {name: value for name, value in options.items() if name in of_comm}
     return joining, {name: value for name, value in options.items() if name in of_state}
@@ -56,15 +59,9 @@ def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str
 
     Hugging Face's Trainer does so by default: docs/how-to/clipping.md says what that costs.
     """
-    if not norm or not _compresses(options):
-        return
-    warnings.warn(
-        f"the trainer clips averaged gradients to a norm of {norm:g}: those of sparse sums hold what waited for "
-        f"several steps, which would be cut off: use {remedy}, and clip_norm= of telegrad if gradients must be clipped "
-        "(each rank's own, before sums)",
-        RuntimeWarning,
-        3,
-    )
+    if norm and _compresses(options):
+        what = f"the trainer clips averaged gradients to a norm of {norm:g}"
+        tell_of_clipping(what, f"use {remedy}", norm=f"{norm:g}", rank=torch.distributed.get_rank())
 
 
 def _compresses(options: Mapping[str, Any]) -> bool:

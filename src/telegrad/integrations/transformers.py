@@ -19,6 +19,7 @@ from telegrad.communicator import Communicator
 from telegrad.ddp import DDPState, GatheredState, ddp_hook
 from telegrad.ddp.bucket import GradBucket
 from telegrad.ddp.checkpoint import packed, unpacked
+from telegrad.ddp.choices import tell_of_resuming
 from telegrad.integrations.trainers import (
     close_for_next,
     divided_options,
@@ -159,7 +160,8 @@ class ExchangeCallback(TrainerCallback):
             if waiting is not None:
                 warn_of_loss(waiting, why)
             if may_wait(options):
-                warnings.warn(f"{why}: training goes on without what its ranks had not sent", RuntimeWarning, 2)
+                remedy = "resume from one that was written with exchange_gradients()"
+                tell_of_resuming(why, remedy, rank=exchanging.comm.rank)
         elif waiting is not None and self._module is not ddp.module:
             if self._trial is None:  # a search has a model for each trial
                 warn_of_loss(waiting, "the training before was of another model")

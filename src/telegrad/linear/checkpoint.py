@@ -81,10 +81,10 @@ class Checkpoint:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, an older one stays until that is done. Raises ``OSError`` where that cannot be, and
-        ``ValueError`` for numbers that are not finite."""
+        ``ValueError`` for NaN or Inf."""
         state = self.state
         if not state.is_finite:
-            raise ValueError("the checkpoint cannot be saved: its numbers are not finite")
+            raise ValueError("the checkpoint cannot be saved: it has NaN or Inf")
         squares = np.zeros(0, np.float32) if state.squares is None else state.squares
         indices = np.flatnonzero(squares).astype(np.uint32)
         arrays = state.model.to_arrays() | {

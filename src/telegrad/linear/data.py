@@ -420,30 +420,23 @@ def read_libsvm(
 ) -> Rows:
     """The rows of this rank's share of a LIBSVM file: ``label index:value index:value …``, one a line.
 
-    Of ``world_size`` equal ranges of the text's bytes, ``rank``'s is read: from a plain file directly; a ``.gz``,
-    ``.bz2``, ``.xz`` or ``.zst`` (needs ``zstandard``) file is decompressed up to there, once before to learn its
-    length if there are several ranks. Blank lines and ``# comments`` are passed over. ``features``: how many are
-    declared, else ``n_features`` is one more than the largest index in this share.
+    ``rank`` reads one of ``world_size`` equal ranges of the text's bytes. A ``.gz``, ``.bz2``, ``.xz`` or ``.zst``
+    (needs ``zstandard``) file is decompressed up to there, and once before if there are several ranks. Blank lines and
+    ``# comments`` are skipped. A pipe is read to its end, by one rank.
 
-    ``zero_based``: does the file number its first feature 0 (``True``) or 1 (``False``)? ``"auto"`` takes the comment
-    ``# Column indices are zero-based`` or ``one-based`` above the rows, as scikit-learn's ``dump_svmlight_file`` writes
-    it. Without one, indices are zero-based if a 0 is among those of the first 16 MiB of text, else one-based. Every
-    rank looks at the same bytes. Give ``zero_based=train_rows.index_base == 0`` for a second file, such as a test set,
-    in which a 0 may not occur.
+    - ``features``: how many are declared; ``None``: ``n_features`` is one more than the largest index in this share.
+    - ``zero_based``: whether the file's first feature is 0 (``True``) or 1 (``False``). ``"auto"`` takes the comment
+      ``# Column indices are zero-based`` or ``one-based`` above the rows, as of scikit-learn's ``dump_svmlight_file``.
+      Without one, indices are zero-based if a 0 is among those of the first 16 MiB, else one-based, alike on all ranks.
+      For a second file, such as a test set, pass ``zero_based=train_rows.index_base == 0``.
+    - ``strict=False``: damaged lines are left out and counted in ``Rows.damaged``.
+    - ``cache``: keeps the rows in a binary file beside ``path``, and maps it into memory the next time, until the file
+      or these arguments change. One of the whole file serves every rank. If it cannot be written, nothing is kept.
 
-    What is no regular file, such as a pipe, is read from its beginning to its end, by one rank, and never kept.
-
-    ``cache``: keeps the rows in a binary file beside ``path``, and maps it into memory the next time, until the file,
-    or how it is to be read, has changed. One of the whole file serves every rank. Where it cannot be written, nothing
-    is kept.
-
-    Raises ``DamagedLine``, a ``ValueError``, with the line number (of the whole file, from 1) for a damaged line: a
-    label, an index or a value that is none or not finite, indices that do not rise, ``qid``; with ``strict=False`` such
-    lines are left out and counted in ``Rows.damaged``. An index beyond ``features`` always is an error, as are a
-    damaged archive, one whose name does not say that it is one, a file without a byte, and a comment that contradicts
-    ``zero_based``. Raises ``ValueError`` and ``TypeError`` for other arguments that cannot be, ``OSError`` for a file
-    that cannot be read, ``ImportError`` without ``zstandard``.
-    """
+    Raises ``DamagedLine``, a ``ValueError`` with the line number from 1, for a label, index or value that is missing,
+    NaN or Inf, indices that do not rise, or ``qid``. Raises ``ValueError`` for an index beyond ``features``, a damaged
+    archive or one with a wrong suffix, an empty file, a comment that contradicts ``zero_based``, and bad arguments.
+    Raises ``TypeError``, ``OSError``, and ``ImportError`` without ``zstandard``."""
     how = LibsvmFormat(features, zero_based, strict)
     world_size = checked_integer(world_size, "world_size", "an int of at least 1")
     if world_size < 1:

@@ -78,10 +78,12 @@ MODEL_ARRAYS = (*_FIELDS, *_OF_BASE)
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """``weights``: float32, one for each feature. ``loss``: what it was trained for. ``index_base``: what the text that
-    it was trained on calls its first feature, 0 or 1, so that others can be read alike; ``None`` if rows were not read
-    from a text, or with different ones, or the model is from a file that does not say. ``weights`` begin with the first
-    feature in any case. ``base_is_guessed``: neither an argument nor a comment in the text said so."""
+    """A trained linear model. ``weights``: float32, one for each feature, from the first. ``loss``: the loss it was
+    trained for.
+
+    ``index_base``: the number of the first feature in the training text, 0 or 1, so that others can be read alike. It
+    is ``None`` without a text, with several bases, or in a file that does not say. ``base_is_guessed``: neither an
+    argument nor a comment in the text said so."""
 
     weights: F32
     bias: float
@@ -91,9 +93,8 @@ class LinearModel:
 
     def scores(self, rows: Rows) -> F32:
         """``weights · row + bias`` of each row, float32. Features that the model does not know have no weight. Raises
-        ``TypeError`` for what is no ``Rows``, and ``ValueError`` for rows whose text has another ``index_base`` than
-        the model's, if one of both is guessed: most likely one guess is wrong, and each weight would meet its
-        neighbour's feature."""
+        ``TypeError`` for another type than ``Rows``. Raises ``ValueError`` for rows of another ``index_base`` than the
+        model's, if one of both was guessed: probably wrongly, and weights would meet their neighbours' features."""
         check_rows(rows)
         self._check_base(rows)
         weights = np.ascontiguousarray(self.weights, np.float32)
@@ -118,21 +119,21 @@ class LinearModel:
         )
 
     def predict(self, rows: Rows) -> F32:
-        """Of each row the class, -1 or 1, or the number if the loss is the squared error."""
+        """The class of each row, -1 or 1, or the number if the loss is the squared error."""
         scores = self.scores(rows)
         return np.where(scores > 0, np.float32(1), np.float32(-1)) if is_classification(self.loss) else scores
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes an ``npz`` file with the weights that are not 0; an older file stays until that is done. Raises
-        ``OSError`` where that cannot be, and ``ValueError`` for a model that ``load()`` would refuse: of another loss,
-        or whose numbers are not finite."""
+        ``OSError`` if that fails, and ``ValueError`` for a model that ``load()`` would refuse: of another loss, or with
+        NaN or Inf."""
         arrays = self.to_arrays()
         write_whole(path, lambda file: np.savez(file, **arrays))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> LinearModel:
-        """What ``save()`` has written, or a training's checkpoint. Raises ``ValueError`` for any other file and for a
-        model whose numbers are not finite, ``OSError`` without one."""
+        """Reads a file of ``save()``, or a training's checkpoint. Raises ``ValueError`` for any other file and for a
+        model with NaN or Inf, ``OSError`` without one."""
         try:
             return cls.from_arrays(read_arrays(path, MODEL_ARRAYS))
         except ValueError as error:
@@ -142,7 +143,7 @@ class LinearModel:
             ) from error
 
     def to_arrays(self) -> dict[str, Any]:
-        """What a file has of it, by name. Raises ``ValueError`` for a model that ``from_arrays()`` would refuse."""
+        """The arrays of a file, by name. Raises ``ValueError`` for a model that ``from_arrays()`` would refuse."""
         base: dict[str, Any] = {}
         if self.index_base is not None:
             base = {_BASE: np.uint8(self.index_base), _GUESSED: np.bool_(self.base_is_guessed)}
@@ -163,8 +164,8 @@ class LinearModel:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> LinearModel:
-        """Of a file's, of which there may be others. Raises ``ValueError`` with what the file is where these are no
-        model's."""
+        """The model of a file's arrays, which may have others. Raises ``ValueError``, with the kind of file, if they
+        are no model's."""
         if not {*_FIELDS} <= arrays.keys():
             raise ValueError("an npz file without some of a model's arrays")
         found = {name: arrays[name] for name in (*_FIELDS, *(_OF_BASE.keys() & arrays.keys()))}
@@ -194,7 +195,7 @@ def _check(arrays: Mapping[str, Any]) -> None:
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(values.astype(np.float32)).all() and np.isfinite(bias)
     if not is_finite:
-        raise ValueError("values or bias are not finite")
+        raise ValueError("values or bias have NaN or Inf")
     is_classification(str(loss))
     if arrays.get(_BASE, 0) not in (0, 1):
         raise ValueError(f"{_BASE}={arrays[_BASE]}")
@@ -219,11 +220,10 @@ class EpochReport:
     """One pass over the data.
 
     ``loss``: mean over the epoch's rows, each at its own step; with coordinate descent at its end. ``compute_s`` and
-    ``comm_s``: this rank's seconds in gradients and updates, and in sums, waiting for slower ranks included; where
-    these overlap, only what was waited for. ``entries``: that this rank has sent, over all steps; without others, that
-    it has added up. The rest is of held-out rows of all ranks, NaN where there are none: mean loss, share of right
-    classes, area under the ROC curve; of the squared error ``accuracy`` and ``auc`` are NaN.
-    """
+    ``comm_s``: this rank's seconds in gradients and updates, and in sums with the wait for slower ranks. With overlap
+    ``comm_s`` is only the wait. ``entries``: the number that this rank has sent, over all steps; one rank alone: has
+    added. ``held_out_loss``, ``accuracy`` and ``auc`` (area under the ROC curve) are of held-out rows of all ranks, NaN
+    without any. With the squared error ``accuracy`` and ``auc`` are NaN."""
 
     epoch: int
     steps: int

@@ -39,7 +39,7 @@ Slices = list[int]
 
 
 class Aggregation(Protocol):
-    """How ranks' gradients meet, where it is not by ``comm.all_reduce`` of sparse streams: for comparisons."""
+    """How ranks' gradients meet, where it is not by ``comm.all_reduce`` of sparse vectors: for comparisons."""
 
     def prepare(self, gradient: SparseVector) -> Any:
         """Counts as computing."""
@@ -101,7 +101,7 @@ class Gathering(Protocol):
 
 
 class SparseGather:
-    """Indices and changes by ``comm.all_gather`` of sparse streams: what ``train`` does unless told otherwise."""
+    """Indices and changes by ``comm.all_gather`` of sparse vectors: what ``train`` does unless told otherwise."""
 
     def __init__(self, comm: Communicator | None) -> None:
         self._comm = comm

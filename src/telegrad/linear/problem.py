@@ -51,21 +51,18 @@ _MOST_THREADS = 1024  # so that a slip takes none from the machine's other proce
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """``loss``: see ``LOSSES``. ``l2``, ``l1``: of mean loss + l2/2·|w|² + l1·Σ|w_i|; the bias is not regularised.
+    """Options of ``train``. Objective: mean loss + ``l2``/2·|w|² + ``l1``·Σ|w_i|; the bias is not regularised.
 
-    ``optimizer``: see ``OPTIMIZERS``; coordinate descent is for smooth losses.
+    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``; coordinate descent is for smooth losses, and has no
+      ``batch``, ``learning_rate``, ``decay`` or ``overlap``.
+    - ``batch``: rows of all ranks together in a step. ``held_out``: the share of rows that are not trained on.
+    - ``learning_rate``: of the first step; step t has ``learning_rate / (1 + decay·t)``. ``None``: 0.1 with AdaGrad;
+      with SGD a rate that no batch makes diverge (docs/reference/linear.md).
+    - ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
+    - ``coordinates``: that each rank moves in a step of coordinate descent. ``None``: up to 100, fewer if rows have
+      many features in common. ``threads``: of each rank, at most 1024; no result depends on them.
 
-    ``batch``: rows of all ranks together in a step. ``learning_rate``: of the first step; step t has ``learning_rate /
-    (1 + decay·t)``, from t = 0. ``None`` is 0.1 with AdaGrad, and with SGD 1 / (the loss's largest curvature · (mean
-    squared length of the ``batch`` longest rows + 1)), which no batch makes diverge, half of that with ``overlap``; a
-    shorter last batch then has as much less as it has fewer rows. ``held_out``: the share of rows that are not trained
-    on. ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
-    ``coordinates``: that each rank moves in a step of coordinate descent. ``None`` takes up to 100, but fewer if rows
-    have many features in common: then all that are moved at once can move little. For coordinate descent
-    ``batch`` means nothing and ``learning_rate``, ``decay`` and ``overlap`` are refused. ``threads``: of each rank, at
-    most 1024; no result depends on them. numpy's numbers become Python's. Raises ``TypeError`` for what is no number or
-    flag where one belongs, ``ValueError`` for what cannot be.
-    """
+    Raises ``TypeError`` for a value of another type, ``ValueError`` for a value out of range."""
 
     loss: str = "logistic"
     l2: float = 1e-6
@@ -473,7 +470,7 @@ class Problem:
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
             raise ValueError(
                 f"labels are not two classes for loss={self.settings.loss!r}: {self._first_other_label(counts)}of "
-                f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1; make them -1 and 1 or 0 and "
+                f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1. Make them -1 and 1 or 0 and "
                 "1, or use loss='squared_error' for numbers"
             )
         if is_guessed and {0, 1} <= bases:

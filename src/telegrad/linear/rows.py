@@ -79,7 +79,7 @@ class Rows:
 
     @property
     def nnz(self) -> int:
-        """How many entries there are."""
+        """The number of entries."""
         return self.indices.size
 
     def first_features(self, count: int) -> Rows:
@@ -109,7 +109,7 @@ class Rows:
         )
 
     def view(self) -> _core.RowsView:
-        """As the core takes them; keep the rows alive as long as it is used."""
+        """The rows in the core's form; keep this object alive as long as it is used."""
         offsets, indices, values = (array.ctypes.data for array in (self.offsets, self.indices, self.values))
         return _core.RowsView(offsets, indices, values, len(self), self.nnz)
 
@@ -118,8 +118,7 @@ class Rows:
         """The rows of a scipy CSR matrix or array, in float32, with as many ``labels``.
 
         Columns out of order are sorted and repeated ones added up, in a copy. Raises ``TypeError`` for another format,
-        ``ValueError`` for other numbers of labels and for numbers that are not finite in float32.
-        """
+        ``ValueError`` for other numbers of labels and for NaN or Inf in float32."""
         if getattr(matrix, "format", None) != "csr" or len(matrix.shape) != 2:
             raise TypeError(f"matrix is a {type(matrix).__name__}: it must be a 2-D scipy CSR matrix; use .tocsr()")
         if not matrix.has_canonical_format:

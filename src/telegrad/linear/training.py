@@ -60,25 +60,25 @@ class Trained:
 
     @property
     def last_fall(self) -> float:
-        """By what part the loss has fallen in an epoch in the end; 0 where that may be chance."""
+        """The share by which the loss fell in each of the last epochs; 0 where that may be chance."""
         return last_fall([self.loss_at_zero, *(report.loss for report in self.epochs)])
 
     @property
     def diverged(self) -> bool:
-        """Is something of the model or of the last epoch's loss not finite, or that loss more than ten times
-        ``loss_at_zero``? The same on every rank. Losses are taken before their steps: of the last ones only the
-        objective in the end can tell (``diverged_to``)."""
+        """Whether the model or the last epoch's loss has NaN or Inf, or that loss is more than ten times
+        ``loss_at_zero``. The same on every rank. Losses are taken before their steps: for the last ones use
+        ``diverged_to``."""
         if not (np.isfinite(self.model.bias) and np.isfinite(self.model.weights).all()):
             return True
         return self._is_far(self.epochs[-1].loss)
 
     def diverged_to(self, reached: float) -> bool:
-        """The same where the ``objective`` of the model, of the rows it was trained on, is ``reached``."""
+        """As ``diverged``, also with ``reached``, the ``objective`` of the model of the rows it was trained on."""
         return self.diverged or self._is_far(reached)
 
     def is_worse_than_no_weights(self, reached: float) -> bool:
-        """Is ``reached``, the ``objective`` of the rows it was trained on, above that of a model without weights, by
-        more than a thousandth? Where labels are all the same that model's bias is 0."""
+        """Whether ``reached``, the ``objective`` of the rows it was trained on, is more than a thousandth above that of
+        a model without weights. If all labels are the same, that model's bias is 0."""
         return reached > _WORSE * (self.loss_without_weights or self.loss_at_zero)
 
     def _is_far(self, loss: float) -> bool:
@@ -98,25 +98,25 @@ def train(
     checkpoint_every: int = 1,
     on_resume: Callable[[list[EpochReport]], None] = lambda reports: None,
 ) -> Trained:
-    """Trains on the rows of all ranks of ``comm``; each calls this with its own, in the order of the data.
+    """Trains on the rows of all ranks of ``comm`` (``None``: one rank); each calls this with its own, in the order of
+    the data.
 
-    Without ``comm`` there is one rank. Labels are -1 and 1 or 0 and 1, or numbers for the squared error. The number of
-    features is the largest of all ranks. ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called
-    after each; ``on_break_off`` gets the model as it then is where anything, such as Ctrl-C, ends the training early.
-    The result depends on the number of ranks by rounding only; with coordinate descent if all ranks
-    together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent.
+    Labels are -1 and 1 or 0 and 1, or numbers for the squared error. The number of features is the largest of all
+    ranks. The result depends on the number of ranks by rounding only; with coordinate descent if all ranks together
+    move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent.
 
-    ``checkpoint``: a file that rank 0 writes after every ``checkpoint_every`` epochs and the last one. Where it exists,
-    the training goes on from it, to the same bits as if it had not been broken off, also among other ranks, as far as
-    the result does not depend on these; first ``on_resume`` gets rank 0's reports of the epochs that it has. It is a
-    model's file, too (``LinearModel.load``). Writing one rounds weights that a penalty has not yet reached,
-    so without checkpoints, or with others, last bits may differ. Give more ``epochs`` to train on.
+    - ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called after each.
+    - ``on_break_off`` gets the model of that moment if anything, such as Ctrl-C, ends the training early.
+    - ``checkpoint``: a file that rank 0 writes after every ``checkpoint_every`` epochs and the last one. If it exists,
+      training resumes from it, to the same bits as without a break; with other ranks as far as the result does not
+      depend on them. ``on_resume`` first gets rank 0's reports of its epochs. The file is a model's too
+      (``LinearModel.load``). Writing rounds outstanding penalties, so other checkpoints may change last bits. Give more
+      ``epochs`` to train on.
 
-    Raises ``ValueError`` on every rank for settings that differ (but ``threads`` may), labels that are not two classes,
-    a checkpoint of another training, and where there is no row to train on, too many features or threads, or too
-    little memory; ``OSError`` or ``MemoryError`` on every rank for a checkpoint that rank 0 cannot read or write;
-    ``TypeError`` for arguments of another type, and for an ``aggregation`` that is not for these settings.
-    """
+    Raises ``ValueError`` on every rank for settings that differ (except ``threads``), labels that are not two classes,
+    or a checkpoint of another training. Also for no rows, too many features or threads, or too little memory. Raises
+    ``OSError`` or ``MemoryError`` on every rank for a checkpoint that rank 0 cannot read or write. Raises ``TypeError``
+    for arguments of another type, and for an ``aggregation`` that does not fit these settings."""
     check_rows(rows)
     settings = TrainingSettings() if settings is None else settings
     if not isinstance(settings, TrainingSettings):

@@ -39,21 +39,20 @@ MAX_LENGTH = 2**32 - 1
 
 
 class SparseVector:
-    """A vector of length ``n``: strictly increasing ``indices`` (uint32) and as many ``values``.
+    """A vector of length ``n`` that holds only some entries: strictly increasing ``indices`` and as many ``values``.
 
     ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous, numpy
-    or torch float32, float64 or float16, or torch bfloat16. uint32 indices and all values (but torch's lazy negative
-    views) are used without a copy: leave the indices as they are, and the values while a collective runs. Where the
-    entries take more memory than a dense vector, a bit for each element is made beside, by which dense sums
-    know where values belong. An absent index means the neutral
-    element of the reduction in which the stream takes part: 0 for a sum, an average or max_abs, 1 for a product,
+    or torch float32, float64 or float16, or torch bfloat16. uint32 indices and values are used without a copy (except
+    torch's lazy negative views). So do not change the indices, nor the values while a collective runs.
+
+    An absent index means the neutral element of the reduction: 0 for a sum, an average or max_abs, 1 for a product,
     infinity for a minimum, -infinity for a maximum. So a minimum over ranks is the minimum over those that have an
-    entry, not over their zeros. Of a result that is held densely (``is_dense``) an entry that equals the neutral
-    element and an index that no rank has are alike; with another reduction, and for whoever takes a missing index for 0
-    (``to_coo()``, ``to_csr()``, ``all_gather()``), all its elements are entries, so that none is lost. Raises
-    ``TypeError`` for wrong types and masked arrays, ``ValueError`` for unequal lengths, for indices that are unsorted,
-    repeated or outside [0, n), and for n of 2**32 or more: split such vectors. Source: SparCML §5.1.
-    """
+    entry, not over their zeros. A dense result (``is_dense``) cannot tell an entry that equals the neutral element from
+    an absent index. If that element is not 0, ``to_coo()``, ``to_csr()``, ``all_gather()`` and other reductions take
+    all its elements as entries.
+
+    Raises ``TypeError`` for wrong types and masked arrays. Raises ``ValueError`` for unequal lengths, for indices that
+    are unsorted, repeated or outside [0, n), and for n of 2**32 or more: split such vectors. Source: SparCML §5.1."""
 
     __slots__ = ("_absent", "_bits", "_dense", "_indices", "_marks", "_n", "_of_torch")
 
@@ -76,12 +75,11 @@ class SparseVector:
         of_torch: bool = False,
         absent: float | None = None,
     ) -> SparseVector:
-        """A stream from what telegrad itself has made, without any check.
+        """A sparse vector from arrays that telegrad itself has made, without any check.
 
         ``bits``: float32, float64 or float16, or uint16 for bfloat16; with ``indices=None`` it is the dense vector of
-        all ``n`` elements. ``absent``: the neutral element of the reduction that it is the result of, which stands in
-        a dense vector where there is no entry; ``None`` of what is no result, where 0 does.
-        """
+        all ``n`` elements. ``absent``: the neutral element of the reduction whose result it is, which stands in a dense
+        vector for a missing entry; ``None``: it is no result, and 0 does."""
         stream = cls.__new__(cls)
         stream._of_torch = of_torch
         stream._n = n
@@ -140,11 +138,10 @@ class SparseVector:
 
     @property
     def absent(self) -> float:
-        """What an index without an entry stands for in ``to_dense()``.
+        """The value of an index without an entry in ``to_dense()``.
 
         0, or in a result the neutral element of the reduction that made it: 1 of a product, infinity of a minimum,
-        -infinity of a maximum.
-        """
+        -infinity of a maximum."""
         return 0.0 if self._absent is None else self._absent
 
     @property
@@ -157,7 +154,7 @@ class SparseVector:
 
     @property
     def nnz(self) -> int:
-        """How many entries are held; for a dense stream, how many elements are not ``absent``."""
+        """The number of entries; for a dense vector, the number of elements that are not ``absent``."""
         return int(self.raw_indices.size)
 
     @property
@@ -216,11 +213,10 @@ class SparseVector:
         return self._marks
 
     def entries(self, absent: float) -> tuple[npt.NDArray[np.uint32], Bits]:
-        """Indices and bits of the values, for whoever takes an index that is not among them for ``absent``.
+        """Indices and bits of the values, for a caller that takes a missing index for ``absent``.
 
-        All ``n`` of a result that is held densely with another neutral element: an entry that equals that one cannot be
-        told from none there, and neither is ``absent``.
-        """
+        A dense result with another neutral element returns all ``n`` elements, because it cannot tell an entry of that
+        value from none."""
         if self._dense is not None and self._absent not in (None, absent):
             return np.arange(self._n, dtype=np.uint32), self._dense
         return self.raw_indices, self.raw_values
@@ -236,12 +232,10 @@ class SparseVector:
     def to_coo(self, shape: tuple[int, ...] | None = None, sparse_dim: int | None = None) -> Any:
         """A coalesced ``torch.sparse_coo`` tensor of ``shape``, or one-dimensional; with copies of the values.
 
-        The first ``sparse_dim`` dimensions are sparse, or all; in the dense ones ``absent`` stands where a row has an
-        entry, but not there. A missing index is 0 to torch: where ``absent`` is not, a result that is held densely
-        (``is_dense``) comes with all its elements. Raises ``TypeError`` for a ``shape`` or ``sparse_dim`` that is not
-        of ints, ``ValueError`` for a shape of another number of elements or a ``sparse_dim`` beyond it,
-        ``ImportError`` where nobody has imported torch.
-        """
+        The first ``sparse_dim`` dimensions are sparse, or all. In the dense ones ``absent`` fills the gaps of a row
+        that has an entry. A missing index is 0 to torch: if ``absent`` is not 0, a dense result (``is_dense``) has all
+        its elements. Raises ``TypeError`` unless ``shape`` and ``sparse_dim`` are ints. Raises ``ValueError`` for a
+        shape of another number of elements or a ``sparse_dim`` beyond it, ``ImportError`` unless torch was imported."""
         shape = (self._n,) if shape is None else _checked_shape(shape)
         if math.prod(shape) != self._n:
             raise ValueError(f"shape={shape} has not the stream's n={self._n} elements: give one that has")

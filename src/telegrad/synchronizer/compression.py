@@ -24,6 +24,7 @@ from telegrad.ddp.bucket import (
     has_current_density,
     layout_of_members,
 )
+from telegrad.ddp.choices import tell_of_density, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP, Exchange, Sending, correct_around, error_of, find_fault
 from telegrad.ddp.options import (
     QUANTISED,
@@ -42,7 +43,7 @@ from telegrad.ddp.pass_use import Revertible, use_of
 from telegrad.ddp.rank_checks import alike_options
 from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
-from telegrad.kernels.nonfinite import as_float32
+from telegrad.kernels.floats import as_float32
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
 
 NONFINITE = ("raise", "send")
@@ -89,6 +90,15 @@ class GroupCompression:
         self._entries = {one.name: one.k for one in self.compressor.residuals}
         self._optimizer = optimizer
         self.move_to(comm)
+        on_host = not any(map(on_device, parameters.values()))
+        self._choices = watch_choices(
+            parameters,
+            self.compressor,
+            self._warmup,
+            rank=comm.rank,
+            sparse=isinstance(compress, TopK),
+            clipping=on_host,
+        )
 
     def move_to(self, comm: Communicator) -> None:
         """Sums are made there from now on."""
@@ -127,7 +137,7 @@ class GroupCompression:
         name = self.names[id(parameter)]
         if self.compresses(name) and not self._orders.has(name, MemoryOrder.of_gradient(parameter)):
             raise RuntimeError(
-                f"parameter {name!r} has another memory format than it had, and what waits for it is in that order: "
+                f"parameter {name!r} has another memory format than it had, and its residual is in that order: "
                 "after such a change call load_state_dict(state_dict()) of the Synchronizer"
             )
 
@@ -143,8 +153,11 @@ class GroupCompression:
 
     def close_pass(self) -> None:
         """All averages of the pass are there."""
+        warmed_up = not self._warmup.is_dense(self.step)
         self.step += 1
         self._use.close()
+        if self._choices is not None and not self._choices.is_over:
+            self._choices.averages_came(warmed_up=warmed_up)
 
     def decide(self) -> None:
         """Gradients that were cleared without a step leave nothing behind."""
@@ -198,6 +211,9 @@ class GroupCompression:
         if sums is not None:
             sums.load(fitting)
         self._orders, self.step = orders, step
+        if self._choices is not None:
+            self._choices.is_loaded = True
+        tell_of_density(state, self.compressor, self._config, rank=self._comm.rank)
 
 
 def _entries_and_formats(compress: Compress, parameters: Mapping[str, nn.Parameter]) -> tuple[TopK, tuple[str, ...]]:

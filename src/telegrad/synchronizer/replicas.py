@@ -20,13 +20,14 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text
 from telegrad.ddp.backward_watch import BackwardSteps, check_no_optimizer_in_backward
 from telegrad.ddp.bucket import GradBucket, check_dtype
+from telegrad.ddp.choices import ChoiceWatch, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP
 from telegrad.ddp.hook import DDPState
 from telegrad.ddp.options import TopK, Warmup, check_choice
 from telegrad.ddp.pass_use import PassUse, use_of
 from telegrad.ddp.rank_checks import check_alike
 from telegrad.ddp.telemetry import DDPStats, Telemetry
-from telegrad.synchronizer.host_memory import zeros
+from telegrad.synchronizer.gradient_group import zeros
 from telegrad.synchronizer.parameter_watch import check_same_parameters
 from telegrad.synchronizer.synchronised_model import check_expanded, copy_from_rank_0
 
@@ -43,21 +44,17 @@ class ReplicaSynchronizer:
     """Averages gradients over the replicas of a sharded model: call ``average()`` between ``backward()`` and
     ``optimizer.step()``.
 
-    ``model``: ``fully_shard`` has sharded all parameters that require a gradient on one mesh of one dimension, on the
-    CPU. ``comm``: a Communicator of the ranks that hold the same shard, one of each replica, such as
-    ``Communicator.from_torch(mesh["replica"].get_group())`` of a mesh with the dimensions replica and shard. Parameters
-    and buffers of replica 0 are copied to all. ``compress``, ``warmup`` and ``telemetry`` as for DDPState; sizes and
-    densities are of a rank's shards, and so are residuals, under the parameters' names. ``nonfinite``: ``"raise"`` or
-    ``"send"``.
+    - ``model``: ``fully_shard`` has sharded all trained parameters on one mesh of one dimension, on the CPU.
+    - ``comm``: a Communicator of the ranks that hold the same shard, one of each replica, such as
+      ``Communicator.from_torch(mesh["replica"].get_group())``. Parameters and buffers of replica 0 are copied to all.
+    - ``compress``, ``warmup``, ``telemetry``: as for DDPState. Sizes, densities and residuals are of a rank's shards.
+    - ``nonfinite``: ``"raise"`` or ``"send"``.
 
-    The average is the same on all replicas, bit for bit, and is that over all ranks, since the reduce-scatter of
-    ``fully_shard`` has averaged over the shards. Clip after it: ``clip_grad_norm_`` then sees the averages of all
-    shards. To accumulate gradients, call ``average()`` after the last backward pass of a step only. Where gradients are
-    set to ``None`` after ``average()`` without a step of an optimizer, residuals are as before that call. Where one is
-    NaN or infinite ``average()`` raises as ``backward()`` does with DDPState, on the replicas of that shard.
-
-    Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks of ``comm``.
-    """
+    The average is the same on all replicas, bit for bit. It is over all ranks, because ``fully_shard`` has averaged
+    over the shards. Clip after it with ``clip_grad_norm_``. To accumulate gradients, call ``average()`` after the last
+    backward pass of a step only. If gradients are set to ``None`` after ``average()`` without an optimizer's step,
+    residuals are as before that call. Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks of
+    ``comm``."""
 
     def __init__(
         self,
@@ -101,12 +98,12 @@ class ReplicaSynchronizer:
 
     @property
     def comm(self) -> Communicator:
-        """Of the replicas, as it was given."""
+        """The communicator of the replicas, as it was given."""
         return self._comm
 
     @property
     def shard(self) -> tuple[int, int]:
-        """Which shard this rank holds, and of how many."""
+        """The number of this rank's shard, and the number of shards."""
         return self._shard
 
     @property
@@ -116,12 +113,12 @@ class ReplicaSynchronizer:
 
     @_disable_dynamo  # as ddp_hook
     def average(self) -> None:
-        """Gradients become their averages over the replicas. Called on all ranks, once for each step of the optimiser.
+        """Replaces gradients by their averages over the replicas. All ranks call it, once for each step of the
+        optimizer.
 
         A parameter that has a gradient on some replicas gets one on all of them; one that has none keeps none. Raises
         ``TransportError``; ``NonFiniteGradient`` on the rank that has a NaN or an infinity, unless
-        ``nonfinite="send"``; ``RuntimeError`` where parameters have been unfrozen, added, replaced or converted.
-        """
+        ``nonfinite="send"``; ``RuntimeError`` where parameters have been unfrozen, added, replaced or converted."""
         self._check_model()
         used = np.array([one.grad is not None for one in self._parameters.values()], np.float32)
         self._comm.all_reduce(used)
@@ -195,6 +192,7 @@ class _ReplicaState(DDPState):
         options: Mapping[str, Any],
     ) -> None:
         self._trained, self._own_shards = trained, shards
+        self._place = shard[0]
         self._among = f" of the replicas of shard {shard[0]} of {shard[1]}"
         super().__init__(comm, model, **options)
 
@@ -208,9 +206,20 @@ class _ReplicaState(DDPState):
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
         return use_of(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
 
+    @property
+    def _job_rank(self) -> int:
+        return self._comm.rank + self._place * self._comm.world_size
+
+    def _watch_of_choices(self) -> ChoiceWatch | None:
+        """Averages may be clipped, which takes the norm of all shards, and there is no ``momentum``."""
+        given = self._trained, self._compressor, self._warmup
+        return watch_choices(*given, rank=self._job_rank, momentum=False, clipping=False)
+
     def close_call(self) -> None:
         """The gradients are the averages."""
         self._use.close()
+        if self._choices is not None and not self._choices.is_over:
+            self._choices.averages_came(warmed_up=self._is_warmed_up)
 
     @property
     def alike(self) -> dict[str, str]:

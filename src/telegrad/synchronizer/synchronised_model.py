@@ -39,7 +39,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
         if not _is_reached(one) or not taken:
             raise ValueError(
                 f"parameter {name!r} is {one.dtype} on {one.device}: it must be of float32, float64, bfloat16 or "
-                "float16, on the CPU or on CUDA, or complex64 or complex128, on the CPU; use DistributedDataParallel "
+                "float16, on the CPU or on CUDA, or complex64 or complex128, on the CPU. Use DistributedDataParallel "
                 "for others"
             )
     for name, buffer in model.named_buffers():

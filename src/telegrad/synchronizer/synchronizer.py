@@ -63,50 +63,46 @@ from telegrad.synchronizer.trace import Trace
 
 
 class Synchronizer:
-    """Averages the gradients of ``model`` over all ranks of ``comm`` in every backward pass, as DistributedDataParallel
-    does, in groups that it plans.
+    """Averages the gradients of ``model`` over all ranks in every backward pass, in groups that it plans. Use it
+    instead of DistributedDataParallel.
 
-    ``model``: the same on all ranks but for values: rank 0's parameters and buffers are copied to all. No parameter is
-    in a DistributedDataParallel. They are on the CPU, or all on one CUDA device: then streams wait where the text says
-    that ``backward()`` does, the host goes on, and plans are of the streams' times (docs/explanation/gpu.md). A
-    gradient becomes a view of its group's memory; a group's sum begins when its last gradient is there, in the same
-    order on all ranks, and ``backward()`` ends when all are over. A parameter that no rank has used keeps the gradient
-    that it had, ``None`` too; but each rank's pass must give a gradient to one parameter at least.
+    ``model``: the same on all ranks except for values; rank 0's parameters and buffers are copied to all. Parameters
+    are on the CPU, or all on one CUDA device (docs/explanation/gpu.md). A gradient becomes a view of its group's
+    memory. The allreduce of a group begins when its last gradient is ready, in the same order on all ranks.
+    ``backward()`` returns when all are over; on a GPU the stream waits instead. A parameter that no rank has used keeps
+    its gradient, also ``None``. Each rank's pass must give a gradient to at least one parameter.
 
-    ``plan``: ``"auto"`` or ``"optimal"``: the cut by which the last sum ends first, ``"greedy"``: MG-WFBP's; both are
-    made at the end of pass ``plan_after``, from the times of these passes (a gradient counts when the last rank has it)
-    and from sums that are timed then, alone and while all ranks compute; as many passes in these groups later they are
-    planned once more, for what sums take from the computation. Until the first plan groups are as for ``"fixed"``:
-    DDP's sizes, in the opposite order of ``model.parameters()``. With ``"auto"``, without compression, the groups of
-    ``"single"``, ``"fixed"``, ``"greedy"`` and of two and four even parts are then tried in short turns beside it, as
-    telegrad.synchronizer.replanning says, and others are kept if their steps are faster by more than 1 %. With
-    ``"auto"`` all of this is done again when measured times leave the prediction by more than ``replan_factor``
-    (``None``: never), as telegrad.synchronizer.replanning says. ``"wfbp"``: each gradient alone, ``"single"``: all
-    together. Or lists of names of parameters, the groups in the order in which they leave. ``clip_norm``: averaged
-    gradients are scaled down to this norm, all together; with a GradScaler leave it out and call ``scaler.unscale_``
-    and ``clip_grad_norm_`` after ``backward()``.
+    ``plan``: how gradients are grouped (docs/explanation/planning.md).
 
-    ``compress``: ``None``: averages of all values; a ``telegrad.TopK``: parameters that it does not leave dense are
-    sent as their largest entries, and what is not sent waits in a residual of that parameter on that rank; a
-    ``telegrad.Quantised``: all of their values go, rounded, and what rounding loses waits; a ``telegrad.Cheapest``:
-    each group goes in the cheapest of these ways, or densely with what waits, by the plan of
-    ``telegrad.synchronizer.merge.joint``, and densely until there is one. ``momentum``, ``warmup`` and ``optimizer`` as
-    for DDPState. ``clip_norm`` is local then, as DDPState's: each rank scales its own gradient down to clip_norm /
-    sqrt(ranks) before any of it leaves, which is after the backward pass. ``nonfinite="raise"`` (what ``None`` means
-    with ``compress``): NonFiniteGradient on the rank that has a NaN or an infinity, TransportError on the others;
-    ``"send"`` (what it means without): it arrives on all ranks. Gradients of other dtypes than float32 and bfloat16 go
-    densely. On a CUDA device it is a TopK or a Quantised, and errors come later (docs/explanation/gpu.md).
+    - ``"auto"``: as ``"optimal"``. Without compression, other groups are then tried, and kept if steps are more than 1
+      % faster. All of this is repeated when measured times differ from the prediction by ``replan_factor`` (``None``:
+      never).
+    - ``"optimal"``: the groups whose last allreduce ends first; ``"greedy"``: MG-WFBP's. Both are planned after pass
+      ``plan_after``, from measured times, and once more after as many passes. Before the first plan groups are
+      ``"fixed"``.
+    - ``"fixed"``: DDP's sizes, in the opposite order of ``model.parameters()``; ``"wfbp"``: each gradient alone;
+      ``"single"``: all together. Or lists of parameter names: the groups in the order in which they are sent.
 
-    ``wait_in``: all optimisers of the model, whose ``step()`` waits for the averages, instead of ``backward()``: sums
-    go on beside whatever is between. Until then each gradient is NaN: call ``wait()``, on all ranks, before you look at
-    them, or clip them, or use a GradScaler. Pre-hooks of a step that are older than the Synchronizer see NaN.
+    ``compress``: the format of groups. Gradients that are not float32 or bfloat16 are sent dense.
 
-    All arguments are the same on all ranks (``ValueError`` on all of them otherwise). After an exception in a backward
-    pass set gradients to ``None``, as ``zero_grad()`` does; where it ended the pass of some ranks only, the next pass
-    fails with MismatchedCall, unless no gradient had come there: then that pass is one that those ranks have left out,
-    and they go on one apart. A NaN or an infinity in a gradient arrives on all ranks. A TransportError comes out of
-    ``backward()``; the gradients of that pass are lost, and with compression what waited and was sent in it: go on from
-    a ``state_dict()`` of before. The model holds the Synchronizer until ``close()``; a copy of the model has none.
+    - ``None``: all values. ``TopK``: the largest entries. ``Quantised``: all values, rounded. The residual of each
+      parameter keeps unsent gradient and rounding errors. ``Cheapest``: the cheapest of these by the plan; not on a
+      CUDA device.
+    - ``momentum``, ``warmup`` and ``optimizer``: as for DDPState.
+    - ``nonfinite``: ``"raise"`` (default with compression): NonFiniteGradient on the rank with a NaN or an infinity,
+      TransportError on the others, later on a GPU. ``"send"`` (default without): all ranks get the value.
+
+    ``clip_norm``: averages are scaled down to this norm, all together. With compression each rank scales its own
+    gradient to clip_norm / sqrt(ranks) after the backward pass, and only then sends. With a GradScaler leave it out:
+    call ``scaler.unscale_`` and ``clip_grad_norm_`` after ``backward()``.
+
+    ``wait_in``: all optimizers of the model. Their ``step()`` waits for the averages instead of ``backward()``. Until
+    then gradients show NaN: call ``wait()``, on all ranks, before you read, clip or unscale them.
+
+    All ranks pass the same arguments; otherwise all raise ``ValueError``. After an exception in a backward pass call
+    ``zero_grad()``. If only some ranks raised, the next pass is a MismatchedCall. If these ranks had no gradient yet,
+    it cannot be detected: they go on one pass apart. ``backward()`` raises ``TransportError``; then resume from an
+    earlier ``state_dict()``. The model refers to the Synchronizer until ``close()``; a copy of the model has none.
     Raises ``TypeError`` and ``ValueError`` for bad arguments. Source: Shi, Chu, Li, MG-WFBP, TPDS 2021, Algorithm 2,
     with the exact plan of telegrad.synchronizer.merge."""
 
@@ -262,18 +258,18 @@ class Synchronizer:
 
     @property
     def groups(self) -> list[list[str]]:
-        """The names of the parameters in each group, in the order in which groups leave."""
+        """The names of the parameters in each group, in the order in which groups are sent."""
         names = {id(one): name for name, one in self._parameters.items()}
         return [[names[id(one)] for one in group.parameters] for group in self._groups]
 
     @property
     def plan(self) -> MergePlan | None:
-        """What was planned from measured times, with the timeline that it predicts; ``None`` before that."""
+        """The plan made from measured times, with the timeline that it predicts; ``None`` before that."""
         return None if self._planning is None else self._planning.plan
 
     @property
     def comm(self) -> Communicator:
-        """Of the same ranks as the one that it was made with; its own."""
+        """A communicator of its own, of the same ranks as the one that it was made with."""
         return self._comm
 
     @property
@@ -282,16 +278,15 @@ class Synchronizer:
         return None if self._compression is None else self._compression.stats
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what this rank has not sent yet, by parameter, with the step and the options, and of sums that keep
-        a part what they leave to the next step: what ``reshard`` and ``RankState`` take. Of the plan it says nothing:
-        training goes on as DDPState's if a ``plan`` gives the same groups, such as the ``groups`` of then, which make
-        dense sums add in one order. Raises ``ValueError`` without compression."""
+        """A copy of this rank's unsent gradient, by parameter, with the step and the options: what ``reshard`` and
+        ``RankState`` take. The plan is not in it: to keep the groups, pass the old ``groups`` as ``plan``. Raises
+        ``ValueError`` without compression."""
         compression = self._compressed()
         self.wait()
         return compression.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
+        """Loads what ``state_dict()`` of the same model and rank returned, or ``reshard`` made of all ranks' states.
         Options stay as they are here. Raises ``ValueError`` as ``DDPState.load_state_dict``, and without compression;
         then nothing is changed."""
         compression = self._compressed()
@@ -313,18 +308,18 @@ class Synchronizer:
 
     @property
     def replans(self) -> int:
-        """How often measured times have left the prediction so far that another plan was to be made."""
+        """How often measured times have differed so far from the prediction that a new plan was made."""
         return 0 if self._planning is None else self._planning.replans
 
     @property
     def is_settled(self) -> bool:
-        """Whether groups stay until times leave the prediction: no plans are tried. The same on all ranks."""
+        """Whether planning and trials are over, until times differ from the prediction. The same on all ranks."""
         return self._planning is None or self._planning.is_settled
 
     def report(self, *, slowest: bool = False) -> StepReport:
-        """What the last backward passes took beside what was predicted: ``print()`` it, or call its ``to_json()`` or
-        ``to_html(path)``. Of this rank, which asks nobody; ``slowest``: of the rank whose step takes longest, the same
-        on all ranks, and called on all of them between two passes."""
+        """Measured times of the last backward passes beside the predicted ones: ``print()`` it, or call its
+        ``to_json()`` or ``to_html(path)``. It is of this rank, without communication. ``slowest``: of the rank whose
+        step takes longest, the same on all ranks; call it on all of them between two passes."""
         own = StepReport.of(
             self.plan.scheme if self.plan else "named" if self._scheme is None else self._first_scheme,
             self.groups,

@@ -100,10 +100,11 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibration has found: the ``tuning``, the ``fit`` behind its costs (where
-    ranks live on two levels, those between nodes), and what both come from, in seconds:
-    ``probe_medians``, and all ``samples`` of the algorithms. ``doubts``: why it may be noise, if anything says so.
-    ``device_sums``: what was measured on devices, if anything was."""
+    """The result of a calibration: the ``tuning``, and the ``fit`` behind its costs (with two levels: of those between
+    nodes).
+
+    ``probe_medians`` and ``samples`` are the measured times in seconds. ``doubts``: reasons why the result may be
+    noise. ``device_sums``: the times measured on devices, or ``None``."""
 
     tuning: Tuning
     fit: CostFit
@@ -138,16 +139,16 @@ def calibrate(
 ) -> Tuning:
     """Measures this communicator's network and algorithms in about ``seconds``; every rank calls it.
 
-    The tuning found is used by ``communicator`` from now on, returned (the same on all ranks) and, with ``keep``, kept
-    by rank 0 in the user's cache directory for later jobs on the same hosts with as many ranks; one that looks like
-    noise is not kept in an earlier one's place, and rank 0 warns (docs/reference/tuning.md). ``device``, on all ranks
-    or none: a ``torch.device`` or ``"cuda"``, on which dense sums are timed, too, by NCCL (where the communicator has
-    it) and through host memory; without it what was known of devices stays. Raises ``TypeError`` for what is no
-    Communicator and ``ValueError`` for one that is closed, of a forked parent, of one rank alone or of ranks of one
-    process, for ``seconds`` that are not above 0, for a ``device`` whose tensors are not communicated, and on all ranks
-    where ``seconds`` or kinds of devices differ; ``TransportError`` if a peer fails, ``OSError`` on rank 0 if the cache
-    cannot be written.
-    """
+    Returns the tuning, the same on all ranks. ``communicator`` uses it from now on. With ``keep`` rank 0 keeps it in
+    the user's cache directory, for later jobs on the same hosts with as many ranks. If it looks like noise and an
+    earlier one is kept, it is not kept, and rank 0 warns (docs/reference/tuning.md). ``device``, on all ranks or none:
+    a ``torch.device`` or ``"cuda"``, on which dense sums are timed too, by NCCL if possible and through host memory.
+    Without it the known costs of devices stay.
+
+    Raises ``TypeError`` for another object than a Communicator, and ``TransportError`` if a peer fails. Raises
+    ``ValueError`` for a communicator that is closed, of a forked parent, of one rank or of ranks of one process, and
+    for ``seconds`` not above 0. It does so on all ranks if ``seconds`` or kinds of devices differ. Raises
+    ``OSError`` on rank 0 if the cache cannot be written."""
     measured = measure(communicator, seconds=seconds, like=None if device is None else _tensor_on(device))
     found = measured.tuning
     communicator.use(found)
@@ -169,7 +170,8 @@ def measure(
     on_progress: Progress = lambda _part, _what: None,
     like: Any = None,
 ) -> Calibration:
-    """The same, but nothing is changed or kept. ``like``: a float32 tensor on the device."""
+    """Measures as ``calibrate``, but changes and keeps nothing. ``like``: a float32 tensor on the device to measure
+    too."""
     place = _checked_place(communicator, seconds)
     doubts = _agree(communicator, seconds, on_device=like is not None)
     say, device_sums = on_progress, None
@@ -383,7 +385,12 @@ def tell(communicator: Communicator, seconds: float, like: Any = None) -> None:
     found = measure(communicator, seconds=seconds, on_progress=lambda part, what: say(part=part, what=what), like=like)
     say(found=to_data(found))
     if first:
-        try:
-            say(kept=str(store_unless_noisy(found.tuning, found.doubts)))
-        except (OSError, RuntimeError) as error:
-            say(not_kept=str(error))
+        say(**kept_in(found))
+
+
+def kept_in(found: Calibration) -> dict[str, str]:
+    """Keeps it for later jobs: ``{"kept"}``, the file, or ``{"not_kept"}``, why not."""
+    try:
+        return {"kept": str(store_unless_noisy(found.tuning, found.doubts))}
+    except (OSError, RuntimeError) as error:
+        return {"not_kept": str(error)}

@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from telegrad.communicator.tuning_cache import store
 from telegrad.cost import Costs, Place, Tuning, allreduce_table
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.sending import Cluster
@@ -22,6 +23,11 @@ from telegrad.tools.sim.measure import network_of
 
 app = typer.Typer()
 app.command()(advise)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TELEGRAD_CACHE", str(tmp_path / "cache"))
 
 
 def advice(*arguments: str, columns: int = 120) -> tuple[int, str]:
@@ -280,3 +286,15 @@ def test_a_picture_of_no_known_format_is_refused_before_the_work(tmp_path: Path)
     done = CliRunner().invoke(make_app(), ["advise", "--nodes", "2", "--plot-file", str(tmp_path / "x.foo")])
     assert done.exit_code == 2
     assert ".foo is no format of pictures" in " ".join(done.output.replace("│", " ").split())
+
+
+def test_a_network_that_was_calibrated_is_used_unless_another_is_named() -> None:
+    place = Place("ucx", (("machine-a", 1), ("machine-b", 1)))
+    costs = Costs(50e-6, 8e-8, 8e-8, 1e-10)
+    store(Tuning(place, costs, allreduce_table(2, costs), "2026-11-20T12:00:00+00:00", "0.1.0", 0.05))
+    _, output = advice("--model", "resnet50", "--nodes", "2")
+    assert "network: measured among 2 ranks on 2 hosts (machine-a, …)" in words(output)
+    assert "0.0125 GB/s" in words(output)
+    assert "kept by telegrad calibrate on 2026-11-20, --network names another" in words(output)
+    _, named = advice("--model", "resnet50", "--nodes", "2", "--network", "10gbit")
+    assert "machine-a" not in named

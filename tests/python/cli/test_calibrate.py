@@ -242,3 +242,30 @@ def test_help_explains_every_option() -> None:
     assert status == 0
     for option in ("--ranks", "--network", "--seconds", "--device", "--json", "--plot", "--timeout"):
         assert option in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--ranks", "2"], "the launcher has started the ranks"),
+        (["--network", "tcp"], "the launcher has started the ranks"),
+        (["--device", "cuda"], "call telegrad.calibrate(comm, device=…)"),
+    ],
+)
+def test_what_a_launcher_decides_is_refused_in_its_job(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], why: str
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, said = _run(*arguments)
+    assert status == 2
+    assert why in said.replace("│ ", "").replace(" │", "")
+
+
+def test_who_is_in_a_job() -> None:
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_ID": "7"}
+    assert command.started_in_job({"RANK": "1", "WORLD_SIZE": "2"})
+    assert command.started_in_job({**step, "SLURM_NTASKS": "2"})
+    assert not command.started_in_job({})
+    assert not command.started_in_job({"WORLD_SIZE": "2"})  # of a shell, not of a rank
+    assert not command.started_in_job({"RANK": "0", "WORLD_SIZE": "1"})

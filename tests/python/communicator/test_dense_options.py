@@ -13,7 +13,7 @@ from telegrad import Communicator, OkTopkState, SparseVector
 
 Local = Callable[..., list[Communicator]]
 STREAM = SparseVector(np.array([1], np.uint32), np.ones(1, np.float32), 4)
-_NOT_DENSE = "is for sparse streams: leave it out for a dense x"
+_NOT_DENSE = "is for sparse vectors: leave it out for a dense x"
 _FACTORS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"switch_factor": "x"}, TypeError, "switch_factor='x' must be a number"),
     ({"switch_factor": True}, TypeError, "switch_factor=True must be a number"),

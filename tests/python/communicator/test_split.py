@@ -6,6 +6,7 @@ import json
 import pickle
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 
 from telegrad import Communicator
 from telegrad.communicator import groups
+from telegrad.communicator.base import Stats
 from telegrad.errors import MismatchedCall, TransportError
 from telegrad.tools import sim
 from telegrad.tools.report.hang_files import ReportedGroup, parse
@@ -261,3 +263,122 @@ def test_the_first_communicators_errors_name_no_group(on_ranks: OnRanks) -> None
     for error in on_ranks(2, lambda comm: _mismatch_of(comm, np.zeros(1 + comm.rank, np.float32))):
         assert (error.group, error.parent_rank, error.parent_peer) == (None, None, None)
         assert "split" not in str(error)
+
+
+def _added(*stats: Stats) -> dict[str, float]:
+    keys = ("operations", "messages_sent", "messages_received", "bytes_sent", "bytes_received")
+    return {key: sum(one[key] for one in stats) for key in keys}  # type: ignore[literal-required]
+
+
+def _by_parent(comm: Communicator, part: Stats, members: list[int]) -> list[int]:
+    """What was sent to each rank of ``comm``."""
+    sent = list(comm.stats(own=True)["bytes_sent_to"])
+    for peer, count in zip(members, part["bytes_sent_to"], strict=True):
+        sent[peer] += count
+    return sent
+
+
+def test_the_parents_counters_include_its_groups(on_ranks: OnRanks) -> None:
+    together = threading.Barrier(5, timeout=60)  # so that nobody sends while another one reads
+
+    def run(comm: Communicator) -> None:
+        members = [[4, 2, 0], [1, 3]][comm.rank % 2]
+        child = comm.split(comm.rank % 2, key=members.index(comm.rank))
+        assert child is not None
+        before = comm.stats()
+        assert before["bytes_sent"] == comm.stats(own=True)["bytes_sent"]
+        child.all_gather(np.zeros(1000, np.float32))
+        together.wait()
+        part = child.stats()
+        sent = 4000 * (child.world_size - 1)
+        assert part["bytes_sent"] == sent
+        assert comm.stats()["bytes_sent"] == before["bytes_sent"] + sent
+        assert _added(comm.stats()) == _added(comm.stats(own=True), part)
+        assert comm.stats()["bytes_sent_to"] == _by_parent(comm, part, members)
+        assert sum(comm.stats()["bytes_received_from"]) == comm.stats()["bytes_received"]
+        assert comm.stats()["waiting_s"] == comm.stats(own=True)["waiting_s"] + part["waiting_s"]
+        together.wait()
+        work = child.barrier(async_op=True)
+        work.wait()
+        assert comm.stats()["in_flight"] == child.stats()["in_flight"] == 0
+        child.close()
+
+    on_ranks(5, run)
+
+
+def test_counters_of_closed_groups_stay(on_ranks: OnRanks) -> None:
+    """Whichever of a group and the groups that were split from it is closed first."""
+    together = threading.Barrier(3, timeout=60)
+
+    def run(comm: Communicator) -> None:
+        sent = 0
+        for grandchild_first in (True, False):
+            child = comm.split(0, key=-comm.rank)
+            assert child is not None
+            grandchild = child.split(0)
+            assert grandchild is not None
+            grandchild.all_gather(np.zeros(10, np.float32))
+            together.wait()
+            first, second = (grandchild, child) if grandchild_first else (child, grandchild)
+            of_grandchild = grandchild.stats()
+            of_both = _added(child.stats(own=True), of_grandchild)
+            assert _added(child.stats()) == of_both
+            assert grandchild.stats()["bytes_sent"] == 40 * 2
+            together.wait()
+            first.close()
+            if first is child:
+                grandchild.all_gather(np.zeros(10, np.float32))  # it still counts for the first of all
+                of_both["bytes_sent"] += 40 * 2
+            second.close()
+            sent += int(of_both["bytes_sent"])
+            total = comm.stats()
+            assert total["bytes_sent"] == comm.stats(own=True)["bytes_sent"] + sent
+            assert sum(total["bytes_sent_to"]) == total["bytes_sent"]
+            assert total["bytes_sent_to"][comm.rank] == total["in_flight"] == 0
+        assert comm._counts.parts == []  # a program that splits often keeps no more and more of them
+
+    on_ranks(3, run)
+
+
+def test_operations_that_a_closed_group_has_not_ended_are_not_in_flight(local: Local) -> None:
+    comms = local(2)
+    with ThreadPoolExecutor(2) as pool:
+        children = [one for one in pool.map(lambda comm: comm.split(0), comms) if one is not None]
+    works = [children[0].barrier(async_op=True)]  # the other rank never calls it
+    assert comms[0].stats()["in_flight"] == 1
+    children[0].abort("enough")
+    for one in children:
+        one.close()
+    with pytest.raises(TransportError):
+        works[0].wait()
+    assert comms[0].stats()["in_flight"] == 0
+
+
+def test_counters_while_groups_close(on_ranks: OnRanks) -> None:
+    """What is read meanwhile never falls, and never counts a group twice."""
+
+    def run(comm: Communicator) -> None:
+        seen: list[int] = []
+        over = threading.Event()
+
+        def read() -> None:
+            while not over.is_set():
+                seen.append(comm.stats()["operations"])
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        most = 0
+        try:
+            for _ in range(20):
+                child = comm.split(0)
+                assert child is not None
+                child.barrier()
+                child.close()
+                most = comm.stats()["operations"]
+        finally:
+            over.set()
+            reader.join()
+        assert seen == sorted(seen)
+        assert all(one <= most for one in seen)
+
+    on_ranks(2, run)

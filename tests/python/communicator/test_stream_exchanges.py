@@ -207,24 +207,24 @@ def test_what_is_refused_before_anything_is_sent(ranks: list[Communicator]) -> N
     comm, x = ranks[0], streams()[0]
     for name, value in (("out", np.zeros(N, np.float32)), ("counts", [1, 1, 1])):
         given: dict[str, Any] = {name: value}
-        with pytest.raises(TypeError, match=f"{name} is for a dense x: sparse streams are gathered into a new list"):
+        with pytest.raises(TypeError, match=f"{name} is for a dense x: sparse vectors are gathered into a new list"):
             comm.all_gather(x, **given)
-    with pytest.raises(TypeError, match="out is for a dense x: a slice of a sparse sum is a new stream"):
+    with pytest.raises(TypeError, match="out is for a dense x: a slice of a sparse sum is a new sparse vector"):
         comm.reduce_scatter(x, out=np.zeros(N, np.float32))
     with pytest.raises(ValueError, match=f"counts add up to {N - 1} but x has {N} elements: give each to one rank"):
         comm.reduce_scatter(x, counts=[N - 1, 0, 0])
     with pytest.raises(ValueError, match=r"counts has 2 entries: give one for each of the 3 ranks"):
         comm.reduce_scatter(x, counts=[N, 0])
     for call in (comm.all_gather, comm.reduce_scatter):
-        with pytest.raises(TypeError, match="wire and error are for sparse streams: leave them out"):
+        with pytest.raises(TypeError, match="wire and error are for sparse vectors: leave them out"):
             call(np.zeros(3, np.float32), wire="bf16")
-        with pytest.raises(ValueError, match="wire='zip' does not exist for sparse streams"):
+        with pytest.raises(ValueError, match="wire='zip' does not exist for sparse vectors"):
             call(x, wire="zip")
-        with pytest.raises(ValueError, match=r"wire=array\(\[0., 0.\]\) does not exist for sparse streams"):
+        with pytest.raises(ValueError, match=r"wire=array\(\[0., 0.\]\) does not exist for sparse vectors"):
             call(x, wire=np.zeros(2))
         with pytest.raises(TypeError, match="error has dtype float64: give a float32 one"):
             call(x, wire="bf16", error=np.zeros(N))
-        with pytest.raises(TypeError, match="wire='bf16' does not fit a stream of f64"):
+        with pytest.raises(TypeError, match="wire='bf16' does not fit a sparse vector of f64"):
             call(streams(dtype=np.float64)[0], wire="bf16")
     with pytest.raises(ValueError, match="op='max' is not supported with wire='int8', which rounds"):
         comm.reduce_scatter(x, "max", wire="int8")

@@ -219,14 +219,14 @@ def test_what_is_refused(ranks: list[Communicator]) -> None:
     alone, stream = ranks[0], streams(0.01)[0]
     for wire in ("zip", "packed-zip", "bf16-packed", "f8", 3, "packed-"):
         with pytest.raises(
-            ValueError, match="wire=.* does not exist for sparse streams: use auto, raw, blocked, packed"
+            ValueError, match="wire=.* does not exist for sparse vectors: use auto, raw, blocked, packed"
         ):
             alone.all_reduce(stream, wire=wire)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="does not fit a stream of f64: only float32 values can be encoded"):
+    with pytest.raises(TypeError, match="does not fit a sparse vector of f64: only float32 values can be encoded"):
         alone.all_reduce(streams(0.01, np.float64)[0], wire="bf16")
     with pytest.raises(ValueError, match="algorithm='recursive_doubling' is not supported with wire='bf16'"):
         alone.all_reduce(stream, wire="bf16", algorithm="recursive_doubling")
-    with pytest.raises(ValueError, match="error has 3 elements but the stream has n=200000"):
+    with pytest.raises(ValueError, match="error has 3 elements but the sparse vector has n=200000"):
         alone.all_reduce(stream, wire="bf16", error=np.zeros(3, np.float32))
     with pytest.raises(TypeError, match="error has dtype float64: give a float32 one"):
         alone.all_reduce(stream, wire="bf16", error=np.zeros(N))

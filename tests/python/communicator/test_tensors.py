@@ -75,7 +75,7 @@ def test_all_reduce_refuses(alone: Communicator, x: object, error: type[Exceptio
     ],
 )
 def test_what_takes_no_stream_says_what_does(local: Local, call: Callable[[Communicator], Any]) -> None:
-    with pytest.raises(TypeError, match=r"SparseVector: .*; a stream is for all_reduce\(\), .* or use .to_dense\(\)"):
+    with pytest.raises(TypeError, match=r"SparseVector: .*; a sparse vector is for all_reduce\(\), .* .to_dense\(\)"):
         call(local(2)[1])
 
 
@@ -142,9 +142,9 @@ def test_switch_factor(alone: Communicator, factor: object, error: type[Exceptio
 def test_all_reduce_into_refuses(alone: Communicator) -> None:
     with pytest.raises(TypeError, match="stream is a ndarray: it must be a SparseVector"):
         alone.all_reduce_into(np.ones(4, np.float32), np.ones(4, np.float32))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="out has 5 elements but the stream has n=4"):
+    with pytest.raises(ValueError, match="out has 5 elements but the sparse vector has n=4"):
         alone.all_reduce_into(STREAM, np.ones(5, np.float32))
-    with pytest.raises(TypeError, match="out has dtype torch.bfloat16 but the stream holds f32"):
+    with pytest.raises(TypeError, match="out has dtype torch.bfloat16 but the sparse vector holds f32"):
         alone.all_reduce_into(STREAM, torch.ones(4, dtype=torch.bfloat16))
     with pytest.raises(TypeError, match="out is None: give a torch tensor or a numpy array"):
         alone.all_reduce_into(STREAM, None)

@@ -269,9 +269,9 @@ def test_what_is_refused_before_anything_is_sent(ranks: list[Communicator]) -> N
         comm.all_reduce_topk(x, 5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="op='max' is not supported by all_reduce_topk"):
         comm.all_reduce_topk(x, state, "max")
-    with pytest.raises(TypeError, match="wire='packed-bf16' does not fit a stream of f16"):
+    with pytest.raises(TypeError, match="wire='packed-bf16' does not fit a sparse vector of f16"):
         comm.all_reduce_topk(streams(dtype=np.float16)[0], state, wire="packed-bf16")
-    with pytest.raises(ValueError, match="error has 5 elements but the stream has n=20000"):
+    with pytest.raises(ValueError, match="error has 5 elements but the sparse vector has n=20000"):
         comm.all_reduce_topk(x, state, wire="bf16", error=np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="wire='zip' does not exist"):
         comm.all_reduce_topk(x, state, wire="zip")

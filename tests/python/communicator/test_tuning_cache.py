@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from tunings import tuning_of
 
-from telegrad.communicator.tuning_cache import cache_folder, candidates, check_writable, file_of, store
+from telegrad.communicator.tuning_cache import (
+    cache_folder,
+    candidates,
+    check_writable,
+    file_of,
+    newest_between_hosts,
+    store,
+)
 from telegrad.cost import Place
 
 _ENVIRONMENT = (("UCX_TLS", "tcp,self"),)
@@ -115,3 +122,17 @@ def test_what_cannot_be_written_is_an_error_and_leaves_nothing(monkeypatch: pyte
     with pytest.raises(OSError, match="No space left"):
         store(tuning_of(_PLACE, 1000))
     assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_newest_network_between_hosts_is_found() -> None:
+    assert newest_between_hosts() is None
+    store(dataclasses.replace(tuning_of(_PLACE, 1), measured_at="2026-12-31T00:00:00+00:00"))  # one host
+    two = [Place("ucx", (("node1", 1), (f"node{n}", 1)), "eth0", _ENVIRONMENT) for n in (2, 3)]
+    older, newer = (
+        dataclasses.replace(tuning_of(place, 1), measured_at=f"2026-11-{day}T00:00:00+00:00")
+        for place, day in zip(two, (20, 21), strict=True)
+    )
+    for tuning in (newer, older):  # the date counts, not the file's
+        store(tuning)
+    (cache_folder() / "ucx-p2-x-y.json").write_text("{")
+    assert newest_between_hosts() == newer

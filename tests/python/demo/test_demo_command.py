@@ -217,3 +217,38 @@ def test_the_counter_of_the_loopback_interface() -> None:
     assert before >= 0
     with pytest.raises(ValueError, match="interface='none0' does not exist here"):
         sent_bytes("none0")
+
+
+def test_hooks_that_torch_has(library: Path, tmp_path: Path) -> None:
+    options = ["--runs", "ddp-gloo,ddp-fp16,ddp-powersgd-2", "--steps", "8", "--validations", "1", "--layers", "2"]
+    done = _demo(*options, "--text", str(library), "--json", str(tmp_path / "figures.json"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    ddp, fp16, powersgd = json.loads((tmp_path / "figures.json").read_text())["runs"]
+    assert [fp16["name"], powersgd["name"]] == ["ddp-fp16", "ddp-powersgd-2"]
+    assert fp16["bytes_per_rank_step"] == pytest.approx(ddp["bytes_per_rank_step"] / 2, rel=0.1)
+    assert powersgd["bytes_per_rank_step"] < 0.6 * ddp["bytes_per_rank_step"]  # two steps of eight are dense
+    for run in (fp16, powersgd):
+        assert run["ranks_agree"] is True
+        assert run["validation_loss"] < FIRST_LOSS
+
+
+@pytest.mark.parametrize("name", ["ddp-powersgd-", "ddp-powersgd-0", "ddp-powersgd-x", "ddp-fp8", "powersgd-2"])
+def test_runs_that_do_not_exist(name: str) -> None:
+    done = CliRunner().invoke(make_app(), ["demo", "--runs", name], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert f"'{name}' does not exist: use ddp-gloo, " in " ".join(done.output.split())
+    assert "ddp-fp16, ddp-powersgd-R or telegrad-lowrank-R of any rank R, or telegrad-diloco-H or" in " ".join(
+        done.output.split()
+    )
+
+
+def test_runs_that_exchange_every_few_steps(library: Path, tmp_path: Path) -> None:
+    options = ["--runs", "ddp-gloo,telegrad-diloco-4,telegrad-sparseloco-4", "--steps", "10", "--validations", "1"]
+    done = _demo(*options, "--text", str(library), "--json", str(tmp_path / "figures.json"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    ddp, dense, sparse = json.loads((tmp_path / "figures.json").read_text())["runs"]
+    for run in (dense, sparse):
+        assert run["ranks_agree"] is True  # after the last two steps, too
+        assert run["validation_loss"] < FIRST_LOSS
+    assert dense["bytes_per_rank_step"] < 0.4 * ddp["bytes_per_rank_step"]  # three rounds in ten steps
+    assert sparse["bytes_per_rank_step"] < 0.2 * dense["bytes_per_rank_step"]  # small tensors go whole

@@ -87,7 +87,7 @@ def test_the_last_step_is_validated() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"run": "ddp-nccl"}, "run='ddp-nccl' does not exist: use one of ddp-gloo"),
+        ({"run": "ddp-nccl"}, "run='ddp-nccl' does not exist: use ddp-gloo"),
         ({"scheme": "ring"}, "scheme='ring' does not exist: use one of allreduce, oktopk, gtopk"),
         ({"steps": 0}, "steps=0 must be at least 1"),
         ({"warmup_steps": -1}, "warmup_steps=-1 must not be negative"),

@@ -101,8 +101,8 @@ def run_blocks(request: dict[str, Any], folder: Path) -> None:
 
 
 def run_script(request: dict[str, Any]) -> dict[str, Any]:
-    """As the interpreter would. Returns what the script has made, which must not be destroyed: with torch 2.13 that may
-    wait for a thread of Gloo, which waits for Python's lock."""
+    """As the interpreter would. Returns the script's names. They must not be destroyed: with torch 2.13 the end of a
+    DDP model waits for a thread of Gloo, which waits for Python's lock."""
     os.environ.update(request["environment"])
     sys.argv = request["script"]
     sys.path.insert(0, str(Path(sys.argv[0]).parent.resolve()))

@@ -13,13 +13,27 @@ import pytest
 pytest.importorskip("torch")
 
 import telegrad.ddp
+import telegrad.linear
 import telegrad.synchronizer
-from telegrad import Cheapest, Communicator, DDPState, Momentum, OkTopk, Quantised, Synchronizer, TopK, Warmup
+from telegrad import (
+    Cheapest,
+    Communicator,
+    DDPState,
+    DiLoCo,
+    LowRank,
+    Momentum,
+    OkTopk,
+    Quantised,
+    Synchronizer,
+    TopK,
+    Warmup,
+)
 from telegrad.compress import SELECTIONS, BySize
 from telegrad.ddp import ParameterCompression
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 OPTIONS = (DOCS / "reference" / "options.md").read_text()
+LINEAR = (DOCS / "reference" / "linear.md").read_text()
 PAGES = "\n".join(path.read_text() for path in sorted((DOCS / "how-to").glob("*.md")))
 
 
@@ -36,10 +50,12 @@ def _options(of: Callable[..., Any]) -> dict[str, object]:
     return {one.name: one.default for one in options if one.name not in ("comm", "model")}
 
 
-@pytest.mark.parametrize("of", [DDPState, TopK, OkTopk, Quantised, Cheapest, Momentum, Warmup])
+@pytest.mark.parametrize(
+    "of", [DDPState, TopK, LowRank, OkTopk, Quantised, Cheapest, Momentum, Warmup, telegrad.linear.TrainingSettings]
+)
 def test_options_and_defaults(of: Callable[..., Any]) -> None:
     options, named = _options(of), set()
-    text = re.split(r"^## ", OPTIONS.partition(f"\n## {of.__name__}\n")[2], flags=re.MULTILINE)[0]
+    text = re.split(r"^## ", (OPTIONS + LINEAR).partition(f"\n## {of.__name__}\n")[2], flags=re.MULTILINE)[0]
     for cells in re.findall(r"^\| (`.*?) \| (.*?) \| .*\|$", text, flags=re.MULTILINE):
         names = re.findall(r"`(\w+)`", cells[0])
         named |= set(names)
@@ -47,6 +63,20 @@ def test_options_and_defaults(of: Callable[..., Any]) -> None:
         default = options[names[0]]
         assert shown == ("TopK()" if default == TopK() else _shown(default)), names
     assert named == set(options)
+
+
+def test_defaults_of_the_linear_command() -> None:
+    typer = pytest.importorskip("typer")
+    from telegrad.tools.cli.linear import app
+
+    command = typer.main.get_command(app).commands["train"]
+    given = {one.name: one.default for one in command.params}
+    settings = _options(telegrad.linear.TrainingSettings)
+    differ = {name: given[name] for name, default in settings.items() if given.get(name, default) != default}
+    (told,) = re.findall(r"the same, except `--batch (\d+)` and `--held-out ([\d.]+)`", LINEAR)
+    assert differ == {"batch": int(told[0]), "held_out": float(told[1])}
+    options = {option for one in command.params for option in one.opts}
+    assert {f"--{name.replace('_', '-')}" for name in settings} <= options
 
 
 def test_names_exist() -> None:
@@ -73,6 +103,7 @@ def test_options_that_pages_name_exist() -> None:
     ours |= (
         set(_options(ParameterCompression)) | set(_options(telegrad.calibrate)) | set(_options(telegrad.ddp.reshard))
     )
+    ours |= {*_options(DiLoCo), *_options(DiLoCo.sparse), *_options(LowRank)}
     ours |= {"async_op", "driver", "purpose", "wire"}
     of_others = {"find_unused_parameters", "static_graph", "bucket_cap_mb", "cycle_momentum", "pg_options", "cpu"}
     of_others |= {"max_grad_norm", "mixed_precision", "precision", "set_to_none", "strategy", "use_reentrant"}

@@ -33,10 +33,12 @@ NOT_RUN = {
     "how-to/cpp.md": {"compiles for minutes": 2},
     "how-to/gpu.md": {"needs a GPU": 4},
     "how-to/hangs.md": {"needs a job that hangs": 2},
+    "how-to/linear.md": {"needs several hosts": 1},
     "how-to/kubernetes.md": {"builds wheels for minutes": 1, "needs Kubernetes": 1},
     "how-to/mpi.md": {"compiles for minutes": 2},
     "how-to/ray.md": {"needs Ray": 6},
     "how-to/slurm.md": {"needs Slurm": 3},
+    "how-to/two-machines.md": {"needs two machines": 10},
 }
 """By page: the reasons of its blocks that are not run, and how many have each."""
 
@@ -45,6 +47,7 @@ PRELUDES = {
     "how-to/trainers.md": "trainers",
     "how-to/torch-backend.md": "nothing",
     "how-to/sparse-vectors.md": "nothing",
+    "how-to/linear.md": "nothing",
     "how-to/mpi.md": "nothing",
 }
 """By page: what its blocks begin with, of ``pages_program.PRELUDES``, if not ``"training"``."""

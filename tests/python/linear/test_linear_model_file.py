@@ -232,8 +232,8 @@ def test_a_descriptor_s_path_is_written_in_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        (LinearModel(np.array([1, np.nan], np.float32), 0.0, "hinge"), "values or bias are not finite"),
-        (LinearModel(np.ones(2, np.float32), math.inf, "hinge"), "values or bias are not finite"),
+        (LinearModel(np.array([1, np.nan], np.float32), 0.0, "hinge"), "values or bias have NaN or Inf"),
+        (LinearModel(np.ones(2, np.float32), math.inf, "hinge"), "values or bias have NaN or Inf"),
         (LinearModel(np.ones(2, np.float32), 0.0, "log"), "loss='log' does not exist"),
     ],
     ids=["weights", "bias", "loss"],

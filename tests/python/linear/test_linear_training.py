@@ -157,7 +157,7 @@ def test_labels_that_are_not_two_classes_are_refused_on_every_rank(others: list[
 
     with ThreadPoolExecutor(2) as pool:
         (said,) = set(pool.map(one, range(2)))
-    assert said.endswith("have 1; make them -1 and 1 or 0 and 1, or use loss='squared_error' for numbers")
+    assert said.endswith("have 1. Make them -1 and 1 or 0 and 1, or use loss='squared_error' for numbers")
 
 
 def test_nothing_to_train_on() -> None:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -213,6 +214,20 @@ def training() -> Any:
     return list(model.module.parameters())
 
 
+def low_rank_hook() -> Any:
+    """torch's PowerSGD, in a single bucket. With more of them it calls its sums from threads, in no fixed order."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)).double())
+    state = powerSGD_hook.PowerSGDState(None, 2, start_powerSGD_iter=2)
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(5):
+        optimizer.zero_grad()
+        (model(of_rank(8, 32, dtype=torch.float64) / (step + 1)) ** 2).mean().backward()
+        optimizer.step()
+    return [one.detach().round(decimals=6) for one in model.parameters()]
+
+
 def uneven_inputs() -> Any:
     model = DistributedDataParallel(nn.Linear(4, 2).double())
     with model.join():
@@ -311,6 +326,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
         messages,
         groups,
         training,
+        low_rank_hook,
         uneven_inputs,
         *([sharding] if TRAINS_SHARDS else []),
         asynchronous_checkpoint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import tempfile
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from varied_options import objects_of
 
 import telegrad
-from telegrad import Communicator, DDPState, TopK
+from telegrad import Communicator, DDPState, LowRank, TopK, Warmup
 from telegrad.compress import ExactTopK, RandomK
 from telegrad.ddp import ParameterCompression, ParameterInfo, RankState, load_resharded
 
@@ -159,6 +160,27 @@ def gradient_scaler(comm: Communicator) -> None:
         assert scaler.get_scale() > scale
 
 
+def counters_of_the_whole_job(comm: Communicator) -> None:
+    """Of the hook, of a Synchronizer and of a group, over the network."""
+    job = Job(comm, lambda p: SGD(p, 0.02), density=0.05)
+    before = comm.stats()["bytes_sent"]
+    job.run(0, 3)
+    by_hook = comm.stats()["bytes_sent"] - before
+    assert by_hook > 0
+    assert comm.stats()["bytes_sent"] == comm.stats(own=True)["bytes_sent"]
+    sync = telegrad.Synchronizer(Net(), comm, plan="fixed")
+    group = comm.split(0, key=-comm.rank)
+    assert group is not None
+    own = comm.stats(own=True)["bytes_sent"]
+    group.all_gather(np.zeros(1000, np.float32))
+    parts = sync.comm.stats()["bytes_sent"] + 4000
+    assert comm.stats()["bytes_sent"] == own + parts
+    assert comm.stats()["bytes_sent_to"][1 - comm.rank] == own + parts
+    group.close()
+    sync.close()
+    assert comm.stats()["bytes_sent"] == own + parts
+
+
 def local_clipping(comm: Communicator) -> None:
     loose = Job(comm, lambda p: SGD(p, 0.02), clip_norm=1e6, density=0.05)
     plain = Job(comm, lambda p: SGD(p, 0.02), density=0.05)
@@ -272,6 +294,20 @@ def the_synchronizer_trains_as_ddp_does(comm: Communicator) -> None:
     assert sync.plan is not None
 
 
+def low_rank_learns(comm: Communicator) -> None:
+    """Over several buckets, which DDP lays out anew; with the optimizer's momentum; and on from a checkpoint."""
+    Job(comm, with_momentum, compress=LowRank(2, 16)).learns()
+    Job(comm, lambda p: torch.optim.AdamW(p, 0.002), compress=LowRank(1, 16), warmup=Warmup(3)).learns()
+    jobs = [Job(comm, with_momentum, compress=LowRank(2, 16), nonfinite="skip") for _ in range(2)]
+    first, second = jobs
+    first.run(0, 6)
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))  # which shares its tensors
+    second.state.load_state_dict(first.state.state_dict())
+    assert first.run(6, 9) == second.run(6, 9)
+    assert_equal(first.flat(), second.flat())
+
+
 def ranks_that_were_given_others_are_told(comm: Communicator) -> None:
     """On all of them, when the state is made; the communicator stays usable."""
     ddp = DistributedDataParallel(Net())
@@ -353,11 +389,13 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     parameter_groups_and_a_falling_rate,
     gradient_scaler,
     local_clipping,
+    counters_of_the_whole_job,
     wires_learn,
     one_signed_layers_learn,
     shared_and_frozen_parameters,
     accumulation_with_momentum,
     distributed_checkpoint,
+    low_rank_learns,
     ranks_that_were_given_others_are_told,
     the_synchronizer_trains_as_ddp_does,
     a_synchronizer_that_compresses_loses_nothing,

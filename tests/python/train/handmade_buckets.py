@@ -49,7 +49,7 @@ class Trainer:
             options["optimizer"] = make_optimizer(self.parameters.values())
         usual = (
             {}
-            if options.get("compress", "topk") is None or "policy" in options
+            if options.get("compress", "topk") != "topk" or "policy" in options
             else {"density": 0.05, "small_elements": 16}
         )
         self.state = DDPState(comm, module_of(self.parameters), **objects_of(**{**usual, **options}))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from varied_options import objects_of
 
-from telegrad import Communicator, Synchronizer, TransportError
+from telegrad import Communicator, Synchronizer, TopK, TransportError
 
 PLANS: list[Any] = ["auto", "greedy", "fixed", "wfbp", "single", NAMED]
 
@@ -416,3 +416,27 @@ def test_a_rank_that_fails_ends_the_backward_pass_of_the_others(on_ranks: OnRank
         return str(caught.value)
 
     assert "out of memory" in on_ranks(2, run)[0]
+
+
+@pytest.mark.parametrize("compress", [None, TopK(0.05, small_elements=0)], ids=["dense", "topk"])
+def test_the_jobs_counters_include_the_synchronizers(on_ranks: OnRanks, compress: TopK | None) -> None:
+    """Also after it is closed, and those of a second one."""
+
+    def run(comm: Communicator) -> int:
+        before, sent = comm.stats()["bytes_sent"], 0
+        for _ in range(2):
+            model = nn.Linear(1000, 10)
+            with contextlib.closing(Synchronizer(model, comm, plan="single", compress=compress)) as sync:
+                own = sync.comm.stats()["bytes_sent"]
+                weights = 4 * (10 * 1000 + 10)
+                assert own >= (weights if comm.rank == 0 else 0)  # rank 0's are copied to the other
+                for _ in range(3):
+                    model(torch.ones(1, 1000)).sum().backward()
+                sent += sync.comm.stats()["bytes_sent"]
+                assert sync.comm.stats()["bytes_sent"] > own
+                counted = comm.stats()["bytes_sent"]
+                assert counted == comm.stats(own=True)["bytes_sent"] + sent
+            assert comm.stats()["bytes_sent"] == counted
+        return int(counted - before)
+
+    assert min(on_ranks(2, run)) > 2 * 3 * (4 * 10 * 1000 if compress is None else 500)

@@ -25,6 +25,7 @@ from varied_options import objects_of
 
 import telegrad
 from telegrad import Communicator
+from telegrad.ddp import choices
 from telegrad.integrations.transformers import FILE, ExchangeCallback, exchange_gradients
 
 SPARSE = {"density": 0.05, "small_elements": 64, "momentum": 0.5}
@@ -62,10 +63,11 @@ def assert_equal(one: Training, other: Training) -> None:
 def warned() -> Iterator[list[str]]:
     """What telegrad warns of in between."""
     said: list[str] = []
+    choices._told.clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield said
-    said += sorted(str(one.message) for one in caught if one.category is RuntimeWarning)
+    said += sorted(str(one.message) for one in caught if one.category in (RuntimeWarning, telegrad.ChoiceWarning))
 
 
 def transformers_trains_and_resumes(comm: Communicator) -> None:
@@ -145,9 +147,10 @@ def transformers_goes_on_in_the_next_training(comm: Communicator) -> None:
     plain.run()
     with warned() as said:
         training.run(root / "plain" / "checkpoint-32")
-    assert len(said) == 3
+    assert len(said) == 2 + (comm.rank == 0)
     assert re.search(r"a residual of norm .* the checkpoint .*checkpoint-32 has no telegrad.safetensors", said[0])
-    assert re.search(r"checkpoint-32 has no telegrad.safetensors: training goes on without", said[-1])
+    lost = r"checkpoint-32 has no telegrad.safetensors, so gradients that were not sent yet are lost: resume from one"
+    assert comm.rank != 0 or re.search(lost, said[-1])
 
     training.trainer.model_init = example.Network
     training.trainer.args.num_train_epochs = 1
@@ -269,8 +272,8 @@ def transformers_refusals(comm: Communicator) -> None:
     for exchange, count in ((SPARSE, 1), ({"compress": None}, 0)):
         with warned() as said:
             Training(root, exchange, 1, max_grad_norm=1.0, max_steps=1).run()
-        assert len(said) == count
-        assert all(re.search(r"clips averaged gradients to a norm of 1: .*max_grad_norm=0", one) for one in said)
+        assert len(said) == (count if comm.rank == 0 else 0)
+        assert all(re.search(r"clips averaged gradients to a norm of 1, .*max_grad_norm=0", one) for one in said)
     _damaged_checkpoints(comm, root)
     _ends_on_all_ranks(comm, root)
 

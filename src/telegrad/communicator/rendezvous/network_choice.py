@@ -140,8 +140,8 @@ class Table:
             if host.links and not self._own(host) and not host.rdma:
                 said = ", ".join(f"{one.name} {one.address}" for one in host.links[:8])
                 raise TransportError(
-                    f"other hosts of this job have each address of host {host.name} too ({said}): nobody reaches it: "
-                    "give its network interface an address of its own (of containers on several hosts: an overlay "
+                    f"other hosts of this job have each address of host {host.name} too ({said}): nobody reaches it. "
+                    "Give its network interface an address of its own (of containers on several hosts: an overlay "
                     "network, or docker run --network=host)",
                     peer=self._first_rank[host.label],
                     host=host.name,

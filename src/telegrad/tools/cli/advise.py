@@ -14,6 +14,7 @@ from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
 
+from telegrad.communicator.tuning_cache import newest_between_hosts
 from telegrad.cost import Costs, Place, Tuning
 from telegrad.tools.advise import advice
 from telegrad.tools.advise.advice import Advice, Prediction
@@ -219,6 +220,17 @@ def cluster_of(tuning: Tuning, nodes: int, per_node: int) -> Cluster:
     return Cluster(ranks, port, per_node, within, oversubscription=oversubscription)
 
 
+_COSTS = ("network", "alpha", "beta")
+_KEPT = "; kept by telegrad calibrate on {}, --network names another"
+
+
+def _kept_tuning(context: typer.Context) -> Tuning | None:
+    """The network between hosts that was calibrated last, unless the command line names costs."""
+    if any(is_given(context, name) for name in _COSTS):
+        return None
+    return newest_between_hosts()
+
+
 def about_tuning(tuning: Tuning) -> str:
     """Its costs in words, and while how many ranks sent at once they were measured."""
     sharing = _ranks_to_a_link(tuning.place)
@@ -299,7 +311,7 @@ def advise(
 
     [bold]Example:[/] telegrad advise --model vgg16 --nodes 16 --network 1gbit --plot-file vgg16.png
 
-    On a network that is there: telegrad calibrate --json costs.json, then telegrad advise --tuning costs.json
+    Where telegrad calibrate has measured a network between hosts, that is used unless --network names another.
     """
     console = table_console()
     check_all_writable({"--json": json_file, "--plot-file": plot_file})
@@ -310,15 +322,19 @@ def advise(
         )
     if not 0 < density <= 1:
         raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
-    if tuning_file is None:
+    if tuning_file is not None:
+        refuse_given(context, _COSTS, "--tuning has measured costs")
+        tuning: Tuning | None = read_tuning(tuning_file)
+        assert tuning is not None
+        cluster = cluster_of(tuning, nodes, gpus_per_node)
+        about, place = about_tuning(tuning), tuning_file.stem
+    elif (tuning := _kept_tuning(context)) is not None:
+        cluster = cluster_of(tuning, nodes, gpus_per_node)
+        about, place = f"{about_tuning(tuning)}{_KEPT.format(tuning.measured_at[:10])}", "the network measured here"
+    else:
         costs = _named_costs(network, alpha, beta)
         about, place = costs.about, network
         cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
-    else:
-        refuse_given(context, ("network", "alpha", "beta"), "--tuning has measured costs")
-        tuning = read_tuning(tuning_file)
-        cluster = cluster_of(tuning, nodes, gpus_per_node)
-        about, place = about_tuning(tuning), tuning_file.stem
     chosen = chosen_device(device)
     workload = chosen_workload(context, model, trace, samples, chosen, compute_ms)
     with ended_by_interrupt(console, "interrupted: nothing was written"):

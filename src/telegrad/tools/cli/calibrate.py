@@ -16,13 +16,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from telegrad.communicator import tuning_cache
+from telegrad.communicator import Communicator, tuning_cache
+from telegrad.communicator.rendezvous.joining import variables_of_step
 from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, DeviceTuning, TableEntry, Tuning
 from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import open_network, text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
-from telegrad.tools.cli.options import described_gpu, networks_of
+from telegrad.tools.cli.options import described_gpu, networks_of, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, say_file, write_result, written
 from telegrad.tools.report.figures import (
     BLUE,
@@ -36,7 +37,7 @@ from telegrad.tools.report.figures import (
     picture,
     seconds_across,
 )
-from telegrad.tuning.calibration import DEFAULT_S
+from telegrad.tuning.calibration import DEFAULT_S, kept_in, measure, to_data
 
 # Costs, table and plot of a calibration (`telegrad.tuning.calibration.to_data`).
 
@@ -183,6 +184,7 @@ _TARGETS_ON = {"cuda": "telegrad.tuning.calibration:rank_main_on_cuda"}
 
 
 def calibrate(
+    context: typer.Context,
     ranks: Annotated[int, typer.Option(min=2, max=256, help="Processes to start on this machine.")] = 4,
     network: Annotated[
         str,
@@ -217,10 +219,18 @@ def calibrate(
     algorithms cross; their measured times around there decide. With [bold]--device[/] straight lines through the times
     of a few lengths decide where tensors on a GPU go by NCCL. The result is kept in the user's cache directory
     ([bold]TELEGRAD_CACHE[/] names another) for jobs on the same hosts with as many ranks and the same UCX settings,
-    which use it by themselves. In a job of several hosts let every rank call [bold]telegrad.calibrate(communicator)[/].
+    which use it by themselves, and for [bold]telegrad advise[/]. For a network between hosts, start it on each of them:
+
+    torchrun --nnodes 2 --node-rank [0, then 1] --nproc-per-node 1 --master-addr HOST0 --master-port 29500
+    -m telegrad calibrate
+
     docs/reference/tuning.md says more.
     """
-    console = Console()
+    in_job = started_in_job(os.environ)
+    if in_job:
+        refuse_given(context, ("ranks", "network"), "the launcher has started the ranks, on their own network")
+        refuse_given(context, ("device",), "in a job, call telegrad.calibrate(comm, device=…)")
+    console = Console(quiet=in_job and os.environ.get("RANK", os.environ.get("SLURM_PROCID")) != "0")
     networks_of([network])
     if device is not None and device not in _TARGETS_ON:
         raise typer.BadParameter(
@@ -242,10 +252,16 @@ def calibrate(
     _warn_if_busy(console)
     with ended_by_interrupt(console, "interrupted; nothing is kept"):
         try:
-            said = _run_with_progress(console, ranks, network, seconds, device, timeout)
+            if in_job:
+                said = _measure_in_job(console, seconds, timeout)
+            else:
+                said = _run_with_progress(console, ranks, network, seconds, device, timeout)
         except (LaunchError, RuntimeError) as error:
-            console.print(f"[red]{network}:[/] {escape(str(error))}", highlight=False)
+            of = "calibration" if in_job else network
+            Console().print(f"[red]{of}:[/] {escape(str(error))}", highlight=False)
             raise typer.Exit(1) from error
+    if not said:
+        return  # rank 0 tells
     found = said["found"]
     tuning = Tuning.from_data(found["tuning"])
     title = f"all_reduce, {tuning.place}"
@@ -293,20 +309,43 @@ def _warn_if_busy(console: Console) -> None:
         )
 
 
+def started_in_job(environment: Mapping[str, str]) -> bool:
+    """Whether torchrun or srun has started this process as one of several ranks."""
+    step = variables_of_step(environment)
+    return int(step.get("WORLD_SIZE") or (environment.get("WORLD_SIZE") if "RANK" in environment else None) or 1) > 1
+
+
+def _measure_in_job(console: Console, seconds: float, timeout_s: float) -> dict[str, Any]:
+    """On rank 0 what was found and whether it is kept; on the others nothing."""
+    with (
+        Communicator.from_torch(timeout_s=timeout_s, join_timeout_s=timeout_s) as communicator,
+        Progress(*_COLUMNS, console=console, transient=True) as progress,
+    ):
+        task = progress.add_task(f"{communicator.world_size} ranks of the job", total=1.0, what="")
+        found = measure(
+            communicator,
+            seconds=seconds,
+            on_progress=lambda part, what: progress.update(task, completed=part, what=what),
+        )
+        return {"found": to_data(found), **kept_in(found)} if communicator.rank == 0 else {}
+
+
+_COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    TimeElapsedColumn(),
+    TextColumn("{task.fields[what]}"),
+)
+
+
 def _run_with_progress(
     console: Console, ranks: int, network: str, seconds: float, device: str | None, timeout_s: float
 ) -> dict[str, Any]:
     """All that rank 0 says besides its progress."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[what]}"),
-    )
     said: dict[str, Any] = {}
     target, arguments, environment = _TARGET, [str(seconds)], SINGLE_THREADED
     with (
-        Progress(*columns, console=console, transient=True) as progress,
+        Progress(*_COLUMNS, console=console, transient=True) as progress,
         open_network(network, ranks) as opened,
         tempfile.TemporaryDirectory(prefix="telegrad-calibrate-") as folder,
     ):

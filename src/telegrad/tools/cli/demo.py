@@ -40,6 +40,7 @@ from telegrad.tools.demo.job import (
     TrainingPlace,
     as_json,
     check_length,
+    check_run,
     equal_wall_s,
     open_place,
     train,
@@ -242,7 +243,14 @@ def demo(
             show_default=False,
         ),
     ] = None,
-    runs: Annotated[str, typer.Option(help="Which runs to do, in this order, separated by commas.")] = ",".join(RUNS),
+    runs: Annotated[
+        str,
+        typer.Option(
+            help="Which runs to do, in this order, separated by commas; of torch's own hooks [bold]ddp-fp16[/] and, of "
+            "any rank, [bold]ddp-powersgd-4[/]; of ours, of any rank, [bold]telegrad-lowrank-4[/], and "
+            "with an exchange every so many steps [bold]telegrad-diloco-30[/] and [bold]telegrad-sparseloco-30[/]."
+        ),
+    ] = ",".join(RUNS),
     batch: Annotated[int, typer.Option(min=1, help="Windows of text per rank and step.")] = 1,
     context: Annotated[int, typer.Option(min=8, help="Bytes in a window.")] = 64,
     width: Annotated[
@@ -440,8 +448,10 @@ def _check_outputs(out: Path, json_file: Path | None) -> None:
 def _checked_runs(runs: str) -> list[str]:
     names = [name.strip() for name in runs.split(",")]
     for name in names:
-        if name not in RUNS:
-            raise typer.BadParameter(f"{name!r} does not exist: use {', '.join(RUNS)}", param_hint="--runs")
+        try:
+            check_run(name)
+        except ValueError as error:
+            raise typer.BadParameter(str(error).removeprefix("run="), param_hint="--runs") from error
     if len(set(names)) != len(names):
         raise typer.BadParameter(f"{runs!r} names a run twice", param_hint="--runs")
     return names

@@ -27,6 +27,30 @@ from telegrad.tools.bench.netlab import INTERFACE, Netlab
 
 RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 """Plain DistributedDataParallel over Gloo; the same with our hook, dense; with our hook, sparse."""
+FP16, POWERSGD, LOW_RANK = "ddp-fp16", "ddp-powersgd-", "telegrad-lowrank-"
+"""DDP over Gloo with hooks that torch has: half-precision gradients, and PowerSGD of the rank that follows. And our own
+hook with LowRank of the rank that follows."""
+DILOCO, SPARSELOCO = "telegrad-diloco-", "telegrad-sparseloco-"
+"""Replicas that exchange every so many steps, as follows: all of what they have learnt, or a part."""
+POWERSGD_DENSE_STEPS = 2  # at least: it keeps what it remembers by bucket, and DDP makes its buckets anew in the second
+
+
+def check_run(name: str) -> None:
+    """Raises ``ValueError`` unless it is one of those above."""
+    if name in (*RUNS, FP16) or any(number_in(name, one) for one in (POWERSGD, LOW_RANK, DILOCO, SPARSELOCO)):
+        return
+    names = ", ".join((*RUNS, FP16))
+    raise ValueError(
+        f"run={name!r} does not exist: use {names}, {POWERSGD}R or {LOW_RANK}R of any rank R, or {DILOCO}H or "
+        f"{SPARSELOCO}H of any number H of steps"
+    )
+
+
+def number_in(name: str, prefix: str) -> int | None:
+    """The 4 in ``ddp-powersgd-4``, whose prefix is ``POWERSGD``; ``None`` for another name."""
+    number = name.removeprefix(prefix)
+    return int(number) if number != name and number.isascii() and number.isdigit() and int(number) > 0 else None
+
 
 DEVICES = ("cpu", "cuda")
 
@@ -59,8 +83,9 @@ class Settings:
 
     ``interface``: whose byte counters are read (``eth0``, or ``lo`` for all ranks together); with ``shared_memory`` a
     communicator's own are, where there is one. ``device``: ``"cpu"``, or ``"cuda"``, one GPU for all ranks. ``corpus``:
-    the folder with the text. ``scheme``: see ``SCHEMES``. ``warmup_steps``: dense steps before the first sparse one.
-    ``validations``: how often the held-out loss is taken, evenly over the run. ``optimizer``'s figures are those at
+    the folder with the text. ``scheme``: see ``SCHEMES``. ``warmup_steps``: dense steps before the first sparse one,
+    and before PowerSGD's first, which needs two. ``validations``: how often the held-out loss is taken, evenly over the
+    run. ``optimizer``'s figures are those at
     which plain DDP does best in so short a run; beta1 is low because error feedback delivers an entry's gradients in
     one piece, which is momentum enough.
     """
@@ -88,8 +113,7 @@ class Settings:
     model: ModelSize = ModelSize()
 
     def __post_init__(self) -> None:
-        if self.run not in RUNS:
-            raise ValueError(f"run={self.run!r} does not exist: use one of {', '.join(RUNS)}")
+        check_run(self.run)
         if self.device not in DEVICES:
             raise ValueError(f"device={self.device!r} does not exist: use one of {', '.join(DEVICES)}")
         if self.scheme not in SCHEMES:

@@ -1,6 +1,6 @@
 """One rank's training run of the demo, and its model, a small GPT over bytes. Needs torch.
 
-The three runs differ only in the hook that DDP is given. On a GPU all ranks train on the same one. A scheme that
+The runs differ only in the hook that DDP is given. On a GPU all ranks train on the same one. A scheme that
 DDPState refuses there is reported as ``refused``, with the reason.
 
 Messages go to standard output, one JSON object a line; ``job`` reads them. Definitions, the same for all runs:
@@ -31,16 +31,24 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.tools.bench.device import BenchmarkDevice, Cuda
 from telegrad.tools.demo.job import (
+    DILOCO,
+    FP16,
+    LOW_RANK,
+    POWERSGD,
+    POWERSGD_DENSE_STEPS,
     SCHEMES,
+    SPARSELOCO,
     VOCABULARY,
     Corpus,
     ModelSize,
     Settings,
     Tokens,
+    number_in,
     training_batch,
     validation_batches,
 )
@@ -257,14 +265,44 @@ class _Trainer:
         model = ByteGPT(settings.model).to(self.device)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.clock = clock_of(model)
-        self.ddp = DistributedDataParallel(model, bucket_cap_mb=settings.bucket_mb, gradient_as_bucket_view=True)
+        self.model = model
+        self.ddp: torch.nn.Module = model
         self.comm: Any = None
         self.state: Any = None
-        if settings.run != "ddp-gloo":
-            self._use_telegrad(self.ddp)
+        self.diloco: Any = None
         self.optimizer = optimizer_of(model, settings)
+        dense, sparse = (number_in(settings.run, kind) for kind in (DILOCO, SPARSELOCO))
+        if dense or sparse:
+            self._use_diloco(dense, sparse)
+        else:
+            self._use_ddp(model)
         self.sent = 0.0  # bytes in training steps so far
         self.training_s = 0.0
+
+    def _use_ddp(self, model: torch.nn.Module) -> None:
+        settings, rank = self.settings, number_in(self.settings.run, POWERSGD)
+        # Over Gloo sums of buckets that PowerSGD has under way at once get mixed up, so it gets a single one.
+        bucket_mb = settings.bucket_mb if rank is None else 1 + 4 * self.parameters / 2**20
+        self.ddp = ddp = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
+        if settings.run == FP16:
+            ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        elif rank is not None:
+            dense = max(settings.warmup_steps, POWERSGD_DENSE_STEPS)
+            ddp.register_comm_hook(
+                powerSGD_hook.PowerSGDState(None, rank, start_powerSGD_iter=dense), powerSGD_hook.powerSGD_hook
+            )
+        elif settings.run != "ddp-gloo":
+            self._use_telegrad(ddp)
+
+    def _use_diloco(self, dense: int | None, sparse: int | None) -> None:
+        """All that a user changes in a script that trains on one machine."""
+        import telegrad
+
+        self.comm = telegrad.Communicator.from_torch()
+        if sparse is None:
+            self.diloco = telegrad.DiLoCo(self.model, self.comm, self.optimizer, every=dense or 1)
+        else:
+            self.diloco = telegrad.DiLoCo.sparse(self.model, self.comm, self.optimizer, every=sparse)
 
     def _use_telegrad(self, ddp: DistributedDataParallel) -> None:
         """All that a user changes in a training script."""
@@ -276,6 +314,9 @@ class _Trainer:
         if mode == "sparse":
             compress = telegrad.TopK(self.settings.density, **SCHEMES[self.settings.scheme])
             options = {"compress": compress, "warmup": telegrad.Warmup(self.settings.warmup_steps)}
+        elif (rank := number_in(self.settings.run, LOW_RANK)) is not None:
+            warmup = telegrad.Warmup(self.settings.warmup_steps)
+            options = {"compress": telegrad.LowRank(rank), "warmup": warmup}
         try:
             self.state = telegrad.DDPState(self.comm, ddp, **options)
         except TypeError as error:
@@ -299,6 +340,8 @@ class _Trainer:
                 sent_before = self._counted()
         if self.state is not None:
             self.state.synchronize()
+        if self.diloco is not None:
+            self.diloco.exchange()
         tell(kind="end", **self._totals(), **self._over_ranks())
         if self.comm is not None:
             self.comm.close()
@@ -330,7 +373,7 @@ class _Trainer:
     def _validate(self) -> float:
         """The mean loss on the held-out windows, each rank taking its share of them."""
         total = torch.zeros(2, dtype=torch.float64)
-        model = self.ddp.module
+        model = self.model
         with torch.no_grad():
             for inputs, targets in validation_batches(
                 self.corpus.held_out,

@@ -1,0 +1,370 @@
+"""DiLoCo: replicas train by themselves, and exchange what they have learnt every so many steps.
+
+Sources: Douillard et al., arXiv 2311.08105 (DiLoCo); Sarfi et al., arXiv 2508.15706 (SparseLoCo).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from telegrad.communicator import Communicator
+from telegrad.compress import BucketTopK
+from telegrad.compress.arguments import checked_count
+from telegrad.ddp.bucket import ParameterSpan, layout_of_members
+from telegrad.ddp.exchange import Exchange, Fault, error_of, find_fault
+from telegrad.ddp.options import TopK, compressor_of, encoding_of
+from telegrad.ddp.rank_checks import check_alike, described
+from telegrad.ddp.rank_state import VERSION, checked_step
+from telegrad.ddp.telemetry import DDPStats
+from telegrad.errors import TransportError
+from telegrad.kernels.floats import count_nonfinite
+
+MakeOuter = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the outer optimizer of the parameters that it is given."""
+
+
+def nesterov(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """DiLoCo's outer optimizer. Source: arXiv 2311.08105, §3.1."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def plain(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """SparseLoCo's outer optimizer: the decayed residual stands for its momentum. Source: arXiv 2508.15706."""
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+class DiLoCo:
+    """Trains one replica of ``model`` on each rank, for networks on which an exchange in each step takes too long.
+
+    Each replica trains with its own ``inner_optimizer``. After ``every`` steps of it, all replicas exchange how far
+    their parameters have moved (the pseudo-gradient). An outer optimizer moves the common parameters by the average,
+    and all replicas go on from there. The training loop stays as it is: the exchange happens inside of
+    ``inner_optimizer.step()``. Call ``exchange()`` after the last step, and before you evaluate or save the model.
+
+    ``model``: a module whose parameters are no DTensors; rank 0's parameters and buffers are copied to all ranks.
+    ``comm``: a Communicator of one rank for each replica. ``every``: inner steps in a round, at least 1. ``outer``:
+    called with the common parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with
+    ``compress``. ``compress``: a ``TopK``: only the largest entries of a pseudo-gradient are sent, and a residual keeps
+    the rest; ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1].
+    ``verify``: the replicas compare a checksum of their parameters in every so many rounds; 0: never.
+
+    ``inner_optimizer`` keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
+    averaged in each round. With a GradScaler only steps that are taken count, so a replica that skips one needs one
+    more batch. All ranks give the same options, and take as many steps.
+
+    Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks where they differ. ``step()`` raises
+    ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
+    others, and where a rank fails, before anything has changed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 30,
+        outer: MakeOuter | None = None,
+        compress: TopK | None = None,
+        decay: float = 1.0,
+        verify: int = 1,
+    ) -> None:
+        if not isinstance(comm, Communicator):
+            raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
+        error: ValueError | TypeError | None = None
+        alike: dict[str, str] = {}
+        try:
+            self._parameters = _checked_parameters(model, inner_optimizer)
+            self._every, self._verify = checked_count(every, "every"), checked_count(verify, "verify")
+            if self._every < 1:
+                raise ValueError(f"every={every} must be at least 1: the inner steps of a round")
+            if compress is not None and not isinstance(compress, TopK):
+                raise TypeError(
+                    f"compress={compress!r} must be a telegrad.TopK, or None: all of a pseudo-gradient is sent"
+                )
+            if compress is not None and compress.feedback != "gradients":
+                raise ValueError("feedback='steps' is for gradients: leave it out")
+            self._decay = _checked_decay(decay, compressed=compress is not None)
+            self._common = {name: _held(one) for name, one in self._parameters.items()}
+            self.outer = _checked_outer(outer or (nesterov if compress is None else plain), self._common)
+            self._compressor = compressor_of(self._common, compress, None, None)
+            chosen = compress or TopK()
+            encoding = encoding_of(chosen, self._common)
+            self.stats = DDPStats()
+            self._exchange = Exchange(comm, self._compressor, chosen.values, encoding, chosen.combine, self.stats)
+            options = {"every": str(self._every), "verify": str(self._verify), "decay": str(self._decay)}
+            options |= {"compress": str(compress), "outer": _settings_of(self.outer)}
+            alike = described(self._common, options)
+        except (ValueError, TypeError) as found:
+            error = found
+        check_alike(comm, alike, error)
+        self._model, self._comm = model, comm
+        self._sparse = compress is not None
+        spans, offset = [], 0
+        for name, one in self._common.items():
+            spans.append(ParameterSpan(name, offset, one.numel()))
+            offset += one.numel()
+        self._spans = spans
+        self._moved = np.zeros(offset, np.float32)
+        self._layout = layout_of_members(spans, offset, self._compressor)
+        self._round = self._steps = 0
+        self._copy_from_rank_0()
+        self._hook = inner_optimizer.register_step_post_hook(self._after_step)
+
+    @classmethod
+    def sparse(
+        cls,
+        model: nn.Module,
+        comm: Communicator,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 30,
+        outer: MakeOuter = plain,
+        k: int = 64,
+        chunk: int = 4096,
+        values: str = "packed-qsgd2",
+        decay: float = 0.95,
+    ) -> DiLoCo:
+        """SparseLoCo: of every ``chunk`` entries of a parameter the ``k`` largest are sent, in ``values`` of 2 bits,
+        and residuals decay. A chunk is a run of entries in memory, where the paper has tiles. Values are rounded at
+        random to three levels, where it has four. Source: arXiv 2508.15706, Algorithm 1."""
+        compress = TopK(k / chunk, BucketTopK(chunk, k), values=values, combine="allgather")
+        return cls(model, comm, inner_optimizer, every=every, outer=outer, compress=compress, decay=decay)
+
+    @property
+    def rounds(self) -> int:
+        """How many exchanges there were."""
+        return self._round
+
+    def close(self) -> None:
+        """Takes the hook off the inner optimizer. Idempotent."""
+        self._hook.remove()
+
+    def _after_step(self, *_: Any) -> None:
+        self._steps += 1
+        if self._steps == self._every:
+            self.exchange()
+
+    def exchange(self) -> None:
+        """Ends the round now. All ranks call it after as many steps; without a step since the last round it does
+        nothing."""
+        if self._steps == 0:
+            return
+        self._gather_moves()
+        fault = self._diverged() or find_fault(self._compressor, self._layout, self._moved, self._sparse)
+        if fault is not None:
+            error = error_of(fault, self._comm.rank, self._round, remedy="lower the inner learning rate, or clip")
+            self._comm.abort(f"{type(error).__name__}: {error}")
+            raise error
+        self._average()
+        for name, offset, size in self._spans:
+            average = torch.from_numpy(self._moved[offset : offset + size])
+            self._common[name].grad = average.view_as(self._common[name])
+        self.outer.step()
+        self._round, self._steps = self._round + 1, 0
+        if self._verify and self._round % self._verify == 0:
+            self._check_same()
+        self._write_parameters()
+
+    @torch.no_grad()
+    def _gather_moves(self) -> None:
+        for name, offset, size in self._spans:
+            common, own = self._common[name], self._parameters[name]
+            moved = torch.from_numpy(self._moved[offset : offset + size]).view_as(common)
+            moved.copy_(own.detach())
+            torch.sub(common, moved, out=moved)
+
+    def _diverged(self) -> Fault | None:
+        for name, offset, size in self._spans:
+            if count := count_nonfinite(self._moved[offset : offset + size]):
+                return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
+        return None
+
+    def _average(self) -> None:
+        buffers = self._float_buffers()
+        flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in buffers]) if buffers else None
+        if not self._sparse:
+            sending = self._exchange.send_densely(self._moved)
+        else:
+            self._decay_residuals()
+            sending = self._exchange.send(self._layout, self._moved, sound=True)
+        works = [*sending.works]
+        if flat is not None:
+            works += [work for work in [self._comm.all_reduce(flat, "avg", async_op=True)] if work is not None]
+        for work in works:
+            work.wait()
+        sending.write()
+        sending.keep()
+        if flat is not None:
+            _write_parts(buffers, flat)
+
+    def _decay_residuals(self) -> None:
+        if self._decay == 1:
+            return
+        for entry in self._compressor.residuals:
+            self._compressor.residuals.about_to_change(entry)
+            entry.values *= np.float32(self._decay)
+            entry.peak *= self._decay
+
+    @torch.no_grad()
+    def _write_parameters(self) -> None:
+        for name, common in self._common.items():
+            self._parameters[name].copy_(common)
+
+    def _check_same(self) -> None:
+        sums = self._comm.all_gather(np.array([self.checksum()], np.int64)).reshape(-1)
+        others = np.flatnonzero(sums != sums[0])
+        if others.size:
+            text = f"the parameters of rank {others[0]} and rank 0 differ after round {self._round}: "
+            text += "a replica was changed outside of training, or their CPUs round differently"
+            self._comm.abort(text)
+            raise TransportError(text, rank=self._comm.rank, peer=int(others[0]), operation="DiLoCo.exchange")
+
+    def checksum(self) -> int:
+        """CRC-32 of the common parameters' bytes, the same on all ranks after a round."""
+        found = 0
+        for one in self._common.values():
+            found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
+        return found
+
+    def _float_buffers(self) -> list[Tensor]:
+        return [one for one in self._model.buffers() if one.is_floating_point() and one.numel()]
+
+    @torch.no_grad()
+    def _copy_from_rank_0(self) -> None:
+        for one in (*self._common.values(), *self._model.buffers()):
+            held = one.detach().cpu().contiguous().clone()
+            flat = held.view(-1).view(torch.uint8) if held.dim() else held.reshape(1).view(torch.uint8)
+            if flat.numel():
+                self._comm.broadcast(flat, 0)
+                one.copy_(flat.view(held.dtype).view_as(one))
+        self._write_parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what training needs to go on bitwise, beside the model's and the inner optimizer's states.
+
+        That is the common parameters, the outer optimizer, this rank's residuals, the round and the steps in it.
+        ``telegrad.ddp.reshard`` makes the states of another number of replicas.
+        """
+        return {
+            "version": VERSION,
+            "rank": self._comm.rank,
+            "world_size": self._comm.world_size,
+            "step": self._round,
+            "inner_steps": self._steps,
+            "common": {name: one.detach().clone() for name, one in self._common.items()},
+            "outer": _copied(self.outer.state_dict()),
+            "compressor": _with_tensors(self._compressor.state_dict()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict()`` gave on this rank. The model's parameters stay: load theirs beside it.
+        Raises ``ValueError`` for a state of another model, rank or number of ranks; then nothing is changed."""
+        step = checked_step(state, self._comm, "DiLoCo")
+        steps = checked_count(state.get("inner_steps", 0), "state['inner_steps']")
+        common = state.get("common")
+        if not isinstance(common, Mapping) or {n: tuple(t.shape) for n, t in common.items()} != {
+            n: tuple(t.shape) for n, t in self._common.items()
+        }:
+            raise ValueError(
+                "state['common'] is not of this model: load what state_dict() gave with the same parameters"
+            )
+        if steps >= self._every:
+            raise ValueError(
+                f"state['inner_steps']={steps} is no step of a round of every={self._every}: use the same every="
+            )
+        self._compressor.load_state_dict(state["compressor"])
+        self.outer.load_state_dict(_copied(state["outer"]))
+        with torch.no_grad():
+            for name, one in self._common.items():
+                one.copy_(common[name])
+        self._round, self._steps = step, steps
+
+
+def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parameter]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that this rank trains")
+    if not isinstance(inner_optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"inner_optimizer is a {type(inner_optimizer).__name__}: give the torch.optim.Optimizer that steps"
+        )
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    for name, one in parameters.items():
+        if isinstance(one, DTensor):
+            raise TypeError(f"parameter {name!r} is a DTensor: DiLoCo takes replicas of one rank, without fully_shard")
+        if one.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise TypeError(f"parameter {name!r} is {one.dtype}: DiLoCo takes float32, bfloat16 and float16")
+    held = {id(one) for group in inner_optimizer.param_groups for one in group["params"]}
+    missing = [name for name, one in parameters.items() if id(one) not in held]
+    if not parameters or len(missing) == len(parameters):
+        raise ValueError("inner_optimizer steps no parameter of the model: give the optimizer of this model")
+    if missing:
+        raise ValueError(
+            f"inner_optimizer does not step {missing[0]!r}: give one optimizer of all parameters, or set requires_grad "
+            "to False"
+        )
+    return parameters
+
+
+def _held(parameter: nn.Parameter) -> nn.Parameter:
+    """A float32 copy in host memory."""
+    return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(parameter.detach()))
+
+
+@torch.no_grad()
+def _write_parts(tensors: Iterable[Tensor], flat: Tensor) -> None:
+    start = 0
+    for one in tensors:
+        one.copy_(flat[start : start + one.numel()].view_as(one))
+        start += one.numel()
+
+
+def _checked_decay(decay: Any, *, compressed: bool) -> float:
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+        raise TypeError(f"decay={decay!r} must be a number in (0, 1]")
+    if not 0 < decay <= 1 or math.isnan(decay):
+        raise ValueError(f"decay={decay} must be in (0, 1]: what a residual is multiplied by in each round")
+    if decay != 1 and not compressed:
+        raise ValueError(f"decay={decay} is not used without compress=, which keeps residuals: leave it out")
+    return float(decay)
+
+
+def _checked_outer(outer: Any, common: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    if isinstance(outer, torch.optim.Optimizer) or not callable(outer):
+        raise TypeError(
+            f"outer is a {type(outer).__name__}: give what makes an optimizer, as "
+            "outer=lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
+        )
+    made = outer(list(common.values()))
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"outer made a {type(made).__name__}: it must return a torch.optim.Optimizer")
+    return made
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> str:
+    return (
+        f"{type(optimizer).__name__} {[{k: v for k, v in g.items() if k != 'params'} for g in optimizer.param_groups]}"
+    )
+
+
+def _with_tensors(state: Any) -> Any:
+    """As checkpoints hold them."""
+    if isinstance(state, Mapping):
+        return {key: _with_tensors(value) for key, value in state.items()}
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, Mapping):
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_copied(one) for one in state]
+    return state.clone() if isinstance(state, Tensor) else state

@@ -1,0 +1,402 @@
+"""DiLoCo: rounds against references in numpy, states, and what goes wrong."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import telegrad
+from telegrad import Communicator, DiLoCo, NonFiniteGradient, TopK, TransportError
+from telegrad.compress import BucketTopK
+from telegrad.ddp import reshard
+
+torch = pytest.importorskip("torch")
+SGD = torch.optim.SGD
+Net = torch.nn.Module
+
+
+_seeding = threading.Lock()
+
+
+def network(seed: int = 0) -> Net:
+    with _seeding:  # ranks are threads
+        torch.manual_seed(seed)
+        first, last = torch.nn.Linear(6, 16, bias=False), torch.nn.Linear(16, 3)  # its gradient would be noise
+    return torch.nn.Sequential(first, torch.nn.BatchNorm1d(16), torch.nn.ReLU(), last)
+
+
+def batch(rank: int, step: int) -> tuple[Any, Any]:
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(8, 6, generator=generator)
+    return x, x[:, :3].abs()
+
+
+def train(model: Net, optimizer: Any, rank: int, steps: range) -> None:
+    for step in steps:
+        x, y = batch(rank, step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
+def flat(model: Net) -> np.ndarray:
+    return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).numpy().copy()
+
+
+def on_ranks(ranks: int, run: Callable[[Communicator], Any]) -> list[Any]:
+    """What ``run`` returns on each, or the error that it raises."""
+    results: list[Any] = [None] * ranks
+
+    def one(comm: Communicator) -> None:
+        try:
+            results[comm.rank] = run(comm)
+        except Exception as error:
+            results[comm.rank] = error
+
+    comms = Communicator.local(ranks, timeout_s=60.0)
+    threads = [threading.Thread(target=one, args=(comm,)) for comm in comms]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for comm in comms:
+        comm.close()
+    return results
+
+
+def sound(results: list[Any]) -> list[Any]:
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results
+
+
+def local_models(ranks: int) -> list[tuple[Net, Any]]:
+    """The replicas without communication, for references."""
+    models = [network() for _ in range(ranks)]
+    return [(model, torch.optim.AdamW(model.parameters(), 0.01)) for model in models]
+
+
+def write(model: Net, values: np.ndarray) -> None:
+    with torch.no_grad():
+        for one, part in zip(
+            model.parameters(), np.split(values, np.cumsum([p.numel() for p in model.parameters()])[:-1]), strict=True
+        ):
+            one.copy_(torch.from_numpy(part.astype(np.float32)).view_as(one))
+
+
+def average_statistics(models: list[Net]) -> None:
+    for buffers in zip(*(model.buffers() for model in models), strict=True):
+        if buffers[0].is_floating_point():
+            mean = torch.stack(buffers).mean(0)
+            for one in buffers:
+                one.copy_(mean)
+
+
+def dense_reference(ranks: int, rounds: int, every: int, rate: float, momentum: float) -> list[np.ndarray]:
+    """arXiv 2311.08105, Algorithm 1, with Nesterov momentum."""
+    replicas = local_models(ranks)
+    common, velocity, found = flat(replicas[0][0]).astype(np.float64), 0.0, []
+    for number in range(rounds):
+        for rank, (model, optimizer) in enumerate(replicas):
+            train(model, optimizer, rank, range(number * every, (number + 1) * every))
+        move = np.mean([common - flat(model) for model, _ in replicas], axis=0)
+        velocity = momentum * velocity + move
+        common = common - rate * (move + momentum * velocity)
+        average_statistics([model for model, _ in replicas])
+        for model, _ in replicas:
+            write(model, common)
+        found.append(common)
+    return found
+
+
+def sparse_reference(ranks: int, rounds: int, every: int, k: int, chunk: int, decay: float) -> list[np.ndarray]:
+    """arXiv 2508.15706, Algorithm 1, with exact values and the outer rate 1."""
+    replicas = local_models(ranks)
+    sizes = [one.numel() for one in replicas[0][0].parameters()]
+    common, errors, found = flat(replicas[0][0]).astype(np.float64), np.zeros((ranks, sum(sizes))), []
+    for number in range(rounds):
+        for rank, (model, optimizer) in enumerate(replicas):
+            train(model, optimizer, rank, range(number * every, (number + 1) * every))
+        sent = np.zeros_like(errors)
+        for rank, (model, _) in enumerate(replicas):
+            errors[rank] = decay * errors[rank] + common - flat(model)
+            start = 0
+            for size in sizes:
+                for first in range(start, start + size, chunk):
+                    piece = np.arange(first, min(first + chunk, start + size))
+                    share = max(1, math.floor(k * len(piece) / chunk + 0.5))  # of a short one at the end
+                    most = piece[np.argsort(-np.abs(errors[rank, piece]), kind="stable")[:share]]
+                    sent[rank, most] = errors[rank, most]
+                start += size
+        errors -= sent
+        common = common - sent.mean(axis=0)
+        average_statistics([model for model, _ in replicas])
+        for model, _ in replicas:
+            write(model, common)
+        found.append(common)
+    return found
+
+
+def test_dense_rounds_are_the_papers() -> None:
+    def run(comm: Communicator) -> list[np.ndarray]:
+        model = network(comm.rank)  # rank 0's counts
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        diloco, found = DiLoCo(model, comm, optimizer, every=5), []
+        for number in range(4):
+            train(model, optimizer, comm.rank, range(5 * number, 5 * number + 5))
+            found.append(flat(model))
+        assert diloco.rounds == 4
+        return found
+
+    results = sound(on_ranks(3, run))
+    for number, expected in enumerate(dense_reference(3, 4, 5, 0.7, 0.9)):
+        assert all(one[number].tobytes() == results[0][number].tobytes() for one in results)
+        np.testing.assert_allclose(results[0][number], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_sparse_rounds_are_the_papers() -> None:
+    def run(comm: Communicator) -> list[np.ndarray]:
+        model, found = network(), []
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        compress = TopK(4 / 32, BucketTopK(32, 4), small_elements=0)
+        DiLoCo(model, comm, optimizer, every=5, compress=compress, decay=0.9)
+        for number in range(4):
+            train(model, optimizer, comm.rank, range(5 * number, 5 * number + 5))
+            found.append(flat(model))
+        return found
+
+    results = sound(on_ranks(3, run))
+    for number, expected in enumerate(sparse_reference(3, 4, 5, 4, 32, 0.9)):
+        assert all(one[number].tobytes() == results[0][number].tobytes() for one in results)
+        np.testing.assert_allclose(results[0][number], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_round_of_one_step_is_synchronous_sgd() -> None:
+    def run(comm: Communicator) -> np.ndarray:
+        model = torch.nn.Linear(6, 3)
+        torch.nn.init.constant_(model.weight, 0.1)
+        torch.nn.init.zeros_(model.bias)
+        optimizer = SGD(model.parameters(), 0.1)
+        DiLoCo(model, comm, optimizer, every=1, outer=lambda parameters: SGD(parameters, lr=1.0))
+        train(model, optimizer, comm.rank, range(5))
+        return flat(model)
+
+    found = sound(on_ranks(2, run))
+    together = torch.nn.Linear(6, 3)
+    torch.nn.init.constant_(together.weight, 0.1)
+    torch.nn.init.zeros_(together.bias)
+    optimizer = SGD(together.parameters(), 0.1)
+    for step in range(5):
+        optimizer.zero_grad()
+        for rank in range(2):
+            x, y = batch(rank, step)
+            (torch.nn.functional.mse_loss(together(x), y) / 2).backward()
+        optimizer.step()
+    np.testing.assert_allclose(found[0], flat(together), rtol=1e-4, atol=1e-6)
+
+
+def test_a_sparse_round_sends_two_hundredths_of_the_bytes() -> None:
+    def run(comm: Communicator) -> tuple[int, int]:
+        model = torch.nn.Linear(512, 512, bias=False)
+        optimizer = SGD(model.parameters(), 0.1)
+        diloco = DiLoCo.sparse(model, comm, optimizer, every=1)
+        diloco._verify = 0  # its bytes
+        model.weight.grad = torch.randn(512, 512, generator=torch.Generator().manual_seed(comm.rank))
+        before = comm.stats()["bytes_sent"]
+        optimizer.step()
+        return comm.stats()["bytes_sent"] - before, 4 * model.weight.numel()
+
+    for sent, dense in sound(on_ranks(2, run)):
+        assert sent * 200 < dense
+
+
+def test_training_goes_on_bitwise_from_a_state() -> None:
+    def run(comm: Communicator) -> None:
+        def made(model: Net) -> tuple[Any, DiLoCo]:
+            optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+            compress = TopK(0.1, "topk", small_elements=0)
+            return optimizer, DiLoCo(model, comm, optimizer, every=4, compress=compress, decay=0.9)
+
+        model = network()
+        optimizer, diloco = made(model)
+        train(model, optimizer, comm.rank, range(10))  # in the middle of a round
+        state = diloco.state_dict()
+        assert (state["step"], state["inner_steps"]) == (2, 2)
+        other = network(7)
+        other_optimizer, resumed = made(other)
+        other.load_state_dict(model.state_dict())
+        other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        resumed.load_state_dict(state)
+        for one, its_optimizer in ((model, optimizer), (other, other_optimizer)):
+            train(one, its_optimizer, comm.rank, range(10, 18))
+        assert flat(model).tobytes() == flat(other).tobytes()
+        assert diloco.checksum() == resumed.checksum()
+
+    sound(on_ranks(2, run))
+
+
+def test_a_state_is_for_another_number_of_replicas() -> None:
+    options: dict[str, Any] = {"every": 3, "compress": TopK(0.1, "topk", small_elements=0)}
+
+    def before(comm: Communicator) -> dict[str, Any]:
+        model = network()
+        optimizer = SGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, **options)
+        train(model, optimizer, comm.rank, range(6))
+        return diloco.state_dict()
+
+    states = sound(on_ranks(3, before))
+    fewer = reshard(states, 2)
+
+    def after(comm: Communicator) -> dict[str, Any]:
+        model = network(5)
+        diloco = DiLoCo(model, comm, SGD(model.parameters(), 0.05), **options)
+        diloco.load_state_dict(fewer[comm.rank])
+        assert diloco.rounds == 2
+        return diloco.state_dict()
+
+    found = sound(on_ranks(2, after))
+    for name in states[0]["common"]:
+        assert torch.equal(found[0]["common"][name], states[0]["common"][name])
+        waits = [
+            sum(one["compressor"]["parameters"][name]["residual"].double() for one in those)
+            for those in (states, found)
+        ]
+        torch.testing.assert_close(waits[0], waits[1], rtol=1e-5, atol=1e-7)
+
+
+def test_the_last_steps_are_exchanged_when_asked_and_once() -> None:
+    def run(comm: Communicator) -> int:
+        model = network()
+        optimizer = SGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, every=100)
+        train(model, optimizer, comm.rank, range(3))
+        diloco.exchange()
+        now = flat(model)
+        diloco.exchange()
+        assert diloco.rounds == 1
+        assert flat(model).tobytes() == now.tobytes()
+        diloco.close()
+        train(model, optimizer, comm.rank, range(200))
+        assert diloco.rounds == 1
+        return diloco.checksum()
+
+    first, second = sound(on_ranks(2, run))
+    assert first == second
+
+
+def test_a_replica_that_diverges_is_named_and_nothing_changes() -> None:
+    def run(comm: Communicator) -> list[Exception]:
+        model = network()
+        optimizer = SGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, every=2)
+        before = diloco.checksum()
+        train(model, optimizer, comm.rank, range(1))
+        if comm.rank == 1:
+            with torch.no_grad():
+                next(iter(model.parameters()))[0, 0] = math.nan
+        with pytest.raises((NonFiniteGradient, TransportError)) as raised:
+            train(model, optimizer, comm.rank, range(1, 2))
+        assert diloco.checksum() == before
+        return [raised.value]
+
+    (other,), (diverged,) = sound(on_ranks(2, run))
+    assert isinstance(diverged, NonFiniteGradient)
+    assert "rank 1" in str(diverged)
+    assert "entries of '0.weight' have become NaN or infinite" in str(diverged)
+    assert isinstance(other, TransportError)
+    assert other.peer == 1
+    assert "entries of '0.weight' have become NaN or infinite" in str(other)
+
+
+def test_replicas_that_differ_are_told() -> None:
+    def run(comm: Communicator) -> None:
+        model = network()
+        optimizer = SGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, every=1)
+        if comm.rank == 1:
+            with torch.no_grad():
+                next(iter(diloco._common.values())).add_(1.0)
+        train(model, optimizer, comm.rank, range(1))
+
+    for result in on_ranks(2, run):
+        assert isinstance(result, TransportError)
+        assert "the parameters of rank 1 and rank 0 differ after round 1" in str(result)
+        assert result.peer == 1
+
+
+def test_options_that_differ_are_told_to_all() -> None:
+    def run(comm: Communicator) -> None:
+        model = network()
+        DiLoCo(model, comm, SGD(model.parameters(), 0.05), every=5 + comm.rank)
+
+    for result in on_ranks(2, run):
+        assert isinstance(result, ValueError)
+        assert "every of rank 1 and rank 0 differ" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"every": 0}, ValueError, "every=0 must be at least 1"),
+        ({"every": 2.5}, TypeError, "every=2.5"),
+        ({"decay": 0.5}, ValueError, "decay=0.5 is not used without compress="),
+        ({"decay": 0.0, "compress": TopK()}, ValueError, "decay=0.0 must be in"),
+        ({"decay": "x", "compress": TopK()}, TypeError, "decay='x'"),
+        ({"compress": "topk"}, TypeError, "compress='topk' must be a telegrad.TopK"),
+        ({"compress": TopK(feedback="steps")}, ValueError, "feedback='steps' is for gradients"),
+        ({"outer": 0.7}, TypeError, "outer is a float: give what makes an optimizer"),
+        ({"outer": lambda parameters: 1}, TypeError, "outer made a int"),
+        ({"verify": -1}, ValueError, "verify=-1"),
+    ],
+)
+def test_options_that_mean_nothing(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    model = network()
+    with Communicator.local(1)[0] as comm, pytest.raises(error, match=match):
+        DiLoCo(model, comm, SGD(model.parameters(), 0.1), **options)
+
+
+def test_objects_that_do_not_fit() -> None:
+    model, other = network(), network()
+    with Communicator.local(1)[0] as comm:
+        with pytest.raises(TypeError, match="comm is a int"):
+            DiLoCo(model, 3, SGD(model.parameters(), 0.1))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="model is a list"):
+            DiLoCo([], comm, SGD(model.parameters(), 0.1))  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="inner_optimizer is a float"):
+            DiLoCo(model, comm, 0.1)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="inner_optimizer steps no parameter of the model"):
+            DiLoCo(model, comm, SGD(other.parameters(), 0.1))
+        with pytest.raises(ValueError, match="inner_optimizer does not step '1.weight'"):
+            DiLoCo(model, comm, SGD([model[0].weight], 0.1))  # type: ignore[index]
+        double = torch.nn.Linear(2, 2).double()
+        with pytest.raises(TypeError, match="parameter 'weight' is torch.float64"):
+            telegrad.DiLoCo(double, comm, SGD(double.parameters(), 0.1))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda state: state["common"].pop("0.weight"), "state\\['common'\\] is not of this model"),
+        (lambda state: state.update(inner_steps=5), "inner_steps'\\]=5 is no step of a round of every=5"),
+        (lambda state: state.update(rank=1), "state is of rank 1 of 1"),
+        (lambda state: state.update(version=7), "must come from DiLoCo.state_dict"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change: Callable[[dict[str, Any]], Any], match: str) -> None:
+    model = network()
+    with Communicator.local(1)[0] as comm:
+        diloco = DiLoCo(model, comm, SGD(model.parameters(), 0.1), every=5)
+        state = diloco.state_dict()
+        now = str(state)
+        change(state)
+        with pytest.raises(ValueError, match=match):
+            diloco.load_state_dict(state)
+        assert str(diloco.state_dict()) == now
