@@ -35,19 +35,10 @@ from telegrad.tools.cli.workload_options import (
     chosen_device,
     chosen_workload,
 )
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import Timeline, draw_timelines, duration
 from telegrad.tools.sim.measure import NAMED, Network, network_of, with_costs
 
 # The table, the rows for JSON, and the timelines of all schemes.
-
-_COLORS = {
-    "forward": "0.55",
-    "backward": "0.8",
-    "selecting": "C1",
-    "unpacking": "C4",
-    "on the network": "C0",
-}
-_LONGEST = 4.0  # shortest steps to be shown
 
 
 def table_of(advice: Advice) -> Table:
@@ -158,52 +149,11 @@ def segments_of(step: Step) -> list[tuple[str, str, float, float]]:
 def plot(advice: Advice, title: str, path: Path) -> None:
     """The timelines of all schemes, the shortest at the top: above, the processor, below, the network. Steps of more
     than four times the shortest are cut off. The format is that of the path's suffix; PNG without one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
-    ordered = sorted(advice.predictions, key=lambda one: one.step.step_s)
-    longest_s = min(ordered[-1].step.step_s, _LONGEST * ordered[0].step.step_s)
-    figure, axes = pyplot.subplots(figsize=(11, 0.75 * len(ordered) + 1.6), layout="constrained")
-    for place, one in enumerate(ordered):
-        for lane, what, start_s, length_s in segments_of(one.step):
-            for_s = min(length_s, longest_s - start_s)
-            if for_s <= 0:
-                continue
-            bottom = place - 0.38 if lane == "processor" else place
-            axes.broken_barh(
-                [(start_s * 1e3, for_s * 1e3)],
-                (bottom, 0.36),
-                facecolor=_COLORS[what],
-                edgecolor="white",
-                linewidth=0.3 if lane == "network" else 0.0,
-            )
-        cut = one.step.step_s > longest_s
-        axes.text(
-            min(one.step.step_s, longest_s) * 1e3,
-            place - 0.2,
-            f" {duration(one.step.step_s)}" + (" →" if cut else ""),
-            va="center",
-            fontsize=8,
-            weight="bold" if one is advice.recommended else "normal",
-        )
-    names = [one.scheme.name + ("  ✓" if one is advice.recommended else "") for one in ordered]
-    axes.set_yticks(range(len(ordered)), names)
-    which = "step" if advice.workload.accumulate == 1 else "last pass"
-    axes.set(xlabel=f"ms from the start of the {which}", xlim=(0, longest_s * 1e3 * 1.12), title=title)
-    axes.invert_yaxis()
-    axes.grid(visible=True, axis="x", alpha=0.3)
-    axes.axvline(advice.workload.trace.compute_s * 1e3, color="0.3", linestyle=":", linewidth=1)
-    figure.legend(
-        handles=[Patch(color=color, label=what) for what, color in _COLORS.items()],
-        loc="outside lower center",
-        ncols=len(_COLORS),
-        fontsize=8,
-    )
-    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
-    pyplot.close(figure)
+    timelines = [
+        Timeline(one.scheme.name, segments_of(one.step), one.step.step_s, one is advice.recommended)
+        for one in advice.predictions
+    ]
+    draw_timelines(timelines, advice.workload.trace.compute_s, title, path)
 
 
 TuningOption = Annotated[
