@@ -6,6 +6,7 @@ Sources: Douillard et al., arXiv 2311.08105 (DiLoCo); Sarfi et al., arXiv 2508.1
 from __future__ import annotations
 
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -26,6 +27,8 @@ from telegrad.ddp.rank_state import VERSION, checked_step
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
 from telegrad.kernels.floats import count_nonfinite
+
+_OF_OPTIMIZERS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 MakeOuter = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of the parameters that it is given."""
@@ -148,7 +151,9 @@ class DiLoCo:
         """Takes the hook off the inner optimizer. Idempotent."""
         self._hook.remove()
 
-    def _after_step(self, *_: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if _is_within_step(optimizer):
+            return
         self._steps += 1
         if self._steps == self._every:
             self.exchange()
@@ -287,6 +292,18 @@ class DiLoCo:
             for name, one in self._common.items():
                 one.copy_(common[name])
         self._round, self._steps = step, steps
+
+
+def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step that has ended was called by another step of the same optimizer. torch 2.13 runs the hooks for
+    both where a class's ``step()`` calls that of torch's class, once such a one was made in the process."""
+    calls, frame = 0, sys._getframe(2)
+    while frame.f_back is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _OF_OPTIMIZERS:
+            calls += next(iter(frame.f_locals.get("args", ())), None) is optimizer
+        frame = frame.f_back
+    return calls > 1
 
 
 def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parameter]:

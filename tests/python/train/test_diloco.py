@@ -272,6 +272,25 @@ def test_a_state_is_for_another_number_of_replicas() -> None:
         torch.testing.assert_close(waits[0], waits[1], rtol=1e-5, atol=1e-7)
 
 
+class OwnSGD(torch.optim.SGD):
+    """Whose hooks torch 2.13 runs twice for each step, once a plain SGD was made."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_a_step_within_a_step_is_no_step() -> None:
+    def run(comm: Communicator) -> None:
+        model = network()
+        SGD(model.parameters(), 0.05)
+        optimizer = OwnSGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, every=4)
+        train(model, optimizer, comm.rank, range(6))
+        assert (diloco.rounds, diloco.state_dict()["inner_steps"]) == (1, 2)
+
+    sound(on_ranks(2, run))
+
+
 def test_the_last_steps_are_exchanged_when_asked_and_once() -> None:
     def run(comm: Communicator) -> int:
         model = network()
