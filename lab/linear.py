@@ -43,7 +43,7 @@ from telegrad.tools.cli.outputs import (
     write_result,
     written,
 )
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import PART_COLORS, bars, dated, duration, key_of, picture, seconds_across
 from telegrad.tuning import calibrate
 
 # What is measured
@@ -443,29 +443,22 @@ def reference_of(rows: Sequence[Row]) -> Row:
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     """A panel for each data set and optimiser: a step's time by scheme, in communication and computation. The format is
     that of the path's suffix; PNG without one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     sets = by_data(rows)
-    figure, grid = pyplot.subplots(1, len(sets), figsize=(6.5 * len(sets), 4), layout="constrained", squeeze=False)
-    figure.suptitle(title)
-    for axes, alike in zip(grid.flat, sets, strict=True):
-        names = [row["scheme"] for row in alike]
-        comm = [row["step_comm_s"] for row in alike]
-        rest = [row["step_s"] - row["step_comm_s"] for row in alike]
-        axes.barh(names, comm, label="communication", color="C0")
-        bars = axes.barh(names, rest, left=comm, label="computation", color="C1")
-        first = reference_of(alike)["epoch_s"]  # of which a step may be another part, in coordinate descent
-        labels = [f" {duration(row['step_s'])}, epoch {first / row['epoch_s']:.1f}x" for row in alike]
-        axes.bar_label(bars, labels, fontsize=8)
-        axes.invert_yaxis()
-        axes.margins(x=0.3)
-        axes.set(xlabel="seconds a step", title=title_of(alike[0]))
-        axes.legend(fontsize=8, loc="lower right")
-    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
-    pyplot.close(figure)
+    with picture(path, title, height=0.7 + sum(0.8 + 0.24 * len(alike) for alike in sets)) as figure:
+        ratios = [2 + len(alike) for alike in sets]
+        for axes, alike in zip(
+            figure.subplots(len(sets), 1, squeeze=False, height_ratios=ratios).flat, sets, strict=True
+        ):
+            first = reference_of(alike)  # of whose epoch a step may be another part, in coordinate descent
+            parts = {
+                "communication": [row["step_comm_s"] for row in alike],
+                "computing": [row["step_s"] - row["step_comm_s"] for row in alike],
+            }
+            texts = [f"{duration(row['step_s'])}, epoch {first['epoch_s'] / row['epoch_s']:.1f}x" for row in alike]
+            bars(axes, [row["scheme"] for row in alike], parts, texts)
+            seconds_across(axes.xaxis, logarithmic=False)
+            axes.set(xlabel="time of a step", title=f"{title_of(alike[0])}; epoch: times as fast as {first['scheme']}")
+        key_of(figure, {part: PART_COLORS[part] for part in parts})
 
 
 def by_data(rows: Sequence[Row]) -> list[list[Row]]:
@@ -569,7 +562,7 @@ def command(
             write_result(console, json_file, {"rows": found, "bound_bytes": BOUND, "machine": machine})
     if plot_file is not None and found:
         with drawn(console, plot_file):
-            plot(found, title, plot_file)
+            plot(found, dated(title), plot_file)
 
 
 # what reading says of Python's arguments, which this command has no options for

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,18 @@ from telegrad.tools.bench.device import BenchmarkDevice
 from telegrad.tools.bench.plan import JsonFields, Timing, text_of
 from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, described_gpu
 from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    dated,
+    duration,
+    grid_of,
+    picture,
+    seconds_across,
+)
 
 Row = dict[str, Any]
 
@@ -273,8 +284,8 @@ class _Ways:
 Bar = tuple[str, float, float]
 """Lane, begin and end in seconds."""
 
-_COLOURS = {"all_reduce": "#d62728", "kernels": "#1f77b4"}
-_OTHERS = ("#ff7f0e", "#2ca02c", "#7f7f7f")
+_COLORS = {COMMUNICATION: BLUE, COMPUTATION: GREY}
+_OTHERS = (ORANGE, GREEN, PURPLE)
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:
@@ -309,26 +320,26 @@ def timelines_of(rows: Sequence[Row]) -> dict[str, list[Bar]]:
     return found
 
 
+def picture_title(machine: Mapping[str, Any]) -> str:
+    """What the picture of rows from this machine shows."""
+    return f"a non-blocking all_reduce and kernels called after it, {machine['gpu']}"
+
+
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     """A timeline below the other, a lane for each kind of work. The format is that of the path's suffix."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     timelines = timelines_of(rows)
-    figure = Figure(figsize=(12, 1 + 2 * max(1, len(timelines))), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(max(1, len(timelines)), 1, squeeze=False)
-    for axes, (about, bars) in zip(grid.flat, timelines.items(), strict=False):
-        lanes = list(dict.fromkeys(lane for lane, _, _ in bars))
-        for place, lane in enumerate(lanes):
-            spans = [(begin * 1e3, (end - begin) * 1e3) for own, begin, end in bars if own == lane]
-            colour = _COLOURS.get(lane, _OTHERS[place % len(_OTHERS)])
-            axes.broken_barh(spans, (place - 0.4, 0.8), facecolors=colour, edgecolors="white", linewidth=0.3)
-        axes.set_yticks(range(len(lanes)), lanes)
-        axes.set(title=about, xlabel="ms since the call")
-        axes.invert_yaxis()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
+    with picture(path, title, height=0.6 + 1.7 * max(1, len(timelines))) as figure:
+        for axes, (about, spans) in zip(grid_of(figure, len(timelines), 1), timelines.items(), strict=True):
+            lanes = list(dict.fromkeys(lane for lane, _, _ in spans))
+            for place, lane in enumerate(lanes):
+                own = [(begin, end - begin) for name, begin, end in spans if name == lane]
+                color = _COLORS.get(lane, _OTHERS[place % len(_OTHERS)])
+                axes.broken_barh(own, (place - 0.4, 0.8), facecolors=color, edgecolors="white", linewidth=0.3)
+            axes.set_yticks(range(len(lanes)), lanes)
+            axes.set(title=about, xlabel="time since the call")
+            seconds_across(axes.xaxis, logarithmic=False)
+            axes.invert_yaxis()
+            axes.grid(visible=False, axis="y")
 
 
 # The command
@@ -369,7 +380,7 @@ def command(
     result.say_failures(console)
     if result.rows and plot_file is not None:
         with drawn(console, plot_file):
-            plot(result.rows, f"kernels behind a non-blocking all_reduce on {machine['gpu']}", plot_file)
+            plot(result.rows, dated(picture_title(machine)), plot_file)
     result.end(console)
 
 

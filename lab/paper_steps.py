@@ -15,21 +15,21 @@ import typer
 from telegrad.cost.network import Costs
 from telegrad.cost.send_method import PAPER_NETWORKS, SendMethod
 from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import Architecture, architecture
 from telegrad.tools.advise.sending import Cluster, dense, rgc, sum_cost
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
     DEVICES,
     EXACT_BYTES,
     REUSED_BYTES,
-    Architecture,
     Device,
-    architecture,
     trace_of,
 )
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import names_among
 from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console, write_result
 from telegrad.tools.cli.simulate import plot, table_of
+from telegrad.tools.report.figures import dated
 
 MG_WFBP_COMPUTE_S = {"resnet50": 0.6, "googlenet": 0.25}
 
@@ -253,7 +253,7 @@ def command(
         Path | None, typer.Option("--json", dir_okay=False, help="Write all rows and the free numbers here.")
     ] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", dir_okay=False, help="Draw speed-ups and phases into this file.")
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw efficiency and phases into this file.")
     ] = None,
 ) -> None:
     """Predict the training steps of papers' figures, each with its own model, network and ranks.
@@ -278,4 +278,4 @@ def command(
             write_result(console, json_file, {"rows": rows, "free_numbers": [vars(one) for one in numbers]})
         if plot_file is not None:
             with drawn(console, plot_file):
-                plot(rows, title, plot_file)
+                plot(rows, dated(f"predicted {title}"), plot_file)

@@ -7,6 +7,7 @@ second, each time in another order: whatever else the machine does meets all of 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,18 @@ from telegrad.tools.bench.plan import JsonFields, Timing, run_job, text_of
 from telegrad.tools.bench.sparse import largest_of_gradients
 from telegrad.tools.cli.options import JobTimeout, byte_sizes, networks_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, write_result
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import (
+    COLORS,
+    GREY,
+    LIGHT_GREY,
+    TEXT_POINTS,
+    counts_across,
+    dated,
+    duration,
+    grid_of,
+    key_of_marks,
+    picture,
+)
 from telegrad.tuning.probes import (
     KINDS,
     Call,
@@ -432,48 +444,49 @@ def table_of(rows: Sequence[Row], title: str) -> Table:
     return table
 
 
+def picture_title(rows: Sequence[Row]) -> str:
+    """What the picture of these rows shows."""
+    return f"predicted over measured time of collectives, {', '.join(dict.fromkeys(row['network'] for row in rows))}"
+
+
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Predicted against measured time, a colour per collective and a marker per number of ranks, hollow where not
+    """Predicted over measured time against bytes: a panel per collective, a line per number of ranks, hollow where not
     judged, with the band in which a prediction counts as right; as PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.lines import Line2D
-
     names = list(dict.fromkeys(map(name_of, rows)))
     ranks = sorted({row["ranks"] for row in rows})
-    markers = {count: _MARKERS[index % len(_MARKERS)] for index, count in enumerate(ranks)}
-    colors = dict(zip(names, pyplot.colormaps["tab20"](range(20)), strict=False))  # there are more than ten collectives
-    times = [row[field] for row in rows for field in ("predicted_s", "median_s")]
-    ends = [min(times) / 1.5, max(times) * 1.5]
-
-    figure, axes = pyplot.subplots(figsize=(8, 6.5), layout="constrained")
-    below, above = ([end * (1 + sign * WITHIN) for end in ends] for sign in (-1, 1))
-    axes.fill_between(ends, below, above, color="0.9")
-    axes.plot(ends, ends, color="0.6", linewidth=1)
-    for row in rows:
-        color = colors[name_of(row)]
-        axes.plot(
-            row["median_s"],
-            row["predicted_s"],
-            marker=markers[row["ranks"]],
-            markersize=6,
-            color=color,
-            markerfacecolor=color if row["judged"] else "none",
-            linestyle="none",
-        )
-    legend = [Line2D([], [], color="0.9", linewidth=8, label=f"±{WITHIN * 100:.0f} %")]
-    legend += [Line2D([], [], color=colors[name], marker="o", linestyle="none", label=name) for name in names]
-    legend += [
-        Line2D([], [], color="0.3", marker=markers[count], linestyle="none", label=f"{count} ranks") for count in ranks
-    ]
-    axes.legend(handles=legend, fontsize="small")
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured, s (median)", ylabel="predicted, s")
-    axes.set_title(title)
-    axes.grid(visible=True, which="major", alpha=0.3)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    colors = dict(zip(ranks, COLORS, strict=False))
+    most = 1.05 * max(1 + 1.5 * WITHIN, *(row["ratio"] for row in rows))
+    across = 3
+    down = -(-len(names) // across)
+    with picture(path, title, height=0.7 + 1.75 * down) as figure:
+        for place, (name, axes) in enumerate(zip(names, grid_of(figure, len(names), across), strict=True)):
+            own = [row for row in rows if name_of(row) == name]
+            axes.axhspan(1 - WITHIN, 1 + WITHIN, color=LIGHT_GREY, alpha=0.5, linewidth=0)
+            axes.axhline(1.0, color=GREY, linewidth=0.8)
+            for count in ranks:
+                points = sorted((row["bytes"], row["ratio"], row["judged"]) for row in own if row["ranks"] == count)
+                if not points:
+                    continue
+                color, marker = colors[count], _MARKERS[ranks.index(count) % len(_MARKERS)]
+                axes.plot([size for size, _, _ in points], [ratio for _, ratio, _ in points], color=color, linewidth=1)
+                for size, ratio, is_judged in points:
+                    face = color if is_judged else "white"
+                    axes.plot([size], [ratio], marker=marker, color=color, markerfacecolor=face, markersize=5)
+            sizes = sorted({row["bytes"] for row in own})
+            counts_across(axes, sizes, [text_of(size) for size in sizes], most=4)
+            axes.set_ylim(0, most)
+            axes.set_title("\n".join(textwrap.wrap(name, 26)), fontsize=TEXT_POINTS)
+            if place % across == 0:
+                axes.set_ylabel("predicted / measured")
+            if place + across >= len(names):
+                axes.set_xlabel("size of the vector")
+        marks: dict[str, dict[str, Any]] = {
+            f"{count} ranks": {"color": colors[count], "marker": _MARKERS[place % len(_MARKERS)]}
+            for place, count in enumerate(ranks)
+        }
+        marks[f"within {WITHIN * 100:.0f} %"] = {"color": LIGHT_GREY, "alpha": 0.5, "linewidth": 8}
+        marks["not judged"] = {"color": GREY, "marker": "o", "markerfacecolor": "white", "linestyle": ""}
+        key_of_marks(figure, marks)
 
 
 # The command
@@ -539,7 +552,7 @@ def command(
         write_result(console, json_file, result)
     if plot_file is not None:
         with drawn(console, plot_file):
-            plot(rows, f"predicted and measured, {network}", plot_file)
+            plot(rows, dated(picture_title(rows)), plot_file)
     if wrong_values := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong_values} values are wrong[/]")
         raise typer.Exit(1)

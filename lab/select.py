@@ -27,7 +27,7 @@ from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import Timing
 from telegrad.tools.cli.options import RowsFile, among, densities_of, present_gpu
 from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
-from telegrad.tools.report.figures import Panel, draw, duration
+from telegrad.tools.report.figures import Panel, dated, draw, duration
 
 Row = dict[str, Any]
 
@@ -447,6 +447,11 @@ def _enqueue(seconds: float | None) -> list[str]:
     return [] if seconds is None else [duration(seconds)]
 
 
+def picture_title(gpu: str | None) -> str:
+    """What the picture of rows from this GPU, or from a CPU, shows."""
+    return f"time to select entries of a gradient, {gpu or 'one thread'}"
+
+
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     """Time per call against the number of elements, a panel for each density; against density where there is one length
     only. torch.topk and bound are those of methods that are waited for, unless all are queued."""
@@ -546,7 +551,7 @@ def command(
     console.print(machine_text(machine) + ("" if gpu is None else f"; {gpu}"), style="dim")
     if plot_file is not None:
         with drawn(console, plot_file):
-            plot(result.rows, f"selection on {gpu or 'one thread'}", plot_file)
+            plot(result.rows, dated(picture_title(gpu)), plot_file)
     result.end(console)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ from telegrad.tools.cli.simulate_run import (
     swept,
     write_json,
 )
-from telegrad.tools.report.figures import Panel, draw
+from telegrad.tools.report.figures import Panel, dated, draw
 from telegrad.tools.sim.measure import ALGORITHMS, Network, Point
 
 Row = dict[str, Any]
@@ -72,6 +73,29 @@ def panel_of(rows: Sequence[Row], across: str, about: str) -> Panel:
         else:
             curves.setdefault(row["name"], []).append((row[across], row["time_s"]))
     return Panel(_AXES[across], about, curves, levels, base=2 if across == "ranks" else 10)
+
+
+def panels_of(rows: Sequence[Row]) -> list[Panel]:
+    """Of all rows of a result: time against ranks at the densities that have the most of them, and against density at
+    the numbers of ranks that have the most of those."""
+    panels = []
+    for across, other, about in (("ranks", "density", "density {:.4g}"), ("density", "ranks", "{:,} ranks")):
+        seen = {value: {row[across] for row in rows if row[other] == value} for value in {row[other] for row in rows}}
+        most = max(map(len, seen.values()))
+        for value in sorted(one for one, places in seen.items() if len(places) == most > 1):
+            panels.append(panel_of([row for row in rows if row[other] == value], across, about.format(value)))
+    return panels
+
+
+def picture_title(rows: Sequence[Row], network: str) -> str:
+    """What the picture of these rows shows."""
+    wire = next((row["wire"] for row in rows if row.get("wire")), "dense")
+    return f"simulated allreduce of sparse vectors of {text_of(rows[0]['bytes'])}, {wire}, {network}"
+
+
+def plot(panels: Sequence[Panel], title: str, path: Path) -> None:
+    """All panels, in virtual time. The format is that of the path's suffix; PNG without one."""
+    draw(panels, title, path, seconds="virtual time")
 
 
 def worst_choice(rows: Sequence[Row]) -> tuple[float, Row, str] | None:
@@ -195,7 +219,7 @@ def command(
         if drawn is not None:
             panels = [panel_of(there, one.across, one.about) for one, there in zip(sweeps, rows, strict=True)]
             with written(console, drawn):
-                draw(panels, f"sums of sparse vectors of {of}, {settings.network}", drawn, seconds="seconds (virtual)")
+                plot(panels, dated(picture_title(told, settings.network)), drawn)
             say_file(console, "plot", drawn)
 
 

@@ -33,7 +33,18 @@ from telegrad.tools.bench.model_profile import MODELS
 from telegrad.tools.bench.plan import JsonFields, Timing, peers_store, run_job, text_of
 from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console, write_result
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import (
+    GREY,
+    SKY,
+    VERMILION,
+    bars,
+    dated,
+    duration,
+    grid_of,
+    key_of_marks,
+    picture,
+    seconds_across,
+)
 from telegrad.tuning import calibrate
 
 Row = dict[str, Any]
@@ -340,32 +351,33 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     """A panel for each model, a bar for each way: its median step, the spread up to p90, and what was predicted. The
     format is that of the path's suffix; PNG without one."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     models = list(dict.fromkeys(row["model"] for row in rows))
-    figure = Figure(figsize=(4.6 * len(models), 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    for model, axes in zip(models, figure.subplots(1, len(models), squeeze=False).flat, strict=True):
-        of_model = [row for row in rows if row["model"] == model]
-        places = range(len(of_model))
-        medians = [row["median_s"] * 1e3 for row in of_model]
-        late = [row["p90_s"] * 1e3 - median for row, median in zip(of_model, medians, strict=True)]
-        colours = ["#d62728" if row["way"] == "auto" else "#1f77b4" for row in of_model]
-        axes.bar(places, medians, yerr=[[0.0] * len(medians), late], color=colours, ecolor="#777777", capsize=2)
-        predicted = [
-            (place, row["predicted_s"] * 1e3)
-            for place, row in zip(places, of_model, strict=True)
-            if row["predicted_s"] is not None
-        ]
-        if predicted:
-            axes.plot(*zip(*predicted, strict=True), "k_", markersize=18, markeredgewidth=2, label="predicted")
-            axes.legend(fontsize=8)
-        axes.set_xticks([*places], [row["way"] for row in of_model], rotation=45, ha="right", fontsize=8)
-        axes.set(title=title_of(of_model).partition(";")[0], ylabel="ms a step (median; up to p90)")
-        axes.grid(visible=True, axis="y", alpha=0.3)
-    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    with picture(path, title, height=0.8 + (0.7 + 0.25 * len(ways)) * len(models)) as figure:
+        for model, axes in zip(models, grid_of(figure, len(models), 1), strict=True):
+            of_model = [row for row in rows if row["model"] == model]
+            medians = [row["median_s"] for row in of_model]
+            bars(axes, [row["way"] for row in of_model], {"a step": medians}, colors={"a step": SKY})
+            longest = max(row["p90_s"] for row in of_model)
+            for place, row in enumerate(of_model):
+                axes.plot([row["median_s"], row["p90_s"]], [place, place], color=GREY, linewidth=1.2)
+                predicted_s = row["predicted_s"]
+                if predicted_s is not None:
+                    axes.plot([predicted_s] * 2, [place - 0.42, place + 0.42], color=VERMILION, linewidth=2.5)
+                axes.annotate(
+                    duration(row["median_s"]),
+                    (max(row["p90_s"], predicted_s or 0.0), place),
+                    xytext=(5, 0),
+                    textcoords="offset points",
+                    va="center",
+                    weight="bold" if row["median_s"] == min(medians) else "normal",
+                )
+            axes.set_xlim(0, 1.12 * longest)
+            seconds_across(axes.xaxis, logarithmic=False)
+            axes.set(xlabel="time of a step (median)", title=title_of(of_model).partition(";")[0])
+        bar = {"linestyle": "", "marker": "|", "markersize": 12, "markeredgewidth": 2.5}
+        marks = {"up to p90": {"color": GREY, "linewidth": 1.2}, "predicted": {"color": VERMILION, **bar}}
+        key_of_marks(figure, marks)
 
 
 # The command
@@ -442,7 +454,7 @@ def command(
         write_result(console, json_file, {"rows": rows, "failed": failed, "verdicts": verdicts, "machine": machine})
     if plot_file is not None and rows:
         with drawn(console, plot_file):
-            plot(rows, f"training steps, {ranks} ranks, {network}", plot_file)
+            plot(rows, dated(f"training steps, {ranks} ranks, {network}"), plot_file)
     if any(row["apart"] > _APART for row in rows):
         console.print("[red]some ways have trained other weights than the first[/]")
     if failed or any(row["apart"] > _APART for row in rows):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +26,7 @@ from telegrad.tools.bench.device import BenchmarkDevice
 from telegrad.tools.bench.plan import JsonFields, Timing, text_of
 from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, described_gpu, names_among
 from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
-from telegrad.tools.report.figures import Panel, draw, duration
+from telegrad.tools.report.figures import Panel, dated, draw, duration
 
 Row = dict[str, Any]
 
@@ -308,6 +308,11 @@ def enqueueing_text(rows: Sequence[Row]) -> str:
     )
 
 
+def picture_title(machine: Mapping[str, Any]) -> str:
+    """What the picture of rows from this machine shows."""
+    return f"collectives of GPU tensors, {machine['gpu']}"
+
+
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     """Time against bytes, a panel for each operation and number of ranks."""
     draw(panels_of(rows), title, path)
@@ -325,7 +330,7 @@ def panels_of(rows: Sequence[Row]) -> list[Panel]:
             "enqueueing": "enqueue_median_s",
         }
         curves = {name: [(row["bytes"], row[key]) for row in own] for name, key in names.items()}
-        panels.append(Panel("bytes", f"{operation}, {ranks} ranks", curves, base=2))
+        panels.append(Panel("bytes", f"{operation}, {ranks} rank{'s' * (ranks > 1)}", curves, base=2))
     return panels
 
 
@@ -374,7 +379,7 @@ def command(
         console.print(enqueueing_text(result.rows), highlight=False)
         if plot_file is not None:
             with drawn(console, plot_file):
-                plot(result.rows, f"device tensors on {machine['gpu']}", plot_file)
+                plot(result.rows, dated(picture_title(machine)), plot_file)
     result.end(console)
 
 

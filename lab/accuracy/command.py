@@ -26,6 +26,7 @@ from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import among, bad_setting, densities_of, is_given, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, drawn, say_file, table_console, write_result
+from telegrad.tools.report.figures import dated
 
 _LAST_LINES = 15
 
@@ -260,7 +261,7 @@ def _show(
         )
     if plot_file is not None:
         with drawn(console, plot_file):
-            plot(found, "held-out figures, dense and compressed", plot_file)
+            plot(found, dated("held-out figures, dense and compressed"), plot_file)
     if time_plot_file is not None:
         if not times:
             console.print("[red]no picture over time: no method of these runs is a scheme of --iterations[/]")

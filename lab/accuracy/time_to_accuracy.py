@@ -4,6 +4,7 @@ the paper's models takes in the weak scaling of ``python -m lab topk --simulate`
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from lab.accuracy.results import Result, Row
 from lab.accuracy.runs import TASKS
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import dated, duration, picture
 
 _MODEL_OF = {"vgg": "VGG-16", "resnet": "VGG-16", "vgg-momentum": "VGG-16", "lstm": "LSTM", "gpt": "BERT"}
 _SCHEME_OF = {
@@ -63,33 +64,30 @@ def timed(rows: Sequence[Row], iterations: Sequence[Mapping[str, Any]]) -> list[
     return found
 
 
-def plot_over_time(results: Sequence[Result], times: Sequence[Row], ranks: Sequence[int], path: Path) -> None:
+def plot_over_time(
+    results: Sequence[Result], times: Sequence[Row], ranks: Sequence[int], path: Path, day: str | None = None
+) -> None:
     """A row of panels for each task, one for each number of ``ranks``, empty where no iteration of the task's model is
-    among so many; curves are means over seeds. ``times``: what ``timed`` gave. Needs matplotlib. PNG unless the path's
-    suffix says otherwise."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    among so many; curves are means over seeds. ``times``: what ``timed`` gave; ``day``: of the runs, today's without.
+    Needs matplotlib. PNG unless the path's suffix says otherwise."""
     from lab.accuracy.plots import draw_curves
 
     tasks = list(dict.fromkeys(row["task"] for row in times))
-    figure = Figure(figsize=(6.5 * len(ranks), 4.5 * len(tasks)), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle("held-out figures over virtual time: steps of the study, each an iteration of the paper's model")
-    grid = figure.subplots(len(tasks), len(ranks), squeeze=False)
-    for task, panels in zip(tasks, grid, strict=True):
-        for count, panel in zip(ranks, panels, strict=True):
-            here = [row for row in times if (row["task"], row["ranks"]) == (task, count)]
-            if not here:
-                panel.set_axis_off()
-                continue
-            seconds = {(row["method"], row["density"]): row["iteration_s"] for row in here}
-            draw_curves(task, [one for one in results if one["run"]["task"] == task], panel, seconds)
-            panel.set(
-                xlabel=f"seconds, iterations of {here[0]['model']} among {count} ranks",
-                title=TASKS[task].about,
-            )
-    figure.savefig(path, dpi=110, format=None if path.suffix else "png")
+    title = dated("held-out figures over virtual time; a step takes the paper's iteration", day)
+    with picture(path, title, height=0.5 + 3.1 * len(tasks)) as figure:
+        grid = figure.subplots(len(tasks), len(ranks), squeeze=False)
+        for task, panels in zip(tasks, grid, strict=True):
+            for count, panel in zip(ranks, panels, strict=True):
+                here = [row for row in times if (row["task"], row["ranks"]) == (task, count)]
+                if not here:
+                    panel.set_axis_off()
+                    continue
+                seconds = {(row["method"], row["density"]): row["iteration_s"] for row in here}
+                draw_curves(task, [one for one in results if one["run"]["task"] == task], panel, seconds)
+                panel.set(
+                    xlabel=f"time, iterations of {here[0]['model']} among {count} ranks",
+                    title="\n".join(textwrap.wrap(TASKS[task].about, 34)),
+                )
 
 
 def times_table(times: Sequence[Row]) -> Table:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.progress import TextColumn
@@ -31,7 +31,20 @@ from lab.faults.runs import run_trials
 from lab.faults.trials import KINDS, LIVENESS_TIMEOUT_S, MISMATCHES, Options
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console, write_result
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    VERMILION,
+    dated,
+    duration,
+    key_of_marks,
+    picture,
+    seconds_across,
+)
 
 # Table and plot
 
@@ -112,43 +125,51 @@ def failed(verdict: Verdict, seen: Seen, options: Options) -> str:
     return "\n".join([*lines, f"  again: {again(verdict.trial.seed, options)}"])
 
 
-def plot(verdicts: Sequence[Verdict], title: str, path: Path) -> None:
-    """A PNG with a row per kind of fault and a dot per survivor: seconds from the fault to its error. A bar marks the
-    limit, ticks the median and the 99th percentile."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def title_of(trials: Sequence[Mapping[str, Any]]) -> str:
+    """How many trials these rows of verdicts are, and where they ran."""
+    ranks = [one["ranks"] for one in trials]
+    networks = ", ".join(sorted({one["network"] for one in trials}))
+    return f"{len(trials)} fault trials, {min(ranks)} to {max(ranks)} ranks over {networks}"
 
-    kinds = [kind for kind in KINDS if any(one.trial.kind == kind and one.detected_s for one in verdicts)]
-    figure = Figure(figsize=(9, 1.5 + 0.42 * max(1, len(kinds))), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    colours = {"shm": "#1f77b4", "tcp": "#ff7f0e"}
-    shown: set[str] = set()
-    for row, kind in enumerate(kinds):
-        of_kind = [one for one in verdicts if one.trial.kind == kind]
-        dots = [(time, one.trial.network) for one in of_kind for time in one.detected_s.values()]
-        for number, (time, network) in enumerate(dots):
-            spread = row + (number * 0.618 % 1 - 0.5) * 0.6  # apart, and alike in every drawing
-            label = None if network in shown else network
-            shown.add(network)
-            axes.plot([_drawn(time)], [spread], ".", color=colours.get(network, "grey"), alpha=0.5, label=label)
-        times = sorted(time for time, _ in dots)
-        for share, width in ((0.5, 2.5), (0.99, 1.2)):
-            axes.plot([_drawn(percentile(times, share))] * 2, [row - 0.4, row + 0.4], color="black", linewidth=width)
-        limit = of_kind[0].limit_s
-        if limit is not None:
-            axes.plot([limit, limit], [row - 0.45, row + 0.45], color="#d62728", linewidth=3)
-    axes.set(
-        xscale="log", xlabel="seconds from the fault (mismatch: from the last rank's call) to the error", title=title
-    )
-    axes.set_yticks(range(len(kinds)), [f"mismatch: {kind}" if kind in MISMATCHES else kind for kind in kinds])
-    axes.invert_yaxis()
-    axes.grid(visible=True, axis="x", alpha=0.3)
-    axes.plot([], [], color="black", linewidth=2.5, label="median")
-    axes.plot([], [], color="black", linewidth=1.2, label="99th percentile")
-    axes.plot([], [], color="#d62728", linewidth=3, label="limit")
-    figure.legend(loc="outside lower center", ncols=5, fontsize=8)
-    figure.savefig(path, dpi=130)
+
+def plot(trials: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """A PNG with a row per kind of fault and a dot per survivor: seconds from the fault to its error. A bar marks the
+    limit, ticks the median and the 99th percentile. ``trials``: rows of verdicts."""
+    kinds = [kind for kind in KINDS if any(one["kind"] == kind and one["detected_s"] for one in trials)]
+    networks = list(dict.fromkeys(one["network"] for one in trials))
+    colors = dict(zip(networks, (BLUE, ORANGE, GREEN, PURPLE), strict=False))
+    with picture(path, title, height=1.4 + 0.36 * max(1, len(kinds))) as figure:
+        axes = figure.subplots()
+        for row, kind in enumerate(kinds):
+            of_kind = [one for one in trials if one["kind"] == kind]
+            dots = [(time, one["network"]) for one in of_kind for time in one["detected_s"].values()]
+            for network in networks:
+                spots = [
+                    (_drawn(time), row + (number * 0.618 % 1 - 0.5) * 0.6)  # apart, and alike in every drawing
+                    for number, (time, own) in enumerate(dots)
+                    if own == network
+                ]
+                if spots:
+                    axes.plot(*zip(*spots, strict=True), ".", color=colors.get(network, GREY), alpha=0.5, markersize=4)
+            times = sorted(time for time, _ in dots)
+            for share, width in ((0.5, 2.5), (0.99, 1.2)):
+                at = _drawn(percentile(times, share))
+                axes.plot([at, at], [row - 0.4, row + 0.4], color=BLACK, linewidth=width)
+            limit = of_kind[0]["limit_s"]
+            if limit is not None:
+                axes.plot([limit, limit], [row - 0.45, row + 0.45], color=VERMILION, linewidth=3)
+        axes.set(xscale="log", xlabel="time from the fault (mismatch: from the last rank's call) to the error")
+        seconds_across(axes.xaxis)
+        axes.set_yticks(range(len(kinds)), [f"mismatch: {kind}" if kind in MISMATCHES else kind for kind in kinds])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        dot = {"linestyle": "", "marker": "o"}
+        bar = {"linestyle": "", "marker": "|", "markersize": 12}
+        marks: dict[str, dict[str, Any]] = {one: {"color": colors.get(one, GREY), **dot} for one in networks}
+        marks["median"] = {"color": BLACK, "markeredgewidth": 2.5, **bar}
+        marks["99th percentile"] = {"color": BLACK, "markeredgewidth": 1.2, **bar}
+        marks["limit"] = {"color": VERMILION, "markeredgewidth": 3.0, **bar}
+        key_of_marks(figure, marks)
 
 
 def _drawn(time_s: float) -> float:
@@ -244,7 +265,7 @@ def command(
         write_result(console, json_file, {"trials": rows, "machine": machine}, what="verdicts")
     if plot_file is not None:
         with drawn(console, plot_file):
-            plot(verdicts, title, plot_file)
+            plot([verdict.row() for verdict in verdicts], dated(title), plot_file)
     late = strict_times and any(verdict.late for verdict in verdicts)
     if late or any(verdict.violations for verdict in verdicts):
         raise typer.Exit(1)

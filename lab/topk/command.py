@@ -18,7 +18,7 @@ from lab.accuracy.runs import TASKS
 from lab.common.commands import TextFolder
 from lab.topk import balancing, measured, simulated, tables, weak_scaling
 from lab.topk.measured import MeasuredPlan
-from lab.topk.plots import plot
+from lab.topk.plots import picture_title, plot
 from lab.topk.processes import simulate_all, tasks_of
 from lab.topk.recording import Recording
 from lab.topk.schemes import SCHEMES
@@ -37,6 +37,7 @@ from telegrad.tools.cli.options import (
 )
 from telegrad.tools.cli.outputs import check_all_writable, check_writable, counting, drawn, table_console, write_result
 from telegrad.tools.cli.simulate_run import ranks_of
+from telegrad.tools.report.figures import dated
 from telegrad.tools.sim.measure import Network, cores, network_of
 
 _SIMULATED_RANKS = "2,4,8,16,32,64,128,256,512,1024"
@@ -182,7 +183,7 @@ def command(
         write_result(console, json_file, {**result, "machine": machine})
     if plot_file is not None:
         with drawn(console, plot_file):
-            plot(result, f"sums of what ranks select, {recorder.about}", plot_file)
+            plot(result, dated(picture_title(result)), plot_file)
     if result.get("failed") or any(row["wrong"] for row in result.get("measured", ())):
         console.print("[red]something failed, or some sums were wrong[/]")
         raise typer.Exit(1)

@@ -25,7 +25,7 @@ from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import VERSION, checked_step
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
-from telegrad.kernels.nonfinite import count_nonfinite
+from telegrad.kernels.floats import count_nonfinite
 
 MakeOuter = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of the parameters that it is given."""

@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "errors": set(),
     "sparse_vector": {"_core"},
     "_interfaces": set(),
-    "__init__": {*LIBRARY, "cost", "ddp", "synchronizer", "tuning"},
+    "__init__": {*LIBRARY, "cost", "ddp", "diloco", "synchronizer", "tuning"},
     "kernels": BASICS,
     "compress": {*BASICS, "kernels"},
     "cost": {"errors"},
@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "tuning": {*BASICS, "communicator", "cost", "launch"},
     "ddp": LIBRARY,
     "synchronizer": {*LIBRARY, "cost", "ddp", "tuning"},
+    "diloco": {*LIBRARY, "ddp"},
     "integrations": {"errors", "communicator", "ddp"},
     "torch_backend": {*LIBRARY, "cost"},
     "linear": {*LIBRARY, "cost", "launch"},
@@ -64,7 +65,7 @@ MAY_IMPORT = {
     "__main__": {"tools"},
 }
 # Others only inside functions, or not at all.
-MAY_IMPORT_TORCH = {"ddp", "integrations", "linear", "synchronizer", "tools", "torch_backend"}
+MAY_IMPORT_TORCH = {"ddp", "diloco", "integrations", "linear", "synchronizer", "tools", "torch_backend"}
 NEVER_IMPORTS_TORCH = {"compress", "cost", "errors", "kernels", "sparse_vector"}
 GPU_KERNELS = "triton"  # modules and folders that work on torch tensors: others import them inside functions only
 

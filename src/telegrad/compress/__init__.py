@@ -3,7 +3,7 @@
 from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
 from telegrad.compress.compressor import Compressor, Observation, PlacedResidual
 from telegrad.compress.momentum import Velocities
-from telegrad.compress.policies import BySize, ParameterCompression, ParameterInfo, Policy
+from telegrad.compress.policies import SELECTIONS, BySize, ParameterCompression, ParameterInfo, Policy, selection_named
 from telegrad.compress.residual import Residual, ResidualStore
 from telegrad.compress.selection import (
     ExactTopK,
@@ -13,7 +13,6 @@ from telegrad.compress.selection import (
     ThresholdSearch,
     TrimmedTopK,
 )
-from telegrad.compress.selections import SELECTIONS, selection_named
 
 __all__ = [
     "SELECTIONS",

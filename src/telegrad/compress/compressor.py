@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.compress.momentum import Velocities
+from telegrad.compress.policies import selection_named
 from telegrad.compress.residual import SAFE, Residual, ResidualStore, all_zero, norm
 from telegrad.compress.selection import ReusedThreshold, Selection
-from telegrad.compress.selections import selection_named
 
 FEEDBACK = ("gradients", "steps")
 

@@ -38,7 +38,7 @@ from telegrad.ddp.low_rank import FirstRound, LowRankRounds
 from telegrad.ddp.options import Warmup
 from telegrad.ddp.rank_state import MemoryOrders
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, write_record
-from telegrad.kernels.nonfinite import as_float32
+from telegrad.kernels.floats import as_float32
 
 Future = torch.futures.Future[torch.Tensor]
 

@@ -21,7 +21,7 @@ from telegrad.ddp.bucket import Bits, BucketLayout, ParameterSpan, rounded_to_bf
 from telegrad.ddp.options import OkTopk
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import NonFiniteGradient
-from telegrad.kernels.nonfinite import as_float32, count_nonfinite
+from telegrad.kernels.floats import as_float32, count_nonfinite
 from telegrad.sparse_vector import SparseVector
 
 _NONE = np.zeros(0, np.intp)

@@ -24,7 +24,7 @@ from telegrad.compress.residual import all_zero, norm
 from telegrad.ddp.bucket import COMPRESSIBLE, Bits, BucketLayout, rounded_to_bf16
 from telegrad.ddp.exchange import Exchange, Sending
 from telegrad.ddp.options import LowRank
-from telegrad.kernels.nonfinite import as_float32, count_nonfinite
+from telegrad.kernels.floats import as_float32, count_nonfinite
 
 Floats = npt.NDArray[np.float32]
 _DEPENDENT = 1e-6  # of a column's length: what is left of it beside the others is rounding

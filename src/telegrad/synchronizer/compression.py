@@ -43,7 +43,7 @@ from telegrad.ddp.pass_use import Revertible, use_of
 from telegrad.ddp.rank_checks import alike_options
 from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
-from telegrad.kernels.nonfinite import as_float32
+from telegrad.kernels.floats import as_float32
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
 
 NONFINITE = ("raise", "send")

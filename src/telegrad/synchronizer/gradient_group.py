@@ -9,6 +9,7 @@ from itertools import accumulate
 from operator import is_
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,22 @@ from telegrad.communicator import Communicator, Work
 from telegrad.ddp.backward_watch import before_gradient
 from telegrad.ddp.rank_state import MemoryOrder
 from telegrad.synchronizer.clocks import Mark
-from telegrad.synchronizer.host_memory import zeros
+
+_LINE = 64
+_HUGE_PAGE = 2 << 20
+
+
+def zeros(count: int, dtype: torch.dtype) -> Tensor:
+    """``count`` zeros. They are numpy's memory, which asks for huge pages from 4 MiB on: ranks of one host copy from
+    each other page by page, and PyTorch's memory has small ones. Their storage cannot be resized."""
+    size = max(count, 1) * dtype.itemsize  # PyTorch sees no other dtype in no bytes
+    boundary = _LINE if size < _HUGE_PAGE else _HUGE_PAGE
+    room = np.zeros(size + boundary, np.uint8)
+    begin = -room.ctypes.data % boundary
+    return torch.from_numpy(room[begin : begin + size]).view(dtype)[:count]
+
+
+# Gradients that travel together: flat memory of which they are views. Does not know when a group leaves.
 
 version_of: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
 """How often a tensor has been changed in place; quick with ``map``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -34,6 +35,15 @@ class _ProfiledPass:
     arrivals: dict[int, Mark] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _ProfiledStep:
+    """An optimizer step, after so many ``passes``."""
+
+    passes: int
+    begin: Mark
+    end: Mark = None
+
+
 class StepProfile:
     """Watches a model train, in a ``with`` statement around some steps: then ``trace()`` is what plans are made from.
 
@@ -42,11 +52,21 @@ class StepProfile:
     are taken. A time is the median over the samples. Parameters that do not require a gradient are left out, and so are
     those that never got one.
 
-    Raises ``TypeError`` or ``ValueError`` for a model that is none, has nothing to train or is TorchScript, and a bad
-    ``skip``.
+    ``optimizer``: the one that trains the model. Then the trace also says how long its step takes, and how many passes
+    each step has; without it none and one.
+
+    Raises ``TypeError`` or ``ValueError`` for a model that is none, has nothing to train or is TorchScript, a bad
+    ``skip``, and an optimizer that is none or has no parameter of the model.
     """
 
-    def __init__(self, model: nn.Module, *, skip: int = 2, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        skip: int = 2,
+        clock: Clock | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that is trained")
         check_takes_hooks(model)
@@ -56,6 +76,9 @@ class StepProfile:
         if not self._parameters:
             raise ValueError("model has no parameter that requires a gradient: there is nothing to profile")
         self._skip = checked_count(skip, "skip")
+        self._optimizer = optimizer
+        if optimizer is not None:
+            self._check_trains(optimizer)
         device, *others = {one.device for one in self._parameters.values()}
         on_device = has_runtime(device.type) and not others
         self._clock: Clock = clock or (DeviceClock(device) if on_device else WallClock())
@@ -64,6 +87,14 @@ class StepProfile:
         self._hooks: ForwardHooks | None = None
         self._handles: list[Any] = []
         self._output_handles: list[Any] = []
+        self._steps: list[_ProfiledStep] = []
+
+    def _check_trains(self, optimizer: torch.optim.Optimizer) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give the torch.optim.Optimizer of the model")
+        own = {id(one) for one in self._parameters.values()}
+        if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            raise ValueError("optimizer has no parameter of the model: give the one that trains it")
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -72,6 +103,9 @@ class StepProfile:
         try:
             for position, one in enumerate(self._parameters.values()):
                 self._handles.append(on_gradient(one, self._hook_of(position)))
+            if self._optimizer is not None:
+                self._handles.append(self._optimizer.register_step_pre_hook(self._before_step))
+                self._handles.append(self._optimizer.register_step_post_hook(self._after_step))
         except BaseException:
             self._remove_hooks()
             raise
@@ -100,7 +134,8 @@ class StepProfile:
         if not self._passes:
             return True
         last = self._passes[-1]  # streams have come to the others before
-        return all(map(self._clock.is_known, (last.forward, last.backward, *last.arrivals.values())))
+        ends = [one.end for one in self._steps[-1:] if one.end is not None]
+        return all(map(self._clock.is_known, (last.forward, last.backward, *last.arrivals.values(), *ends)))
 
     def trace(self, comm: Communicator | None = None) -> Trace:
         """The medians. With ``comm``, called on all of its ranks, the same on all: in every pass each gradient counts
@@ -110,8 +145,10 @@ class StepProfile:
         rank's model has another number of parameters.
         """
         self._close()
-        moments = self._moments()
-        forward_s, arrivals = _medians(moments if comm is None else _of_all(comm, moments))
+        moments, (accumulate, rest_s) = self._moments(), self._between_passes()
+        if comm is not None:
+            moments, accumulate, rest_s = _of_all(comm, moments, accumulate, rest_s)
+        forward_s, arrivals = _medians(moments)
         if forward_s < 0:
             raise RuntimeError(
                 f"{len(self._passes)} passes of the model's forward() were watched"
@@ -127,6 +164,8 @@ class StepProfile:
             tuple(times.tolist()),
             forward_s,
             f"{type(self._model).__name__}, medians",
+            accumulate=accumulate,
+            rest_s=rest_s,
         )
 
     @_disable_dynamo  # where the model's call is compiled, what hooks call is not
@@ -156,6 +195,28 @@ class StepProfile:
         if self._open is not None:
             self._turn()  # of outputs that no hook was found for, the backward pass begins with its first gradient
             self._open.arrivals[position] = self._clock.mark()
+
+    @_disable_dynamo
+    def _before_step(self, *_: Any) -> None:
+        passes = len(self._passes) + bool(self._open and self._open.arrivals)
+        if not self._steps or self._steps[-1].passes != passes:  # else it is a step inside of this one
+            self._steps.append(_ProfiledStep(passes, self._clock.mark()))
+
+    @_disable_dynamo
+    def _after_step(self, *_: Any) -> None:
+        if self._steps:
+            self._steps[-1].end = self._clock.mark()
+
+    def _between_passes(self) -> tuple[int, float]:
+        """Passes of an optimizer step, and its seconds: medians. One pass and no time where no step was seen."""
+        counts = [after.passes - before.passes for before, after in itertools.pairwise(self._steps)]
+        counts = [one for one in counts if one > 0] or [one.passes for one in self._steps if one.passes]
+        ends = [one for one in self._steps if one.end is not None and one.passes > self._skip]
+        rest_s = [self._clock.between_s(one.begin, one.end) for one in ends]
+        return (
+            round(float(np.median(counts))) if counts else 1,
+            float(np.median(rest_s)) if rest_s else 0.0,
+        )
 
     def _close(self) -> None:
         for handle in self._output_handles:
@@ -189,16 +250,25 @@ def _medians(moments: npt.NDArray[np.float64]) -> tuple[float, list[float]]:
     return float(np.median(forward)), arrivals
 
 
-def _of_all(comm: Communicator, own: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The passes that all ranks have, the last ones: of each moment that of the rank that comes last."""
-    shapes = comm.all_gather(np.array([own.shape], np.int64)).reshape(-1, 2)
+def _of_all(
+    comm: Communicator, own: npt.NDArray[np.float64], accumulate: int, rest_s: float
+) -> tuple[npt.NDArray[np.float64], int, float]:
+    """The passes that all ranks have, the last ones: of each moment that of the rank that comes last. Of passes and
+    seconds of an optimizer step the most."""
+    told = np.array([*own.shape, accumulate, round(rest_s * _NANO)], np.int64)
+    shapes = comm.all_gather(told).reshape(-1, told.size)
+    accumulate, rest_s = int(shapes[:, 2].max()), float(shapes[:, 3].max()) / _NANO
     if len({*shapes[:, 1].tolist()}) > 1:
         counts = (shapes[:, 1] - 1).tolist()
         raise ValueError(f"the ranks' models have {counts} parameters: give all ranks the same model")
     passes = int(shapes[:, 0].min())
     if not passes:
-        return own[:0]
-    return comm.all_gather(own[len(own) - passes :]).reshape(comm.world_size, passes, -1).max(axis=0)  # type: ignore[no-any-return]
+        return own[:0], accumulate, rest_s
+    moments = comm.all_gather(own[len(own) - passes :]).reshape(comm.world_size, passes, -1).max(axis=0)
+    return moments, accumulate, rest_s
+
+
+_NANO = 1e9
 
 
 def _tensors_in(outputs: Any) -> Iterator[Tensor]:

@@ -27,7 +27,7 @@ from telegrad.ddp.options import TopK, Warmup, check_choice
 from telegrad.ddp.pass_use import PassUse, use_of
 from telegrad.ddp.rank_checks import check_alike
 from telegrad.ddp.telemetry import DDPStats, Telemetry
-from telegrad.synchronizer.host_memory import zeros
+from telegrad.synchronizer.gradient_group import zeros
 from telegrad.synchronizer.parameter_watch import check_same_parameters
 from telegrad.synchronizer.synchronised_model import check_expanded, copy_from_rank_0
 

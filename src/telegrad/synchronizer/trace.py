@@ -1,5 +1,5 @@
 """A training step of one rank, without communication: how long its forward pass takes, and its backward pass for each
-gradient. Recorded from a model, or reckoned from an architecture."""
+gradient. Recorded from a model, or computed from an architecture."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ class Trace:
     backward_times: tuple[float, ...]
     forward_s: float
     about: str = ""
+    samples: float | None = None
+    accumulate: int = 1
+    rest_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not len(self.names) == len(self.sizes) == len(self.backward_times):
@@ -40,6 +43,12 @@ class Trace:
                 raise ValueError(f"gradient {name!r} has {size} bytes and {seconds} s: both must be finite, 0 or more")
         if not 0 <= self.forward_s < math.inf:
             raise ValueError(f"forward_s={self.forward_s} must be finite, 0 or more")
+        if not 0 <= self.rest_s < math.inf:
+            raise ValueError(f"rest_s={self.rest_s} must be finite, 0 or more")
+        if self.accumulate < 1:
+            raise ValueError(f"accumulate={self.accumulate} must be at least 1: passes of each optimizer step")
+        if self.samples is not None and not 0 < self.samples < math.inf:
+            raise ValueError(f"samples={self.samples} must be above 0 and finite, or None")
 
     @property
     def backward_s(self) -> float:
@@ -87,6 +96,9 @@ class Trace:
                 "version": _VERSION,
                 "about": self.about,
                 "forward_s": self.forward_s,
+                "samples": self.samples,
+                "accumulate": self.accumulate,
+                "rest_s": self.rest_s,
                 "gradients": [*zip(self.names, self.sizes, self.backward_times, strict=True)],
             }
         )
@@ -105,7 +117,9 @@ class Trace:
         try:
             rows = [(str(name), operator.index(size), float(seconds)) for name, size, seconds in found["gradients"]]
             forward_s, about = float(found["forward_s"]), str(found["about"])
+            samples = None if found.get("samples") is None else float(found["samples"])
+            accumulate, rest_s = operator.index(found.get("accumulate", 1)), float(found.get("rest_s", 0.0))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"this trace is damaged ({error!r}): it must come from Trace.to_json()") from error
         names, sizes, times = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(names, sizes, times, forward_s, about)
+        return cls(names, sizes, times, forward_s, about, samples, accumulate, rest_s)

@@ -167,6 +167,6 @@ def test_the_sweep_of_ranks_is_drawn_over_ranks_and_over_the_training(
     swept = [result("vgg", "reused", (0.3, 80.0 + ranks), ranks=ranks) for ranks in (2, 4)]
     plot({"methods": [], "ranks": swept}, "a title", tmp_path / "sweep.png")
     seen = [[line.get_label() for line in panel.lines] for panel in drawn[0].axes if panel.get_visible()]
-    assert seen == [["1 % a rank, first steps", "1 % a rank, last steps", "at random"], ["2 ranks", "4 ranks"]]
+    assert seen == [["1 %,\nfirst steps", "1 %,\nlast steps", "1 %,\nat random"], ["2 ranks", "4 ranks"]]
     batch, step = swept[0]["run"]["batch"], swept[0]["points"][0]["step"]
     assert drawn[0].axes[2].lines[0].get_xdata()[0] == batch * step

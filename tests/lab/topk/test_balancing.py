@@ -8,7 +8,7 @@ import numpy as np
 from topk_recordings import recording
 
 from lab.topk.balancing import balancing_rows
-from lab.topk.plots import panels_of
+from lab.topk.plots import grids_of
 from lab.topk.processes import simulate_all
 from lab.topk.recording import Recorder, Recording
 from lab.topk.simulated import SimulatedPlan
@@ -51,7 +51,7 @@ def test_rows_tables_and_panels_of_a_simulation_with_balancing() -> None:
         (ranks, slices) for ranks in (2, 4) for slices in ("even", "averaged", "pooled")
     ]
     assert balancing_table(found.balancing).row_count == 6
-    assert list(panels_of({"balancing": found.balancing})) == [
-        "split and reduce (virtual)",
-        "gathering the sum (virtual)",
+    assert list(grids_of({"balancing": found.balancing})) == [
+        "split and reduce (virtual time)",
+        "gathering the sum (virtual time)",
     ]

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from lab.topk import command, measured, simulated
 from lab.topk.measured import MeasuredPlan, Outcome, rows_of
-from lab.topk.plots import panels_of
+from lab.topk.plots import grids_of
 from lab.topk.recording import Recorder
 from lab.topk.schemes import SCHEMES
 from telegrad.launch import LaunchError
@@ -177,7 +177,11 @@ def test_what_is_measured_is_split_and_compared(
     first, second = rows[:2]
     assert (first["times_of_best"], second["times_of_best"]) == (1.0, 2.0)
     assert (first["total_s"], first["communication_s"]) == (pytest.approx(3e-3), 0.0)
-    assert len(panels_of({"measured": rows})) == 4
+    grids = grids_of({"measured": rows})
+    assert {name: list(grid.panels) for name, grid in grids.items()} == {
+        f"tcp, {ranks} ranks": ["density 1 %", "density 10 %"] for ranks in (2, 4)
+    }
+    assert grids["tcp, 2 ranks"].names == ["topka", "oktopk"]
 
 
 def test_failed_jobs_and_wrong_sums_end_with_status_1(gradients: Path, monkeypatch: pytest.MonkeyPatch) -> None:

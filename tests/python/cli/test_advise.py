@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from telegrad.communicator.tuning_cache import store
 from telegrad.cost import Costs, Place, Tuning, allreduce_table
 from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import ARCHITECTURES
 from telegrad.tools.advise.sending import Cluster
-from telegrad.tools.advise.workload import ARCHITECTURES
 from telegrad.tools.cli import make_app
-from telegrad.tools.cli.advise import about_tuning, advise, cluster_of
+from telegrad.tools.cli.advise import about_tuning, advise, cluster_of, rate_of
 from telegrad.tools.sim.measure import network_of
 
 app = typer.Typer()
@@ -48,7 +48,7 @@ def words(output: str) -> str:
 
 
 def test_resnet_on_a_fast_network() -> None:
-    status, output = advice("--model", "resnet50", "--nodes", "16", "--network", "100gbit")
+    status, output = advice("--model", "resnet50", "--nodes", "16", "--network", "100gbit", "--optimizer", "sgd")
     assert status == 0
     assert "Do not compress: it would cost you 0.77 % (oktopk at 0.01)." in words(output)
     assert "sync = telegrad.Synchronizer(model, comm)" in output
@@ -60,9 +60,13 @@ def test_resnet_on_a_fast_network() -> None:
 def test_the_line_of_code_is_one_line_however_narrow_the_terminal() -> None:
     status, output = advice("--model", "vgg16", "--network", "1gbit", columns=60)
     assert status == 0
-    (line,) = (one for one in output.splitlines() if one.startswith("sync = "))
+    (line,) = (one for one in output.splitlines() if one.startswith("ddp."))
     compile(line, "line", "exec")
-    assert line.endswith('compress=telegrad.TopK(0.01, combine="oktopk"))  # instead of DDP')
+    assert line == (
+        "ddp.register_comm_hook(telegrad.DDPState(comm, ddp, compress=telegrad.TopK(density=0.001), "
+        "warmup=telegrad.Warmup(steps=total_steps // 10), momentum=telegrad.Momentum(0.9), optimizer=optimizer), "
+        "telegrad.ddp_hook)"
+    )
 
 
 def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
@@ -73,7 +77,7 @@ def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
     assert status == 0
     assert "Compress: " in words(output)
     assert "Compare accuracy with a dense run first" in words(output)
-    assert 'telegrad.Synchronizer(model, comm, plan="fixed", compress=telegrad.TopK(0.001' in words(output)
+    assert "telegrad.DDPState(comm, ddp, compress=telegrad.TopK(density=0.001)" in words(output)
     assert "vgg16, 16 ranks, 1gbit: compress" in drawn.read_text()
 
 
@@ -91,6 +95,9 @@ def test_a_recorded_profile(tmp_path: Path) -> None:
     found = written("--trace", str(path), "--nodes", "8", file=tmp_path / "advice.json")
     assert (found["model"], found["workload"], found["samples"]) == ("mine", "by hand", 1)
     assert found["rows"][0]["compute_s"] == pytest.approx(0.045)
+    unknown = "Mind: The mini-batch is not known, so samples/s counts passes: --samples names it."
+    assert unknown in words(advice("--trace", str(path), "--nodes", "8")[1])
+    assert unknown not in words(advice("--trace", str(path), "--nodes", "8", "--samples", "4")[1])
     slower = written("--trace", str(path), "--nodes", "8", "--compute-ms", "90", file=tmp_path / "advice.json")
     assert slower["rows"][0]["compute_s"] == pytest.approx(0.09)
 
@@ -228,7 +235,7 @@ def test_brackets_in_names_of_files_are_shown(tmp_path: Path, monkeypatch: pytes
     files = ("--json", "rows [b].json", "--plot-file", "[b].png")
     status, output = advice("--trace", "ü [b].json", *files)
     assert status == 0
-    assert "a training step of ü [b] on 16 ranks" in output
+    assert "ü [b] with AdamW on 16 ranks" in output
     assert "predictions: rows [b].json" in output
     assert "plot: [b].png" in output
 
@@ -255,6 +262,83 @@ def test_own_costs_and_times(tmp_path: Path) -> None:
     assert dense_s("--samples", "256") > 2 * dense_s()
 
 
+@pytest.mark.parametrize(("accumulate", "times"), [(1, 9.51), (4, 3.21), (16, 1.56)])
+def test_accumulated_passes_are_not_exchanged(accumulate: int, times: float, tmp_path: Path) -> None:
+    options = ("--model", "gpt2-small", "--nodes", "2", "--network", "1gbit", "--optimizer", "sgd")
+    found = written(*options, "--accumulate", str(accumulate), file=tmp_path / "advice.json")
+    assert found["speedup"] == pytest.approx(times, abs=0.005)
+    assert found["accumulate"] == accumulate
+    for row in found["rows"]:
+        assert row["step_s"] == pytest.approx((accumulate - 1) * row["compute_s"] + row["pass_s"])
+        assert row["samples_per_s"] == pytest.approx(2 * 4 * accumulate / row["mean_s"])
+
+
+def test_the_headline_is_of_the_whole_job(tmp_path: Path) -> None:
+    options = ("--model", "gpt2-medium", "--nodes", "16", "--network", "1gbit", "--device", "a100")
+    found = written(*options, "--density", "0.001", file=tmp_path / "advice.json")
+    rows = {row["scheme"]: row for row in found["rows"]}
+    dense_s, step_s = rows["ddp"]["step_s"], rows["topk"]["step_s"]
+    assert found["speedup"] < 10 < dense_s / step_s
+    assert rows["topk"]["mean_s"] == pytest.approx(0.1 * dense_s + 0.9 * step_s)
+    assert found["dense_share"] == 0.1
+    assert rows["topk"]["accuracy"]["loss"] == 4.5
+    assert rows["topk"]["accuracy"]["source"] == "benchmarks/results/2026-11-23-accuracy.json"
+    assert rows["ddp"]["accuracy"] is None
+    short = written(*options, "--steps", "15", file=tmp_path / "advice.json")
+    assert (short["steps"], short["dense_share"]) == (15, 1 / 15)
+    assert "warmup=telegrad.Warmup(steps=1)" in {row["scheme"]: row["line"] for row in short["rows"]}["topk"]
+
+
+def test_many_samples_of_a_pass_are_told_from_accumulation() -> None:
+    said = "Mind: --samples 64 is taken as one pass, all of whose backward pass hides the exchange."
+    options = ("--model", "gpt2-small", "--nodes", "2", "--samples")
+    assert said in words(advice(*options, "64")[1])
+    assert "say so: --samples 4 --accumulate N." in words(advice(*options, "64")[1])
+    for other in (("64", "--accumulate", "2"), ("8",)):
+        assert "is taken as one pass" not in words(advice(*options, *other)[1])
+
+
+def test_rates_have_digits() -> None:
+    assert [rate_of(one) for one in (0.0421, 1.5, 17.04, 99.6, 1980.7)] == ["0.0421", "1.5", "17", "100", "1,981"]
+    table = advice("--model", "llama-8b", "--nodes", "2", "--network", "1gbit", "--device", "cpu")[1]
+    rows = [line.split() for line in table.splitlines() if line.startswith((" ddp ", " topk ", " qsgd8 "))]
+    assert len(rows) == 3
+    assert all("0" not in row for row in rows)
+
+
+def test_a_model_of_ones_own_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    Path("own_model.py").write_text(
+        "import torch\n"
+        "def make(batch=6):\n"
+        "    x = torch.randn(batch, 512)\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 8)), "
+        "lambda model: model(x).square().mean()\n"
+    )
+    file = tmp_path / "advice.json"
+    found = written("--model", "own_model.py:make", "--device", "h100", "--nodes", "2", file=file)
+    assert (found["model"], found["samples"], found["optimizer"]) == ("own_model.py:make", 6, "adamw")
+    assert found["workload"] == "own_model.py:make, counted for h100"
+    assert found["rows"][0]["compute_s"] < 1e-4
+    told = written("--model", "own_model.py:make", "--compute-ms", "90", "--samples", "12", "--nodes", "2", file=file)
+    assert (told["samples"], told["rows"][0]["compute_s"]) == (12, pytest.approx(0.09))
+    twice = written("--model", "own_model.py:make", "--device", "h100", "--samples", "12", "--nodes", "2", file=file)
+    assert twice["rows"][0]["compute_s"] == pytest.approx(2 * found["rows"][0]["compute_s"])
+
+
+def test_a_trace_says_how_many_passes_a_step_has_and_of_how_many_samples(tmp_path: Path) -> None:
+    path, file = tmp_path / "mine.json", tmp_path / "advice.json"
+    trace = Trace(("b", "a"), (40 << 20, 80 << 20), (0.01, 0.02), 0.015, "by hand", 16.0, 4, 0.005)
+    path.write_text(trace.to_json())
+    found = written("--trace", str(path), "--nodes", "2", file=file)
+    assert (found["samples"], found["accumulate"]) == (16, 4)
+    row = found["rows"][0]
+    assert row["step_s"] == pytest.approx(3 * 0.045 + 0.005 + row["pass_s"])
+    assert row["samples_per_s"] == pytest.approx(2 * 16 * 4 / row["mean_s"])
+    assert written("--trace", str(path), "--accumulate", "1", "--nodes", "2", file=file)["accumulate"] == 1
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -267,7 +351,16 @@ def test_own_costs_and_times(tmp_path: Path) -> None:
         (("--alpha", "-1"), "--alpha: alpha_s=-1.0 is no cost"),
         (("--beta", "inf"), "--beta: beta_s_per_byte=inf is no cost"),
         (("--density", "2"), "--density: 2 is no share: use a number above 0, up to 1"),
-        (("--device", "tpu"), "--device: device 'tpu' is not known"),
+        (("--device", "tpu"), "--device: device 'tpu' is not known: use one of k80, p100, v100, a100, h100, h200, "),
+        (
+            ("--device", "tpu"),
+            "; for another one name the nearest, and give the milliseconds of your own step with --c",
+        ),
+        (("--optimizer", "lion"), "--optimizer: 'lion' is not known: use one of adamw, adam, sgd, sgd-momentum"),
+        (("--steps", "0"), "--steps"),
+        (("--accumulate", "0"), "--accumulate"),
+        (("--model", "nowhere:make"), "--model: there is no module 'nowhere' here"),
+        (("--model", "demo:huge"), "--model: there is no 'demo:huge': use demo:small"),
         (("--samples", "-4"), "--samples: -4 is no mini-batch"),
         (("--samples", "1e300"), "--samples: compute_s=inf must be above 0 and finite"),
         (("--compute-ms", "nan"), "--compute-ms: nan is no time"),

@@ -182,7 +182,7 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "2")
     assert status == 1
     assert "labels are not two classes for --loss logistic: row 0 (from 0) has 3, and of 2 rows 0 have -1" in said
-    assert "make them -1 and 1 or 0 and 1, or use --loss squared_error for numbers" in said
+    assert "Make them -1 and 1 or 0 and 1, or use --loss squared_error for numbers" in said
     path.write_text("1 1:1\n")
     status, said = trained(path, tmp_path / "m.npz", "--ranks", "1", "--held-out", "0.9")
     assert status == 1

@@ -9,9 +9,10 @@ import pytest
 from telegrad.cost.send_method import PAPER_NETWORKS, LinearCost, SendMethod, ring
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.architectures import architecture
 from telegrad.tools.advise.sending import SCHEMES, Cluster, PhasedWay, way_of
 from telegrad.tools.advise.step import PLANS, StepGroup, Stragglers, expected, interpolated, planned, simulate
-from telegrad.tools.advise.workload import DEVICES, architecture, trace_of
+from telegrad.tools.advise.workload import DEVICES, trace_of
 
 K80 = PAPER_NETWORKS["k80-10gbe"]
 RESNET50 = trace_of(architecture("resnet50"), 0.6)

@@ -12,18 +12,30 @@ from telegrad.cost.network import Costs
 from telegrad.cost.send_method import COLLECTIVES, PAPER_NETWORKS, LinearCost, costs_of_ring_fit, ring, two_level
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.workload import ARCHITECTURES, architecture, trace_of
+from telegrad.tools.advise.architectures import ARCHITECTURES, architecture
+from telegrad.tools.advise.workload import trace_of
 
 K80 = PAPER_NETWORKS["k80-10gbe"]
 
 # Parameters, tensors, and 10^9 multiplications of a forward pass: published, or torchvision's and transformers' counts.
 KNOWN = {
     "resnet50": (25_557_032, 161, 4.09),
+    "resnet152": (60_192_808, 467, 11.51),
     "vgg16": (138_357_544, 32, 15.47),
     "alexnet": (61_100_840, 16, 0.714),
     "googlenet": (13_378_280, 128, 1.59),
     "bert-base": (109_482_240, 199, 48.3),
+    "bert-large": (335_141_888, 391, 167.5),
     "gpt2-small": (124_439_808, 149, 145.8),
+    "gpt2-medium": (354_823_168, 293, 413.5),
+    "gpt2-large": (774_030_080, 437, 887.3),
+    "llama-1b": (1_235_814_400, 147, 6161.1),
+    "llama-8b": (8_030_261_248, 291, 35_137.1),
+    "qwen-1.5b": (1_543_714_304, 339, 7765.6),
+    "qwen-8b": (8_190_735_360, 399, 35_946.7),
+    "vit-b16": (86_567_656, 152, 17.56),
+    "vit-l16": (304_326_632, 296, 61.6),
+    "sd15-unet": (859_520_964, 686, 401.6),
     "lstm": (66_034_000, 11, 1.785),
 }
 
@@ -35,6 +47,39 @@ def test_architectures_have_the_known_sizes(name: str) -> None:
     assert (model.elements, len(model.parameters)) == (elements, tensors)
     assert model.macs / 1e9 == pytest.approx(giga_macs, rel=2e-3)
     assert len({one.name for one in model.parameters}) == tensors
+
+
+@pytest.mark.parametrize("name", ["gpt2-medium", "gpt2-large", "bert-large", "llama-1b", "llama-8b", "qwen-1.5b"])
+def test_transformers_builds_as_many_elements_from_the_published_configuration(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    llama = {"vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8}
+    kind, config = {
+        "gpt2-medium": ("GPT2", {"n_embd": 1024, "n_layer": 24, "n_head": 16}),
+        "gpt2-large": ("GPT2", {"n_embd": 1280, "n_layer": 36, "n_head": 20}),
+        "bert-large": (
+            "Bert",
+            {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
+        ),
+        "llama-1b": (
+            "Llama",
+            {**llama, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "head_dim": 64}
+            | {"tie_word_embeddings": True},
+        ),
+        "llama-8b": (
+            "Llama",
+            {**llama, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32},
+        ),
+        "qwen-1.5b": (
+            "Qwen2",
+            {"vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
+            | {"num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True},
+        ),
+    }[name]
+    head = {"GPT2": "GPT2LMHeadModel", "Bert": "BertModel"}.get(kind, f"{kind}ForCausalLM")
+    with torch.device("meta"):
+        model = getattr(transformers, head)(getattr(transformers, f"{kind}Config")(**config))
+    assert sum(one.numel() for one in model.parameters()) == architecture(name).elements
 
 
 def test_tensors_of_a_layer_can_be_one() -> None:
@@ -63,9 +108,14 @@ def test_a_trace_of_an_architecture_is_in_backward_order_and_takes_the_time_that
             trace_of(architecture("vgg16"), bad)
 
 
+_LATER = ("samples", "accumulate", "rest_s")
+
+
 def test_a_trace_survives_json() -> None:
-    trace = Trace(("b", "a"), (8, 4), (0.1, 0.7), 0.3, "by hand")
+    trace = Trace(("b", "a"), (8, 4), (0.1, 0.7), 0.3, "by hand", samples=8.0, accumulate=4, rest_s=0.05)
     assert Trace.from_json(trace.to_json()) == trace
+    older = {name: value for name, value in json.loads(trace.to_json()).items() if name not in _LATER}
+    assert Trace.from_json(json.dumps(older)) == Trace(trace.names, trace.sizes, trace.backward_times, 0.3, "by hand")
     empty = Trace((), (), (), 0.0)
     assert Trace.from_json(empty.to_json()) == empty
     assert (empty.backward_s, empty.compute_s, empty.bytes) == (0.0, 0.0, 0)
@@ -85,6 +135,10 @@ def test_a_trace_survives_json() -> None:
         ({"gradients": [["a", -1, 1.0]]}, "gradient 'a' has -1 bytes"),
         ({"forward_s": -1.0}, "forward_s=-1.0 must be"),
         ({"forward_s": None}, "damaged"),
+        ({"rest_s": -1.0}, "rest_s=-1.0 must be"),
+        ({"accumulate": 0}, "accumulate=0 must be at least 1"),
+        ({"accumulate": 1.5}, "damaged"),
+        ({"samples": 0.0}, "samples=0.0 must be above 0"),
     ],
 )
 def test_what_is_no_trace_is_refused(change: dict[str, object], said: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from telegrad.kernels.rounding import narrowed
+from telegrad.kernels.floats import narrowed
 from telegrad.kernels.staging import naive
 
 DTYPES = ("float32", "float16", "uint16")  # the last one holds bfloat16

@@ -21,7 +21,7 @@ V100 = DEVICES["v100"]
 
 
 def advice_of(model: str, network: str) -> Advice:
-    return advise(of_model(model, V100), Cluster(16, network_of(network).costs), V100)
+    return advise(of_model(model, V100), Cluster(16, network_of(network).costs), V100, optimizer="sgd")
 
 
 def test_segments_by_hand() -> None:

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 from rich.console import Console
 
 from telegrad.tools.cli.demo import TrainingProgress, figures_of, plot, reference_of, table_of
-from telegrad.tools.demo.job import RunResult, TrainingStep, Validation
+from telegrad.tools.demo.job import RunResult, TrainingStep, Validation, as_json
 
 
 def _run(name: str, step_s: float, loss: float, sent: float) -> RunResult:
@@ -87,12 +87,13 @@ def test_progress(runs: list[RunResult], terminal: bool) -> None:
 
 def test_plot(runs: list[RunResult], tmp_path: Path) -> None:
     picture = tmp_path / "new" / "demo.png"
-    plot(runs, "the title", picture)
+    plot(as_json(runs, network="shm", ranks=2, steps=2), "the title", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(("loss", "sent"), [(math.nan, 32e6), (2.0, 0.0), (math.inf, 0.0)])
 def test_a_plot_of_what_diverged_or_was_never_sent(loss: float, sent: float, tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
-    plot([_run("ddp-gloo", 0.4, loss, sent)], "the title", picture)
+    found = as_json([_run("ddp-gloo", 0.4, loss, sent)], network="shm", ranks=2, steps=2)
+    plot(found, "the title", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -470,6 +470,12 @@ def wrapped_once(comm: Communicator) -> None:
     DDPState(comm, DistributedDataParallel(module))
 
 
+def matrices_of_low_rank(comm: Communicator) -> None:
+    """Their averages are dense, and momentum is the optimizer's."""
+    for make in (with_momentum, with_adamw):
+        Training(comm, make, compress=telegrad.LowRank(1, 64)).train()
+
+
 def quantised_values(comm: Communicator) -> None:
     net = Training(comm, hook=False).net
     sync = Synchronizer(net, comm, compress=telegrad.Quantised("int8", small_elements=64), plan="fixed")
@@ -509,6 +515,7 @@ RIGHT = [
     states_of_a_new_optimizer,
     another_step_of_the_same_process,
     wrapped_once,
+    matrices_of_low_rank,
     quantised_values,
 ]
 

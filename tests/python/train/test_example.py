@@ -39,3 +39,10 @@ def test_the_example_for_gpus_keeps_what_it_goes_on_from(tmp_path: Path) -> None
         kept = torch.load(tmp_path / "ddp_gpu" / f"rank{rank}.pt", weights_only=True)
         assert kept["telegrad"]["step"] == 100
         assert any(entry["residual"].any() for entry in kept["telegrad"]["compressor"]["parameters"].values())
+
+
+def test_replicas_of_the_example_learn_together(tmp_path: Path) -> None:
+    said = said_by("diloco.py", tmp_path)
+    found = re.search(r"^7 rounds: held-out loss ([\d.]+), ", said, re.MULTILINE)
+    assert found is not None, said
+    assert float(found[1]) < _LOSS_OF_GUESSING - 0.5

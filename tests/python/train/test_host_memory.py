@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from telegrad.synchronizer.host_memory import zeros
+from telegrad.synchronizer.gradient_group import zeros
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])

@@ -166,6 +166,98 @@ def test_a_gradient_counts_when_the_last_rank_has_it(on_ranks: OnRanks) -> None:
     assert traces[0].forward_s == 6.0
 
 
+class _Timed(torch.optim.SGD):
+    """Its step takes ``seconds`` of the clock."""
+
+    def __init__(self, model: nn.Module, clock: HandClock, seconds: float) -> None:
+        super().__init__(model.parameters(), lr=1e-3)
+        self.clock, self.seconds = clock, seconds
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.clock.now += self.seconds
+        super().step(closure)
+
+
+def _accumulated(profile: StepProfile, model: Model, optimizer: _Timed, passes: int, steps: int = 4) -> None:
+    with profile:
+        for _ in range(steps):
+            train(model, passes)
+            optimizer.step()
+
+
+@pytest.mark.parametrize("passes", [1, 4])
+def test_passes_of_an_optimizer_step_and_its_time_are_recorded(passes: int) -> None:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    optimizer = _Timed(model, clock, 3.0)
+    with StepProfile(model, skip=2, clock=clock, optimizer=optimizer) as profile:
+        for number in range(4):
+            train(model, passes)
+            _Timed(model, clock, 50.0).step()  # another one
+            optimizer.seconds = 9.0 if number == 0 else 3.0
+            optimizer.step()
+    trace = profile.trace()
+    assert trace.accumulate == passes
+    assert trace.rest_s == 3.0
+    assert trace.backward_times == (0.5, 0.25, 1.0)
+
+
+def test_without_an_optimizer_there_is_one_pass_and_no_time() -> None:
+    trace = profiled()
+    assert (trace.accumulate, trace.rest_s, trace.samples) == (1, 0.0, None)
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    with StepProfile(model, clock=clock, optimizer=_Timed(model, clock, 3.0)) as profile:  # which never steps
+        train(model, 5)
+    assert (profile.trace().accumulate, profile.trace().rest_s) == (1, 0.0)
+
+
+def test_hooks_of_optimizers_are_removed() -> None:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    optimizer = _Timed(model, clock, 3.0)
+    profile = StepProfile(model, skip=0, clock=clock, optimizer=optimizer)
+    _accumulated(profile, model, optimizer, 2, steps=1)
+    before = profile.trace()
+    optimizer.seconds = 100.0
+    train(model, 5)
+    optimizer.step()
+    assert profile.trace() == before
+    assert (before.accumulate, before.rest_s) == (2, 3.0)
+
+
+def test_a_profile_that_is_entered_again_goes_on() -> None:
+    clock = HandClock()
+    model = Model(clock, SECONDS)
+    optimizer = _Timed(model, clock, 3.0)
+    profile = StepProfile(model, skip=0, clock=clock, optimizer=optimizer)
+    for _ in range(3):
+        _accumulated(profile, model, optimizer, 4, steps=2)
+    assert (profile.trace().accumulate, profile.trace().rest_s, profile.samples) == (4, 3.0, 24)
+
+
+def test_ranks_agree_on_passes_and_time_of_a_step(on_ranks: OnRanks) -> None:
+    def run(comm: Communicator) -> Trace:
+        clock = HandClock()
+        model = Model(clock, dict(SECONDS))
+        optimizer = _Timed(model, clock, 1.0 + comm.rank)
+        profile = StepProfile(model, skip=0, clock=clock, optimizer=optimizer)
+        _accumulated(profile, model, optimizer, 2)
+        return profile.trace(comm)
+
+    traces = on_ranks(3, run)
+    assert traces[0] == traces[1] == traces[2]
+    assert (traces[0].accumulate, traces[0].rest_s) == (2, 3.0)
+
+
+def test_an_optimizer_that_does_not_train_the_model_is_refused() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    with pytest.raises(TypeError, match="optimizer is a float: give the torch"):
+        StepProfile(model, optimizer=0.1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="optimizer has no parameter of the model: give the one that trains it"):
+        StepProfile(model, optimizer=torch.optim.SGD(other.parameters()))
+
+
 @pytest.mark.parametrize("steps", [[0, 3], [3, 2]], ids=["the first rank", "only skipped ones"])
 def test_a_rank_without_samples_is_told_on_all(on_ranks: OnRanks, steps: list[int]) -> None:
     def run(comm: Communicator) -> None:

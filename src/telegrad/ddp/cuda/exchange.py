@@ -18,11 +18,10 @@ from telegrad.communicator.operands import encoding_of
 from telegrad.compress import Compressor, PlacedResidual
 from telegrad.ddp.bucket import BucketLayout, ParameterSpan
 from telegrad.ddp.cuda.captured_work import CapturedWork
-from telegrad.ddp.cuda.feedback import DeviceFeedback
-from telegrad.ddp.cuda.gathered_reads import GatheredReads
+from telegrad.ddp.cuda.faults import GatheredReads
+from telegrad.ddp.cuda.feedback import DeviceFeedback, DeviceTables
 from telegrad.ddp.cuda.loss_scale import LossScale
 from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, check_selections, queue_selections
-from telegrad.ddp.cuda.tables import DeviceTables
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import most_of
 from telegrad.ddp.options import OkTopk

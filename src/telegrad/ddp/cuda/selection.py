@@ -9,8 +9,7 @@ import torch
 
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream
 from telegrad.compress import Compressor, ExactTopK, Residual, ReusedThreshold, Selection, TrimmedTopK
-from telegrad.ddp.cuda.feedback import DeviceResidual
-from telegrad.ddp.cuda.tables import DeviceTables
+from telegrad.ddp.cuda.feedback import DeviceResidual, DeviceTables
 from telegrad.kernels.select import queues_of
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.kernels.feedback import Collected, Kept, Moved, Remade
-from telegrad.kernels.nonfinite import as_float32
-from telegrad.kernels.rounding import narrowed
+from telegrad.kernels.floats import as_float32, narrowed
 
 Vector = npt.NDArray[Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.kernels.rounding import narrowed, widened
+from telegrad.kernels.floats import narrowed, widened
 from telegrad.kernels.staging import DENSE
 
 Vector = npt.NDArray[Any]

@@ -1,6 +1,7 @@
-"""Whether to compress, and how to merge: every scheme's step is predicted, and the best one is recommended in words.
+"""Whether to compress, and how to merge: a whole job is predicted for every scheme, and the best one is recommended.
 
-Pure arithmetic on assumptions that the caller states. What compression does to accuracy is not predicted.
+A job has dense first steps where its optimizer needs them, and passes that only accumulate gradients. All of it is
+arithmetic on assumptions that the caller states. The loss of accuracy is the one that a study found for small models.
 """
 
 from __future__ import annotations
@@ -9,32 +10,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from telegrad.cost.send_method import SendMethod
+from telegrad.tools.advise.recipe import AccuracyRow, Recipe, expected_loss, recipe_of
 from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, ok_topk, qsgd, sparse
 from telegrad.tools.advise.step import NONE, Step, StepGroup, Stragglers, expected, planned
 from telegrad.tools.advise.workload import Device, Workload
 
 WORTH = 0.05
-"""By how much compression must shorten the step to be recommended: what it does to accuracy costs a check."""
+"""By how much compression must shorten the job to be recommended: what it does to accuracy costs a check. Schemes that
+are closer together than this are ordered by accuracy."""
 _NEAR = 0.01
 _DENSE_FROM = 2 / 3  # δ of SparCML §5.1 with 16-bit indices: 4 bytes of a value over 4 + 2
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """``ways``: one or more ways to send a group, of which each group takes the cheapest by bytes. ``line``: of code.
-    ``selects``: it sends entries at a density, and not all of them."""
+    """``ways``: one or more ways to send a group, of which each group takes the cheapest by bytes. ``line``: of code,
+    for a density and the recipe's options. ``selects``: it sends entries at a density, and not all of them."""
 
     name: str
     about: str
     ways: Callable[[Cluster, Device, float], list[SendMethod]]
     plan: str
-    line: Callable[[float], str]
+    line: Callable[[float, str], str]
     compresses: bool = False
-    selects: bool = True
+    selects: bool = False
 
 
-def _state(options: str) -> str:
-    return f"ddp.register_comm_hook(telegrad.DDPState(comm, ddp, {options}), telegrad.ddp_hook)"
+def _state(*options: str) -> str:
+    given = ", ".join(one for one in options if one)
+    return f"ddp.register_comm_hook(telegrad.DDPState(comm, ddp, {given}), telegrad.ddp_hook)"
 
 
 def _synchronizer(options: str) -> str:
@@ -46,100 +50,131 @@ def _dense(cluster: Cluster, device: Device, density: float) -> list[SendMethod]
 
 
 SCHEMES = (
-    Scheme("ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density: _state("compress=None")),
+    Scheme("ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density, options: _state("compress=None")),
     Scheme(
         "optimal",
         "dense, merged by the planner",
         _dense,
         "optimal",
-        lambda density: "sync = telegrad.Synchronizer(model, comm)  # instead of DDP",
+        lambda density, options: "sync = telegrad.Synchronizer(model, comm)  # instead of DDP",
     ),
     Scheme(
         "wfbp",
         "dense, each gradient by itself",
         _dense,
         "wfbp",
-        lambda density: 'sync = telegrad.Synchronizer(model, comm, plan="wfbp")  # instead of DDP',
+        lambda density, options: 'sync = telegrad.Synchronizer(model, comm, plan="wfbp")  # instead of DDP',
     ),
     Scheme(
         "single",
         "dense, all in one message",
         _dense,
         "single",
-        lambda density: 'sync = telegrad.Synchronizer(model, comm, plan="single")  # instead of DDP',
+        lambda density, options: 'sync = telegrad.Synchronizer(model, comm, plan="single")  # instead of DDP',
     ),
     Scheme(
         "topk",
         "selected entries, all summed",
         lambda cluster, device, density: [sparse(cluster, device, density)],
         "fixed",
-        lambda density: _synchronizer(f'plan="fixed", compress=telegrad.TopK({density:g})'),
+        lambda density, options: _state(f"compress=telegrad.TopK(density={density:g})", options),
         compresses=True,
+        selects=True,
     ),
     Scheme(
         "allgather",
         "selected entries, gathered",
         lambda cluster, device, density: [gathered(cluster, device, density)],
         "fixed",
-        lambda density: _synchronizer(f'plan="fixed", compress=telegrad.TopK({density:g}, combine="allgather")'),
+        lambda density, options: _state(f'compress=telegrad.TopK(density={density:g}, combine="allgather")', options),
         compresses=True,
+        selects=True,
     ),
     Scheme(
         "oktopk",
         "selected, and again of the sum",
         lambda cluster, device, density: [ok_topk(cluster, device, density)],
         "fixed",
-        lambda density: _synchronizer(f'plan="fixed", compress=telegrad.TopK({density:g}, combine="oktopk")'),
+        lambda density, options: _state(f'compress=telegrad.TopK(density={density:g}, combine="oktopk")', options),
         compresses=True,
+        selects=True,
     ),
     Scheme(
         "qsgd8",
         "all values, in 8 bits",
         lambda cluster, device, density: [qsgd(cluster, 8)],
         "fixed",
-        lambda density: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd8")'),
+        lambda density, options: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd8")'),
         compresses=True,
-        selects=False,
     ),
     Scheme(
         "qsgd4",
         "all values, in 4 bits",
         lambda cluster, device, density: [qsgd(cluster, 4)],
         "fixed",
-        lambda density: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd4")'),
+        lambda density, options: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd4")'),
         compresses=True,
-        selects=False,
     ),
 )
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A scheme's step. ``samples_per_s``: of all ranks."""
+    """A scheme's job. ``step``: with this scheme, the pass whose gradients are exchanged. ``alone_s``: of the passes
+    before it and the optimizer. ``mean_s``: of an optimizer step, over the whole job with its dense first steps.
+    ``samples_per_s``: of all ranks, over the whole job. ``accuracy``: what the study found nearest to it."""
 
     scheme: Scheme
     groups: tuple[StepGroup, ...]
     step: Step
+    alone_s: float
+    mean_s: float
     samples_per_s: float
+    accuracy: AccuracyRow | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Of an optimizer step after the dense ones."""
+        return self.alone_s + self.step.step_s
+
+    @property
+    def efficiency(self) -> float:
+        """Samples a second over the whole job, as a share of those without communication and stragglers."""
+        compute_s = self.alone_s + self.step.compute_s
+        return compute_s / self.mean_s if self.mean_s > 0 else 1.0
 
 
 @dataclass(frozen=True)
 class Advice:
-    """``predictions`` by scheme; ``recommended``: one of them. ``verdict``: a sentence that says what to do;
-    ``reasons``: why; ``cautions``: what the prediction does not know; ``line``: of code."""
+    """``predictions`` by scheme; ``recommended``: one of them, ``plain``: the best dense one. ``verdict``: a sentence
+    that says what to do; ``reasons``: why; ``cautions``: what the prediction does not know; ``line``: of code.
+    ``steps``: of the job, ``None`` if it is long."""
 
     workload: Workload
     cluster: Cluster
+    recipe: Recipe
+    steps: int | None
     density: float
     predictions: tuple[Prediction, ...]
     recommended: Prediction
+    plain: Prediction
     verdict: str
     reasons: tuple[str, ...]
     cautions: tuple[str, ...]
 
     @property
+    def speedup(self) -> float:
+        """Of the whole job as it is recommended, beside the best dense scheme."""
+        return _ratio(self.plain.mean_s, self.recommended.mean_s)
+
+    @property
     def line(self) -> str:
-        return self.recommended.scheme.line(self.density)
+        return self.line_of(self.recommended)
+
+    def line_of(self, prediction: Prediction) -> str:
+        """Of code, with the options that its recipe needs."""
+        options = self.recipe.options(self.steps) if prediction.scheme.selects else ""
+        return prediction.scheme.line(self.density, options)
 
     def of(self, name: str) -> Prediction:
         """Of the scheme of that name. Raises ``KeyError`` for another one."""
@@ -151,89 +186,156 @@ def advise(
     cluster: Cluster,
     device: Device,
     *,
-    density: float = 0.01,
+    optimizer: str = "adamw",
+    steps: int | None = None,
+    density: float | None = None,
     schemes: Sequence[Scheme] = SCHEMES,
     stragglers: Stragglers = NONE,
 ) -> Advice:
-    """What to do with this workload on this cluster; at least one of ``schemes`` is dense and at least one compresses.
+    """What to do with a job of this workload on this cluster; at least one of ``schemes`` is dense and at least one
+    compresses.
 
-    Compression is recommended if it makes the step shorter by ``WORTH`` or more; of dense schemes DDP's buckets, unless
-    another one is more than 1 % ahead. Raises ``ValueError`` for one rank, for a density that is no share, and for
-    schemes of one kind only.
+    ``optimizer``: whose recipe is followed, a name in ``RECIPES``. ``steps``: optimizer steps of the job; ``None``: so
+    many that a tenth of them is a tenth. ``density``: ``None`` for the recipe's.
+
+    Compression is recommended if it makes the job shorter by ``WORTH`` or more, with a scheme whose accuracy was
+    measured if there is one. Of dense schemes DDP's buckets are, unless another one is more than 1 % ahead. Raises
+    ``ValueError`` for one rank, an unknown optimizer, no step, a density outside (0, 1], and schemes of one kind only.
     """
+    recipe = recipe_of(optimizer)
+    chosen = recipe.density if density is None else density
     if cluster.ranks < 2:
         raise ValueError("ranks=1 must be 2 or more: one rank alone sends nothing")
-    if not 0 < density <= 1:
-        raise ValueError(f"density={density} is no share: use a number above 0, up to 1")
-    found = tuple(_predicted(scheme, workload, cluster, device, density, stragglers) for scheme in schemes)
-    plain = _best([one for one in found if not one.scheme.compresses])
+    if not 0 < chosen <= 1:
+        raise ValueError(f"density={chosen} is no share: use a number above 0, up to 1")
+    if not {one.compresses for one in schemes} == {False, True}:
+        raise ValueError("schemes must have one that is dense and one that compresses")
+    job = _Job(workload, cluster, device, recipe, steps, chosen, stragglers)
+    found = tuple(map(job.prediction, schemes))
+    plain = _best([one for one in found if not one.scheme.compresses], _NEAR)
     lossy = [one for one in found if one.scheme.compresses]
-    small = _best(lossy)
-    fastest = min(lossy, key=lambda one: one.step.step_s)
-    compress = plain.step.step_s >= (1 + WORTH) * fastest.step.step_s
+    worth = [one for one in lossy if _ratio(plain.mean_s, one.mean_s) >= 1 + WORTH]
+    known = [one for one in worth if one.accuracy is not None]
+    small = _best(known or worth or lossy, WORTH)
+    fastest = min(lossy, key=lambda one: one.mean_s)
+    compress = _ratio(plain.mean_s, fastest.mean_s) >= 1 + WORTH
     recommended, other = (small, small) if compress else (plain, fastest)
     return Advice(
         workload,
         cluster,
-        density,
+        recipe,
+        steps,
+        chosen,
         found,
         recommended,
-        _verdict(plain, other, density, compress=compress),
-        tuple(_reasons(workload, cluster, density, found, plain, other)),
+        plain,
+        _verdict(plain, other, chosen, compress=compress),
+        (*(_gains(job, plain, small, fastest) if compress else ()), *_reasons(job, found, plain, other)),
         tuple(_cautions(recommended)),
     )
 
 
-def _predicted(
-    scheme: Scheme, workload: Workload, cluster: Cluster, device: Device, density: float, stragglers: Stragglers
-) -> Prediction:
-    ways = scheme.ways(cluster, device, density)
-    plans = [planned(workload.trace, scheme.plan, way) for way in ways]
-    steps = [expected(workload.trace, groups, cluster.ranks, stragglers=stragglers) for groups in plans]
-    step, groups = min(zip(steps, plans, strict=True), key=lambda pair: pair[0].step_s)
-    per_s = cluster.ranks * workload.samples / step.step_s if step.step_s else 0.0
-    return Prediction(scheme, tuple(groups), step, per_s)
+@dataclass(frozen=True)
+class _Job:
+    workload: Workload
+    cluster: Cluster
+    device: Device
+    recipe: Recipe
+    steps: int | None
+    density: float
+    stragglers: Stragglers
+
+    @property
+    def dense_share(self) -> float:
+        return self.recipe.share_of(self.steps)
+
+    def prediction(self, scheme: Scheme) -> Prediction:
+        workload, cluster = self.workload, self.cluster
+        step, groups = self.exchanged(scheme)
+        alone_s = (workload.accumulate - 1) * (step.forward_s + step.backward_s) + workload.trace.rest_s
+        mean_s, accuracy = step.step_s, None
+        if scheme.selects:  # DDPState sends its dense steps in DDP's buckets
+            dense_s = self.exchanged(SCHEMES[0])[0].step_s
+            mean_s = self.dense_share * dense_s + (1 - self.dense_share) * step.step_s
+            accuracy = expected_loss(scheme.name, self.recipe.optimizer, workload.family, self.density)
+        mean_s += alone_s
+        per_s = _ratio(cluster.ranks * workload.samples * workload.accumulate, mean_s)
+        return Prediction(scheme, tuple(groups), step, alone_s, mean_s, per_s, accuracy)
+
+    def exchanged(self, scheme: Scheme) -> tuple[Step, list[StepGroup]]:
+        """The pass whose gradients are exchanged."""
+        trace = self.workload.trace
+        plans = [planned(trace, scheme.plan, way) for way in scheme.ways(self.cluster, self.device, self.density)]
+        steps = [expected(trace, groups, self.cluster.ranks, stragglers=self.stragglers) for groups in plans]
+        return min(zip(steps, plans, strict=True), key=lambda pair: pair[0].step_s)
 
 
-def _best(predictions: Sequence[Prediction]) -> Prediction:
-    """The first of those that are within 1 % of the shortest step."""
-    if not predictions:
-        raise ValueError("schemes must have one that is dense and one that compresses")
-    shortest_s = min(one.step.step_s for one in predictions)
-    return next(one for one in predictions if one.step.step_s <= shortest_s * (1 + _NEAR))
+def _ratio(above: float, below: float) -> float:
+    return above / below if below > 0 else 0.0
+
+
+def _best(predictions: Sequence[Prediction], near: float) -> Prediction:
+    """The first of those whose jobs are that near to the shortest."""
+    shortest_s = min(one.mean_s for one in predictions)
+    return next(one for one in predictions if one.mean_s <= shortest_s * (1 + near))
 
 
 def _verdict(plain: Prediction, small: Prediction, density: float, *, compress: bool) -> str:
-    times = plain.step.step_s / small.step.step_s
-    which = f"{small.scheme.name} at {density:.3g}" if small.scheme.selects else small.scheme.name
+    times = _ratio(plain.mean_s, small.mean_s)
+    which = _named(small, density)
     if compress:
-        return (
-            f"Compress: {which} makes a step {times:.2f} times as fast as the best dense scheme, {plain.scheme.name}."
-        )
-    if times < 1:
+        best = plain.scheme.name
+        return f"Compress: {which} makes the whole job {times:.2f} times as fast as the best dense scheme, {best}."
+    if 0 < times < 1:
         return f"Do not compress: it would cost you {_percent(1 / times - 1)} ({which})."
     return (
-        f"Do not compress: {which} would gain {_percent(times - 1)}, less than the {_percent(WORTH)} that make up for "
-        "watching accuracy."
+        f"Do not compress: {which} would gain {_percent(max(0.0, times - 1))}, less than the {_percent(WORTH)} that "
+        "make up for watching accuracy."
     )
 
 
-def _reasons(
-    workload: Workload,
-    cluster: Cluster,
-    density: float,
-    found: Sequence[Prediction],
-    plain: Prediction,
-    small: Prediction,
-) -> list[str]:
-    trace, step = workload.trace, plain.step
+def _named(one: Prediction, density: float) -> str:
+    return f"{one.scheme.name} at {density:.3g}" if one.scheme.selects else one.scheme.name
+
+
+def _gains(job: _Job, plain: Prediction, small: Prediction, fastest: Prediction) -> list[str]:
+    """What the recommended compression brings and costs."""
+    said = [_expected_accuracy(job, small)]
+    if small.scheme.selects and job.dense_share:
+        count = "a tenth" if job.steps is None else f"{job.recipe.dense_steps(job.steps):,} of {job.steps:,}"
+        said.append(
+            f"A compressed step alone is {_ratio(plain.step_s, small.step_s):.2f} times as fast. But {count} of the "
+            f"steps must be dense, the first ones, for {job.recipe.title}. So no density makes the job more than "
+            f"{1 / job.dense_share:.3g} times as fast."
+        )
+    if small.accuracy is not None and fastest.mean_s * (1 + WORTH) < small.mean_s:
+        said.append(
+            f"{_named(fastest, job.density)} would be {_ratio(plain.mean_s, fastest.mean_s):.2f} times as fast. "
+            + (
+                "But no accuracy was measured with it."
+                if fastest.accuracy is None
+                else f"It costs more accuracy: {fastest.accuracy.text} ({fastest.accuracy.about})."
+            )
+        )
+    return said
+
+
+def _reasons(job: _Job, found: Sequence[Prediction], plain: Prediction, small: Prediction) -> list[str]:
+    cluster, density = job.cluster, job.density
+    trace, step = job.workload.trace, plain.step
+    reasons = []
+    if job.workload.accumulate > 1:
+        reasons.append(
+            f"An optimizer step has {job.workload.accumulate:,} passes of {_ms(trace.compute_s)}. Only the last one "
+            "exchanges gradients, and only its backward pass hides some of the exchange."
+        )
     hidden = step.communicate_s - step.exposed_s
-    reasons = [
+    reasons.append(
         f"A rank computes {_ms(trace.compute_s)}, of which {_ms(trace.backward_s)} backward, and summing "
         f"{trace.bytes / 1e6:.0f} MB among {cluster.ranks:,} ranks keeps the network busy for "
         f"{_ms(step.communicate_s)}: {_ms(max(0.0, hidden))} of it beside the backward pass, so that the step is "
-        f"{_ms(step.exposed_s)} longer ({plain.scheme.name}, scaling efficiency {step.efficiency:.0%})."
-    ]
+        f"{_ms(step.exposed_s)} longer ({plain.scheme.name}, scaling efficiency {plain.efficiency:.0%})."
+    )
     extra = small.step.select_s + small.step.decompress_s
     reasons.append(
         f"{small.scheme.name} sends for {_ms(small.step.communicate_s)}, but selection holds the backward pass up for "
@@ -253,24 +355,39 @@ def _reasons(
                 f"most {2 / _DENSE_FROM:.0f}x (SparCML, Lemma 5.2)"
             )
         reasons.append(f"{said}.")
-    merged = {one.scheme.name: one.step.step_s for one in found if not one.scheme.compresses}
+    merged = {one.scheme.name: one.mean_s for one in found if not one.scheme.compresses}
     if {"ddp", "optimal"} <= merged.keys():
         ahead = merged["ddp"] / merged["optimal"] - 1
         gains = f"gains {_percent(ahead)}" if ahead > 0.001 else "gains nothing"
-        reasons.append(f"Where all is sent, merging by the planner instead of DDP's buckets {gains}.")
+        reasons.append(f"If all values are sent, merging by the planner instead of DDP's buckets {gains}.")
     return reasons
+
+
+def _expected_accuracy(job: _Job, small: Prediction) -> str:
+    """Of a compressed job, beside the dense one."""
+    row = small.accuracy
+    if row is None:
+        return (
+            f"Expected accuracy: unknown. The study has no run of {small.scheme.name} with {job.recipe.title}: compare "
+            "with a dense run (docs/results/accuracy.md)."
+        )
+    return (
+        f"Expected accuracy beside dense training: {row.text} ({row.about}). The study's models are small: compare "
+        "with a dense run of your own (docs/results/accuracy.md)."
+    )
 
 
 def _cautions(recommended: Prediction) -> list[str]:
     said = []
     if recommended.scheme.compresses:
         said.append(
-            "Compression changes what is trained: what is not sent waits in residuals. Compare accuracy with a dense "
+            "Compression changes the training: unsent gradients wait in residuals. Compare accuracy with a dense "
             "run first (docs/results/accuracy.md), and mind momentum (docs/how-to/sgd-momentum.md)."
         )
     said.append(
         "For gradients on GPUs this is what to expect of the network, without copies to the host "
-        "(docs/explanation/gpu.md). Nor are the optimiser and reading data counted. Indices are taken for random."
+        "(docs/explanation/gpu.md). Reading data is not counted, nor is the optimizer unless a trace has it. Indices "
+        "are taken for random."
     )
     return said
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from telegrad.synchronizer import StepProfile
 from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.workload import DEVICES, Device
+from telegrad.tools.bench.meta_profile import counted, on_meta, steadied
 
 
 class _Residual(nn.Module):
@@ -114,20 +116,14 @@ def profile(
     model: nn.Module, loss: Loss, *, steps: int, skip: int, on_step: Callable[[], None] = lambda: None
 ) -> Trace:
     """The medians over ``steps`` steps of training with SGD, after ``skip`` that are left out; ``on_step`` is called
-    after each of them. Raises ``FactoryError`` where there is nothing to train, and where ``loss`` gives no finite
-    scalar that depends on the model, or does not call it."""
-    trained = [one for one in model.parameters() if one.requires_grad]
-    if not trained:
-        raise FactoryError("the model has no parameter that requires a gradient: there is nothing to profile")
+    after each of them. No gradient gets another program's time: see ``steadied``. Raises ``FactoryError`` where there
+    is nothing to train, and where ``loss`` gives no finite scalar that depends on the model, or does not call it."""
+    trained = _trained(model)
     optimizer = torch.optim.SGD(trained, lr=_RATE)
-    with StepProfile(model, skip=skip) as watched:
+    with StepProfile(model, skip=skip, optimizer=optimizer) as watched:
         for _ in range(skip + steps):
             optimizer.zero_grad()
-            value: Any = loss(model)
-            if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
-                raise FactoryError(
-                    f"the loss is {_told(value)}: it must be one number, a tensor that the model's parameters lead to"
-                )
+            value = _checked(loss(model))
             if not math.isfinite(value.item()):
                 raise FactoryError(f"the loss is {value.item()}: give the model other inputs, or other weights")
             value.backward()  # type: ignore[no-untyped-call]
@@ -135,7 +131,52 @@ def profile(
             on_step()
     if not watched.samples:
         raise FactoryError("the loss does not call the model itself: write loss(model) such that it calls model(x)")
-    return watched.trace()
+    return steadied(watched.trace(), counted(model, lambda model: _checked(loss(model)), DEVICES["cpu"]))
+
+
+def profile_on_meta(factory: Callable[..., Any], batch: int | None, device: Device) -> Trace:
+    """The step that ``device`` would take, by counting: the model and its inputs have shapes and no memory. Raises
+    ``FactoryError`` as ``make`` and ``profile``, and where the factory or the loss needs the values of a tensor."""
+    try:
+        with on_meta():
+            model, loss = make(factory, batch)
+            _trained(model)
+            return counted(model, lambda model: _checked(loss(model)), device)
+    except (RuntimeError, TypeError) as error:
+        if isinstance(error, TypeError) and "meta" not in str(error):
+            raise  # a mistake of the factory's own
+        said = " ".join(str(error).split())
+        raise FactoryError(
+            f"it does not run without values: {said[:_MOST_SAID]}. Make the model and its inputs inside the function "
+            "with torch's functions, and leave out .item(), checkpoints and NumPy; or record times without --meta"
+        ) from error
+
+
+_MOST_SAID = 300
+
+
+def samples_of(factory: Callable[..., Any], batch: int | None) -> float | None:
+    """Of a pass: ``batch``, else the default of the factory's argument of that name; ``None`` if it has none."""
+    if batch is not None:
+        return float(batch)
+    found = inspect.signature(factory).parameters.get("batch")
+    given = None if found is None else found.default
+    return float(given) if isinstance(given, int) and given > 0 else None
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    found = [one for one in model.parameters() if one.requires_grad]
+    if not found:
+        raise FactoryError("the model has no parameter that requires a gradient: there is nothing to profile")
+    return found
+
+
+def _checked(value: Any) -> Tensor:
+    if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise FactoryError(
+            f"the loss is {_told(value)}: it must be one number, a tensor that the model's parameters lead to"
+        )
+    return value
 
 
 def _told(value: Any) -> str:

@@ -1,9 +1,9 @@
-"""``telegrad advise``: whether to compress, how to merge, and the line of code for it, before there is a cluster."""
+"""``telegrad advise``: how long a job takes, whether to compress, and the line of code, before there is a cluster."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,8 @@ from telegrad.communicator.tuning_cache import newest_between_hosts
 from telegrad.cost import Costs, Place, Tuning
 from telegrad.tools.advise import advice
 from telegrad.tools.advise.advice import Advice, Prediction
+from telegrad.tools.advise.architectures import ARCHITECTURES
+from telegrad.tools.advise.recipe import ACCURACY_SOURCE, RECIPES, Recipe, recipe_of
 from telegrad.tools.advise.sending import NODE, Cluster
 from telegrad.tools.advise.step import Step
 from telegrad.tools.cli.interrupts import ended_by_interrupt
@@ -33,41 +35,48 @@ from telegrad.tools.cli.workload_options import (
     chosen_device,
     chosen_workload,
 )
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import Timeline, draw_timelines, duration
 from telegrad.tools.sim.measure import NAMED, Network, network_of, with_costs
 
 # The table, the rows for JSON, and the timelines of all schemes.
-
-_COLORS = {
-    "forward": "0.55",
-    "backward": "0.8",
-    "selecting": "C1",
-    "unpacking": "C4",
-    "on the network": "C0",
-}
-_LONGEST = 4.0  # shortest steps to be shown
 
 
 def table_of(advice: Advice) -> Table:
     """A line for each scheme; the recommended one is bold."""
     ranks, nodes = advice.cluster.ranks, advice.cluster.nodes
     where = "1 node" if nodes == 1 else f"{nodes:,} nodes"
-    title = escape(f"a training step of {advice.workload.model} on {ranks:,} ranks, {where}")
+    passes = advice.workload.accumulate
+    each = "" if passes == 1 else f", {passes:,} passes a step"
+    title = escape(f"{advice.workload.model} with {advice.recipe.title} on {ranks:,} ranks, {where}{each}")
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
-    table.caption = "efficiency: of the samples a second that ranks without communication would have"
+    table.caption = (
+        "step: of the optimizer, after dense first ones. job: the whole job's speed beside ddp. efficiency: of the "
+        "samples a second that ranks without communication would have. accuracy: beside dense training, in a study of "
+        "small models"
+    )
     table.caption_justify = "left"
     table.add_column("scheme", no_wrap=True)
     table.add_column("what it sends")
-    for name in ("step", "over ddp", "efficiency", "samples/s", "network", "exposed", "select"):
+    for name in ("step", "job", "efficiency", "samples/s", "network", "exposed", "select", "accuracy"):
         table.add_column(name, justify="right", no_wrap=True)
-    first_s = advice.predictions[0].step.step_s
+    first_s = advice.predictions[0].mean_s
     for one in advice.predictions:
         step = one.step
-        cells = [one.scheme.name, one.scheme.about, duration(step.step_s), f"{first_s / step.step_s:.2f}x"]
-        cells += [f"{step.efficiency:.1%}", f"{one.samples_per_s:,.0f}", duration(step.communicate_s)]
+        cells = [one.scheme.name, one.scheme.about, duration(one.step_s), f"{first_s / one.mean_s:.2f}x"]
+        cells += [f"{one.efficiency:.1%}", rate_of(one.samples_per_s), duration(step.communicate_s)]
         cells += [duration(step.exposed_s), duration(step.select_s) if step.select_s else "–"]
+        unknown = "unknown" if one.scheme.compresses else "–"
+        cells.append(unknown if one.accuracy is None else one.accuracy.text_at(advice.density))
         table.add_row(*cells, style="bold" if one is advice.recommended else None)
     return table
+
+
+def rate_of(per_s: float) -> str:
+    """Three digits of a number a second; all digits of a whole one above 100."""
+    return f"{per_s:,.0f}" if per_s >= _WHOLE_FROM else f"{per_s:.3g}"
+
+
+_WHOLE_FROM = 99.5
 
 
 def for_json(advice: Advice) -> dict[str, Any]:
@@ -76,6 +85,11 @@ def for_json(advice: Advice) -> dict[str, Any]:
         "model": advice.workload.model,
         "workload": advice.workload.trace.about,
         "samples": advice.workload.samples,
+        "accumulate": advice.workload.accumulate,
+        "optimizer": advice.recipe.optimizer,
+        "steps": advice.steps,
+        "dense_share": advice.recipe.share_of(advice.steps),
+        "speedup": advice.speedup,
         "ranks": advice.cluster.ranks,
         "ranks_per_node": advice.cluster.ranks_per_node,
         "density": advice.density,
@@ -84,26 +98,29 @@ def for_json(advice: Advice) -> dict[str, Any]:
         "reasons": list(advice.reasons),
         "cautions": list(advice.cautions),
         "line": advice.line,
-        "rows": [_row(one, advice.density) for one in advice.predictions],
+        "rows": [_row(one, advice) for one in advice.predictions],
     }
 
 
-def _row(one: Prediction, density: float) -> dict[str, Any]:
-    step = one.step
+def _row(one: Prediction, advice: Advice) -> dict[str, Any]:
+    step, accuracy = one.step, one.accuracy
     return {
         "scheme": one.scheme.name,
         "about": one.scheme.about,
         "plan": one.scheme.plan,
         "compresses": one.scheme.compresses,
-        "line": one.scheme.line(density),
-        "step_s": step.step_s,
+        "line": advice.line_of(one),
+        "mean_s": one.mean_s,
+        "step_s": one.step_s,
+        "pass_s": step.step_s,
         "compute_s": step.compute_s,
         "exposed_s": step.exposed_s,
         "select_s": step.select_s,
         "communicate_s": step.communicate_s,
         "decompress_s": step.decompress_s,
-        "efficiency": step.efficiency,
+        "efficiency": one.efficiency,
         "samples_per_s": one.samples_per_s,
+        "accuracy": None if accuracy is None else {**asdict(accuracy), "source": ACCURACY_SOURCE},
         "groups": [group._asdict() for group in step.groups],
     }
 
@@ -132,51 +149,11 @@ def segments_of(step: Step) -> list[tuple[str, str, float, float]]:
 def plot(advice: Advice, title: str, path: Path) -> None:
     """The timelines of all schemes, the shortest at the top: above, the processor, below, the network. Steps of more
     than four times the shortest are cut off. The format is that of the path's suffix; PNG without one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.patches import Patch
-
-    ordered = sorted(advice.predictions, key=lambda one: one.step.step_s)
-    longest_s = min(ordered[-1].step.step_s, _LONGEST * ordered[0].step.step_s)
-    figure, axes = pyplot.subplots(figsize=(11, 0.75 * len(ordered) + 1.6), layout="constrained")
-    for place, one in enumerate(ordered):
-        for lane, what, start_s, length_s in segments_of(one.step):
-            for_s = min(length_s, longest_s - start_s)
-            if for_s <= 0:
-                continue
-            bottom = place - 0.38 if lane == "processor" else place
-            axes.broken_barh(
-                [(start_s * 1e3, for_s * 1e3)],
-                (bottom, 0.36),
-                facecolor=_COLORS[what],
-                edgecolor="white",
-                linewidth=0.3 if lane == "network" else 0.0,
-            )
-        cut = one.step.step_s > longest_s
-        axes.text(
-            min(one.step.step_s, longest_s) * 1e3,
-            place - 0.2,
-            f" {duration(one.step.step_s)}" + (" →" if cut else ""),
-            va="center",
-            fontsize=8,
-            weight="bold" if one is advice.recommended else "normal",
-        )
-    names = [one.scheme.name + ("  ✓" if one is advice.recommended else "") for one in ordered]
-    axes.set_yticks(range(len(ordered)), names)
-    axes.set(xlabel="ms from the start of the step", xlim=(0, longest_s * 1e3 * 1.12), title=title)
-    axes.invert_yaxis()
-    axes.grid(visible=True, axis="x", alpha=0.3)
-    axes.axvline(advice.workload.trace.compute_s * 1e3, color="0.3", linestyle=":", linewidth=1)
-    figure.legend(
-        handles=[Patch(color=color, label=what) for what, color in _COLORS.items()],
-        loc="outside lower center",
-        ncols=len(_COLORS),
-        fontsize=8,
-    )
-    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
-    pyplot.close(figure)
+    timelines = [
+        Timeline(one.scheme.name, segments_of(one.step), one.step.step_s, one is advice.recommended)
+        for one in advice.predictions
+    ]
+    draw_timelines(timelines, advice.workload.trace.compute_s, title, path)
 
 
 TuningOption = Annotated[
@@ -262,7 +239,13 @@ def _rate(costs: Costs) -> str:
 
 
 _MOST_RANKS = 8192
-_NETWORK = "The network"
+_NETWORK, _JOB = "The network", "The job"
+_MANY = 4  # mini-batches
+_ONE_PASS = (
+    "--samples {0:g} is taken as one pass, all of whose backward pass hides the exchange. If you accumulate smaller "
+    "mini-batches, say so: --samples {1} --accumulate N."
+)
+_NO_SAMPLES = "The mini-batch is not known, so samples/s counts passes: --samples names it."
 _DEVICE_ASSUMED = (
     "A trace does not say what selecting and unpacking take: they are assumed to run on a {}. --device names another."
 )
@@ -293,7 +276,38 @@ def advise(
         typer.Option(help="β: seconds of a byte in a node's link.", rich_help_panel=_NETWORK, show_default=False),
     ] = None,
     tuning_file: TuningOption = None,
-    density: Annotated[float, typer.Option(help="Share of entries that a rank would select.")] = 0.01,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{', '.join(RECIPES)}: says how many first steps are dense, and the density. Default: the model's.",
+            rich_help_panel=_JOB,
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Optimizer steps of the whole job. Default: many.", rich_help_panel=_JOB, show_default=False
+        ),
+    ] = None,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Forward and backward passes of each optimizer step. Only the last one exchanges gradients. Default: "
+            "1, or as many as the trace says.",
+            rich_help_panel=_JOB,
+            show_default=False,
+        ),
+    ] = None,
+    density: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of entries that a rank would select. Default: the optimizer's, 0.01 or 0.001.",
+            rich_help_panel=_JOB,
+            show_default=False,
+        ),
+    ] = None,
     samples: SamplesOption = None,
     device: DeviceOption = "v100",
     compute_ms: ComputeOption = None,
@@ -304,12 +318,14 @@ def advise(
         Path | None, typer.Option(dir_okay=False, help="Draw the timelines of all schemes into this file.")
     ] = None,
 ) -> None:
-    """Say whether compression pays for this model on this network, and which line of code to use.
+    """Say whether compression pays for this job on this network, and which line of code to use.
 
-    Every scheme's training step is predicted from closed forms: computation, selection, network, overlap. It may well
-    say that you should not compress.
+    The whole job is predicted from closed forms: computation, selection, network, overlap, accumulated passes, and the
+    dense first steps that the optimizer needs. It may well say that you should not compress.
 
     [bold]Example:[/] telegrad advise --model vgg16 --nodes 16 --network 1gbit --plot-file vgg16.png
+
+    [bold]Example:[/] telegrad advise --model gpt2-medium --device h100 --nodes 4 --accumulate 8 --steps 20000
 
     Where telegrad calibrate has measured a network between hosts, that is used unless --network names another.
     """
@@ -320,7 +336,7 @@ def advise(
         raise typer.BadParameter(
             f"{nodes:,} nodes of {gpus_per_node:,} are {ranks:,} ranks: use 2 to {_MOST_RANKS:,}", param_hint="--nodes"
         )
-    if not 0 < density <= 1:
+    if density is not None and not 0 < density <= 1:
         raise typer.BadParameter(f"{density:g} is no share: use a number above 0, up to 1", param_hint="--density")
     if tuning_file is not None:
         refuse_given(context, _COSTS, "--tuning has measured costs")
@@ -337,15 +353,23 @@ def advise(
         cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
     chosen = chosen_device(device)
     workload = chosen_workload(context, model, trace, samples, chosen, compute_ms)
+    if accumulate is not None:
+        workload = replace(workload, accumulate=accumulate)
+    known = ARCHITECTURES.get(model) if trace is None else None
+    recipe = _chosen_recipe(optimizer or ("adamw" if known is None else known[0].optimizer))
     with ended_by_interrupt(console, "interrupted: nothing was written"):
         try:
-            found = advice.advise(workload, cluster, chosen, density=density)
+            found = advice.advise(workload, cluster, chosen, optimizer=recipe.optimizer, steps=steps, density=density)
         except (ValueError, OverflowError) as error:
             raise typer.BadParameter(
                 f"no step can be reckoned from these costs and times ({error}): give smaller ones"
             ) from error
         if trace is not None and not is_given(context, "device"):
             found = replace(found, cautions=(*found.cautions, _DEVICE_ASSUMED.format(device)))
+        if known is not None and accumulate is None and samples is not None and samples >= _MANY * known[1]:
+            found = replace(found, cautions=(*found.cautions, _ONE_PASS.format(samples, known[1])))
+        if workload.trace.samples is None and known is None and samples is None:
+            found = replace(found, cautions=(*found.cautions, _NO_SAMPLES))
         console.print(table_of(found))
         text = "\n".join(["", *(f"• {one}" for one in found.reasons), "", *(f"Mind: {one}" for one in found.cautions)])
         panel = f"[bold]{found.verdict}[/]{text}"
@@ -373,6 +397,14 @@ def advise(
             with written(console, plot_file):
                 plot(found, title, plot_file)
             say_file(console, "plot", plot_file)
+
+
+def _chosen_recipe(optimizer: str) -> Recipe:
+    try:
+        return recipe_of(optimizer)
+    except ValueError as error:
+        said = str(error).removeprefix("optimizer=")
+        raise typer.BadParameter(said, param_hint="--optimizer") from error
 
 
 def _named_costs(network: str, alpha: float | None, beta: float | None) -> Network:

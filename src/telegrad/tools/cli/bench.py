@@ -42,7 +42,7 @@ from telegrad.tools.bench.plan import (
 from telegrad.tools.cli.bench_sparse import sparse
 from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, say_without, table_console, write_result
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import Panel, dated, draw, duration
 
 # Tables, a plot, and a summary of each network in a few numbers.
 # Is the automatic choice as fast as the better peer, as the best of our own, and as the link allows?
@@ -242,21 +242,13 @@ def _ratio(ratio: float | None) -> str:
 
 def plot(rows: Sequence[ShownRow], title: str, path: Path) -> None:
     """Median time against size, as PNG: a panel per network, in it a curve per algorithm and one per peer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    figure, panels = pyplot.subplots(
-        1, len(networks), figsize=(2 + 6 * len(networks), 5), layout="constrained", squeeze=False
+    networks = dict.fromkeys(row["network"] for row in rows)
+    draw(
+        [_panel_of([row for row in rows if row["network"] == network], network) for network in networks],
+        title,
+        path,
+        seconds="time (median)",
     )
-    for axes, network in zip(panels[0], networks, strict=True):
-        _draw(axes, [row for row in rows if row["network"] == network])
-        axes.set_title(network)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
 
 
 def _bounds_of(rows: Sequence[ShownRow]) -> dict[str, list[tuple[int, float]]]:
@@ -272,22 +264,18 @@ def _bounds_of(rows: Sequence[ShownRow]) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def _draw(axes: Any, rows: Sequence[ShownRow]) -> None:
-    for algorithm in dict.fromkeys(row["algorithm"] for row in rows):
-        points = [(row["bytes"], row["median_s"]) for row in rows if row["algorithm"] == algorithm]
-        style = {"linewidth": 3, "alpha": 0.4} if algorithm == "auto" else {"linewidth": 1}
-        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=f"telegrad {algorithm}", **style)
-    for peer, marker in zip(PEERS, "sD", strict=True):
+def _panel_of(rows: Sequence[ShownRow], network: str) -> Panel:
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        curves.setdefault(row["algorithm"], []).append((row["bytes"], row["median_s"]))
+    for peer in PEERS:
         medians = {row["bytes"]: row[f"{peer}_median_s"] for row in rows}
         points = [(size, median_s) for size, median_s in medians.items() if median_s is not None]
         if points:
-            axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, linestyle="--", label=title_of(peer))
+            curves[title_of(peer)] = points
     for names, bounds in _bounds_of(rows).items():
-        label = f"bound of {names}" if names else "bound"
-        axes.plot(*zip(*bounds, strict=True), color="0.5" if names else "black", linestyle=":", label=label)
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="seconds (median)")
-    axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend()
+        curves[f"bound of {names}" if names else "bound"] = list(bounds)
+    return Panel("bytes", network, curves, base=2)
 
 
 # The command.
@@ -428,11 +416,19 @@ def allreduce(
         write_result(console, json_file, result)
     if plot_file is not None and rows:
         with drawn(console, plot_file):
-            plot(rows, _title(ranks, nodes), plot_file)
+            plot(rows, dated(picture_title(rows)), plot_file)
     if wrong := sum(int(str(row["wrong"])) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
     if wrong or failed:
         raise typer.Exit(1)
+
+
+def picture_title(rows: Sequence[ShownRow]) -> str:
+    """What a picture of these rows shows: whose algorithms are named."""
+    wires = any(row["algorithm"] not in ALGORITHMS for row in rows)
+    peers = [title_of(peer) for peer in PEERS if any(row[f"{peer}_median_s"] is not None for row in rows)]
+    whose = ", ".join(["telegrad's wires" if wires else "telegrad's algorithms", *peers])
+    return f"{_title(rows[0]['ranks'], rows[0]['nodes'])}: {whose}"
 
 
 def _title(ranks: int, nodes: int, network: str = "") -> str:

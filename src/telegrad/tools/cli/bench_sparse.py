@@ -29,7 +29,7 @@ from telegrad.tools.bench.sparse import (
 )
 from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, say_without, table_console, write_result
-from telegrad.tools.report.figures import Panel, draw, duration
+from telegrad.tools.report.figures import Panel, bars, dated, draw, duration, grid_of, picture, seconds_across
 
 # The table, and plots of time against density, ranks or length.
 
@@ -110,22 +110,15 @@ def _about(row: ShownRow, axis: str) -> str:
 
 
 def _draw_bars(rows: Sequence[ShownRow], title: str, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     groups = _groups(rows, _DIFFERING)
-    figure, panels = pyplot.subplots(
-        1, max(1, len(groups)), figsize=(7 * max(1, len(groups)), 5.5), layout="constrained", squeeze=False
-    )
-    figure.suptitle(title)
-    for group, panel in zip(groups, panels[0], strict=False):
-        ordered = sorted(group, key=lambda row: -row["median_s"])
-        panel.barh([row["name"] for row in ordered], [row["median_s"] for row in ordered])
-        panel.set(xscale="log", xlabel="seconds", title=_about(group[0], ""))
-    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
-    pyplot.close(figure)
+    height = sum(0.9 + 0.22 * len(group) for group in groups)
+    with picture(path, title, height=0.5 + height) as figure:
+        for group, axes in zip(groups, grid_of(figure, len(groups), 1), strict=True):
+            ordered = sorted(group, key=lambda row: row["median_s"])
+            medians = [row["median_s"] for row in ordered]
+            bars(axes, [row["name"] for row in ordered], {"communication": medians}, [*map(duration, medians)])
+            seconds_across(axes.xaxis, logarithmic=False)
+            axes.set(xlabel="time (median)", title=_about(group[0], ""))
 
 
 _LONGEST = (1 << 32) - 1
@@ -221,7 +214,7 @@ def sparse(
     console.print(machine_text(machine), style="dim")
     if plot_file is not None and rows:
         with drawn(console, plot_file):
-            plot(rows, f"sums of sparse vectors, {network}", plot_file)
+            plot(rows, dated(f"allreduce of sparse vectors, {network}"), plot_file)
     if wrong := sum(int(str(row["wrong"] or 0)) for row in rows):
         console.print(f"[red]{wrong} values are wrong[/]")
     if wrong or failed:

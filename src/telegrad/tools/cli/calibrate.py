@@ -25,7 +25,18 @@ from telegrad.tools.bench.plan import open_network, text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import described_gpu, networks_of, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, say_file, write_result, written
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import (
+    BLUE,
+    ORANGE,
+    counts_across,
+    dated,
+    duration,
+    grid_of,
+    looks_of,
+    name_lines,
+    picture,
+    seconds_across,
+)
 from telegrad.tuning.calibration import DEFAULT_S, kept_in, measure, to_data
 
 # Costs, table and plot of a calibration (`telegrad.tuning.calibration.to_data`).
@@ -99,66 +110,62 @@ def _cell(row: ShownRow | None) -> str:
 
 
 def plot(found: Mapping[str, Any], title: str, path: Path) -> None:
-    """Left: the messages' times as points, the fitted costs as lines. Right: each algorithm's time against the vector's
-    size, on the colour of the one that is chosen there; beside it the same of device tensors, if they were measured,
-    with the fitted lines. As PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """Above: the messages' times as points, the fitted costs as lines. Below: each algorithm's time against the
+    vector's size, on the colour of the one that is chosen there; then the same of device tensors, if they were
+    measured, with the fitted lines. As PNG."""
     tuning = Tuning.from_data(found["tuning"])
-    pictures = 3 if found["device_rows"] else 2
-    figure, drawn = pyplot.subplots(1, pictures, figsize=(6.5 * pictures, 5), layout="constrained")
-    _draw_messages(drawn[0], found, tuning)
-    _draw_algorithms(drawn[1], found["rows"], tuning)
-    if pictures == 3:
-        _draw_device_sums(drawn[2], found["device_rows"], tuning)
-    for axes, label in zip(drawn, ("bytes of a message", "bytes of the vector", "bytes of the vector"), strict=False):
-        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="seconds (median)")
-        axes.grid(visible=True, which="major", alpha=0.3)
-        axes.legend()
-    figure.suptitle(title)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    has_device = bool(found["device_rows"])
+    with picture(path, title, height=0.5 + 3.1 * (2 + has_device)) as figure:
+        drawn = grid_of(figure, 2 + has_device, 1)
+        _draw_messages(drawn[0], found, tuning)
+        _draw_algorithms(drawn[1], found["rows"], tuning)
+        if has_device:
+            _draw_device_sums(drawn[2], found["device_rows"], tuning)
+        for axes, label in zip(drawn, ("size of a message", "size of the vector", "size of the vector"), strict=False):
+            sizes = sorted({size for line in axes.get_lines() for size in line.get_xdata()})
+            axes.set(yscale="log", xlabel=label, ylabel="time (median)")
+            if sizes:
+                counts_across(axes, sizes, [text_of(size) for size in sizes], most=10)
+            seconds_across(axes.yaxis)
+            name_lines(axes)
 
 
 def _draw_messages(axes: Any, found: Mapping[str, Any], tuning: Tuning) -> None:
     costs = tuning.costs
     exchange_s_per_byte = costs.beta_exchange_s_per_byte + costs.gamma_s_per_byte
     lines = {
-        "one_way": (found["message_s"], costs.beta_s_per_byte, "one way: β, and what a message takes besides"),
-        "exchange": (costs.alpha_s, exchange_s_per_byte, "exchange and addition: α, β in exchange + γ"),
+        "one_way": (found["message_s"], costs.beta_s_per_byte, "one way: β, and what\na message takes besides", BLUE),
+        "exchange": (costs.alpha_s, exchange_s_per_byte, "exchange and addition:\nα, β in exchange + γ", ORANGE),
     }
-    for number, (kind, (intercept_s, slope, label)) in enumerate(lines.items()):
+    for kind, (intercept_s, slope, label, color) in lines.items():
         points = sorted((probe["bytes"], probe["median_s"]) for probe in found["probes"] if probe["kind"] == kind)
         sizes = [size for size, _ in points]
-        axes.plot(*zip(*points, strict=True), "o", color=f"C{number}")
-        axes.plot(sizes, [intercept_s + size * slope for size in sizes], color=f"C{number}", label=label)
-    axes.set_title(f"messages and fitted costs; {tuning.residual * 100:.0f} % off (median)")
+        axes.plot(*zip(*points, strict=True), "o", color=color)
+        axes.plot(sizes, [intercept_s + size * slope for size in sizes], color=color, label=label)
+    axes.set_title(f"messages, and lines of the fitted costs; {tuning.residual * 100:.0f} % off (median)")
 
 
 def _draw_device_sums(axes: Any, rows: Sequence[ShownRow], tuning: Tuning) -> None:
     measured = tuning.on_device
     assert measured is not None
-    colours = {name: f"C{number}" for number, name in enumerate(DEVICE_ALGORITHMS)}
-    for name, colour in colours.items():
+    colors = {name: look.color for name, look in looks_of(DEVICE_ALGORITHMS).items()}
+    for name, color in colors.items():
         points = sorted((row["bytes"], row["median_s"], row["fitted_s"]) for row in rows if row["algorithm"] == name)
         if points:
             sizes, medians, lines = zip(*points, strict=True)
-            axes.plot(sizes, medians, "o", color=colour)
-            axes.plot(sizes, lines, color=colour, label=name)
-    _colour_choices(axes, rows, measured.choices, colours)
+            axes.plot(sizes, medians, "o", color=color)
+            axes.plot(sizes, lines, color=color, label=name)
+    _colour_choices(axes, rows, measured.choices, colors)
     axes.set_title(f"on {measured.device}, on the colour of the choice; {measured.residual * 100:.0f} % off (median)")
 
 
 def _draw_algorithms(axes: Any, rows: Sequence[ShownRow], tuning: Tuning) -> None:
-    colours = {name: f"C{number}" for number, name in enumerate(ALLREDUCE_ALGORITHMS)}
-    for name, colour in colours.items():
+    looks = looks_of(list(ALLREDUCE_ALGORITHMS))
+    for name, look in looks.items():
         points = sorted((row["bytes"], row["median_s"]) for row in rows if row["algorithm"] == name)
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", markersize=4, color=colour, label=name)
-    _colour_choices(axes, rows, tuning.allreduce.choices, colours)
+            axes.plot(*zip(*points, strict=True), label=name, **look.of_line())
+    _colour_choices(axes, rows, tuning.allreduce.choices, {name: look.color for name, look in looks.items()})
     axes.set_title("algorithms, on the colour of the choice")
 
 
@@ -272,7 +279,7 @@ def calibrate(
             write_result(console, json_file, {**found, "machine": machine}, what="times")
     if plot_file is not None:
         with written(console, plot_file):
-            plot(found, title, plot_file)
+            plot(found, dated(title), plot_file)
         say_file(console, "plot", plot_file)
     if "not_kept" in said:
         console.print(f"not kept for later jobs: {said['not_kept']}", style="red", highlight=False, markup=False)

@@ -6,13 +6,12 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
-import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import typer
 from rich.console import Console, Group
@@ -46,7 +45,7 @@ from telegrad.tools.demo.job import (
     open_place,
     train,
 )
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import GREY, dated, duration, looks_of, name_lines, picture
 
 # Live bars while runs train, a table when they are done, and a plot.
 
@@ -162,64 +161,55 @@ def _milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.0f} ms"
 
 
-_COLOURS = {"ddp-gloo": "#444444", "telegrad-dense": "#1f77b4", "telegrad-sparse": "#d62728"}
+def picture_title(found: Mapping[str, Any], where: str) -> str:
+    """What the picture of a demo on the network ``where`` shows. ``found``: as ``as_json`` gives it."""
+    parameters = found["runs"][0]["parameters"] / 1e6
+    return f"training of {parameters:.1f} M parameters, {found['ranks']} ranks, {where}, {found['steps']} steps"
 
 
-def plot(results: Sequence[RunResult], title: str, path: Path) -> None:
+def plot(found: Mapping[str, Any], title: str, path: Path) -> None:
     """Writes a PNG with two panels: loss over training time, where a line marks the time at which the fastest run was
-    done and dots each run's loss then; and loss over the bytes that one rank has sent.
+    done and dots each run's loss then; and loss over the bytes that one rank has sent. ``found``: as ``as_json`` gives
+    it.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 5), layout="constrained")
-    FigureCanvasAgg(figure)
-    over_time, over_bytes = figure.subplots(1, 2, sharey=True)
-    at_s = equal_wall_s(results)
-    for result in results:
-        colour = _COLOURS.get(result.name)
-        losses = [one.loss for one in result.validations]
-        over_time.plot(
-            [0.0, *(one.training_s for one in result.validations)],
-            [FIRST_LOSS, *losses],
-            marker="o",
-            markersize=4,
-            color=colour,
-            label=f"{result.name}: {result.loss_at(at_s):.3f} at {at_s:.0f} s, {result.validation_loss:.3f} at the end",
-        )
-        over_time.plot([at_s], [result.loss_at(at_s)], marker="o", markersize=11, fillstyle="none", color=colour)
-        over_bytes.plot(
-            [one.sent / 1e6 for one in result.validations],
-            losses,
-            marker="o",
-            markersize=4,
-            color=colour,
-            label=f"{result.name}: {result.bytes_per_rank_step / 1e6:.2f} MB a step",
-        )
-    over_time.axvline(at_s, color="grey", linestyle=":", linewidth=1)
-    over_time.annotate(
-        "equal wall time",
-        (at_s, 1.0),
-        xycoords=("data", "axes fraction"),
-        xytext=(4, -12),
-        textcoords="offset points",
-        color="grey",
-        fontsize=9,
-    )
-    over_time.set(xlabel="training time (s)", ylabel="held-out loss (nats per byte)")
-    over_bytes.set(xlabel="sent by one rank (MB)")
-    seen = [one for result in results for one in result.validations if math.isfinite(one.loss)]
-    if seen:  # the fall from the first loss would flatten everything else
-        finite = [one.loss for one in seen]
-        over_time.set_ylim(0.95 * min(finite), 1.05 * max(finite))
-    if any(one.sent > 0 for one in seen):  # a logarithmic axis with nothing on it cannot be drawn
-        over_bytes.set_xscale("log")
-    for axes in (over_time, over_bytes):
-        axes.grid(visible=True, alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.suptitle(title)
+    runs: Sequence[Mapping[str, Any]] = found["runs"]
+    looks = looks_of([run["name"] for run in runs])
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    with picture(path, title, height=7.6) as figure:
+        over_time, over_bytes = figure.subplots(2, 1, sharey=True)
+        losses = [point["validation_loss"] for run in runs for point in run["curve"]]
+        finite = [loss for loss in losses if loss is not None]
+        at_s = runs[0]["equal_wall_s"]
+        for run in runs:
+            look = looks[run["name"]].of_line()
+            curve = [point for point in run["curve"] if point["validation_loss"] is not None]
+            reached = [point["validation_loss"] for point in curve]
+            end = f"{reached[-1]:.3f} at the end" if reached else "diverged"
+            after, at_loss = "", run["validation_loss_at_equal_wall"]
+            if at_loss is not None:
+                after = f"\n{at_loss:.3f} after {at_s:.0f} s,"
+                over_time.plot([at_s], [at_loss], marker="o", markersize=9, fillstyle="none", color=look["color"])
+            seconds = [0.0, *(point["wall_s"] for point in curve)]
+            over_time.plot(seconds, [FIRST_LOSS, *reached], label=f"{run['name']}{after}\n{end}", **look)
+            label = f"{run['name']}\n{run['bytes_per_rank_step'] / 1e6:.2f} MB a step"
+            over_bytes.plot([point["bytes_per_rank"] / 1e6 for point in curve], reached, label=label, **look)
+        over_time.axvline(at_s, color=GREY, linestyle=":", linewidth=1)
+        if finite:  # the fall from the first loss would flatten everything else
+            over_time.set_ylim(0.95 * min(finite), 1.05 * max(finite))
+        over_time.annotate(
+            "equal wall time",
+            (at_s, 1.0),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, -10),
+            textcoords="offset points",
+            color=GREY,
+        )
+        over_time.set(xlabel="training time (s)", ylabel="held-out loss (nats/byte)")
+        over_bytes.set(xlabel="sent by one rank (MB)", ylabel="held-out loss (nats/byte)")
+        if any(x > 0 for line in over_bytes.get_lines() for x in line.get_xdata()):
+            over_bytes.set_xscale("log")  # a logarithmic axis with nothing on it cannot be drawn
+        for axes in (over_time, over_bytes):
+            name_lines(axes)
 
 
 _DEFAULT_RATE = "1gbit"
@@ -362,7 +352,8 @@ def demo(
         training = _Training(console, names, place, timeout, write)
         training.run(settings)
     where = place.name if device == "cpu" else f"{place.name}, {machine['gpu']}"
-    _show(console, training, f"{ranks} ranks, {where}, {steps} steps", out, json_file)
+    found = as_json(training.results, network=place.name, ranks=ranks, steps=steps)
+    _show(console, training, found, where, out, json_file)
 
 
 class _Training:
@@ -416,16 +407,23 @@ class _Training:
         self.missing[name] = last
 
 
-def _show(console: Console, training: _Training, about: str, out: Path, json_file: Path | None) -> None:
+def _show(
+    console: Console,
+    training: _Training,
+    found: Mapping[str, Any],
+    where: str,
+    out: Path,
+    json_file: Path | None,
+) -> None:
     results = training.results
     if json_file is not None:
         console.print(f"figures: {json_file.resolve()}", soft_wrap=True, highlight=False, markup=False)
     if results:
-        title = f"{results[0].parameters / 1e6:.1f} M parameters, {about}"
+        title = picture_title(found, where)
         console.print(table_of(results, title))
-        picture = (out / "demo.png").resolve()
-        plot(results, title, picture)
-        console.print(f"plot: {picture}", soft_wrap=True, highlight=False, markup=False)
+        file = (out / "demo.png").resolve()
+        plot(found, dated(title), file)
+        console.print(f"plot: {file}", soft_wrap=True, highlight=False, markup=False)
     for result in results:
         if not result.ranks_agree:
             console.print(f"[red]{result.name}: the ranks' weights differ at the end[/]")

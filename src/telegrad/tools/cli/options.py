@@ -1,6 +1,4 @@
-"""Options that several commands have, and values that they take as text. Each function names the option, the value and
-the remedy.
-"""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,6 +11,9 @@ import typer
 from rich.console import Console
 
 from telegrad.tools.bench.plan import check_network, size_of
+
+# Options that several commands have, and values that they take as text. Each function names the option, the value and
+# the remedy.
 
 _UNITS = {"": 1, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 

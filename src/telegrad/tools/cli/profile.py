@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,9 @@ from rich.table import Table
 
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.bench.plan import text_of
+from telegrad.tools.cli.options import refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, counting, say_file, table_console, written
+from telegrad.tools.cli.workload_options import DeviceOption, as_bad_parameter, chosen_device
 from telegrad.tools.report.figures import duration
 
 # The largest and the slowest gradients as tables, and a plot of the bytes that are there as time passes.
@@ -39,7 +42,7 @@ def tables_of(trace: Trace, most: int) -> list[Table]:
 def _table(trace: Trace, title: str, places: list[int]) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold")
     table.add_column("parameter", overflow="fold")
-    for name in ("place", "bytes", "of all", "takes", "of the pass", "there after"):
+    for name in ("place", "bytes", "of all", "after the last", "of the pass", "there after"):
         table.add_column(name, justify="right", no_wrap=True)
     there = [*accumulate(trace.backward_times)]
     for place in places:
@@ -88,6 +91,7 @@ def plot(trace: Trace, path: Path) -> None:
 
 
 def profile(
+    context: typer.Context,
     factory: Annotated[
         str,
         typer.Argument(
@@ -103,6 +107,15 @@ def profile(
     skip: Annotated[int, typer.Option(min=0, help="Steps before them that are left out.")] = 3,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that torch computes with.")] = 1,
     most: Annotated[int, typer.Option("--top", min=1, help="Gradients in each table.")] = 10,
+    meta: Annotated[
+        bool,
+        typer.Option(
+            "--meta",
+            help="Run nothing: take shapes from torch's meta tensors, and count what --device takes for each "
+            "operation. A model of a billion parameters takes seconds.",
+        ),
+    ] = False,
+    device: DeviceOption = "v100",
     json_file: Annotated[
         Path | None,
         typer.Option("--json", dir_okay=False, help="Write the trace here: Trace.from_json() reads it."),
@@ -123,25 +136,43 @@ def profile(
 
     [bold]    return model, lambda model: torch.nn.functional.cross_entropy(model(x), y)[/]
 
+    For a model that is too large for this machine: [bold]--meta --device h100[/].
+
     Nothing is sent. telegrad.synchronizer.merge plans with the trace in --json; in a job, Synchronizer takes its own.
     """
     console = table_console()
     check_all_writable({"--json": json_file, "--plot-file": plot_file})
+    if meta:
+        refuse_given(context, ("steps", "skip", "threads"), "--meta runs no step")
+    else:
+        refuse_given(context, ("device",), "without --meta this machine computes")
+    chosen = chosen_device(device)
     try:
         import torch
 
         from telegrad.tools.bench import model_profile
     except ImportError as error:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[torch]'") from error
+    if meta:
+        with as_bad_parameter("MODULE:FUNCTION"):
+            made = model_profile.open_factory(factory)
+            trace = model_profile.profile_on_meta(made, batch, chosen)
+            trace = replace(
+                trace,
+                about=f"{factory}, counted for {chosen.name}",
+                samples=model_profile.samples_of(made, batch),
+            )
+        _show(console, trace, most, json_file, plot_file)
+        console.print(chosen.about, style="dim", highlight=False, markup=False)
+        return
     torch.set_num_threads(threads)
-    with counting(console) as bar:
+    with counting(console) as bar, as_bad_parameter("MODULE:FUNCTION"):
         shown = bar.add_task("making the model", total=skip + steps)
-        try:
-            model, loss = model_profile.make(model_profile.open_factory(factory), batch)
-            bar.update(shown, description="training")
-            trace = model_profile.profile(model, loss, steps=steps, skip=skip, on_step=lambda: bar.advance(shown))
-        except model_profile.FactoryError as error:
-            raise typer.BadParameter(str(error), param_hint="MODULE:FUNCTION") from error
+        opened = model_profile.open_factory(factory)
+        model, loss = model_profile.make(opened, batch)
+        bar.update(shown, description="training")
+        trace = model_profile.profile(model, loss, steps=steps, skip=skip, on_step=lambda: bar.advance(shown))
+        trace = replace(trace, samples=model_profile.samples_of(opened, batch))
     _show(console, trace, most, json_file, plot_file)
 
 

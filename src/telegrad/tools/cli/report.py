@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.table import Table
 from telegrad.tools.cli.outputs import check_writable, say_file, written
 from telegrad.tools.doctor.installation import is_installed
 from telegrad.tools.report import flight_recorder, telemetry
+from telegrad.tools.report.figures import BLACK, COLORS, VERMILION, picture
 from telegrad.tools.report.hang import HangVerdict, Lane, told_ranks, told_seconds, verdicts
 from telegrad.tools.report.hang_files import Operation, default_folder, find
 
@@ -160,66 +160,52 @@ def _lane_as_json(lane: Lane, tag: int | None) -> dict[str, Any]:
     }
 
 
-_COLOURS = ("#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#17becf", "#bcbd22", "#e377c2", "#7f7f7f")
-_STUCK = "#d62728"
+_COLORS = tuple(color for color in COLORS if color != VERMILION)
+_STUCK = VERMILION
 
 
 def plot(verdict: HangVerdict, path: Path, most_operations: int = 24) -> None:
     """Writes a PNG: a lane per rank with its last operations against the time at which they ran, by the ranks' own
-    clocks. A bar that ends in red did not end before its rank's report.
+    clocks. A hatched bar did not end before its rank's report.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
     lanes = verdict.lanes
-    figure = Figure(figsize=(12, 1.8 + 0.28 * min(len(lanes), 256)), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
     latest_s = max((lane.report.written_unix_s for lane in lanes if lane.report), default=0.0)
     bars = [(lane, bar) for lane in lanes for bar in _bars(lane, latest_s, most_operations)]
     first_s = min((begin_s for _, (_, begin_s, _) in bars), default=-1.0)
     thinnest_s = max(-first_s, 1e-6) / 400  # so that a short operation is seen at all
     names = sorted({operation.operation for _, (operation, _, _) in bars})
-    colours = {name: _COLOURS[at % len(_COLOURS)] for at, name in enumerate(names)}
-    for lane, (operation, begin_s, end_s) in bars:
-        over = operation.state == "completed"
-        axes.barh(
-            lane.rank,
-            max(end_s - begin_s, thinnest_s),
-            left=begin_s,
-            height=0.7,
-            color=colours[operation.operation] if over else "white",
-            edgecolor="white" if over else _STUCK,
-            linewidth=0.5 if over else 1.5,
-            hatch=None if over else "////",
-        )
-        if operation.tag == verdict.tag:
-            text = f"{operation.tag}: {operation.operation}"
-            ground = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-            axes.annotate(
-                text,
-                (begin_s, lane.rank),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
-                bbox=ground,
-            )
-    handles = [Patch(color=colours[name], label=name) for name in names]
-    handles.append(Patch(facecolor="white", edgecolor=_STUCK, hatch="////", label="not complete"))
-    for lane in lanes:
-        if lane.report is None:
-            axes.text(first_s, lane.rank, "no report", va="center", fontsize=8, color=_STUCK)
-    axes.set_yticks([lane.rank for lane in lanes], [_lane_name(lane) for lane in lanes], fontsize=8)
-    for label, lane in zip(axes.get_yticklabels(), lanes, strict=True):
-        label.set_color(_STUCK if lane.rank in verdict.culprits else "black")
-    axes.set(xlabel="seconds before the latest report", xlim=(1.02 * first_s, -0.01 * first_s))
-    axes.set_ylim(len(lanes) - 0.4, -0.6)
-    axes.set_title(_wrapped(verdict.sentence), fontsize=9, loc="left")
-    axes.grid(visible=True, axis="x", alpha=0.3)
-    axes.legend(handles=handles, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, dpi=110, format="png")
+    colors = {name: _COLORS[at % len(_COLORS)] for at, name in enumerate(names)}
+    stuck: dict[str, Any] = {"facecolor": "white", "edgecolor": _STUCK, "hatch": "////"}
+    with picture(path, verdict.sentence, height=1.6 + 0.28 * min(len(lanes), 256)) as figure:
+        axes = figure.subplots()
+        for lane, (operation, begin_s, end_s) in bars:
+            look = {"facecolor": colors[operation.operation], "edgecolor": "white", "linewidth": 0.5}
+            if operation.state != "completed":
+                look = {**stuck, "linewidth": 1.5}
+            axes.barh(lane.rank, max(end_s - begin_s, thinnest_s), left=begin_s, height=0.7, **look)
+            if operation.tag == verdict.tag:
+                axes.annotate(
+                    f"{operation.tag}: {operation.operation}",
+                    (begin_s, lane.rank),
+                    xytext=(5, 0),
+                    textcoords="offset points",
+                    va="center",
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+                )
+        for lane in lanes:
+            if lane.report is None:
+                axes.text(first_s, lane.rank, "no report", va="center", color=_STUCK)
+        axes.set_yticks([lane.rank for lane in lanes], [_lane_name(lane) for lane in lanes])
+        for label, lane in zip(axes.get_yticklabels(), lanes, strict=True):
+            label.set_color(_STUCK if lane.rank in verdict.culprits else BLACK)
+        axes.set(xlabel="time before the latest report (s)", xlim=(1.02 * first_s, -0.01 * first_s))
+        axes.set_ylim(len(lanes) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        handles = [Patch(color=colors[name], label=name) for name in names]
+        handles.append(Patch(**stuck, label="not complete"))
+        figure.legend(handles=handles, loc="outside lower center", ncols=4)
 
 
 def _bars(lane: Lane, latest_s: float, most: int) -> list[tuple[Operation, float, float]]:
@@ -238,10 +224,6 @@ def _bars(lane: Lane, latest_s: float, most: int) -> list[tuple[Operation, float
 
 def _lane_name(lane: Lane) -> str:
     return f"rank {lane.rank}" + (f" ({lane.host})" if lane.host else "")
-
-
-def _wrapped(text: str) -> str:
-    return "\n".join(line.replace("$", r"\$") for line in textwrap.wrap(text, 140)[:4])
 
 
 _WIDTH_OF_FILES = 160

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,21 @@ from telegrad.tools.cli.workload_options import (
     chosen_device,
     chosen_workload,
 )
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import (
+    PART_COLORS,
+    TEXT_POINTS,
+    Look,
+    counts_across,
+    dated,
+    duration,
+    grid_of,
+    key_of,
+    looks_of,
+    merged,
+    name_lines,
+    picture,
+    seconds_across,
+)
 from telegrad.tools.sim.measure import ALGORITHMS, Network
 
 # Steps as a table, and as curves with bars of the time's parts.
@@ -46,8 +61,9 @@ from telegrad.tools.sim.measure import ALGORITHMS, Network
 ShownRow = Mapping[str, Any]
 
 _NAMES = ("scheme", "collective", "plan", "overlap")
-_MARKERS = "osDv^Ppx"
 PHASES = ("computing", "selecting", "decompressing", "exposed communication")
+_PHASE_COLORS = PART_COLORS | {"exposed communication": PART_COLORS["communication"]}
+_MOST_SHORTEST = 8.0  # shortest steps that a bar shows
 
 
 def phases_of(row: ShownRow) -> dict[str, float]:
@@ -109,61 +125,82 @@ def table_of(rows: Sequence[ShownRow], title: str) -> Table:
     return table
 
 
+_BARS_ACROSS = 4  # panels of bars over the whole width, at most
+_NAME_COLUMNS = 22  # characters above one of so many
+
+
 def plot(rows: Sequence[ShownRow], title: str, path: Path) -> None:
-    """For each model and kind of scaling a panel of speed-ups against ranks, and below it bars of what the steps
-    consist of, in the order of the curves. The format is that of the path's suffix; PNG without one."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    """For each model and kind of scaling a panel of efficiency against ranks, and below it, for each curve, bars of
+    what the steps consist of. The format is that of the path's suffix; PNG without one."""
     panels: dict[str, list[ShownRow]] = {}
     for row in rows:
         panels.setdefault(_panel(row), []).append(row)
     varying = varying_of(rows)
-    curves = list(dict.fromkeys(name_of(row, varying) for row in rows))
-    looks = {name: {"color": f"C{at % 10}", "marker": _MARKERS[at % len(_MARKERS)]} for at, name in enumerate(curves)}
-    figure, grid = pyplot.subplots(2, len(panels), figsize=(6.5 * len(panels), 9), layout="constrained", squeeze=False)
-    figure.suptitle(title)
-    for (about, found), above, below in zip(panels.items(), grid[0], grid[1], strict=True):
-        for name in curves:
-            points = sorted((row["ranks"], row["speedup"]) for row in found if name_of(row, varying) == name)
-            if points:
-                above.plot(*zip(*points, strict=True), label=name, markersize=4, linewidth=1, **looks[name])
-        ranks = sorted({row["ranks"] for row in found})
-        above.plot(ranks, ranks, color="0.6", linestyle="--", linewidth=1, label="linear")
-        above.set(title=about, xlabel="ranks", ylabel="speed-up over one rank")
-        above.set_xscale("log", base=2)
-        above.set_yscale("log", base=2)
-        above.grid(visible=True, which="major", alpha=0.3)
-        above.legend(fontsize=7)
-        _bars(below, found, curves, varying, ranks)
-    figure.savefig(path, dpi=110, format=None if path.suffix else "png")
-    pyplot.close(figure)
+    names = list(dict.fromkeys(name_of(row, varying) for row in rows))
+    looks = looks_of(names)
+    across = min(_BARS_ACROSS, len(names))
+    down = -(-len(names) // across)
+    with picture(path, title, height=0.8 + (3.0 + 1.7 * down) * len(panels)) as figure:
+        blocks = figure.subfigures(len(panels), 1, squeeze=False, hspace=0.03)
+        for (about, found), block in zip(panels.items(), blocks.flat, strict=True):
+            curves = {name: [row for row in found if name_of(row, varying) == name] for name in names}
+            curves = {name: own for name, own in curves.items() if own}
+            above, below = block.subfigures(2, 1, height_ratios=[3.0, 1.75 * down]).flat
+            axes = above.subplots()
+            _draw_efficiencies(axes, curves, looks)
+            axes.set_title(about)
+            ranks = sorted({row["ranks"] for row in found})
+            every = grid_of(below, len(curves), across)
+            for place, ((name, own), axes) in enumerate(zip(curves.items(), every, strict=True)):
+                if place:
+                    axes.sharey(every[0])
+                _draw_bars(axes, own, ranks, min(row["step_s"] for row in found))
+                axes.set_title("\n".join(textwrap.wrap(name, _NAME_COLUMNS)), fontsize=TEXT_POINTS)
+                axes.tick_params(labelleft=place % across == 0)
+                if place % across == 0:
+                    axes.set_ylabel("time of a step")
+        shown = [phase for phase in PHASES if any(phases_of(row)[phase] > 0 for row in rows)]
+        key_of(figure, {phase: _PHASE_COLORS[phase] for phase in shown})
 
 
-def _bars(
-    axes: Any, rows: Sequence[ShownRow], curves: Sequence[str], varying: Sequence[str], ranks: Sequence[int]
-) -> None:
-    width = 0.85 / max(1, len(curves))
-    colors = dict(zip(PHASES, ("0.75", "C1", "C4", "C3"), strict=True))
-    shown: set[str] = set()
+def _draw_efficiencies(axes: Any, curves: Mapping[str, Sequence[ShownRow]], looks: Mapping[str, Look]) -> None:
+    points = {
+        name: [(row["ranks"], 100 * row["speedup"] / row["ranks"]) for row in own] for name, own in curves.items()
+    }
+    for alike, line in merged(points, logarithmic=False).items():
+        axes.plot(*zip(*line, strict=True), label=",\n".join(alike), **looks[alike[0]].of_line())
+    counts_across(axes, sorted({row["ranks"] for own in curves.values() for row in own}), most=12)
+    axes.set(xlabel="ranks", ylabel="speed-up / ranks (%)", ylim=(0, 105))
+    name_lines(axes)
+
+
+def _draw_bars(axes: Any, rows: Sequence[ShownRow], ranks: Sequence[int], shortest_s: float) -> None:
+    """Steps longer than some times the shortest are cut off; what they take is written there."""
+    from matplotlib.patheffects import withStroke
+
+    highest_s = _MOST_SHORTEST * shortest_s
     for row in rows:
-        place = ranks.index(row["ranks"]) + (curves.index(name_of(row, varying)) - (len(curves) - 1) / 2) * width
-        bottom = 0.0
+        place, bottom = ranks.index(row["ranks"]), 0.0
         for phase, seconds in phases_of(row).items():
-            if seconds > 0:
-                label = None if phase in shown else phase
-                shown.add(phase)
-                axes.bar(place, seconds, width * 0.9, bottom=bottom, color=colors[phase], label=label)
-                bottom += seconds
-    axes.set_xticks(range(len(ranks)), [f"{count:,}" for count in ranks])
-    axes.set(xlabel="ranks", ylabel="seconds of a step")
-    longest, shortest = (pick(row["step_s"] for row in rows) for pick in (max, min))
-    if longest > 8 * shortest:
-        axes.set_ylim(0, 8 * shortest)
-        axes.set_title("cut off at 8 times the shortest step", fontsize=8)
-    axes.legend(fontsize=7)
+            axes.bar(place, seconds, 0.8, bottom=bottom, color=_PHASE_COLORS[phase])
+            bottom += seconds
+        if row["step_s"] > highest_s:
+            axes.annotate(
+                duration(row["step_s"]),
+                (place, 0.96 * highest_s),
+                rotation=90,
+                ha="center",
+                va="top",
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )
+    axes.set_ylim(0, min(highest_s, max(axes.get_ylim()[1], 1.05 * max(row["step_s"] for row in rows))))
+    seconds_across(axes.yaxis, logarithmic=False)
+    most = max(1, 18 // (1 + len(f"{ranks[-1]:,}")))  # that fit below a panel
+    ticks = range(0, len(ranks), -(-len(ranks) // most))
+    axes.set_xticks(ticks, [f"{ranks[tick]:,}" for tick in ticks])
+    axes.set_xlim(-0.6, len(ranks) - 0.4)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("ranks")
 
 
 def _panel(row: ShownRow) -> str:
@@ -309,7 +346,7 @@ def training_step(
             write_json(console, settings.json_file, {"rows": rows, **about})
             say_file(console, "rows", settings.json_file)
         if drawn is not None:
-            _draw(console, rows, title, drawn)
+            _draw(console, rows, dated(f"simulated {title}"), drawn)
 
 
 def _draw(console: Any, rows: Sequence[ShownRow], title: str, path: Path) -> None:

@@ -24,6 +24,7 @@ from telegrad.tools.bench.plan import size_of, text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.outputs import check_all_writable, check_writable, counting, say_file, table_console, written
 from telegrad.tools.doctor.installation import is_installed
+from telegrad.tools.report.figures import counts_across, dated, grid_of, looks_of, name_lines, picture, seconds_across
 from telegrad.tools.sim.critical_path import KINDS, Stretch, critical_path, shares, write_trace
 from telegrad.tools.sim.measure import (
     NAMED,
@@ -226,47 +227,31 @@ def plot(panels: Sequence[tuple[str, str, Sequence[ShownRow]]], title: str, path
     """A panel for each of (what the horizontal axis shows: "ranks" or "bytes"; its title; rows), a curve per algorithm:
     dots are simulated, thin lines closed forms. The format is that of the path's suffix; PNG without one.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, all_axes = pyplot.subplots(
-        1, len(panels), figsize=(6.5 * len(panels), 5), layout="constrained", squeeze=False
-    )
-    figure.suptitle(title)
-    for axes, (across, about, rows) in zip(all_axes[0], panels, strict=True):
-        curves: dict[str, list[ShownRow]] = {}
-        for row in rows:
-            curves.setdefault(row["algorithm"], []).append(row)
-        for number, (name, points) in enumerate(curves.items()):
-            points.sort(key=lambda row: row[across])
-            places, times_s = [row[across] for row in points], [row["time_s"] for row in points]
-            if name == "auto":  # lies on one of the others
-                axes.plot(places, times_s, color="black", linestyle=":", linewidth=2, label=name)
-                continue
-            color = f"C{number}"
-            forms_s = [row["closed_form_s"] for row in points]
-            axes.plot(
-                places,
-                times_s,
-                marker="o",
-                markersize=4,
-                color=color,
-                label=name,
-                linestyle="-" if None in forms_s else "",
-            )
-            if None not in forms_s:
-                axes.plot(places, forms_s, color=color, linewidth=1)
-        # One rank alone may take no time at all.
-        scale = "log" if any(row["time_s"] > 0 for row in rows) else "linear"
-        axes.set(xscale="log", yscale=scale, xlabel=across, ylabel="seconds (virtual)", title=about)
-        if across == "ranks":
-            axes.set_xscale("log", base=2)
-        axes.grid(visible=True, which="major", alpha=0.3)
-        axes.legend(title="lines: closed forms" if any(row["closed_form_s"] is not None for row in rows) else None)
-    figure.savefig(path, dpi=150, format=None if path.suffix else "png")
-    pyplot.close(figure)
+    names = list(dict.fromkeys(row["algorithm"] for _, _, rows in panels for row in rows))
+    looks = looks_of(names)
+    with picture(path, title, height=0.6 + 3.0 * len(panels)) as figure:
+        for axes, (across, about, rows) in zip(grid_of(figure, len(panels), 1), panels, strict=True):
+            curves: dict[str, list[ShownRow]] = {}
+            for row in sorted(rows, key=lambda row: float(row[across])):
+                curves.setdefault(row["algorithm"], []).append(row)
+            for name, points in curves.items():
+                look = looks[name].of_line()
+                places = [row[across] for row in points]
+                forms_s = [row["closed_form_s"] for row in points]
+                has_form = None not in forms_s and name != "auto"
+                if has_form:
+                    axes.plot(places, forms_s, linewidth=1, **look | {"marker": ""})
+                times_s = [row["time_s"] for row in points]
+                axes.plot(places, times_s, label=name, **look | ({"linestyle": ""} if has_form else {}))
+            # One rank alone may take no time at all.
+            logarithmic = any(row["time_s"] > 0 for row in rows)
+            places = sorted({row[across] for row in rows})
+            counts_across(axes, places, [text_of(size) for size in places] if across == "bytes" else None)
+            axes.set(yscale="log" if logarithmic else "linear", ylabel="virtual time")
+            lines = "; dots: simulated, lines: closed forms" if any(row["closed_form_s"] for row in rows) else ""
+            axes.set(xlabel="size of the vector" if across == "bytes" else across, title=about + lines)
+            seconds_across(axes.yaxis, logarithmic=logarithmic)
+            name_lines(axes)
 
 
 def duration(seconds: float | None) -> str:
@@ -657,7 +642,7 @@ def run(asked: Asked, settings: SimulationSettings) -> None:
         if drawn is not None:
             drawn_panels = [(across, about, [row_of(found[one]) for one in wanted]) for across, about, wanted in panels]
             with written(console, drawn):
-                plot(drawn_panels, f"{name}, {_short(settings)}", drawn)
+                plot(drawn_panels, dated(f"simulated {name}, {_short(settings)}"), drawn)
             say_file(console, "plot", drawn)
 
 

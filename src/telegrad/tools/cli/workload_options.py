@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +11,19 @@ from typing import Annotated
 import typer
 
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.workload import ARCHITECTURES, DEVICES, Device, Workload, device_of, of_model, scaled
+from telegrad.tools.advise.architectures import ARCHITECTURES
+from telegrad.tools.advise.workload import DEVICES, Device, Workload, device_of, of_model, scaled
 from telegrad.tools.cli.options import refuse_given
 
 _COMPUTATION = "What a step computes"
 
 ModelOption = Annotated[
-    str, typer.Option(help=f"Known: {', '.join(ARCHITECTURES)}.", rich_help_panel=_COMPUTATION, show_default=True)
+    str,
+    typer.Option(
+        help=f"Known: {', '.join(ARCHITECTURES)}; or package.module:function, as for telegrad profile --meta.",
+        rich_help_panel=_COMPUTATION,
+        show_default=True,
+    ),
 ]
 TraceOption = Annotated[
     Path | None,
@@ -31,8 +39,7 @@ TraceOption = Annotated[
 SamplesOption = Annotated[
     float | None,
     typer.Option(
-        help="Mini-batch of a rank. Default: 32 images (AlexNet 128), 8 or 4 long sequences, 20 short ones; 1 with "
-        "--trace.",
+        help="Mini-batch of a rank in one forward and backward pass. Default: the model's or the profile's own.",
         rich_help_panel=_COMPUTATION,
         show_default=False,
     ),
@@ -47,8 +54,8 @@ DeviceOption = Annotated[
 ComputeOption = Annotated[
     float | None,
     typer.Option(
-        help="Milliseconds of a step, forward and backward, on one rank. Default: the model's multiplications on the "
-        "device, or what the trace says.",
+        help="Milliseconds of one forward and backward pass on one rank. Default: the model's multiplications on the "
+        "device, or the times of the trace.",
         rich_help_panel=_COMPUTATION,
         show_default=False,
     ),
@@ -79,11 +86,13 @@ def chosen_workload(
         raise typer.BadParameter(f"{compute_ms:g} is no time: use milliseconds above 0", param_hint="--compute-ms")
     if not 0 <= fixed_ms < float("inf"):
         raise typer.BadParameter(f"{fixed_ms:g} is no time: use milliseconds, 0 or more", param_hint="--fixed-ms")
+    if trace is None and ":" in model:
+        return _counted(model, samples, device, compute_ms, fixed_ms)
     if trace is None:
         if model not in ARCHITECTURES:
             raise typer.BadParameter(
-                f"{model!r} is not known: use one of {', '.join(ARCHITECTURES)}, or give a recorded profile with "
-                "--trace",
+                f"{model!r} is not known: use one of {', '.join(ARCHITECTURES)}, name a function that makes yours, as "
+                "package.module:function, or give a recorded profile with --trace",
                 param_hint="--model",
             )
         compute_s = None if compute_ms is None else compute_ms / 1e3
@@ -92,20 +101,54 @@ def chosen_workload(
         except ValueError as error:
             raise _blaming(error, samples) from error
     refuse_given(context, ("model",), "--trace says what a step computes")
-    recorded = _read(trace)
+    return _of_trace(_read(trace), trace.stem, samples, compute_ms, fixed_ms, source=str(trace))
+
+
+def _of_trace(
+    found: Trace, name: str, samples: float | None, compute_ms: float | None, fixed_ms: float, *, source: str
+) -> Workload:
+    """A recorded or counted step: of as many samples as it says, or, if it does not, as it is told."""
     if compute_ms is not None:
-        if not recorded.compute_s:
+        if not found.compute_s:
             raise typer.BadParameter(
-                f"all times of {trace} are 0, and nothing says how to divide {compute_ms:g} ms: leave this out, or "
+                f"all times of {source} are 0, and nothing says how to divide {compute_ms:g} ms: leave this out, or "
                 "record another profile",
                 param_hint="--compute-ms",
             )
-        about = f"{recorded.about or trace.stem}, scaled to {compute_ms:g} ms by --compute-ms"
-        recorded = replace(scaled(recorded, compute_ms / 1e3 / recorded.compute_s), about=about)
+        about = f"{found.about or name}, scaled to {compute_ms:g} ms by --compute-ms"
+        found = replace(scaled(found, compute_ms / 1e3 / found.compute_s), about=about)
+    own = found.samples if compute_ms is None else samples  # whose time --compute-ms is
+    made_of = own or samples or found.samples or 1.0
     try:
-        return Workload(trace.stem, recorded, 1.0 if samples is None else samples, fixed_ms / 1e3)
+        made = Workload(name, found, made_of, fixed_ms / 1e3, found.accumulate)
+        return made if samples is None else made.of(samples)
     except ValueError as error:
         raise _blaming(error, samples) from error
+
+
+def _counted(target: str, samples: float | None, device: Device, compute_ms: float | None, fixed_ms: float) -> Workload:
+    """The step of the model that a function makes, from its shapes."""
+    try:
+        from telegrad.tools.bench import model_profile
+    except ImportError as error:
+        raise typer.BadParameter("torch is not installed: pip install 'telegrad[torch]'") from error
+    with as_bad_parameter("--model"):
+        factory = model_profile.open_factory(target)
+        found = model_profile.profile_on_meta(factory, None, device)
+        own = model_profile.samples_of(factory, None)
+    about = f"{target}, counted for {device.name}"
+    return _of_trace(replace(found, about=about, samples=own), target, samples, compute_ms, fixed_ms, source=target)
+
+
+@contextmanager
+def as_bad_parameter(option: str) -> Iterator[None]:
+    """Raises ``BadParameter`` of ``option`` for a ``FactoryError``."""
+    from telegrad.tools.bench.model_profile import FactoryError
+
+    try:
+        yield
+    except FactoryError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
 
 
 def _blaming(error: ValueError, samples: float | None) -> typer.BadParameter:

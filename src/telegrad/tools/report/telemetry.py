@@ -16,6 +16,16 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from telegrad.tools.report.figures import (
+    BLACK,
+    LIGHT_GREY,
+    key_of_marks,
+    log_ticks,
+    looks_of,
+    name_lines,
+    picture,
+)
+
 FORMAT, VERSION = "telegrad-telemetry", 1
 _COUNTS = ("step", "elements", "dense_elements", "element_bytes", "bytes_sent")
 _COUNTS_OF_LATER_FILES = ("kept", "words_sent", "words_received")
@@ -360,40 +370,33 @@ _LOGARITHMIC = ("compression", "threshold")
 
 
 def plot(run: TelemetryRun, path: Path) -> None:
-    """Writes a PNG with a panel for each figure and a line for each tensor."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Writes a PNG with a panel for each figure and a line for each tensor, the largest ones with their names."""
+    from matplotlib.ticker import StrMethodFormatter
 
-    figure = Figure(figsize=(13, 8), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (name, figure_of) in zip(figure.subplots(2, 2, sharex=True).flat, FIGURES.items(), strict=True):
-        drawn = False
-        for place, tensor in reversed(list(enumerate(run.names))):  # the largest on top
-            points = [(step, value) for step, one in run.of(tensor) if (value := figure_of(one)) is not None]
-            points = [(step, value) for step, value in points if math.isfinite(value)]
-            if not points:
-                continue
-            drawn = True
-            named = place < _NAMED
-            axes.plot(
-                *zip(*points, strict=True),
-                color=f"C{place}" if named else "#bbbbbb",
-                linewidth=1.2 if named else 0.6,
-                marker="." if len(points) < 3 else None,
-                label=printable(tensor).replace("$", r"\$") if named else None,
-            )
-        if drawn and name.startswith(_LOGARITHMIC) and all(line.get_ydata().min() > 0 for line in axes.get_lines()):
-            axes.set_yscale("log")
-        if name.startswith("selected"):
-            axes.axhline(1, color="black", linewidth=0.6, linestyle=":")
-            axes.set_ylim(bottom=0)
-        axes.set_title(name, fontsize=10)
-        axes.grid(alpha=0.3)
-    for axes in figure.axes[2:]:
-        axes.set_xlabel("step")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    others = f"grey: {len(run.names) - _NAMED} smaller ones" if len(run.names) > _NAMED else None
-    if handles:
-        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=7, title=others)
-    figure.suptitle(title_of(run), fontsize=10)
-    figure.savefig(path, dpi=110)
+    names = run.names
+    looks = looks_of([printable(name) for name in names[:_NAMED]])
+    with picture(path, title_of(run), height=0.5 + 2.4 * len(FIGURES)) as figure:
+        grid = figure.subplots(len(FIGURES), 1, sharex=True)
+        for axes, (about, figure_of) in zip(grid, FIGURES.items(), strict=True):
+            for place, tensor in reversed(list(enumerate(names))):  # the largest on top
+                points = [(step, value) for step, one in run.of(tensor) if (value := figure_of(one)) is not None]
+                points = [(step, value) for step, value in points if math.isfinite(value)]
+                if not points:
+                    continue
+                look: dict[str, Any] = {"color": LIGHT_GREY, "linewidth": 0.6, "marker": ""}
+                if place < _NAMED:
+                    look = looks[printable(tensor)].of_line() | {"label": printable(tensor), "marker": ""}
+                axes.plot(*zip(*points, strict=True), **look | ({"marker": "."} if len(points) < 3 else {}))
+            values = [value for line in axes.get_lines() for value in line.get_ydata()]
+            if values and about.startswith(_LOGARITHMIC) and min(values) > 0:
+                axes.set_yscale("log")
+                log_ticks(axes.yaxis)
+                axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            if about.startswith("selected"):
+                axes.axhline(1, color=BLACK, linewidth=0.8, linestyle=":")
+                axes.set_ylim(bottom=0)
+            axes.set_title(about)
+            name_lines(axes)
+        grid[-1].set_xlabel("step")
+        if len(names) > _NAMED:
+            key_of_marks(figure, {f"{len(names) - _NAMED} smaller tensors": {"color": LIGHT_GREY}})

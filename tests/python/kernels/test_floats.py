@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from telegrad.kernels.nonfinite import as_float32, count_nonfinite
+from telegrad.kernels.floats import as_float32, count_nonfinite
 
 
 def expected_of(bits: npt.NDArray[Any]) -> int:

@@ -1,0 +1,77 @@
+"""Recipes of whole jobs: dense first steps, their line of code, and the accuracy that the study found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from telegrad.tools.advise.recipe import ACCURACY, ACCURACY_SOURCE, FAMILIES, RECIPES, expected_loss, recipe_of
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_every_row_is_the_study_s() -> None:
+    rows = json.loads((ROOT / ACCURACY_SOURCE).read_text())["rows"]
+    measured = {(row["task"], row["method"], row["density"]): row for row in rows if row["part"] == "methods"}
+    for one in ACCURACY:
+        row = measured[one.task, one.method, one.density]
+        places = 1 if one.family == "language" else 2
+        assert one.loss == pytest.approx(round(row["behind_dense"], places)), one
+        assert one.seeds == len(row["seeds"])
+        assert one.family in FAMILIES
+        assert row["judged_by"] == ("loss" if one.family == "language" else "accuracy")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "steps", "dense"),
+    [("adamw", 1000, 100), ("adam", 30, 3), ("adamw", 9, 0), ("sgd", 1000, 0), ("sgd-momentum", 19, 1)],
+)
+def test_a_tenth_of_the_steps_is_dense_where_the_optimizer_needs_it(optimizer: str, steps: int, dense: int) -> None:
+    recipe = recipe_of(optimizer)
+    assert recipe.dense_steps(steps) == dense
+    assert recipe.share_of(steps) == dense / steps
+    assert recipe.share_of(None) == recipe.dense_share
+
+
+def test_options_are_those_of_the_optimizer() -> None:
+    assert recipe_of("adamw").options(None) == "warmup=telegrad.Warmup(steps=total_steps // 10)"
+    assert recipe_of("adamw").options(2000) == "warmup=telegrad.Warmup(steps=200)"
+    assert recipe_of("sgd").options(2000) == ""
+    assert recipe_of("sgd-momentum").options(2000) == (
+        "warmup=telegrad.Warmup(steps=200), momentum=telegrad.Momentum(0.9), optimizer=optimizer"
+    )
+
+
+def test_the_nearest_row_of_the_study_is_found() -> None:
+    def found(*arguments: object) -> tuple[str, float, float]:
+        row = expected_loss(*arguments)  # type: ignore[arg-type]
+        assert row is not None
+        return row.task, row.density, row.loss
+
+    assert found("topk", "adamw", "language", 0.01) == ("gpt", 0.01, 1.4)
+    assert found("topk", "adam", "language", 0.001) == ("gpt", 0.001, 4.5)
+    assert found("topk", "adamw", "vision", 0.02) == ("gpt", 0.01, 1.4)  # no vision model was trained with AdamW
+    assert found("topk", "sgd", "vision", 0.001) == ("vgg", 0.001, 0.06)  # the worse of two
+    assert found("oktopk", "sgd", "vision", 0.01) == ("resnet", 0.001, 1.47)
+    assert found("topk", "sgd-momentum", "vision", 0.001) == ("vgg-momentum", 0.001, 0.15)
+    assert found("allgather", "adamw", "language", 0.001) == ("gpt", 0.001, 4.5)  # a sum of the same entries
+    assert expected_loss("qsgd8", "adamw", "language", 0.01) is None
+    assert expected_loss("oktopk", "sgd-momentum", "vision", 0.001) is None
+
+
+def test_rows_are_told_with_what_they_are_of() -> None:
+    gpt, vgg = (expected_loss("topk", *rest) for rest in (("adamw", "language", 0.01), ("sgd", "vision", 0.001)))
+    assert gpt is not None
+    assert (gpt.text, gpt.about) == ("loss +1.4 %", "gpt, AdamW, density 0.01, 3 seeds")
+    assert vgg is not None
+    assert vgg.text == "top-1 -0.06 points"
+    assert (gpt.text_at(0.01), gpt.text_at(0.1)) == ("loss +1.4 %", "loss +1.4 % at 0.01")
+
+
+def test_what_is_no_recipe_is_refused() -> None:
+    with pytest.raises(ValueError, match="optimizer='lion' is not known: use one of adamw, adam, sgd, sgd-momentum"):
+        recipe_of("lion")
+    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+        RECIPES["adamw"].dense_steps(0)
