@@ -36,7 +36,7 @@ NOT_RUN = {
     "how-to/linear.md": {"needs several hosts": 1},
     "how-to/kubernetes.md": {"builds wheels for minutes": 1, "needs Kubernetes": 1},
     "how-to/mpi.md": {"compiles for minutes": 2},
-    "how-to/ray.md": {"needs Ray": 6},
+    "how-to/ray.md": {"needs Ray": 5},
     "how-to/slurm.md": {"needs Slurm": 3},
     "how-to/two-machines.md": {"needs two machines": 10},
 }
