@@ -36,7 +36,9 @@ ROOT = Path(__file__).resolve().parents[2]
 EXPLANATION = ROOT / "docs" / "explanation"
 START = EXPLANATION / "papers.md"
 PAPERS = sorted((EXPLANATION / "papers").glob("*.md"))
-PAGES = [START, *PAPERS]
+FIGURES_PAGE = ROOT / "docs" / "results" / "papers.md"
+"""Has a section for each paper: our figures beside the published ones, and what is not reproduced."""
+PAGES = [START, *PAPERS, FIGURES_PAGE]
 RESULTS = ROOT / "benchmarks" / "results"
 CODE_FOLDERS = ("core/", "src/", "lab/", "tests/", "examples/", "benchmarks/", "docs/")
 
@@ -84,7 +86,11 @@ HAVE_FIELDS = (telegrad.Communicator, telegrad.SparseVector, telegrad.communicat
 
 
 def parameters() -> set[str]:
-    return {name for one in (*TAKE_OPTIONS, telegrad.DiLoCo.sparse) for name in inspect.signature(one).parameters}
+    return {
+        name
+        for one in (*TAKE_OPTIONS, telegrad.DiLoCo, telegrad.DiLoCo.sparse)
+        for name in inspect.signature(one).parameters
+    }
 
 
 def is_word(name: str) -> bool:
@@ -184,6 +190,22 @@ def test_there_is_a_page_for_each_paper() -> None:
         assert re.search("not reproduced|No figure .* was reproduced", page.read_text(), re.IGNORECASE), page
 
 
+def figures_of(paper: str) -> str:
+    """The section of a paper on the page of figures; the empty string without one."""
+    parts = re.split(r"^## (.+)$", FIGURES_PAGE.read_text(), flags=re.MULTILINE)
+    return dict(zip(map(str.lower, parts[1::2]), parts[2::2], strict=True)).get(paper, "")
+
+
+def test_each_paper_with_figures_has_a_section_of_them() -> None:
+    papers = {page.stem for page in PAPERS} - {"diloco"}
+    for paper in papers:
+        assert f"(../../results/papers.md#{paper})" in (EXPLANATION / "papers" / f"{paper}.md").read_text()
+        reproduced, _, missing = figures_of(paper).partition("**Not reproduced:**")
+        assert "| published |" in reproduced, paper
+        assert "benchmarks/results/" in reproduced, paper
+        assert "\n- " in missing, paper
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
 def test_every_code_span_names_something(page: Path) -> None:
     spans = {*spans_of(page.read_text())}
@@ -242,7 +264,7 @@ def test_the_examples_run() -> None:
         exec(compile(block, "papers.md", "exec"), {})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+@pytest.mark.parametrize("page", [START, *PAPERS], ids=lambda page: str(page.stem))
 def test_a_page_has_at_most_150_lines(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= 150
 
@@ -332,9 +354,8 @@ def test_a_wrong_pointer_is_found(text: str) -> None:
 # Numbers
 
 
-def row_of(page: str, begin: str) -> str:
-    text = (EXPLANATION / "papers" / f"{page}.md").read_text()
-    (row,) = (line for line in text.splitlines() if line.startswith(f"| {begin}"))
+def row_of(paper: str, begin: str) -> str:
+    (row,) = (line for line in figures_of(paper).splitlines() if line.startswith(f"| {begin}"))
     return row
 
 
