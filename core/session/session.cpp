@@ -273,7 +273,6 @@ void Session::on_control(const Control& control) {
     peer.heard_s = now_s_;
     if (!peer.called || precedes(*peer.called, control.called)) {
       peer.called = control.called;
-      peer.called_s = now_s_;
       peer.last_call.reset();
     }
     if (precedes(peer.messages, control.messages)) peer.messages = control.messages;

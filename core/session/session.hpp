@@ -143,7 +143,6 @@ class Session final : public EventSink {
     bool said_goodbye = false;
     double heard_s = 0.0;  // when, last
     std::optional<std::uint32_t> called{};  // operations; once parted: all that it will ever call
-    double called_s = 0.0;                  // when this rank heard that number first
     std::optional<Call> last_call{};        // operation `called` - 1, if it has told
     std::uint32_t messages = 0;             // to this rank, outside operations; once parted: all there will be
   };

@@ -90,8 +90,8 @@ std::string Session::who_is_missing(const RunningOperation& running, double now_
   if (behind.called.value_or(0) == 0) {
     text += " (rank " + std::to_string(furthest_behind) + " has called nothing yet)";
   } else {
-    text += " (the last call of rank " + std::to_string(furthest_behind) + ", " +
-            whole_seconds(now_s - behind.called_s) + " ago, was operation " + std::to_string(*behind.called - 1) +
+    text += " (the last call of rank " + std::to_string(furthest_behind) + " was operation " +
+            std::to_string(*behind.called - 1) +
             (behind.last_call ? ", " + describe(*behind.last_call) : "") + ")";
   }
   if (precedes(running.sequence(), stall_hint_.from)) return text;

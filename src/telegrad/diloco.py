@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,15 +21,19 @@ from telegrad.communicator import Communicator
 from telegrad.compress import BucketTopK
 from telegrad.compress.arguments import checked_count
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
-from telegrad.ddp.exchange import Exchange, Fault, error_of, find_fault
+from telegrad.ddp.exchange import Exchange, Fault, find_fault
 from telegrad.ddp.options import TopK, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import VERSION, checked_step
 from telegrad.ddp.telemetry import DDPStats
-from telegrad.errors import TransportError
+from telegrad.errors import NonFiniteGradient, TransportError
 from telegrad.kernels.floats import count_nonfinite
 
 _OF_OPTIMIZERS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+
+_FIRST_ROUND = "has {} made its DiLoCo, and taken as many steps?"
+_LATER_ROUND = "all replicas take the same number of steps: has {} fewer batches, or has it skipped one?"
+_of_optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[DiLoCo]] = weakref.WeakKeyDictionary()
 
 MakeOuter = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of the parameters that it is given."""
@@ -52,16 +57,18 @@ class DiLoCo:
     and all replicas go on from there. The training loop stays as it is: the exchange happens inside of
     ``inner_optimizer.step()``. Call ``exchange()`` after the last step, and before you evaluate or save the model.
 
-    ``model``: a module whose parameters are no DTensors; rank 0's parameters and buffers are copied to all ranks.
-    ``comm``: a Communicator of one rank for each replica. ``every``: inner steps in a round, at least 1. ``outer``:
-    called with the common parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with
-    ``compress``. ``compress``: a ``TopK``: only the largest entries of a pseudo-gradient are sent, and a residual keeps
-    the rest; ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1].
-    ``verify``: the replicas compare a checksum of their parameters in every so many rounds; 0: never.
+
+    ``model``: a module without DistributedDataParallel or DTensors. Rank 0's parameters and buffers are copied to all
+    ranks now; weights that you load later must be the same on all. ``comm``: a Communicator of one rank for each
+    replica. ``every``: inner steps in a round, at least 1; ``None``: you call ``exchange()``. ``outer``: called with
+    the common parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with ``compress``.
+    ``compress``: a ``TopK``: only the largest entries of a pseudo-gradient are sent, and a residual keeps the rest;
+    ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1]. ``verify``: the
+    replicas compare a checksum of their parameters in every so many rounds; 0: never.
 
     ``inner_optimizer`` keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
-    averaged in each round. With a GradScaler only steps that are taken count, so a replica that skips one needs one
-    more batch. All ranks give the same options, and take as many steps.
+    averaged in each round. All ranks give the same options, and take as many steps. A GradScaler skips steps on one
+    rank alone: use ``every=None`` then, and call ``exchange()`` every so many batches.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks where they differ. ``step()`` raises
     ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
@@ -74,7 +81,7 @@ class DiLoCo:
         comm: Communicator,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        every: int = 30,
+        every: int | None = 30,
         outer: MakeOuter | None = None,
         compress: TopK | None = None,
         decay: float = 1.0,
@@ -86,9 +93,10 @@ class DiLoCo:
         alike: dict[str, str] = {}
         try:
             self._parameters = _checked_parameters(model, inner_optimizer)
-            self._every, self._verify = checked_count(every, "every"), checked_count(verify, "verify")
-            if self._every < 1:
-                raise ValueError(f"every={every} must be at least 1: the inner steps of a round")
+            self._verify = checked_count(verify, "verify")
+            self._every = None if every is None else checked_count(every, "every")
+            if self._every == 0:
+                raise ValueError(f"every={every} must be at least 1: the inner steps of a round; None: you exchange")
             if compress is not None and not isinstance(compress, TopK):
                 raise TypeError(
                     f"compress={compress!r} must be a telegrad.TopK, or None: all of a pseudo-gradient is sent"
@@ -119,8 +127,15 @@ class DiLoCo:
         self._moved = np.zeros(offset, np.float32)
         self._layout = layout_of_members(spans, offset, self._compressor)
         self._round = self._steps = 0
+        self._has_begun = False
+        comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
         self._copy_from_rank_0()
-        self._hook = inner_optimizer.register_step_post_hook(self._after_step)
+        self._hooks = [
+            inner_optimizer.register_step_pre_hook(self._before_step),
+            inner_optimizer.register_step_post_hook(self._after_step),
+        ]
+        _of_optimizers[inner_optimizer] = weakref.ref(self)
+        self._optimizer = inner_optimizer
 
     @classmethod
     def sparse(
@@ -148,8 +163,18 @@ class DiLoCo:
         return self._round
 
     def close(self) -> None:
-        """Takes the hook off the inner optimizer. Idempotent."""
-        self._hook.remove()
+        """Takes the hooks off the inner optimizer, which another DiLoCo may have then. Idempotent."""
+        for hook in self._hooks:
+            hook.remove()
+        if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
+            del _of_optimizers[self._optimizer]
+
+    def _before_step(self, *_: Any) -> None:
+        """Before the first step: weights that were loaded after this was made are no move of a replica."""
+        if not self._has_begun:
+            self._has_begun = True
+            for name, common in self._common.items():
+                common.data.copy_(self._parameters[name].detach())
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if _is_within_step(optimizer):
@@ -159,14 +184,24 @@ class DiLoCo:
             self.exchange()
 
     def exchange(self) -> None:
-        """Ends the round now. All ranks call it after as many steps; without a step since the last round it does
-        nothing."""
-        if self._steps == 0:
+        """Ends the round now. All ranks call it after as many steps. Without a step since the last round it does
+        nothing, unless ``every`` is ``None``.
+
+        Raises ``ValueError`` where the model has got other parameters that require a gradient.
+        """
+        if self._steps == 0 and self._every is not None:
             return
+        self._check_parameters()
+        self._before_step()  # where all of them were skipped
         self._gather_moves()
         fault = self._diverged() or find_fault(self._compressor, self._layout, self._moved, self._sparse)
         if fault is not None:
-            error = error_of(fault, self._comm.rank, self._round, remedy="lower the inner learning rate, or clip")
+            error = NonFiniteGradient(
+                f"rank {self._comm.rank}, round {self._round} after {self._steps} steps: {fault.text}: lower the inner "
+                "learning rate, or clip",
+                rank=self._comm.rank,
+                parameter=fault.parameter,
+            )
             self._comm.abort(f"{type(error).__name__}: {error}")
             raise error
         self._average()
@@ -224,12 +259,34 @@ class DiLoCo:
         for name, common in self._common.items():
             self._parameters[name].copy_(common)
 
+    def _check_parameters(self) -> None:
+        known = {*map(id, self._parameters.values())}
+        now = {name: one for name, one in self._model.named_parameters() if one.requires_grad}
+        other = [name for name, one in now.items() if id(one) not in known]
+        other += [name for name, one in self._parameters.items() if not one.requires_grad]
+        if other:
+            text = (
+                f"{other[0]!r} was frozen or unfrozen after DiLoCo was made: close() this one, and make another with "
+                "the optimizer of all parameters that are trained"
+            )
+            self._comm.abort(f"ValueError: {text}")
+            raise ValueError(text)
+
     def _check_same(self) -> None:
-        sums = self._comm.all_gather(np.array([self.checksum()], np.int64)).reshape(-1)
-        others = np.flatnonzero(sums != sums[0])
+        told = self._comm.all_gather(np.array([self.checksum(), self._round], np.int64)).reshape(-1, 2)
+        others = np.flatnonzero((told != told[0]).any(axis=1))
         if others.size:
-            text = f"the parameters of rank {others[0]} and rank 0 differ after round {self._round}: "
-            text += "a replica was changed outside of training, or their CPUs round differently"
+            rounds = f"round {told[others[0], 1]}", f"round {told[0, 1]}"
+            if rounds[0] != rounds[1]:
+                text = (
+                    f"rank {others[0]} has ended {rounds[0]} and rank 0 {rounds[1]}: load a state_dict() of one moment "
+                )
+                text += "on all ranks"
+            else:
+                text = (
+                    f"the common parameters of rank {others[0]} and rank 0 differ after {rounds[0]}: they were changed "
+                )
+                text += "from outside, or the ranks' CPUs round differently"
             self._comm.abort(text)
             raise TransportError(text, rank=self._comm.rank, peer=int(others[0]), operation="DiLoCo.exchange")
 
@@ -245,7 +302,9 @@ class DiLoCo:
 
     @torch.no_grad()
     def _copy_from_rank_0(self) -> None:
-        for one in (*self._common.values(), *self._model.buffers()):
+        trained = {*map(id, self._parameters.values())}
+        frozen = [one for one in self._model.parameters() if id(one) not in trained]
+        for one in (*self._common.values(), *frozen, *self._model.buffers()):
             held = one.detach().cpu().contiguous().clone()
             flat = held.view(-1).view(torch.uint8) if held.dim() else held.reshape(1).view(torch.uint8)
             if flat.numel():
@@ -265,24 +324,27 @@ class DiLoCo:
             "world_size": self._comm.world_size,
             "step": self._round,
             "inner_steps": self._steps,
+            "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
             "common": {name: one.detach().clone() for name, one in self._common.items()},
             "outer": _copied(self.outer.state_dict()),
             "compressor": _with_tensors(self._compressor.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what ``state_dict()`` gave on this rank. The model's parameters stay: load theirs beside it.
-        Raises ``ValueError`` for a state of another model, rank or number of ranks; then nothing is changed."""
+        """Takes over what ``state_dict()`` gave on this rank, with the weights and buffers of its replica.
+
+        Load the states of the model and the inner optimizer before or after. Raises ``ValueError`` for a state of
+        another model, rank or number of ranks; then nothing is changed.
+        """
         step = checked_step(state, self._comm, "DiLoCo")
         steps = checked_count(state.get("inner_steps", 0), "state['inner_steps']")
-        common = state.get("common")
-        if not isinstance(common, Mapping) or {n: tuple(t.shape) for n, t in common.items()} != {
-            n: tuple(t.shape) for n, t in self._common.items()
-        }:
+        common: Any = state.get("common")
+        replica: Any = state.get("replica")
+        if _shapes_of(common) != _shapes_of(self._common) or _shapes_of(replica) != _shapes_of(self._replica()):
             raise ValueError(
                 "state['common'] is not of this model: load what state_dict() gave with the same parameters"
             )
-        if steps >= self._every:
+        if self._every is not None and steps >= self._every:
             raise ValueError(
                 f"state['inner_steps']={steps} is no step of a round of every={self._every}: use the same every="
             )
@@ -291,7 +353,14 @@ class DiLoCo:
         with torch.no_grad():
             for name, one in self._common.items():
                 one.copy_(common[name])
-        self._round, self._steps = step, steps
+            for name, held in self._replica().items():
+                held.copy_(replica[name])
+        self._round, self._steps, self._has_begun = step, steps, True
+
+    def _replica(self) -> dict[str, Tensor]:
+        """What ranks may have different in the middle of a round."""
+        buffers = {f"buffer {name}": one for name, one in self._model.named_buffers()}
+        return {**self._parameters, **buffers}
 
 
 def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
@@ -309,10 +378,14 @@ def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
 def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parameter]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that this rank trains")
+    if any(isinstance(one, nn.parallel.DistributedDataParallel) for one in model.modules()):
+        raise TypeError("model is a DistributedDataParallel: DiLoCo takes replicas of one rank, so give it ddp.module")
     if not isinstance(inner_optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"inner_optimizer is a {type(inner_optimizer).__name__}: give the torch.optim.Optimizer that steps"
         )
+    if (other := _of_optimizers.get(inner_optimizer)) is not None and other() is not None:
+        raise ValueError("inner_optimizer belongs to another DiLoCo: close() that one first")
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     for name, one in parameters.items():
         if isinstance(one, DTensor):
@@ -364,6 +437,10 @@ def _checked_outer(outer: Any, common: Mapping[str, nn.Parameter]) -> torch.opti
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(f"outer made a {type(made).__name__}: it must return a torch.optim.Optimizer")
     return made
+
+
+def _shapes_of(tensors: Any) -> Any:
+    return {name: tuple(one.shape) for name, one in tensors.items()} if isinstance(tensors, Mapping) else None
 
 
 def _settings_of(optimizer: torch.optim.Optimizer) -> str:

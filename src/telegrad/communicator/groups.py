@@ -33,6 +33,7 @@ STALL = "TELEGRAD_STALL_S"
 """After how many seconds of waiting in an operation, at least 2, a rank says which ranks have not called it; ``none``:
 never."""
 STALL_S = 30.0
+_LEAST_STALL_S = 2.0  # two heartbeats, by which ranks hear of calls
 
 
 def stall_s() -> float:
@@ -44,8 +45,8 @@ def stall_s() -> float:
         seconds = float(said) if said else STALL_S
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < math.inf:
-        raise ValueError(f"{STALL}={said!r} must be a number of seconds above 0, or none")
+    if not _LEAST_STALL_S <= seconds < math.inf:
+        raise ValueError(f"{STALL}={said!r} must be a number of seconds, at least {_LEAST_STALL_S:g}, or none")
     return seconds
 
 

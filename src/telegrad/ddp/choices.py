@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from telegrad.compress import Compressor
-from telegrad.ddp.options import Warmup
+from telegrad.ddp.options import LowRank, Warmup
 from telegrad.errors import ChoiceWarning
 
 SETTING = "TELEGRAD_WARN"
@@ -99,6 +99,16 @@ def tell_of_nesting(model: torch.nn.Module, *, rank: int) -> None:
                     rank=rank,
                 )
                 return
+
+
+def tell_of_nothing_compressed(compress: LowRank, *, rank: int) -> None:
+    """Of a LowRank that finds no matrix which would travel as less than half."""
+    tell(
+        "nothing",
+        f"{compress} compresses no parameter of this model, so all gradients are sent whole: give a lower rank= or "
+        "small_elements=, or a TopK (docs/how-to/low-rank.md)",
+        rank=rank,
+    )
 
 
 def tell_of_density(

@@ -18,7 +18,13 @@ from telegrad.compress.arguments import checked_count
 from telegrad.ddp.backward_pass import Averaging, Buckets, HostBuckets, Progress, checked_norm
 from telegrad.ddp.backward_watch import BucketWatch
 from telegrad.ddp.bucket import GradBucket
-from telegrad.ddp.choices import ChoiceWatch, tell_of_density, tell_of_nesting, watch_choices
+from telegrad.ddp.choices import (
+    ChoiceWatch,
+    tell_of_density,
+    tell_of_nesting,
+    tell_of_nothing_compressed,
+    watch_choices,
+)
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
 from telegrad.ddp.low_rank import LowRankRounds
 from telegrad.ddp.options import (
@@ -206,6 +212,8 @@ class DDPState(RefusesCopies):
         self.failure: Exception | None = None
         self._choices = self._watch_of_choices()
         tell_of_nesting(model, rank=self._job_rank)
+        if isinstance(compress, LowRank) and not len(self._compressor.residuals):
+            tell_of_nothing_compressed(compress, rank=self._job_rank)
 
     @property
     def _job_rank(self) -> int:
@@ -284,6 +292,8 @@ class DDPState(RefusesCopies):
         self._buckets.leave()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
+        if self._low_rank is None and "factors" in state:
+            raise ValueError("state has factors of compress=LowRank(…): load it with the same compress=")
         factors = None if self._low_rank is None else self._low_rank.fitting(state.get("factors"))
         compressor = self._orders.from_rows(state["compressor"])
         self._compressor.load_state_dict(compressor, least_density=self._warmup.least_density(passes))

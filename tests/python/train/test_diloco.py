@@ -229,15 +229,20 @@ def test_training_goes_on_bitwise_from_a_state() -> None:
         train(model, optimizer, comm.rank, range(10))  # in the middle of a round
         state = diloco.state_dict()
         assert (state["step"], state["inner_steps"]) == (2, 2)
-        other = network(7)
-        other_optimizer, resumed = made(other)
-        other.load_state_dict(model.state_dict())
-        other_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        resumed.load_state_dict(state)
-        for one, its_optimizer in ((model, optimizer), (other, other_optimizer)):
-            train(one, its_optimizer, comm.rank, range(10, 18))
-        assert flat(model).tobytes() == flat(other).tobytes()
-        assert diloco.checksum() == resumed.checksum()
+        weights, inner = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        train(model, optimizer, comm.rank, range(10, 18))
+        for model_first in (True, False):
+            other = network(7)
+            if model_first:
+                other.load_state_dict(weights)
+            other_optimizer, resumed = made(other)
+            if not model_first:
+                other.load_state_dict(weights)
+            other_optimizer.load_state_dict(copy.deepcopy(inner))
+            resumed.load_state_dict(state)
+            train(other, other_optimizer, comm.rank, range(10, 18))
+            assert flat(model).tobytes() == flat(other).tobytes()
+            assert diloco.checksum() == resumed.checksum()
 
     sound(on_ranks(2, run))
 
@@ -270,6 +275,59 @@ def test_a_state_is_for_another_number_of_replicas() -> None:
             for those in (states, found)
         ]
         torch.testing.assert_close(waits[0], waits[1], rtol=1e-5, atol=1e-7)
+
+
+def test_all_ranks_begin_with_what_rank_0_has() -> None:
+    """Frozen parameters and buffers too; or with weights that all have loaded after DiLoCo was made."""
+
+    def run(comm: Communicator) -> None:
+        model = network(comm.rank)
+        model[0].weight.requires_grad_(False)  # type: ignore[index]
+        model[1].running_mean.fill_(comm.rank)  # type: ignore[index]
+        trained = [one for one in model.parameters() if one.requires_grad]
+        optimizer = SGD(trained, 0.0)
+        DiLoCo(model, comm, optimizer, every=2)
+        first = network()
+        assert torch.equal(model[0].weight, first[0].weight)  # type: ignore[index]
+        assert not model[1].running_mean.any()  # type: ignore[index]
+        with torch.no_grad():
+            for one in trained:
+                one.fill_(1.0)
+        train(model, optimizer, comm.rank, range(2))
+        for one in trained:
+            assert torch.equal(one, torch.ones_like(one))
+
+    sound(on_ranks(2, run))
+
+
+def test_a_parameter_that_is_unfrozen_later_is_told() -> None:
+    def run(comm: Communicator) -> None:
+        model = network()
+        model[0].weight.requires_grad_(False)  # type: ignore[index]
+        optimizer = SGD(model.parameters(), 0.05)
+        DiLoCo(model, comm, optimizer, every=2)
+        model[0].weight.requires_grad_(True)  # type: ignore[index]
+        train(model, optimizer, comm.rank, range(2))
+
+    for result in on_ranks(1, run):
+        assert isinstance(result, ValueError)
+        assert "'0.weight' was frozen or unfrozen after DiLoCo was made: close() this one" in str(result)
+
+
+def test_rounds_that_the_program_ends() -> None:
+    """As with a GradScaler, which skips steps on one rank alone."""
+
+    def run(comm: Communicator) -> int:
+        model = network()
+        optimizer = SGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, every=None)
+        train(model, optimizer, comm.rank, range(3 * comm.rank))  # rank 0 has skipped all
+        diloco.exchange()
+        assert diloco.rounds == 1
+        return diloco.checksum()
+
+    first, second = sound(on_ranks(2, run))
+    assert first == second
 
 
 class OwnSGD(torch.optim.SGD):
@@ -340,15 +398,32 @@ def test_replicas_that_differ_are_told() -> None:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
         diloco = DiLoCo(model, comm, optimizer, every=1)
+        train(model, optimizer, comm.rank, range(1))
         if comm.rank == 1:
             with torch.no_grad():
                 next(iter(diloco._common.values())).add_(1.0)
-        train(model, optimizer, comm.rank, range(1))
+        train(model, optimizer, comm.rank, range(1, 2))
 
     for result in on_ranks(2, run):
         assert isinstance(result, TransportError)
-        assert "the parameters of rank 1 and rank 0 differ after round 1" in str(result)
+        assert "the common parameters of rank 1 and rank 0 differ after round 2" in str(result)
         assert result.peer == 1
+
+
+def test_ranks_that_resume_at_different_rounds_are_told() -> None:
+    def run(comm: Communicator) -> None:
+        model = network()
+        optimizer = SGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, every=1)
+        state = diloco.state_dict()
+        train(model, optimizer, comm.rank, range(2))
+        if comm.rank == 1:
+            diloco.load_state_dict(state)
+        train(model, optimizer, comm.rank, range(2, 3))
+
+    for result in on_ranks(2, run):
+        assert isinstance(result, TransportError)
+        assert "rank 1 has ended round 1 and rank 0 round 3: load a state_dict() of one moment" in str(result)
 
 
 def test_options_that_differ_are_told_to_all() -> None:
@@ -382,6 +457,13 @@ def test_options_that_mean_nothing(options: dict[str, Any], error: type[Exceptio
         DiLoCo(model, comm, SGD(model.parameters(), 0.1), **options)
 
 
+class Wrapped(torch.nn.parallel.DistributedDataParallel):
+    """Without a process group."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+
+
 def test_objects_that_do_not_fit() -> None:
     model, other = network(), network()
     with Communicator.local(1)[0] as comm:
@@ -395,6 +477,13 @@ def test_objects_that_do_not_fit() -> None:
             DiLoCo(model, comm, SGD(other.parameters(), 0.1))
         with pytest.raises(ValueError, match="inner_optimizer does not step '1.weight'"):
             DiLoCo(model, comm, SGD([model[0].weight], 0.1))  # type: ignore[index]
+        diloco = DiLoCo(other, comm, optimizer := SGD(other.parameters(), 0.1))
+        with pytest.raises(ValueError, match="belongs to another DiLoCo: close\\(\\) that one first"):
+            DiLoCo(other, comm, optimizer)
+        diloco.close()
+        DiLoCo(other, comm, optimizer).close()
+        with pytest.raises(TypeError, match="model is a DistributedDataParallel: .* give it ddp.module"):
+            DiLoCo(Wrapped(), comm, optimizer)
         double = torch.nn.Linear(2, 2).double()
         with pytest.raises(TypeError, match="parameter 'weight' is torch.float64"):
             telegrad.DiLoCo(double, comm, SGD(double.parameters(), 0.1))

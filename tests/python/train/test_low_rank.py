@@ -14,7 +14,7 @@ from handmade_buckets import Trainer
 
 import telegrad
 from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, TransportError, Warmup
-from telegrad.ddp import reshard
+from telegrad.ddp import choices, reshard
 from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product
 
 torch = pytest.importorskip("torch")
@@ -310,6 +310,21 @@ def test_products_add_their_terms_in_order() -> None:
 def test_options_that_mean_nothing(make: Callable[[], LowRank], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         make()
+
+
+def test_a_state_of_low_rank_is_for_low_rank() -> None:
+    def run(comm: Communicator) -> None:
+        state = trainer(comm).state.state_dict()
+        with pytest.raises(ValueError, match="state has factors of compress=LowRank"):
+            Trainer(comm).state.load_state_dict(state)
+
+    on_ranks(1, run)
+
+
+def test_a_rank_that_compresses_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "_told", set())
+    with Communicator.local(1)[0] as comm, pytest.warns(telegrad.ChoiceWarning, match="compresses no parameter"):
+        DDPState(comm, torch.nn.Linear(64, 64), compress=LowRank(500))
 
 
 def test_options_that_do_not_fit() -> None:
