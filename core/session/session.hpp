@@ -224,7 +224,7 @@ class Session final : public EventSink {
   // session_stall.cpp
   void look_for_stalls(double now_s);
   std::string stall_text(const RunningOperation& running, double now_s) const;
-  std::string who_is_missing(const RunningOperation& running, double now_s) const;
+  std::string who_is_missing(const RunningOperation& running) const;
   bool tells_for_its_host(const RunningOperation& running) const;
 
   // session_time.cpp

@@ -61,12 +61,12 @@ bool Session::tells_for_its_host(const RunningOperation& running) const {
 std::string Session::stall_text(const RunningOperation& running, double now_s) const {
   const std::string number = running.is_message() ? "" : " (operation " + std::to_string(running.sequence()) + ")";
   std::string text = "has waited " + whole_seconds(now_s - running.called_s()) + " in " + describe(running.call()) +
-                     number + "; " + who_is_missing(running, now_s);
+                     number + "; " + who_is_missing(running);
   if (std::isfinite(options_.timeout_s)) text += "; an error follows after timeout_s=" + whole_seconds(options_.timeout_s);
   return Failure{.rank = rank(), .reason = std::move(text), .group = options_.group}.message();
 }
 
-std::string Session::who_is_missing(const RunningOperation& running, double now_s) const {
+std::string Session::who_is_missing(const RunningOperation& running) const {
   if (running.is_message()) {
     const std::vector<Rank> waits_for = running.waits_for();
     return "it waits for " + (waits_for.empty() ? running.sends_to_text() : few_of(waits_for) + " to send");
