@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from threaded_ranks import on_ranks, outcomes
 
 import telegrad
 from telegrad import Communicator, DiLoCo, NonFiniteGradient, TopK, TransportError
@@ -47,34 +48,6 @@ def train(model: Net, optimizer: Any, rank: int, steps: range) -> None:
 
 def flat(model: Net) -> np.ndarray:
     return torch.cat([one.detach().reshape(-1) for one in model.parameters()]).numpy().copy()
-
-
-def on_ranks(ranks: int, run: Callable[[Communicator], Any]) -> list[Any]:
-    """What ``run`` returns on each, or the error that it raises."""
-    results: list[Any] = [None] * ranks
-
-    def one(comm: Communicator) -> None:
-        try:
-            results[comm.rank] = run(comm)
-        except Exception as error:
-            results[comm.rank] = error
-
-    comms = Communicator.local(ranks, timeout_s=60.0)
-    threads = [threading.Thread(target=one, args=(comm,)) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for comm in comms:
-        comm.close()
-    return results
-
-
-def sound(results: list[Any]) -> list[Any]:
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
 
 
 def local_models(ranks: int) -> list[tuple[Net, Any]]:
@@ -155,7 +128,7 @@ def test_dense_rounds_are_the_papers() -> None:
         assert diloco.rounds == 4
         return found
 
-    results = sound(on_ranks(3, run))
+    results = on_ranks(3, run)
     for number, expected in enumerate(dense_reference(3, 4, 5, 0.7, 0.9)):
         assert all(one[number].tobytes() == results[0][number].tobytes() for one in results)
         np.testing.assert_allclose(results[0][number], expected, rtol=1e-3, atol=1e-4)
@@ -172,7 +145,7 @@ def test_sparse_rounds_are_the_papers() -> None:
             found.append(flat(model))
         return found
 
-    results = sound(on_ranks(3, run))
+    results = on_ranks(3, run)
     for number, expected in enumerate(sparse_reference(3, 4, 5, 4, 32, 0.9)):
         assert all(one[number].tobytes() == results[0][number].tobytes() for one in results)
         np.testing.assert_allclose(results[0][number], expected, rtol=1e-3, atol=1e-4)
@@ -188,7 +161,7 @@ def test_a_round_of_one_step_is_synchronous_sgd() -> None:
         train(model, optimizer, comm.rank, range(5))
         return flat(model)
 
-    found = sound(on_ranks(2, run))
+    found = on_ranks(2, run)
     together = torch.nn.Linear(6, 3)
     torch.nn.init.constant_(together.weight, 0.1)
     torch.nn.init.zeros_(together.bias)
@@ -213,7 +186,7 @@ def test_a_sparse_round_sends_two_hundredths_of_the_bytes() -> None:
         optimizer.step()
         return comm.stats()["bytes_sent"] - before, 4 * model.weight.numel()
 
-    for sent, dense in sound(on_ranks(2, run)):
+    for sent, dense in on_ranks(2, run):
         assert sent * 200 < dense
 
 
@@ -244,7 +217,7 @@ def test_training_goes_on_bitwise_from_a_state() -> None:
             assert flat(model).tobytes() == flat(other).tobytes()
             assert diloco.checksum() == resumed.checksum()
 
-    sound(on_ranks(2, run))
+    on_ranks(2, run)
 
 
 def test_a_state_is_for_another_number_of_replicas() -> None:
@@ -257,7 +230,7 @@ def test_a_state_is_for_another_number_of_replicas() -> None:
         train(model, optimizer, comm.rank, range(6))
         return diloco.state_dict()
 
-    states = sound(on_ranks(3, before))
+    states = on_ranks(3, before)
     fewer = reshard(states, 2)
 
     def after(comm: Communicator) -> dict[str, Any]:
@@ -267,7 +240,7 @@ def test_a_state_is_for_another_number_of_replicas() -> None:
         assert diloco.rounds == 2
         return diloco.state_dict()
 
-    found = sound(on_ranks(2, after))
+    found = on_ranks(2, after)
     for name in states[0]["common"]:
         assert torch.equal(found[0]["common"][name], states[0]["common"][name])
         waits = [
@@ -297,7 +270,7 @@ def test_all_ranks_begin_with_what_rank_0_has() -> None:
         for one in trained:
             assert torch.equal(one, torch.ones_like(one))
 
-    sound(on_ranks(2, run))
+    on_ranks(2, run)
 
 
 def test_a_parameter_that_is_unfrozen_later_is_told() -> None:
@@ -309,7 +282,7 @@ def test_a_parameter_that_is_unfrozen_later_is_told() -> None:
         model[0].weight.requires_grad_(True)  # type: ignore[index]
         train(model, optimizer, comm.rank, range(2))
 
-    for result in on_ranks(1, run):
+    for result in outcomes(1, run):
         assert isinstance(result, ValueError)
         assert "'0.weight' was frozen or unfrozen after DiLoCo was made: close() this one" in str(result)
 
@@ -326,7 +299,7 @@ def test_rounds_that_the_program_ends() -> None:
         assert diloco.rounds == 1
         return diloco.checksum()
 
-    first, second = sound(on_ranks(2, run))
+    first, second = on_ranks(2, run)
     assert first == second
 
 
@@ -346,7 +319,7 @@ def test_a_step_within_a_step_is_no_step() -> None:
         train(model, optimizer, comm.rank, range(6))
         assert (diloco.rounds, diloco.state_dict()["inner_steps"]) == (1, 2)
 
-    sound(on_ranks(2, run))
+    on_ranks(2, run)
 
 
 def test_the_last_steps_are_exchanged_when_asked_and_once() -> None:
@@ -365,7 +338,7 @@ def test_the_last_steps_are_exchanged_when_asked_and_once() -> None:
         assert diloco.rounds == 1
         return diloco.checksum()
 
-    first, second = sound(on_ranks(2, run))
+    first, second = on_ranks(2, run)
     assert first == second
 
 
@@ -384,7 +357,7 @@ def test_a_replica_that_diverges_is_named_and_nothing_changes() -> None:
         assert diloco.checksum() == before
         return [raised.value]
 
-    (other,), (diverged,) = sound(on_ranks(2, run))
+    (other,), (diverged,) = on_ranks(2, run)
     assert isinstance(diverged, NonFiniteGradient)
     assert "rank 1" in str(diverged)
     assert "entries of '0.weight' have become NaN or infinite" in str(diverged)
@@ -404,7 +377,7 @@ def test_replicas_that_differ_are_told() -> None:
                 next(iter(diloco._common.values())).add_(1.0)
         train(model, optimizer, comm.rank, range(1, 2))
 
-    for result in on_ranks(2, run):
+    for result in outcomes(2, run):
         assert isinstance(result, TransportError)
         assert "the common parameters of rank 1 and rank 0 differ after round 2" in str(result)
         assert result.peer == 1
@@ -421,7 +394,7 @@ def test_ranks_that_resume_at_different_rounds_are_told() -> None:
             diloco.load_state_dict(state)
         train(model, optimizer, comm.rank, range(2, 3))
 
-    for result in on_ranks(2, run):
+    for result in outcomes(2, run):
         assert isinstance(result, TransportError)
         assert "rank 1 has ended round 1 and rank 0 round 3: load a state_dict() of one moment" in str(result)
 
@@ -431,7 +404,7 @@ def test_options_that_differ_are_told_to_all() -> None:
         model = network()
         DiLoCo(model, comm, SGD(model.parameters(), 0.05), every=5 + comm.rank)
 
-    for result in on_ranks(2, run):
+    for result in outcomes(2, run):
         assert isinstance(result, ValueError)
         assert "every of rank 1 and rank 0 differ" in str(result)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from handmade_buckets import Trainer
+from threaded_ranks import on_ranks
 
 import telegrad
 from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, TransportError, Warmup
@@ -30,31 +30,6 @@ TWO_BUCKETS = [["scale", "bias", "hidden"], ["norm", "embedding"]]
 def gradients(rank: int, step: int, scale: float = 1.0) -> Arrays:
     random = np.random.default_rng([rank, step])
     return {name: scale * random.standard_normal(size).astype(np.float32) for name, size in SIZES.items()}
-
-
-def on_ranks(ranks: int, run: Callable[[Communicator], Any]) -> list[Any]:
-    """What ``run`` returns on each; raises what it raises."""
-    results: list[Any] = [None] * ranks
-
-    def one(comm: Communicator) -> None:
-        try:
-            results[comm.rank] = run(comm)
-        except BaseException as error:
-            results[comm.rank] = error
-            comm.abort(str(error))
-
-    comms = Communicator.local(ranks, timeout_s=60.0)
-    threads = [threading.Thread(target=one, args=(comm,)) for comm in comms]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for comm in comms:
-        comm.close()
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return results
 
 
 def trainer(comm: Communicator, **options: Any) -> Trainer:
