@@ -30,7 +30,7 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
         ("allreduce-topk", "--density", "0", "0 is no share: use a number above 0 and up to 1"),
         ("allreduce-topk", "--calls", "0", "'--calls'"),
         ("sparse-allgather", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
-        ("sparse-reduce-scatter", "--wire", "zip", "wire='zip' does not exist for sparse streams"),
+        ("sparse-reduce-scatter", "--wire", "zip", "wire='zip' does not exist for sparse vectors"),
         ("sparse-allgather", "--wire", "bf16", "'bf16' rounds values, and results could not be checked"),
     ],
 )

@@ -392,7 +392,7 @@ _SESSION = (
     _mutant(
         "heartbeats: never sent",
         TIME,
-        "if (!parting_) broadcast({.kind = ControlKind::heartbeat});",
+        "if (!parting_) beat();",
         "",
     ),
     _mutant("deadline: ignored", TIME, "if (late == nullptr) return;", "if (late == nullptr || now_s > 0.0) return;"),

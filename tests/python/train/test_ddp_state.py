@@ -28,7 +28,11 @@ def _state(local: Local, model: torch.nn.Module | None = None, **options: Any) -
     ("options", "error", "message"),
     [
         ({"nonfinite": "ignore"}, ValueError, "nonfinite='ignore' does not exist: use one of raise, skip, send"),
-        ({"compress": "topk"}, TypeError, r"compress='topk' must be a telegrad.TopK, as TopK\(density=0.01\), or None"),
+        (
+            {"compress": "topk"},
+            TypeError,
+            r"compress='topk' must be a telegrad.TopK or telegrad.LowRank, as TopK\(density=0.01\), or None",
+        ),
         ({"compress": 0.01}, TypeError, r"compress=0.01 must be a telegrad.TopK"),
         ({"compress": Quantised("int8")}, TypeError, "compress is a Quantised, which is for a Synchronizer that plans"),
         ({"compress": Cheapest()}, TypeError, "compress is a Cheapest, which is for a Synchronizer that plans"),
