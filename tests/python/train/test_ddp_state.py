@@ -31,7 +31,7 @@ def _state(local: Local, model: torch.nn.Module | None = None, **options: Any) -
         (
             {"compress": "topk"},
             TypeError,
-            r"compress='topk' must be a telegrad.TopK or telegrad.LowRank, as TopK\(density=0.01\), or None",
+            "compress='topk' must be a telegrad.TopK or telegrad.LowRank, as TopK",
         ),
         ({"compress": 0.01}, TypeError, r"compress=0.01 must be a telegrad.TopK"),
         ({"compress": Quantised("int8")}, TypeError, "compress is a Quantised, which is for a Synchronizer that plans"),
