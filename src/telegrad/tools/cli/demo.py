@@ -125,9 +125,9 @@ def table_of(results: Sequence[RunResult], title: str) -> Table:
     """A column per run; in brackets the ratio to plain DDP."""
     reference, at_s = reference_of(results), equal_wall_s(results)
     table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("")
+    table.add_column("", min_width=18)
     for result in results:
-        table.add_column(result.name, justify="right", no_wrap=True)
+        table.add_column(result.name, justify="right", no_wrap=len(results) <= len(RUNS))
 
     def row(name: str, figure: Callable[[RunResult], float], text: Callable[[float], str], *, inverse: bool) -> None:
         cells = []
