@@ -192,28 +192,24 @@ std::string Communicator::write_report(const char* why) const {
   return write_report_file(report_folder_, report_name(), report_now(why));
 }
 
-// Heartbeats must not wait for a slow file system.
-void Communicator::write_report_aside(const char* why) const {
+// Heartbeats must not wait for a slow file system or terminal. `told` goes to stderr.
+void Communicator::write_report_aside(const char* why, std::string told) const {
   try {
-    std::thread(write_report_file, report_folder_, report_name(), report_now(why)).detach();
+    const bool reports = !report_folder_.empty();
+    std::thread([folder = report_folder_, name = report_name(), report = reports ? report_now(why) : std::string(),
+                 told = std::move(told)] {
+      if (!folder.empty()) write_report_file(folder, name, report);
+      write_all(STDERR_FILENO, told);
+    }).detach();
   } catch (const std::exception&) {
     // No thread to be had: no report.
   }
 }
 
-// Every rank that is concerned writes a report; `line`, unless empty, goes to stderr.
+// Every rank that is concerned writes a report; `line` is empty where another rank tells.
 void Communicator::tell_stall(const std::string& line) const {
-  try {
-    const bool reports = !report_folder_.empty();
-    const std::string next = reports ? "; for more: `telegrad report " + report_folder_ + "`" : std::string();
-    std::thread([folder = report_folder_, name = report_name(), report = reports ? report_now("stall") : std::string(),
-                 told = line.empty() ? std::string() : "telegrad: " + line + next + "\n"] {
-      if (!folder.empty()) write_report_file(folder, name, report);
-      write_all(STDERR_FILENO, told);
-    }).detach();
-  } catch (const std::exception&) {
-    // No thread to be had: nothing is told.
-  }
+  const std::string next = report_folder_.empty() ? "" : "; for more: `telegrad report " + report_folder_ + "`";
+  write_report_aside("stall", line.empty() ? std::string() : "telegrad: " + line + next + "\n");
 }
 
 void Communicator::hint_at_stalls(std::string at_once, std::string later) {

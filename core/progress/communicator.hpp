@@ -101,7 +101,7 @@ class Communicator {
   // With the baton held.
   std::string report_now(const char* why) const;
   std::string write_report(const char* why) const;
-  void write_report_aside(const char* why) const;
+  void write_report_aside(const char* why, std::string told = {}) const;
   void tell_stall(const std::string& line) const;
   std::string report_name() const;
 

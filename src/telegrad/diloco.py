@@ -5,6 +5,7 @@ Sources: Douillard et al., arXiv 2311.08105 (DiLoCo); Sarfi et al., arXiv 2508.1
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import weakref
@@ -24,13 +25,12 @@ from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, find_fault
 from telegrad.ddp.options import TopK, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
-from telegrad.ddp.rank_state import VERSION, checked_step
+from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import NonFiniteGradient, TransportError
 from telegrad.kernels.floats import count_nonfinite
 
-_OF_OPTIMIZERS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
-
+_STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 _FIRST_ROUND = "has {} made its DiLoCo, and taken as many steps?"
 _LATER_ROUND = "all replicas take the same number of steps: has {} fewer batches, or has it skipped one?"
 _of_optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[DiLoCo]] = weakref.WeakKeyDictionary()
@@ -57,7 +57,6 @@ class DiLoCo:
     and all replicas go on from there. The training loop stays as it is: the exchange happens inside of
     ``inner_optimizer.step()``. Call ``exchange()`` after the last step, and before you evaluate or save the model.
 
-
     ``model``: a module without DistributedDataParallel or DTensors. Rank 0's parameters and buffers are copied to all
     ranks now; weights that you load later must be the same on all. ``comm``: a Communicator of one rank for each
     replica. ``every``: inner steps in a round, at least 1; ``None``: you call ``exchange()``. ``outer``: called with
@@ -72,7 +71,7 @@ class DiLoCo:
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks where they differ. ``step()`` raises
     ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
-    others, and where a rank fails, before anything has changed.
+    others, and where a rank fails. Then parameters and residuals are as before the exchange.
     """
 
     def __init__(
@@ -111,9 +110,9 @@ class DiLoCo:
             encoding = encoding_of(chosen, self._common)
             self.stats = DDPStats()
             self._exchange = Exchange(comm, self._compressor, chosen.values, encoding, chosen.combine, self.stats)
-            options = {"every": str(self._every), "verify": str(self._verify), "decay": str(self._decay)}
-            options |= {"compress": str(compress), "outer": _settings_of(self.outer)}
-            alike = described(self._common, options)
+            self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(self._decay)}
+            self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
+            alike = described(self._common, self._config)
         except (ValueError, TypeError) as found:
             error = found
         check_alike(comm, alike, error)
@@ -204,7 +203,17 @@ class DiLoCo:
             )
             self._comm.abort(f"{type(error).__name__}: {error}")
             raise error
-        self._average()
+        undoable = (self._compressor, *self._exchange.undoable)
+        for one in undoable:
+            one.begin()
+        try:
+            self._average()
+        except BaseException:
+            for one in undoable:
+                one.drop_step()
+            raise
+        for one in undoable:
+            one.keep_step()
         for name, offset, size in self._spans:
             average = torch.from_numpy(self._moved[offset : offset + size])
             self._common[name].grad = average.view_as(self._common[name])
@@ -236,10 +245,9 @@ class DiLoCo:
         else:
             self._decay_residuals()
             sending = self._exchange.send(self._layout, self._moved, sound=True)
-        works = [*sending.works]
         if flat is not None:
-            works += [work for work in [self._comm.all_reduce(flat, "avg", async_op=True)] if work is not None]
-        for work in works:
+            self._comm.all_reduce(flat, "avg")
+        for work in sending.works:
             work.wait()
         sending.write()
         sending.keep()
@@ -276,19 +284,20 @@ class DiLoCo:
         told = self._comm.all_gather(np.array([self.checksum(), self._round], np.int64)).reshape(-1, 2)
         others = np.flatnonzero((told != told[0]).any(axis=1))
         if others.size:
-            rounds = f"round {told[others[0], 1]}", f"round {told[0, 1]}"
-            if rounds[0] != rounds[1]:
+            other = int(others[0])
+            theirs, ours = told[other, 1], told[0, 1]
+            if theirs != ours:
                 text = (
-                    f"rank {others[0]} has ended {rounds[0]} and rank 0 {rounds[1]}: load a state_dict() of one moment "
+                    f"rank {other} has ended round {theirs} and rank 0 round {ours}: load a state_dict() of one moment "
+                    "on all ranks"
                 )
-                text += "on all ranks"
             else:
                 text = (
-                    f"the common parameters of rank {others[0]} and rank 0 differ after {rounds[0]}: they were changed "
+                    f"the common parameters of rank {other} and rank 0 differ after round {ours}: they were changed "
+                    "from outside, or the ranks' CPUs round differently"
                 )
-                text += "from outside, or the ranks' CPUs round differently"
             self._comm.abort(text)
-            raise TransportError(text, rank=self._comm.rank, peer=int(others[0]), operation="DiLoCo.exchange")
+            raise TransportError(text, rank=self._comm.rank, peer=other, operation="DiLoCo.exchange")
 
     def checksum(self) -> int:
         """CRC-32 of the common parameters' bytes, the same on all ranks after a round."""
@@ -319,15 +328,11 @@ class DiLoCo:
         ``telegrad.ddp.reshard`` makes the states of another number of replicas.
         """
         return {
-            "version": VERSION,
-            "rank": self._comm.rank,
-            "world_size": self._comm.world_size,
-            "step": self._round,
+            **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
             "inner_steps": self._steps,
             "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
             "common": {name: one.detach().clone() for name, one in self._common.items()},
-            "outer": _copied(self.outer.state_dict()),
-            "compressor": _with_tensors(self._compressor.state_dict()),
+            "outer": copy.deepcopy(self.outer.state_dict()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -348,8 +353,15 @@ class DiLoCo:
             raise ValueError(
                 f"state['inner_steps']={steps} is no step of a round of every={self._every}: use the same every="
             )
-        self._compressor.load_state_dict(state["compressor"])
-        self.outer.load_state_dict(_copied(state["outer"]))
+        before = copy.deepcopy(self.outer.state_dict())
+        if not isinstance(state.get("outer"), Mapping) or not before.keys() <= state["outer"].keys():
+            raise ValueError("state has no 'outer' of an optimizer: it must come from DiLoCo.state_dict()")
+        self.outer.load_state_dict(copy.deepcopy(state["outer"]))  # which would share its tensors
+        try:
+            self._compressor.load_state_dict(state["compressor"])
+        except ValueError:
+            self.outer.load_state_dict(before)
+            raise
         with torch.no_grad():
             for name, one in self._common.items():
                 one.copy_(common[name])
@@ -369,7 +381,7 @@ def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
     calls, frame = 0, sys._getframe(2)
     while frame.f_back is not None:
         code = frame.f_code
-        if code.co_name == "wrapper" and code.co_filename == _OF_OPTIMIZERS:
+        if code.co_name == "wrapper" and code.co_filename == _STEP_WRAPPER_FILE:
             calls += next(iter(frame.f_locals.get("args", ())), None) is optimizer
         frame = frame.f_back
     return calls > 1
@@ -444,21 +456,5 @@ def _shapes_of(tensors: Any) -> Any:
 
 
 def _settings_of(optimizer: torch.optim.Optimizer) -> str:
-    return (
-        f"{type(optimizer).__name__} {[{k: v for k, v in g.items() if k != 'params'} for g in optimizer.param_groups]}"
-    )
-
-
-def _with_tensors(state: Any) -> Any:
-    """As checkpoints hold them."""
-    if isinstance(state, Mapping):
-        return {key: _with_tensors(value) for key, value in state.items()}
-    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, Mapping):
-        return {key: _copied(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_copied(one) for one in state]
-    return state.clone() if isinstance(state, Tensor) else state
+    groups = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+    return f"{type(optimizer).__name__} {groups}"

@@ -311,9 +311,9 @@ class TwoRounds:
         self._first: deque[FirstRound] = deque()
         self.second = HeldBuckets(math.inf)
 
-    def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits) -> Future:
+    def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits, *, sound: bool) -> Future:
         """Starts the first round of a bucket; the future is of both."""
-        self._first.append(self._low_rank.begin(exchange, layout, bits))
+        self._first.append(self._low_rank.begin(exchange, layout, bits, sound=sound))
         return self.second.hold(layout, bits)
 
     def finish_first(self) -> Sending:
@@ -518,7 +518,7 @@ class BackwardPass:
         if not sparse:
             return self._outcome(self._exchange.send_densely(bits), layout, bits)
         if self._rounds is not None:
-            return self._rounds.begin(self._exchange, layout, bits)
+            return self._rounds.begin(self._exchange, layout, bits, sound=fault is None)
         sending = self._exchange.send(layout, bits, sound=fault is None)
         stats.wanted += layout.wanted
         stats.selected += sending.nnz

@@ -44,7 +44,7 @@ class MatrixShape(NamedTuple):
 
 
 def shape_of(parameter: torch.nn.Parameter, options: LowRank) -> MatrixShape | None:
-    """The first dimension's elements are the rows. ``None``: it is sent whole, as at least half of it would travel."""
+    """The first dimension's elements are the rows. ``None``: it is sent whole, as more than half of it would travel."""
     size = parameter.numel()
     if parameter.dim() < 2 or size <= options.small_elements or parameter.dtype not in COMPRESSIBLE:
         return None
@@ -127,8 +127,9 @@ class LowRankRounds:
         self.compressor = Compressor(sizes, densities=densities)
         self._factors = {name: first_factor(name, shape) for name, shape in self._shapes.items()}
 
-    def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits) -> FirstRound:
-        """Adds the gradients to the residuals, and starts the averages of P = M Q.
+    def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits, *, sound: bool) -> FirstRound:
+        """Adds the gradients to the residuals, and starts the averages of P = M Q. ``sound``: as for
+        ``Exchange.send``.
 
         A gradient with NaN or infinity, or with which the residual would overflow, makes its average NaN on all ranks,
         and leaves the residual alone.
@@ -143,7 +144,7 @@ class LowRankRounds:
         gives, norms = [], []
         for part, shape, p in zip(layout.parts, shapes, averages, strict=True):
             gradient = flat[part.offset : part.offset + part.entry.size]
-            given = self._given(part, gradient, flat)
+            given = self._given(part, gradient) if sound or self._is_sound(part, gradient, flat) else None
             gives.append(given is True)
             norms.append(norm(gradient) if self.compressor.observer is not None else 0.0)
             if given:
@@ -154,13 +155,12 @@ class LowRankRounds:
         assert work is not None
         return FirstRound(layout, bits, averages, gives, norms, begun, work)
 
-    def _given(self, part: PlacedResidual, gradient: Floats, flat: Floats) -> bool | None:
-        """Whether there is anything in the gradient, which then is in the residual; ``None``: it is not sound."""
-        if count_nonfinite(gradient):
-            return None
-        if self.compressor.may_overflow((part,), flat) and self.compressor.overflowing((part,), flat).size:
-            return None
+    def _given(self, part: PlacedResidual, gradient: Floats) -> bool:
+        """Whether there is anything in the gradient, which then is in the residual."""
         return not all_zero(gradient) and self.compressor.add(part, gradient)
+
+    def _is_sound(self, part: PlacedResidual, gradient: Floats, flat: Floats) -> bool:
+        return not count_nonfinite(gradient) and not self.compressor.overflowing((part,), flat).size
 
     def finish(self, first: FirstRound) -> Sending:
         """Waits for P, takes what is sent out of the residuals, and starts the averages of Q."""

@@ -346,15 +346,16 @@ def test_a_replica_that_diverges_is_named_and_nothing_changes() -> None:
     def run(comm: Communicator) -> list[Exception]:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
-        diloco = DiLoCo(model, comm, optimizer, every=2)
-        before = diloco.checksum()
-        train(model, optimizer, comm.rank, range(1))
+        diloco = DiLoCo(model, comm, optimizer, every=2, compress=TopK(0.1, "topk", small_elements=0))
+        train(model, optimizer, comm.rank, range(2))
+        before = diloco.checksum(), str(diloco.state_dict()["compressor"])
+        train(model, optimizer, comm.rank, range(2, 3))
         if comm.rank == 1:
             with torch.no_grad():
                 next(iter(model.parameters()))[0, 0] = math.nan
         with pytest.raises((NonFiniteGradient, TransportError)) as raised:
-            train(model, optimizer, comm.rank, range(1, 2))
-        assert diloco.checksum() == before
+            train(model, optimizer, comm.rank, range(3, 4))
+        assert (diloco.checksum(), str(diloco.state_dict()["compressor"])) == before
         return [raised.value]
 
     (other,), (diverged,) = on_ranks(2, run)
@@ -467,6 +468,8 @@ def test_objects_that_do_not_fit() -> None:
     [
         (lambda state: state["common"].pop("0.weight"), "state\\['common'\\] is not of this model"),
         (lambda state: state.update(inner_steps=5), "inner_steps'\\]=5 is no step of a round of every=5"),
+        (lambda state: state.pop("outer"), "state has no 'outer' of an optimizer"),
+        (lambda state: state["compressor"].update(feedback="steps"), "state has residuals of steps"),
         (lambda state: state.update(rank=1), "state is of rank 1 of 1"),
         (lambda state: state.update(version=7), "must come from DiLoCo.state_dict"),
     ],
