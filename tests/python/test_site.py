@@ -260,9 +260,14 @@ def test_the_quick_start_of_the_readme_prints_what_it_says(tmp_path: Path) -> No
     pytest.importorskip("torch")
     (program,) = re.findall(r"^```python\n(# train\.py\n.*?)^```", README, re.MULTILINE | re.DOTALL)
     (tmp_path / "train.py").write_text(program)
-    said = re.search(r"^\$ torchrun (--nproc-per-node 2) train\.py\nloss [\d.]+; (sent .+)\n```", README, re.MULTILINE)
+    form = r"loss [\d.]+; sent (\d+) MB instead of (109) MB\n"
+    said = re.search(r"^\$ torchrun (--nproc-per-node 2) train\.py\n" + form + "```", README, re.MULTILINE)
     assert said is not None
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *said[1].split(), "train.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert re.fullmatch(r"loss [\d.]+; " + re.escape(said[2]) + "\n", done.stdout), done.stdout
+    printed = re.fullmatch(form, done.stdout)
+    assert printed is not None, done.stdout
+    # The algorithm, and so the bytes, depend on the costs of the way between the ranks: 1.6 MB over TCP.
+    assert 1 <= int(printed[1]) <= 5, done.stdout
+    assert 1 <= int(said[2]) <= 5
