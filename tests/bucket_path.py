@@ -1,7 +1,7 @@
 """Counts the Python path of one compressed bucket through telegrad: files, calls, and changes from one file to another.
 
 ``python tests/bucket_path.py`` prints the counts of the fourth pass, ``--calls`` also each call.
-``tests/python/train/test_bucket_path.py`` holds them against limits that may only shrink.
+``tests/python/ddp/test_bucket_path.py`` holds them against limits that may only shrink.
 """
 
 from __future__ import annotations

@@ -32,7 +32,10 @@ BUILD = ROOT / "build" / "compatibility"
 ROWS = ("oldest", "newest")
 DOCUMENT = ROOT / "docs" / "reference" / "compatibility.md"
 MARKERS = "<!-- begin make compatibility -->", "<!-- end make compatibility -->"
-FOLDERS = ("tests/python/torch_backend", "tests/python/compress", "tests/conformance", "tests/python/train")
+FOLDERS = (
+    *("tests/python/torch_backend", "tests/python/compress", "tests/conformance"),
+    *("tests/python/ddp", "tests/python/synchronizer", "tests/python/integrations", "tests/python/test_diloco.py"),
+)
 SHOWN = ("torch", "numpy", "triton", "mpich")  # the columns of versions
 EXTRAS = ("cli", "linear", "estimators", "lightning", "accelerate", "transformers", "test")
 OTHERS = ("libucx-cu12", "nanobind", "cmake", "ninja")  # what tests of the package's own build ask for

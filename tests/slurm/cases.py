@@ -69,7 +69,7 @@ def second_node_is_killed(cluster: Cluster) -> None:
 def second_node_loses_power(cluster: Cluster) -> None:
     """Without an answer of the lost machine's kernel; and the residuals of all ranks are kept."""
     report = cluster.folder / "report.json"
-    program = "tests/python/train/elastic_program.py"
+    program = "tests/python/ddp/elastic_program.py"
     job = Job(cluster, "elastic.sbatch", program, str(cluster.folder / "run"), str(STEPS), str(report))
     job.wait_until_printed(r"^step 40: loss")
     cluster.lose("node2", silently=True)

@@ -89,7 +89,7 @@ def _job(
         ranks,
         arguments=list(arguments),
         environment={
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent / "train"), *sys.path]),
+            "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]),
             "OMP_NUM_THREADS": "1",
             "TELEGRAD_TEST_DEVICE": device,
             _PASSED_OVER: ",".join(passed_over),

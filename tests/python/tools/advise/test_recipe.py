@@ -9,7 +9,7 @@ import pytest
 
 from telegrad.tools.advise.recipe import ACCURACY, ACCURACY_SOURCE, FAMILIES, RECIPES, expected_loss, recipe_of
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 def test_every_row_is_the_study_s() -> None:

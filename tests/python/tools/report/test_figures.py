@@ -27,7 +27,7 @@ from telegrad.tools.report.figures import (
     spread,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PICTURES = sorted([*ROOT.glob("docs/**/*.png"), *ROOT.glob("benchmarks/results/*.png")])
 WIDEST = 1600
 

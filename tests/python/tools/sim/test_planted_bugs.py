@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
 from run_mutants import DoesNotApply, DoesNotBuild, build_core, hunt, is_clean, mutate, plant  # noqa: E402

@@ -3,10 +3,11 @@ does it on the host."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from computing_device import ComputingRuntime, computed_on, wait_for
 from fake_device import FakeStream
@@ -110,3 +111,12 @@ def _by_name(pairs: Any) -> Gradients:
         sizes = [int(np.prod(SHAPES[name])) for name in names]
         result.update(zip(names, np.split(buffer.float().numpy(), np.cumsum(sizes)[:-1]), strict=True))
     return result
+
+
+@pytest.fixture
+def make(
+    device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> Callable[..., list[DeviceTrainer]]:
+    return lambda **options: [
+        DeviceTrainer(device, comm, stream, **options) for comm, stream in zip(comms, streams, strict=True)
+    ]

@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 
 from telegrad.tools.bench.machine import version_of
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from telegrad.tools.advise.step import Step, StepGroup, simulate
 from telegrad.tools.advise.workload import Device
 from telegrad.tools.sim.measure import network_of
 
-RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[4] / "benchmarks" / "results"
 RUNS = {run["name"]: run for run in json.loads((RESULTS / "2026-11-21-demo-1gbit-p4.json").read_text())["runs"]}
 CLUSTER = Cluster(4, network_of("1gbit").costs)
 # The fused pass moves 12 bytes an element at 40 GB/s: 5.0 ms for 16 Mi in 2026-11-22-select.json.
