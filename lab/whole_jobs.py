@@ -1,8 +1,9 @@
 """Whole short jobs, dense and compressed, beside what ``telegrad advise`` predicts of them.
 
-Ranks calibrate their network, and record their own step without a network, as a user would. The prediction comes from
-these two alone. They train the whole job twice: dense, and by the recipe that advise prints, with its dense first steps
-and accumulated passes. Both jobs and the recorded steps take turns, so that other work on the machine meets all alike.
+Ranks calibrate their network, and record their own step without a network, as a user would. The forecast comes from
+these two alone, before they train the whole job twice: dense, and by the recipe that advise prints, with dense first
+steps and accumulated passes. Both jobs take turns, so that other work on the machine meets both alike. Steps recorded
+between the turns make a second forecast, which tells what a change of the machine's speed did to the first.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class WholeJob(JsonFields):
     """``steps`` of the optimizer, each of ``accumulate`` passes. ``turn``: steps that one of the two jobs trains before
-    the other's turn; before both ``alone`` steps without a network are recorded. ``store``: a path at which Gloo's
+    the other's turn. ``recorded``: steps without a network before the jobs, of which the forecast is made; before each
+    turn there are ``alone`` more, which tell how the machine's speed changed. ``store``: a path at which Gloo's
     processes meet."""
 
     name: str
@@ -61,6 +63,7 @@ class WholeJob(JsonFields):
     accumulate: int = 1
     density: float = 0.01
     turn: int = 5
+    recorded: int = 10
     alone: int = 2
     ranks: int = 2
     calibration_s: float = 7.0
@@ -108,7 +111,8 @@ _LEFT_OUT = 2
 
 
 def rank_main(job_json: str) -> None:
-    """One rank. Rank 0 prints a line for each turn, and ``{"tuning", "trace"}`` and the steps' seconds at the end."""
+    """One rank. Rank 0 prints what the forecast is made of (``tuning``, ``trace``, ``recorded_s``) before it trains, a
+    line for each turn, and at the end the later trace and the steps' seconds."""
     job = WholeJob.from_json(job_json)
     torch.set_num_threads(1)
     with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
@@ -116,21 +120,25 @@ def rank_main(job_json: str) -> None:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{job.store}", rank=communicator.rank, world_size=job.ranks
         )
+        recorded = _Alone(job, communicator)
+        recorded.train(job.recorded)
+        _say(communicator, {**recorded.said("trace", "recorded_s"), "tuning": tuning.to_json()})
         alone = _Alone(job, communicator)
         jobs = {name: _Training(job, communicator, compressed=name == "sparse") for name in ("dense", "sparse")}
         for first in range(0, job.steps, job.turn):
             alone.train(job.alone)
             for one in jobs.values():
                 one.train(min(job.turn, job.steps - first))
-            if communicator.rank == 0:
-                print(json.dumps({"turn": first}), flush=True)
-        trace = alone.trace()
-        if communicator.rank == 0:
-            times = {f"{name}_s": one.steps_s for name, one in jobs.items()}
-            said = {"tuning": tuning.to_json(), "trace": trace.to_json(), "alone_s": alone.steps_s, **times}
-            print(json.dumps(said), flush=True)
+            _say(communicator, {"turn": first})
+        times = {f"{name}_s": one.steps_s for name, one in jobs.items()}
+        _say(communicator, {**alone.said("later_trace", "alone_s"), **times})
         communicator.barrier()
         torch.distributed.destroy_process_group()
+
+
+def _say(comm: Communicator, line: dict[str, Any]) -> None:
+    if comm.rank == 0:
+        print(json.dumps(line), flush=True)
 
 
 def _step(job: WholeJob, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer) -> None:
@@ -174,9 +182,9 @@ class _Alone:
         with self._profile:
             self.steps_s += _timed(self._comm, steps, self._step)
 
-    def trace(self) -> Trace:
-        """Medians of the slowest rank."""
-        return self._profile.trace(self._comm)
+    def said(self, trace: str, seconds: str) -> dict[str, Any]:
+        """The trace, medians of the slowest rank, and the seconds of the steps, by these names."""
+        return {trace: self._profile.trace(self._comm).to_json(), seconds: self.steps_s}
 
 
 class _Training:
@@ -244,7 +252,11 @@ def run(job: WholeJob, *, timeout_s: float, on_turn: Callable[[], None] = lambda
     with peers_store() as store:
         run_job(_TARGET, replace(job, store=store), take, timeout_s=timeout_s)
     tuning, trace = Tuning.from_json(said["tuning"]), Trace.from_json(said["trace"])
-    return row_of(job, tuning, trace, said["alone_s"], said["dense_s"], said["sparse_s"])
+    row = row_of(job, tuning, trace, said["recorded_s"], said["dense_s"], said["sparse_s"])
+    later = row_of(
+        job, tuning, Trace.from_json(said["later_trace"]), said["alone_s"], said["dense_s"], said["sparse_s"]
+    )
+    return {**row, "later_ratio": later["ratio"], "later_alone_s": later["alone_s"]}
 
 
 def row_of(
@@ -255,7 +267,7 @@ def row_of(
     dense_s: Sequence[float],
     sparse_s: Sequence[float],
 ) -> Row:
-    """``ratio``: of the predicted speed-up of the whole job to the measured one."""
+    """``ratio``: of the predicted speed-up of the whole job to the measured one. ``alone_s``: of the recorded steps."""
     advice = predicted(job, tuning, trace, alone_s)
     dense, sparse = advice.of("ddp"), advice.of("topk")
     measured = sum(dense_s) / sum(sparse_s)
@@ -286,7 +298,7 @@ def table_of(rows: Sequence[Row]) -> Table:
     """One line for each job."""
     table = Table(title="whole jobs, predicted and measured", title_justify="left", header_style="bold")
     table.add_column("job", no_wrap=True)
-    for name in ("dense", "predicted", "compressed", "predicted", "speed-up", "predicted", "off"):
+    for name in ("dense", "predicted", "compressed", "predicted", "speed-up", "predicted", "off", "off, later trace"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -298,6 +310,7 @@ def table_of(rows: Sequence[Row]) -> Table:
             f"{row['measured_speedup']:.2f}x",
             f"{row['predicted_speedup']:.2f}x",
             f"{row['ratio'] - 1:+.0%}",
+            f"{row['later_ratio'] - 1:+.0%}" if "later_ratio" in row else "",
         )
     return table
 

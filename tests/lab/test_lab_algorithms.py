@@ -42,7 +42,9 @@ def test_averages_by_doubling_are_nearer_than_round_a_ring() -> None:
 
 
 def test_the_command_prints_and_writes_all_sections(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app(["algorithms"]), ["algorithms", "--ranks", "4", "--json", str(tmp_path / "rows.json")])
+    done = CliRunner().invoke(
+        app(["algorithms"]), ["algorithms", "--ranks", "4", "--json", str(tmp_path / "rows.json")]
+    )
     assert done.exit_code == 0, done.output
     rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert {row["section"] for row in rows} == {"slices", "topk", "values", "averages"}

@@ -108,10 +108,11 @@ def test_a_small_job(name: str) -> None:
     (job,) = (one for one in JOBS if one.name == name)
     turns: list[None] = []
     passes = min(job.accumulate, 2)
-    small = replace(job, network="shm", steps=10, turn=5, alone=1, accumulate=passes, calibration_s=0.3)
+    small = replace(job, network="shm", steps=10, turn=5, recorded=3, alone=1, accumulate=passes, calibration_s=0.3)
     row = whole_jobs.run(small, timeout_s=110, on_turn=lambda: turns.append(None))
     assert len(turns) == 2
     assert row["trace"]["accumulate"] == passes
     assert row["measured_speedup"] > 0
     assert row["predicted_speedup"] > 0
+    assert row["later_ratio"] > 0
     assert len(row["steps_s"]["dense"]) == len(row["steps_s"]["compressed"]) == 10
