@@ -16,7 +16,7 @@ from telegrad.tools.bench.plan import text_of
 from telegrad.tools.cli.options import refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, counting, say_file, table_console, written
 from telegrad.tools.cli.workload_options import DeviceOption, as_bad_parameter, chosen_device
-from telegrad.tools.report.figures import duration
+from telegrad.tools.report.figures import BLUE, duration, ink_of, picture
 
 # The largest and the slowest gradients as tables, and a plot of the bytes that are there as time passes.
 
@@ -65,29 +65,21 @@ def _share(part: float, whole: float) -> str:
 def plot(trace: Trace, path: Path) -> None:
     """The bytes of the gradients that are there, against the time since the backward pass began; the largest ones are
     named. The format is that of the path's suffix; PNG without one."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
     at_ms = [second * 1e3 for second in accumulate(trace.backward_times)]
     held = [size / (1 << 20) for size in accumulate(trace.sizes)]
-    axes.step([0.0, *at_ms], [0.0, *held], where="post")
-    for place in sorted(range(len(held)), key=lambda place: -trace.sizes[place])[:_LABELLED]:
-        axes.annotate(
-            trace.names[place],
-            (at_ms[place], held[place]),
-            xytext=(-4, 3),
-            textcoords="offset points",
-            ha="right",
-            fontsize=8,
-        )
-    axes.set(
-        xlabel="ms since the backward pass began", ylabel="MiB of gradients that are there", title=summary_of(trace)
-    )
-    axes.grid(visible=True, alpha=0.3)
-    figure.savefig(path, dpi=130, format=None if path.suffix else "png")
+    with picture(path, summary_of(trace), height=4.2) as figure:
+        axes = figure.subplots()
+        axes.step([0.0, *at_ms], [0.0, *held], where="post", color=BLUE)
+        for place in sorted(range(len(held)), key=lambda place: -trace.sizes[place])[:_LABELLED]:
+            point = at_ms[place], held[place]
+            left = at_ms[place] < 0.2 * at_ms[-1]  # no room before it
+            offset = {
+                "xytext": (4 if left else -4, 3),
+                "textcoords": "offset points",
+                "ha": "left" if left else "right",
+            }
+            axes.annotate(trace.names[place].replace("$", r"\$"), point, color=ink_of(BLUE), **offset)
+        axes.set(xlabel="ms since the backward pass began", ylabel="MiB of gradients that are there")
 
 
 def profile(
