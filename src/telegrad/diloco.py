@@ -442,7 +442,7 @@ def _checked_decay(decay: Any, *, compressed: bool) -> float:
 def _checked_outer(outer: Any, common: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
     if isinstance(outer, torch.optim.Optimizer) or not callable(outer):
         raise TypeError(
-            f"outer is a {type(outer).__name__}: give what makes an optimizer, as "
+            f"outer={outer!r:.80} must be a function of the parameters that makes an optimizer, as "
             "outer=lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
         )
     made = outer(list(common.values()))

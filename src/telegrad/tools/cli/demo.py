@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Annotated, Any, Self
 
 import typer
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
@@ -122,14 +123,11 @@ def reference_of(results: Sequence[RunResult]) -> RunResult:
 
 
 def table_of(results: Sequence[RunResult], title: str) -> Table:
-    """A column per run; in brackets the ratio to plain DDP."""
+    """A column per run, or a line per run where they are many; in brackets the ratio to plain DDP."""
     reference, at_s = reference_of(results), equal_wall_s(results)
-    table = Table(title=title, title_justify="left", header_style="bold")
-    table.add_column("", min_width=18)
-    for result in results:
-        table.add_column(result.name, justify="right", no_wrap=len(results) <= len(RUNS))
+    lines: list[tuple[str, ...]] = [("", *(result.name for result in results))]
 
-    def row(name: str, figure: Callable[[RunResult], float], text: Callable[[float], str], *, inverse: bool) -> None:
+    def add(name: str, figure: Callable[[RunResult], float], text: Callable[[float], str], *, inverse: bool) -> None:
         cells = []
         for result in results:
             cell = text(figure(result))
@@ -137,23 +135,36 @@ def table_of(results: Sequence[RunResult], title: str) -> Table:
                 ratio = figure(result) / figure(reference)
                 cell += f" (1/{1 / ratio:.1f})" if inverse else f" ({ratio:.2f}x)"
             cells.append(cell)
-        table.add_row(name, *cells)
+        lines.append((name, *cells))
 
     def nats(value: float) -> str:
         return f"{value:.3f}"
 
-    row("held-out loss (nats/byte)", lambda result: result.validation_loss, nats, inverse=False)
-    row("bits per byte", lambda result: result.bits_per_byte, nats, inverse=False)
-    row(f"held-out loss after {duration(at_s)}", lambda result: result.loss_at(at_s), nats, inverse=False)
-    row("training time", lambda result: result.training_s, lambda value: f"{value:.1f} s", inverse=False)
-    row("median step", lambda result: result.step_s_median, _milliseconds, inverse=False)
-    row("exposed communication", lambda result: result.exposed_s_median, _milliseconds, inverse=False)
-    row(
+    add("held-out loss (nats/byte)", lambda result: result.validation_loss, nats, inverse=False)
+    add("bits per byte", lambda result: result.bits_per_byte, nats, inverse=False)
+    add(f"held-out loss after {duration(at_s)}", lambda result: result.loss_at(at_s), nats, inverse=False)
+    add("training time", lambda result: result.training_s, lambda value: f"{value:.1f} s", inverse=False)
+    add("median step", lambda result: result.step_s_median, _milliseconds, inverse=False)
+    add("exposed communication", lambda result: result.exposed_s_median, _milliseconds, inverse=False)
+    add(
         "sent per rank and step",
         lambda result: result.bytes_per_rank_step,
         lambda value: f"{value / 1e6:.2f} MB",
         inverse=True,
     )
+    across = len(results) <= len(RUNS)
+    table = Table(title=title, title_justify="left", header_style="bold", box=HEAVY_HEAD if across else SIMPLE_HEAD)
+    if not across:  # eighty columns hold three runs
+        lines = [*zip(*(line for line in lines if line[0] != "bits per byte"), strict=True)]
+        lines = [(line[0], *(cell.replace(" (", "\n(") for cell in line[1:])) for line in lines]
+        lines[0] = tuple(name.replace("communication", "time").replace("nats/byte", "nats") for name in lines[0])
+        table.padding = 0
+    for place, name in enumerate(lines[0]):
+        table.add_column(
+            name, justify="right" if place else "left", no_wrap=across == (place > 0), min_width=0 if place else 18
+        )
+    for line in lines[1:]:
+        table.add_row(*line)
     return table
 
 

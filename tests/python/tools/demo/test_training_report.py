@@ -63,6 +63,15 @@ def test_one_run(runs: list[RunResult]) -> None:
     assert "x)" not in _printed(table_of(runs[:1], ""))
 
 
+def test_many_runs_have_a_line_each_in_eighty_columns() -> None:
+    names = ("ddp-gloo", "ddp-fp16", "ddp-powersgd-4", "telegrad-lowrank-4", "telegrad-sparse")
+    runs = [_run(name, 0.4 / (1 + number), 2.0, 32e6 / (1 + number)) for number, name in enumerate(names)]
+    shown = _printed(table_of(runs, "")).splitlines()
+    for name in names:
+        assert sum(name in line for line in shown) == 1
+    assert not any("…" in line for line in shown)
+
+
 def test_live_figures(runs: list[RunResult]) -> None:
     assert figures_of(RunResult("ddp-gloo")) == "starting training"
     assert figures_of(runs[0]) == "loss 3.000 (held out 2.000) · step 400 ms · exposed 200 ms · 64.0 MB sent"
