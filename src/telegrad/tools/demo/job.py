@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import json
 import math
 import random
@@ -32,17 +33,23 @@ FP16, POWERSGD, LOW_RANK = "ddp-fp16", "ddp-powersgd-", "telegrad-lowrank-"
 hook with LowRank of the rank that follows."""
 DILOCO, SPARSELOCO = "telegrad-diloco-", "telegrad-sparseloco-"
 """Replicas that exchange every so many steps, as follows: all of what they have learnt, or a part."""
+TORCHFT = "torchft-diloco-"
+"""The same by torchft's DiLoCo over Gloo, where torchft is installed."""
 POWERSGD_DENSE_STEPS = 2  # at least: it keeps what it remembers by bucket, and DDP makes its buckets anew in the second
 
 
 def check_run(name: str) -> None:
-    """Raises ``ValueError`` unless it is one of those above."""
+    """Raises ``ValueError`` unless it is one of those above, and installed."""
+    if number_in(name, TORCHFT):
+        if importlib.util.find_spec("torchft") is None:
+            raise ValueError(f"run={name!r} needs torchft: pip install torchft")
+        return
     if name in (*RUNS, FP16) or any(number_in(name, one) for one in (POWERSGD, LOW_RANK, DILOCO, SPARSELOCO)):
         return
     names = ", ".join((*RUNS, FP16))
     raise ValueError(
-        f"run={name!r} does not exist: use {names}, {POWERSGD}R or {LOW_RANK}R of any rank R, or {DILOCO}H or "
-        f"{SPARSELOCO}H of any number H of steps"
+        f"run={name!r} does not exist: use {names}, {POWERSGD}R or {LOW_RANK}R of any rank R, or {DILOCO}H, "
+        f"{SPARSELOCO}H or {TORCHFT}H of any number H of steps"
     )
 
 
@@ -124,6 +131,9 @@ class Settings:
         for name in ("learning_rate", "bucket_mb"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be a finite number above 0")
+        every = number_in(self.run, TORCHFT)
+        if every and self.steps % every:
+            raise ValueError(f"steps={self.steps} must be a multiple of {every}: torchft's replicas agree only then")
         if self.warmup_steps < 0:
             raise ValueError(f"warmup_steps={self.warmup_steps} must not be negative")
         if not 0 < self.density <= 1:

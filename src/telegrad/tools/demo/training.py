@@ -16,10 +16,12 @@ validation's few bytes are outside. Where telegrad's ranks meet in shared memory
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import signal
+import socket
 import sys
 import time
 import zlib
@@ -43,6 +45,7 @@ from telegrad.tools.demo.job import (
     POWERSGD_DENSE_STEPS,
     SCHEMES,
     SPARSELOCO,
+    TORCHFT,
     VOCABULARY,
     Corpus,
     ModelSize,
@@ -271,9 +274,12 @@ class _Trainer:
         self.state: Any = None
         self.diloco: Any = None
         self.optimizer = optimizer_of(model, settings)
+        self.ends = contextlib.ExitStack()
         dense, sparse = (number_in(settings.run, kind) for kind in (DILOCO, SPARSELOCO))
         if dense or sparse:
             self._use_diloco(dense, sparse)
+        elif every := number_in(settings.run, TORCHFT):
+            self._use_torchft(every)
         else:
             self._use_ddp(model)
         self.sent = 0.0  # bytes in training steps so far
@@ -303,6 +309,46 @@ class _Trainer:
             self.diloco = telegrad.DiLoCo(self.model, self.comm, self.optimizer, every=dense or 1)
         else:
             self.diloco = telegrad.DiLoCo.sparse(self.model, self.comm, self.optimizer, every=sparse)
+
+    def _use_torchft(self, every: int) -> None:
+        """Each rank is a replica of its own. Rank 0 has the server by which they find each other."""
+        os.environ.setdefault("RUST_LOG", "error")
+        from torchft.coordination import LighthouseServer
+        from torchft.local_sgd import DiLoCo
+        from torchft.manager import Manager
+        from torchft.process_group import ProcessGroupGloo
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:  # which sends nothing
+            way.connect((os.environ["MASTER_ADDR"], 1))
+            own = way.getsockname()[0]
+        server = [""]
+        if self.rank == 0:
+            lighthouse = LighthouseServer(bind=f"{own}:0", min_replicas=self.world_size)
+            self.ends.callback(lighthouse.shutdown)
+            server = [f"http://{own}:{lighthouse.address().rpartition(':')[2]}"]
+        dist.broadcast_object_list(server)
+        self.ends.callback(dist.barrier)  # the server stays until all replicas have ended
+        store = dist.TCPStore(own, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        self.ends.callback(lambda: store)  # which lives as long
+        manager = Manager(
+            ProcessGroupGloo(),
+            load_state_dict=lambda state: None,
+            state_dict=dict,
+            min_replica_size=self.world_size,
+            use_async_quorum=False,
+            init_sync=False,  # all replicas begin with the same weights
+            rank=0,
+            world_size=1,
+            store_addr=own,
+            store_port=store.port,
+            lighthouse_addr=server[0],
+            replica_id=f"rank{self.rank}",
+            hostname=own,
+        )
+        self.ends.callback(manager.shutdown)
+        # What telegrad.DiLoCo has by default.
+        outer = torch.optim.SGD(self.model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+        self.ends.enter_context(DiLoCo(manager, [self.model], self.optimizer, outer, sync_every=every))
 
     def _use_telegrad(self, ddp: DistributedDataParallel) -> None:
         """All that a user changes in a training script."""
@@ -345,6 +391,7 @@ class _Trainer:
         tell(kind="end", **self._totals(), **self._over_ranks())
         if self.comm is not None:
             self.comm.close()
+        self.ends.close()
 
     def _step(self, step: int, sent_before: float) -> None:
         self.clock.begin()

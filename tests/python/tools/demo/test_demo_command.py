@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -237,9 +238,25 @@ def test_runs_that_do_not_exist(name: str) -> None:
     done = CliRunner().invoke(make_app(), ["demo", "--runs", name], env={"COLUMNS": "300"})
     assert done.exit_code == 2
     assert f"'{name}' does not exist: use ddp-gloo, " in " ".join(done.output.split())
-    assert "ddp-fp16, ddp-powersgd-R or telegrad-lowrank-R of any rank R, or telegrad-diloco-H or" in " ".join(
-        done.output.split()
-    )
+    known = "ddp-fp16, ddp-powersgd-R or telegrad-lowrank-R of any rank R, or telegrad-diloco-H, telegrad-sparseloco-H"
+    assert known in " ".join(done.output.split())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchft") is not None, reason="torchft is installed")
+def test_a_rival_that_is_not_installed() -> None:
+    done = CliRunner().invoke(make_app(), ["demo", "--runs", "torchft-diloco-4"], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "'torchft-diloco-4' needs torchft: pip install torchft" in " ".join(done.output.split())
+
+
+def test_torchft_learns_what_our_diloco_learns(library: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchft")
+    options = ["--runs", "telegrad-diloco-4,torchft-diloco-4", "--steps", "8", "--validations", "1"]
+    done = _demo(*options, "--text", str(library), "--json", str(tmp_path / "figures.json"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr + done.stdout
+    ours, theirs = json.loads((tmp_path / "figures.json").read_text())["runs"]
+    assert ours["ranks_agree"] is theirs["ranks_agree"] is True
+    assert ours["validation_loss"] == pytest.approx(theirs["validation_loss"], rel=1e-4)
 
 
 def test_runs_that_exchange_every_few_steps(library: Path, tmp_path: Path) -> None:

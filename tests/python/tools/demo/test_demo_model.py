@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.machinery
 import math
+import sys
+import types
 
 import pytest
 
@@ -98,3 +101,11 @@ def test_the_last_step_is_validated() -> None:
 def test_bad_settings(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(_SETTINGS, **change)
+
+
+def test_torchft_needs_whole_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchft", types.ModuleType("torchft"))
+    sys.modules["torchft"].__spec__ = importlib.machinery.ModuleSpec("torchft", None)
+    with pytest.raises(ValueError, match="steps=10 must be a multiple of 4: torchft's replicas agree only then"):
+        dataclasses.replace(_SETTINGS, run="torchft-diloco-4", steps=10)
+    assert dataclasses.replace(_SETTINGS, run="torchft-diloco-4", steps=12).steps == 12
