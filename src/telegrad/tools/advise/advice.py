@@ -231,7 +231,7 @@ def advise(
         plain,
         _verdict(plain, other, chosen, compress=compress),
         (*(_gains(job, plain, small, fastest) if compress else ()), *_reasons(job, found, plain, other)),
-        tuple(_cautions(recommended)),
+        tuple(_cautions(recommended, recipe)),
     )
 
 
@@ -377,12 +377,17 @@ def _expected_accuracy(job: _Job, small: Prediction) -> str:
     )
 
 
-def _cautions(recommended: Prediction) -> list[str]:
+def _cautions(recommended: Prediction, recipe: Recipe) -> list[str]:
     said = []
     if recommended.scheme.compresses:
         said.append(
             "Compression changes the training: unsent gradients wait in residuals. Compare accuracy with a dense "
-            "run first (docs/results/accuracy.md), and mind momentum (docs/how-to/sgd-momentum.md)."
+            "run first (docs/results/accuracy.md). If you clip, give clip_norm= (docs/how-to/clipping.md)."
+        )
+        said.append(
+            "LowRank has no row here. With AdamW it lost less than top-k at as many bytes (docs/results/adamw.md)."
+            if recipe.optimizer in ("adam", "adamw")
+            else "Who applies the momentum matters (docs/how-to/sgd-momentum.md)."
         )
     said.append(
         "For gradients on GPUs this is what to expect of the network, without copies to the host "

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 
@@ -73,7 +74,19 @@ def make_app(commands: Sequence[Command] = COMMANDS, *, program: str = "telegrad
         pretty_exceptions_enable=False,
         add_completion=False,
     )
-    app.callback()(_nothing)  # else Typer takes an app of one command for that command
+
+    def say_version(asked: bool) -> None:
+        if asked:
+            print(f"telegrad {metadata.version('telegrad')}")
+            raise typer.Exit
+
+    # There must be a callback: else Typer takes an app of one command for that command.
+    option = typer.Option(False, "--version", help="Print telegrad's version.", callback=say_version, is_eager=True)
+
+    @app.callback()
+    def _(version: bool = option) -> None:
+        pass
+
     for command in commands:
         try:
             found = getattr(importlib.import_module(command.module), command.function)
@@ -88,10 +101,6 @@ def make_app(commands: Sequence[Command] = COMMANDS, *, program: str = "telegrad
         else:
             app.command(command.name)(_as_called(program, command, found))
     return app
-
-
-def _nothing() -> None:
-    pass
 
 
 _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
+from typer.testing import CliRunner
 
 from telegrad.tools.bench.plan import PEERS
+from telegrad.tools.cli import make_app
 from telegrad.tools.cli.bench import table_of
 from telegrad.tools.cli.outputs import table_console
 
@@ -20,3 +24,9 @@ def test_a_file_holds_the_widest_table_of_sums_whole(monkeypatch: pytest.MonkeyP
     with console.capture() as printed:
         console.print(table_of([row], "all_reduce, 8 ranks on 2 nodes, 1gbit"))
     assert "…" not in printed.get()
+
+
+def test_the_version_is_told() -> None:
+    done = CliRunner().invoke(make_app(), ["--version"])
+    assert done.exit_code == 0
+    assert done.output == f"telegrad {metadata.version('telegrad')}\n"
