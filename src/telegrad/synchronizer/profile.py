@@ -156,6 +156,7 @@ class StepProfile:
                 f"{'' if comm is None else ', on every rank'}; call the model itself, not its forward()"
             )
         names, sizes = [*self._parameters], [one.numel() * one.element_size() for one in self._parameters.values()]
+        rows = [max(1, one.shape[0]) if one.dim() > 1 else 1 for one in self._parameters.values()]
         order = sorted((position for position, at in enumerate(arrivals) if at >= 0), key=lambda p: (arrivals[p], -p))
         times = np.diff([0.0, *(arrivals[position] for position in order)])
         return Trace(
@@ -166,6 +167,7 @@ class StepProfile:
             f"{type(self._model).__name__}, medians",
             accumulate=accumulate,
             rest_s=rest_s,
+            rows=tuple(rows[position] for position in order),
         )
 
     @_disable_dynamo  # where the model's call is compiled, what hooks call is not

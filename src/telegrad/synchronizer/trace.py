@@ -18,7 +18,7 @@ _FORMAT, _VERSION = "telegrad-trace", 1
 class Trace:
     """``names``, ``sizes`` (bytes) and ``backward_times`` (seconds after the gradient before): in backward order, that
     in which gradients come. ``forward_s``: from the start of the step to that of the backward pass. ``about``: where
-    it comes from, in words.
+    it comes from, in words. ``rows``: the first dimension of each, 1 of a vector; empty where it is not known.
 
     Raises ``ValueError`` for lists of different lengths and for what is negative or not finite.
     """
@@ -31,6 +31,7 @@ class Trace:
     samples: float | None = None
     accumulate: int = 1
     rest_s: float = 0.0
+    rows: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.names) == len(self.sizes) == len(self.backward_times):
@@ -38,6 +39,8 @@ class Trace:
                 f"{len(self.names)} names, {len(self.sizes)} sizes and {len(self.backward_times)} backward_times: give "
                 "one of each for every gradient"
             )
+        if len(self.rows) not in (0, len(self.names)) or not all(one >= 1 for one in self.rows):
+            raise ValueError(f"rows={self.rows} must be empty, or have a number of 1 or more for every gradient")
         for name, size, seconds in zip(self.names, self.sizes, self.backward_times, strict=True):
             if not (0 <= size < math.inf and 0 <= seconds < math.inf):
                 raise ValueError(f"gradient {name!r} has {size} bytes and {seconds} s: both must be finite, 0 or more")
@@ -79,7 +82,11 @@ class Trace:
             times.append(max(there[place] - last_s, 0.0))
             last_s = max(last_s, there[place])
         return replace(
-            self, names=tuple(names), sizes=tuple(self.sizes[place] for place in order), backward_times=tuple(times)
+            self,
+            names=tuple(names),
+            sizes=tuple(self.sizes[place] for place in order),
+            backward_times=tuple(times),
+            rows=tuple(self.rows[place] for place in order) if self.rows else (),
         )
 
     def all_at_once(self) -> Self:
@@ -99,6 +106,7 @@ class Trace:
                 "samples": self.samples,
                 "accumulate": self.accumulate,
                 "rest_s": self.rest_s,
+                "rows": self.rows,
                 "gradients": [*zip(self.names, self.sizes, self.backward_times, strict=True)],
             }
         )
@@ -119,7 +127,8 @@ class Trace:
             forward_s, about = float(found["forward_s"]), str(found["about"])
             samples = None if found.get("samples") is None else float(found["samples"])
             accumulate, rest_s = operator.index(found.get("accumulate", 1)), float(found.get("rest_s", 0.0))
+            of_matrices = tuple(map(operator.index, found.get("rows", ())))
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"this trace is damaged ({error!r}): it must come from Trace.to_json()") from error
         names, sizes, times = zip(*rows, strict=True) if rows else ((), (), ())
-        return cls(names, sizes, times, forward_s, about, samples, accumulate, rest_s)
+        return cls(names, sizes, times, forward_s, about, samples, accumulate, rest_s, of_matrices)

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from telegrad.cost.send_method import SendMethod
+from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.recipe import AccuracyRow, Recipe, expected_loss, recipe_of
-from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, ok_topk, qsgd, sparse
+from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, low_rank, ok_topk, qsgd, sparse
 from telegrad.tools.advise.step import NONE, Step, StepGroup, Stragglers, expected, planned
 from telegrad.tools.advise.workload import Device, Workload
 
@@ -29,7 +30,7 @@ class Scheme:
 
     name: str
     about: str
-    ways: Callable[[Cluster, Device, float], list[SendMethod]]
+    ways: Callable[[Cluster, Device, float, Trace], list[SendMethod]]
     plan: str
     line: Callable[[float, str], str]
     compresses: bool = False
@@ -45,9 +46,12 @@ def _synchronizer(options: str) -> str:
     return f"sync = telegrad.Synchronizer(model, comm, {options})  # instead of DDP"
 
 
-def _dense(cluster: Cluster, device: Device, density: float) -> list[SendMethod]:
+def _dense(cluster: Cluster, device: Device, density: float, trace: Trace) -> list[SendMethod]:
     return [dense(cluster)]
 
+
+LOW_RANK = 8
+"""Of the matrices that the study judges."""
 
 SCHEMES = (
     Scheme("ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density, options: _state("compress=None")),
@@ -75,7 +79,7 @@ SCHEMES = (
     Scheme(
         "topk",
         "selected entries, all summed",
-        lambda cluster, device, density: [sparse(cluster, device, density)],
+        lambda cluster, device, density, trace: [sparse(cluster, device, density)],
         "fixed",
         lambda density, options: _state(f"compress=telegrad.TopK(density={density:g})", options),
         compresses=True,
@@ -84,7 +88,7 @@ SCHEMES = (
     Scheme(
         "allgather",
         "selected entries, gathered",
-        lambda cluster, device, density: [gathered(cluster, device, density)],
+        lambda cluster, device, density, trace: [gathered(cluster, device, density)],
         "fixed",
         lambda density, options: _state(f'compress=telegrad.TopK(density={density:g}, combine="allgather")', options),
         compresses=True,
@@ -93,16 +97,24 @@ SCHEMES = (
     Scheme(
         "oktopk",
         "selected, and again of the sum",
-        lambda cluster, device, density: [ok_topk(cluster, device, density)],
+        lambda cluster, device, density, trace: [ok_topk(cluster, device, density)],
         "fixed",
         lambda density, options: _state(f'compress=telegrad.TopK(density={density:g}, combine="oktopk")', options),
         compresses=True,
         selects=True,
     ),
     Scheme(
+        "lowrank",
+        f"matrices of rank {LOW_RANK}, 8 bits",
+        lambda cluster, device, density, trace: [low_rank(cluster, device, trace, LOW_RANK)],
+        "fixed",
+        lambda density, options: _state(f"compress=telegrad.LowRank(rank={LOW_RANK})"),
+        compresses=True,
+    ),
+    Scheme(
         "qsgd8",
         "all values, in 8 bits",
-        lambda cluster, device, density: [qsgd(cluster, 8)],
+        lambda cluster, device, density, trace: [qsgd(cluster, 8)],
         "fixed",
         lambda density, options: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd8")'),
         compresses=True,
@@ -110,7 +122,7 @@ SCHEMES = (
     Scheme(
         "qsgd4",
         "all values, in 4 bits",
-        lambda cluster, device, density: [qsgd(cluster, 4)],
+        lambda cluster, device, density, trace: [qsgd(cluster, 4)],
         "fixed",
         lambda density, options: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd4")'),
         compresses=True,
@@ -211,7 +223,7 @@ def advise(
     if not {one.compresses for one in schemes} == {False, True}:
         raise ValueError("schemes must have one that is dense and one that compresses")
     job = _Job(workload, cluster, device, recipe, steps, chosen, stragglers)
-    found = tuple(map(job.prediction, schemes))
+    found = tuple(job.prediction(one) for one in schemes if workload.trace.rows or one.name != "lowrank")
     plain = _best([one for one in found if not one.scheme.compresses], _NEAR)
     lossy = [one for one in found if one.scheme.compresses]
     worth = [one for one in lossy if _ratio(plain.mean_s, one.mean_s) >= 1 + WORTH]
@@ -253,11 +265,11 @@ class _Job:
         workload, cluster = self.workload, self.cluster
         step, groups = self.exchanged(scheme)
         alone_s = (workload.accumulate - 1) * (step.forward_s + step.backward_s) + workload.trace.rest_s
-        mean_s, accuracy = step.step_s, None
+        mean_s = step.step_s
+        accuracy = expected_loss(scheme.name, self.recipe.optimizer, workload.family, self.density, self.steps)
         if scheme.selects:  # DDPState sends its dense steps in DDP's buckets
             dense_s = self.exchanged(SCHEMES[0])[0].step_s
             mean_s = self.dense_share * dense_s + (1 - self.dense_share) * step.step_s
-            accuracy = expected_loss(scheme.name, self.recipe.optimizer, workload.family, self.density)
         mean_s += alone_s
         per_s = _ratio(cluster.ranks * workload.samples * workload.accumulate, mean_s)
         return Prediction(scheme, tuple(groups), step, alone_s, mean_s, per_s, accuracy)
@@ -265,7 +277,9 @@ class _Job:
     def exchanged(self, scheme: Scheme) -> tuple[Step, list[StepGroup]]:
         """The pass whose gradients are exchanged."""
         trace = self.workload.trace
-        plans = [planned(trace, scheme.plan, way) for way in scheme.ways(self.cluster, self.device, self.density)]
+        plans = [
+            planned(trace, scheme.plan, way) for way in scheme.ways(self.cluster, self.device, self.density, trace)
+        ]
         steps = [expected(trace, groups, self.cluster.ranks, stragglers=self.stragglers) for groups in plans]
         return min(zip(steps, plans, strict=True), key=lambda pair: pair[0].step_s)
 
@@ -368,12 +382,12 @@ def _expected_accuracy(job: _Job, small: Prediction) -> str:
     row = small.accuracy
     if row is None:
         return (
-            f"Expected accuracy: unknown. The study has no run of {small.scheme.name} with {job.recipe.title}: compare "
-            "with a dense run (docs/results/accuracy.md)."
+            f"Expected accuracy: unknown. The study has no run of {small.scheme.name} with {job.recipe.title} "
+            "of at most three times as many steps: compare with a dense run (docs/results/accuracy.md)."
         )
     return (
         f"Expected accuracy beside dense training: {row.text} ({row.about}). The study's models are small: compare "
-        "with a dense run of your own (docs/results/accuracy.md)."
+        f"with a dense run of your own ({row.page})."
     )
 
 
@@ -385,7 +399,7 @@ def _cautions(recommended: Prediction, recipe: Recipe) -> list[str]:
             "run first (docs/results/accuracy.md). If you clip, give clip_norm= (docs/how-to/clipping.md)."
         )
         said.append(
-            "LowRank has no row here. With AdamW it lost less than top-k at as many bytes (docs/results/adamw.md)."
+            "What suits AdamW: docs/results/adamw.md."
             if recipe.optimizer in ("adam", "adamw")
             else "Who applies the momentum matters (docs/how-to/sgd-momentum.md)."
         )

@@ -13,11 +13,13 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Parameter:
-    """``macs``: multiplications with it in the forward pass of one sample."""
+    """``macs``: multiplications with it in the forward pass of one sample. ``rows``: its first dimension, which LowRank
+    takes for the rows of a matrix; 1 of a vector."""
 
     name: str
     elements: int
     macs: int = 0
+    rows: int = 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def _convolution(
 ) -> Parameters:
     """``side``: of the output. ``width``: of the kernel, if it is not square."""
     elements = inputs * outputs * kernel * (kernel if width is None else width)
-    yield Parameter(f"{name}.weight", elements, elements * side * side)
+    yield Parameter(f"{name}.weight", elements, elements * side * side, outputs)
     if bias:
         yield Parameter(f"{name}.bias", outputs)
 
@@ -80,7 +82,7 @@ def _norm(name: str, channels: int) -> Parameters:
 
 
 def _linear(name: str, inputs: int, outputs: int, positions: int = 1, *, bias: bool = True) -> Parameters:
-    yield Parameter(f"{name}.weight", inputs * outputs, inputs * outputs * positions)
+    yield Parameter(f"{name}.weight", inputs * outputs, inputs * outputs * positions, outputs)
     if bias:
         yield Parameter(f"{name}.bias", outputs)
 
@@ -179,7 +181,7 @@ def _transformer(name: str, width: int, positions: int, *, fused: bool) -> Param
     for part in ("qkv",) if fused else ("query", "key", "value"):
         yield from _linear(f"{name}.attention.{part}", width, 3 * width if fused else width, positions)
     weight, bias = _linear(f"{name}.attention.output", width, width, positions)
-    yield Parameter(weight.name, weight.elements, weight.macs + 2 * positions * positions * width)
+    yield replace(weight, macs=weight.macs + 2 * positions * positions * width)
     yield bias
     yield from _norm(f"{name}.norm1", width)
     yield from _linear(f"{name}.mlp.1", width, 4 * width, positions)
@@ -193,7 +195,7 @@ _BERT_POSITIONS, _GPT_POSITIONS = 512, 1024
 def _bert(width: int, layers: int) -> Parameters:
     """Devlin et al., NAACL 2019, the encoder, on sequences of 512 tokens."""
     for name, rows in (("word", 30522), ("position", 512), ("type", 2)):
-        yield Parameter(f"embedding.{name}", rows * width)
+        yield Parameter(f"embedding.{name}", rows * width, rows=rows)
     yield from _norm("embedding.norm", width)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _BERT_POSITIONS, fused=False)
@@ -204,8 +206,8 @@ def _gpt2(width: int, layers: int) -> Parameters:
     """Radford et al., 2019, on sequences of 1,024 tokens. The output layer has the weights of the embedding, whose
     gradient is whole only at the end of the backward pass; its work, which comes first there, has no elements."""
     vocabulary = 50257
-    yield Parameter("embedding.word", vocabulary * width)
-    yield Parameter("embedding.position", 1024 * width)
+    yield Parameter("embedding.word", vocabulary * width, rows=vocabulary)
+    yield Parameter("embedding.position", 1024 * width, rows=1024)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _GPT_POSITIONS, fused=True)
     yield from _norm("norm", width)
@@ -218,7 +220,7 @@ _VIT_POSITIONS = 197  # 14 x 14 patches and a class token
 def _vit(width: int, layers: int) -> Parameters:
     """Dosovitskiy et al., ICLR 2021, patches of 16 x 16 pixels."""
     yield Parameter("class", width)
-    yield Parameter("embedding.position", _VIT_POSITIONS * width)
+    yield Parameter("embedding.position", _VIT_POSITIONS * width, rows=_VIT_POSITIONS)
     yield from _convolution("patches", 3, width, 16, 14, bias=True)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _VIT_POSITIONS, fused=True)
@@ -244,7 +246,7 @@ class _Decoder:
 
     def parameters(self, positions: int = 4096) -> Parameters:
         width, queries, keys = self.width, self.heads * self.head, self.key_heads * self.head
-        yield Parameter("embedding", self.vocabulary * width)
+        yield Parameter("embedding", self.vocabulary * width, rows=self.vocabulary)
         for layer in range(self.layers):
             name = f"layer{layer}"
             yield Parameter(f"{name}.norm1.weight", width)
@@ -253,13 +255,15 @@ class _Decoder:
             for part in ("query", "key") if self.query_norm else ():
                 yield Parameter(f"{name}.attention.{part}.norm.weight", self.head)
             attended = 2 * positions * positions * queries
-            yield Parameter(f"{name}.attention.output.weight", queries * width, queries * width * positions + attended)
+            macs = queries * width * positions + attended
+            yield Parameter(f"{name}.attention.output.weight", queries * width, macs, rows=width)
             yield Parameter(f"{name}.norm2.weight", width)
             for part in ("gate", "up"):
                 yield from _linear(f"{name}.mlp.{part}", width, self.inner, positions, bias=False)
             yield from _linear(f"{name}.mlp.down", self.inner, width, positions, bias=False)
         yield Parameter("norm.weight", width)
-        yield Parameter("output", 0 if self.tied else self.vocabulary * width, self.vocabulary * width * positions)
+        elements = self.vocabulary * width
+        yield Parameter("output", 0 if self.tied else elements, elements * positions, rows=self.vocabulary)
 
 
 _UNET_TIME, _UNET_TEXT, _UNET_TOKENS = 1280, 768, 77
@@ -288,7 +292,7 @@ def _unet_attention(name: str, width: int, side: int) -> Parameters:
         for one in ("key", "value"):
             yield from _linear(f"{name}.{part}.{one}", context, width, keys, bias=False)
         weight, bias = _linear(f"{name}.{part}.output", width, width, positions)
-        yield Parameter(weight.name, weight.elements, weight.macs + 2 * positions * keys * width)
+        yield replace(weight, macs=weight.macs + 2 * positions * keys * width)
         yield bias
     yield from _norm(f"{name}.mlp.norm", width)
     yield from _linear(f"{name}.mlp.1", width, 8 * width, positions)  # half of it gates the other half
@@ -326,7 +330,7 @@ def _unet() -> Parameters:
 def _lstm() -> Parameters:
     """Zaremba, Sutskever, Vinyals, 2014, "large": 2 layers of 1,500 on the Penn Treebank, unrolled 35 steps."""
     width, vocabulary, steps = 1500, 10_000, 35
-    yield Parameter("embedding", vocabulary * width)
+    yield Parameter("embedding", vocabulary * width, rows=vocabulary)
     for layer in range(2):
         for part in ("input", "hidden"):
             yield from _linear(f"lstm{layer}.{part}", width, 4 * width, steps)

@@ -63,19 +63,28 @@ def recipe_of(optimizer: str) -> Recipe:
     return RECIPES[optimizer]
 
 
+ACCURACY_SOURCE = "benchmarks/results/2026-11-23-accuracy.json"
+"""4 ranks, 3,000 steps, models of 77 to 167 thousand parameters: docs/results/accuracy.md."""
+LOW_RANK_SOURCE = "benchmarks/results/2026-11-28-adamw.json"
+"""4 ranks, 120 steps, no dense first ones, a GPT of 5.3 million parameters: docs/results/adamw.md."""
+
+
 @dataclass(frozen=True)
 class AccuracyRow:
     """``loss``: by how much a compressed run ends behind dense training, percent of the loss (language) or points of
-    top-1 accuracy (vision); below 0 it ends ahead. ``method``: the study's name of what is compressed and how."""
+    top-1 accuracy (vision); below 0 it ends ahead. ``method``: the study's name of what is compressed and how;
+    ``density``: of entries, ``None`` where none are selected; ``steps``: of its training; ``source``: its rows."""
 
     task: str
     family: str
     optimizer: str
     scheme: str
     method: str
-    density: float
+    density: float | None
     loss: float
     seeds: int
+    steps: int = 3000
+    source: str = ACCURACY_SOURCE
 
     @property
     def text(self) -> str:
@@ -86,17 +95,20 @@ class AccuracyRow:
 
     def text_at(self, density: float) -> str:
         """``text``, and the row's density if it is another one than this."""
-        return self.text if density == self.density else f"{self.text} at {self.density:g}"
+        return self.text if self.density in (density, None) else f"{self.text} at {self.density:g}"
+
+    @property
+    def page(self) -> str:
+        """That shows it."""
+        return "docs/results/" + ("accuracy.md" if self.source == ACCURACY_SOURCE else "adamw.md")
 
     @property
     def about(self) -> str:
         """On what it was measured."""
         seeds = "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
-        return f"{self.task}, {recipe_of(self.optimizer).title}, density {self.density:g}, {seeds}"
+        how = self.method if self.density is None else f"density {self.density:g}"
+        return f"{self.task}, {recipe_of(self.optimizer).title}, {how}, {seeds}, {self.steps:,} steps"
 
-
-ACCURACY_SOURCE = "benchmarks/results/2026-11-23-accuracy.json"
-"""4 ranks, 3,000 steps, models of 77 to 167 thousand parameters: docs/results/accuracy.md."""
 
 ACCURACY = tuple(
     AccuracyRow(task, family, optimizer, scheme, method, density, loss, seeds)
@@ -123,18 +135,30 @@ ACCURACY = tuple(
 )
 """Rounded as the page rounds them; a test compares them with the rows of ``ACCURACY_SOURCE``."""
 
+LOW_RANK_ACCURACY = AccuracyRow("demo", "language", "adamw", "lowrank", "rank 8", None, 0.4, 3, 120, LOW_RANK_SOURCE)
+"""Its values travelled in 32 bits. See ``LOW_RANK_SOURCE``."""
+
 _AS = {"adam": "adamw"}
 _SUMMED_AS = {"allgather": ("allgather", "topk")}  # both sum all entries of all ranks
 
 
-def expected_loss(scheme: str, optimizer: str, family: str, density: float) -> AccuracyRow | None:
+def expected_loss(
+    scheme: str, optimizer: str, family: str, density: float, steps: int | None = None
+) -> AccuracyRow | None:
     """The row of the study that is nearest to this: the same scheme and optimizer (Adam counts as AdamW, gathered
     entries as summed ones), then the same family, then the nearest density, of several the worst. ``None``: the study
-    has no such run."""
-    schemes, trained = _SUMMED_AS.get(scheme, (scheme,)), _AS.get(optimizer, optimizer)
+    has no such run, or a job of so many ``steps`` is less than a third as long as the study's."""
+    found = _nearest(scheme, _AS.get(optimizer, optimizer), family, density)
+    return None if found is None or (steps is not None and 3 * steps < found.steps) else found
+
+
+def _nearest(scheme: str, trained: str, family: str, density: float) -> AccuracyRow | None:
+    if scheme == LOW_RANK_ACCURACY.scheme:
+        return LOW_RANK_ACCURACY if trained == LOW_RANK_ACCURACY.optimizer else None
+    schemes = _SUMMED_AS.get(scheme, (scheme,))
     found = [one for one in ACCURACY if one.scheme in schemes and one.optimizer == trained]
     found = [one for one in found if one.family == family] or found
     if not found:
         return None
-    apart = [round(abs(math.log(density / one.density)), 9) for one in found]
+    apart = [round(abs(math.log(density / (one.density or 1))), 9) for one in found]
     return max((one for one, far in zip(found, apart, strict=True) if far == min(apart)), key=lambda one: one.loss)

@@ -26,6 +26,7 @@ from telegrad.cost.closed_forms import (
 )
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Cost, Costs, ceil_div
 from telegrad.cost.send_method import GroupCost, SendMethod
+from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.workload import EXACT_BYTES, REUSED_BYTES, Device
 
 NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
@@ -317,6 +318,51 @@ def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
         return first_s + max(split_s, 2 * size * gamma) + max(gather_s, size * gamma)
 
     return PhasedWay(f"qsgd{bits}", seconds)
+
+
+def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> PhasedWay:
+    """Matrices as the products of two narrow ones in 8 bits, one after the other, and the rest whole, as ``LowRank``
+    sends them. Each group has the model's share of both. Vogels et al., NeurIPS 2019, Algorithm 1.
+
+    Raises ``ValueError`` for a rank below 1, and for a trace that does not know its matrices.
+    """
+    if rank < 1:
+        raise ValueError(f"rank={rank} must be 1 or more")
+    if not trace.rows:
+        raise ValueError("trace.rows is empty: record the trace again, with this version")
+    numbers = whole = products = 0
+    for size, rows in zip(trace.sizes, trace.rows, strict=True):
+        elements = size // ELEMENT_BYTES
+        words = (rows + elements // rows) * min(rank, rows, max(1, elements // rows))
+        if rows == 1 or elements <= SMALL_ELEMENTS or 2 * words > elements:
+            whole += elements
+        else:
+            numbers, products = numbers + words, products + elements
+    total = max(1, whole + products)
+    encoded, plain = qsgd(cluster, 8).cost, sum_cost(cluster, "telegrad")
+
+    def seconds(size: int) -> float:
+        half = int(size * numbers / total / 2) // ELEMENT_BYTES * ELEMENT_BYTES
+        rest = int(size * whole / total) // ELEMENT_BYTES * ELEMENT_BYTES
+        return (2 * encoded(half) if half else 0.0) + (plain(rest) if rest else 0.0)
+
+    def multiplied(size: int, factors: int) -> float:
+        """Of a group's matrices with so many narrow ones."""
+        matrices = size * products / total
+        arithmetic_s = 2 * rank * factors * matrices / ELEMENT_BYTES / device.flops_per_s
+        return max(arithmetic_s, device.pass_s(factors * matrices, kernels=factors)) if matrices else 0.0
+
+    # P = M Q and Q = Mᵀ P before the sums, P Qᵀ into the gradient and out of the residual behind them.
+    return PhasedWay(
+        f"lowrank-{rank}",
+        lambda size: seconds(size) + multiplied(size, 2),
+        lambda size: multiplied(size, 2),
+        lambda size: multiplied(size, 2),
+    )
+
+
+SMALL_ELEMENTS = 2048
+"""Up to so many are sent whole: what ``LowRank`` has by default."""
 
 
 def fill_in(ranks: int, elements: int, density: float) -> float:

@@ -29,6 +29,7 @@ def trace_of(model: Architecture, compute_s: float, *, element_bytes: int = 4) -
         tuple(one.macs * per_mac for one in backward),
         compute_s * (1 - _BACKWARD_SHARE),
         f"{model.name}, a step of {compute_s * 1e3:g} ms divided by multiplications",
+        rows=tuple(one.rows for one in backward),
     )
 
 

@@ -19,7 +19,7 @@ from telegrad.cost import Costs, Place, Tuning
 from telegrad.tools.advise import advice
 from telegrad.tools.advise.advice import Advice, Prediction
 from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.recipe import ACCURACY_SOURCE, RECIPES, Recipe, recipe_of
+from telegrad.tools.advise.recipe import RECIPES, Recipe, recipe_of
 from telegrad.tools.advise.sending import NODE, Cluster
 from telegrad.tools.advise.step import Step
 from telegrad.tools.cli.interrupts import ended_by_interrupt
@@ -120,7 +120,7 @@ def _row(one: Prediction, advice: Advice) -> dict[str, Any]:
         "decompress_s": step.decompress_s,
         "efficiency": one.efficiency,
         "samples_per_s": one.samples_per_s,
-        "accuracy": None if accuracy is None else {**asdict(accuracy), "source": ACCURACY_SOURCE},
+        "accuracy": None if accuracy is None else asdict(accuracy),
         "groups": [group._asdict() for group in step.groups],
     }
 

@@ -64,7 +64,7 @@ def test_the_nearest_row_of_the_study_is_found() -> None:
 def test_rows_are_told_with_what_they_are_of() -> None:
     gpt, vgg = (expected_loss("topk", *rest) for rest in (("adamw", "language", 0.01), ("sgd", "vision", 0.001)))
     assert gpt is not None
-    assert (gpt.text, gpt.about) == ("loss +1.4 %", "gpt, AdamW, density 0.01, 3 seeds")
+    assert (gpt.text, gpt.about) == ("loss +1.4 %", "gpt, AdamW, density 0.01, 3 seeds, 3,000 steps")
     assert vgg is not None
     assert vgg.text == "top-1 -0.06 points"
     assert (gpt.text_at(0.01), gpt.text_at(0.1)) == ("loss +1.4 %", "loss +1.4 % at 0.01")
