@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Read when numpy is imported: several tests run at a time, and idle threads of each process would spin beside them.
+# Read when numpy and torch are imported: several tests run at a time, and idle threads of each process would spin
+# beside them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from forked_ranks import RankServers
 from telegrad.launch import ranks

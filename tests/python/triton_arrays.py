@@ -5,6 +5,7 @@ They run on the GPU, if there is one that torch sees, else in Triton's interpret
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from types import ModuleType
 from typing import Any
@@ -31,8 +32,37 @@ def _spare_the_interpreter() -> None:
     """It puts its own functions into triton.language for every call of a function in a kernel, and takes them out again
     behind each kernel, though nothing is compiled in this process; it would copy tensors to the host and back, where
     they are already; and it would look up numpy's types in a table that it makes each time. Without sparing, these take
-    more than half of its time."""
+    more than half of its time. Half of the rest are types and shapes of blocks, which it makes anew for each operation,
+    and checks of integers for overflow, whose result it uses only in debug mode."""
+    from triton.language import core
     from triton.runtime import interpreter
+
+    options = interpreter.interpreter_builder.options
+    if not options.debug:
+        interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
+    describe, make = core.block_type.__init__, core.tensor.__init__
+    described: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, tuple[Any, Any]] = {}
+
+    def describe_once(self: Any, element_ty: Any, shape: Any) -> None:
+        if isinstance(element_ty, core.pointer_type):  # it cannot be hashed
+            return describe(self, element_ty, shape)
+        key = element_ty, tuple(one.value if isinstance(one, core.constexpr) else one for one in shape)
+        if key not in described:
+            describe(self, element_ty, shape)
+            described[key] = dict(vars(self))
+        vars(self).update(described[key])
+        return None
+
+    def make_with_known_shape(self: Any, handle: Any, kind: Any) -> None:
+        shape = kind.shape if kind.is_block() else ()
+        if shape not in shapes:
+            make(self, handle, kind)
+            shapes[shape] = self.numel, self.shape
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+        self.numel, self.shape = shapes[shape]
+
+    core.block_type.__init__, core.tensor.__init__ = describe_once, make_with_known_shape
 
     executor = interpreter.GridExecutor
     executor._init_args_hst = lambda self, given, named: (list(given), dict(named))

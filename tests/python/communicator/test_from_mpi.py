@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ needs_standard_abi = pytest.mark.skipif(
     importlib.util.find_spec("telegrad._mpi_abi") is None, reason="built with an MPI that has no standard ABI"
 )
 VENV = Path(sys.prefix)
+BUILD = Path(__file__).parents[3] / "build"
 
 
 def mpiexec(size: int, *arguments: str, prefix: Path = VENV, **environment: str) -> str:
@@ -52,11 +54,18 @@ def pip(*arguments: str | Path, **environment: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def standard_mpi4py(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with mpi4py for MPI's standard ABI, which its wheels lack. Not cached: pip would give it to others."""
-    folder = tmp_path_factory.mktemp("mpi4py")
-    tools = {"PATH": f"{VENV / 'bin'}:{os.environ['PATH']}", "MPI4PY_BUILD_MPICC": "mpicc_abi", "CFLAGS": "-O0"}
-    pip("--no-cache-dir", "--no-binary", "mpi4py", "--target", folder, f"mpi4py=={version('mpi4py')}", **tools)
+def standard_mpi4py() -> Path:
+    """A folder with mpi4py for MPI's standard ABI, which its wheels lack: compiled once, in a minute, and kept in
+    build/. Not in pip's cache, which would give it to others."""
+    versions = f"{version('mpi4py')}-mpich-{version('mpich')}-{sys.implementation.cache_tag}"
+    folder = BUILD / f"mpi4py-standard-abi-{versions}"
+    if not folder.exists():
+        BUILD.mkdir(exist_ok=True)
+        tools = {"PATH": f"{VENV / 'bin'}:{os.environ['PATH']}", "MPI4PY_BUILD_MPICC": "mpicc_abi", "CFLAGS": "-O0"}
+        with tempfile.TemporaryDirectory(dir=BUILD) as made:
+            target = Path(made) / "mpi4py"
+            pip("--no-cache-dir", "--no-binary", "mpi4py", "--target", target, f"mpi4py=={version('mpi4py')}", **tools)
+            target.rename(folder)
     return folder
 
 

@@ -44,8 +44,14 @@ def test_few_ranks(operation: tuple[str, str], ranks: int, costs: Costs) -> None
         compare(operation, ranks, size, costs)
 
 
-@pytest.mark.parametrize("costs", NETWORKS[1:2] + NETWORKS[-1:], ids=str)
-@pytest.mark.parametrize("ranks", [255, 1000, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (4095, 4096))])
+PLAIN, SLOW_EXCHANGES = NETWORKS[1], NETWORKS[-1]
+MANY = [(255, PLAIN), (255, SLOW_EXCHANGES), (1000, SLOW_EXCHANGES)]
+MANY_MORE = [(1000, PLAIN), *((ranks, costs) for ranks in (4095, 4096) for costs in (PLAIN, SLOW_EXCHANGES))]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "costs"), [*MANY, *(pytest.param(*one, marks=pytest.mark.slow) for one in MANY_MORE)], ids=str
+)
 @pytest.mark.parametrize("operation", FORMS, ids="-".join)
 def test_many_ranks(operation: tuple[str, str], ranks: int, costs: Costs) -> None:
     for size in (4, 4 * ranks + 4):

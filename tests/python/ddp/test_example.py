@@ -1,37 +1,40 @@
-"""The scripts that README and docs/how-to/gpu.md name run as they stand, and learn; on the CPU without a GPU."""
+"""The scripts that README and docs/how-to/gpu.md name run as they stand, learn, and are warned of no choice; on the CPU
+without a GPU."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from forked_torchrun import server
+from torchrun_client import ask, free_port
+
+__all__ = ["server"]
 
 _EXAMPLES = Path(__file__).parents[3] / "examples"
 _LOSS_OF_GUESSING = 2.30  # ln 10
 
 
-def said_by(example: str, folder: Path) -> str:
+def said_by(server: str, example: str, folder: Path, *arguments: str) -> str:
     """What two ranks of it print."""
-    script = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*script, str(_EXAMPLES / example)], cwd=folder, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    script = [str(_EXAMPLES / example), *arguments]
+    request = {"script": script, "ranks": 2, "folder": str(folder), "environment": {}, "port": free_port()}
+    statuses, said = ask(server, request)
+    assert statuses == [0, 0], said
+    assert "ChoiceWarning" not in said
+    return str(said)
 
 
-def test_the_example_learns(tmp_path: Path) -> None:
-    said = said_by("ddp.py", tmp_path)
+def test_the_example_learns(server: str, tmp_path: Path) -> None:
+    said = said_by(server, "ddp.py", tmp_path)
     losses = [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+), ", said, re.MULTILINE)]
     assert len(losses) == 4, said
     assert losses[-1] < _LOSS_OF_GUESSING - 0.5, losses
 
 
-def test_the_example_for_gpus_keeps_what_it_goes_on_from(tmp_path: Path) -> None:
-    said = said_by("ddp_gpu.py", tmp_path)
+def test_the_example_for_gpus_keeps_what_it_goes_on_from(server: str, tmp_path: Path) -> None:
+    said = said_by(server, "ddp_gpu.py", tmp_path)
     found = re.search(r"^step 100 on \w+: loss ([\d.]+), ", said, re.MULTILINE)
     assert found is not None, said
     assert float(found[1]) < _LOSS_OF_GUESSING
@@ -39,10 +42,18 @@ def test_the_example_for_gpus_keeps_what_it_goes_on_from(tmp_path: Path) -> None
         kept = torch.load(tmp_path / "ddp_gpu" / f"rank{rank}.pt", weights_only=True)
         assert kept["telegrad"]["step"] == 100
         assert any(entry["residual"].any() for entry in kept["telegrad"]["compressor"]["parameters"].values())
+    assert re.search(r"^step 200 on \w+: loss ", said_by(server, "ddp_gpu.py", tmp_path), re.MULTILINE)
 
 
-def test_replicas_of_the_example_learn_together(tmp_path: Path) -> None:
-    said = said_by("diloco.py", tmp_path)
+def test_the_elastic_example_goes_on(server: str, tmp_path: Path) -> None:
+    assert "\nstep 40: loss" in said_by(server, "elastic.py", tmp_path, "elastic", "40")
+    said = said_by(server, "elastic.py", tmp_path, "elastic", "60")
+    assert "goes on from elastic/step-40 on 2 ranks" in said
+    assert "\nstep 60: loss" in said
+
+
+def test_replicas_of_the_example_learn_together(server: str, tmp_path: Path) -> None:
+    said = said_by(server, "diloco.py", tmp_path)
     found = re.search(r"^7 rounds: held-out loss ([\d.]+), ", said, re.MULTILINE)
     assert found is not None, said
     assert float(found[1]) < _LOSS_OF_GUESSING - 0.5

@@ -50,22 +50,33 @@ class ScaledTrainer:
             return torch.cat([parameter.flatten() for parameter in self.trainer.parameters.values()]).float().numpy()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+OPTIONS: list[dict[str, Any]] = [
+    {"select": "topk"},
+    {"select": "reused"},
+    {"momentum": 0.5},
+    {"momentum": 0.5, "nesterov": True, "warmup_steps": 5},
+    {"feedback": "steps"},
+    {"clip_norm": 600.0},
+    {"density": 0.2, "warmup": "falling", "warmup_steps": 10},
+    {"compress": None},
+    {"combine": "oktopk"},
+    {"combine": "bounded", "momentum": 0.5},
+]
+IN_HALF: list[dict[str, Any]] = [
+    {"select": "reused"},
+    {"momentum": 0.5, "nesterov": True, "warmup_steps": 5},
+    {"clip_norm": 600.0},
+    {"compress": None},
+]
+"""Those with a step of their own that reads or writes parameters in bfloat16."""
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "dtype"),
     [
-        {"select": "topk"},
-        {"select": "reused"},
-        {"momentum": 0.5},
-        {"momentum": 0.5, "nesterov": True, "warmup_steps": 5},
-        {"feedback": "steps"},
-        {"clip_norm": 600.0},
-        {"density": 0.2, "warmup": "falling", "warmup_steps": 10},
-        {"compress": None},
-        {"combine": "oktopk"},
-        {"combine": "bounded", "momentum": 0.5},
+        *(pytest.param(one, torch.float32, id=named(one)) for one in OPTIONS),
+        *(pytest.param(one, torch.bfloat16, id=f"{named(one)}, bfloat16") for one in IN_HALF),
     ],
-    ids=named,
 )
 def test_a_changing_scale_changes_nothing(on_ranks: OnRanks, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Bitwise what training without a scale gives: scales are powers of two. Infinite steps never were."""

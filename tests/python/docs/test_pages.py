@@ -12,17 +12,18 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pages_client import ask, free_port
+from forked_torchrun import server
+from torchrun_client import ask, free_port
 
 pytest.importorskip("torch")
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[2]
+__all__ = ["server"]
+
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(path for part in ("tutorial", "how-to") for path in (ROOT / "docs" / part).glob("*.md"))
 FENCE = re.compile(r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.M | re.S)
 RUN = ("python", "sh")
@@ -50,12 +51,11 @@ PRELUDES = {
     "how-to/linear.md": "nothing",
     "how-to/mpi.md": "nothing",
 }
-"""By page: what its blocks begin with, of ``pages_program.PRELUDES``, if not ``"training"``."""
+"""By page: what its blocks begin with, of ``torchrun_server.PRELUDES``, if not ``"training"``."""
 
 
 TORCHRUN = {"how-to/ddp.md"}
-"""Pages that call torchrun itself. The others call what forks ranks that have imported torch, which is ten times as
-quick."""
+"""Pages that call torchrun itself. The others call what stands for it (forked_torchrun.py)."""
 
 
 @dataclass(frozen=True)
@@ -85,23 +85,6 @@ def says(text: str, line: str) -> bool:
 
 def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT / "docs"))
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The socket of a process that forks ranks; in its folder lies a torchrun that asks it."""
-    folder = tmp_path_factory.mktemp("server")
-    path = str(folder / "socket")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "pages_program.py"), path]
-    torchrun = folder / "torchrun"
-    torchrun.write_text(f"""#!/bin/sh\nexec {sys.executable} -S {HERE / "pages_client.py"} {path} "$@"\n""")
-    torchrun.chmod(0o755)
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "listens\n"
-        yield path
-        process.kill()
 
 
 def test_there_are_pages() -> None:

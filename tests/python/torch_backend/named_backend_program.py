@@ -1,13 +1,19 @@
-"""What torchrun starts in test_named_backend.py: a trainer that is given the name of the backend, and nothing else.
+"""What test_named_backend.py starts: trainers that are given the name of the backend, and nothing else.
 
-Nothing here imports telegrad; torch does when it makes the group.
+Nothing here imports telegrad; torch does when it makes the group. ``named_backend_program.py plain`` is a rank of
+torchrun's. ``named_backend_program.py each TRAINER …`` imports the trainers' packages and forks two ranks for each:
+these imports take longer than all that the ranks do.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
+import socket
 import sys
+import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -162,8 +168,50 @@ TRAINERS: dict[str, Callable[[], None]] = {
     one.__name__: one for one in (plain, accelerate, accelerate_on_cpu, lightning, transformers, transformers_on_cpu)
 }
 
-if __name__ == "__main__":
+PACKAGES = ("accelerate.accelerator", "pytorch_lightning", "transformers")
+RANKS = 2
+
+
+def run(trainer: str) -> None:
     assert "telegrad" not in sys.modules
-    TRAINERS[sys.argv[1]]()
-    print("trained over telegrad", flush=True)
+    TRAINERS[trainer]()
+    print(f"{trainer}: trained over telegrad", flush=True)
     dist.destroy_process_group()
+
+
+def forked(trainer: str, rank: int, port: int) -> int:
+    """A process of its own, with the environment that torchrun gives a rank."""
+    if child := os.fork():
+        return child
+    status = 1
+    try:
+        given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "GROUP_RANK": 0}
+        given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+        os.environ |= {name: str(value) for name, value in given.items()}
+        run(trainer)
+        status = 0
+    except BaseException:
+        print(f"{trainer}:", traceback.format_exc(), file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
+
+
+def run_each(trainers: list[str]) -> None:
+    for package in PACKAGES:
+        if find_spec(package.partition(".")[0]):
+            importlib.import_module(package)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"the imports started {threads - 1} threads, which a forked rank would not have"
+    for trainer in trainers:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        for child in [forked(trainer, rank, port) for rank in range(RANKS)]:
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "each":
+        run_each(sys.argv[2:])
+    else:
+        run(sys.argv[1])

@@ -52,37 +52,54 @@ def test_the_installed_package_has_the_entry_point() -> None:
     assert entry.load() is telegrad_autoload.autoload
 
 
-def test_import_torch_loads_one_module_of_telegrad() -> None:
-    program = """
+@pytest.fixture(scope="module")
+def after_import() -> Any:
+    """What a process finds after ``import torch``, and that sums over the backend then."""
+    return found_by(
+        """
 import torch
-found = [torch.distributed.is_backend_available("telegrad")]
-found += [name for name in sys.modules if name.startswith("telegrad")]
+available = torch.distributed.is_backend_available("telegrad")
+loaded = [name for name in sys.modules if name.startswith("telegrad")]
+defaults = dict(torch.distributed.Backend.default_device_backend_map)
 """
-    assert found_by(program) == [True, "telegrad_autoload"]
+        + SUM
+        + 'found = {"available": available, "loaded": loaded, "defaults": defaults, "sum": found}\n'
+    )
 
 
-def test_registration_loads_nothing_that_torch_has_not_loaded() -> None:
-    program = """
+@pytest.fixture(scope="module")
+def without_autoload() -> Any:
+    """The same where autoload is switched off, until the entry point is called by hand."""
+    return found_by(
+        """
 import torch
 from importlib.metadata import entry_points
+available = torch.distributed.is_backend_available("telegrad")
+defaults = dict(torch.distributed.Backend.default_device_backend_map)
 before = set(sys.modules)
 (entry,) = entry_points(group="torch.backends", name="telegrad")
 entry.load()()
-found = sorted(set(sys.modules) - before)
-"""
-    assert found_by(program, autoload="0") == ["telegrad_autoload"]
+loaded = sorted(set(sys.modules) - before)
+found = {"available": available, "loaded": loaded, "defaults": defaults}
+""",
+        autoload="0",
+    )
 
 
-def test_programs_that_name_no_backend_get_what_they_got() -> None:
-    program = """
-import torch
-found = torch.distributed.Backend.default_device_backend_map
-"""
-    assert found_by(program) == found_by(program, autoload="0")
+def test_import_torch_loads_one_module_of_telegrad(after_import: Any) -> None:
+    assert (after_import["available"], after_import["loaded"]) == (True, ["telegrad_autoload"])
 
 
-def test_a_group_by_name() -> None:
-    assert found_by("import torch" + SUM) == SUMMED
+def test_registration_loads_nothing_that_torch_has_not_loaded(without_autoload: Any) -> None:
+    assert without_autoload["loaded"] == ["telegrad_autoload"]
+
+
+def test_programs_that_name_no_backend_get_what_they_got(after_import: Any, without_autoload: Any) -> None:
+    assert after_import["defaults"] == without_autoload["defaults"]
+
+
+def test_a_group_by_name(after_import: Any) -> None:
+    assert after_import["sum"] == SUMMED
 
 
 @pytest.mark.parametrize(
@@ -104,9 +121,8 @@ found = [torch.distributed.is_backend_available("telegrad"), torch.distributed.B
     assert found_by(program) == [True, 1]
 
 
-def test_where_autoload_is_switched_off() -> None:
-    unknown = 'import torch\nfound = torch.distributed.is_backend_available("telegrad")'
-    assert found_by(unknown, autoload="0") is False
+def test_where_autoload_is_switched_off(without_autoload: Any) -> None:
+    assert without_autoload["available"] is False
     assert found_by("import torch, telegrad.torch_backend" + SUM, autoload="0") == SUMMED
 
 

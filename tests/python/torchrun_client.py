@@ -1,4 +1,4 @@
-"""Asks the process of pages_program.py; as ``pages_client.py SOCKET --nproc-per-node 2 a.py`` stands for torchrun."""
+"""Asks the process of torchrun_server.py. As ``torchrun_client.py SOCKET --nproc-per-node 2 a.py`` it is a torchrun."""
 
 from __future__ import annotations
 
