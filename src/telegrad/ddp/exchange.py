@@ -403,7 +403,7 @@ class Exchange:
             self._compressor.release(part, bits)
         runs = [slice(part.offset, part.offset + part.entry.values.size) for part in layout.parts]
         values = np.concatenate([bits[run] for run in runs])
-        beyond, excess = _cut(values, _MOST[_core.ValueEncoding.bf16] if wire == "bf16" else math.inf)
+        excess = cut_for(values, wire)
         lost = np.empty_like(values)
         sending.works.append(self._comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True))
 
@@ -413,7 +413,7 @@ class Exchange:
 
         def keep() -> None:
             errors = layout.error_scratch()
-            lost[beyond] += excess
+            excess(lost)
             for run, own in _pieces(runs, np.nan_to_num(lost, copy=False, posinf=0, neginf=0)):
                 errors[run] = own
             self._compressor.keep_all(layout.parts, errors)
@@ -552,6 +552,17 @@ def _pieces(runs: Sequence[slice], values: Floats) -> Iterator[tuple[slice, Floa
         size = run.stop - run.start
         yield run, values[start : start + size]
         start += size
+
+
+def cut_for(values: Floats, wire: str | None) -> Callable[[Floats], None]:
+    """Makes finite values at most as large as that ``wire`` of dense sums holds. What is returned adds to an array like
+    ``values`` what that took from them."""
+    beyond, excess = _cut(values, _MOST[_core.ValueEncoding.bf16] if wire == "bf16" else math.inf)
+
+    def add(lost: Floats) -> None:
+        lost[beyond] += excess
+
+    return add
 
 
 def _cut(values: Floats, most: float) -> tuple[npt.NDArray[np.intp], Floats]:

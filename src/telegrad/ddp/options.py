@@ -218,15 +218,20 @@ class LowRank:
     ``rank``: how many columns each of the two has, at least 1; 1 to 8 are usual. A matrix of n rows and m columns
     travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
     ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
-    those of which more than half would travel. For DDPState, and gradients on CPUs. The optimizer applies momentum.
+    those of which more than half would travel.
+    ``values``: the format of the two matrices in messages: ``"f32"``, or one of those of ``Quantised``. The rounding
+    error stays in the residual.
+    For DDPState, and gradients on CPUs. The optimizer applies momentum.
     Raises ``TypeError`` and ``ValueError``.
     Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
     """
 
     rank: int = 4
     small_elements: int = 2048
+    values: str = "int8"
 
     def __post_init__(self) -> None:
+        check_choice(self.values, "values", ("f32", *QUANTISED))
         object.__setattr__(self, "rank", checked_count(self.rank, "rank"))
         object.__setattr__(self, "small_elements", checked_count(self.small_elements, "small_elements"))
         if self.rank < 1:

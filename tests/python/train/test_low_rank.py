@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from telegrad.ddp import choices, reshard
 from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product
 
 torch = pytest.importorskip("torch")
-Arrays = dict[str, npt.NDArray[np.float32]]
+Floats = npt.NDArray[Any]
+Arrays = dict[str, Floats]
+Average = Callable[[list[Floats]], tuple[Floats, list[Floats]]]
 RANK, RANKS, STEPS = 2, 3, 4
 MATRICES = {"embedding": MatrixShape(30, 40, RANK), "hidden": MatrixShape(20, 50, RANK)}
 WHOLE = ("norm", "bias", "scale")
@@ -32,26 +34,70 @@ def gradients(rank: int, step: int, scale: float = 1.0) -> Arrays:
     return {name: scale * random.standard_normal(size).astype(np.float32) for name, size in SIZES.items()}
 
 
-def trainer(comm: Communicator, **options: Any) -> Trainer:
-    return Trainer(comm, compress=LowRank(RANK, small_elements=100), **options)
+def trainer(comm: Communicator, *, values: str = "f32", **options: Any) -> Trainer:
+    return Trainer(comm, compress=LowRank(RANK, small_elements=100, values=values), **options)
+
+
+def exact(arrays: list[Floats]) -> tuple[Floats, list[Floats]]:
+    """The average, and of each rank what it has lost on the way."""
+    return np.mean(arrays, axis=0), [np.zeros_like(one) for one in arrays]
 
 
 class Reference:
-    """Vogels et al., Algorithms 1 and 2, in float64, for one matrix on all ranks; errors as the paper has them."""
+    """Vogels et al., Algorithms 1 and 2, in float64, for matrices on all ranks, whose P, and then whose Q, are averaged
+    together, from the second step on by ``average``. A residual keeps what it has lost, too."""
 
-    def __init__(self, name: str, ranks: int) -> None:
-        self.shape = MATRICES[name]
-        self.q = first_factor(name, self.shape).astype(np.float64)
-        self.errors = np.zeros((ranks, self.shape.rows, self.shape.columns))
+    def __init__(self, names: Sequence[str], ranks: int, average: Average = exact) -> None:
+        self.shapes, self.average, self.ranks = {name: MATRICES[name] for name in names}, average, range(ranks)
+        self.q = {name: first_factor(name, shape).astype(np.float64) for name, shape in self.shapes.items()}
+        self.errors = [{name: np.zeros(one[:2]) for name, one in self.shapes.items()} for _ in self.ranks]
+        self.average_now = exact
 
-    def step(self, given: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float64]:
-        m = self.errors + np.stack([one.reshape(self.shape[:2]) for one in given])
-        p = np.mean([one @ self.q for one in m], axis=0)
-        p, _ = np.linalg.qr(p)
-        self.q = np.mean([one.T @ p for one in m], axis=0)
-        average = p @ self.q.T
-        self.errors = m - average
-        return average
+    def step(self, given: list[Arrays]) -> Arrays:
+        m = [
+            {n: errors[n] + own[n].reshape(self.shapes[n][:2]) for n in self.q}
+            for own, errors in zip(given, self.errors, strict=True)
+        ]
+        squares = {n: np.frexp((q * q).sum(0))[1] for n, q in self.q.items()}
+        unit = {n: 2.0 ** (squares[n] - one.rows.bit_length() // 2) for n, one in self.shapes.items()}
+        p, _ = self.averages([{n: one[n] @ self.q[n] for n in one} for one in m], unit)
+        p = {n: np.linalg.qr(one)[0] for n, one in p.items()}
+        unit = {n: 2.0 ** (squares[n] // 2 - one.columns.bit_length() // 2) for n, one in self.shapes.items()}
+        q = [{n: one[n].T @ p[n] for n in one} for one in m]
+        self.q, lost = self.averages(q, unit)
+        self.errors = [{n: m[r][n] - p[n] @ (q[r][n] - lost[r][n]).T for n in p} for r in self.ranks]
+        self.average_now = self.average
+        return {n: p[n] @ self.q[n].T for n in p}
+
+    def averages(self, own: list[Arrays], unit: Arrays) -> tuple[Arrays, list[Arrays]]:
+        """Of all matrices, by columns, one after another, in ``unit`` of each column."""
+        average, lost = self.average_now([np.concatenate([(x[n] / unit[n]).T.ravel() for n in x]) for x in own])
+        shapes = {n: one.shape[::-1] for n, one in own[0].items()}
+        ends = np.cumsum([one.size for one in own[0].values()])[:-1]
+
+        def parted(flat: Floats) -> Arrays:
+            return {n: x.reshape(shapes[n]).T * unit[n] for n, x in zip(shapes, np.split(flat, ends), strict=True)}
+
+        return parted(average), [parted(one) for one in lost]
+
+
+def rounded(wire: str) -> Average:
+    """The average that one rank alone has, whose values go by that format of dense sums."""
+
+    def average(arrays: list[Floats]) -> tuple[Floats, list[Floats]]:
+        x = arrays[0].astype(np.float32)
+        if wire == "bf16":
+            made = torch.from_numpy(x).bfloat16().float().numpy()
+        else:  # int8
+            made = np.concatenate([_to_int8(x[at : at + 256]) for at in range(0, x.size, 256)])
+        return made, [x - made]
+
+    return average
+
+
+def _to_int8(block: Floats) -> Floats:
+    unit = np.float32(np.abs(block).max() / 127)
+    return np.rint(block / unit) * unit
 
 
 @pytest.mark.parametrize("buckets", [ONE_BUCKET, TWO_BUCKETS])
@@ -61,24 +107,45 @@ def test_averages_are_the_papers_and_the_same_on_all_ranks(buckets: list[list[st
         return [one.step(gradients(comm.rank, step), buckets) for step in range(STEPS)]
 
     found = on_ranks(RANKS, run)
-    references = {name: Reference(name, RANKS) for name in MATRICES}
+    reference = Reference([*MATRICES], RANKS)
     for step in range(STEPS):
         given = [gradients(rank, step) for rank in range(RANKS)]
+        averages = reference.step(given)
         for name in SIZES:
             own = [of_rank[step][name] for of_rank in found]
             assert all(one.tobytes() == own[0].tobytes() for one in own)
-            all_given = [one[name] for one in given]
-            expected = references[name].step(all_given).ravel() if name in MATRICES else np.mean(all_given, axis=0)
+            expected = averages[name].ravel() if name in MATRICES else np.mean([one[name] for one in given], axis=0)
             np.testing.assert_allclose(own[0], expected, rtol=1e-4, atol=2e-5)
 
 
-def test_what_was_given_is_what_was_sent_and_what_is_kept() -> None:
+@pytest.mark.parametrize("values", ["bf16", "int8"])
+def test_rounded_factors_are_the_references(values: str) -> None:
+    def run(comm: Communicator) -> list[Arrays]:
+        one = trainer(comm, values=values)
+        return [one.step(gradients(0, step), ONE_BUCKET) for step in range(STEPS)]
+
+    found, reference = on_ranks(1, run)[0], Reference([*MATRICES], 1, rounded(values))
+    for step, averages in enumerate(found):
+        expected = reference.step([gradients(0, step)])
+        for name in MATRICES:  # a number that float32 and float64 round to different sides is one step of 127 away
+            apart = np.linalg.norm(averages[name] - expected[name].ravel())
+            assert apart <= 2e-3 * np.linalg.norm(expected[name])
+
+
+@pytest.mark.parametrize("values", ["f32", "bf16", "int8", "qsgd8", "qsgd4"])
+def test_what_was_given_is_what_was_sent_and_what_is_kept(values: str) -> None:
     def run(comm: Communicator) -> tuple[list[Arrays], Arrays]:
-        one = trainer(comm)
+        one = trainer(comm, values=values)
         averages = [one.step(gradients(comm.rank, step), TWO_BUCKETS) for step in range(STEPS)]
         return averages, {part.name: part.values.copy() for part in one.state._compressor.residuals}
 
     found = on_ranks(RANKS, run)
+    assert all(
+        one[name].tobytes() == own[name].tobytes()
+        for averages, _ in found
+        for one, own in zip(averages, found[0][0], strict=True)
+        for name in SIZES
+    )
     for name in MATRICES:
         given = sum(gradients(rank, step)[name].astype(np.float64) for rank in range(RANKS) for step in range(STEPS))
         sent = RANKS * sum(averages[name].astype(np.float64) for averages in found[0][0])
@@ -103,23 +170,81 @@ def test_a_matrix_of_low_rank_arrives_whole() -> None:
 
 def test_bytes_are_those_of_the_narrow_matrices() -> None:
     def run(comm: Communicator) -> int:
-        one = trainer(comm)
+        one = trainer(comm, values=values)
         one.step(gradients(comm.rank, 0), ONE_BUCKET)
         before = comm.stats()["bytes_sent"]
         one.step(gradients(comm.rank, 1), ONE_BUCKET)
         assert one.state.stats.selected == 2 * sum(shape.words for shape in MATRICES.values())
         return int(comm.stats()["bytes_sent"] - before)
 
-    words = sum(shape.words for shape in MATRICES.values()) + sum(SIZES[name] for name in WHOLE)
-    assert on_ranks(2, run) == [4 * words] * 2
+    words, whole = sum(shape.words for shape in MATRICES.values()), 4 * sum(SIZES[name] for name in WHOLE)
+    values = "f32"
+    assert on_ranks(2, run) == [4 * words + whole] * 2
+    values = "int8"
+    assert all(words < sent - whole < 1.2 * words for sent in on_ranks(2, run))  # and scales
 
 
-def test_training_goes_on_bitwise_from_a_state() -> None:
+def test_numbers_of_other_matrices_do_not_cost_precision() -> None:
+    """One scale is for 256 numbers, of which these matrices fill less: it must be of all of them alike."""
+
+    def run(comm: Communicator) -> list[Arrays]:
+        one = trainer(comm, values="int8")
+        return [one.step(_of_unlike_lengths(step), ONE_BUCKET) for step in range(6)]
+
+    found = on_ranks(1, run)[0]
+    for name in MATRICES:
+        given = sum(_of_unlike_lengths(step)[name].astype(np.float64) for step in range(6))
+        sent = sum(averages[name].astype(np.float64) for averages in found)
+        assert np.linalg.norm(given - sent) < 0.1 * np.linalg.norm(given) / 6  # which is one step's
+
+
+def _of_unlike_lengths(step: int) -> Arrays:
+    """Matrices of two columns of unlike lengths, one matrix a million times the other."""
+    rest = gradients(0, step)
+    for name, length in (("embedding", 1e-3), ("hidden", 1e3)):
+        random = np.random.default_rng(len(name))
+        left, right = (random.standard_normal((n, RANK)) for n in MATRICES[name][:2])
+        rest[name] = (length * (left * [1, 0.01]) @ right.T).astype(np.float32).ravel()
+    return rest
+
+
+def test_infinity_stays_out_of_residuals_of_rounded_factors() -> None:
+    """It spoils the scale that it shares with other matrices, whose averages may be NaN then."""
+    poisoned = {**gradients(1, 1), "hidden": np.full(1000, np.inf, np.float32)}
+
+    def run(comm: Communicator) -> Arrays:
+        one = trainer(comm, values="int8", nonfinite="send")
+        one.step(poisoned if comm.rank else gradients(0, 1), ONE_BUCKET)
+        assert all(np.isfinite(part.values).all() for part in one.state._compressor.residuals)
+        return one.step(gradients(comm.rank, 2), ONE_BUCKET)
+
+    assert all(np.isfinite(average).all() for average in on_ranks(2, run)[0].values())
+
+
+def test_numbers_larger_than_bfloat16_wait() -> None:
+    """Q of a matrix of one huge column is larger than the largest bfloat16, and finite."""
+    huge = np.zeros((20, 50), np.float32)
+    huge[:, 0] = 3.4e38 / math.sqrt(20)
+
+    def run(comm: Communicator) -> tuple[Floats, Floats]:
+        one = trainer(comm, values="bf16", nonfinite="send")
+        one.step({**gradients(0, 0), "hidden": huge.ravel() / 4e37}, ONE_BUCKET)  # Q is not divided in the next step
+        average = one.step({**gradients(0, 0), "hidden": huge.ravel()}, ONE_BUCKET)["hidden"]
+        return average, one.residual("hidden")
+
+    average, kept = on_ranks(1, run)[0]
+    assert np.isfinite(average).all()
+    assert np.linalg.norm(kept.astype(np.float64)) > 1e-3 * np.linalg.norm(huge.astype(np.float64))
+    np.testing.assert_allclose(average.astype(np.float64) + kept, huge.ravel(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("values", ["f32", "int8"])
+def test_training_goes_on_bitwise_from_a_state(values: str) -> None:
     def run(comm: Communicator) -> None:
-        first = trainer(comm)
+        first = trainer(comm, values=values)
         for step in range(3):
             first.step(gradients(comm.rank, step), TWO_BUCKETS)
-        state, second = first.state.state_dict(), trainer(comm)
+        state, second = first.state.state_dict(), trainer(comm, values=values)
         second.state.load_state_dict(state)
         for step in range(3, 6):
             averages = [one.step(gradients(comm.rank, step), TWO_BUCKETS) for one in (first, second)]
@@ -237,12 +362,12 @@ def test_first_steps_are_dense_and_each_rank_clips_before() -> None:
 
 def test_bfloat16_gradients() -> None:
     def run(comm: Communicator) -> Arrays:
-        return Trainer(comm, torch.bfloat16, compress=LowRank(RANK, 100)).step(gradients(comm.rank, 0), ONE_BUCKET)
+        return trainer(comm, dtype=torch.bfloat16).step(gradients(comm.rank, 0), ONE_BUCKET)
 
     averages = on_ranks(2, run)[0]
-    reference = Reference("hidden", 2)
-    rounded = [torch.from_numpy(gradients(rank, 0)["hidden"]).bfloat16().float().numpy() for rank in range(2)]
-    np.testing.assert_allclose(averages["hidden"], reference.step(rounded).ravel(), rtol=2**-8, atol=1e-3)
+    given = [torch.from_numpy(gradients(rank, 0)["hidden"]).bfloat16().float().numpy() for rank in range(2)]
+    expected = Reference(["hidden"], 2).step([{"hidden": one} for one in given])["hidden"].ravel()
+    np.testing.assert_allclose(averages["hidden"], expected, rtol=2**-8, atol=1e-3)
 
 
 def test_columns_are_made_orthonormal() -> None:
@@ -269,7 +394,7 @@ def test_products_add_their_terms_in_order() -> None:
         term = basis[:, number, None] * factor[:, number]
         expected = term if number == 0 else expected + term
     out = np.full(17 * 29, np.nan, np.float32)
-    product(basis, factor, out)
+    product(basis, factor.T, out)
     assert out.tobytes() == expected.tobytes()
 
 
@@ -280,6 +405,7 @@ def test_products_add_their_terms_in_order() -> None:
         (lambda: LowRank(-1), ValueError, "rank=-1"),
         (lambda: LowRank(1.5), TypeError, "rank=1.5"),
         (lambda: LowRank(2, small_elements=-1), ValueError, "small_elements=-1"),
+        (lambda: LowRank(2, values="qsgd2"), ValueError, "values='qsgd2' does not exist: use one of f32, bf16"),
     ],
 )
 def test_options_that_mean_nothing(make: Callable[[], LowRank], error: type[Exception], match: str) -> None:
