@@ -154,7 +154,7 @@ class DDPState(RefusesCopies):
             self._warmup = warmup or Warmup(0)
             self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-            topk = compress if isinstance(compress, TopK) else TopK()
+            topk = compress.as_topk(self._parameters) if isinstance(compress, LowRank) else compress or TopK()
             encoding = encoding_of(topk, self._parameters)
             self._low_rank: LowRankRounds | None = None
             if isinstance(compress, LowRank):

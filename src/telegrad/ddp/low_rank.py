@@ -22,9 +22,9 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import Compressor, PlacedResidual
 from telegrad.compress.compressor import Observation
 from telegrad.compress.residual import all_zero, norm
-from telegrad.ddp.bucket import COMPRESSIBLE, Bits, BucketLayout, rounded_to_bf16
-from telegrad.ddp.exchange import Exchange, Sending, cut_for
-from telegrad.ddp.options import LowRank
+from telegrad.ddp.bucket import Bits, BucketLayout, rounded_to_bf16
+from telegrad.ddp.exchange import Exchange, Sending
+from telegrad.ddp.options import LowRank, compressions_by
 from telegrad.kernels.floats import as_float32, count_nonfinite
 
 Floats = npt.NDArray[np.float32]
@@ -44,14 +44,11 @@ class MatrixShape(NamedTuple):
         return (self.rows + self.columns) * self.rank
 
 
-def shape_of(parameter: torch.nn.Parameter, options: LowRank) -> MatrixShape | None:
-    """The first dimension's elements are the rows. ``None``: it is sent whole, as more than half of it would travel."""
-    size = parameter.numel()
-    if parameter.dim() < 2 or size <= options.small_elements or parameter.dtype not in COMPRESSIBLE:
-        return None
+def shape_of(parameter: torch.nn.Parameter, rank: int) -> MatrixShape:
+    """The first dimension's elements are the rows."""
     rows = parameter.shape[0]
-    shape = MatrixShape(rows, size // rows, min(options.rank, rows, size // rows))
-    return shape if 2 * shape.words <= size else None
+    columns = parameter.numel() // rows
+    return MatrixShape(rows, columns, min(rank, rows, columns))
 
 
 def orthonormal(columns: Floats) -> Floats:
@@ -151,8 +148,8 @@ class PackedMatrices:
 
 @dataclass(slots=True)
 class FirstRound:
-    """A bucket whose P are being averaged. ``gives``: which of its parts have a gradient of this rank in them.
-    ``begun``: what else travels with it."""
+    """A bucket whose P are being averaged. ``gives``: which of its matrices have a gradient of this rank in them.
+    ``begun``: its other members."""
 
     layout: BucketLayout
     bits: Bits
@@ -171,35 +168,39 @@ class FirstRound:
 
 class LowRankRounds:
     """Sends buckets in two rounds, P and Q. ``compressor`` has the residuals of those ``parameters`` that are not sent
-    whole."""
+    whole. Raises ``TypeError`` and ``ValueError`` for what a policy says."""
 
     def __init__(self, comm: Communicator, parameters: Mapping[str, torch.nn.Parameter], options: LowRank) -> None:
-        shapes = {name: shape_of(parameter, options) for name, parameter in parameters.items()}
+        chosen = compressions_by(options.per_parameter, parameters)
         self._comm = comm
         self._wire = None if options.values == "f32" else options.values
-        self._shapes = {name: shape for name, shape in shapes.items() if shape is not None}
-        sizes = {name: one.rows * one.columns for name, one in self._shapes.items()}
-        densities = {name: one.words / sizes[name] for name, one in self._shapes.items()}
-        self.compressor = Compressor(sizes, densities=densities)
+        self._shapes = {
+            name: shape_of(parameters[name], one.rank) for name, one in chosen.items() if one.rank is not None
+        }
+        densities = {name: one.density for name, one in chosen.items()}
+        densities |= {name: min(1.0, one.words / (one.rows * one.columns)) for name, one in self._shapes.items()}
+        self.compressor = Compressor(
+            {name: parameters[name].numel() for name in chosen},
+            densities=densities,
+            selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
+            matrices=self._shapes,
+        )
         self._factors = {name: first_factor(name, shape) for name, shape in self._shapes.items()}
         self._fresh = {*self._factors}  # those whose Q says nothing yet of how large P is
 
     def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits, *, sound: bool) -> FirstRound:
-        """Adds the gradients to the residuals, and starts the averages of P = M Q. ``sound``: as for
-        ``Exchange.send``.
+        """Adds the gradients to the residuals, and starts the averages of P = M Q, and of all members that are no
+        matrices. ``sound``: as for ``Exchange.send``.
 
-        A gradient with NaN or infinity, or with which the residual would overflow, makes its average NaN on all ranks,
+        A matrix with NaN or infinity, or with which the residual would overflow, makes its average NaN on all ranks,
         and leaves the residual alone.
         """
-        begun = Sending([])
-        if layout.dense_runs:
-            exchange.send_dense_members(layout, bits, begun)
         flat = as_float32(bits)
-        shapes = [self._shapes[part.entry.name] for part in layout.parts]
+        shapes = [self._shapes[part.entry.name] for part in layout.matrices]
         packed = self._packed(layout, [(one.rank, one.rows) for one in shapes])
         averages = packed.matrices()
         scales, gives, norms = [], [], []
-        for part, shape, p in zip(layout.parts, shapes, averages, strict=True):
+        for part, shape, p in zip(layout.matrices, shapes, averages, strict=True):
             gradient = flat[part.offset : part.offset + part.entry.size]
             given = self._given(part, gradient) if sound or self._is_sound(part, gradient, flat) else None
             gives.append(given is True)
@@ -211,10 +212,11 @@ class LowRankRounds:
             else:
                 p.fill(0 if given is False else np.nan)
         works = packed.average(self._comm)
+        begun = exchange.send(layout, bits, sound=sound)
         return FirstRound(layout, bits, averages, scales, gives, norms, begun, works)
 
     def _packed(self, layout: BucketLayout, shapes: Sequence[tuple[int, int]]) -> PackedMatrices:
-        return PackedMatrices(shapes, [part.entry.name in self._fresh for part in layout.parts], self._wire)
+        return PackedMatrices(shapes, [part.entry.name in self._fresh for part in layout.matrices], self._wire)
 
     def _given(self, part: PlacedResidual, gradient: Floats) -> bool:
         """Whether there is anything in the gradient, which then is in the residual."""
@@ -225,15 +227,16 @@ class LowRankRounds:
 
     def finish(self, first: FirstRound) -> Sending:
         """Waits for P, starts the averages of Q, and takes what is sent out of the residuals."""
-        first.wait()
-        layout, bits = first.layout, first.bits
-        shapes = [self._shapes[part.entry.name] for part in layout.parts]
-        packed = self._packed(layout, [(one.rank, one.columns) for one in shapes])
+        for work in first.works:
+            work.wait()
+        matrices, bits = first.layout.matrices, first.bits
+        shapes = [self._shapes[part.entry.name] for part in matrices]
+        packed = self._packed(first.layout, [(one.rank, one.columns) for one in shapes])
         averages = packed.matrices()
         sound = [bool(np.isfinite(p).all()) for p in first.averages]
         bases = [orthonormal(p.T) if is_sound else p.T for p, is_sound in zip(first.averages, sound, strict=True)]
         gives = [gives and is_sound for gives, is_sound in zip(first.gives, sound, strict=True)]
-        for number, (part, shape, q) in enumerate(zip(layout.parts, shapes, averages, strict=True)):
+        for number, (part, shape, q) in enumerate(zip(matrices, shapes, averages, strict=True)):
             q.fill(0)  # where P is NaN all ranks know
             if gives[number]:
                 np.matmul(bases[number].T, _matrix(part, shape), out=q)
@@ -242,9 +245,8 @@ class LowRankRounds:
                     gives[number] = False
                     q.fill(np.nan)
         own, lost = packed.values.copy(), None if self._wire is None else np.zeros_like(packed.values)
-        excess = cut_for(packed.values, self._wire)
         works = packed.average(self._comm, lost)
-        for number, (part, shape, q) in enumerate(zip(layout.parts, shapes, packed.matrices(own), strict=True)):
+        for number, (part, shape, q) in enumerate(zip(matrices, shapes, packed.matrices(own), strict=True)):
             if gives[number]:
                 q *= first.scales[number].of_q[:, None]
                 _subtract(_matrix(part, shape), bases[number], q)
@@ -252,9 +254,7 @@ class LowRankRounds:
         self._observe(first, shapes)
 
         def write() -> None:
-            for part, basis, q, is_sound, scales in zip(
-                layout.parts, bases, averages, sound, first.scales, strict=True
-            ):
+            for part, basis, q, is_sound, scales in zip(matrices, bases, averages, sound, first.scales, strict=True):
                 into = bits[part.offset : part.offset + part.entry.size]
                 average = into if into.dtype == np.float32 else np.empty(into.size, np.float32)
                 if is_sound:
@@ -265,26 +265,25 @@ class LowRankRounds:
                     into[:] = rounded_to_bf16(average)
 
         def keep() -> None:
-            for part, q, is_sound, scales in zip(layout.parts, averages, sound, first.scales, strict=True):
+            for part, q, is_sound, scales in zip(matrices, averages, sound, first.scales, strict=True):
                 if is_sound:
                     self._start_next_from(part.entry.name, (q * scales.of_q[:, None]).T)
             if lost is None:
                 return
-            excess(lost)
             errors = packed.matrices(np.nan_to_num(lost, copy=False, posinf=0, neginf=0))
-            for part, basis, q, scales in zip(layout.parts, bases, errors, first.scales, strict=True):
+            for part, basis, q, scales in zip(matrices, bases, errors, first.scales, strict=True):
                 if q.any():
                     error = np.matmul(basis, q * scales.of_q[:, None])
                     self.compressor.add(part, error.reshape(-1))
 
-        words = sum(one.words for one in shapes)
-        return Sending(works, words, [*first.begun.writes, write], [*first.begun.keeps, keep])
+        words, begun = sum(one.words for one in shapes), first.begun
+        return Sending([*begun.works, *works], words + begun.nnz, [*begun.writes, write], [*begun.keeps, keep])
 
     def _observe(self, first: FirstRound, shapes: Sequence[MatrixShape]) -> None:
         if (observer := self.compressor.observer) is None:
             return
         unit = self.compressor.gradient_unit
-        for part, shape, given in zip(first.layout.parts, shapes, first.norms, strict=True):
+        for part, shape, given in zip(first.layout.matrices, shapes, first.norms, strict=True):
             entry, words = part.entry, shape.words
             observer(Observation(entry.name, entry.size, words, words, given * unit, norm(entry.values) * unit, None))
 
