@@ -26,7 +26,7 @@ from telegrad.ddp.choices import (
     watch_choices,
 )
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
-from telegrad.ddp.low_rank import LowRankRounds
+from telegrad.ddp.low_rank import LowRankRounds, fitting_factors
 from telegrad.ddp.options import (
     LowRank,
     Momentum,
@@ -292,14 +292,12 @@ class DDPState(RefusesCopies):
         self._buckets.leave()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        if self._low_rank is None and "factors" in state:
-            raise ValueError("state has factors of compress=LowRank(…): load it with the same compress=")
-        factors = None if self._low_rank is None else self._low_rank.fitting(state.get("factors"))
+        factors = fitting_factors(self._low_rank, state)
         compressor = self._orders.from_rows(state["compressor"])
         self._compressor.load_state_dict(compressor, least_density=self._warmup.least_density(passes))
         if sums is not None:
             sums.load(fitting)
-        if self._low_rank is not None and factors is not None:
+        if self._low_rank is not None:
             self._low_rank.load(factors)
         self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
         self._buckets.forget()

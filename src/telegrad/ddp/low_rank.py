@@ -188,6 +188,10 @@ class LowRankRounds:
         self._factors = {name: first_factor(name, shape) for name, shape in self._shapes.items()}
         self._fresh = {*self._factors}  # those whose Q says nothing yet of how large P is
 
+    def move_to(self, comm: Communicator) -> None:
+        """Averages are made there from now on."""
+        self._comm = comm
+
     def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits, *, sound: bool) -> FirstRound:
         """Adds the gradients to the residuals, and starts the averages of P = M Q, and of all members that are no
         matrices. ``sound``: as for ``Exchange.send``.
@@ -335,3 +339,12 @@ def _matrix(part: PlacedResidual, shape: MatrixShape) -> Floats:
 
 def _subtract(matrix: Floats, basis: Floats, lines: Floats) -> None:
     torch.from_numpy(matrix).addmm_(torch.from_numpy(basis), torch.from_numpy(lines), alpha=-1)
+
+
+def fitting_factors(low_rank: LowRankRounds | None, state: Mapping[str, Any]) -> dict[str, Floats]:
+    """What a rank's ``state`` has for ``low_rank.load``. Raises ``ValueError`` where it is of other options."""
+    if low_rank is not None:
+        return low_rank.fitting(state.get("factors"))
+    if "factors" in state:
+        raise ValueError("state has factors of compress=LowRank(…): load it with the same compress=")
+    return {}

@@ -244,7 +244,7 @@ class LowRank:
     residual.
     ``policy``: instead of ``rank`` and ``small_elements``, how each parameter is sent: a ``ByShape``, or a function
     from ParameterInfo to ParameterCompression. It may mix products, largest entries and dense parameters.
-    For DDPState, and gradients on CPUs. The optimizer applies momentum.
+    For gradients on CPUs. The optimizer applies momentum.
     Raises ``TypeError`` and ``ValueError``.
     Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
     """
@@ -372,7 +372,7 @@ class Warmup:
         return FALLING[step * len(FALLING) // self.steps]
 
 
-Compress = TopK | Quantised | Cheapest
+Compress = TopK | LowRank | Quantised | Cheapest
 
 
 def check_objects(compress: object, momentum: object, warmup: object, *, kinds: tuple[type, ...] = (TopK,)) -> None:
@@ -406,7 +406,7 @@ def check_objects(compress: object, momentum: object, warmup: object, *, kinds: 
 
 
 def plain_options(
-    compress: Compress | LowRank | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
+    compress: Compress | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
 ) -> dict[str, object]:
     """Options as a checkpoint may hold them, and as ranks compare them: numbers, texts and ``None`` by name."""
     given: dict[str, object] = {"compress": None if compress is None else type(compress).__name__}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -503,10 +504,30 @@ def test_a_state_of_low_rank_is_for_low_rank() -> None:
     on_ranks(1, run)
 
 
-def test_a_rank_that_compresses_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_synchronizers_state_of_low_rank_is_for_low_rank() -> None:
+    model = torch.nn.Linear(64, 64)
+    with Communicator.local(1)[0] as comm:
+        with contextlib.closing(telegrad.Synchronizer(model, comm, compress=LowRank())) as one:
+            model(torch.ones(1, 64)).sum().backward()
+            state = one.state_dict()
+        with contextlib.closing(telegrad.Synchronizer(model, comm, compress=telegrad.TopK())) as other:
+            with pytest.raises(ValueError, match="state has factors of compress=LowRank"):
+                other.load_state_dict(state)
+            without = other.state_dict()
+        with (
+            contextlib.closing(telegrad.Synchronizer(model, comm, compress=LowRank())) as one,
+            pytest.raises(ValueError, match="state\\['factors'\\] is not of these parameters"),
+        ):
+            one.load_state_dict(without)
+
+
+@pytest.mark.parametrize(
+    "make", [DDPState, lambda comm, model, **options: telegrad.Synchronizer(model, comm, **options).close()]
+)
+def test_a_rank_that_compresses_nothing_is_told(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
     monkeypatch.setattr(choices, "_told", set())
     with Communicator.local(1)[0] as comm, pytest.warns(telegrad.ChoiceWarning, match="compresses no parameter"):
-        DDPState(comm, torch.nn.Linear(64, 64), compress=LowRank(500))
+        make(comm, torch.nn.Linear(64, 64), compress=LowRank(500))
 
 
 def test_options_that_do_not_fit() -> None:
@@ -516,5 +537,7 @@ def test_options_that_do_not_fit() -> None:
             DDPState(comm, model, compress=LowRank(), momentum=Momentum(0.9))
         with pytest.raises(ValueError, match="use kind='dense'"):
             DDPState(comm, model, compress=LowRank(), warmup=Warmup(5, "falling"))
-        with pytest.raises(TypeError, match="compress=LowRank"):
-            telegrad.Synchronizer(model, comm, compress=LowRank())
+        with pytest.raises(ValueError, match="plan='optimal' needs to know what groups cost"):
+            telegrad.Synchronizer(model, comm, compress=LowRank(), plan="optimal")
+        with pytest.raises(ValueError, match="leave momentum to the optimizer"):
+            telegrad.Synchronizer(model, comm, compress=LowRank(), momentum=Momentum(0.9))
