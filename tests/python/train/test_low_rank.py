@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from handmade_buckets import Trainer
-from threaded_ranks import on_ranks
+from threaded_ranks import on_ranks, outcomes
 
 import telegrad
-from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, TransportError, Warmup
+from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, PeerFailed, TransportError, Warmup
 from telegrad.compress import ExactTopK
 from telegrad.ddp import ByShape, ParameterCompression, ParameterInfo, choices, reshard
 from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product
@@ -399,6 +399,27 @@ def test_a_gradient_that_is_not_finite_follows_the_policy() -> None:
         on_ranks(2, lambda comm, policy=policy: run(comm, policy))
     with pytest.raises(NonFiniteGradient):  # of rank 1; rank 0 hears of it
         on_ranks(2, lambda comm: trainer(comm).step(poisoned, TWO_BUCKETS))
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "send"])
+@pytest.mark.parametrize("compress", [telegrad.TopK(0.05, small_elements=100), LowRank(RANK, 100)])
+def test_a_peers_failure_is_an_error_of_the_averages(compress: Any, policy: str) -> None:
+    """As DDP reads them from futures, with any ``compress``. The error itself is in ``failure``."""
+
+    def run(comm: Communicator) -> tuple[type[BaseException], bool, Exception | None]:
+        one = Trainer(comm, compress=compress, nonfinite=policy)
+        one.step(gradients(comm.rank, 0), TWO_BUCKETS)
+        before = one.memory()
+        if comm.rank == 1:
+            raise ArithmeticError
+        with pytest.raises(RuntimeError, match="PeerFailed") as found:
+            one.step(gradients(comm.rank, 1), TWO_BUCKETS)
+        return found.type, str(one.memory()) == str(before), one.state.failure
+
+    kind, is_undone, failure = outcomes(2, run)[0]
+    assert kind is RuntimeError
+    assert isinstance(failure, PeerFailed)
+    assert is_undone == (policy == "skip")
 
 
 def test_a_parameter_that_takes_no_part_keeps_what_waits_and_its_start() -> None:
