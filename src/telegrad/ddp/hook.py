@@ -373,7 +373,8 @@ class DDPState(RefusesCopies):
         (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
         scale = None if scaler is None else LossScale(scaler)
         figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
-        compression = CudaExchange(self._comm, self._compressor, wire, encoding, self.stats, scale, figures)
+        about = self._comm, self._compressor, wire, encoding, self.stats, scale, figures, self._low_rank
+        compression = CudaExchange(*about)
         self._memories.add(compression.feedback)
         return DeviceBuckets(self._averaging, compression)
 
@@ -381,10 +382,6 @@ class DDPState(RefusesCopies):
         from telegrad.ddp.cuda.buckets import check_options as check_device_options
         from telegrad.ddp.cuda.exchange import check_fits_device
 
-        if self._low_rank is not None:
-            raise TypeError(
-                "compress=LowRank(…) works in host memory, and the model is on a GPU: use TopK, or model.cpu()"
-            )
         check_device_options(self._config, self._parameters.values())
         check_fits_device(self._compressor, self._combine)
 

@@ -28,7 +28,7 @@ from telegrad.ddp.options import LowRank, compressions_by
 from telegrad.kernels.floats import as_float32, count_nonfinite
 
 Floats = npt.NDArray[np.float32]
-_DEPENDENT = 1e-6  # of a column's length: what is left of it beside the others is rounding
+DEPENDENT = 1e-6  # of a column's length: what is left of it beside the others is rounding
 
 
 class MatrixShape(NamedTuple):
@@ -59,7 +59,7 @@ def orthonormal(columns: Floats) -> Floats:
     for number in range(made.shape[1]):
         own = made[:, number]
         length = np.sqrt(_total(own * own))
-        if not length > _DEPENDENT * lengths[number]:
+        if not length > DEPENDENT * lengths[number]:
             own[:] = 0
             continue
         own /= length
@@ -168,25 +168,26 @@ class FirstRound:
 
 class LowRankRounds:
     """Sends buckets in two rounds, P and Q. ``compressor`` has the residuals of those ``parameters`` that are not sent
-    whole. Raises ``TypeError`` and ``ValueError`` for what a policy says."""
+    whole; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel. Raises
+    ``TypeError`` and ``ValueError`` for what a policy says."""
 
     def __init__(self, comm: Communicator, parameters: Mapping[str, torch.nn.Parameter], options: LowRank) -> None:
         chosen = compressions_by(options.per_parameter, parameters)
         self._comm = comm
-        self._wire = None if options.values == "f32" else options.values
-        self._shapes = {
+        self.wire = None if options.values == "f32" else options.values
+        self.shapes = {
             name: shape_of(parameters[name], one.rank) for name, one in chosen.items() if one.rank is not None
         }
         densities = {name: one.density for name, one in chosen.items()}
-        densities |= {name: min(1.0, one.words / (one.rows * one.columns)) for name, one in self._shapes.items()}
+        densities |= {name: min(1.0, one.words / (one.rows * one.columns)) for name, one in self.shapes.items()}
         self.compressor = Compressor(
             {name: parameters[name].numel() for name in chosen},
             densities=densities,
             selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
-            matrices=self._shapes,
+            matrices=self.shapes,
         )
-        self._factors = {name: first_factor(name, shape) for name, shape in self._shapes.items()}
-        self._fresh = {*self._factors}  # those whose Q says nothing yet of how large P is
+        self.factors = {name: first_factor(name, shape) for name, shape in self.shapes.items()}
+        self.fresh = {*self.factors}  # those whose Q says nothing yet of how large P is
 
     def move_to(self, comm: Communicator) -> None:
         """Averages are made there from now on."""
@@ -200,7 +201,7 @@ class LowRankRounds:
         and leaves the residual alone.
         """
         flat = as_float32(bits)
-        shapes = [self._shapes[part.entry.name] for part in layout.matrices]
+        shapes = [self.shapes[part.entry.name] for part in layout.matrices]
         packed = self._packed(layout, [(one.rank, one.rows) for one in shapes])
         averages = packed.matrices()
         scales, gives, norms = [], [], []
@@ -209,7 +210,7 @@ class LowRankRounds:
             given = self._given(part, gradient) if sound or self._is_sound(part, gradient, flat) else None
             gives.append(given is True)
             norms.append(norm(gradient) if self.compressor.observer is not None else 0.0)
-            factor = self._factors[part.entry.name]
+            factor = self.factors[part.entry.name]
             scales.append(scales_of(factor, shape))
             if given:
                 np.matmul((factor / scales[-1].of_p).T, _matrix(part, shape).T, out=p)
@@ -220,7 +221,7 @@ class LowRankRounds:
         return FirstRound(layout, bits, averages, scales, gives, norms, begun, works)
 
     def _packed(self, layout: BucketLayout, shapes: Sequence[tuple[int, int]]) -> PackedMatrices:
-        return PackedMatrices(shapes, [part.entry.name in self._fresh for part in layout.matrices], self._wire)
+        return PackedMatrices(shapes, [part.entry.name in self.fresh for part in layout.matrices], self.wire)
 
     def _given(self, part: PlacedResidual, gradient: Floats) -> bool:
         """Whether there is anything in the gradient, which then is in the residual."""
@@ -234,7 +235,7 @@ class LowRankRounds:
         for work in first.works:
             work.wait()
         matrices, bits = first.layout.matrices, first.bits
-        shapes = [self._shapes[part.entry.name] for part in matrices]
+        shapes = [self.shapes[part.entry.name] for part in matrices]
         packed = self._packed(first.layout, [(one.rank, one.columns) for one in shapes])
         averages = packed.matrices()
         sound = [bool(np.isfinite(p).all()) for p in first.averages]
@@ -248,7 +249,7 @@ class LowRankRounds:
                 if not np.isfinite(q).all():
                     gives[number] = False
                     q.fill(np.nan)
-        own, lost = packed.values.copy(), None if self._wire is None else np.zeros_like(packed.values)
+        own, lost = packed.values.copy(), None if self.wire is None else np.zeros_like(packed.values)
         works = packed.average(self._comm, lost)
         for number, (part, shape, q) in enumerate(zip(matrices, shapes, packed.matrices(own), strict=True)):
             if gives[number]:
@@ -296,28 +297,28 @@ class LowRankRounds:
         of the others."""
         usable = np.isfinite(average).all(axis=0) & (average != 0).any(axis=0)
         if usable.any():
-            factor = self._factors[name]
+            factor = self.factors[name]
             factor[:, usable] = average[:, usable]
             exponents = np.frexp(_total(factor.astype(np.float64) ** 2))[1] // 2
             shorter = np.minimum(exponents[usable].min() - exponents, 0)
             factor[:, ~usable] = np.ldexp(factor, shorter)[:, ~usable]
-            self._fresh.discard(name)
+            self.fresh.discard(name)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of Q by parameter, of shape (columns, rank)."""
-        return {name: torch.from_numpy(factor.copy()) for name, factor in self._factors.items()}
+        return {name: torch.from_numpy(factor.copy()) for name, factor in self.factors.items()}
 
     def fitting(self, saved: Any) -> dict[str, Floats]:
         """What ``state_dict()`` gave of the same model and rank, for ``load``. Raises ``ValueError`` for anything
         else."""
-        if not isinstance(saved, Mapping) or saved.keys() != self._factors.keys():
+        if not isinstance(saved, Mapping) or saved.keys() != self.factors.keys():
             raise ValueError(
                 "state['factors'] is not of these parameters: load what state_dict() gave with the same model and "
                 "compress=telegrad.LowRank(…)"
             )
         found = {name: np.asarray(one) for name, one in saved.items()}
         for name, one in found.items():
-            expected = self._factors[name].shape
+            expected = self.factors[name].shape
             if one.shape != expected or one.dtype != np.float32 or not np.isfinite(one).all():
                 raise ValueError(
                     f"state['factors'][{name!r}] is {one.dtype} of shape {one.shape}: it must be finite float32 of "
@@ -327,9 +328,9 @@ class LowRankRounds:
 
     def load(self, fitting: Mapping[str, Floats]) -> None:
         """Takes over what ``fitting`` has found."""
-        self._factors = {name: one.copy() for name, one in fitting.items()}
-        self._fresh = {
-            name for name, one in fitting.items() if np.array_equal(one, first_factor(name, self._shapes[name]))
+        self.factors = {name: one.copy() for name, one in fitting.items()}
+        self.fresh = {
+            name for name, one in fitting.items() if np.array_equal(one, first_factor(name, self.shapes[name]))
         }
 
 

@@ -244,7 +244,7 @@ class LowRank:
     residual.
     ``policy``: instead of ``rank`` and ``small_elements``, how each parameter is sent: a ``ByShape``, or a function
     from ParameterInfo to ParameterCompression. It may mix products, largest entries and dense parameters.
-    For gradients on CPUs. The optimizer applies momentum.
+    The optimizer applies momentum.
     Raises ``TypeError`` and ``ValueError``.
     Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
     """
