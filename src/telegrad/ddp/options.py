@@ -471,9 +471,14 @@ def compressions_by(
     """What ``policy`` says of those ``parameters`` that it does not leave dense. Raises ``TypeError`` and
     ``ValueError`` for what does not fit them."""
     outputs = _outputs(parameters, output)
-    named = {BySize: "dense", ByShape: "tables"}.get(type(policy))
-    if named and parameters and (unknown := sorted(set(getattr(policy, named)) - parameters.keys())):
-        raise ValueError(f"{named} names {unknown[0]!r}, which the model does not have: use named_parameters()' names")
+    names: tuple[str, ...] = ()
+    text = ""
+    if isinstance(policy, BySize):
+        names, text = policy.dense, "dense names"
+    elif isinstance(policy, ByShape):
+        names, text = policy.tables, "tables names"
+    if parameters and (unknown := sorted(set(names) - parameters.keys())):
+        raise ValueError(f"{text} {unknown[0]!r}, which the model does not have: use named_parameters()' names")
     infos = [
         ParameterInfo(name, one.numel(), one.dim(), name in outputs, tuple(one.shape))
         for name, one in parameters.items()
