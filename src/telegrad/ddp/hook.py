@@ -233,7 +233,7 @@ class DDPState(RefusesCopies):
         return model.named_parameters()
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
-        keeps_all = self._exchange.topk_states is None
+        keeps_all = self._exchange.topk_states is None and (self._low_rank is None or self._low_rank.keeps_all)
         return use_of(self._parameters, self._compressor, self._memories, self.stats, optimizer, keeps_all=keeps_all)
 
     @property

@@ -189,6 +189,12 @@ class LowRankRounds:
         self.factors = {name: first_factor(name, shape) for name, shape in self.shapes.items()}
         self.fresh = {*self.factors}  # those whose Q says nothing yet of how large P is
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether an average is zero only where all gradients are: in 8 bits a P that is much smaller than others of
+        its scale becomes zero, and waits until the residual is large enough."""
+        return self.wire is None
+
     def move_to(self, comm: Communicator) -> None:
         """Averages are made there from now on."""
         self._comm = comm
@@ -293,15 +299,14 @@ class LowRankRounds:
             observer(Observation(entry.name, entry.size, words, words, given * unit, norm(entry.values) * unit, None))
 
     def _start_next_from(self, name: str, average: Floats) -> None:
-        """A column that has nothing in it would give nothing for ever: the one before stays, as long as the shortest
-        of the others."""
+        """A column that has nothing in it would give nothing for ever: the one before stays, made about as long as the
+        shortest of the others, with which it shares a scale."""
         usable = np.isfinite(average).all(axis=0) & (average != 0).any(axis=0)
         if usable.any():
             factor = self.factors[name]
             factor[:, usable] = average[:, usable]
             exponents = np.frexp(_total(factor.astype(np.float64) ** 2))[1] // 2
-            shorter = np.minimum(exponents[usable].min() - exponents, 0)
-            factor[:, ~usable] = np.ldexp(factor, shorter)[:, ~usable]
+            factor[:, ~usable] = np.ldexp(factor, exponents[usable].min() - exponents)[:, ~usable]
             self.fresh.discard(name)
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -115,7 +115,8 @@ class GroupCompression:
         if self._low_rank is not None:
             self._low_rank.move_to(comm)
         self._exchange = Exchange(comm, self.compressor, self.values, self.encoding, self.combine, self.stats)
-        memory, keeps_all = self._memory, self._exchange.topk_states is None
+        memory, rounds = self._memory, self._low_rank
+        keeps_all = self._exchange.topk_states is None and (rounds is None or rounds.keeps_all)
         self._use = use_of(self._parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
 
     @property

@@ -377,8 +377,7 @@ def _start_next_from(lines: torch.Tensor, average: torch.Tensor) -> None:
     [squares] = in_batches([made.T], lambda x: halved(x.double().square_()))
     exponents = torch.frexp(squares)[1] >> 1
     shortest = exponents.masked_fill(usable.logical_not(), 1 << 20).min()
-    shorter = (shortest - exponents).clamp_(max=0)
-    made = torch.where(usable[:, None], made, made * power_of_two(shorter, 100)[:, None])
+    made = torch.where(usable[:, None], made, made * power_of_two(shortest - exponents, 100)[:, None])
     lines.copy_(torch.where(usable.any(), made, lines))
 
 
