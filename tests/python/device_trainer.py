@@ -41,7 +41,7 @@ class DeviceTrainer:
             options["optimizer"] = make_optimizer(self.parameters.values())
         usual = (
             {}
-            if options.get("compress", "topk") is None or "policy" in options
+            if not isinstance(options.get("compress", "topk"), str) or "policy" in options
             else {"density": 0.05, "small_elements": 16}
         )
         with device.on(stream):

@@ -59,7 +59,7 @@ class Rank:
         self.trains = sgd(self.model.parameters())
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.model.parameters())
-        if options.get("compress", "topk") is None:
+        if not isinstance(options.get("compress", "topk"), str):
             own: dict[str, Any] = {}
         else:
             own = {"compress": "topk"}

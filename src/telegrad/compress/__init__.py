@@ -3,7 +3,15 @@
 from telegrad.compress.baselines import BucketTopK, GaussianThreshold, RandomK
 from telegrad.compress.compressor import Compressor, Observation, PlacedResidual
 from telegrad.compress.momentum import Velocities
-from telegrad.compress.policies import SELECTIONS, BySize, ParameterCompression, ParameterInfo, Policy, selection_named
+from telegrad.compress.policies import (
+    SELECTIONS,
+    ByShape,
+    BySize,
+    ParameterCompression,
+    ParameterInfo,
+    Policy,
+    selection_named,
+)
 from telegrad.compress.residual import Residual, ResidualStore
 from telegrad.compress.selection import (
     ExactTopK,
@@ -17,6 +25,7 @@ from telegrad.compress.selection import (
 __all__ = [
     "SELECTIONS",
     "BucketTopK",
+    "ByShape",
     "BySize",
     "Compressor",
     "ExactTopK",

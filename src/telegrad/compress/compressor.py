@@ -52,6 +52,7 @@ class Compressor:
     - ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times their learning rate (SparCML,
       Algorithm 1; see ``set_units``).
     - ``momentum``: the velocities of these and maybe other parameters.
+    - ``matrices``: names of parameters of which nothing is selected: somebody else takes from their residuals.
 
     Raises ``ValueError`` or ``TypeError`` for bad arguments."""
 
@@ -66,12 +67,14 @@ class Compressor:
         selections: Mapping[str, Selection] | None = None,
         feedback: str = "gradients",
         momentum: Velocities | None = None,
+        matrices: Iterable[str] = (),
     ) -> None:
         if feedback not in FEEDBACK:
             raise ValueError(f"feedback={feedback!r} does not exist: use one of {', '.join(FEEDBACK)}")
         self.policy = selection_named(selection, interval)
         self.residuals = ResidualStore(sizes, density, densities)
         self.momentum = momentum
+        self.matrices = frozenset(matrices)
         self.feedback = feedback
         self.observer: Callable[[Observation], None] | None = None
         self._policies = dict(selections or {})

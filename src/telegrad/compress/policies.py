@@ -75,6 +75,7 @@ class ParameterInfo:
     elements: int
     dimensions: int
     is_output: bool  # of the layer whose outputs are the model's
+    shape: tuple[int, ...] = ()
 
 
 def is_selection(given: object) -> bool:
@@ -84,14 +85,20 @@ def is_selection(given: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ParameterCompression:
-    """How a parameter is sent. ``selection=None``: dense. ``density``: the share of entries that is sent, in (0, 1]."""
+    """How a parameter is sent. ``selection=None``: dense, or for a ``LowRank`` by ``rank``: as a product of two
+    matrices with so many columns each. ``density``: the share of entries that is sent, in (0, 1]."""
 
-    selection: Selection | None
+    selection: Selection | None = None
     density: float = 1.0
+    rank: int | None = None
 
     def __post_init__(self) -> None:
         check_density(self.density)
         selection = self.selection
+        if self.rank is not None:
+            object.__setattr__(self, "rank", checked_whole(self.rank, "rank", 1, None, "the columns of two matrices"))
+            if selection is not None or self.density != 1:
+                raise ValueError(f"rank={self.rank} sends the whole matrix: leave selection and density out")
         if selection is not None and not is_selection(selection):
             raise TypeError(f"selection={selection!r} must be an object, as selection_named('topk') makes, or None")
 
@@ -154,6 +161,50 @@ class BySize:
             return ParameterCompression(given, self.density)
         selection = selection_named(given, self.interval, same_sign=self.same_sign and not tensor.is_output)
         return ParameterCompression(selection, self.density)
+
+
+@dataclass(frozen=True)
+class ByShape:
+    """The policy of a ``LowRank``: matrices as products of two narrow ones, the rest dense, but for tables.
+
+    - ``rank``: columns of each of the two matrices, at least 1.
+    - ``small_elements``: parameters of at most so many elements are sent dense. So are those with one dimension, and
+      those of which more than half would travel.
+    - ``tables``: names of parameters of which the largest entries are sent instead. It suits embeddings: a step changes
+      few of their rows, so their gradients have a high rank. ``density``: the share of these entries; ``select``: a
+      selection or its name."""
+
+    rank: int = 4
+    small_elements: int = 2048
+    tables: tuple[str, ...] = ()
+    density: float = 0.01
+    select: str | Selection = "reused"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rank", checked_whole(self.rank, "rank", 1, None, "the columns of two matrices"))
+        object.__setattr__(self, "small_elements", checked_count(self.small_elements, "small_elements"))
+        if isinstance(self.tables, str):
+            raise TypeError(f"tables={self.tables!r} must be a tuple of names: tables=({self.tables!r},)")
+        check_density(self.density)
+        check_selections({"select": self.select, "large": "reused"}, ("large_elements", None), None, same_sign=False)
+        for name in ("density", "select"):
+            if not self.tables and getattr(self, name) != getattr(ByShape, name):
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not used without tables=: name them, or leave it out"
+                )
+
+    def __call__(self, tensor: ParameterInfo) -> ParameterCompression:
+        """The compression of ``tensor``."""
+        if tensor.elements <= self.small_elements:
+            return ParameterCompression()
+        if tensor.name in self.tables:
+            select = selection_named(self.select) if isinstance(self.select, str) else self.select
+            return ParameterCompression(select, self.density)
+        rows = tensor.shape[0] if len(tensor.shape) > 1 else 0
+        columns = tensor.elements // rows if rows else 0
+        if not rows or 2 * min(self.rank, rows, columns) * (rows + columns) > tensor.elements:
+            return ParameterCompression()
+        return ParameterCompression(rank=self.rank)
 
 
 def check_selections(

@@ -1,6 +1,6 @@
 """Training with torch's DistributedDataParallel: the hook, what it compresses, and what it saves. Needs torch."""
 
-from telegrad.compress import BySize, ParameterCompression, ParameterInfo
+from telegrad.compress import ByShape, BySize, ParameterCompression, ParameterInfo
 from telegrad.ddp.checkpoint import GatheredState, RankState, load_resharded
 from telegrad.ddp.hook import DDPState, ddp_hook
 from telegrad.ddp.options import Cheapest, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup
@@ -9,6 +9,7 @@ from telegrad.ddp.rank_state import reshard
 from telegrad.ddp.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
 __all__ = [
+    "ByShape",
     "BySize",
     "Cheapest",
     "DDPState",

@@ -38,6 +38,7 @@ from telegrad.ddp.low_rank import FirstRound, LowRankRounds
 from telegrad.ddp.options import Warmup
 from telegrad.ddp.rank_state import MemoryOrders
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, write_record
+from telegrad.errors import TransportError
 from telegrad.kernels.floats import as_float32
 
 Future = torch.futures.Future[torch.Tensor]
@@ -316,6 +317,16 @@ class TwoRounds:
         self._first.append(self._low_rank.begin(exchange, layout, bits, sound=sound))
         return self.second.hold(layout, bits)
 
+    def go_on(self, start: Start) -> TransportError | None:
+        """Starts all second rounds. What first rounds have failed with is what the futures fail with, as those of
+        other operations."""
+        try:
+            self.second.release(start, 1.0)
+        except TransportError as error:
+            self.fail(error)
+            return error
+        return None
+
     def finish_first(self) -> Sending:
         """Ends the oldest first round, and starts the second one of its bucket."""
         return self._low_rank.finish(self._first.popleft())
@@ -473,11 +484,14 @@ class BackwardPass:
         averaging = self._averaging
         if self._held is not None:
             averaging.stats.clipped_steps += self._held.release(self._start, self._unit) < 1
-        if self._rounds is not None:
-            self._rounds.second.release(self._start_second_round, 1.0)
+        failure = None if self._rounds is None else self._rounds.go_on(self._start_second_round)
         self.is_open = False
         averaging.close_pass()
-        if self._agreed is not None:
+        if failure is not None:
+            averaging.failed(failure)
+        if self._agreed is not None and failure is not None:
+            self._agreed.leave(failure)
+        elif self._agreed is not None:
             self._agreed.close(averaging.comm)
         else:
             self._settle(dropped=False)

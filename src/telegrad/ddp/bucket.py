@@ -48,8 +48,10 @@ class BucketLayout:
     elements: int
     members: tuple[ParameterSpan, ...]
     parts: tuple[PlacedResidual, ...]
-    signed: tuple[PlacedResidual, ...]  # of these, those whose entries have any sign
-    one_signed: tuple[PlacedResidual, ...]  # and those whose entries all have one sign
+    matrices: tuple[PlacedResidual, ...]  # of these, those that are sent as matrices of low rank
+    selected: tuple[PlacedResidual, ...]  # and those of which entries are selected:
+    signed: tuple[PlacedResidual, ...]  # of any sign
+    one_signed: tuple[PlacedResidual, ...]  # or all of one sign
     dense: tuple[ParameterSpan, ...]  # members that are no parts
     dense_runs: tuple[slice, ...]  # where they lie
     dense_elements: int  # of these members
@@ -133,14 +135,17 @@ def layout_of_members(
     members = sorted(members, key=lambda member: (member.offset, member.size))
     dense = tuple(member for member in members if member.name not in compressor.residuals)
     parts = tuple(compressor.part(one.name, one.offset) for one in members if one.name in compressor.residuals)
-    capacity = compressor.capacity(parts)
+    selected = tuple(part for part in parts if part.entry.name not in compressor.matrices)
+    capacity = compressor.capacity(selected)
     return BucketLayout(
         identity=identity,
         elements=elements,
         members=tuple(members),
         parts=parts,
-        signed=tuple(part for part in parts if not compressor.one_signed(part)),
-        one_signed=tuple(part for part in parts if compressor.one_signed(part)),
+        matrices=tuple(part for part in parts if part.entry.name in compressor.matrices),
+        selected=selected,
+        signed=tuple(part for part in selected if not compressor.one_signed(part)),
+        one_signed=tuple(part for part in selected if compressor.one_signed(part)),
         dense=dense,
         dense_elements=sum(member.size for member in dense),
         member_elements=sum(member.size for member in members),

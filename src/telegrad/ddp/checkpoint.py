@@ -7,6 +7,7 @@ rank's go under its own name.
 from __future__ import annotations
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -102,11 +103,11 @@ class GatheredState:
 
 
 def packed(state: dict[str, Any]) -> tuple[str, torch.Tensor]:
-    """A state as JSON, and its residuals and velocities one behind the other. It has their lengths from now on."""
+    """A state as JSON, and its tensors one behind the other. It has their shapes from now on."""
     tensors = [torch.zeros(0)]
     for entry, kind in _entries_of(state):
-        tensors.append(entry[kind])
-        entry[kind] = entry[kind].numel()
+        tensors.append(entry[kind].reshape(-1))
+        entry[kind] = [*entry[kind].shape]
     return json.dumps(state), torch.cat(tensors)
 
 
@@ -115,17 +116,20 @@ def unpacked(text: str, flat: torch.Tensor) -> dict[str, Any]:
     has not returned."""
     state: dict[str, Any] = json.loads(text)
     entries = list(_entries_of(state))
-    pieces = torch.split(flat, [entry[kind] for entry, kind in entries])
+    pieces = torch.split(flat, [math.prod(entry[kind]) for entry, kind in entries])
     for (entry, kind), piece in zip(entries, pieces, strict=True):
-        entry[kind] = piece
+        entry[kind] = piece.view(entry[kind])
     return state
 
 
 def _entries_of(state: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
-    """What a state holds of each parameter, and the name of the tensor there."""
+    """Where a state holds tensors of parameters, and by which name."""
     for group, kind in GROUPS.items():
         for entry in state["compressor"].get(group, {}).values():
             yield entry, kind
+    factors = state.get("factors", {})  # of a LowRank
+    for name in factors:
+        yield factors, name
 
 
 def load_resharded(

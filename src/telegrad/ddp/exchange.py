@@ -105,18 +105,18 @@ def compress_around(
     """
     flat = as_float32(bits)
     inside = np.zeros(flat.size, bool)
-    for part in layout.parts:
+    for part in layout.selected:
         inside[part.offset : part.offset + part.entry.values.size] = True
     faulty = np.flatnonzero(inside & ~np.isfinite(flat)).astype(np.uint32)
     faulty_values = flat[faulty]
     flat[faulty] = 0
-    overflowing = np.setdiff1d(compressor.overflowing(layout.parts, flat, _limit(bits)), faulty)
-    overflowing_values = np.copysign(np.float32(np.inf), compressor.take(layout.parts, flat, overflowing))
+    overflowing = np.setdiff1d(compressor.overflowing(layout.selected, flat, _limit(bits)), faulty)
+    overflowing_values = np.copysign(np.float32(np.inf), compressor.take(layout.selected, flat, overflowing))
     indices, values = layout.scratch()
-    count = compressor.compress(layout.parts, flat, indices, values, mask=mask)
+    count = compressor.compress(layout.selected, flat, indices, values, mask=mask)
     indices, values = indices[:count], values[:count]
     replaced = np.isin(indices, np.concatenate([faulty, overflowing]))
-    compressor.keep(layout.parts, indices[replaced], values[replaced])
+    compressor.keep(layout.selected, indices[replaced], values[replaced])
     indices = np.concatenate([indices[~replaced], faulty, overflowing])
     values = np.concatenate([values[~replaced], faulty_values, overflowing_values])
     order = np.argsort(indices)
@@ -353,10 +353,13 @@ class Exchange:
         return self.send_densely(bits)
 
     def send(self, layout: BucketLayout, bits: Bits, *, sound: bool) -> Sending:
-        """Dense members densely, all others compressed. ``sound``: no NaN, no infinity, nothing overflows."""
+        """Dense members densely, those of which entries are selected compressed. ``sound``: no NaN, no infinity,
+        nothing overflows."""
         sending = Sending([])
         if layout.dense_runs:
-            self.send_dense_members(layout, bits, sending)
+            self._send_dense_members(layout, bits, sending)
+        if not layout.selected:
+            return sending
         comes_back = self.topk_states is not None  # some of what is summed: its velocity stays
         if sound:
             if layout.outcome is None or layout.outcome.done():
@@ -398,7 +401,7 @@ class Exchange:
         Dense members as they are. ``bits`` are float32."""
         sending = Sending([])
         if layout.dense_runs:
-            self.send_dense_members(layout, bits, sending)
+            self._send_dense_members(layout, bits, sending)
         for part in layout.parts:
             self._compressor.release(part, bits)
         runs = [slice(part.offset, part.offset + part.entry.values.size) for part in layout.parts]
@@ -426,7 +429,7 @@ class Exchange:
         count = self._compressor.compress(parts, flat, *scratch, mask=mask)
         return scratch[0][:count], scratch[1][:count]
 
-    def send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
+    def _send_dense_members(self, layout: BucketLayout, bits: Bits, sending: Sending) -> None:
         """The average of those members, as a part of ``sending``."""
         dense = np.concatenate([bits[run] for run in layout.dense_runs])
         whole = dense if dense.dtype == np.float32 else tensor_of(dense)
@@ -529,7 +532,7 @@ class Exchange:
 def check_used(compressor: Compressor, values: str, combine: str | OkTopk) -> None:
     """Raises ``ValueError`` for ``values`` or ``combine`` where all compressed tensors go as the mean of one sign, each
     gathered."""
-    parts = [compressor.part(one.name, 0) for one in compressor.residuals]
+    parts = [compressor.part(one.name, 0) for one in compressor.residuals if one.name not in compressor.matrices]
     if not parts or not all(map(compressor.one_signed, parts)):
         return
     for name, value, without in (("values", values, ("auto", "mean")), ("combine", combine, ("allreduce",))):

@@ -26,7 +26,7 @@ from telegrad.ddp.choices import (
     watch_choices,
 )
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
-from telegrad.ddp.low_rank import LowRankRounds
+from telegrad.ddp.low_rank import LowRankRounds, fitting_factors
 from telegrad.ddp.options import (
     LowRank,
     Momentum,
@@ -154,7 +154,7 @@ class DDPState(RefusesCopies):
             self._warmup = warmup or Warmup(0)
             self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-            topk = compress if isinstance(compress, TopK) else TopK()
+            topk = compress.as_topk(self._parameters) if isinstance(compress, LowRank) else compress or TopK()
             encoding = encoding_of(topk, self._parameters)
             self._low_rank: LowRankRounds | None = None
             if isinstance(compress, LowRank):
@@ -233,7 +233,7 @@ class DDPState(RefusesCopies):
         return model.named_parameters()
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
-        keeps_all = self._exchange.topk_states is None
+        keeps_all = self._exchange.topk_states is None and (self._low_rank is None or self._low_rank.keeps_all)
         return use_of(self._parameters, self._compressor, self._memories, self.stats, optimizer, keeps_all=keeps_all)
 
     @property
@@ -292,14 +292,12 @@ class DDPState(RefusesCopies):
         self._buckets.leave()
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        if self._low_rank is None and "factors" in state:
-            raise ValueError("state has factors of compress=LowRank(…): load it with the same compress=")
-        factors = None if self._low_rank is None else self._low_rank.fitting(state.get("factors"))
+        factors = fitting_factors(self._low_rank, state)
         compressor = self._orders.from_rows(state["compressor"])
         self._compressor.load_state_dict(compressor, least_density=self._warmup.least_density(passes))
         if sums is not None:
             sums.load(fitting)
-        if self._low_rank is not None and factors is not None:
+        if self._low_rank is not None:
             self._low_rank.load(factors)
         self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
         self._buckets.forget()
@@ -375,7 +373,8 @@ class DDPState(RefusesCopies):
         (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
         scale = None if scaler is None else LossScale(scaler)
         figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
-        compression = CudaExchange(self._comm, self._compressor, wire, encoding, self.stats, scale, figures)
+        about = self._comm, self._compressor, wire, encoding, self.stats, scale, figures, self._low_rank
+        compression = CudaExchange(*about)
         self._memories.add(compression.feedback)
         return DeviceBuckets(self._averaging, compression)
 
@@ -383,10 +382,6 @@ class DDPState(RefusesCopies):
         from telegrad.ddp.cuda.buckets import check_options as check_device_options
         from telegrad.ddp.cuda.exchange import check_fits_device
 
-        if self._low_rank is not None:
-            raise TypeError(
-                "compress=LowRank(…) works in host memory, and the model is on a GPU: use TopK, or model.cpu()"
-            )
         check_device_options(self._config, self._parameters.values())
         check_fits_device(self._compressor, self._combine)
 

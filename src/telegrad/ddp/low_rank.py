@@ -2,7 +2,8 @@
 
 Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2. What a rank keeps is its own matrix less the part
 of it that was sent, P Pᵀ M. The paper keeps M less the average that came back; both have the same mean over ranks, so
-the averages are the same, and this residual does not hold how ranks differ.
+the averages are the same, and this residual does not hold how ranks differ. P and Q may travel in fewer bits. The error
+of P changes nothing, as all ranks make the same basis of its average; that of Q, times P, goes back to the residual.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import Compressor, PlacedResidual
 from telegrad.compress.compressor import Observation
 from telegrad.compress.residual import all_zero, norm
-from telegrad.ddp.bucket import COMPRESSIBLE, Bits, BucketLayout, rounded_to_bf16
+from telegrad.ddp.bucket import Bits, BucketLayout, rounded_to_bf16
 from telegrad.ddp.exchange import Exchange, Sending
-from telegrad.ddp.options import LowRank
+from telegrad.ddp.options import LowRank, compressions_by
 from telegrad.kernels.floats import as_float32, count_nonfinite
 
 Floats = npt.NDArray[np.float32]
-_DEPENDENT = 1e-6  # of a column's length: what is left of it beside the others is rounding
+DEPENDENT = 1e-6  # of a column's length: what is left of it beside the others is rounding
 
 
 class MatrixShape(NamedTuple):
@@ -43,14 +44,11 @@ class MatrixShape(NamedTuple):
         return (self.rows + self.columns) * self.rank
 
 
-def shape_of(parameter: torch.nn.Parameter, options: LowRank) -> MatrixShape | None:
-    """The first dimension's elements are the rows. ``None``: it is sent whole, as more than half of it would travel."""
-    size = parameter.numel()
-    if parameter.dim() < 2 or size <= options.small_elements or parameter.dtype not in COMPRESSIBLE:
-        return None
+def shape_of(parameter: torch.nn.Parameter, rank: int) -> MatrixShape:
+    """The first dimension's elements are the rows."""
     rows = parameter.shape[0]
-    shape = MatrixShape(rows, size // rows, min(options.rank, rows, size // rows))
-    return shape if 2 * shape.words <= size else None
+    columns = parameter.numel() // rows
+    return MatrixShape(rows, columns, min(rank, rows, columns))
 
 
 def orthonormal(columns: Floats) -> Floats:
@@ -61,7 +59,7 @@ def orthonormal(columns: Floats) -> Floats:
     for number in range(made.shape[1]):
         own = made[:, number]
         length = np.sqrt(_total(own * own))
-        if not length > _DEPENDENT * lengths[number]:
+        if not length > DEPENDENT * lengths[number]:
             own[:] = 0
             continue
         own /= length
@@ -81,12 +79,32 @@ def _total(x: npt.NDArray[np.float64]) -> Any:
     return x[0]
 
 
-def product(basis: Floats, factor: Floats, out: Floats) -> None:
-    """Writes ``basis @ factor.T`` by rows into ``out``, a flat array: the same bits on every CPU."""
-    left, right = np.ascontiguousarray(basis), np.ascontiguousarray(factor.T)
+def product(basis: Floats, lines: Floats, out: Floats) -> None:
+    """Writes ``basis @ lines`` by rows into ``out``, a flat array: the same bits on every CPU."""
+    left, right = np.ascontiguousarray(basis), np.ascontiguousarray(lines)
     _core.low_rank_product(
-        *(left.ctypes.data, len(basis), right.ctypes.data, len(factor), basis.shape[1], out.ctypes.data)
+        *(left.ctypes.data, len(basis), right.ctypes.data, lines.shape[1], len(lines), out.ctypes.data)
     )
+
+
+class Scales(NamedTuple):
+    """Powers of two by column, by which P and Q are divided before they are averaged, so that all their numbers are
+    near 1: a format of few bits has one scale for neighbours, which may be of other columns and other matrices."""
+
+    of_p: Floats
+    of_q: Floats
+
+
+def scales_of(factor: Floats, shape: MatrixShape) -> Scales:
+    """What the previous Q says of the lengths of the next P and Q. The same bits on every CPU.
+
+    Column k of Q has the length s, a singular value, so that of M Q has s² and that of the next Q s again.
+    """
+    _, squares = np.frexp(_total(factor.astype(np.float64) ** 2))
+    most = np.int32(60)
+    of_p = np.clip(squares - shape.rows.bit_length() // 2, -most, most)
+    of_q = np.clip(squares // 2 - shape.columns.bit_length() // 2, -most, most)
+    return Scales(np.ldexp(np.float32(1), of_p), np.ldexp(np.float32(1), of_q))
 
 
 def first_factor(name: str, shape: MatrixShape) -> Floats:
@@ -95,65 +113,121 @@ def first_factor(name: str, shape: MatrixShape) -> Floats:
     return random.standard_normal((shape.columns, shape.rank), np.float32)
 
 
+class PackedMatrices:
+    """Matrices of these ``shapes``, one after another in ``values``, that are averaged together in messages of that
+    ``wire``; those that are ``fresh`` lie behind the others, and go as they are."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], fresh: Sequence[bool], wire: str | None) -> None:
+        self._shapes, self._wire = shapes, wire
+        self._order = sorted(range(len(shapes)), key=lambda number: fresh[number])
+        sizes = [rows * columns for rows, columns in shapes]
+        self.values = np.empty(sum(sizes), np.float32)
+        self._known = sum(size for size, is_fresh in zip(sizes, fresh, strict=True) if not is_fresh)
+
+    def matrices(self, values: Floats | None = None) -> list[Floats]:
+        """Views of ``values``, or of an array like them."""
+        found: dict[int, Floats] = {}
+        left = self.values if values is None else values
+        for number in self._order:
+            rows, columns = self._shapes[number]
+            found[number] = left[: rows * columns].reshape(rows, columns)
+            left = left[rows * columns :]
+        return [found[number] for number in range(len(found))]
+
+    def average(self, comm: Communicator, lost: Floats | None = None) -> list[Work]:
+        """Starts it. ``lost``: zeros, which become what rounding loses."""
+        works = []
+        if self._known and self._wire is not None:
+            known, error = self.values[: self._known], None if lost is None else lost[: self._known]
+            works.append(comm.all_reduce(known, "avg", wire=self._wire, error=error, async_op=True))
+        exact = self.values if self._wire is None else self.values[self._known :]
+        if exact.size:
+            works.append(comm.all_reduce(exact, "avg", async_op=True))
+        return works
+
+
 @dataclass(slots=True)
 class FirstRound:
-    """A bucket whose P are being averaged. ``gives``: which of its parts have a gradient of this rank in them.
-    ``begun``: what else travels with it."""
+    """A bucket whose P are being averaged. ``gives``: which of its matrices have a gradient of this rank in them.
+    ``begun``: its other members."""
 
     layout: BucketLayout
     bits: Bits
-    averages: list[Floats]
+    averages: list[Floats]  # P by columns
+    scales: list[Scales]
     gives: list[bool]
     norms: list[float]
     begun: Sending
-    work: Work
+    works: list[Work]
 
     def wait(self) -> None:
         """Until the network is done with its memory."""
-        for one in (self.work, *self.begun.works):
+        for one in (*self.works, *self.begun.works):
             one.wait()
 
 
 class LowRankRounds:
     """Sends buckets in two rounds, P and Q. ``compressor`` has the residuals of those ``parameters`` that are not sent
-    whole."""
+    whole; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel. Raises
+    ``TypeError`` and ``ValueError`` for what a policy says."""
 
     def __init__(self, comm: Communicator, parameters: Mapping[str, torch.nn.Parameter], options: LowRank) -> None:
-        shapes = {name: shape_of(parameter, options) for name, parameter in parameters.items()}
+        chosen = compressions_by(options.per_parameter, parameters)
         self._comm = comm
-        self._shapes = {name: shape for name, shape in shapes.items() if shape is not None}
-        sizes = {name: one.rows * one.columns for name, one in self._shapes.items()}
-        densities = {name: one.words / sizes[name] for name, one in self._shapes.items()}
-        self.compressor = Compressor(sizes, densities=densities)
-        self._factors = {name: first_factor(name, shape) for name, shape in self._shapes.items()}
+        self.wire = None if options.values == "f32" else options.values
+        self.shapes = {
+            name: shape_of(parameters[name], one.rank) for name, one in chosen.items() if one.rank is not None
+        }
+        densities = {name: one.density for name, one in chosen.items()}
+        densities |= {name: min(1.0, one.words / (one.rows * one.columns)) for name, one in self.shapes.items()}
+        self.compressor = Compressor(
+            {name: parameters[name].numel() for name in chosen},
+            densities=densities,
+            selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
+            matrices=self.shapes,
+        )
+        self.factors = {name: first_factor(name, shape) for name, shape in self.shapes.items()}
+        self.fresh = {*self.factors}  # those whose Q says nothing yet of how large P is
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether an average is zero only where all gradients are: in 8 bits a P that is much smaller than others of
+        its scale becomes zero, and waits until the residual is large enough."""
+        return self.wire is None
+
+    def move_to(self, comm: Communicator) -> None:
+        """Averages are made there from now on."""
+        self._comm = comm
 
     def begin(self, exchange: Exchange, layout: BucketLayout, bits: Bits, *, sound: bool) -> FirstRound:
-        """Adds the gradients to the residuals, and starts the averages of P = M Q. ``sound``: as for
-        ``Exchange.send``.
+        """Adds the gradients to the residuals, and starts the averages of P = M Q, and of all members that are no
+        matrices. ``sound``: as for ``Exchange.send``.
 
-        A gradient with NaN or infinity, or with which the residual would overflow, makes its average NaN on all ranks,
+        A matrix with NaN or infinity, or with which the residual would overflow, makes its average NaN on all ranks,
         and leaves the residual alone.
         """
-        begun = Sending([])
-        if layout.dense_runs:
-            exchange.send_dense_members(layout, bits, begun)
         flat = as_float32(bits)
-        shapes = [self._shapes[part.entry.name] for part in layout.parts]
-        both = np.empty(sum(one.rows * one.rank for one in shapes), np.float32)
-        averages = _matrices(both, [(one.rows, one.rank) for one in shapes])
-        gives, norms = [], []
-        for part, shape, p in zip(layout.parts, shapes, averages, strict=True):
+        shapes = [self.shapes[part.entry.name] for part in layout.matrices]
+        packed = self._packed(layout, [(one.rank, one.rows) for one in shapes])
+        averages = packed.matrices()
+        scales, gives, norms = [], [], []
+        for part, shape, p in zip(layout.matrices, shapes, averages, strict=True):
             gradient = flat[part.offset : part.offset + part.entry.size]
             given = self._given(part, gradient) if sound or self._is_sound(part, gradient, flat) else None
             gives.append(given is True)
             norms.append(norm(gradient) if self.compressor.observer is not None else 0.0)
+            factor = self.factors[part.entry.name]
+            scales.append(scales_of(factor, shape))
             if given:
-                np.matmul(_matrix(part, shape), self._factors[part.entry.name], out=p)
+                np.matmul((factor / scales[-1].of_p).T, _matrix(part, shape).T, out=p)
             else:
                 p.fill(0 if given is False else np.nan)
-        work = self._comm.all_reduce(both, "avg", async_op=True)
-        assert work is not None
-        return FirstRound(layout, bits, averages, gives, norms, begun, work)
+        works = packed.average(self._comm)
+        begun = exchange.send(layout, bits, sound=sound)
+        return FirstRound(layout, bits, averages, scales, gives, norms, begun, works)
+
+    def _packed(self, layout: BucketLayout, shapes: Sequence[tuple[int, int]]) -> PackedMatrices:
+        return PackedMatrices(shapes, [part.entry.name in self.fresh for part in layout.matrices], self.wire)
 
     def _given(self, part: PlacedResidual, gradient: Floats) -> bool:
         """Whether there is anything in the gradient, which then is in the residual."""
@@ -163,72 +237,93 @@ class LowRankRounds:
         return not count_nonfinite(gradient) and not self.compressor.overflowing((part,), flat).size
 
     def finish(self, first: FirstRound) -> Sending:
-        """Waits for P, takes what is sent out of the residuals, and starts the averages of Q."""
-        first.wait()
-        layout, bits = first.layout, first.bits
-        shapes = [self._shapes[part.entry.name] for part in layout.parts]
-        both = np.empty(sum(one.columns * one.rank for one in shapes), np.float32)
-        averages = _matrices(both, [(one.columns, one.rank) for one in shapes])
-        bases = []
-        for part, shape, p, q, gives in zip(layout.parts, shapes, first.averages, averages, first.gives, strict=True):
-            sound = bool(np.isfinite(p).all())
-            bases.append(orthonormal(p) if sound else p)
-            if not sound or not gives:
-                q.fill(0 if sound else np.nan)
-                continue
-            matrix = _matrix(part, shape)
-            np.matmul(matrix.T, bases[-1], out=q)
-            torch.from_numpy(matrix).addmm_(torch.from_numpy(bases[-1]), torch.from_numpy(q).T, alpha=-1)
-            part.entry.peak = norm(part.entry.values)
+        """Waits for P, starts the averages of Q, and takes what is sent out of the residuals."""
+        for work in first.works:
+            work.wait()
+        matrices, bits = first.layout.matrices, first.bits
+        shapes = [self.shapes[part.entry.name] for part in matrices]
+        packed = self._packed(first.layout, [(one.rank, one.columns) for one in shapes])
+        averages = packed.matrices()
+        sound = [bool(np.isfinite(p).all()) for p in first.averages]
+        bases = [orthonormal(p.T) if is_sound else p.T for p, is_sound in zip(first.averages, sound, strict=True)]
+        gives = [gives and is_sound for gives, is_sound in zip(first.gives, sound, strict=True)]
+        for number, (part, shape, q) in enumerate(zip(matrices, shapes, averages, strict=True)):
+            q.fill(0)  # where P is NaN all ranks know
+            if gives[number]:
+                np.matmul(bases[number].T, _matrix(part, shape), out=q)
+                q /= first.scales[number].of_q[:, None]
+                if not np.isfinite(q).all():
+                    gives[number] = False
+                    q.fill(np.nan)
+        own, lost = packed.values.copy(), None if self.wire is None else np.zeros_like(packed.values)
+        works = packed.average(self._comm, lost)
+        for number, (part, shape, q) in enumerate(zip(matrices, shapes, packed.matrices(own), strict=True)):
+            if gives[number]:
+                q *= first.scales[number].of_q[:, None]
+                _subtract(_matrix(part, shape), bases[number], q)
+                part.entry.peak = norm(part.entry.values)
         self._observe(first, shapes)
-        work = self._comm.all_reduce(both, "avg", async_op=True)
-        assert work is not None
 
         def write() -> None:
-            for part, basis, q in zip(layout.parts, bases, averages, strict=True):
-                own = bits[part.offset : part.offset + part.entry.size]
-                if own.dtype == np.float32:
-                    product(basis, q, own)
+            for part, basis, q, is_sound, scales in zip(matrices, bases, averages, sound, first.scales, strict=True):
+                into = bits[part.offset : part.offset + part.entry.size]
+                average = into if into.dtype == np.float32 else np.empty(into.size, np.float32)
+                if is_sound:
+                    product(basis, q * scales.of_q[:, None], average)
                 else:
-                    average = np.empty(own.size, np.float32)
-                    product(basis, q, average)
-                    own[:] = rounded_to_bf16(average)
+                    average.fill(np.nan)
+                if average is not into:
+                    into[:] = rounded_to_bf16(average)
 
         def keep() -> None:
-            for part, q in zip(layout.parts, averages, strict=True):
-                self._start_next_from(part.entry.name, q)
+            for part, q, is_sound, scales in zip(matrices, averages, sound, first.scales, strict=True):
+                if is_sound:
+                    self._start_next_from(part.entry.name, (q * scales.of_q[:, None]).T)
+            if lost is None:
+                return
+            errors = packed.matrices(np.nan_to_num(lost, copy=False, posinf=0, neginf=0))
+            for part, basis, q, scales in zip(matrices, bases, errors, first.scales, strict=True):
+                if q.any():
+                    error = np.matmul(basis, q * scales.of_q[:, None])
+                    self.compressor.add(part, error.reshape(-1))
 
-        words = sum(one.words for one in shapes)
-        return Sending([work], words, [*first.begun.writes, write], [*first.begun.keeps, keep])
+        words, begun = sum(one.words for one in shapes), first.begun
+        return Sending([*begun.works, *works], words + begun.nnz, [*begun.writes, write], [*begun.keeps, keep])
 
     def _observe(self, first: FirstRound, shapes: Sequence[MatrixShape]) -> None:
         if (observer := self.compressor.observer) is None:
             return
         unit = self.compressor.gradient_unit
-        for part, shape, given in zip(first.layout.parts, shapes, first.norms, strict=True):
+        for part, shape, given in zip(first.layout.matrices, shapes, first.norms, strict=True):
             entry, words = part.entry, shape.words
             observer(Observation(entry.name, entry.size, words, words, given * unit, norm(entry.values) * unit, None))
 
     def _start_next_from(self, name: str, average: Floats) -> None:
-        """A column that has nothing in it would give nothing for ever: the one before stays."""
+        """A column that has nothing in it would give nothing for ever: the one before stays, made about as long as the
+        shortest of the others, with which it shares a scale."""
         usable = np.isfinite(average).all(axis=0) & (average != 0).any(axis=0)
-        self._factors[name][:, usable] = average[:, usable]
+        if usable.any():
+            factor = self.factors[name]
+            factor[:, usable] = average[:, usable]
+            exponents = np.frexp(_total(factor.astype(np.float64) ** 2))[1] // 2
+            factor[:, ~usable] = np.ldexp(factor, exponents[usable].min() - exponents)[:, ~usable]
+            self.fresh.discard(name)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """A copy of Q by parameter, of shape (columns, rank)."""
-        return {name: torch.from_numpy(factor.copy()) for name, factor in self._factors.items()}
+        return {name: torch.from_numpy(factor.copy()) for name, factor in self.factors.items()}
 
     def fitting(self, saved: Any) -> dict[str, Floats]:
         """What ``state_dict()`` gave of the same model and rank, for ``load``. Raises ``ValueError`` for anything
         else."""
-        if not isinstance(saved, Mapping) or saved.keys() != self._factors.keys():
+        if not isinstance(saved, Mapping) or saved.keys() != self.factors.keys():
             raise ValueError(
                 "state['factors'] is not of these parameters: load what state_dict() gave with the same model and "
                 "compress=telegrad.LowRank(…)"
             )
         found = {name: np.asarray(one) for name, one in saved.items()}
         for name, one in found.items():
-            expected = self._factors[name].shape
+            expected = self.factors[name].shape
             if one.shape != expected or one.dtype != np.float32 or not np.isfinite(one).all():
                 raise ValueError(
                     f"state['factors'][{name!r}] is {one.dtype} of shape {one.shape}: it must be finite float32 of "
@@ -238,15 +333,24 @@ class LowRankRounds:
 
     def load(self, fitting: Mapping[str, Floats]) -> None:
         """Takes over what ``fitting`` has found."""
-        self._factors = {name: one.copy() for name, one in fitting.items()}
+        self.factors = {name: one.copy() for name, one in fitting.items()}
+        self.fresh = {
+            name for name, one in fitting.items() if np.array_equal(one, first_factor(name, self.shapes[name]))
+        }
 
 
 def _matrix(part: PlacedResidual, shape: MatrixShape) -> Floats:
     return part.entry.values.reshape(shape.rows, shape.columns)
 
 
-def _matrices(both: Floats, shapes: Sequence[tuple[int, int]]) -> list[Floats]:
-    """Views of one array, one after another."""
-    ends = np.cumsum([rows * columns for rows, columns in shapes])
-    pieces = np.split(both, ends[:-1]) if shapes else []
-    return [piece.reshape(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+def _subtract(matrix: Floats, basis: Floats, lines: Floats) -> None:
+    torch.from_numpy(matrix).addmm_(torch.from_numpy(basis), torch.from_numpy(lines), alpha=-1)
+
+
+def fitting_factors(low_rank: LowRankRounds | None, state: Mapping[str, Any]) -> dict[str, Floats]:
+    """What a rank's ``state`` has for ``low_rank.load``. Raises ``ValueError`` where it is of other options."""
+    if low_rank is not None:
+        return low_rank.fitting(state.get("factors"))
+    if "factors" in state:
+        raise ValueError("state has factors of compress=LowRank(…): load it with the same compress=")
+    return {}

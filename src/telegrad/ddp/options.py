@@ -16,7 +16,17 @@ import torch
 from telegrad import _core
 from telegrad.communicator import OkTopkState
 from telegrad.communicator.operands import check_block_wire, formats_named, on_device
-from telegrad.compress import BucketTopK, BySize, Compressor, ParameterInfo, Policy, Selection, Velocities
+from telegrad.compress import (
+    BucketTopK,
+    ByShape,
+    BySize,
+    Compressor,
+    ParameterCompression,
+    ParameterInfo,
+    Policy,
+    Selection,
+    Velocities,
+)
 from telegrad.compress.arguments import checked_count
 from telegrad.compress.compressor import FEEDBACK
 from telegrad.compress.policies import check_selections, compressions_of
@@ -33,6 +43,9 @@ together keep about as many as each selects (Ok-Topk; gTopk; bounded, in message
 rank, which adds them itself (the simplest)."""
 QUANTISED = ("bf16", "int8", "qsgd8", "qsgd4")
 """Formats of dense sums whose rounding errors error feedback bears, and in which no finite float32 overflows."""
+FACTOR_VALUES = ("int8", "f32")
+"""Of the two matrices of a LowRank. In 8 bits they learn as in 32, and a higher rank is worth more than 16 bits. In 4
+bits a lower rank with 8 learns more from as many bytes. QSGD's 8 bits do as well, but choose at random."""
 WARMUPS = ("dense", "falling")
 FALLING = (0.25, 0.0625, 0.0156, 0.004, 0.001)
 """Densities of equally long stages. Source: Deep Gradient Compression, as RedSync's appendix C quotes it."""
@@ -42,6 +55,22 @@ def check_choice(value: object, argument: str, choices: tuple[str, ...]) -> None
     """Raises ``ValueError`` unless ``value`` is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{argument}={value!r} does not exist: use one of {', '.join(choices)}")
+
+
+def _check_policy(policy: object, kind: type) -> None:
+    if not callable(policy):
+        raise TypeError(
+            f"policy is a {type(policy).__name__}: give a {kind.__name__}, or a function from ParameterInfo to "
+            "ParameterCompression"
+        )
+
+
+def _check_left_out(name: str, value: object, default: object) -> None:
+    if value != default:
+        raise ValueError(
+            f"{name}={value!r} is not used with policy=, which says how each parameter is sent: leave one of the two "
+            "out"
+        )
 
 
 def _checked_names(output: Any) -> tuple[str, ...]:
@@ -137,17 +166,9 @@ class TopK:
                     f"output={self.output!r} is not used without same_sign=True or policy=: leave it out, or give one"
                 )
         if self.policy is not None:
-            if not callable(self.policy):
-                raise TypeError(
-                    f"policy is a {type(self.policy).__name__}: give a BySize, or a function from ParameterInfo to "
-                    "ParameterCompression"
-                )
+            _check_policy(self.policy, BySize)
             for name in ("density", "select", "interval", "small_elements", "same_sign"):
-                if getattr(self, name) != getattr(TopK, name):
-                    raise ValueError(
-                        f"{name}={getattr(self, name)!r} is not used with policy=, which says how each parameter is "
-                        "sent: leave one of the two out"
-                    )
+                _check_left_out(name, getattr(self, name), getattr(TopK, name))
         self._check_values()
         check_choice(self.feedback, "feedback", FEEDBACK)
 
@@ -218,19 +239,40 @@ class LowRank:
     ``rank``: how many columns each of the two has, at least 1; 1 to 8 are usual. A matrix of n rows and m columns
     travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
     ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
-    those of which more than half would travel. For DDPState, and gradients on CPUs. The optimizer applies momentum.
+    those of which more than half would travel.
+    ``values``: the format of the two matrices in messages, ``"int8"`` or ``"f32"``. The rounding error stays in the
+    residual.
+    ``policy``: instead of ``rank`` and ``small_elements``, how each parameter is sent: a ``ByShape``, or a function
+    from ParameterInfo to ParameterCompression. It may mix products, largest entries and dense parameters.
+    The optimizer applies momentum.
     Raises ``TypeError`` and ``ValueError``.
     Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
     """
 
     rank: int = 4
     small_elements: int = 2048
+    values: str = "int8"
+    policy: Policy | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rank", checked_count(self.rank, "rank"))
-        object.__setattr__(self, "small_elements", checked_count(self.small_elements, "small_elements"))
-        if self.rank < 1:
-            raise ValueError(f"rank={self.rank} must be at least 1: the columns of each of the two matrices")
+        check_choice(self.values, "values", FACTOR_VALUES)
+        plain = ByShape(self.rank, self.small_elements)
+        object.__setattr__(self, "rank", plain.rank)
+        object.__setattr__(self, "small_elements", plain.small_elements)
+        if self.policy is not None:
+            _check_policy(self.policy, ByShape)
+            for name in ("rank", "small_elements"):
+                _check_left_out(name, getattr(self, name), getattr(ByShape, name))
+
+    @property
+    def per_parameter(self) -> Policy:
+        """How each parameter is sent."""
+        return ByShape(self.rank, self.small_elements) if self.policy is None else self.policy
+
+    def as_topk(self, parameters: Mapping[str, torch.nn.Parameter]) -> TopK:
+        """How the largest entries of those ``parameters`` travel that the policy does not make matrices."""
+        encodes = all(one.dtype == torch.float32 for one in parameters.values() if one.dtype in COMPRESSIBLE)
+        return TopK(values=self.values if encodes and self.values != "f32" else "auto")
 
 
 @dataclass(frozen=True)
@@ -330,7 +372,7 @@ class Warmup:
         return FALLING[step * len(FALLING) // self.steps]
 
 
-Compress = TopK | Quantised | Cheapest
+Compress = TopK | LowRank | Quantised | Cheapest
 
 
 def check_objects(compress: object, momentum: object, warmup: object, *, kinds: tuple[type, ...] = (TopK,)) -> None:
@@ -364,7 +406,7 @@ def check_objects(compress: object, momentum: object, warmup: object, *, kinds: 
 
 
 def plain_options(
-    compress: Compress | LowRank | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
+    compress: Compress | None, momentum: Momentum | None, warmup: Warmup | None, **others: object
 ) -> dict[str, object]:
     """Options as a checkpoint may hold them, and as ranks compare them: numbers, texts and ``None`` by name."""
     given: dict[str, object] = {"compress": None if compress is None else type(compress).__name__}
@@ -402,16 +444,15 @@ def compressor_of(
     all where there is a ``momentum``. Those of other dtypes than float32 and bfloat16 always are dense."""
     large = {} if topk is None else parameters
     topk = topk or TopK()
-    policy = topk.per_parameter
-    outputs = _outputs(large, topk.output)
-    if isinstance(policy, BySize) and large and (unknown := sorted(set(policy.dense) - large.keys())):
-        raise ValueError(f"dense names {unknown[0]!r}, which the model does not have: use named_parameters()' names")
-    compressible = {name: one for name, one in large.items() if one.dtype in COMPRESSIBLE}
-    sizes = {name: parameter.numel() for name, parameter in compressible.items() if parameter.numel()}
-    infos = (ParameterInfo(name, size, parameters[name].dim(), name in outputs) for name, size in sizes.items())
-    chosen = {name: one for name, one in compressions_of(policy, infos).items() if one.selection is not None}
+    chosen = compressions_by(topk.per_parameter, large, topk.output)
+    for name, one in chosen.items():
+        if one.rank is not None:
+            raise ValueError(
+                f"policy says rank={one.rank} of parameter {name!r}: matrices of low rank are a LowRank's, so give "
+                "compress=LowRank(policy=…)"
+            )
     compressor = Compressor(
-        {name: sizes[name] for name in chosen},
+        {name: parameters[name].numel() for name in chosen},
         density=topk.density,
         densities={name: one.density for name, one in chosen.items()},
         selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
@@ -422,6 +463,35 @@ def compressor_of(
     if topk.feedback == "steps":
         check_moves_by_rates(optimizer)
     return compressor
+
+
+def compressions_by(
+    policy: Policy, parameters: Mapping[str, torch.nn.Parameter], output: Sequence[str] | None = None
+) -> dict[str, ParameterCompression]:
+    """What ``policy`` says of those ``parameters`` that it does not leave dense. Raises ``TypeError`` and
+    ``ValueError`` for what does not fit them."""
+    outputs = _outputs(parameters, output)
+    names: tuple[str, ...] = ()
+    text = ""
+    if isinstance(policy, BySize):
+        names, text = policy.dense, "dense names"
+    elif isinstance(policy, ByShape):
+        names, text = policy.tables, "tables names"
+    if parameters and (unknown := sorted(set(names) - parameters.keys())):
+        raise ValueError(f"{text} {unknown[0]!r}, which the model does not have: use named_parameters()' names")
+    infos = [
+        ParameterInfo(name, one.numel(), one.dim(), name in outputs, tuple(one.shape))
+        for name, one in parameters.items()
+        if one.dtype in COMPRESSIBLE and one.numel()
+    ]
+    said = compressions_of(policy, infos)
+    for info in infos:
+        if said[info.name].rank is not None and info.dimensions < 2:
+            raise ValueError(
+                f"policy says rank={said[info.name].rank} of parameter {info.name!r} of shape {info.shape}: only those "
+                "with two dimensions or more are matrices"
+            )
+    return {name: one for name, one in said.items() if one.selection is not None or one.rank is not None}
 
 
 def scales_of(
@@ -440,7 +510,12 @@ def compressed_by(compressor: Compressor) -> dict[str, tuple[int, str, bool]]:
     """Of each compressed parameter what its messages depend on, which all ranks must have alike."""
     policies = {one.name: (one.k, compressor.policy_of(one)) for one in compressor.residuals}
     return {
-        name: (k, type(policy).__name__, getattr(policy, "same_sign", False)) for name, (k, policy) in policies.items()
+        name: (
+            k,
+            "LowRank" if name in compressor.matrices else type(policy).__name__,
+            getattr(policy, "same_sign", False),
+        )
+        for name, (k, policy) in policies.items()
     }
 
 

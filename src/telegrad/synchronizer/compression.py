@@ -24,12 +24,14 @@ from telegrad.ddp.bucket import (
     has_current_density,
     layout_of_members,
 )
-from telegrad.ddp.choices import tell_of_density, watch_choices
+from telegrad.ddp.choices import tell_of_density, tell_of_nothing_compressed, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP, Exchange, Sending, correct_around, error_of, find_fault
+from telegrad.ddp.low_rank import FirstRound, LowRankRounds, fitting_factors
 from telegrad.ddp.options import (
     QUANTISED,
     Cheapest,
     Compress,
+    LowRank,
     Momentum,
     Quantised,
     TopK,
@@ -52,9 +54,9 @@ NONFINITE = ("raise", "send")
 
 class GroupCompression:
     """``compress``: a TopK: all parameters that it does not leave dense are sent sparsely; a Quantised: all of their
-    values, rounded; a Cheapest: what the plan finds cheapest. ``parameters``: by name; those that are not float32 or
-    bfloat16 go densely. ``comm``: where sums are made, until ``move_to`` names another one. The rest as for
-    Synchronizer.
+    values, rounded; a LowRank: as products of narrow matrices; a Cheapest: what the plan finds cheapest.
+    ``parameters``: by name; those that are not float32 or bfloat16 go densely. ``comm``: where sums are made, until
+    ``move_to`` names another one. The rest as for Synchronizer.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments.
     """
@@ -79,7 +81,14 @@ class GroupCompression:
         topk, self.quantised = _entries_and_formats(compress, parameters)
         if isinstance(compress, Quantised) and self._warmup.kind != "dense":
             raise ValueError(f"warmup={warmup!r} is of entries, and Quantised sends all values: leave kind out")
-        self.compressor = compressor_of(parameters, topk, momentum, optimizer)
+        self._low_rank: LowRankRounds | None = None
+        if not isinstance(compress, LowRank):
+            self.compressor = compressor_of(parameters, topk, momentum, optimizer)
+        else:
+            self._low_rank = LowRankRounds(comm, parameters, compress)
+            self.compressor = self._low_rank.compressor
+            if not len(self.compressor.residuals):
+                tell_of_nothing_compressed(compress, rank=comm.rank)
         self._scales = scales_of(self.compressor, parameters, optimizer)
         self.stats = DDPStats()
         self.values, self.combine = topk.values, topk.combine
@@ -103,8 +112,11 @@ class GroupCompression:
     def move_to(self, comm: Communicator) -> None:
         """Sums are made there from now on."""
         self._comm = comm
+        if self._low_rank is not None:
+            self._low_rank.move_to(comm)
         self._exchange = Exchange(comm, self.compressor, self.values, self.encoding, self.combine, self.stats)
-        memory, keeps_all = self._memory, self._exchange.topk_states is None
+        memory, rounds = self._memory, self._low_rank
+        keeps_all = self._exchange.topk_states is None and (rounds is None or rounds.keeps_all)
         self._use = use_of(self._parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
 
     @property
@@ -163,9 +175,9 @@ class GroupCompression:
         """Gradients that were cleared without a step leave nothing behind."""
         self._use.decide()
 
-    def start(self, layout: BucketLayout, bits: Bits, *, way: str) -> Sending:
+    def start(self, layout: BucketLayout, bits: Bits, *, way: str) -> Sending | FirstRound:
         """Begins to average a group's memory: ``"sparse"``, its parts compressed; ``"dense"``, all of it, with what
-        waits; or so with its parts in that wire.
+        waits; or so with its parts in that wire. What is a first round goes on with ``finish``.
 
         Raises ``NonFiniteGradient`` if that is the policy, and ends the communicator, so that no rank waits for this.
         """
@@ -188,8 +200,17 @@ class GroupCompression:
             return self._exchange.send_quantised(layout, bits, way)
         if not sparse:
             return self._exchange.send_with_what_waits(layout, bits)
-        sending = self._exchange.send(layout, bits, sound=fault is None)
         self.stats.wanted += layout.wanted
+        if self._low_rank is not None:
+            return self._low_rank.begin(self._exchange, layout, bits, sound=fault is None)
+        sending = self._exchange.send(layout, bits, sound=fault is None)
+        self.stats.selected += sending.nnz
+        return sending
+
+    def finish(self, first: FirstRound) -> Sending:
+        """Ends a first round, and begins the second one of that memory."""
+        assert self._low_rank is not None
+        sending = self._low_rank.finish(first)
         self.stats.selected += sending.nnz
         return sending
 
@@ -198,6 +219,8 @@ class GroupCompression:
         self.decide()
         sums = self._exchange.topk_states
         state = state_of(self._comm, self.step, self._config, self.compressor, self._orders)
+        if self._low_rank is not None:
+            state["factors"] = self._low_rank.state_dict()
         return {**state, "sums": () if sums is None else sums.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -205,11 +228,14 @@ class GroupCompression:
         step = checked_step(state, self._comm, "Synchronizer")
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
+        factors = fitting_factors(self._low_rank, state)
         orders = MemoryOrders(self._parameters)  # as they are now
         compressor = orders.from_rows(state["compressor"])
         self.compressor.load_state_dict(compressor, least_density=self._warmup.least_density(step))
         if sums is not None:
             sums.load(fitting)
+        if self._low_rank is not None:
+            self._low_rank.load(factors)
         self._orders, self.step = orders, step
         if self._choices is not None:
             self._choices.is_loaded = True
@@ -221,6 +247,8 @@ def _entries_and_formats(compress: Compress, parameters: Mapping[str, nn.Paramet
     ``TypeError`` for gradients that have none of these."""
     if isinstance(compress, TopK):
         return compress, ()
+    if isinstance(compress, LowRank):
+        return compress.as_topk(parameters), ()
     formats = tuple(compress.values)
     for name, parameter in parameters.items():
         if formats and parameter.dtype in COMPRESSIBLE and parameter.dtype != torch.float32:
@@ -253,7 +281,7 @@ class CompressedGroup(GradientGroup):
         super().__init__(parameters)
         self.way = way
         self._layouts: dict[int, BucketLayout] = {}
-        self._sendings: list[Sending] = []
+        self._sendings: list[Sending | FirstRound] = []
         self._held: list[_EarlierAverage] = []
 
     def _make_view(self, parameter: nn.Parameter) -> Tensor:
@@ -273,10 +301,20 @@ class CompressedGroup(GradientGroup):
         self._sendings.append(sending)
         return sending.works
 
+    def launch_second(self) -> list[Work]:
+        """As a GradientGroup's. Errors are those of the first round."""
+        works = []
+        for number, one in enumerate(self._sendings):
+            if isinstance(one, FirstRound):
+                second = self._sendings[number] = self._compression.finish(one)
+                works += second.works
+        return works
+
     def receive(self) -> None:
         """After the works: what the network did not write is written, and what it lost goes back to the residuals."""
         sendings, self._sendings = self._sendings, []
         for sending in sendings:
+            assert isinstance(sending, Sending)
             sending.keep()
             sending.write()
 

@@ -21,7 +21,7 @@ from telegrad.cost.send_method import GroupCost
 from telegrad.ddp.bucket import BucketLayout, ParameterSpan, has_current_density, layout_of_members
 from telegrad.ddp.cuda.exchange import CudaExchange, check_fits_device
 from telegrad.ddp.cuda.faults import LateFaults
-from telegrad.ddp.options import QUANTISED, Cheapest, Compress, TopK
+from telegrad.ddp.options import QUANTISED, Cheapest, Compress, LowRank, TopK
 from telegrad.ddp.pass_use import Revertible
 from telegrad.synchronizer.clocks import Mark
 from telegrad.synchronizer.compression import CompressedGroup, GroupCompression
@@ -122,8 +122,8 @@ _REMEDY = (
 
 
 class CudaGroupCompression(GroupCompression):
-    """As GroupCompression, of a TopK or a Quantised. What is wrong with a gradient is raised as soon as the host knows,
-    in a later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
+    """As GroupCompression, of a TopK, a LowRank or a Quantised. What is wrong with a gradient is raised as soon as the
+    host knows, in a later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
 
     def __init__(
         self, compress: Compress, comm: Communicator, parameters: Mapping[str, nn.Parameter], **options: Any
@@ -131,16 +131,17 @@ class CudaGroupCompression(GroupCompression):
         super().__init__(compress, comm, parameters, **options)
         if isinstance(compress, Cheapest):
             raise TypeError(
-                "compress=Cheapest() chooses by the host's clock, and the parameters are on a device: use TopK or "
-                "Quantised, or model.cpu()"
+                "compress=Cheapest() chooses by the host's clock, and the parameters are on a device: use TopK, "
+                "LowRank or Quantised, or model.cpu()"
             )
-        if isinstance(compress, TopK):
+        if isinstance(compress, (TopK, LowRank)):
             check_fits_device(self.compressor, self.combine)
             self.device.prepare(parameters.values())
 
     def move_to(self, comm: Communicator) -> None:
         """As Compression's; before anything has been summed."""
-        self.device = CudaExchange(comm, self.compressor, self.values, self.encoding, self.stats)
+        low_rank = self._low_rank
+        self.device = CudaExchange(comm, self.compressor, self.values, self.encoding, self.stats, low_rank=low_rank)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
         super().move_to(comm)
 
@@ -156,6 +157,7 @@ class CudaGroupCompression(GroupCompression):
         self.device.settle()
         super().open_pass()
         self.device.feedback.apply_reverts()
+        self.device.open_pass()
 
     def close_pass(self) -> None:
         """As Compression's."""
@@ -180,7 +182,7 @@ class CudaGroupCompression(GroupCompression):
         self._look(wait=True)
         self.device.settle()
         self.decide()
-        self.device.feedback.save()
+        self.device.save()
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -263,6 +263,10 @@ class GradientGroup:
         assert work is not None
         return [work]
 
+    def launch_second(self) -> list[Work]:
+        """Begins what must wait for the first works of the pass, in the order of groups on all ranks."""
+        return []
+
     def ended(self, works: Sequence[Work]) -> Mark:
         """After the works: when the last one was over, by the clock of ``time.perf_counter()``."""
         return max((span[1] for work in works if (span := work.span_s()) is not None), default=0.0)

@@ -12,7 +12,7 @@ from torch import nn
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import has_runtime
 from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
-from telegrad.ddp.options import Cheapest
+from telegrad.ddp.options import Cheapest, LowRank
 from telegrad.errors import MismatchedCall
 from telegrad.synchronizer.forward_hooks import check_takes_hooks
 from telegrad.synchronizer.group_planning import TIMED
@@ -75,6 +75,11 @@ def check_fits(plan: Any, compress: object) -> None:
     """Raises ``ValueError`` for a plan that does not go with that compression."""
     if plan == "greedy":
         raise ValueError("plan='greedy' looks at one cost, and compression has several: use plan='auto'")
+    if isinstance(compress, LowRank) and plan == "optimal":
+        raise ValueError(
+            "plan='optimal' needs to know what groups cost, which depends on the shapes of a LowRank's matrices: use "
+            "'auto' (groups of DDP's sizes), 'fixed', 'single', 'wfbp', or name the groups"
+        )
     if isinstance(compress, Cheapest) and plan not in TIMED:
         raise ValueError(
             f"compress=Cheapest() is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"

@@ -21,6 +21,7 @@ from telegrad.ddp.cuda.clipping import clip_together
 from telegrad.ddp.options import (
     Cheapest,
     Compress,
+    LowRank,
     Momentum,
     Quantised,
     TopK,
@@ -85,9 +86,10 @@ class Synchronizer:
 
     ``compress``: the format of groups. Gradients that are not float32 or bfloat16 are sent dense.
 
-    - ``None``: all values. ``TopK``: the largest entries. ``Quantised``: all values, rounded. The residual of each
-      parameter keeps unsent gradient and rounding errors. ``Cheapest``: the cheapest of these by the plan; not on a
-      CUDA device.
+    - ``None``: all values. ``TopK``: the largest entries. ``LowRank``: products of narrow matrices, in groups that are
+      not timed (``"auto"`` is ``"fixed"``). ``Quantised``: all values, rounded. The residual of each parameter keeps
+      unsent gradient and rounding errors. ``Cheapest``: the cheapest of ``None``, ``TopK`` and ``Quantised`` by the
+      plan; not on a CUDA device.
     - ``momentum``, ``warmup`` and ``optimizer``: as for DDPState.
     - ``nonfinite``: ``"raise"`` (default with compression): NonFiniteGradient on the rank with a NaN or an infinity,
       TransportError on the others, later on a GPU. ``"send"`` (default without): all ranks get the value.
@@ -136,7 +138,8 @@ class Synchronizer:
             if self._is_on_device:
                 check_plan_on_device(plan, wait_in, compress)
             optimizers = checked_optimizers(wait_in, self._parameters)
-            plans = self._scheme in TIMED and not (self._is_on_device and compress is not None)
+            unmeasured = isinstance(compress, LowRank) or (self._is_on_device and compress is not None)
+            plans = self._scheme in TIMED and not unmeasured
             check_is_seen(model, plans, optimizers)
             self._waits_in_step = bool(optimizers)
             description = described(
@@ -240,7 +243,7 @@ class Synchronizer:
         **options: Any,
     ) -> GroupCompression | None:
         """``None`` without ``compress``, which the ``options`` are of."""
-        check_objects(compress, options["momentum"], options["warmup"], kinds=(TopK, Quantised, Cheapest))
+        check_objects(compress, options["momentum"], options["warmup"], kinds=(TopK, LowRank, Quantised, Cheapest))
         if nonfinite is not None:
             check_choice(nonfinite, "nonfinite", NONFINITE)
         if compress is None:
@@ -456,6 +459,7 @@ class Synchronizer:
     def _receive(self, works: Sequence[Sequence[Work]], number: int, *, elsewhere_s: float = 0.0) -> None:
         """Waits, and all that follows from the averages of pass ``number``."""
         try:
+            works = [[*of, *group.launch_second()] for group, of in zip(self._groups, works, strict=True)]
             for group, of_group in zip(self._groups, works, strict=True):
                 for work in of_group:
                     work.wait()
@@ -486,7 +490,8 @@ class Synchronizer:
         works, self._works = self._works, []
         launched = self._groups[: len(works)]
         with contextlib.suppress(TransportError):  # the next launch says it again
-            for work in (one for of_group in works for one in of_group):
+            seconds = [group.launch_second() for group in launched]
+            for work in (one for of_group in (*works, *seconds) for one in of_group):
                 work.wait()
             for group in launched:
                 group.receive()

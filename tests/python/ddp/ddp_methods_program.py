@@ -298,14 +298,18 @@ def low_rank_learns(comm: Communicator) -> None:
     """Over several buckets, which DDP lays out anew; with the optimizer's momentum; and on from a checkpoint."""
     Job(comm, with_momentum, compress=LowRank(2, 16)).learns()
     Job(comm, lambda p: torch.optim.AdamW(p, 0.002), compress=LowRank(1, 16), warmup=Warmup(3)).learns()
-    jobs = [Job(comm, with_momentum, compress=LowRank(2, 16), nonfinite="skip") for _ in range(2)]
-    first, second = jobs
-    first.run(0, 6)
-    second.model.load_state_dict(first.model.state_dict())
-    second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))  # which shares its tensors
-    second.state.load_state_dict(first.state.state_dict())
-    assert first.run(6, 9) == second.run(6, 9)
-    assert_equal(first.flat(), second.flat())
+    for values in ("f32", "int8"):
+        jobs = [Job(comm, with_momentum, compress=LowRank(2, 16, values), nonfinite="skip") for _ in range(2)]
+        first, second = jobs
+        first.run(0, 6)
+        second.model.load_state_dict(first.model.state_dict())
+        second.optimizer.load_state_dict(copy.deepcopy(first.optimizer.state_dict()))  # which shares its tensors
+        second.state.load_state_dict(first.state.state_dict())
+        if values == "f32":
+            assert first.run(6, 9) == second.run(6, 9)
+            assert_equal(first.flat(), second.flat())
+        else:  # DDP's first pass has its matrices in other buckets, where others share their scales
+            np.testing.assert_allclose(first.run(6, 9), second.run(6, 9), rtol=1e-2)
 
 
 def ranks_that_were_given_others_are_told(comm: Communicator) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from handmade_buckets import LARGE, ONE, Trainer, given, gradients_of, plain_sgd
 
-from telegrad import Communicator
+from telegrad import Communicator, LowRank
 from telegrad.ddp import GatheredState, RankState
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -19,6 +19,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {"compress": None},
     "momentum": {"momentum": 0.5, "optimizer": plain_sgd},
     "oktopk": {"combine": "oktopk"},
+    "low rank": {"compress": LowRank(2, 100)},
 }
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from handmade_buckets import Trainer
-from threaded_ranks import on_ranks
+from threaded_ranks import on_ranks, outcomes
 
 import telegrad
-from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, TransportError, Warmup
-from telegrad.ddp import choices, reshard
+from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, PeerFailed, TransportError, Warmup
+from telegrad.compress import ExactTopK
+from telegrad.ddp import ByShape, ParameterCompression, ParameterInfo, choices, reshard
 from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product
 
 torch = pytest.importorskip("torch")
-Arrays = dict[str, npt.NDArray[np.float32]]
+Floats = npt.NDArray[Any]
+Arrays = dict[str, Floats]
+Average = Callable[[list[Floats]], tuple[Floats, list[Floats]]]
 RANK, RANKS, STEPS = 2, 3, 4
 MATRICES = {"embedding": MatrixShape(30, 40, RANK), "hidden": MatrixShape(20, 50, RANK)}
 WHOLE = ("norm", "bias", "scale")
@@ -32,26 +36,60 @@ def gradients(rank: int, step: int, scale: float = 1.0) -> Arrays:
     return {name: scale * random.standard_normal(size).astype(np.float32) for name, size in SIZES.items()}
 
 
-def trainer(comm: Communicator, **options: Any) -> Trainer:
-    return Trainer(comm, compress=LowRank(RANK, small_elements=100), **options)
+def trainer(comm: Communicator, *, values: str = "f32", **options: Any) -> Trainer:
+    return Trainer(comm, compress=LowRank(RANK, small_elements=100, values=values), **options)
+
+
+def exact(arrays: list[Floats]) -> tuple[Floats, list[Floats]]:
+    """The average, and of each rank what it has lost on the way."""
+    return np.mean(arrays, axis=0), [np.zeros_like(one) for one in arrays]
 
 
 class Reference:
-    """Vogels et al., Algorithms 1 and 2, in float64, for one matrix on all ranks; errors as the paper has them."""
+    """Vogels et al., Algorithms 1 and 2, in float64, for matrices on all ranks, whose P, and then whose Q, are averaged
+    together, from the second step on by ``average``. A residual keeps what it has lost, too."""
 
-    def __init__(self, name: str, ranks: int) -> None:
-        self.shape = MATRICES[name]
-        self.q = first_factor(name, self.shape).astype(np.float64)
-        self.errors = np.zeros((ranks, self.shape.rows, self.shape.columns))
+    def __init__(self, names: Sequence[str], ranks: int, average: Average = exact) -> None:
+        self.shapes, self.average, self.ranks = {name: MATRICES[name] for name in names}, average, range(ranks)
+        self.q = {name: first_factor(name, shape).astype(np.float64) for name, shape in self.shapes.items()}
+        self.errors = [{name: np.zeros(one[:2]) for name, one in self.shapes.items()} for _ in self.ranks]
+        self.average_now = exact
 
-    def step(self, given: list[npt.NDArray[np.float32]]) -> npt.NDArray[np.float64]:
-        m = self.errors + np.stack([one.reshape(self.shape[:2]) for one in given])
-        p = np.mean([one @ self.q for one in m], axis=0)
-        p, _ = np.linalg.qr(p)
-        self.q = np.mean([one.T @ p for one in m], axis=0)
-        average = p @ self.q.T
-        self.errors = m - average
-        return average
+    def step(self, given: list[Arrays]) -> Arrays:
+        m = [
+            {n: errors[n] + own[n].reshape(self.shapes[n][:2]) for n in self.q}
+            for own, errors in zip(given, self.errors, strict=True)
+        ]
+        squares = {n: np.frexp((q * q).sum(0))[1] for n, q in self.q.items()}
+        unit = {n: 2.0 ** (squares[n] - one.rows.bit_length() // 2) for n, one in self.shapes.items()}
+        p, _ = self.averages([{n: one[n] @ self.q[n] for n in one} for one in m], unit)
+        p = {n: np.linalg.qr(one)[0] for n, one in p.items()}
+        unit = {n: 2.0 ** (squares[n] // 2 - one.columns.bit_length() // 2) for n, one in self.shapes.items()}
+        q = [{n: one[n].T @ p[n] for n in one} for one in m]
+        self.q, lost = self.averages(q, unit)
+        self.errors = [{n: m[r][n] - p[n] @ (q[r][n] - lost[r][n]).T for n in p} for r in self.ranks]
+        self.average_now = self.average
+        return {n: p[n] @ self.q[n].T for n in p}
+
+    def averages(self, own: list[Arrays], unit: Arrays) -> tuple[Arrays, list[Arrays]]:
+        """Of all matrices, by columns, one after another, in ``unit`` of each column."""
+        average, lost = self.average_now([np.concatenate([(x[n] / unit[n]).T.ravel() for n in x]) for x in own])
+        shapes = {n: one.shape[::-1] for n, one in own[0].items()}
+        ends = np.cumsum([one.size for one in own[0].values()])[:-1]
+
+        def parted(flat: Floats) -> Arrays:
+            return {n: x.reshape(shapes[n]).T * unit[n] for n, x in zip(shapes, np.split(flat, ends), strict=True)}
+
+        return parted(average), [parted(one) for one in lost]
+
+
+def to_int8(arrays: list[Floats]) -> tuple[Floats, list[Floats]]:
+    """The average that one rank alone has in 8 bits: a scale for 256 numbers."""
+    x = arrays[0].astype(np.float32)
+    blocks = [x[at : at + 256] for at in range(0, x.size, 256)]
+    units = [np.float32(np.abs(block).max() / 127) for block in blocks]
+    made = np.concatenate([np.rint(block / unit) * unit for block, unit in zip(blocks, units, strict=True)])
+    return made, [x - made]
 
 
 @pytest.mark.parametrize("buckets", [ONE_BUCKET, TWO_BUCKETS])
@@ -61,30 +99,146 @@ def test_averages_are_the_papers_and_the_same_on_all_ranks(buckets: list[list[st
         return [one.step(gradients(comm.rank, step), buckets) for step in range(STEPS)]
 
     found = on_ranks(RANKS, run)
-    references = {name: Reference(name, RANKS) for name in MATRICES}
+    reference = Reference([*MATRICES], RANKS)
     for step in range(STEPS):
         given = [gradients(rank, step) for rank in range(RANKS)]
+        averages = reference.step(given)
         for name in SIZES:
             own = [of_rank[step][name] for of_rank in found]
             assert all(one.tobytes() == own[0].tobytes() for one in own)
-            all_given = [one[name] for one in given]
-            expected = references[name].step(all_given).ravel() if name in MATRICES else np.mean(all_given, axis=0)
+            expected = averages[name].ravel() if name in MATRICES else np.mean([one[name] for one in given], axis=0)
             np.testing.assert_allclose(own[0], expected, rtol=1e-4, atol=2e-5)
 
 
-def test_what_was_given_is_what_was_sent_and_what_is_kept() -> None:
+def test_rounded_factors_are_the_references() -> None:
+    def run(comm: Communicator) -> list[Arrays]:
+        one = trainer(comm, values="int8")
+        return [one.step(gradients(0, step), ONE_BUCKET) for step in range(STEPS)]
+
+    found, reference = on_ranks(1, run)[0], Reference([*MATRICES], 1, to_int8)
+    for step, averages in enumerate(found):
+        expected = reference.step([gradients(0, step)])
+        for name in MATRICES:  # a number that float32 and float64 round to different sides is one step of 127 away
+            apart = np.linalg.norm(averages[name] - expected[name].ravel())
+            assert apart <= 2e-3 * np.linalg.norm(expected[name])
+
+
+@pytest.mark.parametrize("values", ["f32", "int8"])
+def test_what_was_given_is_what_was_sent_and_what_is_kept(values: str) -> None:
     def run(comm: Communicator) -> tuple[list[Arrays], Arrays]:
-        one = trainer(comm)
+        one = trainer(comm, values=values)
         averages = [one.step(gradients(comm.rank, step), TWO_BUCKETS) for step in range(STEPS)]
         return averages, {part.name: part.values.copy() for part in one.state._compressor.residuals}
 
-    found = on_ranks(RANKS, run)
+    assert_kept(on_ranks(RANKS, run))
+
+
+def assert_kept(found: list[tuple[list[Arrays], Arrays]]) -> None:
+    """``found``: of each rank the averages of all steps, which must be the same, and its residuals."""
+    assert all(
+        one[name].tobytes() == own[name].tobytes()
+        for averages, _ in found
+        for one, own in zip(averages, found[0][0], strict=True)
+        for name in SIZES
+    )
     for name in MATRICES:
         given = sum(gradients(rank, step)[name].astype(np.float64) for rank in range(RANKS) for step in range(STEPS))
         sent = RANKS * sum(averages[name].astype(np.float64) for averages in found[0][0])
         kept = sum(residuals[name].astype(np.float64) for _, residuals in found)
         np.testing.assert_allclose(sent + kept, given, atol=2e-5)
         assert np.linalg.norm(kept) > 0.1 * np.linalg.norm(given)  # or the test shows nothing
+
+
+MIXED = ByShape(RANK, 100, tables=("embedding",), density=0.05)
+
+
+@pytest.mark.parametrize("buckets", [ONE_BUCKET, TWO_BUCKETS])
+def test_products_and_largest_entries_share_buckets(buckets: list[list[str]]) -> None:
+    def run(comm: Communicator, compress: LowRank | telegrad.TopK) -> tuple[list[Arrays], int]:
+        one = Trainer(comm, compress=compress)
+        averages = [one.step(gradients(comm.rank, step), buckets) for step in range(STEPS)]
+        return averages, one.state.stats.selected
+
+    found = on_ranks(RANKS, lambda comm: run(comm, LowRank(values="f32", policy=MIXED)))
+    topk = on_ranks(RANKS, lambda comm: run(comm, telegrad.TopK(0.05, small_elements=100)))
+    reference = Reference(["hidden"], RANKS)
+    for step in range(STEPS):
+        given = [gradients(rank, step) for rank in range(RANKS)]
+        expected = reference.step(given)["hidden"].ravel()
+        for averages, _ in found:
+            own = averages[step]
+            assert all(own[name].tobytes() == found[0][0][step][name].tobytes() for name in SIZES)
+            np.testing.assert_allclose(own["hidden"], expected, rtol=1e-4, atol=2e-5)
+            assert own["embedding"].tobytes() == topk[0][0][step]["embedding"].tobytes()
+            for name in WHOLE:
+                np.testing.assert_allclose(own[name], np.mean([one[name] for one in given], axis=0), atol=1e-6)
+    assert all(selected > STEPS * (MATRICES["hidden"].words + 0.04 * 1200) for _, selected in found)
+
+
+@pytest.mark.parametrize("values", ["f32", "int8"])
+def test_what_was_given_is_what_was_sent_and_what_is_kept_of_mixed_buckets(values: str) -> None:
+    def run(comm: Communicator) -> tuple[list[Arrays], Arrays]:
+        one = Trainer(comm, compress=LowRank(values=values, policy=MIXED))
+        averages = [one.step(gradients(comm.rank, step), TWO_BUCKETS) for step in range(STEPS)]
+        return averages, {part.name: part.values.copy() for part in one.state._compressor.residuals}
+
+    assert_kept(on_ranks(RANKS, run))
+
+
+def test_mixed_buckets_go_on_bitwise_and_bear_infinity() -> None:
+    poisoned = {**gradients(1, 1), "embedding": np.full(1200, np.inf, np.float32)}
+
+    def run(comm: Communicator) -> None:
+        first, second = (
+            Trainer(comm, compress=LowRank(values="f32", policy=MIXED), nonfinite="send") for _ in range(2)
+        )
+        first.step(gradients(comm.rank, 0), TWO_BUCKETS)
+        averages = first.step(poisoned if comm.rank else gradients(0, 1), TWO_BUCKETS)
+        assert np.isinf(averages["embedding"]).all()
+        assert np.isfinite(averages["hidden"]).all()
+        second.state.load_state_dict(first.state.state_dict())
+        for step in range(2, 5):
+            both = [one.step(gradients(comm.rank, step), TWO_BUCKETS) for one in (first, second)]
+            assert all(both[0][name].tobytes() == both[1][name].tobytes() for name in SIZES)
+
+    on_ranks(2, run)
+
+
+def test_entries_of_bfloat16_gradients_stay_as_they_are() -> None:
+    """TopK has no 8 bits for them."""
+
+    def run(comm: Communicator) -> Arrays:
+        compress = LowRank(policy=ByShape(RANK, 100, tables=("embedding",), density=1, select="topk"))
+        return Trainer(comm, torch.bfloat16, compress=compress).step(gradients(0, 0), ONE_BUCKET)
+
+    given = torch.from_numpy(gradients(0, 0)["embedding"]).bfloat16().float().numpy()
+    np.testing.assert_array_equal(on_ranks(1, run)[0]["embedding"], given)
+
+
+@pytest.mark.parametrize(
+    ("compress", "match"),
+    [
+        (telegrad.TopK(policy=ByShape(2)), "give compress=LowRank\\(policy=…\\)"),
+        (LowRank(policy=lambda _: ParameterCompression(rank=2)), "rank=2 of parameter 'bias' of shape \\(64,\\)"),
+        (LowRank(policy=ByShape(tables=("weights",))), "tables names 'weights', which the model does not have"),
+    ],
+)
+def test_policies_that_do_not_fit(compress: Any, match: str) -> None:
+    with Communicator.local(1)[0] as comm, pytest.raises(ValueError, match=match):
+        DDPState(comm, torch.nn.Linear(64, 64), compress=compress)
+
+
+def test_a_policy_sees_the_shape() -> None:
+    seen = []
+
+    def policy(tensor: ParameterInfo) -> ParameterCompression:
+        seen.append(tensor.shape)
+        return ParameterCompression(rank=1 if len(tensor.shape) > 1 else None)
+
+    with Communicator.local(1)[0] as comm:
+        state = DDPState(comm, torch.nn.Linear(64, 32), compress=LowRank(policy=policy))
+        assert state.state_dict()["factors"]["weight"].shape == (64, 1)
+    assert seen == [(32, 64), (32,)]
 
 
 def test_a_matrix_of_low_rank_arrives_whole() -> None:
@@ -103,23 +257,64 @@ def test_a_matrix_of_low_rank_arrives_whole() -> None:
 
 def test_bytes_are_those_of_the_narrow_matrices() -> None:
     def run(comm: Communicator) -> int:
-        one = trainer(comm)
+        one = trainer(comm, values=values)
         one.step(gradients(comm.rank, 0), ONE_BUCKET)
         before = comm.stats()["bytes_sent"]
         one.step(gradients(comm.rank, 1), ONE_BUCKET)
         assert one.state.stats.selected == 2 * sum(shape.words for shape in MATRICES.values())
         return int(comm.stats()["bytes_sent"] - before)
 
-    words = sum(shape.words for shape in MATRICES.values()) + sum(SIZES[name] for name in WHOLE)
-    assert on_ranks(2, run) == [4 * words] * 2
+    words, whole = sum(shape.words for shape in MATRICES.values()), 4 * sum(SIZES[name] for name in WHOLE)
+    values = "f32"
+    assert on_ranks(2, run) == [4 * words + whole] * 2
+    values = "int8"
+    assert all(words < sent - whole < 1.2 * words for sent in on_ranks(2, run))  # and scales
 
 
-def test_training_goes_on_bitwise_from_a_state() -> None:
+def test_numbers_of_other_matrices_do_not_cost_precision() -> None:
+    """One scale is for 256 numbers, of which these matrices fill less: it must be of all of them alike."""
+
+    def run(comm: Communicator) -> list[Arrays]:
+        one = trainer(comm, values="int8")
+        return [one.step(_of_unlike_lengths(step), ONE_BUCKET) for step in range(6)]
+
+    found = on_ranks(1, run)[0]
+    for name in MATRICES:
+        given = sum(_of_unlike_lengths(step)[name].astype(np.float64) for step in range(6))
+        sent = sum(averages[name].astype(np.float64) for averages in found)
+        assert np.linalg.norm(given - sent) < 0.1 * np.linalg.norm(given) / 6  # which is one step's
+
+
+def _of_unlike_lengths(step: int) -> Arrays:
+    """Matrices of two columns of unlike lengths, one matrix a million times the other."""
+    rest = gradients(0, step)
+    for name, length in (("embedding", 1e-3), ("hidden", 1e3)):
+        random = np.random.default_rng(len(name))
+        left, right = (random.standard_normal((n, RANK)) for n in MATRICES[name][:2])
+        rest[name] = (length * (left * [1, 0.01]) @ right.T).astype(np.float32).ravel()
+    return rest
+
+
+def test_infinity_stays_out_of_residuals_of_rounded_factors() -> None:
+    """It spoils the scale that it shares with other matrices, whose averages may be NaN then."""
+    poisoned = {**gradients(1, 1), "hidden": np.full(1000, np.inf, np.float32)}
+
+    def run(comm: Communicator) -> Arrays:
+        one = trainer(comm, values="int8", nonfinite="send")
+        one.step(poisoned if comm.rank else gradients(0, 1), ONE_BUCKET)
+        assert all(np.isfinite(part.values).all() for part in one.state._compressor.residuals)
+        return one.step(gradients(comm.rank, 2), ONE_BUCKET)
+
+    assert all(np.isfinite(average).all() for average in on_ranks(2, run)[0].values())
+
+
+@pytest.mark.parametrize("values", ["f32", "int8"])
+def test_training_goes_on_bitwise_from_a_state(values: str) -> None:
     def run(comm: Communicator) -> None:
-        first = trainer(comm)
+        first = trainer(comm, values=values)
         for step in range(3):
             first.step(gradients(comm.rank, step), TWO_BUCKETS)
-        state, second = first.state.state_dict(), trainer(comm)
+        state, second = first.state.state_dict(), trainer(comm, values=values)
         second.state.load_state_dict(state)
         for step in range(3, 6):
             averages = [one.step(gradients(comm.rank, step), TWO_BUCKETS) for one in (first, second)]
@@ -206,6 +401,27 @@ def test_a_gradient_that_is_not_finite_follows_the_policy() -> None:
         on_ranks(2, lambda comm: trainer(comm).step(poisoned, TWO_BUCKETS))
 
 
+@pytest.mark.parametrize("policy", ["raise", "skip", "send"])
+@pytest.mark.parametrize("compress", [telegrad.TopK(0.05, small_elements=100), LowRank(RANK, 100)])
+def test_a_peers_failure_is_an_error_of_the_averages(compress: Any, policy: str) -> None:
+    """As DDP reads them from futures, with any ``compress``. The error itself is in ``failure``."""
+
+    def run(comm: Communicator) -> tuple[type[BaseException], bool, Exception | None]:
+        one = Trainer(comm, compress=compress, nonfinite=policy)
+        one.step(gradients(comm.rank, 0), TWO_BUCKETS)
+        before = one.memory()
+        if comm.rank == 1:
+            raise ArithmeticError
+        with pytest.raises(RuntimeError, match="PeerFailed") as found:
+            one.step(gradients(comm.rank, 1), TWO_BUCKETS)
+        return found.type, str(one.memory()) == str(before), one.state.failure
+
+    kind, is_undone, failure = outcomes(2, run)[0]
+    assert kind is RuntimeError
+    assert isinstance(failure, PeerFailed)
+    assert is_undone == (policy == "skip")
+
+
 def test_a_parameter_that_takes_no_part_keeps_what_waits_and_its_start() -> None:
     def run(comm: Communicator) -> None:
         one = trainer(comm)
@@ -237,12 +453,12 @@ def test_first_steps_are_dense_and_each_rank_clips_before() -> None:
 
 def test_bfloat16_gradients() -> None:
     def run(comm: Communicator) -> Arrays:
-        return Trainer(comm, torch.bfloat16, compress=LowRank(RANK, 100)).step(gradients(comm.rank, 0), ONE_BUCKET)
+        return trainer(comm, dtype=torch.bfloat16).step(gradients(comm.rank, 0), ONE_BUCKET)
 
     averages = on_ranks(2, run)[0]
-    reference = Reference("hidden", 2)
-    rounded = [torch.from_numpy(gradients(rank, 0)["hidden"]).bfloat16().float().numpy() for rank in range(2)]
-    np.testing.assert_allclose(averages["hidden"], reference.step(rounded).ravel(), rtol=2**-8, atol=1e-3)
+    given = [torch.from_numpy(gradients(rank, 0)["hidden"]).bfloat16().float().numpy() for rank in range(2)]
+    expected = Reference(["hidden"], 2).step([{"hidden": one} for one in given])["hidden"].ravel()
+    np.testing.assert_allclose(averages["hidden"], expected, rtol=2**-8, atol=1e-3)
 
 
 def test_columns_are_made_orthonormal() -> None:
@@ -269,7 +485,7 @@ def test_products_add_their_terms_in_order() -> None:
         term = basis[:, number, None] * factor[:, number]
         expected = term if number == 0 else expected + term
     out = np.full(17 * 29, np.nan, np.float32)
-    product(basis, factor, out)
+    product(basis, factor.T, out)
     assert out.tobytes() == expected.tobytes()
 
 
@@ -280,6 +496,19 @@ def test_products_add_their_terms_in_order() -> None:
         (lambda: LowRank(-1), ValueError, "rank=-1"),
         (lambda: LowRank(1.5), TypeError, "rank=1.5"),
         (lambda: LowRank(2, small_elements=-1), ValueError, "small_elements=-1"),
+        (lambda: LowRank(2, values="bf16"), ValueError, "values='bf16' does not exist: use one of int8, f32"),
+        (lambda: LowRank(2, policy=ByShape()), ValueError, "rank=2 is not used with policy="),
+        (lambda: LowRank(small_elements=9, policy=ByShape()), ValueError, "small_elements=9 is not used with policy="),
+        (lambda: LowRank(policy="tables"), TypeError, "policy is a str: give a ByShape, or a function"),
+        (lambda: ByShape(0), ValueError, "rank=0"),
+        (lambda: ByShape(tables="codes"), TypeError, r"tables=\('codes',\)"),
+        (lambda: ByShape(density=0.1), ValueError, "density=0.1 is not used without tables="),
+        (lambda: ByShape(select="topk"), ValueError, "select='topk' is not used without tables="),
+        (lambda: ByShape(tables=("codes",), density=0), ValueError, "density=0"),
+        (lambda: ByShape(tables=("codes",), select="most"), ValueError, "select='most' does not exist"),
+        (lambda: ParameterCompression(rank=0), ValueError, "rank=0"),
+        (lambda: ParameterCompression(rank=2, density=0.1), ValueError, "rank=2 sends the whole matrix"),
+        (lambda: ParameterCompression(ExactTopK(), rank=2), ValueError, "rank=2 sends the whole matrix"),
     ],
 )
 def test_options_that_mean_nothing(make: Callable[[], LowRank], error: type[Exception], match: str) -> None:
@@ -296,10 +525,30 @@ def test_a_state_of_low_rank_is_for_low_rank() -> None:
     on_ranks(1, run)
 
 
-def test_a_rank_that_compresses_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_synchronizers_state_of_low_rank_is_for_low_rank() -> None:
+    model = torch.nn.Linear(64, 64)
+    with Communicator.local(1)[0] as comm:
+        with contextlib.closing(telegrad.Synchronizer(model, comm, compress=LowRank())) as one:
+            model(torch.ones(1, 64)).sum().backward()
+            state = one.state_dict()
+        with contextlib.closing(telegrad.Synchronizer(model, comm, compress=telegrad.TopK())) as other:
+            with pytest.raises(ValueError, match="state has factors of compress=LowRank"):
+                other.load_state_dict(state)
+            without = other.state_dict()
+        with (
+            contextlib.closing(telegrad.Synchronizer(model, comm, compress=LowRank())) as one,
+            pytest.raises(ValueError, match="state\\['factors'\\] is not of these parameters"),
+        ):
+            one.load_state_dict(without)
+
+
+@pytest.mark.parametrize(
+    "make", [DDPState, lambda comm, model, **options: telegrad.Synchronizer(model, comm, **options).close()]
+)
+def test_a_rank_that_compresses_nothing_is_told(monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any]) -> None:
     monkeypatch.setattr(choices, "_told", set())
     with Communicator.local(1)[0] as comm, pytest.warns(telegrad.ChoiceWarning, match="compresses no parameter"):
-        DDPState(comm, torch.nn.Linear(64, 64), compress=LowRank(500))
+        make(comm, torch.nn.Linear(64, 64), compress=LowRank(500))
 
 
 def test_options_that_do_not_fit() -> None:
@@ -309,5 +558,7 @@ def test_options_that_do_not_fit() -> None:
             DDPState(comm, model, compress=LowRank(), momentum=Momentum(0.9))
         with pytest.raises(ValueError, match="use kind='dense'"):
             DDPState(comm, model, compress=LowRank(), warmup=Warmup(5, "falling"))
-        with pytest.raises(TypeError, match="compress=LowRank"):
-            telegrad.Synchronizer(model, comm, compress=LowRank())
+        with pytest.raises(ValueError, match="plan='optimal' needs to know what groups cost"):
+            telegrad.Synchronizer(model, comm, compress=LowRank(), plan="optimal")
+        with pytest.raises(ValueError, match="leave momentum to the optimizer"):
+            telegrad.Synchronizer(model, comm, compress=LowRank(), momentum=Momentum(0.9))

@@ -242,7 +242,7 @@ def test_a_policy_says_how_each_tensor_is_sent(on_ranks: OnRanks) -> None:
         assert trainer.state.stats.selected == 3 * (120 + 10)
 
     on_ranks(1, run)
-    assert seen[0] == ParameterInfo("embedding", 1200, 2, False)
+    assert seen[0] == ParameterInfo("embedding", 1200, 2, False, (30, 40))
     assert [tensor.name for tensor in seen if tensor.is_output] == ["hidden"]  # the last matrix
 
 

@@ -12,6 +12,7 @@ from varied_options import module_of, objects_of
 import telegrad
 from telegrad import Communicator, DDPState
 from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.ddp import ByShape
 
 STEPS = 6
 
@@ -65,6 +66,43 @@ def compressed_bits() -> None:
                     assert torch.equal(entry[kind], device_state[group][name][kind]), (options, name)
             states[0].load_state_dict(states[1].state_dict())
             assert len(replays) == (len(buckets) * (STEPS - 1) if ON_GPU else 0)
+            comm.barrier()
+
+
+def low_rank_sums() -> None:
+    """What the device averages is about what the host does, with the same bits on all ranks, and nothing is lost."""
+    from handmade_buckets import Bucket
+
+    shapes = {"large": (600, 600), "middle": (40, 300), "small": (50,)}
+    mixed = telegrad.LowRank(policy=ByShape(2, 100, ("middle",), 0.05))
+    for compress in (telegrad.LowRank(2, 100, "f32"), telegrad.LowRank(2, 100), mixed):
+        with Communicator.from_torch(timeout_s=60) as comm:
+            given, sent = torch.zeros(372_050, dtype=torch.float64), torch.zeros(372_050, dtype=torch.float64)
+            states, parameters = [], []
+            for device in (torch.device("cpu"), DEVICE):
+                own = {name: nn.Parameter(torch.zeros(shape, device=device)) for name, shape in shapes.items()}
+                states.append(DDPState(comm, module_of(own), compress=compress, nonfinite="skip"))
+                parameters.append([*own.values()])
+            for step in range(STEPS):
+                generator = torch.Generator().manual_seed(100 * step + comm.rank)
+                gradient = torch.randn(given.numel(), generator=generator)
+                averages = []
+                for state, members in zip(states, parameters, strict=True):
+                    buffer = gradient.to(members[0].device, copy=True)
+                    telegrad.ddp_hook(state, Bucket(members, buffer, 0, True)).wait()  # type: ignore[arg-type]
+                    averages.append(buffer.cpu())
+                same = [averages[1].clone(), averages[1].clone()]
+                comm.all_reduce(same[0], "min")
+                comm.all_reduce(same[1], "max")
+                assert torch.equal(same[0], same[1]), (compress, step)
+                assert (averages[1] - averages[0]).norm() < 0.02 * averages[0].norm(), (compress, step)
+                given += gradient
+                sent += comm.world_size * averages[1].double()
+            comm.all_reduce(given)
+            entries = states[1].state_dict()["compressor"]["parameters"]
+            kept = torch.cat([entries[name]["residual"] for name in ("large", "middle")] + [torch.zeros(50)]).double()
+            comm.all_reduce(kept)
+            torch.testing.assert_close(sent + kept, given, rtol=0, atol=1e-3)
             comm.barrier()
 
 

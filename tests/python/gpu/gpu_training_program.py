@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_compression_scenarios import compressed_bits
+from gpu_compression_scenarios import compressed_bits, low_rank_sums
 from gpu_jobs import run_scenarios
 from gpu_scenario_device import DEVICE, ON_GPU
 from torch import nn
@@ -425,6 +425,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     dropped_steps,
     compressed_hook,
     compressed_bits,
+    low_rank_sums,
     compressed_dropped_steps,
     mixed_precision,
     compressed_mixed_precision,

@@ -36,9 +36,11 @@ class DeviceRank:
         self.trains = sgd(self.model.parameters())
         if callable(make_optimizer := options.get("optimizer")):
             options["optimizer"] = make_optimizer(self.model.parameters())
-        own: dict[str, Any] = {"compress": "topk", "small_elements": 16}
-        if options.get("compress") != "quantised":
-            own["density"] = 0.05
+        own: dict[str, Any] = {}
+        if isinstance(options.get("compress", "topk"), str):
+            own = {"compress": "topk", "small_elements": 16}
+            if options.get("compress") != "quantised":
+                own["density"] = 0.05
         self.sync = Synchronizer(self.model, comm, **objects_of(**{"compress": None, **own, **options}))
 
     def step(self, gradients: dict[str, Tensor], *, keeps: bool = False) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from given_gradients import LARGE, NAMED, SHAPES, Rank, given, gradients_of, sgd
 from synchronised_net import OnRanks
 from torch import Tensor
 
-from telegrad import Communicator
+from telegrad import Communicator, LowRank
 from telegrad.ddp import RankState, load_resharded, reshard
 from telegrad.ddp.bucket import BucketLayout
 from telegrad.synchronizer.compression import CompressedGroup
@@ -35,6 +35,7 @@ def test_a_state_goes_on_bitwise(on_ranks: OnRanks) -> None:
         {"combine": "oktopk", "values": "int8"},
         {"combine": "gtopk"},
         {"combine": "bounded"},
+        {"compress": LowRank(2, 100)},
     ):
 
         def run(comm: Communicator, options: dict[str, Any] = options) -> None:

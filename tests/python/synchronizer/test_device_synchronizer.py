@@ -228,7 +228,7 @@ def test_close_keeps_the_averages(on_each: Each) -> None:
         (
             {"compress": "cheapest"},
             TypeError,
-            "compress=Cheapest.* chooses by the host's clock, and the parameters are on a device: use TopK or Quant",
+            "compress=Cheapest.* chooses by the host's clock, and the parameters are on a device: use TopK, LowR",
         ),
         (
             {"compress": "topk", "plan": "optimal"},

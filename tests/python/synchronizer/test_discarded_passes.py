@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from given_gradients import Given, Rank, gradients_of, sgd
+from given_gradients import LARGE, Given, Rank, gradients_of, sgd, total
 from handmade_buckets import named
 from synchronised_net import Broken, OnRanks
 from torch import Tensor
 
-from telegrad import Communicator
+from telegrad import Communicator, LowRank
 from telegrad.ddp import gradients_used
 
 STEPS = 5
@@ -244,6 +244,39 @@ def test_an_average_of_zeros_is_not_cleared(on_ranks: OnRanks, collective: str, 
     for rank, waits in enumerate(waiting):
         given = sum(gradients_of(rank, step)["hidden"].double() / 4096 for step in range(2))
         torch.testing.assert_close(waits, given, rtol=1e-6, atol=1e-9)
+
+
+def test_an_average_that_8_bits_make_zero_is_not_cleared(on_ranks: OnRanks) -> None:
+    """Its gradients add up until they are large enough to be sent."""
+    hidden = torch.outer(torch.arange(20.0), torch.arange(50.0) - 20)
+    factors = [1.0, *[1 / 1024] * 24]
+
+    def run(comm: Communicator) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        rank, found = Rank(comm, plan="single", compress=LowRank(2, 100)), []
+        for step, factor in enumerate(factors):
+            average = rank.step({**gradients_of(comm.rank, step), "hidden": factor * hidden})
+            found.append((average, rank.waiting()))
+        return found
+
+    results = on_ranks(2, run)
+    is_zero = [not average["hidden"].any() for average, _ in results[0]]
+    assert is_zero[1]
+    assert not all(is_zero[1:])
+    sent = 2 * total([average for average, _ in results[0]])["hidden"]
+    kept = total([one[-1][1] for one in results])["hidden"]
+    torch.testing.assert_close(sent + kept, 2 * sum(factors) * hidden.double(), rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("discard", [clears, clears_twice, clears_what_was_added, clears_after_no_sync])
+def test_what_low_rank_discards_is_neither_sent_nor_kept(on_ranks: OnRanks, discard: Discard) -> None:
+    """The next pass starts from another Q, the same on all ranks."""
+    results = on_ranks(2, lambda comm: trained(comm, discard, compress=LowRank(2, 100)))
+    assert all(discarded >= STEPS for _, _, discarded in results)
+    for name in LARGE:
+        given = sum(gradients_of(rank, step)[name].double() for rank in range(2) for step in range(STEPS))
+        sent = 2 * total(results[0][0])[name]
+        kept = sum(memory["parameters"][name]["residual"].double().view_as(given) for _, memory, _ in results)
+        torch.testing.assert_close(sent + kept, given, rtol=0, atol=0.01)
 
 
 def test_a_state_has_nothing_of_gradients_that_no_step_has_used(on_ranks: OnRanks) -> None:

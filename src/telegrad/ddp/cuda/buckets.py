@@ -122,7 +122,7 @@ class DeviceBuckets:
     def save(self) -> None:
         """Writes what is remembered into the compressor, for which the host waits."""
         self._compression.settle()
-        self._compression.feedback.save()
+        self._compression.save()
 
     def forget(self) -> None:
         """What is not yet known of earlier passes is of no account; what is remembered is the compressor's."""
@@ -151,6 +151,7 @@ class DeviceBuckets:
         if self._compression.remembers:
             compressor.set_units(1.0, averaging.scales.rates_of(compressor))  # what the host knows of them
         compressor.residuals.raise_density(averaging.warmup.least_density(passes))
+        self._compression.open_pass()
         if self._nonfinite == "skip":
             self._compression.feedback.begin()
 

@@ -4,26 +4,28 @@ sparse sum. The host knows where things lie and how much there can be, and waits
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from telegrad import _core
 from telegrad.communicator import Communicator, DeviceEntries
-from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime, runtime_of
+from telegrad.communicator.cuda.runtime import DeviceRuntime, LateRead, Stream, has_runtime, runtime_of
 from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.communicator.operands import encoding_of
 from telegrad.compress import Compressor, PlacedResidual
 from telegrad.ddp.bucket import BucketLayout, ParameterSpan
 from telegrad.ddp.cuda.captured_work import CapturedWork
 from telegrad.ddp.cuda.faults import GatheredReads
-from telegrad.ddp.cuda.feedback import DeviceFeedback, DeviceTables
+from telegrad.ddp.cuda.feedback import DeviceFeedback, DeviceTables, Remembered, copied
 from telegrad.ddp.cuda.loss_scale import LossScale
 from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, check_selections, queue_selections
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import most_of
+from telegrad.ddp.low_rank import DEPENDENT, LowRankRounds, MatrixShape, first_factor
 from telegrad.ddp.options import OkTopk
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.kernels.feedback import Collected, Moved, kernels_of
@@ -161,11 +163,289 @@ class Started(NamedTuple):
     faulty: torch.Tensor | None
 
 
+class DeviceMatrix(NamedTuple):
+    """One that travels as a product. ``residual``: as a matrix, with the gradient in it where ``used``; ``lines``: Q by
+    columns; ``of_p`` and ``of_q``: what columns of P and Q are divided by. ``used``, ``overflows``: one element."""
+
+    part: PlacedResidual
+    shape: MatrixShape
+    residual: torch.Tensor
+    lines: torch.Tensor
+    of_p: torch.Tensor
+    of_q: torch.Tensor
+    used: torch.Tensor
+    overflows: torch.Tensor
+
+
+class DeviceFirstRound(NamedTuple):
+    """A bucket whose P are being averaged, in ``sums``; those that travel as they are lie in the last one."""
+
+    buffer: torch.Tensor
+    matrices: list[DeviceMatrix]
+    order: list[int]  # of the matrices in the sums
+    known: int  # how many of them travel in fewer bits
+    sums: list[torch.Tensor]
+    work: DeviceWork
+    norms: Sequence[torch.Tensor]  # of the gradients in the order of ``matrices``; empty: nobody wants them
+
+
+class DeviceLowRank:
+    """The two rounds of ``low_rank`` on a device, in streams. A matrix is ``fresh`` until the host has seen that its Q
+    has changed: it looks, and waits, after the first pass, the second, the fourth and so on, as other ranks do.
+    ``telemetry`` and ``scale``: as for a CudaExchange."""
+
+    def __init__(
+        self,
+        comm: Communicator,
+        low_rank: LowRankRounds,
+        feedback: DeviceFeedback,
+        telemetry: DeviceTelemetry | None,
+        scale: LossScale | None,
+    ) -> None:
+        self._comm, self._low_rank, self._feedback = comm, low_rank, feedback
+        self._telemetry, self._scale = telemetry, scale
+        self.forget()
+
+    def forget(self) -> None:
+        """What ``low_rank`` has in host memory is what counts."""
+        self._factors: dict[str, Remembered] = {}
+        self._first: dict[str, torch.Tensor] = {}
+        self._fresh = {*self._low_rank.fresh}
+        self._passes, self._has_begun = 0, False
+
+    def save(self) -> None:
+        """Writes Q to host memory."""
+        held = {
+            name: LateRead(one.values).values().numpy().reshape(self._low_rank.shapes[name].rank, -1).T
+            for name, one in self._factors.items()
+        }
+        self._low_rank.load({**self._low_rank.factors, **held})
+
+    def open_pass(self) -> None:
+        """What is undone of the pass before is undone."""
+        if not self._has_begun:
+            return
+        self._passes, self._has_begun = self._passes + 1, False
+        fresh = [name for name in self._factors if name in self._fresh]
+        if fresh and self._passes & (self._passes - 1) == 0:
+            with torch.no_grad():
+                changed = [(self._factors[name].values != self._first[name]).any() for name in fresh]
+                found = LateRead(torch.stack(changed).to(torch.int32)).values().tolist()
+            known = [name for name, is_changed in zip(fresh, found, strict=True) if is_changed]
+            self._fresh.difference_update(known)
+            for name in known:
+                del self._first[name]
+
+    def begin(self, layout: BucketLayout, buffer: torch.Tensor, found: Found) -> DeviceFirstRound:
+        """As on the host: adds the gradients to the residuals, and starts the averages of P."""
+        self._has_begun = True
+        parts = layout.matrices
+        shapes = [self._low_rank.shapes[part.entry.name] for part in parts]
+        residuals = self._feedback.residuals([part.entry for part in parts], buffer)
+        factors = [self._factor(part.entry.name, buffer) for part in parts]
+        self._feedback.about_to_change(factors)
+        lines = [one.values.view(shape.rank, shape.columns) for one, shape in zip(factors, shapes, strict=True)]
+        matrices, averages = [], []
+        squares = in_batches([one.T for one in lines], lambda x: halved(x.double().square_()))
+        for part, shape, held, own, square in zip(parts, shapes, residuals, lines, squares, strict=True):
+            _, exponents = torch.frexp(square)
+            of_p = power_of_two(exponents - shape.rows.bit_length() // 2)
+            of_q = power_of_two((exponents >> 1) - shape.columns.bit_length() // 2)
+            place = found.places[part.entry.name]
+            active, broken = found.active[place] > 0, found.broken[place]
+            total = held.values + buffer[part.offset : part.offset + part.entry.size]
+            overflows = active & total.isfinite().all().logical_not()
+            used = active & overflows.logical_not()
+            held.values.copy_(torch.where(used, total, held.values))
+            residual = held.values.view(shape.rows, shape.columns)
+            p = torch.mm(own / of_p[:, None], residual.T)
+            p = torch.where(used, p, torch.zeros_like(p)).masked_fill_(broken | overflows, math.nan)
+            matrices.append(DeviceMatrix(part, shape, residual, own, of_p, of_q, used, overflows))
+            averages.append(p)
+        fresh = [part.entry.name in self._fresh for part in parts]
+        order = sorted(range(len(parts)), key=lambda number: fresh[number])
+        known = len(parts) - sum(fresh) if self._low_rank.wire is not None else 0
+        sums, work = self._average([averages[number] for number in order], known)
+        norms: Sequence[torch.Tensor] = ()
+        if self._telemetry is not None and self._telemetry.observes:
+            gradients = [buffer[part.offset : part.offset + part.entry.size] for part in parts]
+            norms = torch._foreach_norm(gradients, dtype=torch.float32)
+        return DeviceFirstRound(buffer, matrices, order, known, sums, work, norms)
+
+    def _observe(self, first: DeviceFirstRound) -> None:
+        """After the second round."""
+        if first.norms and self._telemetry is not None:
+            matrices = first.matrices
+            tensors = [(one.part.entry.name, one.part.entry.size, one.shape.words) for one in matrices]
+            unit = None if self._scale is None else self._scale.unit(first.buffer)
+            active = torch.cat([one.used for one in matrices])
+            self._telemetry.add_matrices(tensors, [one.residual for one in matrices], first.norms, active, unit)
+
+    def finish(self, first: DeviceFirstRound) -> DeviceWork:
+        """Makes bases of P and averages Q; then the averages are in the buffer, and what is not in the residuals."""
+        matrices, buffer = [first.matrices[number] for number in first.order], first.buffer
+        works: list[DeviceWork] = []
+
+        def go_on() -> None:
+            with torch.no_grad():
+                works.append(self._second_round(first, matrices))
+
+        held = [one for matrix in matrices for one in (matrix.residual, matrix.lines, *matrix[4:])]
+        first.work.then(go_on, [*first.sums, *held, *first.norms, buffer])
+        return works[0]
+
+    def _second_round(self, first: DeviceFirstRound, matrices: Sequence[DeviceMatrix]) -> DeviceWork:
+        """In the stream of the first one's results, to which all that is made here belongs."""
+        buffer = first.buffer
+        averages = _parted(first.sums, [(one.shape.rank, one.shape.rows) for one in matrices])
+        sound = [p.isfinite().all() for p in averages]
+        cleaned = [torch.where(is_sound, p, torch.zeros_like(p)).T for p, is_sound in zip(averages, sound, strict=True)]
+        bases = in_batches(cleaned, orthonormal_columns)
+        given, taken = [], []
+        for one, basis, is_sound in zip(matrices, bases, sound, strict=True):
+            q = torch.mm(basis.T, one.residual) / one.of_q[:, None]
+            q = torch.where(one.used & is_sound, q, torch.zeros_like(q))
+            finite = q.isfinite().all()
+            given.append(q.masked_fill(finite.logical_not(), math.nan))
+            taken.append(torch.where(finite, q, torch.zeros_like(q)))
+        errors = buffer.new_zeros(sum(one.numel() for one in given), dtype=torch.float32)
+        lost = torch.split(errors, [one.numel() for one in given])
+        sums, work = self._average(given, first.known, errors)
+
+        def conclude() -> None:
+            with torch.no_grad():
+                averages = _parted(sums, [(one.shape.rank, one.shape.columns) for one in matrices])
+                for one, basis, is_sound, q, own, error in zip(
+                    matrices, bases, sound, averages, taken, lost, strict=True
+                ):
+                    unit, part = one.of_q[:, None], one.part
+                    left = (error.view_as(own).nan_to_num(0.0, 0.0, 0.0) - own) * unit
+                    one.residual.add_(product_of(basis, left))
+                    average = q * unit
+                    made = product_of(basis, average).masked_fill_(is_sound.logical_not(), math.nan)
+                    buffer[part.offset : part.offset + part.entry.size].copy_(made.view(-1))
+                    _start_next_from(one.lines, average)
+                self._observe(first)
+
+        work.then(conclude, [*sums, errors, buffer])
+        return work
+
+    def _factor(self, name: str, like: torch.Tensor) -> Remembered:
+        """Q by columns."""
+        held = self._factors.get(name)
+        if held is None:
+            lines = np.ascontiguousarray(self._low_rank.factors[name].T).reshape(-1)
+            held = self._factors[name] = Remembered(copied(lines, like), 1.0)
+            if name in self._fresh:
+                first = first_factor(name, self._low_rank.shapes[name])
+                self._first[name] = copied(np.ascontiguousarray(first.T).reshape(-1), like)
+        return held
+
+    def _average(
+        self, matrices: Sequence[torch.Tensor], known: int, lost: torch.Tensor | None = None
+    ) -> tuple[list[torch.Tensor], DeviceWork]:
+        """Starts it. The first ``known`` of them travel in fewer bits; what that loses is written to the first elements
+        of ``lost``."""
+        groups = [group for group in (matrices[:known], matrices[known:]) if group]
+        sums = [torch.cat([one.reshape(-1) for one in group]) for group in groups]
+        for number, one in enumerate(sums):
+            if number == 0 and known:
+                error = None if lost is None else lost[: one.numel()]
+                work = self._comm.all_reduce(one, "avg", wire=self._low_rank.wire, error=error, async_op=True)
+            else:
+                work = self._comm.all_reduce(one, "avg", async_op=True)
+        return sums, work
+
+
+def _parted(sums: Sequence[torch.Tensor], shapes: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+    """Matrices that lie one after another in ``sums``, each in one of them."""
+    found, left = [], [*sums]
+    start = 0
+    for rows, columns in shapes:
+        if start == left[0].numel():
+            left.pop(0)
+            start = 0
+        found.append(left[0][start : start + rows * columns].view(rows, columns))
+        start += rows * columns
+    return found
+
+
+def _start_next_from(lines: torch.Tensor, average: torch.Tensor) -> None:
+    """As on the host: a line that has nothing in it would give nothing for ever."""
+    usable = average.isfinite().all(dim=1) & (average != 0).any(dim=1)
+    made = torch.where(usable[:, None], average, lines)
+    [squares] = in_batches([made.T], lambda x: halved(x.double().square_()))
+    exponents = torch.frexp(squares)[1] >> 1
+    shortest = exponents.masked_fill(usable.logical_not(), 1 << 20).min()
+    made = torch.where(usable[:, None], made, made * power_of_two(shortest - exponents, 100)[:, None])
+    lines.copy_(torch.where(usable.any(), made, lines))
+
+
+def power_of_two(exponents: torch.Tensor, most: int = 60) -> torch.Tensor:
+    """float32, from the bits that it has: exact on every device. ``most``: magnitude of the exponents, as on the
+    host."""
+    return ((exponents.clamp(-most, most).to(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def in_batches(matrices: Sequence[torch.Tensor], compute: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+    """What ``compute`` makes of each of these (rows, columns), by as few launches as of one: of those with about as
+    many rows at once, (matrices, rows, columns), with zeros in the rest, rows a power of two."""
+    groups: dict[int, list[int]] = {}
+    for number, one in enumerate(matrices):
+        groups.setdefault(1 << (len(one) - 1).bit_length(), []).append(number)
+    found: dict[int, torch.Tensor] = {}
+    for rows, numbers in groups.items():
+        columns = max(matrices[number].shape[1] for number in numbers)
+        padded = [
+            torch.nn.functional.pad(one, (0, columns - one.shape[1], 0, rows - len(one)))
+            for one in (matrices[number] for number in numbers)
+        ]
+        for number, made in zip(numbers, compute(torch.stack(padded)), strict=True):
+            own = matrices[number]
+            found[number] = made[: len(own), : own.shape[1]] if made.dim() == 2 else made[: own.shape[1]]
+    return [found[number] for number in range(len(found))]
+
+
+def halved(x: torch.Tensor) -> torch.Tensor:
+    """The sum over the second dimension, a power of two, whose halves are added again and again: the same bits on every
+    device."""
+    while x.shape[1] > 1:
+        half = x.shape[1] // 2
+        x = x[:, :half] + x[:, half:]
+    return x[:, 0]
+
+
+def orthonormal_columns(matrices: torch.Tensor) -> torch.Tensor:
+    """As ``telegrad.ddp.low_rank.orthonormal``, of each of (matrices, rows, columns), whose rows are a power of two."""
+    made = matrices.double()
+    squares = halved(made * made)
+    for number in range(made.shape[2]):
+        own = made[:, :, number].clone()
+        products = halved(own[:, :, None] * made[:, :, number:])
+        square = products[:, :1]
+        usable = square > squares[:, number : number + 1] * DEPENDENT**2
+        unit = torch.where(usable, 1 / square.sqrt(), torch.zeros_like(square))
+        own *= unit
+        made[:, :, number] = own
+        if number + 1 < made.shape[2]:
+            shares = products[:, 1:] * unit
+            made[:, :, number + 1 :] -= own[:, :, None] * shares[:, None, :]
+    return made.float()
+
+
+def product_of(basis: torch.Tensor, lines: torch.Tensor) -> torch.Tensor:
+    """Their product, whose terms are added in order: the same bits on every device, and on the host."""
+    made = basis[:, :1] * lines[:1]
+    for number in range(1, len(lines)):
+        made += basis[:, number : number + 1] * lines[number : number + 1]
+    return made
+
+
 class CudaExchange:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
     messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
     date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
-    ``telemetry``: which its owner begins and closes.
+    ``telemetry``: which its owner begins and closes. ``low_rank``: of those that are sent as matrices.
     """
 
     def __init__(
@@ -177,6 +457,7 @@ class CudaExchange:
         stats: DDPStats,
         scale: LossScale | None = None,
         telemetry: DeviceTelemetry | None = None,
+        low_rank: LowRankRounds | None = None,
     ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
         self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
@@ -186,6 +467,7 @@ class CudaExchange:
         self._keeping: list[DeviceWork] = []
         self._tables = DeviceTables()
         self._captured: CapturedWork[Made] = CapturedWork()
+        self._low_rank = None if low_rank is None else DeviceLowRank(comm, low_rank, self.feedback, telemetry, scale)
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """Gives their devices what selections need there. The host waits once for each device: otherwise it would
@@ -224,14 +506,16 @@ class CudaExchange:
         values of its parts go instead."""
         self._stats.buckets += 1
         self._stats.elements += sum(one.size for one in layout.members)
-        parts = layout.parts if sparse else ()
+        parts = layout.selected if sparse else ()
         dense = layout.dense if sparse else layout.members
         self._stats.dense_elements += sum(one.size for one in (dense if wire is None else layout.dense))
         if self.telemetry is not None:
-            self.telemetry.add_bucket(layout, buffer, sparse=bool(parts))
+            self.telemetry.add_bucket(layout, buffer, sparse=sparse)
         with torch.no_grad():
             if wire is not None:
                 return self._start_quantised(layout, buffer, wire)
+            if sparse and layout.matrices:
+                return self._start_low_rank(layout, buffer, looks=looks)
             releases = releases and not sparse
             waiting = tuple(one for one in layout.parts if releases and self.feedback.waits(one.entry))
             plan = Plan(layout, filled_of(layout), parts, dense, waiting, looks)
@@ -249,8 +533,21 @@ class CudaExchange:
     def forget(self) -> None:
         """What is remembered is the compressor's, and lies elsewhere from here on."""
         self.feedback.forget()
+        if self._low_rank is not None:
+            self._low_rank.forget()
         self._captured.forget()  # first: it has the addresses of tables
         self._tables = DeviceTables()
+
+    def open_pass(self) -> None:
+        """Behind ``settle``, and what is undone of the pass before."""
+        if self._low_rank is not None:
+            self._low_rank.open_pass()
+
+    def save(self) -> None:
+        """Writes all that is remembered to host memory, for which the host waits."""
+        self.feedback.save()
+        if self._low_rank is not None:
+            self._low_rank.save()
 
     def close_pass(self) -> None:
         """What buckets have left on the device for the host to know is read, before the next pass changes it."""
@@ -305,7 +602,7 @@ class CudaExchange:
             tensors += self.feedback.velocities(names, buffer)
         addresses = tuple(one.data_ptr() for one in tensors)
         chosen = tuple((entry.name, entry.k) for entry in entries)
-        return plan.parts is plan.layout.parts, plan.looks, buffer.dtype, addresses, chosen
+        return plan.parts is plan.layout.selected, plan.looks, buffer.dtype, addresses, chosen
 
     def _correct(self, members: tuple[ParameterSpan, ...], buffer: torch.Tensor, found: Found) -> None:
         """With momentum: makes of gradients that are to be summed densely what is to be summed, in place."""
@@ -403,6 +700,32 @@ class CudaExchange:
         names = [*found.places, *(part.entry.name for part in layout.parts)]
         return Started(work, names, torch.cat([found.broken | (found.faults != 0), overflowed]))
 
+    def _start_low_rank(self, layout: BucketLayout, buffer: torch.Tensor, *, looks: bool) -> Started:
+        """Entries, which are written over the whole buffer, leave between the two rounds of the matrices."""
+        assert self._low_rank is not None
+        filled = filled_of(layout)
+        found = Found(filled, buffer)
+        first = self._low_rank.begin(layout, buffer, found)
+        faulty, dense = found.broken, None
+        if layout.selected:
+            made = self._prepared(Plan(layout, filled, layout.selected, layout.dense, (), looks=True), buffer)
+            assert made is not None
+            assert made.leaving is not None
+            assert made.faulty is not None
+            faulty = made.faulty
+            self._send(layout, buffer, made.leaving, made.dense)
+        elif layout.dense_runs:
+            dense = torch.cat([buffer[run] for run in layout.dense_runs])
+            self.comm.all_reduce(dense, "avg", async_op=True)
+        work = self._low_rank.finish(first)
+        self._put_dense_members(layout, buffer, dense, work)
+        self._keeping.append(work)
+        self._stats.wanted += layout.wanted
+        self._stats.selected += sum(one.shape.words for one in first.matrices)
+        names = [one.name for one in filled] + [part.entry.name for part in layout.matrices]
+        overflowed = [one.overflows for one in first.matrices]
+        return Started(work, names, torch.cat([faulty, *overflowed]) if looks else None)
+
     def _put_dense_members(
         self, layout: BucketLayout, buffer: torch.Tensor, sums: torch.Tensor | None, work: DeviceWork
     ) -> None:
@@ -421,7 +744,7 @@ class CudaExchange:
         work.then(put, [sums, buffer])
 
     def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
-        parts = self._used(layout.parts)
+        parts = self._used(layout.selected)
         residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], lost)]
         errors = [lost[part.offset : part.offset + part.entry.size] for part in parts]
 
@@ -474,7 +797,7 @@ class CudaExchange:
         """Of the gradients that selections will be from; ``None``: nobody wants them."""
         if self.telemetry is None or not self.telemetry.observes:
             return None
-        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout.parts)]
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout.selected)]
         return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
 
     def _used(self, parts: Sequence[PlacedResidual]) -> list[PlacedResidual]:
@@ -537,7 +860,7 @@ def check_fits_device(compressor: Compressor, combine: str | OkTopk) -> None:
     """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do."""
     if not len(compressor.residuals):
         return
-    check_selections(compressor, compressor.residuals)
+    check_selections(compressor, (one for one in compressor.residuals if one.name not in compressor.matrices))
     if combine != "allreduce":
         raise TypeError(
             f"combine={combine!r} works in host memory, and the gradients are on a device: use 'allreduce', or "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from telegrad.communicator.cuda.runtime import LateRead, runtime_of
@@ -164,6 +165,11 @@ class DeviceFeedback:
             held.threshold.zero_()
             held.calls.zero_()
         return held
+
+    def about_to_change(self, ones: Sequence[Remembered]) -> None:
+        """Of what somebody else has: with all that changes in an open step it is undone, but never reverted."""
+        if self._is_open:
+            self._keep(ones)
 
     def waits(self, entry: Residual) -> bool:
         """Whether something may wait, as far as the host knows."""
@@ -408,10 +414,15 @@ def _copied(entry: Entry, like: torch.Tensor) -> torch.Tensor:
     """The array on the device of ``like``."""
     if entry.peak == 0:
         return like.new_zeros(entry.size, dtype=torch.float32)
+    return copied(entry.values, like)
+
+
+def copied(values: npt.NDArray[np.float32], like: torch.Tensor) -> torch.Tensor:
+    """A flat array on the device of ``like``."""
     runtime = runtime_of(like.device.type)
-    pinned = runtime.pinned(entry.values.nbytes).view(torch.float32)
-    pinned.copy_(torch.from_numpy(entry.values))
-    made = like.new_empty(entry.size, dtype=torch.float32)
+    pinned = runtime.pinned(values.nbytes).view(torch.float32)
+    pinned.copy_(torch.from_numpy(values))
+    made = like.new_empty(values.size, dtype=torch.float32)
     runtime.copy(runtime.current_stream(like.device), made, pinned)
     return made
 

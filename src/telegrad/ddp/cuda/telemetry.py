@@ -73,16 +73,42 @@ class DeviceTelemetry:
     ) -> None:
         """After selections from gradients whose norms were ``given``, of one element each. ``unit``: of gradients,
         float64; ``None``: 1."""
-        if self._open is None or not choices:
+        if not choices:
             return
         left = torch._foreach_norm([one.held.values for one in choices])
         thresholds = torch.cat([_threshold_of(one, chosen) for one in choices])
-        norms = [torch.stack([*given]).double(), torch.stack([*left]).double(), thresholds]
-        scaled = torch.stack(norms if unit is None else [one * unit for one in norms])
         active = torch.cat([chosen.active[one.place : one.place + 1] for one in choices])
-        figures = torch.cat([scaled, torch.stack([chosen.counts, active]).double()])
         tensors = [(one.entry.name, one.entry.size, one.entry.k) for one in choices]
-        self._open.figures.append(_Figures(tensors, LateRead(figures)))
+        self._add(tensors, given, left, thresholds, torch.stack([chosen.counts, active]), unit)
+
+    def add_matrices(
+        self,
+        tensors: list[tuple[str, int, int]],
+        residuals: Sequence[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        active: torch.Tensor,
+        unit: torch.Tensor | None,
+    ) -> None:
+        """Of matrices of low rank; ``residuals``: what stays. ``tensors``: name, elements, and how many numbers are
+        sent; ``active``: whether they took part; the others as in ``add_selections``."""
+        counts = torch.stack([torch.full_like(one, words) for one, (_, _, words) in zip(given, tensors, strict=True)])
+        left = torch._foreach_norm([*residuals])
+        self._add(tensors, given, left, torch.zeros_like(counts), torch.stack([counts, active.to(counts.dtype)]), unit)
+
+    def _add(
+        self,
+        tensors: list[tuple[str, int, int]],
+        given: Sequence[torch.Tensor],
+        left: Sequence[torch.Tensor],
+        thresholds: torch.Tensor,
+        others: torch.Tensor,
+        unit: torch.Tensor | None,
+    ) -> None:
+        """``others``: how many left, and whether anything did."""
+        if self._open is not None:
+            norms = [torch.stack([*given]).double(), torch.stack([*left]).double(), thresholds.double()]
+            scaled = torch.stack(norms if unit is None else [one * unit for one in norms])
+            self._open.figures.append(_Figures(tensors, LateRead(torch.cat([scaled, others.double()]))))
 
     def close(self) -> None:
         """The pass has had its last bucket."""
