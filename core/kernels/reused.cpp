@@ -22,6 +22,8 @@ constexpr std::size_t kBlock = 4096;
 constexpr std::size_t kLongBlock = 8 * kBlock;  // where there is one thing to do
 constexpr std::size_t kSlack = 32;
 
+constexpr std::int32_t kInfinite = 0x7f800000;  // the key of infinity, to which only that and NaN come up
+
 // What a look for the k largest begins with, of the last threshold: most often somewhat more than k entries reach it.
 constexpr float kBelowThreshold = 0.9F;
 
@@ -129,6 +131,12 @@ class Taken {
     const std::size_t held = std::min(spilled_, most_ + kSlack);
     for (std::size_t i = 0; i < held; ++i) residual[indices_[i] - index_offset] = values_[i];
   }
+  // Whether a value, of those that did not stay in the residual, is `limit` in magnitude or more, or NaN.
+  bool reach(float limit) const {
+    const std::size_t held = std::min(spilled_, most_ + kSlack);
+    const std::uint32_t largest = std::max(kLargest(out_.values.data(), count_), kLargest(values_.data(), held));
+    return largest >= std::bit_cast<std::uint32_t>(limit);
+  }
   // All of them, by position in the residual.
   Candidates candidates(std::span<float> residual, std::int32_t lowest, std::uint32_t index_offset) const {
     Array<std::uint32_t> indices(count());
@@ -162,12 +170,14 @@ void check(std::span<float> residual, std::span<const float> before, std::span<c
   TELEGRAD_CHECK(std::isnan(limit) || (!before.empty() && step.before.size() == step.velocity.size()));
 }
 
-// One pass: entries with a key of at least `bound` into `taken`. False where it met the limit.
+// One pass: entries with a key of at least `bound` into `taken`. False where it met the limit: a gradient without momentum
+// that is NaN or infinite is found by its sum, which is taken.
 bool pass(std::span<float> residual, std::span<const float> before, std::span<const float> gradient,
           const VelocityStep& step, std::int32_t bound, std::uint32_t index_offset, Taken& taken, float limit,
           std::uint32_t& largest) {
   alignas(64) float sum[kBlock];
-  const bool looks = !std::isnan(limit), moves = !step.velocity.empty();
+  const bool moves = !step.velocity.empty(), by_sums = !moves && std::isinf(limit);
+  const bool looks = !std::isnan(limit) && !by_sums;
   const std::size_t block = looks || moves ? kBlock : kLongBlock;
   for (std::size_t begin = 0; begin < residual.size(); begin += block) {
     const std::size_t size = std::min(block, residual.size() - begin);
@@ -191,7 +201,8 @@ bool pass(std::span<float> residual, std::span<const float> before, std::span<co
       taken.took(accumulate_select(own, {}, bound, Side::both, first, taken.room()), residual, index_offset);
     }
   }
-  return true;
+  if (by_sums && !taken.are_all()) return kLargest(gradient.data(), gradient.size()) < std::bit_cast<std::uint32_t>(limit);
+  return !by_sums || !taken.reach(limit);
 }
 
 void mask(const VelocityStep& step, std::span<const std::uint32_t> indices, std::uint32_t index_offset) {
@@ -209,7 +220,7 @@ Reused accumulate_reused(std::span<float> residual, std::span<const float> befor
   out = {out.indices.first(most), out.values.first(most)};
   const bool has_threshold = rule.threshold > 0.0F, reuses = has_threshold && !rule.is_due;
   const float sought = reuses ? rule.threshold : rule.threshold * kBelowThreshold;
-  const std::int32_t bound = has_threshold ? std::max(key_of_threshold(sought, Side::both), 1) : kHighestKey;
+  const std::int32_t bound = has_threshold ? std::max(key_of_threshold(sought, Side::both), 1) : kInfinite;
   Taken taken(out, std::min(4 * rule.k, size));
   Reused found;
   std::uint32_t largest = 0;

@@ -37,7 +37,7 @@ struct Reused {
   std::size_t count = 0;
   float threshold = 0.0F;  // the lowest magnitude that was looked for
   float largest = 0.0F;    // no magnitude that stays is larger
-  float added = 0.0F;      // the largest magnitude of the gradient
+  float added = 0.0F;      // with momentum: the largest magnitude of the gradient
 };
 
 /// residual = before + what the gradient contributes (`before` empty: residual +=); moves the entries of `rule` out of
@@ -45,6 +45,7 @@ struct Reused {
 ///
 /// Ends where a magnitude of the gradient is `limit` or above, or NaN: then `is_sound` is false, and what the residual,
 /// the velocity and `out` hold is undefined. So a `limit` needs `before`, also of the velocity (CHECKed). NaN: no limit.
+/// Without momentum an infinite limit costs nothing, but `before` must then be finite, and nothing may overflow.
 Reused accumulate_reused(std::span<float> residual, std::span<const float> before, std::span<const float> gradient,
                          const VelocityStep& step, const ReuseRule& rule, std::uint32_t index_offset,
                          EntriesOut<float> out, float limit = std::numeric_limits<float>::quiet_NaN());

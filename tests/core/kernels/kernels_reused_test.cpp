@@ -68,7 +68,7 @@ Outcome run(Select select, const Case& given) {
   kept_indices.resize(found.count);
   kept_values.resize(found.count);
   for (const float left : kept_sums) EXPECT(!(std::abs(left) > found.largest));
-  const bool looked = moves || !std::isnan(given.limit);
+  const bool looked = moves || std::isfinite(given.limit);
   return {found.is_sound,
           found.is_exact,
           found.count,
@@ -147,6 +147,21 @@ TEST("a reused threshold far below all entries, or above them, gives the results
   }
 }
 
+TEST("a reused threshold gives the results of the reference on long vectors") {
+  Case given = normal_case((std::size_t{1} << 17) + 5, 1310, 5);
+  given.copies = true;
+  for (const float threshold : {3.6F, 2.0F, 1.0F, 9.0F, 0.0F}) {
+    given.rule.threshold = threshold;
+    for (const Momentum momentum : {Momentum::none, Momentum::classic, Momentum::nesterov}) {
+      given.momentum = momentum;
+      expect_reference(given);
+    }
+  }
+  given.limit = INFINITY;
+  given.gradient.back() = NAN;
+  EXPECT(!expect_reference(given).is_sound);
+}
+
 TEST("a reused threshold takes entries that are alike, by their order") {
   Case given = normal_case(10'000, 100, 3);
   for (std::size_t i = 0; i < given.residual.size(); ++i) {
@@ -166,8 +181,13 @@ TEST("NaN and infinity end the selection at a limit, wherever they are") {
       given.gradient[where] = value;
       given.copies = true;
       given.limit = INFINITY;
-      given.rule.threshold = 3.0F;
-      EXPECT(!expect_reference(given).is_sound);
+      for (const float threshold : {3.0F, 0.01F, 9.0F, 0.0F}) {
+        given.rule.threshold = threshold;
+        for (const Momentum momentum : {Momentum::none, Momentum::classic}) {
+          given.momentum = momentum;
+          EXPECT(!expect_reference(given).is_sound);
+        }
+      }
     }
   }
   Case given = normal_case(10'003, 100, 4);
