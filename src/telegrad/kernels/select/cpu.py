@@ -78,7 +78,7 @@ class Reused(NamedTuple):
     moved: int  # entries
     threshold: float  # the lowest magnitude that was looked for
     peak: float  # no magnitude that stays is larger; NaN: NaN was moved
-    added: float  # the largest magnitude of the gradient, where there is a velocity or a limit
+    added: float  # the largest magnitude of the gradient, where there is a velocity or a finite limit
 
 
 def accumulate_reused(
