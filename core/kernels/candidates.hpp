@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "base/buffer.hpp"
 #include "kernels/cut.hpp"
@@ -18,6 +19,17 @@ class Candidates {
   /// shows how. `with_moments`: they are needed; otherwise moments() has none.
   Candidates(std::span<float> residual, std::span<const float> gradient, std::size_t wanted, Side side,
              bool with_moments);
+
+  /// Those that a pass has taken out already, by their positions: all with a key of at least `lowest`, and no others.
+  Candidates(std::span<float> residual, Side side, std::int32_t lowest, Array<std::uint32_t> indices,
+             Array<float> values)
+      : residual_(residual),
+        side_(side),
+        lowest_(lowest),
+        taken_(true),
+        indices_(std::move(indices)),
+        values_(std::move(values)),
+        count_(values_.size()) {}
 
   const Moments& moments() const { return moments_; }
 

@@ -98,6 +98,10 @@ Chosen accumulate_topk(std::span<float> residual, std::span<const float> gradien
   return move(sums, exact(sums, k, side, residual.size()), side, index_offset, out);
 }
 
+Chosen move_topk(Candidates& sums, std::size_t k, std::size_t size, std::uint32_t index_offset, EntriesOut<float> out) {
+  return move(sums, exact(sums, k, Side::both, size), Side::both, index_offset, out);
+}
+
 Chosen accumulate_trimmed(std::span<float> residual, std::span<const float> gradient, std::size_t k, double step,
                           Side side, std::uint32_t index_offset, EntriesOut<float> out) {
   check_out(residual, k, k, out);

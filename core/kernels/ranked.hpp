@@ -27,6 +27,10 @@ struct Chosen {
 Chosen accumulate_topk(std::span<float> residual, std::span<const float> gradient, std::size_t k, Side side,
                        std::uint32_t index_offset, EntriesOut<float> out);
 
+class Candidates;
+/// The same of sums that a pass has taken out of a residual of `size` entries; of both sides.
+Chosen move_topk(Candidates& sums, std::size_t k, std::size_t size, std::uint32_t index_offset, EntriesOut<float> out);
+
 /// The same k entries. Before it ranks, it leaves out all below mean + ratio·(max − mean), the highest such threshold
 /// that k entries reach, of the ratios 1 − step, 1 − 2·step, … 0. 0 < step < 1 (CHECKed).
 Chosen accumulate_trimmed(std::span<float> residual, std::span<const float> gradient, std::size_t k, double step,

@@ -36,6 +36,11 @@ using SelectFunction = std::size_t(const Pass& pass, Gathered* gathered);
 // Up to this many elements are looked at together; a multiple of the lanes of a sum.
 constexpr std::size_t kBlock = 32;
 
+// Where there are survivors cannot be predicted: at a density of 1 % a branch for each block is wrong in one of four, and
+// costs as much as all else. So blocks with survivors are listed without one, and packed while they are in the nearest
+// cache.
+constexpr std::size_t kListed = 4096;
+
 void gather(Gathered& gathered, KeyBits key, float sum, std::size_t position) {
   const std::int32_t own = key(sum);
   gathered.sums[position % 16] += static_cast<double>(std::bit_cast<float>(std::max(own, 0)));
@@ -147,30 +152,41 @@ TELEGRAD_AVX2 std::size_t select_avx2(const Pass& given, Gathered* gathered) {
   const __m256i below_bound = _mm256_set1_epi32(pass.bound - 1);
   const __m256i zero = _mm256_setzero_si256();
   __m256i highest = zero, largest = zero;
+  std::array<std::uint32_t, kListed / kBlock + 1> positions, masks;
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i + kBlock <= pass.size; i += kBlock) {
-    unsigned survivors = 0, above_zero = 0;
-    for (unsigned j = 0; j < 4; ++j) {
-      float* const residual = pass.residual + i + 8 * j;
-      __m256 sum = _mm256_loadu_ps(pass.before + i + 8 * j);
-      if constexpr (adds) {
-        sum = _mm256_add_ps(sum, _mm256_loadu_ps(pass.gradient + i + 8 * j));
-        _mm256_storeu_ps(residual, sum);
+  const std::size_t whole = pass.size / kBlock * kBlock;
+  while (i < whole) {
+    const std::size_t end = std::min(i + kListed, whole);
+    std::size_t listed = 0;
+    for (; i < end; i += kBlock) {
+      unsigned survivors = 0, above_zero = 0;
+      for (unsigned j = 0; j < 4; ++j) {
+        float* const residual = pass.residual + i + 8 * j;
+        __m256 sum = _mm256_loadu_ps(pass.before + i + 8 * j);
+        if constexpr (adds) {
+          sum = _mm256_add_ps(sum, _mm256_loadu_ps(pass.gradient + i + 8 * j));
+          _mm256_storeu_ps(residual, sum);
+        }
+        const __m256i keys = keys_avx2(sum, pass.key);
+        survivors |= above_avx2(keys, below_bound) << (8 * j);
+        if constexpr (gathers) {
+          above_zero |= above_avx2(keys, zero) << (8 * j);
+          highest = _mm256_max_epi32(highest, keys);
+          largest = _mm256_max_epi32(
+              largest, _mm256_and_si256(_mm256_castps_si256(sum), _mm256_set1_epi32(kHighestKey)));
+          add_lanes_avx2(gathered->sums.data() + 8 * (j % 2), _mm256_max_epi32(keys, zero));
+        }
       }
-      const __m256i keys = keys_avx2(sum, pass.key);
-      survivors |= above_avx2(keys, below_bound) << (8 * j);
-      if constexpr (gathers) {
-        above_zero |= above_avx2(keys, zero) << (8 * j);
-        highest = _mm256_max_epi32(highest, keys);
-        largest = _mm256_max_epi32(
-            largest, _mm256_and_si256(_mm256_castps_si256(sum), _mm256_set1_epi32(kHighestKey)));
-        add_lanes_avx2(gathered->sums.data() + 8 * (j % 2), _mm256_max_epi32(keys, zero));
-      }
+      if constexpr (gathers) gathered->above_zero += static_cast<std::size_t>(std::popcount(above_zero));
+      positions[listed] = static_cast<std::uint32_t>(i);
+      masks[listed] = survivors;
+      listed += survivors != 0 ? 1 : 0;
     }
-    if constexpr (gathers) gathered->above_zero += static_cast<std::size_t>(std::popcount(above_zero));
-    for (; survivors != 0; survivors &= survivors - 1) {
-      take(pass, i + static_cast<unsigned>(std::countr_zero(survivors)), count);
+    for (std::size_t j = 0; j < listed; ++j) {
+      for (unsigned survivors = masks[j]; survivors != 0; survivors &= survivors - 1) {
+        take(pass, positions[j] + static_cast<unsigned>(std::countr_zero(survivors)), count);
+      }
     }
   }
   if constexpr (gathers) {
@@ -223,38 +239,47 @@ TELEGRAD_AVX512 std::size_t select_avx512(const Pass& given, Gathered* gathered)
   const __m512i mask = _mm512_set1_epi32(static_cast<int>(pass.key.mask));
   Gathering found{_mm512_setzero_pd(), _mm512_setzero_pd(), _mm512_setzero_si512(), _mm512_setzero_si512()};
   std::size_t above_zero = 0;
+  std::array<std::uint32_t, kListed / 16 + 2> positions;
   std::size_t count = 0;
   std::size_t i = 0;
-  for (; i + kBlock <= pass.size; i += kBlock) {
-    float* const residual = pass.residual + i;
-    __m512 low = _mm512_loadu_ps(pass.before + i);
-    __m512 high = _mm512_loadu_ps(pass.before + i + 16);
-    if constexpr (adds) {
-      const float* const gradient = pass.gradient + i;
-      low = _mm512_add_ps(low, _mm512_loadu_ps(gradient));
-      high = _mm512_add_ps(high, _mm512_loadu_ps(gradient + 16));
-      _mm512_storeu_ps(residual, low);
-      _mm512_storeu_ps(residual + 16, high);
+  const std::size_t whole = pass.size / kBlock * kBlock;
+  while (i < whole) {
+    const std::size_t end = std::min(i + kListed, whole);
+    std::size_t listed = 0;
+    for (; i < end; i += kBlock) {
+      float* const residual = pass.residual + i;
+      __m512 low = _mm512_loadu_ps(pass.before + i);
+      __m512 high = _mm512_loadu_ps(pass.before + i + 16);
+      if constexpr (adds) {
+        const float* const gradient = pass.gradient + i;
+        low = _mm512_add_ps(low, _mm512_loadu_ps(gradient));
+        high = _mm512_add_ps(high, _mm512_loadu_ps(gradient + 16));
+        _mm512_storeu_ps(residual, low);
+        _mm512_storeu_ps(residual + 16, high);
+      }
+      const __m512i low_keys = keys_avx512(low, flip, mask);
+      const __m512i high_keys = keys_avx512(high, flip, mask);
+      if constexpr (gathers) {
+        const unsigned low_above = gather_avx512(found, low, low_keys);
+        const unsigned high_above = gather_avx512(found, high, high_keys);
+        above_zero += static_cast<std::size_t>(std::popcount(high_above << 16 | low_above));
+      }
+      positions[listed] = static_cast<std::uint32_t>(i);
+      listed += _cvtmask16_u32(_mm512_cmpge_epi32_mask(low_keys, bound)) != 0 ? 1 : 0;
+      positions[listed] = static_cast<std::uint32_t>(i) + 16;
+      listed += _cvtmask16_u32(_mm512_cmpge_epi32_mask(high_keys, bound)) != 0 ? 1 : 0;
     }
-    const __m512i low_keys = keys_avx512(low, flip, mask);
-    const __m512i high_keys = keys_avx512(high, flip, mask);
-    if constexpr (gathers) {
-      const unsigned low_above = gather_avx512(found, low, low_keys);
-      const unsigned high_above = gather_avx512(found, high, high_keys);
-      above_zero += static_cast<std::size_t>(std::popcount(high_above << 16 | low_above));
-    }
-    const __mmask16 low_survivors = _mm512_cmpge_epi32_mask(low_keys, bound);
-    const __mmask16 high_survivors = _mm512_cmpge_epi32_mask(high_keys, bound);
-    // Named, as a mask that is widened in passing is spilled by GCC 12 in 16 bits and read back in 32.
-    std::uint32_t survivors = _cvtmask16_u32(high_survivors) << 16 | _cvtmask16_u32(low_survivors);
-    if (survivors == 0) continue;
-    if (count + kBlock <= pass.capacity) {
-      pack_avx512(pass, i, low, low_survivors, count);
-      pack_avx512(pass, i + 16, high, high_survivors, count);
-      continue;
-    }
-    for (; survivors != 0; survivors &= survivors - 1) {
-      take(pass, i + static_cast<unsigned>(std::countr_zero(survivors)), count);
+    for (std::size_t j = 0; j < listed; ++j) {
+      const std::size_t at = positions[j];
+      const __m512 sums = _mm512_loadu_ps(pass.residual + at);
+      const __mmask16 reach = _mm512_cmpge_epi32_mask(keys_avx512(sums, flip, mask), bound);
+      if (count + 16 <= pass.capacity) {
+        pack_avx512(pass, at, sums, reach, count);
+        continue;
+      }
+      for (std::uint32_t survivors = _cvtmask16_u32(reach); survivors != 0; survivors &= survivors - 1) {
+        take(pass, at + static_cast<unsigned>(std::countr_zero(survivors)), count);
+      }
     }
   }
   if constexpr (gathers) {

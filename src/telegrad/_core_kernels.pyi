@@ -2,6 +2,10 @@
 files.
 """
 
+from typing import Any
+
+import numpy.typing as npt
+
 from telegrad._core import DType
 
 def compact(dense: int, n: int, dtype: DType, absent: float, indices: int, values: int, capacity: int) -> int: ...
@@ -17,8 +21,25 @@ def accumulate_select(
     values: int,
     capacity: int,
     index_offset: int,
-    before: int = 0,
 ) -> int: ...
+def accumulate_reused(
+    residual: npt.NDArray[Any],
+    before: npt.NDArray[Any] | None,
+    gradient: npt.NDArray[Any],
+    velocity: npt.NDArray[Any] | None,
+    velocity_before: npt.NDArray[Any] | None,
+    factor: float,
+    nesterov: bool,
+    masks: bool,
+    k: int,
+    least: int,
+    threshold: float,
+    is_due: bool,
+    indices: npt.NDArray[Any],
+    values: npt.NDArray[Any],
+    index_offset: int,
+    limit: float,
+) -> tuple[bool, bool, int, float, float, float] | None: ...
 def accumulate_topk(
     residual: int, gradient: int, n: int, k: int, sign: int, indices: int, values: int, index_offset: int
 ) -> tuple[int, float, float]: ...

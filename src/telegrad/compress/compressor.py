@@ -122,26 +122,85 @@ class Compressor:
             entry, offset = part.entry, part.offset
             gradient = flat[offset : offset + entry.values.size]
             if gradient[0] != 0 or not all_zero(gradient):
-                count += self._compress_one(entry, gradient, indices[count:], values[count:], offset, mask)
+                count += self._compress_one(entry, gradient, indices[count:], values[count:], offset, mask) or 0
         return count
 
+    def compress_unchecked(
+        self, parts: Sequence[PlacedResidual], flat: Floats, indices: Indices, values: Floats, *, mask: bool = True
+    ) -> int | None:
+        """As ``compress``, of gradients that nobody has looked at yet, in the same pass over memory.
+
+        ``None``: nothing is done. Then a gradient holds NaN or infinity, something might overflow, or what changes
+        could not be undone: look at the gradients, and call ``compress``."""
+        if self.observer is not None or not all(self._can_undo(part.entry) for part in parts):
+            return None
+        count, momentum = 0, self.momentum
+        for place, part in enumerate(parts):
+            entry, offset = part.entry, part.offset
+            gradient = flat[offset : offset + entry.values.size]
+            if gradient[0] != 0 or not all_zero(gradient):
+                limit = math.inf if momentum is None else SAFE - momentum[entry.name].peak
+                found = self._compress_one(entry, gradient, indices[count:], values[count:], offset, mask, limit)
+                if found is None:
+                    for done in parts[: place + 1]:
+                        for store in self._stores():
+                            store.take_back(done.entry.name)
+                    return None
+                count += found
+        return count
+
+    def _can_undo(self, entry: Residual) -> bool:
+        """Whether a fused pass, all of it, is right for this residual, and leaves what was there before untouched."""
+        name, unit, momentum = entry.name, self.gradient_unit, self.momentum
+        if not (
+            self.residuals.renews(name)
+            and entry.peak < SAFE
+            and unit * self._step_sizes.get(name, 1.0) == entry.unit
+            and isinstance(self._policies.get(name, self.policy), ReusedThreshold)
+            and entry.k < len(entry.values)
+        ):
+            return False
+        if momentum is None:
+            return True
+        velocity = momentum[name]
+        return momentum.renews(name) and velocity.unit == unit and velocity.peak < SAFE
+
     def _compress_one(
-        self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int, mask: bool
-    ) -> int:
+        self,
+        entry: Residual,
+        gradient: Floats,
+        indices: Indices,
+        values: Floats,
+        offset: int,
+        mask: bool,
+        limit: float = math.nan,
+    ) -> int | None:
+        """``None``: a magnitude of the gradient is ``limit`` or above, or NaN."""
         given = norm(gradient) if self.observer is not None else 0.0
-        if self.momentum is not None:
-            gradient = self.momentum.apply(entry.name, gradient, self.gradient_unit)
-        selection, store = self._policies.get(entry.name, self.policy), self.residuals
-        unit = self.gradient_unit * self._step_sizes.get(entry.name, 1.0)
-        if isinstance(selection, ReusedThreshold) and unit == entry.unit:  # the usual case: nothing is copied
+        name, momentum, store = entry.name, self.momentum, self.residuals
+        selection = self._policies.get(name, self.policy)
+        unit = self.gradient_unit * self._step_sizes.get(name, 1.0)
+        fused = selection if isinstance(selection, ReusedThreshold) and entry.k < len(entry.values) else None
+        velocity = None
+        if momentum is not None:
+            if fused is not None and unit == entry.unit:
+                velocity = momentum.step(name, self.gradient_unit, masks=mask)
+            if velocity is None:
+                gradient = momentum.apply(name, gradient, self.gradient_unit)
+        if fused is not None and unit == entry.unit:  # the usual case: one pass over memory, and nothing is copied
             before = store.renew(entry) if store.records or store.is_open else None
-            count = selection.select(entry, gradient, indices, values, offset, before)
+            found = fused.select_on_host(entry, gradient, indices, values, offset, before, velocity, limit)
+            if not found.sound:
+                return None
+            count = found.moved
+            if momentum is not None and velocity is not None:
+                momentum.moved(name, found.added)
         elif self._prepare(entry):
             count = selection.select(entry, gradient, indices, values, offset)
         else:
             return 0
-        if mask and self.momentum is not None:
-            self.momentum.clear(entry.name, indices[:count] - np.uint32(offset))
+        if velocity is None and mask and momentum is not None:
+            momentum.clear(name, indices[:count] - np.uint32(offset))
         if self.observer is not None:
             unit = self.gradient_unit
             threshold = None if entry.threshold is None else entry.threshold * unit

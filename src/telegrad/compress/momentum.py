@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.compress.residual import SAFE, Entry, EntryStore, Floats, all_zero, norm
+from telegrad.kernels.select.cpu import VelocityStep
 
 
 @dataclass(slots=True)
@@ -87,6 +88,25 @@ class Velocities(EntryStore[Velocity]):
             return result
         entry.peak = m * entry.peak + size
         return gradient if self.nesterov else velocity
+
+    def step(self, name: str, unit: float, *, masks: bool) -> VelocityStep | None:
+        """For ``cpu.accumulate_reused``, which then does what ``apply`` and ``clear`` do; ``moved`` is to be called
+        afterwards. ``None``: the velocity has another unit, which only ``apply`` converts."""
+        entry = self[name]
+        if entry.unit != unit:
+            return None
+        before = self.renew(entry) if self.records or self.is_open else None
+        return VelocityStep(entry.values, before, self.factor, self.nesterov, masks and self.masking)
+
+    def moved(self, name: str, added: float) -> None:
+        """After a ``step`` by a gradient whose largest magnitude is ``added``."""
+        entry = self[name]
+        if entry.peak + added < SAFE:
+            entry.peak = self.factor * entry.peak + added
+        else:
+            velocity = entry.values
+            velocity[~np.isfinite(velocity)] = 0
+            entry.peak = float(np.abs(velocity).max())
 
     def state_dict(self) -> dict[str, Any]:
         """A copy: per parameter its velocity (float32, flat) and unit; as at ``begin()``."""

@@ -131,6 +131,16 @@ class EntryStore(Generic[E]):
         entry.values = fresh
         return before
 
+    def take_back(self, name: str) -> None:
+        """Undoes the last ``renew`` of this entry, which has returned an array: it is as it was before."""
+        kept = self._before if self.is_open else self._confirmed
+        if name in kept:
+            self._restore(kept.pop(name))
+
+    def renews(self, name: str) -> bool:
+        """Whether ``renew`` would give this entry other memory."""
+        return name not in self._before if self.is_open else self.records and name not in self._confirmed
+
     def keep_step(self) -> None:
         """Closes the open step, if there is one. With ``records`` it can still be undone by ``revert``."""
         before, self._before, self.is_open = self._before, {}, False

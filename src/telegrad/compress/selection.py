@@ -12,8 +12,6 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from telegrad.compress.arguments import check_gain, check_share, checked_whole
 from telegrad.compress.residual import Residual
 from telegrad.kernels.select import TINY, Array, Chosen, Sign, cpu
@@ -72,7 +70,23 @@ class ReusedThreshold:
         """2k, or all there are if that is less."""
         return min(2 * entry.k, entry.size)
 
-    def select(
+    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
+        """See ``Selection``."""
+        k = entry.k
+        if k == entry.size:
+            return select_all(entry, gradient, indices, values, offset)
+        if entry.kernels is cpu:
+            return self.select_on_host(entry, gradient, indices, values, offset).moved
+        added: Floats | None = gradient
+        if entry.threshold is not None and entry.calls < self.interval:
+            count = _reuse(entry, gradient, (k + 1) // 2, indices, values, offset)
+            if count is not None:
+                entry.threshold = max(entry.threshold * (count / k) ** self.gain, TINY)
+                return count
+            added = None
+        return _anew(entry, entry.kernels.accumulate_topk(entry.values, added, k, indices, values, offset))
+
+    def select_on_host(
         self,
         entry: Residual,
         gradient: Floats,
@@ -80,24 +94,36 @@ class ReusedThreshold:
         values: Floats,
         offset: int,
         before: Floats | None = None,
-    ) -> int:
-        """See ``Selection``. ``before``: in host memory, the residual as it was; ``entry.values`` holds nothing yet."""
-        k = entry.k
-        if k == len(entry.values):
-            if before is not None:
-                np.copyto(entry.values, before)
-            return select_all(entry, gradient, indices, values, offset)
-        added: Floats | None = gradient
-        if entry.threshold is not None and entry.calls < self.interval:
-            count = _reuse(entry, gradient, (k + 1) // 2, indices, values, offset, before)
-            if count is not None:
-                entry.threshold = max(entry.threshold * (count / k) ** self.gain, TINY)
-                return count
-            added = None
-        elif before is not None:
-            np.add(before, gradient, out=entry.values)
-            added = None
-        return _anew(entry, entry.kernels.accumulate_topk(entry.values, added, k, indices, values, offset))
+        velocity: cpu.VelocityStep | None = None,
+        limit: float = math.nan,
+    ) -> cpu.Reused:
+        """As ``select``, of a residual in host memory that does not send all. Other arguments: as for
+        ``cpu.accumulate_reused``; where that is not sound, the entry's threshold and calls are as before."""
+        threshold, k = entry.threshold, entry.k
+        found = cpu.accumulate_reused(
+            entry.values,
+            gradient,
+            k,
+            threshold,
+            indices,
+            values,
+            offset,
+            is_due=entry.calls >= self.interval,
+            before=before,
+            velocity=velocity,
+            limit=limit,
+        )
+        if not found.sound:
+            return found
+        if found.exact or threshold is None:
+            entry.threshold = max(found.threshold, TINY) if math.isfinite(found.threshold) else None
+            entry.peak = math.inf if math.isnan(found.peak) else found.peak
+            entry.calls = 1
+        else:
+            entry.peak = threshold
+            entry.threshold = max(threshold * (found.moved / k) ** self.gain, TINY)
+            entry.calls += 1
+        return found
 
 
 @dataclass(frozen=True)
@@ -133,29 +159,18 @@ class SampledThreshold:
         return _anew(entry, chosen)
 
 
-def _reuse(
-    entry: Residual,
-    gradient: Floats,
-    least: int,
-    indices: Indices,
-    values: Floats,
-    offset: int,
-    before: Floats | None = None,
-) -> int | None:
+def _reuse(entry: Residual, gradient: Floats, least: int, indices: Indices, values: Floats, offset: int) -> int | None:
     """The fused pass with the entry's threshold. ``None``: not ``least`` to 2k reach it, and all stay."""
     assert entry.threshold is not None
-    most, kernels = min(2 * entry.k, len(entry.values)), entry.kernels
+    most = min(2 * entry.k, len(entry.values))
     indices, values = indices[:most], values[:most]
-    if before is None:
-        count = kernels.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset)
-    else:
-        count = cpu.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset, before=before)
+    count = entry.kernels.accumulate_select(entry.values, gradient, entry.threshold, indices, values, offset)
     if least <= count <= most:
         entry.peak = entry.threshold
         entry.calls += 1
         return count
     moved = min(count, most)
-    kernels.put_back(entry.values, indices[:moved], values[:moved], offset)
+    entry.kernels.put_back(entry.values, indices[:moved], values[:moved], offset)
     return None
 
 

@@ -512,7 +512,10 @@ class BackwardPass:
     def _start(self, layout: BucketLayout, bits: Bits) -> Future:
         averaging, compressor, stats = self._averaging, self._averaging.compressor, self._averaging.stats
         sparse = bool(layout.parts) and self._sparse
-        fault = find_fault(compressor, layout, bits, sparse)
+        compressed = None
+        if sparse and self._rounds is None and (self._agreed is None or not self._agreed.unsound):
+            compressed = self._exchange.compress_unchecked(layout, bits)
+        fault = find_fault(compressor, layout, bits, sparse) if compressed is None else None
         stats.buckets += 1
         stats.elements += bits.size
         if fault is not None:
@@ -533,7 +536,7 @@ class BackwardPass:
             return self._outcome(self._exchange.send_densely(bits), layout, bits)
         if self._rounds is not None:
             return self._rounds.begin(self._exchange, layout, bits, sound=fault is None)
-        sending = self._exchange.send(layout, bits, sound=fault is None)
+        sending = self._exchange.send(layout, bits, sound=fault is None, compressed=compressed)
         stats.wanted += layout.wanted
         stats.selected += sending.nnz
         return self._outcome(sending, layout, bits)

@@ -38,6 +38,8 @@ class Fault(NamedTuple):
 
 def find_fault(compressor: Compressor, layout: BucketLayout, bits: Bits, sparse: bool) -> Fault | None:
     """Looks before anything is changed. ``sparse``: the bucket's parts will be added to their residuals."""
+    if compressor.momentum is not None and sparse and bits.dtype == np.float32 and _are_small(compressor, layout, bits):
+        return None
     if bits.dtype == np.float32:
         at = _core.buffer_of(bits, False)
         assert at is not None
@@ -67,6 +69,15 @@ def find_fault(compressor: Compressor, layout: BucketLayout, bits: Bits, sparse:
                 if count:
                     return _overflow("velocity", "its sum with the gradient", name, count, size, bits)
     return None
+
+
+def _are_small(compressor: Compressor, layout: BucketLayout, bits: Floats) -> bool:
+    """With momentum: whether norms, which are needed anyhow, show that all is finite and nothing can overflow."""
+    momentum = compressor.momentum
+    assert momentum is not None
+    return not compressor.may_overflow(layout.parts, bits) and not any(
+        momentum.may_overflow(name, bits[offset : offset + size]) for name, offset, size in layout.dense if size
+    )
 
 
 def _overflow(what: str, total: str, name: str, count: int, size: int, bits: Bits) -> Fault:
@@ -352,16 +363,34 @@ class Exchange:
             self._compressor.keep_all(layout.parts, lost)
         return self.send_densely(bits)
 
-    def send(self, layout: BucketLayout, bits: Bits, *, sound: bool) -> Sending:
+    def compress_unchecked(self, layout: BucketLayout, bits: Bits) -> int | None:
+        """Compresses a bucket that nobody has looked at; the same pass over memory finds out whether it is sound.
+
+        Returns the number of entries, for ``send``; ``None``: nothing has changed, and ``find_fault`` is to look."""
+        store, momentum = self._compressor.residuals, self._compressor.momentum
+        if not (store.records or store.is_open) or bits.dtype != np.float32 or layout.one_signed or layout.matrices:
+            return None
+        for name, offset, size in layout.dense:
+            own = bits[offset : offset + size]
+            if count_nonfinite(own) or (momentum is not None and size and momentum.may_overflow(name, own)):
+                return None
+        indices, values = layout.scratch()
+        mask = self.topk_states is None
+        return self._compressor.compress_unchecked(layout.selected, bits, indices, values, mask=mask)
+
+    def send(self, layout: BucketLayout, bits: Bits, *, sound: bool, compressed: int | None = None) -> Sending:
         """Dense members densely, those of which entries are selected compressed. ``sound``: no NaN, no infinity,
-        nothing overflows."""
+        nothing overflows. ``compressed``: what ``compress_unchecked`` has returned for it."""
         sending = Sending([])
         if layout.dense_runs:
             self._send_dense_members(layout, bits, sending)
         if not layout.selected:
             return sending
         comes_back = self.topk_states is not None  # some of what is summed: its velocity stays
-        if sound:
+        gathered: list[Entries] = []
+        if compressed is not None:
+            entries = layout.indices[:compressed], layout.values[:compressed]
+        elif sound:
             if layout.outcome is None or layout.outcome.done():
                 scratch = layout.indices, layout.values
             else:
@@ -369,7 +398,6 @@ class Exchange:
             flat = bits if bits.dtype == np.float32 else as_float32(bits)
             used = self._compressor.compress(layout.signed, flat, *scratch, mask=not comes_back)
             entries = scratch[0][:used], scratch[1][:used]
-            gathered = []
             for part in layout.one_signed:
                 own = self._select((part,), flat, (scratch[0][used:], scratch[1][used:]), mask=True)
                 used += own[0].size

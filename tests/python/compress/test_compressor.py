@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from telegrad.compress import Compressor, PlacedResidual
+from telegrad.compress import Compressor, PlacedResidual, Velocities
 
 SIZES = {"embedding": 1000, "head": 600}
 OFFSETS = {"head": 50, "embedding": 700}  # as a bucket may place them, with something else between
@@ -260,3 +260,54 @@ def test_other_bad_arguments() -> None:
         Compressor({"empty": 0})
     with pytest.raises(ValueError, match="parameter 'tail' has no residual"):
         Compressor(SIZES).part("tail", 0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 2.0**101])
+@pytest.mark.parametrize("nesterov", [None, False, True])
+def test_gradients_that_nobody_has_looked_at(nesterov: bool | None, value: float) -> None:
+    def sender() -> Sender:
+        velocities = None if nesterov is None else Velocities(SIZES, 0.9, nesterov=nesterov)
+        return Sender(selection="reused", momentum=velocities)
+
+    looked, unchecked = sender(), sender()
+    capacity = looked.compressor.capacity(looked.parts)
+    for step, flat in enumerate(_gradients(30)):
+        looked.compressor.record(True)
+        unchecked.compressor.record(True)
+        indices, values = np.empty(capacity, np.uint32), np.empty(capacity, np.float32)
+        if step > 3 and (np.isfinite(value) <= (nesterov is not None)):
+            bad = flat.copy()
+            bad[60 if step % 2 else 1200] = value  # in the first part, or in the last one
+            before, kept = (
+                copy.deepcopy(unchecked.compressor.residuals.state_dict()),
+                unchecked.compressor.unconfirmed(),
+            )
+            assert unchecked.compressor.compress_unchecked(unchecked.parts, bad, indices, values) is None
+            np.testing.assert_equal(unchecked.compressor.residuals.state_dict(), before)
+            assert unchecked.compressor.unconfirmed() == kept == []
+        expected = looked.send(flat.copy())
+        count = unchecked.compressor.compress_unchecked(unchecked.parts, flat.copy(), indices, values)
+        assert count == expected[0].size
+        np.testing.assert_array_equal(indices[:count], expected[0])
+        np.testing.assert_array_equal(values[:count], expected[1])
+        assert (
+            unchecked.compressor.compress_unchecked(unchecked.parts, flat, indices, values) is None
+        )  # undone by copies
+        for one in (looked, unchecked):
+            names = one.compressor.unconfirmed()
+            assert names == ["head", "embedding"]
+            (one.compressor.revert if step % 5 == 4 else one.compressor.confirm)(names)
+        np.testing.assert_equal(unchecked.compressor.state_dict(), looked.compressor.state_dict())
+
+
+def test_what_cannot_be_undone_is_looked_at_first() -> None:
+    sender, (flat,) = Sender(selection="reused"), _gradients(1)
+    indices, values = np.empty(1000, np.uint32), np.empty(1000, np.float32)
+    assert sender.compressor.compress_unchecked(sender.parts, flat, indices, values) is None
+    sender.compressor.record(True)
+    sender.compressor.set_units(0.5)  # residuals would be converted
+    assert sender.compressor.compress_unchecked(sender.parts, flat, indices, values) is None
+    exact = Sender(selection="topk")
+    exact.compressor.record(True)
+    assert exact.compressor.compress_unchecked(exact.parts, flat, indices, values) is None
+    assert all(not entry.values.any() for one in (sender, exact) for entry in one.compressor.residuals)

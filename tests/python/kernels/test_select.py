@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,20 +24,92 @@ def test_accumulate_select(x: np.ndarray, seed: int, capacity: int, threshold: f
     checks.check_select(cpu, x, seed, capacity, threshold, sign)
 
 
+def _reused(threshold: float | None, k: int, *, is_due: bool = False, copies: bool, **moving: Any) -> tuple[Any, ...]:
+    """What ``accumulate_reused`` makes of 1001 numbers: its findings, what it moved, the residual and the velocity."""
+    residual, gradient, velocity = np.random.default_rng(3).standard_normal((3, 1001)).astype(np.float32)
+    was, velocity_was = residual.copy(), velocity.copy()
+    indices, values = checks.outputs(2 * k)
+    fresh, fresh_velocity = np.full((2, 1001), 9, np.float32)
+    if copies:
+        before, velocity_before = residual, velocity
+        residual, velocity = fresh, fresh_velocity
+    else:
+        before = velocity_before = None
+    step = None
+    if moving:
+        step = cpu.VelocityStep(velocity, velocity_before, **moving)
+    found = cpu.accumulate_reused(
+        residual, gradient, k, threshold, indices, values, 7, is_due=is_due, before=before, velocity=step
+    )
+    for one, kept in ((before, was), (velocity_before, velocity_was)):
+        assert one is None or np.array_equal(one, kept)
+    count = found.moved
+    return found[:3], found.threshold, found.peak, indices[:count], values[:count], residual, step and velocity
+
+
 @at_every_level
-@pytest.mark.parametrize("capacity", [0, 30, 1001])
-def test_a_residual_that_is_made_anew(capacity: int) -> None:
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize(
+    ("threshold", "is_due"), [(2.0, False), (0.1, False), (9.0, False), (2.0, True), (None, False)]
+)
+def test_accumulate_reused(threshold: float | None, is_due: bool, copies: bool) -> None:
+    residual, gradient, _ = np.random.default_rng(3).standard_normal((3, 1001)).astype(np.float32)
+    k = 80
+    indices, values = checks.outputs(2 * k)
+    if threshold == 2.0 and not is_due:
+        count = cpu.accumulate_select(residual, gradient, threshold, indices, values, 7)
+        assert k <= count <= 2 * k
+        found, lowest, peak = (True, False, count), np.float32(threshold), threshold
+    else:
+        chosen = cpu.accumulate_topk(residual, gradient, k, indices, values, 7)
+        count, found, lowest, peak = k, (True, True, k), chosen.threshold, chosen.peak
+    result = _reused(threshold, k, is_due=is_due, copies=copies)
+    assert result[:3] == (found, lowest, peak)
+    for one, expected in zip(result[3:6], (indices[:count], values[:count], residual), strict=True):
+        np.testing.assert_array_equal(one, expected)
+
+
+@at_every_level
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("threshold", [3.0, 0.1, None])
+def test_a_velocity_moves_in_the_same_pass(threshold: float | None, nesterov: bool, masks: bool, copies: bool) -> None:
+    is_exact = threshold != 3.0
+    if nesterov and threshold is not None:
+        threshold += 1  # what is added is larger
+    residual, gradient, velocity = np.random.default_rng(3).standard_normal((3, 1001)).astype(np.float32)
+    k, m = 60, np.float32(0.9)
+    moved = (velocity + gradient) * m if nesterov else velocity * m + gradient
+    total = residual + (gradient + moved if nesterov else moved)
+    found, _, _, indices, values, left, after = _reused(
+        threshold, k, copies=copies, factor=0.9, nesterov=nesterov, masks=masks
+    )
+    where = indices - np.uint32(7)
+    assert found == (True, is_exact, where.size)
+    assert where.size > 0
+    np.testing.assert_array_equal(values, total[where])
+    total[where] = 0
+    np.testing.assert_array_equal(left, total)
+    if masks:
+        moved[where] = 0
+    np.testing.assert_array_equal(after, moved)
+
+
+@at_every_level
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 100.0])
+def test_a_gradient_at_the_limit_is_not_taken(value: float) -> None:
     before, gradient = np.random.default_rng(3).standard_normal((2, 1001)).astype(np.float32)
-    residual, anew, was = before.copy(), np.full(1001, 9, np.float32), before.copy()
-    (indices, values), (indices_, values_) = checks.outputs(capacity), checks.outputs(capacity)
-    count = cpu.accumulate_select(residual, gradient, 2.0, indices, values, 7)
-    assert count > 60
-    assert cpu.accumulate_select(anew, gradient, 2.0, indices_, values_, 7, before=before) == count
-    np.testing.assert_array_equal(anew, residual)
+    residual, (indices, values) = np.empty(1001, np.float32), checks.outputs(20)
+    was = before.copy()
+    gradient[700] = value
+    taken = cpu.accumulate_reused(residual, gradient, 10, 3.0, indices, values, 0, before=before, limit=100.0)
+    assert not taken.sound
     np.testing.assert_array_equal(before, was)
-    moved = min(count, capacity)
-    np.testing.assert_array_equal(indices_[:moved], indices[:moved])
-    np.testing.assert_array_equal(values_[:moved], values[:moved])
+    gradient[700] = -99
+    taken = cpu.accumulate_reused(residual, gradient, 10, 3.0, indices, values, 0, before=before, limit=100.0)
+    assert taken.sound
+    assert taken.added == 99
 
 
 @at_every_level

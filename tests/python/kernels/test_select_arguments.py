@@ -25,6 +25,7 @@ _ON_HOST: dict[str, Call] = {
     "all": lambda x, g, i, v: cpu.accumulate_all(x, g, i, v, 0),
     "select": lambda x, g, i, v: cpu.accumulate_select(x, g, 0.5, i, v, 0),
     "topk": lambda x, g, i, v: cpu.accumulate_topk(x, g, 3, i, v, 0),
+    "reused": lambda x, g, i, v: cpu.accumulate_reused(x, g, 3, 0.5, i, v, 0),
     "trimmed": lambda x, g, i, v: cpu.accumulate_trimmed(x, g, 3, 0.2, i, v, 0),
     "search": lambda x, g, i, v: cpu.accumulate_search(x, g, 3, 1e-3, i, v, 0),
     "buckets": lambda x, g, i, v: cpu.accumulate_buckets(x, g, 10, 1, 0, i, v, 0),
@@ -78,15 +79,20 @@ def test_arrays_of_the_host(call: Call, place: int) -> None:
         refused(TypeError, "gradient is a list, and residual a numpy array", [1.0] * SIZE)
 
 
-def test_what_the_residual_was() -> None:
+@pytest.mark.parametrize("name", ["before", "velocity.values", "velocity.before"])
+def test_what_else_is_as_long_as_the_residual(name: str) -> None:
     residual, gradient, indices, values = _arrays()
-    with pytest.raises(ValueError, match="before has 50 entries, residual 100: give one for each"):
-        cpu.accumulate_select(residual, gradient, 0.5, indices, values, 0, before=residual[:50].copy())
-    with pytest.raises(ValueError, match="before is what a gradient is added to: give a gradient"):
-        cpu.accumulate_select(residual, None, 0.5, indices, values, 0, before=residual.copy())
-    with pytest.raises(TypeError, match="before is float64"):
-        cpu.accumulate_select(residual, gradient, 0.5, indices, values, 0, before=np.ones(SIZE))  # type: ignore[arg-type]
-    np.testing.assert_array_equal(residual, 1.0)
+
+    def refused(error: type[Exception], match: str, wrong: Any) -> None:
+        arrays = {one: np.ones(SIZE, np.float32) for one in ("before", "velocity.values", "velocity.before")}
+        before, *velocity = (arrays | {name: wrong}).values()
+        step = cpu.VelocityStep(*velocity, 0.9, False, False)
+        with pytest.raises(error, match=match):
+            cpu.accumulate_reused(residual, gradient, 2, 0.5, indices, values, 0, before=before, velocity=step)
+        np.testing.assert_array_equal(residual, 1.0)
+
+    refused(ValueError, f"{name} has 50 entries, residual 100: give one for each", np.ones(50, np.float32))
+    refused(TypeError, f"{name} is float64", np.ones(SIZE))
 
 
 @on_device

@@ -7,7 +7,8 @@ residual. ``sign``: only entries of that sign can be chosen.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,7 @@ Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
 
 _FLOAT32, _UINT32 = _core.DType.f32, _core.DType.u32
+_NO_VELOCITY = (None, None, 0.0, False, False)
 
 
 def accumulate(residual: Floats, gradient: Floats) -> None:
@@ -45,23 +47,84 @@ def accumulate_select(
     values: Floats,
     offset: int,
     sign: Sign = 0,
-    before: Floats | None = None,
 ) -> int:
     """Moves the entries of magnitude >= ``threshold``; returns how many there are.
 
-    If there are more than the outputs hold, the first ones are moved and the others stay in the residual. ``before``,
-    with a gradient: what it is added to, in place of what ``residual`` holds; only read.
+    If there are more than the outputs hold, the first ones are moved and the others stay in the residual.
     """
     at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, 0)
-    before_at = 0
-    if before is not None:
-        given = _core.buffer_of(before, False)
-        if given is None or given.dtype != _FLOAT32 or given.elements != residual.size or gradient is None:
-            _check_before(before, residual, gradient)
-        before_at = _address(before) if given is None else given.pointer
     return _core.accumulate_select(
-        at, gradient_at, residual.size, threshold, sign, indices_at, values_at, indices.size, offset, before_at
+        at, gradient_at, residual.size, threshold, sign, indices_at, values_at, indices.size, offset
     )
+
+
+class VelocityStep(NamedTuple):
+    """A velocity u, which a gradient g moves: u = ``factor``·u + g, which is then added to the residual. With
+    ``nesterov`` u = factor·(u + g), and u + g is added. ``before``: what u was, if ``values`` do not hold it; only
+    read. ``masks``: u becomes zero where entries leave."""
+
+    values: Floats
+    before: Floats | None
+    factor: float
+    nesterov: bool
+    masks: bool
+
+
+class Reused(NamedTuple):
+    """What ``accumulate_reused`` did. Where it is not ``sound``, the rest says nothing."""
+
+    sound: bool
+    exact: bool  # by a new threshold
+    moved: int  # entries
+    threshold: float  # the lowest magnitude that was looked for
+    peak: float  # no magnitude that stays is larger; NaN: NaN was moved
+    added: float  # the largest magnitude of the gradient, where there is a velocity or a finite limit
+
+
+def accumulate_reused(
+    residual: Floats,
+    gradient: Floats,
+    k: int,
+    threshold: float | None,
+    indices: Indices,
+    values: Floats,
+    offset: int,
+    *,
+    is_due: bool = False,
+    before: Floats | None = None,
+    velocity: VelocityStep | None = None,
+    limit: float = math.nan,
+) -> Reused:
+    """Moves the entries of magnitude >= ``threshold`` if they are k/2 to 2k, else those of ``accumulate_topk``; so it
+    does without a threshold (``None``), and where a new one ``is_due``. Memory is passed over once, as a rule.
+
+    ``before``: what the gradient is added to, in place of what ``residual`` holds; only read. ``limit``: it ends where
+    a magnitude of the gradient is at least that, or NaN (NaN: there is no limit); what was to be written is undefined
+    then. So it needs ``before``, also of the velocity.
+    """
+    at, was, factor, nesterov, masks = _NO_VELOCITY if velocity is None else velocity
+    found = _core.accumulate_reused(
+        residual,
+        before,
+        gradient,
+        at,
+        was,
+        factor,
+        nesterov,
+        masks,
+        k,
+        (k + 1) // 2,
+        threshold or 0.0,
+        is_due,
+        indices,
+        values,
+        offset,
+        limit,
+    )
+    if found is None:
+        _check_reused(residual, gradient, k, indices, values, before, velocity)
+    assert found is not None
+    return Reused._make(found)
 
 
 def accumulate_topk(
@@ -187,12 +250,24 @@ def _addresses(
     return _address(residual), gradient_at, _address(indices), _address(values)
 
 
-def _check_before(before: Floats, residual: Floats, gradient: Floats | None) -> None:
-    check_inputs(residual, None, before=before)
-    if before.size != residual.size:
-        raise ValueError(f"before has {before.size} entries, residual {residual.size}: give one for each")
-    if gradient is None:
-        raise ValueError("before is what a gradient is added to: give a gradient, or leave before out")
+def _check_reused(
+    residual: Floats,
+    gradient: Floats,
+    k: int,
+    indices: Indices,
+    values: Floats,
+    before: Floats | None,
+    velocity: VelocityStep | None,
+) -> None:
+    check_arguments(residual, gradient, indices, values, min(2 * k, residual.size), k)
+    given = {"before": before}
+    if velocity is not None:
+        given |= {"velocity.values": velocity.values, "velocity.before": velocity.before}
+    for name, one in given.items():
+        if one is not None:
+            check_inputs(residual, None, **{name: one})
+            if one.size != residual.size:
+                raise ValueError(f"{name} has {one.size} entries, residual {residual.size}: give one for each")
 
 
 def _address(x: npt.NDArray[Any]) -> int:
