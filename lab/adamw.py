@@ -80,15 +80,19 @@ NEAREST_4_SHORT, NEAREST_8 = Rounding(7, 64), Rounding(127, 256)
 
 
 def average(values: Floats, rounding: Rounding) -> tuple[Floats, Floats]:
-    """The average over ranks, and what rounding loses of each rank's: its own values, and of its slice of the sum."""
+    """The average over ranks, and what rounding loses of each rank's values. A rank owns a slice, of which its own
+    values are not sent, and rounds the sum of it; what that loses is the rank's too."""
     if rounding is EXACT:
         return values.mean(0), np.zeros_like(values)
+    slices = np.array_split(np.arange(values.shape[1]), len(values))
     sent = rounding(values)
+    for rank, where in enumerate(slices):
+        sent[rank, where] = values[rank, where]
     lost = values - sent
     total = sent.sum(0)
     rounded = rounding(total[None])[0]
-    for own, where in zip(lost, np.array_split(np.arange(total.size), len(values)), strict=True):
-        own[where] += total[where] - rounded[where]
+    for rank, where in enumerate(slices):
+        lost[rank, where] += total[where] - rounded[where]
     return rounded / np.float32(len(values)), lost
 
 
