@@ -550,6 +550,48 @@ class _ReferenceExchange:
         """Nothing is open."""
 
 
+ROUNDINGS: Mapping[str, Rounding] = {
+    "4 bits at random": RANDOM_4,
+    "4 bits to the nearest": NEAREST_4,
+    "4 bits to the nearest, a scale for 64": NEAREST_4_SHORT,
+    "2 bits at random": Rounding(1, at_random=True),
+    "2 bits to the nearest": Rounding(1),
+}
+DENSITIES = (0.01, 0.02, 0.04, 0.08)
+
+
+def rounding_losses(corpus: Corpus, size: ModelSize, *, before: int = 20, summed: int = 10) -> list[dict[str, Any]]:
+    """What rounding loses of the largest entries of a sum of ``summed`` gradients, after ``before`` dense steps: as a
+    share of their energy, and the share of entries whose error is large enough to be sent again."""
+    settings = Settings("ddp-gloo", "", 220, "lo", model=size)
+    torch.manual_seed(0)
+    model = ByteGPT(size)
+    optimizer = optimizer_of(model, settings)
+    sums = {name: np.zeros(one.numel(), np.float32) for name, one in model.named_parameters()}
+    for step in range(before + summed):
+        optimizer.param_groups[0]["lr"] = learning_rate_at(step, settings)
+        _take_gradients(
+            model, training_batch(corpus.training, seed=0, step=step, rank=0, batch=RANKS, context=size.context)
+        )
+        for name, one in model.named_parameters():
+            if step >= before and one.grad is not None:
+                sums[name] += one.grad.numpy().reshape(-1)
+        optimizer.step()
+    rows = []
+    for density in DENSITIES:
+        for about, rounding in ROUNDINGS.items():
+            energy = lost = reach = count = 0.0
+            for total in sums.values():
+                if total.size > SMALL_ELEMENTS:
+                    values = total[largest(np.abs(total), max(1, round(density * total.size)))]
+                    error = values - rounding(values[None])[0]
+                    energy, lost = energy + float(np.dot(values, values)), lost + float(np.dot(error, error))
+                    reach += np.count_nonzero(np.abs(error) >= np.abs(values).min())
+                    count += values.size
+            rows.append({"density": density, "rounding": about, "lost": lost / energy, "again": reach / count})
+    return rows
+
+
 # Rows, their table and their plot
 
 
@@ -594,6 +636,17 @@ def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
+def rounding_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Of ``rounding_losses``."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("density", "rounding", "lost energy", "errors as large as entries that are sent"):
+        table.add_column(name, justify="left" if name == "rounding" else "right")
+    for row in rows:
+        shares = f"{100 * row['lost']:.1f} %", f"{100 * row['again']:.1f} %"
+        table.add_row(f"{100 * row['density']:g} %", row["rounding"], *shares)
+    return table
+
+
 FAMILIES: dict[str, tuple[str, ...]] = {"top-k": ("topk", "library-topk"), "low rank": ("lowrank", "alternating")}
 FAMILIES |= {"one mask for all ranks": ("ideal", "moment", "cyclic", "sketch")}
 FAMILIES |= {"others": ("local-adam", "ef21", "dense")}
@@ -629,6 +682,9 @@ def command(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 1,
     dense_steps: Annotated[int, typer.Option(min=0, help="First steps in which everything is averaged.")] = 0,
     width: Annotated[int, typer.Option(min=7, help="Of the model: 448 has 5.3 million parameters.")] = ModelSize.width,
+    rounding: Annotated[
+        bool, typer.Option("--rounding", help="Train nothing: say what rounding loses of the largest entries.")
+    ] = False,
     text: TextFolder = None,
     json_file: RowsFile = None,
     plot_file: Annotated[
@@ -658,6 +714,9 @@ def command(
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, counting(console) as progress:
         corpus = Corpus.prepare(Path(folder), text)
+        if rounding:
+            console.print(rounding_table(rounding_losses(corpus, size)))
+            return
         for run in missing:
             bar = progress.add_task(f"{run.method}, seed {run.seed}", total=run.steps)
             result.add(trained(run, corpus, size, lambda bar=bar: progress.advance(bar)))  # type: ignore[misc]

@@ -258,6 +258,21 @@ def test_a_killed_study_goes_on_and_every_row_has_its_bytes(tmp_path: Path) -> N
     assert last["less"] < next(row["less"] for row in after if row["method"] == "topk-1")
 
 
+def test_rounding_to_the_nearest_loses_less_than_at_random(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"{number}.py").write_text(f"# file {number}\n" + "def f(x):\n    return x + 1\n" * 40)
+    status, output = _run("--rounding", "--width", "56", "--text", str(tmp_path))
+    assert status == 0
+    lost = {}
+    for line in output.splitlines():
+        if line.strip().startswith("4 %"):
+            about = line.strip().removeprefix("4 %").strip()
+            name, shares = about.split("   ")[0], about.split("%")
+            lost[name.strip()] = float(shares[0].split()[-1])
+    assert 0 < lost["4 bits to the nearest"] < lost["4 bits at random"]
+    assert lost["2 bits to the nearest"] <= 100 < lost["2 bits at random"]
+
+
 def test_refused() -> None:
     status, output = _run("--methods", "best")
     assert status == 2
