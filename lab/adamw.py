@@ -377,6 +377,8 @@ _EIGHTH, _BETAS = 0.125, (Settings.beta1, Settings.beta2)
 PLANS: Mapping[str, Plan] = {
     "dense": Plan("plain averages"),
     "library-topk-1": Plan("TopK(0.01)", library=TopK(0.01)),
+    "library-topk-2": Plan("TopK(0.02)", library=TopK(0.02)),
+    "library-topk-4": Plan("TopK(0.04)", library=TopK(0.04)),
     "library-topk-2-qsgd4": Plan('TopK(0.02, values="qsgd4")', library=TopK(0.02, values="qsgd4")),
     "library-topk-4-qsgd4": Plan('TopK(0.04, values="qsgd4")', library=TopK(0.04, values="qsgd4")),
     "topk-1": Plan("own top 1 %", _own(0.01)),
