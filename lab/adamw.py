@@ -33,7 +33,7 @@ from telegrad.tools.cli.options import RowsFile, names_among
 from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
 from telegrad.tools.demo.job import Corpus, ModelSize, Settings, training_batch, validation_batches
 from telegrad.tools.demo.training import ByteGPT, learning_rate_at, loss_of, optimizer_of
-from telegrad.tools.report.figures import COLORS, dated, picture
+from telegrad.tools.report.figures import COLORS, GREY, dated, picture
 
 Floats = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
@@ -651,21 +651,25 @@ def rounding_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 FAMILIES: dict[str, tuple[str, ...]] = {"top-k": ("topk", "library-topk"), "low rank": ("lowrank", "alternating")}
 FAMILIES |= {"one mask for all ranks": ("ideal", "moment", "cyclic", "sketch")}
-FAMILIES |= {"others": ("local-adam", "ef21", "dense")}
+FAMILIES |= {"others": ("local-adam", "ef21")}
 
 
 def plot(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """Held-out loss over bytes, a panel for each number of steps. PNG unless the suffix says otherwise."""
-    found = means(rows)
+    """How far methods are above dense runs of the same seeds, over bytes: a panel for each number of steps. PNG unless
+    the suffix says otherwise. Raises ``ValueError`` where nothing can be compared with a dense run."""
+    found = [row for row in means(rows) if row["behind"] is not None and row["method"] != "dense"]
+    if not found:
+        raise ValueError("no method has a dense run of its seeds and steps beside it: train dense too")
     counts = sorted({row["steps"] for row in found})
     with picture(path, title, height=3.6 * len(counts)) as figure:
         for axes, steps in zip(figure.subplots(len(counts), 1, squeeze=False).flat, counts, strict=True):
             own = [row for row in found if row["steps"] == steps]
             for color, (family, names) in zip(COLORS, FAMILIES.items(), strict=False):
-                points = [(row["mb_per_step"], row["loss"]) for row in own if row["method"].startswith(names)]
+                points = [(row["mb_per_step"], row["behind"]) for row in own if row["method"].startswith(names)]
                 if points:
                     axes.plot(*zip(*points, strict=True), "o", color=color, label=family, linestyle="none")
-            axes.set(xscale="log", xlabel="sent by a rank in a step (MB)", ylabel="held-out loss (nats/byte)")
+            axes.set(xlabel="sent by a rank in a step (MB)", ylabel="loss above dense, same seeds (%)")
+            axes.axhline(0, color=GREY, linewidth=0.8)
             axes.set_title(f"{steps} steps")
             axes.legend(frameon=False)
 
@@ -704,6 +708,8 @@ def command(
     check_all_writable({"--json": json_file, "--plot": plot_file})
     if plot_file is not None and importlib.util.find_spec("matplotlib") is None:
         raise typer.BadParameter("matplotlib is not installed: pip install 'telegrad[cli]'", param_hint="--plot")
+    if plot_file is not None and ("dense" not in names or len(names) < 2):
+        raise typer.BadParameter("--plot compares with dense: name it in --methods, with others", param_hint="--plot")
     size = ModelSize(width=width)
     if width % size.heads:
         raise typer.BadParameter(f"{width} is no multiple of {size.heads}, the heads: use 56", param_hint="--width")

@@ -29,6 +29,7 @@ from lab.adamw import (
     average,
     largest,
     means,
+    plot,
 )
 from telegrad import Communicator, TopK
 
@@ -224,6 +225,11 @@ def test_means_compare_the_seeds_that_both_have() -> None:
     assert found["lowrank-4"]["behind"] is None
 
 
+def test_a_plot_needs_dense_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no method has a dense run of its seeds and steps beside it: train dense"):
+        plot([_row("topk-1", 0, 2.0)], "", tmp_path / "plot.png")
+
+
 def test_a_killed_study_goes_on_and_every_row_has_its_bytes(tmp_path: Path) -> None:
     rows = tmp_path / "rows.json"
     text = tmp_path / "text"
@@ -277,6 +283,9 @@ def test_refused() -> None:
     status, output = _run("--methods", "best")
     assert status == 2
     assert "best" in output
+    status, output = _run("--methods", "topk-1", "--plot", "plot.png")
+    assert status == 2
+    assert "--plot compares with dense" in " ".join(output.replace("│", " ").split())
     status, output = _run("--width", "50")
     assert status == 2
     assert "no multiple of 7" in output
