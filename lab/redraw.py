@@ -41,6 +41,12 @@ def _accuracy_over_time(data: Data, day: str, path: Path) -> None:
     plot_over_time(runs, data["times"], sorted({row["ranks"] for row in data["times"]})[:2], path, day)
 
 
+def _adamw(data: Data, day: str, path: Path) -> None:
+    from lab.adamw import picture_title, plot
+
+    plot(data["rows"], dated(picture_title(), day), path)
+
+
 def _advice(data: Data, day: str, path: Path) -> None:
     """Rows have no forward pass: it is the share of all computation that it is in the model's trace."""
     from telegrad.tools.advise.step import GroupTimes, Step
@@ -158,6 +164,7 @@ def _transfers(data: Data, day: str, path: Path) -> None:
 DRAWS: dict[str, Draw] = {
     "accuracy*-time": _accuracy_over_time,
     "accuracy*": _accuracy,
+    "adamw*": _adamw,
     "advise*": _advice,
     "allreduce*": _allreduce,
     "demo*": _demo,

@@ -282,6 +282,8 @@ void check_lengths(const Quantisation& how, std::uint64_t first, std::span<const
   TELEGRAD_CHECK(error.empty() || error.size() == values.size());
 }
 
+bool draws_lots(const Quantisation& how, std::span<const float> error) { return how.stochastic && error.empty(); }
+
 philox::Key key_of(const QuantisationKey& key) {
   return {static_cast<std::uint32_t>(key.seed), static_cast<std::uint32_t>(key.seed >> 32)};
 }
@@ -301,7 +303,7 @@ void quantise(const Quantisation& how, const QuantisationKey& key, std::uint64_t
   std::byte* to = out.data();
   for (std::size_t i = 0; i < values.size(); i += how.bucket) {
     const std::size_t count = std::min(how.bucket, values.size() - i);
-    const Draws draws{key_of(key), counter_of(key, first + i), how.stochastic};
+    const Draws draws{key_of(key), counter_of(key, first + i), draws_lots(how, error)};
     encode(from + i * sizeof(float), count, draws, to, error.empty() ? nullptr : lost + i * sizeof(float));
     to += how.encoded_bytes(count);
   }
@@ -347,7 +349,7 @@ void quantise(const Quantisation& how, const QuantisationKey& key, std::uint64_t
     for (std::size_t i = begin; i < end; ++i) {
       std::int32_t code = 0;
       if (scale != kNanScale) {
-        code = code_of(values[i], scaling, how.stochastic ? word_of(key, first + i) : kToNearest);
+        code = code_of(values[i], scaling, draws_lots(how, error) ? word_of(key, first + i) : kToNearest);
       }
       const std::size_t bit = (i - begin) * how.bits;
       const unsigned field = (static_cast<unsigned>(code) & ((1U << how.bits) - 1U)) << bit % 8;

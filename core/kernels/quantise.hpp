@@ -4,6 +4,10 @@
 // Alistarh, Grubic, Li, Tomioka, Vojnovic, "QSGD: communication-efficient SGD via gradient quantization and encoding",
 // NeurIPS 2017, with the largest magnitude in place of the 2-norm. int8 rounds to the nearest level.
 //
+// Where the caller takes the error, QSGD rounds to the nearest level too. Error feedback needs no unbiased mean, but an
+// error that is smaller than the values: to the nearest no value grows in error. At random the small values of a bucket
+// with one large value have errors many times their own magnitude, and the residual never gets rid of them.
+//
 // A bucket of n values is its scale, then n codes, least significant bits first: signed numbers q of `bits` bits, in
 // [-s, s] with s = 2^(bits - 1) - 1; a value is scale · (q / s). So whole buckets can be encoded and decoded by
 // themselves. Spare bits of the last byte are 0, and so is what belongs to no value.
@@ -43,7 +47,7 @@ struct QuantisationKey {
 
 /// Encodes `values`, of which the first has index `first` in its vector (a multiple of 64, CHECKed), into `out` of exactly
 /// encoded_bytes() bytes (CHECKed), at any alignment. `error`, unless empty, has as many elements as `values`, of which it
-/// may be the memory: error[i] = values[i] - what values[i] decodes to.
+/// may be the memory: error[i] = values[i] - what values[i] decodes to. With an `error`, all levels are the nearest.
 void quantise(const Quantisation& how, const QuantisationKey& key, std::uint64_t first, std::span<const float> values,
               Bytes out, std::span<float> error = {});
 

@@ -151,8 +151,8 @@ class DiLoCo:
         decay: float = 0.95,
     ) -> DiLoCo:
         """SparseLoCo: of every ``chunk`` entries of a parameter the ``k`` largest are sent, in ``values`` of 2 bits,
-        and residuals decay. A chunk is a run of entries in memory, where the paper has tiles. Values are rounded at
-        random to three levels, where it has four. Source: arXiv 2508.15706, Algorithm 1."""
+        and residuals decay. A chunk is a run of entries in memory, where the paper has tiles. Values are rounded to
+        the nearest of three levels, where it has four. Source: arXiv 2508.15706, Algorithm 1."""
         compress = TopK(k / chunk, BucketTopK(chunk, k), values=values, combine="allgather")
         return cls(model, comm, inner_optimizer, every=every, outer=outer, compress=compress, decay=decay)
 

@@ -190,11 +190,12 @@ def test_a_sparse_round_sends_two_hundredths_of_the_bytes() -> None:
         assert sent * 200 < dense
 
 
-def test_training_goes_on_bitwise_from_a_state() -> None:
+@pytest.mark.parametrize("options", [{}, {"values": "packed-qsgd2", "combine": "allgather"}], ids=["", "rounded"])
+def test_training_goes_on_bitwise_from_a_state(options: dict[str, Any]) -> None:
     def run(comm: Communicator) -> None:
         def made(model: Net) -> tuple[Any, DiLoCo]:
             optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-            compress = TopK(0.1, "topk", small_elements=0)
+            compress = TopK(0.1, "topk", small_elements=0, **options)
             return optimizer, DiLoCo(model, comm, optimizer, every=4, compress=compress, decay=0.9)
 
         model = network()

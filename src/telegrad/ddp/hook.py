@@ -254,9 +254,9 @@ class DDPState(RefusesCopies):
         return self._comm
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on: bitwise with 2 ranks, but for the random choices of QSGD
-        ``values``. With more ranks sums may add in another order: dense ones if buckets are others at first, sparse
-        ones because earlier sums have a say in their algorithm (docs/explanation/bitwise-resume.md).
+        """A copy of all that training needs to go on: bitwise with 2 ranks. With more ranks sums may add in another
+        order: dense ones if buckets are others at first, sparse ones because earlier sums have a say in their algorithm
+        (docs/explanation/bitwise-resume.md).
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
         passes of the warm-up, the options; and of ``combine="oktopk"`` and ``"bounded"`` thresholds of sums and

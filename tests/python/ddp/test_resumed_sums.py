@@ -63,6 +63,7 @@ def _compare(
     [
         {"combine": "oktopk"},
         {"combine": "oktopk", "values": "int8", "nonfinite": "skip"},
+        {"combine": "oktopk", "values": "qsgd4"},
         {"combine": "oktopk", "momentum": 0.9, "optimizer": plain_sgd, "warmup_steps": 10},
         {"combine": "oktopk", "warmup_steps": 50, "warmup": "falling"},
         {"combine": "gtopk"},
