@@ -27,10 +27,11 @@ from torch import nn
 
 from lab.accuracy.one_process import OneProcess
 from lab.common.commands import TextFolder
+from lab.common.growing_result import GrowingResult
 from telegrad import TopK
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.cli.options import RowsFile, names_among
-from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
 from telegrad.tools.demo.job import Corpus, ModelSize, Settings, training_batch, validation_batches
 from telegrad.tools.demo.training import ByteGPT, learning_rate_at, loss_of, optimizer_of
 from telegrad.tools.report.figures import COLORS, GREY, dated, picture

@@ -29,7 +29,7 @@ from telegrad import Communicator, SparseVector
 from telegrad.launch import LaunchError, join
 from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, hashed_ngrams, objective, read_libsvm, train
 from telegrad.linear.losses import are_classes, label_counts
-from telegrad.linear.optimizers import DenseGather, SparseGather
+from telegrad.linear.optimizers import SparseGather
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import PEERS, JsonFields, peers_store, run_job, start_peers, why_missing
 from telegrad.tools.bench.sparse import entropy_bits
@@ -293,6 +293,37 @@ def _gradients(
         else (total - row["entries_a_rank"]) * _entry_bytes(total / n),
         "objective": objective(trained.model, rows, _L2, comm),
     }
+
+
+Floats = npt.NDArray[np.float32]
+Indices = npt.NDArray[np.uint32]
+
+
+class DenseGather:
+    """Whole slices of the model's change as dense vectors, the paper's other way: for comparisons.
+
+    ``all_gather(slice, lengths)`` returns all ranks' slices as one float32 vector of all features; ``lengths`` are the
+    elements of each rank's, which are this rank's own ``slice.size`` at its rank. By default it is telegrad's own.
+    """
+
+    def __init__(
+        self,
+        comm: Communicator,
+        all_gather: Callable[[Floats, list[int]], Floats] | None = None,
+    ) -> None:
+        self._rank = comm.rank
+        self._all_gather = all_gather or (lambda x, lengths: comm.all_gather(x, counts=lengths))
+
+    def prepare(self, indices: Indices, changes: Floats, slices: list[int]) -> tuple[Floats, list[int]]:
+        lengths = np.diff(slices).tolist()
+        own = np.zeros(lengths[self._rank], np.float32)
+        own[indices - np.uint32(slices[self._rank])] = changes
+        return own, lengths
+
+    def gather(self, prepared: tuple[Floats, list[int]]) -> tuple[Indices, Floats]:
+        changes = self._all_gather(*prepared)
+        indices = np.flatnonzero(changes).astype(np.uint32)
+        return indices, changes[indices]
 
 
 def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, dense: bool) -> Row:

@@ -21,11 +21,12 @@ from rich.table import Table
 
 from lab.common.commands import rank_counts
 from lab.common.device_job import run_for_rows, tell_rows
+from lab.common.device_profile import ProfiledDevice
+from lab.common.growing_result import GrowingResult
 from telegrad import Communicator
-from telegrad.tools.bench.device import BenchmarkDevice
 from telegrad.tools.bench.plan import JsonFields, Timing, text_of
 from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, described_gpu
-from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
 from telegrad.tools.report.figures import (
     BLUE,
     GREEN,
@@ -146,9 +147,7 @@ def rank_main(plan_json: str) -> None:
     tell_rows(lambda communicator, device, tell: measure(plan, communicator, device, tell))
 
 
-def measure(
-    plan: OverlapPlan, communicator: Communicator, device: BenchmarkDevice, tell: Callable[[Row], None]
-) -> None:
+def measure(plan: OverlapPlan, communicator: Communicator, device: ProfiledDevice, tell: Callable[[Row], None]) -> None:
     """What all ranks call; ``tell`` gets rank 0's rows. Raises what an operation fails with."""
     ways: _Ways | None = None
     for size in plan.sizes:
@@ -184,7 +183,7 @@ def _trace(ways: _Ways, communicator: Communicator, tell: Callable[[Row], None])
 
 
 class _Ways:
-    def __init__(self, plan: OverlapPlan, communicator: Communicator, device: BenchmarkDevice, size: int) -> None:
+    def __init__(self, plan: OverlapPlan, communicator: Communicator, device: ProfiledDevice, size: int) -> None:
         self.device, self.size = device, size
         self._plan, self._communicator = plan, communicator
         self._vector, self._staged = device.empty(size // 4), device.pinned(size // 4)

@@ -15,7 +15,7 @@ import typer
 from telegrad.cost.network import Costs
 from telegrad.cost.send_method import PAPER_NETWORKS, SendMethod
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import Architecture, architecture
+from telegrad.tools.advise.architectures import Architecture, Parameter, architecture
 from telegrad.tools.advise.sending import Cluster, dense, rgc, sum_cost
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
@@ -79,6 +79,16 @@ FREE_NUMBERS = (
 )
 
 
+def by_layer(model: Architecture) -> Architecture:
+    """With a layer's weight and bias as one tensor, as in Caffe."""
+    joined: dict[str, Parameter] = {}
+    for one in model.parameters:
+        layer = one.name.removesuffix(".weight").removesuffix(".bias")
+        before = joined.get(layer, Parameter(layer, 0))
+        joined[layer] = Parameter(layer, before.elements + one.elements, before.macs + one.macs)
+    return replace(model, parameters=tuple(joined.values()))
+
+
 def mg_wfbp_10() -> Iterator[Row]:
     """Figure 10: K80 and 10GbE, rings of 4 to 2,048."""
     yield from _mg_wfbp("mg-wfbp-10", _doubling(4, 2048), ("ring",))
@@ -97,7 +107,7 @@ def mg_wfbp_server() -> Iterator[Row]:
 def _mg_wfbp(figure: str, ranks: Sequence[int], collectives: Sequence[str]) -> Iterator[Row]:
     for model, compute_s in MG_WFBP_COMPUTE_S.items():
         shape = architecture(model)
-        trace = trace_of(shape.by_layer() if model == "googlenet" else shape, compute_s)
+        trace = trace_of(by_layer(shape) if model == "googlenet" else shape, compute_s)
         for count in ranks:
             for collective in collectives:
                 way = dense(Cluster(count, PAPER_NETWORKS["k80-10gbe"]), collective)

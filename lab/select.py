@@ -21,12 +21,13 @@ from rich.progress import TextColumn
 from rich.table import Table
 
 from lab.common.commands import counts_of
+from lab.common.growing_result import GrowingResult
 from telegrad.compress import Residual, ReusedThreshold, Selection, selection_named
 from telegrad.kernels.select import queues_of
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import Timing
 from telegrad.tools.cli.options import RowsFile, among, densities_of, present_gpu
-from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
 from telegrad.tools.report.figures import Panel, dated, draw, duration
 
 Row = dict[str, Any]

@@ -21,11 +21,12 @@ from rich.table import Table
 
 from lab.common.commands import rank_counts
 from lab.common.device_job import run_for_rows, tell_rows
+from lab.common.growing_result import GrowingResult
 from telegrad import Communicator
 from telegrad.tools.bench.device import BenchmarkDevice
 from telegrad.tools.bench.plan import JsonFields, Timing, text_of
 from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, described_gpu, names_among
-from telegrad.tools.cli.outputs import GrowingResult, check_all_writable, counting, drawn, table_console
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
 from telegrad.tools.report.figures import Panel, dated, draw, duration
 
 Row = dict[str, Any]

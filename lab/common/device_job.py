@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from lab.common.device_profile import ProfiledCuda, ProfiledDevice
 from telegrad import Communicator
 from telegrad.launch import join
-from telegrad.tools.bench.device import BenchmarkDevice, Cuda
 from telegrad.tools.bench.plan import JobPlan, run_job
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -29,9 +29,9 @@ def run_for_rows(target: str, plan: JobPlan, *, timeout_s: float, on_row: Callab
     run_job(target, plan, take, timeout_s=timeout_s)
 
 
-def tell_rows(measure: Callable[[Communicator, BenchmarkDevice, Tell], None]) -> None:
+def tell_rows(measure: Callable[[Communicator, ProfiledDevice, Tell], None]) -> None:
     """What a rank of such a job runs: ``measure`` on the GPU, which tells rank 0's rows."""
-    device = Cuda()
+    device = ProfiledCuda()
     torch.set_num_threads(1)
     with join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S) as communicator:
         measure(communicator, device, lambda row: print(json.dumps(row), flush=True))

@@ -22,13 +22,13 @@ from measured_device import MeasuredDevice
 from typer.testing import CliRunner
 
 from lab import overlap, transfers
+from lab.common.device_profile import KERNELS, TO_DEVICE, TO_HOST, Interval, intervals_of
 from lab.common.experiments import app
 from lab.overlap import OverlapPlan, Sample, row_of, timelines_of
 from lab.transfers import OPERATIONS, Times, TransfersPlan, enqueueing_text, panels_of, quantile
 from lab.transfers import row_of as transfers_row_of
 from telegrad import Communicator
 from telegrad.communicator.cuda import runtime as runtimes
-from telegrad.tools.bench.device import KERNELS, TO_DEVICE, TO_HOST, Interval, intervals_of
 
 HERE = Path(__file__).parent
 

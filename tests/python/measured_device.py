@@ -12,7 +12,7 @@ import torch
 from computing_device import ComputingRuntime, StreamTensor
 from fake_device import DEVICE_TYPE, FakeStream
 
-from telegrad.tools.bench.device import KERNELS, Interval
+from lab.common.device_profile import KERNELS, Interval
 
 
 class Mark:

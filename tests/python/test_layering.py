@@ -77,7 +77,6 @@ CYCLES = {
     "telegrad.kernels.feedback": 2,
     "telegrad.kernels.select": 4,
     "telegrad.kernels.staging": 2,
-    "telegrad.synchronizer": 2,
 }
 
 MOST_LINES = 1000

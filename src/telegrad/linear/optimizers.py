@@ -114,29 +114,6 @@ class SparseGather:
         return np.concatenate([one.raw_indices for one in every]), np.concatenate([one.raw_values for one in every])
 
 
-class DenseGather:
-    """Whole slices of the model's change as dense vectors, the paper's other way: for comparisons.
-
-    ``all_gather(slice, lengths)`` returns all ranks' slices as one float32 vector of all features; ``lengths`` are the
-    elements of each rank's, which are this rank's own ``slice.size`` at its rank. By default it is telegrad's own.
-    """
-
-    def __init__(self, comm: Communicator, all_gather: Callable[[F32, list[int]], F32] | None = None) -> None:
-        self._rank = comm.rank
-        self._all_gather = all_gather or (lambda x, lengths: comm.all_gather(x, counts=lengths))
-
-    def prepare(self, indices: U32, changes: F32, slices: Slices) -> tuple[F32, list[int]]:
-        lengths = np.diff(slices).tolist()
-        own = np.zeros(lengths[self._rank], np.float32)
-        own[indices - np.uint32(slices[self._rank])] = changes
-        return own, lengths
-
-    def gather(self, prepared: tuple[F32, list[int]]) -> tuple[U32, F32]:
-        changes = self._all_gather(*prepared)
-        indices = np.flatnonzero(changes).astype(np.uint32)
-        return indices, changes[indices]
-
-
 _MOST = 100  # coordinates of a rank in a step, as in SparCML
 _STRETCH = 1.5  # by which a row's entries in a block may raise the bound of a coordinate's curvature, in the mean
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, Self
 
 from telegrad.communicator import Communicator
@@ -225,12 +224,6 @@ class StepReport:
             return cls(**fields)
         except (KeyError, TypeError) as error:
             raise ValueError(f"this report is damaged ({error!r}): it must come from StepReport.to_json()") from error
-
-    def to_html(self, path: str | Path) -> None:
-        """Writes one file that shows the same as a page, with the time line as a picture; it needs nothing else."""
-        from telegrad.synchronizer.step_report_page import page_of
-
-        Path(path).write_text(page_of(self), encoding="utf-8")
 
 
 def slowest_of(comm: Communicator, own: StepReport) -> StepReport:

@@ -321,7 +321,7 @@ class Synchronizer:
 
     def report(self, *, slowest: bool = False) -> StepReport:
         """Measured times of the last backward passes beside the predicted ones: ``print()`` it, or call its
-        ``to_json()`` or ``to_html(path)``. It is of this rank, without communication. ``slowest``: of the rank whose
+        ``to_json()``. It is of this rank, without communication. ``slowest``: of the rank whose
         step takes longest, the same on all ranks; call it on all of them between two passes."""
         own = StepReport.of(
             self.plan.scheme if self.plan else "named" if self._scheme is None else self._first_scheme,

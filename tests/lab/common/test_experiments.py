@@ -56,7 +56,7 @@ def test_one_is_called_as_it_is_listed(tmp_path: Path) -> None:
 def test_what_is_no_experiment_is_said() -> None:
     done = lab("overlapping")
     assert done.returncode == 1
-    assert done.stderr.startswith("'overlapping' is no experiment: use one of accuracy, checks, ")
+    assert done.stderr.startswith("'overlapping' is no experiment: use one of accuracy, adamw, algorithms, ")
 
 
 def test_experiments_are_no_commands_of_the_package() -> None:

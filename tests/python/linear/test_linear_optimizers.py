@@ -15,10 +15,11 @@ from scipy import sparse
 from scipy.optimize import minimize
 from sklearn.datasets import load_digits
 
+from lab.linear import DenseGather
 from telegrad import Communicator, SparseVector
 from telegrad.linear import LinearModel, Rows, Trained, TrainingSettings, objective, train
 from telegrad.linear.losses import losses_of
-from telegrad.linear.optimizers import DenseGather, SparseSum
+from telegrad.linear.optimizers import SparseSum
 
 FEATURES, COUNT, L2 = 60, 600, 0.01
 

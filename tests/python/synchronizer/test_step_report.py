@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,51 +96,6 @@ def test_json_gives_the_same_report() -> None:
 def test_what_is_no_report_is_refused(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         StepReport.from_json(text)
-
-
-class _Page(HTMLParser):
-    """Checks that what is opened is closed, and collects."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.classes: list[str | None] = []
-        self.attributes: list[tuple[str, str | None]] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += attrs
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.attributes += attrs
-        if tag == "rect":
-            self.classes.append(dict(attrs)["class"])
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
-@pytest.mark.parametrize("plan", [PLAN, None], ids=["with a plan", "without"])
-def test_the_page_needs_nothing_else(tmp_path: Path, plan: Any) -> None:
-    report(measured(), plan).to_html(tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    page = _Page()
-    page.feed(text)
-    assert page.open == []
-    assert page.classes == ["waits", "sum", *(["predicted"] if plan else [])] * 2
-    assert not [one for one in page.attributes if one[0] in ("src", "href")]
-    assert "url(" not in text
-    assert "@import" not in text
-    assert "body.&lt;weight&gt;" in text
-    assert "34% of the backward pass" in text
-
-
-def test_the_page_before_anything_is_measured(tmp_path: Path) -> None:
-    report().to_html(str(tmp_path / "report.html"))
-    text = (tmp_path / "report.html").read_text()
-    assert "nothing is measured yet" in text
-    assert "<svg" not in text
 
 
 def test_a_synchronizer_reports_before_and_with_a_plan(on_ranks: OnRanks) -> None:

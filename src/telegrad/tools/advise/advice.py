@@ -53,56 +53,34 @@ def _dense(cluster: Cluster, device: Device, density: float, trace: Trace) -> li
 LOW_RANK = 8
 """Of the matrices that the study judges."""
 
+
+def _merged(plan: str, about: str) -> Scheme:
+    given = "" if plan == "optimal" else f', plan="{plan}"'
+    line = f"sync = telegrad.Synchronizer(model, comm{given})  # instead of DDP"
+    return Scheme(plan, f"dense, {about}", _dense, plan, lambda density, options: line)
+
+
+def _selecting(name: str, about: str, way: Callable[[Cluster, Device, float], SendMethod], given: str = "") -> Scheme:
+    def line(density: float, options: str) -> str:
+        return _state(f"compress=telegrad.TopK(density={density:g}{given})", options)
+
+    return Scheme(name, about, lambda *of: [way(*of[:3])], "fixed", line, compresses=True, selects=True)
+
+
+def _quantised(bits: int) -> Scheme:
+    line = _synchronizer(f'plan="fixed", compress=telegrad.Quantised("qsgd{bits}")')
+    about, plan = f"all values, in {bits} bits", "fixed"
+    return Scheme(f"qsgd{bits}", about, lambda *of: [qsgd(of[0], bits)], plan, lambda *_: line, compresses=True)
+
+
 SCHEMES = (
     Scheme("ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density, options: _state("compress=None")),
-    Scheme(
-        "optimal",
-        "dense, merged by the planner",
-        _dense,
-        "optimal",
-        lambda density, options: "sync = telegrad.Synchronizer(model, comm)  # instead of DDP",
-    ),
-    Scheme(
-        "wfbp",
-        "dense, each gradient by itself",
-        _dense,
-        "wfbp",
-        lambda density, options: 'sync = telegrad.Synchronizer(model, comm, plan="wfbp")  # instead of DDP',
-    ),
-    Scheme(
-        "single",
-        "dense, all in one message",
-        _dense,
-        "single",
-        lambda density, options: 'sync = telegrad.Synchronizer(model, comm, plan="single")  # instead of DDP',
-    ),
-    Scheme(
-        "topk",
-        "selected entries, all summed",
-        lambda cluster, device, density, trace: [sparse(cluster, device, density)],
-        "fixed",
-        lambda density, options: _state(f"compress=telegrad.TopK(density={density:g})", options),
-        compresses=True,
-        selects=True,
-    ),
-    Scheme(
-        "allgather",
-        "selected entries, gathered",
-        lambda cluster, device, density, trace: [gathered(cluster, device, density)],
-        "fixed",
-        lambda density, options: _state(f'compress=telegrad.TopK(density={density:g}, combine="allgather")', options),
-        compresses=True,
-        selects=True,
-    ),
-    Scheme(
-        "oktopk",
-        "selected, and again of the sum",
-        lambda cluster, device, density, trace: [ok_topk(cluster, device, density)],
-        "fixed",
-        lambda density, options: _state(f'compress=telegrad.TopK(density={density:g}, combine="oktopk")', options),
-        compresses=True,
-        selects=True,
-    ),
+    _merged("optimal", "merged by the planner"),
+    _merged("wfbp", "each gradient by itself"),
+    _merged("single", "all in one message"),
+    _selecting("topk", "selected entries, all summed", sparse),
+    _selecting("allgather", "selected entries, gathered", gathered, ', combine="allgather"'),
+    _selecting("oktopk", "selected, and again of the sum", ok_topk, ', combine="oktopk"'),
     Scheme(
         "lowrank",
         f"matrices of rank {LOW_RANK}, 8 bits",
@@ -111,22 +89,8 @@ SCHEMES = (
         lambda density, options: _state(f"compress=telegrad.LowRank(rank={LOW_RANK})"),
         compresses=True,
     ),
-    Scheme(
-        "qsgd8",
-        "all values, in 8 bits",
-        lambda cluster, device, density, trace: [qsgd(cluster, 8)],
-        "fixed",
-        lambda density, options: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd8")'),
-        compresses=True,
-    ),
-    Scheme(
-        "qsgd4",
-        "all values, in 4 bits",
-        lambda cluster, device, density, trace: [qsgd(cluster, 4)],
-        "fixed",
-        lambda density, options: _synchronizer('plan="fixed", compress=telegrad.Quantised("qsgd4")'),
-        compresses=True,
-    ),
+    _quantised(8),
+    _quantised(4),
 )
 
 

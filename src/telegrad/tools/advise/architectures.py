@@ -45,15 +45,6 @@ class Architecture:
         """Of the forward pass of one sample."""
         return sum(one.macs for one in self.parameters)
 
-    def by_layer(self) -> Architecture:
-        """With a layer's weight and bias as one tensor, as in Caffe."""
-        joined: dict[str, Parameter] = {}
-        for one in self.parameters:
-            layer = one.name.removesuffix(".weight").removesuffix(".bias")
-            before = joined.get(layer, Parameter(layer, 0))
-            joined[layer] = Parameter(layer, before.elements + one.elements, before.macs + one.macs)
-        return replace(self, parameters=tuple(joined.values()))
-
 
 Parameters = Iterator[Parameter]
 

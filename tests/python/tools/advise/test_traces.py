@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from lab.paper_steps import by_layer
 from telegrad.cost.closed_forms import allreduce_ring
 from telegrad.cost.network import Costs
 from telegrad.cost.send_method import COLLECTIVES, PAPER_NETWORKS, LinearCost, costs_of_ring_fit, ring, two_level
@@ -84,7 +85,7 @@ def test_transformers_builds_as_many_elements_from_the_published_configuration(n
 
 def test_tensors_of_a_layer_can_be_one() -> None:
     model = architecture("googlenet")
-    layers = model.by_layer()
+    layers = by_layer(model)
     assert (layers.elements, layers.macs, len(layers.parameters)) == (model.elements, model.macs, 64)
     assert layers.parameters[0].name == "conv1"
 
@@ -204,7 +205,7 @@ def speed_ups(trace: Trace, cost: LinearCost) -> dict[str, float]:
 
 # The paper's figures with 64 workers over 10GbE; its backward times are not published: one number for each network.
 RESNET50 = trace_of(architecture("resnet50"), 0.6)
-GOOGLENET = trace_of(architecture("googlenet").by_layer(), 0.25)
+GOOGLENET = trace_of(by_layer(architecture("googlenet")), 0.25)
 
 
 @pytest.mark.parametrize(
