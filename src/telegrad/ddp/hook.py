@@ -47,6 +47,7 @@ from telegrad.ddp.rank_checks import (
     STATE_IS_MISSING,
     alike_of,
     can_ask,
+    check_alike,
     check_group,
     check_ranks,
     told_to_all,
@@ -208,7 +209,7 @@ class DDPState(RefusesCopies):
             self._device = self._device_buckets()
             self._device.prepare(self._parameters.values())
         self._watch = BucketWatch(self._parameters, frozen, self._leave_job)
-        self._has_checked_ranks = False
+        self._is_loaded = self._has_checked_ranks = False
         self.failure: Exception | None = None
         self._choices = self._watch_of_choices()
         tell_of_nesting(model, rank=self._job_rank)
@@ -301,6 +302,7 @@ class DDPState(RefusesCopies):
             self._low_rank.load(factors)
         self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
         self._buckets.forget()
+        self._is_loaded, self._has_checked_ranks = True, False
         if self._choices is not None:
             self._choices.is_loaded = True
         tell_of_density(state, self._compressor, self._config, rank=self._job_rank)
@@ -388,6 +390,9 @@ class DDPState(RefusesCopies):
     def _check_ranks(self) -> None:
         if self._ranks_are_those_of_ddp:
             self._asked = check_ranks(self._comm, self._group, self._alike, asked=self._asked)
+            if self._is_loaded and can_ask(self._comm):
+                check_alike(self._comm, {"step of the loaded state": str(self._progress.step)}, None)
+            self._is_loaded = False
             self._comm._usable().hint_at_stalls(HOOK_IS_MISSING, HAS_FEWER_BATCHES)
         self._has_checked_ranks = True
 

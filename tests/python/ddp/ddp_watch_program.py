@@ -283,6 +283,24 @@ def uneven_inputs_of_those_that_are_left(comm: Communicator) -> None:
         train_unevenly(ddp, comm.rank)
 
 
+def states_of_different_steps(comm: Communicator) -> None:
+    """Each rank loads its own state, but one an older one."""
+    with hooked(model_of(), comm) as (ddp, state):
+        saved = []
+        for step in range(2):
+            backward(ddp, step, comm.rank)
+            saved.append(state.state_dict())
+    with hooked(model_of(), comm) as (ddp, state):
+        state.load_state_dict(saved[1])
+        backward(ddp, 2, comm.rank)  # alike
+        state.load_state_dict(saved[comm.rank])
+        with pytest.raises(
+            Exception, match="step of the loaded state of rank 1 and rank 0 differ.*rank 1: 2, rank 0: 1"
+        ):
+            backward(ddp, 3, comm.rank)
+        assert isinstance(state.failure, ValueError)
+
+
 SCENARIOS: list[Callable[[Communicator], None]] = [
     an_optimizer_in_the_backward_pass,
     and_later,
@@ -296,5 +314,6 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     a_parameter_that_is_frozen,
     uneven_inputs,
     uneven_inputs_of_those_that_are_left,
+    states_of_different_steps,
     the_python_reducer,  # last, as it leaves other options of torch changed
 ]
