@@ -133,7 +133,7 @@ def table_of(results: Sequence[RunResult], title: str) -> Table:
             cell = text(figure(result))
             if result is not reference and figure(reference) > 0 and figure(result) > 0:
                 ratio = figure(result) / figure(reference)
-                cell += f" (1/{1 / ratio:.1f})" if inverse else f" ({ratio:.2f}x)"
+                cell += f" (1/{1 / ratio:.{1 if ratio > 0.01 else 0}f})" if inverse else f" ({ratio:.2f}x)"
             cells.append(cell)
         lines.append((name, *cells))
 
