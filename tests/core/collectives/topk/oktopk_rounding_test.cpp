@@ -39,10 +39,11 @@ Rounded call_rounding(World world, const std::vector<Input<float>>& inputs, std:
   return found;
 }
 
-// What a message of these entries, from `rank`, is read as.
+// What a message of these entries, from `rank`, is read as, if the error of rounding is kept.
 Input<float> through_the_wire(const Input<float>& entries, IndexRange range, WireFormat wire, Rank rank) {
   wire.key.rank = rank;
-  const Buffer message = encode(SparseView<float>{range, false, entries.indices, entries.values}, wire);
+  std::vector<float> error(entries.values.size());
+  const Buffer message = encode(SparseView<float>{range, false, entries.indices, entries.values}, wire, std::span(error));
   const Decoded<float> decoded = decode<float>(message.bytes(), range);
   const SparseView<float>& view = decoded.view();
   return {{view.indices.begin(), view.indices.end()}, {view.values.begin(), view.values.end()}};
