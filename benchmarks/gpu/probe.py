@@ -24,7 +24,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from telegrad.tools.cli.outputs import GrowingResult
+from limited import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from lab.common.growing_result import GrowingResult
 
 _HELD_S = 4.0  # that a stream waits, at most
 _FILLED_S = 2.5  # in which commands are put behind one that waits

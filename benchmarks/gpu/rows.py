@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from telegrad.tools.cli.outputs import GrowingResult
+from limited import ROOT
+
+sys.path.insert(0, str(ROOT))
+
+from lab.common.growing_result import GrowingResult
 
 Tell = Callable[[dict[str, Any]], None]
 

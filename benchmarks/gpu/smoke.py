@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from limited import last_of, run_limited
+from limited import ROOT, last_of, run_limited
 
-from telegrad.tools.cli.outputs import GrowingResult
+sys.path.insert(0, str(ROOT))
+
+from lab.common.growing_result import GrowingResult
 
 _STEP_S = 27.0
 _LAST_LINES = 12
