@@ -172,7 +172,7 @@ def test_names_that_the_model_does_not_have(local: Local) -> None:
         (
             {"compress": "topk"},
             TypeError,
-            "compress='topk' must be a telegrad.TopK or telegrad.Quantised or telegrad.Ch",
+            "compress='topk' must be a telegrad.TopK or telegrad.LowRank or telegrad.Quantised",
         ),
         ({"compress": TopK}, TypeError, "compress is the class TopK: call it, as TopK()"),
         ({"momentum": Momentum(0.9)}, ValueError, "is not used with compress=None: give compress=TopK() too"),
