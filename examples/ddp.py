@@ -31,4 +31,5 @@ for step in range(200):
         print(f"step {step + 1}: loss {loss.item():.3f}, {sent / 1e6:.2f} MB sent so far")
 
 comm.close()
+dist.barrier()  # else Gloo may hang as it is destroyed
 dist.destroy_process_group()

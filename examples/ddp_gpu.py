@@ -56,6 +56,7 @@ def main(folder: str = "ddp_gpu") -> None:
         sent = comm.stats()["bytes_sent"]
         print(f"step {state.step} on {device.type}: loss {loss.item():.3f}, {sent / 1e6:.2f} MB sent, kept in {folder}")
     comm.close()
+    dist.barrier()  # else Gloo may hang as it is destroyed
     dist.destroy_process_group()
 
 

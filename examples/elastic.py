@@ -70,6 +70,7 @@ def main(folder: Path, steps: int) -> list[float]:
             saved = {"model": weights, "optimizer": moments, "telegrad": RankState(state)}
             dcp.save(saved, checkpoint_id=folder / f"step-{state.step}")
     comm.close()
+    dist.barrier()  # else Gloo may hang as it is destroyed
     dist.destroy_process_group()
     return losses
 
