@@ -26,7 +26,8 @@ _DENSE_FROM = 2 / 3  # δ of SparCML §5.1 with 16-bit indices: 4 bytes of a val
 @dataclass(frozen=True)
 class Scheme:
     """``ways``: one or more ways to send a group, of which each group takes the cheapest by bytes. ``line``: of code,
-    for a density and the recipe's options. ``selects``: it sends entries at a density, and not all of them."""
+    for a density and the recipe's options. ``selects``: it sends entries at a density, and not all of them.
+    ``needs_rows``: of the trace; it is left out where they are not known."""
 
     name: str
     about: str
@@ -35,6 +36,7 @@ class Scheme:
     line: Callable[[float, str], str]
     compresses: bool = False
     selects: bool = False
+    needs_rows: bool = False
 
 
 def _state(*options: str) -> str:
@@ -88,6 +90,7 @@ SCHEMES = (
         "fixed",
         lambda density, options: _state(f"compress=telegrad.LowRank(rank={LOW_RANK})"),
         compresses=True,
+        needs_rows=True,
     ),
     _quantised(8),
     _quantised(4),
@@ -187,7 +190,7 @@ def advise(
     if not {one.compresses for one in schemes} == {False, True}:
         raise ValueError("schemes must have one that is dense and one that compresses")
     job = _Job(workload, cluster, device, recipe, steps, chosen, stragglers)
-    found = tuple(job.prediction(one) for one in schemes if workload.trace.rows or one.name != "lowrank")
+    found = tuple(job.prediction(one) for one in schemes if workload.trace.rows or not one.needs_rows)
     plain = _best([one for one in found if not one.scheme.compresses], _NEAR)
     lossy = [one for one in found if one.scheme.compresses]
     worth = [one for one in lossy if _ratio(plain.mean_s, one.mean_s) >= 1 + WORTH]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from telegrad.compress import ByShape, ParameterInfo
 from telegrad.cost import send_method
 from telegrad.cost.closed_forms import (
     ALLREDUCES,
@@ -326,18 +327,18 @@ def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> Phase
 
     Raises ``ValueError`` for a rank below 1, and for a trace that does not know its matrices.
     """
-    if rank < 1:
-        raise ValueError(f"rank={rank} must be 1 or more")
+    policy = ByShape(rank)  # as LowRank decides
     if not trace.rows:
         raise ValueError("trace.rows is empty: record the trace again, with this version")
     numbers = whole = products = 0
-    for size, rows in zip(trace.sizes, trace.rows, strict=True):
+    for name, size, rows in zip(trace.names, trace.sizes, trace.rows, strict=True):
         elements = size // ELEMENT_BYTES
-        words = (rows + elements // rows) * min(rank, rows, max(1, elements // rows))
-        if rows == 1 or elements <= SMALL_ELEMENTS or 2 * words > elements:
+        columns = elements // rows
+        shape = (rows, columns) if rows > 1 else (elements,)
+        if policy(ParameterInfo(name, elements, len(shape), False, shape)).rank is None:
             whole += elements
         else:
-            numbers, products = numbers + words, products + elements
+            numbers, products = numbers + (rows + columns) * min(rank, rows, columns), products + elements
     total = max(1, whole + products)
     encoded, plain = qsgd(cluster, 8).cost, sum_cost(cluster, "telegrad")
 
@@ -359,10 +360,6 @@ def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> Phase
         lambda size: multiplied(size, 2),
         lambda size: multiplied(size, 2),
     )
-
-
-SMALL_ELEMENTS = 2048
-"""Up to so many are sent whole: what ``LowRank`` has by default."""
 
 
 def fill_in(ranks: int, elements: int, density: float) -> float:

@@ -256,7 +256,7 @@ def test_matrices_of_low_rank_need_a_trace_that_knows_them() -> None:
     assert "lowrank" not in names
     with pytest.raises(ValueError, match="trace.rows is empty: record the trace again"):
         low_rank(cluster, V100, unknown, 8)
-    with pytest.raises(ValueError, match="rank=0 must be 1 or more"):
+    with pytest.raises(ValueError, match="rank=0 must be at least 1: the columns of two matrices"):
         low_rank(cluster, V100, trace, 0)
 
 
