@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from torch import nn
 from lab.accuracy.one_process import OneProcess
 from lab.common.commands import TextFolder
 from lab.common.growing_result import GrowingResult
-from telegrad import TopK
+from telegrad import LowRank, TopK
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.cli.options import RowsFile, names_among
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
@@ -355,7 +355,7 @@ class Plan:
 
     about: str
     make: Callable[[Shape], Method] | None = None
-    library: TopK | None = None
+    library: TopK | LowRank | None = None
     linear: bool = False
     is_update: bool = False
     beta2: float = Settings.beta2
@@ -377,6 +377,7 @@ _EIGHTH, _BETAS = 0.125, (Settings.beta1, Settings.beta2)
 
 PLANS: Mapping[str, Plan] = {
     "dense": Plan("plain averages"),
+    **{f"library-lowrank-{rank}": Plan(f"LowRank({rank})", library=LowRank(rank)) for rank in (1, 2, 4, 8, 16, 32)},
     "library-topk-1": Plan("TopK(0.01)", library=TopK(0.01)),
     "library-topk-2": Plan("TopK(0.02)", library=TopK(0.02)),
     "library-topk-4": Plan("TopK(0.04)", library=TopK(0.04)),
@@ -406,6 +407,9 @@ PLANS: Mapping[str, Plan] = {
         is_update=True,
     ),
     "ef21-momentum-1": Plan("EF21 with momentum 0.9, 1 %", functools.partial(EF21Momentum, density=0.01, momentum=0.9)),
+    "lowrank-1": Plan("rank 1", _low(1), linear=True),
+    "lowrank-2": Plan("rank 2", _low(2), linear=True),
+    "lowrank-16": Plan("rank 16", _low(16), linear=True),
     "lowrank-4": Plan("rank 4", _low(4), linear=True),
     "lowrank-8": Plan("rank 8", _low(8), linear=True),
     "lowrank-8-nearest4": Plan("rank 8, 4 bits", _low(8, NEAREST_4_SHORT)),
@@ -431,12 +435,29 @@ PLANS: Mapping[str, Plan] = {
 
 @dataclass(frozen=True)
 class Run:
-    """``dense_steps``: the first ones, in which everything is averaged."""
+    """``dense_steps``: the first ones, in which everything is averaged. ``rate``: the learning rate, as a multiple of
+    that which suits dense training."""
 
     method: str
     steps: int
     seed: int
     dense_steps: int = 0
+    optimizer: str = "adamw"
+    rate: float = 1.0
+
+
+def optimizers_of(model: nn.Module, settings: Settings, name: str) -> list[torch.optim.Optimizer]:
+    """``name``: ``"adamw"``, or ``"muon"`` for the matrices within the blocks, and AdamW for the others."""
+    if name == "adamw":
+        return [optimizer_of(model, settings)]
+    inner: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for key, one in model.named_parameters():
+        (inner if one.dim() == 2 and key.startswith("blocks.") else others).append(one)
+    muon = torch.optim.Muon(
+        inner, lr=settings.learning_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+    return [muon, optimizer_of(nn.ParameterList(others), settings)]
 
 
 def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -445,12 +466,13 @@ def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], Non
     settings = Settings("ddp-gloo", "", run.steps, "lo", seed=run.seed, beta2=plan.beta2, model=size)
     torch.manual_seed(run.seed)
     model = ByteGPT(size)
-    optimizer = optimizer_of(model, settings)
+    optimizers = optimizers_of(model, settings, run.optimizer)
     exchange = _LibraryExchange(model, plan.library) if plan.library else _ReferenceExchange(model, plan)
     sent = 0.0
     begin = time.process_time()
     for step in range(run.steps):
-        optimizer.param_groups[0]["lr"] = learning_rate_at(step, settings)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = run.rate * learning_rate_at(step, settings)
         batches = [
             training_batch(corpus.training, seed=run.seed, step=step, rank=rank, batch=1, context=size.context)
             for rank in range(RANKS)
@@ -458,9 +480,9 @@ def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], Non
         if (plan.make is None and plan.library is None) or step < run.dense_steps:
             _take_gradients(model, [np.concatenate(part) for part in zip(*batches, strict=True)])
             sent += allreduce_bytes(sum(one.numel() for one in model.parameters()))
-            optimizer.step()
+            step_all(optimizers)
         else:
-            exchange.step(batches, optimizer)
+            exchange.step(batches, optimizers)
         on_step()
     sent += exchange.sent
     exchange.close()
@@ -472,6 +494,11 @@ def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], Non
         "less": whole * run.steps / sent,
         "cpu_s": time.process_time() - begin,
     }
+
+
+def step_all(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    for one in optimizers:
+        one.step()
 
 
 def held_out(model: nn.Module, corpus: Corpus, settings: Settings) -> float:
@@ -492,19 +519,19 @@ def _take_gradients(model: nn.Module, batch: Sequence[npt.NDArray[np.int64]]) ->
 
 
 class _LibraryExchange:
-    def __init__(self, model: nn.Module, compress: TopK) -> None:
+    def __init__(self, model: nn.Module, compress: TopK | LowRank) -> None:
         self._model, self._ranks = model, OneProcess(model, RANKS, {"compress": compress})
 
     @property
     def sent(self) -> float:
         return sum(self._ranks.sent_bytes()) / RANKS
 
-    def step(self, batches: Sequence[Any], optimizer: torch.optim.Optimizer) -> None:
+    def step(self, batches: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for rank, batch in enumerate(batches):
             _take_gradients(self._model, batch)
             self._ranks.take(rank)
         self._ranks.average()
-        optimizer.step()
+        step_all(optimizers)
 
     def close(self) -> None:
         self._ranks.close()
@@ -524,7 +551,7 @@ class _ReferenceExchange:
     def sent(self) -> float:
         return self._sent + sum(one.sent for one in self._methods.values())
 
-    def step(self, batches: Sequence[Any], optimizer: torch.optim.Optimizer) -> None:
+    def step(self, batches: Sequence[Any], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         if self._plan.linear:
             batches = [[np.concatenate(part) for part in zip(*batches, strict=True)]]
         given = {name: np.empty((len(batches), one.numel()), np.float32) for name, one in self._parameters.items()}
@@ -543,8 +570,8 @@ class _ReferenceExchange:
             one.grad = made.view(one.shape)
             if self._plan.is_update and name in self._methods:
                 updates[name], one.grad = one.grad, None
-        optimizer.step()
-        rate, decay = optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]
+        step_all(optimizers)
+        rate, decay = (optimizers[-1].param_groups[0][name] for name in ("lr", "weight_decay"))
         with torch.no_grad():
             for name, update in updates.items():
                 self._parameters[name].mul_(1 - rate * decay).add_(update, alpha=-rate)
@@ -600,40 +627,59 @@ def rounding_losses(corpus: Corpus, size: ModelSize, *, before: int = 20, summed
 
 def done(rows: Sequence[Mapping[str, Any]], run: Run) -> bool:
     """Whether there is a row of this run."""
-    return any(all(row[name] == value for name, value in vars(run).items()) for row in rows)
+    return any(run == _run_of(row) for row in rows)
+
+
+def _run_of(row: Mapping[str, Any]) -> Run:
+    return Run(**{name: row[name] for name in Run.__dataclass_fields__ if name in row})
 
 
 def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One for all seeds of a method, in order of loss: ``loss`` is the mean, ``spread`` half of the range, and
-    ``behind`` percent above the dense runs of as many steps, on the seeds that both have (``None``: none)."""
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    """One for all seeds of a method, in order of loss: ``loss`` is the mean at the method's best learning rate,
+    ``spread`` half of the range, and ``behind`` percent above the dense runs of as many steps, at their best rate, on
+    the seeds that both have (``None``: none)."""
+    groups: dict[tuple[Any, ...], dict[float, dict[int, Mapping[str, Any]]]] = {}
     for row in rows:
-        groups.setdefault((row["method"], row["steps"], row["dense_steps"]), []).append(row)
-    dense = {(row["steps"], row["seed"]): row["loss"] for row in rows if row["method"] == "dense"}
+        run = _run_of(row)
+        kind = (run.optimizer, run.steps, run.method, run.dense_steps)
+        groups.setdefault(kind, {}).setdefault(run.rate, {})[run.seed] = row
+    best = {kind: _best_rate(by_rate) for kind, by_rate in groups.items()}
     found = []
-    for (method, steps, dense_steps), own in groups.items():
-        losses = [row["loss"] for row in own]
-        both = [(row["loss"], dense[steps, row["seed"]]) for row in own if (steps, row["seed"]) in dense]
+    for (optimizer, steps, method, dense_steps), rate in best.items():
+        own = groups[optimizer, steps, method, dense_steps][rate]
+        dense = best.get((optimizer, steps, "dense", 0))
+        dense_runs = {} if dense is None else groups[optimizer, steps, "dense", 0][dense]
+        losses = [row["loss"] for row in own.values()]
+        both = [(row["loss"], dense_runs[seed]["loss"]) for seed, row in own.items() if seed in dense_runs]
         behind = 100 * (sum(one for one, _ in both) / sum(other for _, other in both) - 1) if both else None
         found.append(
-            {"method": method, "about": own[0]["about"], "steps": steps, "dense_steps": dense_steps, "seeds": len(own)}
+            {"optimizer": optimizer, "method": method, "about": next(iter(own.values()))["about"], "rate": rate}
+            | {"steps": steps, "dense_steps": dense_steps, "seeds": len(own)}
             | {"loss": sum(losses) / len(own), "spread": (max(losses) - min(losses)) / 2, "behind": behind}
-            | {name: sum(row[name] for row in own) / len(own) for name in ("mb_per_step", "less")}
+            | {name: sum(row[name] for row in own.values()) / len(own) for name in ("mb_per_step", "less")}
         )
-    return sorted(found, key=lambda row: (row["steps"], row["loss"]))
+    return sorted(found, key=lambda row: (row["optimizer"], row["steps"], row["loss"]))
+
+
+def _best_rate(by_rate: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> float:
+    """Of those with the most seeds, that of the lowest mean loss."""
+    most = max(map(len, by_rate.values()))
+    losses = {rate: sum(row["loss"] for row in own.values()) for rate, own in by_rate.items() if len(own) == most}
+    return min(losses, key=losses.__getitem__)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Rows of all seeds, as ``means``."""
     table = Table(box=None, pad_edge=False)
-    for name in ("steps", "method", "", "dense steps", "seeds", "held-out loss", "above dense", "MB a step", "less"):
-        table.add_column(name, justify="left" if name in ("method", "") else "right")
+    columns = "optimizer", "steps", "method", "", "rate", "dense steps", "seeds", "held-out loss", "above dense"
+    for name in (*columns, "MB a step", "less"):
+        table.add_column(name, justify="left" if name in ("optimizer", "method", "") else "right")
     for row in means(rows):
         loss = f"{row['loss']:.4f}" + (f" ± {row['spread']:.4f}" if row["seeds"] > 1 else "")
         behind = "" if row["behind"] is None else f"{row['behind']:+.2f} %"
-        counts = str(row["dense_steps"]), str(row["seeds"])
+        counts = f"{row['rate']:g}", str(row["dense_steps"]), str(row["seeds"])
         table.add_row(
-            *(str(row["steps"]), row["method"], row["about"], *counts, loss, behind),
+            *(row["optimizer"], str(row["steps"]), row["method"], row["about"], *counts, loss, behind),
             *(f"{row['mb_per_step']:.3f}", f"1/{row['less']:.0f}"),
         )
     return table
@@ -650,7 +696,10 @@ def rounding_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-FAMILIES: dict[str, tuple[str, ...]] = {"top-k": ("topk", "library-topk"), "low rank": ("lowrank", "alternating")}
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "top-k": ("topk", "library-topk"),
+    "low rank": ("lowrank", "library-lowrank", "alternating"),
+}
 FAMILIES |= {"one mask for all ranks": ("ideal", "moment", "cyclic", "sketch")}
 FAMILIES |= {"others": ("local-adam", "ef21")}
 
@@ -688,6 +737,10 @@ def command(
     steps: Annotated[int, typer.Option(min=1, help="Training steps of a run.")] = 220,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 1,
     dense_steps: Annotated[int, typer.Option(min=0, help="First steps in which everything is averaged.")] = 0,
+    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="Muon is for matrices within blocks.")] = "adamw",
+    rates: Annotated[
+        str, typer.Option(help="Learning rates, as multiples of what suits dense training; the table has the best.")
+    ] = "1",
     width: Annotated[int, typer.Option(min=7, help="Of the model: 448 has 5.3 million parameters.")] = ModelSize.width,
     rounding: Annotated[
         bool, typer.Option("--rounding", help="Train nothing: say what rounding loses of the largest entries.")
@@ -698,7 +751,7 @@ def command(
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw loss over bytes (PNG, SVG, PDF).")
     ] = None,
 ) -> None:
-    """Train a GPT with AdamW, compressing gradients in many ways, on one thread.
+    """Train a GPT with AdamW or Muon, compressing gradients in many ways, on one thread.
 
     Runs of which the file of [bold]--json[/] has a row already are not made again: the same command goes on.
 
@@ -714,11 +767,17 @@ def command(
     size = ModelSize(width=width)
     if width % size.heads:
         raise typer.BadParameter(f"{width} is no multiple of {size.heads}, the heads: use 56", param_hint="--width")
+    multiples = _multiples(rates)
     machine = describe_machine()
     result = GrowingResult(json_file, {"machine": machine, "width": width})
     if json_file is not None and json_file.is_file() and json_file.stat().st_size:
         result.rows += json.loads(json_file.read_text())["rows"]
-    wanted = [Run(name, steps, seed, 0 if name == "dense" else dense_steps) for seed in range(seeds) for name in names]
+    wanted = [
+        Run(name, steps, seed, 0 if name == "dense" else dense_steps, optimizer, rate)
+        for seed in range(seeds)
+        for name in names
+        for rate in multiples
+    ]
     missing = [run for run in wanted if not done(result.rows, run)]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, counting(console) as progress:
@@ -730,10 +789,20 @@ def command(
             bar = progress.add_task(f"{run.method}, seed {run.seed}", total=run.steps)
             result.add(trained(run, corpus, size, lambda bar=bar: progress.advance(bar)))  # type: ignore[misc]
             progress.remove_task(bar)
-    rows = [row for row in result.rows if row["steps"] == steps and row["method"] in names]
+    rows = [row for row in result.rows if _run_of(row) in wanted]
     console.print(table_of(rows))
     console.print(machine_text(machine), style="dim")
     if plot_file is not None:
         with drawn(console, plot_file):
             plot(result.rows, dated(picture_title()), plot_file)
     result.end(console)
+
+
+def _multiples(rates: str) -> list[float]:
+    try:
+        found = [float(one) for one in rates.split(",")]
+    except ValueError:
+        found = [0.0]
+    if not all(0 < one < math.inf for one in found):
+        raise typer.BadParameter(f"{rates!r} is no list of positive numbers: use 0.7,1,1.4", param_hint="--rates")
+    return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from telegrad.communicator import Communicator
 from telegrad.ddp import DDPState
+from telegrad.errors import NonFiniteGradient
 
 
 class _Bucket:
@@ -66,6 +68,7 @@ class OneProcess:
         self._buffers = [torch.empty(self._elements) for _ in range(ranks)]
         self._lay_out()
         self.comms = Communicator.local(ranks)
+        self._threads = ThreadPoolExecutor(ranks)  # LowRank waits within reduce() for all ranks
         self.states = [DDPState(comm, model, **options) for comm in self.comms]
         self._before: dict[str, Any] = {"sent_bytes": [0] * ranks, "wanted": 0, "selected": 0}  # of a killed job
         self._compressed = [self._parameters[name] for name in self.states[0].state_dict()["compressor"]["parameters"]]
@@ -80,6 +83,7 @@ class OneProcess:
         self.close()
 
     def close(self) -> None:
+        self._threads.shutdown()
         for comm in self.comms:
             comm.close()
 
@@ -93,11 +97,13 @@ class OneProcess:
 
     def average(self) -> None:
         """One step's exchange. Raises what DDPState raises, and ``RuntimeError`` if the ranks disagree by a bit."""
-        futures = [
-            state.reduce(_Bucket(self._in_order, places, buffer))  # type: ignore[arg-type]
-            for state, places, buffer in zip(self.states, self._places, self._buffers, strict=True)
-        ]
-        averages: list[Tensor] = [future.wait() for future in futures]
+        given = zip(self.states, self._places, self._buffers, strict=True)
+        futures = [self._threads.submit(self._average_of, *one) for one in given]
+        wait(futures)
+        for cause in (NonFiniteGradient, Exception):  # of which other ranks' errors tell
+            if errors := [error for one in futures if isinstance(error := one.exception(), cause)]:
+                raise errors[0]
+        averages = [one.result() for one in futures]
         for rank, average in enumerate(averages):
             if not torch.equal(average.view(torch.int32), averages[0].view(torch.int32)):
                 raise RuntimeError(f"ranks 0 and {rank} hold different averages: a fault of the library, report it")
@@ -109,6 +115,10 @@ class OneProcess:
         if self._arrived:
             self._order = [*self._arrived, *(name for name in self._order if name not in self._arrived)]
             self._stop_listening()
+
+    def _average_of(self, state: DDPState, places: list[Tensor], buffer: Tensor) -> Tensor:
+        average: Tensor = state.reduce(_Bucket(self._in_order, places, buffer)).wait()  # type: ignore[arg-type]
+        return average
 
     def sent_bytes(self) -> list[int]:
         """Payload bytes that each rank has sent since the start."""
