@@ -112,7 +112,7 @@ class Method:
     """``options``: arguments of TopK; ``sparse``: whether there is one, and a density means anything. ``needs``: what a
     task must have for it: ``"sgd"`` or ``"momentum"`` (the method has it in its residuals, and the optimiser runs
     without), whose optimiser DDPState is given, or ``"warmup"``. ``cold``: without the task's warm-up. ``warmup``: its
-    kind. ``masking``: of the momentum.
+    kind. ``masking``: of the momentum. ``rank``: of LowRank, in place of TopK.
     """
 
     name: str
@@ -123,11 +123,12 @@ class Method:
     sparse: bool = True
     warmup: str = "dense"
     masking: bool = True
+    rank: int | None = None
 
     def fits(self, task: Task) -> bool:
         """Whether a study of ``task`` has this method; one with momentum has few."""
         if task.momentum:
-            return self.name in (DENSE, _DEFAULT) or self.needs == "momentum"
+            return self.name in (DENSE, _DEFAULT) or self.needs == "momentum" or self.rank is not None
         return {None: True, "sgd": task.optimizer == "sgd", "warmup": task.warmup > 0, "momentum": False}[self.needs]
 
     @property
@@ -137,9 +138,11 @@ class Method:
 
     def arguments(self, task: Task, *, density: float, steps: int, optimizer: Any) -> dict[str, Any]:
         """Of DDPState, for a run of so many steps."""
-        from telegrad import Momentum, TopK, Warmup  # with torch
+        from telegrad import LowRank, Momentum, TopK, Warmup  # with torch
 
         found: dict[str, Any] = {"compress": TopK(density=density, **self.options) if self.sparse else None}
+        if self.rank is not None:
+            found["compress"] = LowRank(self.rank)
         if self.sparse and task.warmup and not self.cold:
             found["warmup"] = Warmup(max(1, round(task.warmup * steps)), self.warmup)
         if self.takes_momentum:
@@ -187,6 +190,10 @@ METHODS = {
         Method("momentum", "as `reused`, with momentum correction and factor masking", needs="momentum"),
         Method("unmasked", "as `momentum`, without factor masking", needs="momentum", masking=False),
         Method("cold-momentum", "as `momentum`, without dense steps at first", needs="momentum", cold=True),
+        *(
+            Method(f"lowrank-{rank}", f"LowRank of rank {rank}, without dense steps", sparse=False, rank=rank)
+            for rank in (1, 2, 4, 8)
+        ),
     )
 }
 

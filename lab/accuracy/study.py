@@ -75,7 +75,7 @@ class Study:
         return self.seeds if many and self._is_judged(task, method, density) else 1
 
     def _is_judged(self, task: Task, method: str, density: float) -> bool:
-        return method == DENSE or density == task.judged_at or task.judged_at not in self.densities
+        return not METHODS[method].sparse or density == task.judged_at or task.judged_at not in self.densities
 
     def _densities(self, method: str) -> tuple[float, ...]:
         return self.densities if METHODS[method].sparse else (1.0,)
