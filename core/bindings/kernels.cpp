@@ -44,6 +44,18 @@ void bind_kernels(nb::module_& module) {
       },
       nb::arg("left"), nb::arg("rows"), nb::arg("right"), nb::arg("columns"), nb::arg("rank"), nb::arg("out"), unlocked);
   module.def(
+      "orthonormal_basis",
+      [](std::uintptr_t columns, std::size_t count, std::size_t rows, std::uintptr_t basis) {
+        kernels::orthonormal_basis(memory<const float>(columns, count * rows), rows, memory<float>(basis, count * rows));
+      },
+      nb::arg("columns"), nb::arg("count"), nb::arg("rows"), nb::arg("basis"), unlocked);
+  module.def(
+      "squared_lengths",
+      [](std::uintptr_t matrix, std::size_t rows, std::size_t columns, std::uintptr_t squares) {
+        kernels::squared_lengths(memory<const float>(matrix, rows * columns), memory<double>(squares, columns));
+      },
+      nb::arg("matrix"), nb::arg("rows"), nb::arg("columns"), nb::arg("squares"), unlocked);
+  module.def(
       "mark",
       [](std::uintptr_t indices, std::size_t count, std::size_t n, std::uintptr_t marks) {
         return kernels::mark(memory<const std::uint32_t>(indices, count), 0, n,

@@ -28,7 +28,6 @@ from telegrad.ddp.options import LowRank, compressions_by
 from telegrad.kernels.floats import as_float32, count_nonfinite
 
 Floats = npt.NDArray[np.float32]
-DEPENDENT = 1e-6  # of a column's length: what is left of it beside the others is rounding
 
 
 class MatrixShape(NamedTuple):
@@ -53,30 +52,19 @@ def shape_of(parameter: torch.nn.Parameter, rank: int) -> MatrixShape:
 
 def orthonormal(columns: Floats) -> Floats:
     """The columns one after another made orthogonal to those before and of length 1. One that depends on those before
-    becomes zero. The same bits on every CPU: numbers are added in pairs, in an order of our own."""
-    made = columns.astype(np.float64)
-    lengths = np.sqrt(_total(made * made))
-    for number in range(made.shape[1]):
-        own = made[:, number]
-        length = np.sqrt(_total(own * own))
-        if not length > DEPENDENT * lengths[number]:
-            own[:] = 0
-            continue
-        own /= length
-        others = made[:, number + 1 :]
-        if others.size:
-            others -= own[:, None] * _total(own[:, None] * others)
-    return made.astype(np.float32)
+    becomes zero. The same bits on every CPU. They lie one after another in memory, as the transpose of an array."""
+    lines = np.ascontiguousarray(columns.T)
+    made = np.empty(columns.shape, np.float32)
+    _core.orthonormal_basis(lines.ctypes.data, len(lines), len(columns), made.ctypes.data)
+    return made
 
 
-def _total(x: npt.NDArray[np.float64]) -> Any:
-    """The sum over the first dimension, whose halves are added again and again."""
-    while len(x) > 1:
-        half = (len(x) + 1) // 2
-        sums = x[:half].copy()
-        sums[: len(x) - half] += x[half:]
-        x = sums
-    return x[0]
+def squared_lengths(matrix: Floats) -> npt.NDArray[np.float64]:
+    """Of its columns. The same bits on every CPU."""
+    found = np.empty(matrix.shape[1])
+    rows = np.ascontiguousarray(matrix)
+    _core.squared_lengths(rows.ctypes.data, len(matrix), len(found), found.ctypes.data)
+    return found
 
 
 def product(basis: Floats, lines: Floats, out: Floats) -> None:
@@ -100,7 +88,7 @@ def scales_of(factor: Floats, shape: MatrixShape) -> Scales:
 
     Column k of Q has the length s, a singular value, so that of M Q has s² and that of the next Q s again.
     """
-    _, squares = np.frexp(_total(factor.astype(np.float64) ** 2))
+    _, squares = np.frexp(squared_lengths(factor))
     most = np.int32(60)
     of_p = np.clip(squares - shape.rows.bit_length() // 2, -most, most)
     of_q = np.clip(squares // 2 - shape.columns.bit_length() // 2, -most, most)
@@ -219,7 +207,7 @@ class LowRankRounds:
             factor = self.factors[part.entry.name]
             scales.append(scales_of(factor, shape))
             if given:
-                np.matmul((factor / scales[-1].of_p).T, _matrix(part, shape).T, out=p)
+                _multiply((factor / scales[-1].of_p).T, _matrix(part, shape).T, p)
             else:
                 p.fill(0 if given is False else np.nan)
         works = packed.average(self._comm)
@@ -250,7 +238,7 @@ class LowRankRounds:
         for number, (part, shape, q) in enumerate(zip(matrices, shapes, averages, strict=True)):
             q.fill(0)  # where P is NaN all ranks know
             if gives[number]:
-                np.matmul(bases[number].T, _matrix(part, shape), out=q)
+                _multiply(bases[number].T, _matrix(part, shape), q)
                 q /= first.scales[number].of_q[:, None]
                 if not np.isfinite(q).all():
                     gives[number] = False
@@ -284,8 +272,9 @@ class LowRankRounds:
             errors = packed.matrices(np.nan_to_num(lost, copy=False, posinf=0, neginf=0))
             for part, basis, q, scales in zip(matrices, bases, errors, first.scales, strict=True):
                 if q.any():
-                    error = np.matmul(basis, q * scales.of_q[:, None])
-                    self.compressor.add(part, error.reshape(-1))
+                    error = np.empty(part.entry.size, np.float32)
+                    product(basis, q * scales.of_q[:, None], error)
+                    self.compressor.add(part, error)
 
         words, begun = sum(one.words for one in shapes), first.begun
         return Sending([*begun.works, *works], words + begun.nnz, [*begun.writes, write], [*begun.keeps, keep])
@@ -305,8 +294,9 @@ class LowRankRounds:
         if usable.any():
             factor = self.factors[name]
             factor[:, usable] = average[:, usable]
-            exponents = np.frexp(_total(factor.astype(np.float64) ** 2))[1] // 2
-            factor[:, ~usable] = np.ldexp(factor, exponents[usable].min() - exponents)[:, ~usable]
+            if not usable.all():
+                exponents = np.frexp(squared_lengths(factor))[1] // 2
+                factor[:, ~usable] = np.ldexp(factor, exponents[usable].min() - exponents)[:, ~usable]
             self.fresh.discard(name)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -341,6 +331,11 @@ class LowRankRounds:
 
 def _matrix(part: PlacedResidual, shape: MatrixShape) -> Floats:
     return part.entry.values.reshape(shape.rows, shape.columns)
+
+
+def _multiply(left: Floats, right: Floats, out: Floats) -> None:
+    """By torch, on as many threads as training has: NumPy's library waits busily for threads of its own."""
+    torch.mm(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
 
 
 def _subtract(matrix: Floats, basis: Floats, lines: Floats) -> None:

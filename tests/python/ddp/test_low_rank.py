@@ -17,7 +17,7 @@ import telegrad
 from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, PeerFailed, TransportError, Warmup
 from telegrad.compress import ExactTopK
 from telegrad.ddp import ByShape, ParameterCompression, ParameterInfo, choices, reshard
-from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product
+from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product, squared_lengths
 
 torch = pytest.importorskip("torch")
 Floats = npt.NDArray[Any]
@@ -475,6 +475,34 @@ def test_columns_are_made_orthonormal() -> None:
     assert not orthonormal(np.zeros((5, 2), np.float32)).any()
     tiny = orthonormal(np.full((5, 1), 1e-30, np.float32))  # its square is no float32
     np.testing.assert_allclose(tiny, 1 / math.sqrt(5), rtol=1e-6)
+
+
+def _halves_added(terms: npt.NDArray[np.float64]) -> Any:
+    while len(terms) > 1:
+        half = (len(terms) + 1) // 2
+        sums = terms[:half].copy()
+        sums[: len(terms) - half] += terms[half:]
+        terms = sums
+    return terms[0]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 448, 1001])
+def test_sums_of_columns_add_halves(rows: int) -> None:
+    columns = np.random.default_rng(rows).standard_normal((rows, 3)).astype(np.float32)
+    columns[:, -1] = 2 * columns[:, 0]
+    made = columns.astype(np.float64)
+    lengths = np.sqrt(_halves_added(made * made))
+    np.testing.assert_array_equal(squared_lengths(columns), _halves_added(made * made))
+    for number in range(3):
+        own = made[:, number]
+        length = np.sqrt(_halves_added(own * own))
+        if not length > 1e-6 * lengths[number]:
+            own[:] = 0
+            continue
+        own /= length
+        for other in range(number + 1, 3):
+            made[:, other] -= own * _halves_added(own * made[:, other])
+    np.testing.assert_array_equal(orthonormal(columns), made.astype(np.float32))
 
 
 def test_products_add_their_terms_in_order() -> None:

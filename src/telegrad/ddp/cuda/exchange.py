@@ -25,7 +25,7 @@ from telegrad.ddp.cuda.loss_scale import LossScale
 from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, check_selections, queue_selections
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import most_of
-from telegrad.ddp.low_rank import DEPENDENT, LowRankRounds, MatrixShape, first_factor
+from telegrad.ddp.low_rank import LowRankRounds, MatrixShape, first_factor
 from telegrad.ddp.options import OkTopk
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.kernels.feedback import Collected, Moved, kernels_of
@@ -423,7 +423,7 @@ def orthonormal_columns(matrices: torch.Tensor) -> torch.Tensor:
         own = made[:, :, number].clone()
         products = halved(own[:, :, None] * made[:, :, number:])
         square = products[:, :1]
-        usable = square > squares[:, number : number + 1] * DEPENDENT**2
+        usable = square > squares[:, number : number + 1] * 1e-12  # as on the host
         unit = torch.where(usable, 1 / square.sqrt(), torch.zeros_like(square))
         own *= unit
         made[:, :, number] = own
