@@ -7,6 +7,9 @@
 // and encodes the sum once; the encoded slices are gathered, and everybody, the owner too, decodes the same bytes. All this
 // happens piece by piece while others travel: a share is encoded as it leaves and added as it comes, a sum decoded as it
 // comes.
+//
+// Two ranks send each other their whole vectors instead, encoded, and add both: as many bytes, and one message in turn in
+// place of two. A sum has then the same bits wherever in the vector its unit is.
 #include "collectives/dense/allreduce_quantised.hpp"
 
 #include <algorithm>
@@ -293,6 +296,99 @@ class Decoding {
   std::vector<std::size_t> decoded_;  // units, by owner
 };
 
+// Of two ranks. Three coroutines: one encodes, one exchanges, one decodes both vectors and adds them.
+class Swap {
+ public:
+  Swap(const Sum& sum, std::span<float> output)
+      : sum_(sum),
+        net_(sum.net),
+        output_(output),
+        leaving_(sum.encoded_bytes(output.size())),
+        coming_(leaving_.size()),
+        scratch_{Array<float>(std::min(output.size(), kChunkUnits * kEncodingUnit)),
+                 Array<float>(std::min(output.size(), kChunkUnits * kEncodingUnit))},
+        encoded_(net_.ready()),
+        come_(net_.ready()) {}
+
+  Task<void> run() {
+    std::vector<Task<void>> together;
+    together.push_back(encode());
+    together.push_back(exchange());
+    together.push_back(add());
+    co_await when_all(std::move(together));
+  }
+
+ private:
+  static constexpr std::size_t kChunkUnits = 16;  // they stay in the cache
+
+  Rank peer() const { return 1 - net_.rank(); }
+  std::size_t units() const { return units_in(all()); }
+  Range all() const { return {0, output_.size()}; }
+  Range bytes_of(Range range) const {
+    const std::size_t begin = sum_.encoded_bytes(range.begin);
+    return {begin, begin + sum_.encoded_bytes(range.size())};
+  }
+  static Bytes part(Bytes bytes, Range range) { return bytes.subspan(range.begin, range.size()); }
+
+  Task<void> encode() {
+    for (std::size_t begin = 0; begin < units(); begin += kChunkUnits) {
+      const Range range = units_of(all(), begin, begin + kChunkUnits), bytes = bytes_of(range);
+      co_await net_.compute(range.size() * sizeof(float), [&] {
+        sum_.encode(range, sum_.input.subspan(range.begin, range.size()), part(leaving_.bytes(), bytes));
+      });
+      encoded_.reach(bytes.end);
+    }
+  }
+
+  Task<void> exchange() {
+    const Range whole{0, leaving_.size()};
+    const std::size_t count = pieces_of(net_, whole.size());
+    const auto end_of = [&](std::size_t piece) { return part_of(whole, count, std::min(piece, count - 1)).end; };
+    co_await encoded_.until(end_of(kPiecesUnderWay - 1));
+    PieceExchange pieces(net_, count, [&](PieceExchange& messages, std::size_t piece) {
+      const Range range = part_of(whole, count, piece);
+      const Step step = kSplitSteps + static_cast<Step>(piece);
+      messages.receive(peer(), step, part(coming_.bytes(), range));
+      messages.send(peer(), step, part(leaving_.bytes(), range));
+    });
+    for (std::size_t piece = 0; piece < count; ++piece) {
+      co_await encoded_.until(end_of(piece + kPiecesUnderWay));
+      co_await pieces.take();
+      come_.reach(end_of(piece));
+    }
+    co_await pieces.finish();
+  }
+
+  // What has left may be read again: its elements of `input`, which may be `output`, are written over.
+  Task<void> add() {
+    for (std::size_t begin = 0; begin < units(); begin += kChunkUnits) {
+      const Range range = units_of(all(), begin, begin + kChunkUnits), bytes = bytes_of(range);
+      co_await come_.until(bytes.end);
+      bool sound = true;
+      co_await net_.compute(3 * range.size() * sizeof(float), [&] {
+        const std::span<float> first = scratch_[0].span().first(range.size());
+        const std::span<float> second = scratch_[1].span().first(range.size());
+        sound = kernels::decode_values(sum_.how.encoding, part(leaving_.bytes(), bytes), net_.rank() == 0 ? first : second) &&
+                kernels::decode_values(sum_.how.encoding, part(coming_.bytes(), bytes), net_.rank() == 0 ? second : first);
+        if (!sound) return;
+        kernels::add(DType::f32, as_bytes(first), std::as_bytes(std::span<const float>(second)));
+        if (sum_.how.reduction == Reduction::avg) kernels::scale(DType::f32, as_bytes(first), 0.5);
+        std::ranges::copy(first, output_.subspan(range.begin, range.size()).begin());
+      });
+      if (!sound) co_await net_.fail(peer(), "rank " + std::to_string(peer()) + " sent damaged values");
+    }
+  }
+
+  const Sum& sum_;
+  Transport& net_;
+  const std::span<float> output_;
+  Buffer leaving_;
+  Buffer coming_;
+  const std::array<Array<float>, 2> scratch_;  // what rank 0 and rank 1 have sent
+  Milestone encoded_;  // bytes
+  Milestone come_;     // bytes
+};
+
 }  // namespace
 
 Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::span<const float> input,
@@ -301,6 +397,10 @@ Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::spa
   TELEGRAD_CHECK(how.reduction == Reduction::sum || how.reduction == Reduction::avg);
   TELEGRAD_CHECK(how.encoding != ValueEncoding::mean);  // a slice of which has no parts
   const Sum sum(net, how, input, error);
+  if (net.size() == 2) {
+    Swap swap(sum, output);
+    co_return co_await swap.run();
+  }
   std::vector<std::uint64_t> lengths;
   for (Rank owner = 0; owner < net.size(); ++owner) lengths.push_back(sum.slice_bytes(owner));
   const Partition slices{std::span<const std::uint64_t>(lengths)};

@@ -8,6 +8,7 @@ of P changes nothing, as all ranks make the same basis of its average; that of Q
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from telegrad.ddp.options import LowRank, compressions_by
 from telegrad.kernels.floats import as_float32, count_nonfinite
 
 Floats = npt.NDArray[np.float32]
+_SCALED_TOGETHER = 256  # numbers of which int8 has one scale
 
 
 class MatrixShape(NamedTuple):
@@ -103,24 +105,26 @@ def first_factor(name: str, shape: MatrixShape) -> Floats:
 
 class PackedMatrices:
     """Matrices of these ``shapes``, one after another in ``values``, that are averaged together in messages of that
-    ``wire``; those that are ``fresh`` lie behind the others, and go as they are."""
+    ``wire``; those that are ``fresh`` lie behind the others, and go as they are. The others begin where the wire has a
+    new scale, so that what rounding does to a matrix does not depend on which others are in its bucket."""
 
     def __init__(self, shapes: Sequence[tuple[int, int]], fresh: Sequence[bool], wire: str | None) -> None:
         self._shapes, self._wire = shapes, wire
         self._order = sorted(range(len(shapes)), key=lambda number: fresh[number])
-        sizes = [rows * columns for rows, columns in shapes]
-        self.values = np.empty(sum(sizes), np.float32)
-        self._known = sum(size for size, is_fresh in zip(sizes, fresh, strict=True) if not is_fresh)
+        self._places, place = [0] * len(shapes), 0
+        for number in self._order:
+            place += -place % _SCALED_TOGETHER if wire is not None and not fresh[number] else 0
+            self._places[number] = place
+            place += math.prod(shapes[number])
+        known = [number for number in self._order if not fresh[number]]
+        self._known = self._places[known[-1]] + math.prod(shapes[known[-1]]) if known else 0
+        self.values = np.zeros(place, np.float32)
 
     def matrices(self, values: Floats | None = None) -> list[Floats]:
         """Views of ``values``, or of an array like them."""
-        found: dict[int, Floats] = {}
-        left = self.values if values is None else values
-        for number in self._order:
-            rows, columns = self._shapes[number]
-            found[number] = left[: rows * columns].reshape(rows, columns)
-            left = left[rows * columns :]
-        return [found[number] for number in range(len(found))]
+        held = self.values if values is None else values
+        places = zip(self._shapes, self._places, strict=True)
+        return [held[place : place + math.prod(shape)].reshape(shape) for shape, place in places]
 
     def average(self, comm: Communicator, lost: Floats | None = None) -> list[Work]:
         """Starts it. ``lost``: zeros, which become what rounding loses."""

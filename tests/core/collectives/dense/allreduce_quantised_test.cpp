@@ -4,15 +4,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <random>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "codec/encode_values.hpp"
 #include "collectives/dense/allgather.hpp"
 #include "collectives/dense/allreduce_quantised.hpp"
+#include "collectives/support/exchange_order.hpp"
 #include "session/reductions.hpp"
 #include "world.hpp"
 
@@ -238,32 +241,71 @@ TEST("a simulation without values sends the bytes that one with values sends, of
   }
 }
 
-// Rank 1 of two, which owns the second of two buckets, follows the protocol with bytes that nobody encodes.
+// Rank 1 of three, which owns the second of three units, follows the protocol with bytes that nobody encodes.
 Task<void> send_damaged(Transport& net, bool in_share) {
   constexpr Step kSplitSteps = Step{1} << 20;
   const std::size_t bytes = kernels::encoded_bytes(ValueEncoding::qsgd8, 1024);
   const std::vector<std::byte> sound(bytes), damaged(bytes, std::byte{0xff});
-  std::vector<std::byte> received(bytes), all(2 * bytes);
-  const std::uint64_t lengths[] = {bytes, bytes};
-  auto sending = net.send(0, kSplitSteps, in_share ? damaged : sound);
-  co_await net.receive(0, kSplitSteps, received);
-  co_await sending;
+  std::vector<std::byte> received(bytes), all(net.size() * bytes);
+  const ExchangeOrder order(net.rank(), net.size());
+  for (Rank round = 1; round < net.size(); ++round) {
+    auto sending = net.send(order.receiver(round), kSplitSteps, in_share ? damaged : sound);
+    co_await net.receive(order.sender(round), kSplitSteps, received);
+    co_await sending;
+  }
+  const std::vector<std::uint64_t> lengths(net.size(), bytes);
   co_await allgather(net, in_share ? sound : damaged, all, Partition{std::span<const std::uint64_t>(lengths)});
 }
 
+// Rank 1 of two sends both of its units, of which the second is damaged.
+Task<void> send_damaged_vector(Transport& net) {
+  const std::size_t bytes = kernels::encoded_bytes(ValueEncoding::qsgd8, 1024);
+  std::vector<std::byte> half_sound(2 * bytes), received(2 * bytes);
+  std::fill(half_sound.begin() + static_cast<std::ptrdiff_t>(bytes), half_sound.end(), std::byte{0xff});
+  auto sending = net.send(0, Step{1} << 20, half_sound);
+  co_await net.receive(0, Step{1} << 20, received);
+  co_await sending;
+}
+
+void expect_damage_is_told(Rank size, const std::string& text, const std::function<Task<void>(Transport&)>& damage) {
+  std::vector<std::vector<float>> results(size, std::vector<float>(size * 1024, kMark));
+  std::vector<float> x(size * 1024, 1.0F), error;
+  const Ended ended = run_ranks(World::local, size, [&](Rank rank) {
+    const RequestPtr sound = request_of(x, results[rank], error, ValueEncoding::qsgd8);
+    return rank == 1 ? std::make_shared<Request>(sound->call(), damage) : sound;
+  });
+  REQUIRE(ended.requests[0]->done() && ended.requests[0]->failure());
+  EXPECT(ended.requests[0]->failure()->reason.find(text) != std::string::npos);
+  EXPECT(std::ranges::count(results[0], kMark) >= 1024);
+}
+
 TEST("a rank that sends damaged bytes is named, and no result is given") {
-  for (const bool in_share : {true, false}) {
-    std::vector<float> x(2048, 1.0F), result(2048, kMark), error;
-    const Ended ended = run_ranks(World::local, 2, [&](Rank rank) {
-      const RequestPtr sound = request_of(x, result, error, ValueEncoding::qsgd8);
-      if (rank == 0) return sound;
-      return std::make_shared<Request>(sound->call(), [in_share](Transport& net) { return send_damaged(net, in_share); });
+  expect_damage_is_told(2, "rank 1 sent damaged values", send_damaged_vector);
+  expect_damage_is_told(3, "rank 1 sent damaged values", [](Transport& net) { return send_damaged(net, true); });
+  expect_damage_is_told(3, "rank 1 sent a damaged sum", [](Transport& net) { return send_damaged(net, false); });
+}
+
+TEST("of two ranks a unit has the same sum and errors wherever in the vector it is") {
+  constexpr std::size_t kUnit = kernels::kEncodingUnit, kUnits = 21;
+  const Vectors inputs = inputs_of(2, kUnits * kUnit);
+  const auto turned = [&](std::span<const float> x, std::size_t by) {
+    std::vector<float> moved(x.begin(), x.end());
+    std::ranges::rotate(moved, moved.begin() + static_cast<std::ptrdiff_t>(by * kUnit));
+    return moved;
+  };
+  const auto sum_of = [&](std::size_t by, Vectors& errors) {
+    Vectors memory{turned(inputs[0], by), turned(inputs[1], by)};
+    errors.assign(2, std::vector<float>(kUnits * kUnit));
+    run_ranks(World::simulated, 2, [&](Rank rank) {
+      return request_of(memory[rank], memory[rank], errors[rank], ValueEncoding::int8, Reduction::avg);
     });
-    REQUIRE(ended.requests[0]->done() && ended.requests[0]->failure());
-    const std::string reason = ended.requests[0]->failure()->reason;
-    EXPECT(reason.find(in_share ? "rank 1 sent damaged values" : "rank 1 sent a damaged sum") != std::string::npos);
-    EXPECT(std::ranges::count(result, kMark) >= 1024);
-  }
+    EXPECT(memory[0] == memory[1]);
+    return memory[0];
+  };
+  Vectors errors, moved_errors;
+  const std::vector<float> sum = sum_of(0, errors), moved = sum_of(5, moved_errors);
+  EXPECT(moved == turned(sum, 5));
+  EXPECT(moved_errors[1] == turned(errors[1], 5));
 }
 
 TEST("ranks that disagree on the encoding are told, and a call says which it has") {
