@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -31,8 +31,11 @@ from telegrad.tools.cli.outputs import check_writable, counting, table_console, 
 Row = dict[str, Any]
 
 CLASSES, COARSE, SIDE = 10, 4, 32
-METHODS = ("dense", "lowrank-8", "lowrank-16", "topk", "topk-cold")
-"""``topk``: 1 % of the entries, a tenth of the steps dense; ``topk-cold``: no dense steps."""
+METHODS = ("dense", "lowrank-8", "lowrank-16", "topk", "topk-cold", "lowrank-8-warm")
+"""``topk``: 1 % of the entries, a tenth of the steps dense, as in ``lowrank-8-warm``; ``topk-cold``: no dense steps."""
+TASKS: tuple[str, ...] = ("colours", "noise")
+"""``colours``: coarse colours under noise, for a CNN with GroupNorm. ``noise``: labels of noise alone, which take
+longer to learn, for one with BatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -47,24 +50,36 @@ class ShortJob(JsonFields):
     accumulate: int = 4
     learning_rate: float = 1e-3
     clip_norm: float = 1.0
+    task: str = "colours"
     network: str = "shm"
     store: str = ""
 
 
-def network_of(seed: int) -> nn.Module:
-    """3.3 million parameters."""
+def network_of(seed: int, task: str = "colours") -> nn.Module:
+    """3.3 million parameters; with BatchNorm 2.7 million."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
+    if task == "noise":
+        sizes = ((3, 32, 1), (32, 64, 2), (64, 128, 2), (128, 256, 2), (256, 256, 1), (256, 384, 2))
+        for inputs, outputs, stride in sizes:
+            convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(384 * 4, 512), nn.ReLU(), nn.Linear(512, CLASSES))
     for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
         layers += [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1), nn.GroupNorm(8, outputs), nn.ReLU()]
     head = [nn.Flatten(), nn.Linear(128 * COARSE**2, 1536), nn.ReLU(), nn.Linear(1536, CLASSES)]
     return nn.Sequential(*layers, *head)
 
 
-def images(seed: int, step: int, number: int, rank: int, count: int) -> tuple[Tensor, Tensor]:
-    """Coarse colours under noise; the teacher sees the colours alone."""
-    teacher = torch.randn(3 * COARSE**2, CLASSES, generator=torch.Generator().manual_seed(1000 + seed))
+def images(seed: int, step: int, number: int, rank: int, count: int, task: str = "colours") -> tuple[Tensor, Tensor]:
+    """The teacher sees the coarse colours alone, of noise those of its 8 x 8 parts."""
     own = torch.Generator().manual_seed(((seed * 100_000 + step) * 64 + number) * 64 + rank)
+    of_teacher = torch.Generator().manual_seed(1000 + seed)
+    if task == "noise":
+        noise = torch.randn(count, 3, SIDE, SIDE, generator=own)
+        seen = nn.functional.avg_pool2d(noise, COARSE).flatten(1)
+        return noise, (seen @ torch.randn(seen.shape[1], CLASSES, generator=of_teacher)).argmax(1)
+    teacher = torch.randn(3 * COARSE**2, CLASSES, generator=of_teacher)
     coarse = torch.randn(count, 3, COARSE, COARSE, generator=own)
     fine = nn.functional.interpolate(coarse, size=SIDE) + 0.3 * torch.randn(count, 3, SIDE, SIDE, generator=own)
     return fine, (coarse.flatten(1) @ teacher).argmax(1)
@@ -72,13 +87,13 @@ def images(seed: int, step: int, number: int, rank: int, count: int) -> tuple[Te
 
 def options_of(job: ShortJob) -> dict[str, Any]:
     """Of DDPState."""
-    kind, _, rank = job.method.partition("-")
+    kind, *rest = job.method.split("-")
     if kind == "dense":
         return {"compress": None}
+    tenth = telegrad.Warmup(steps=job.steps // 10)
     if kind == "lowrank":
-        return {"compress": telegrad.LowRank(rank=int(rank))}
-    warmup = None if rank == "cold" else telegrad.Warmup(steps=job.steps // 10)
-    return {"compress": telegrad.TopK(density=0.01), "warmup": warmup}
+        return {"compress": telegrad.LowRank(rank=int(rest[0])), "warmup": tenth if "warm" in rest else None}
+    return {"compress": telegrad.TopK(density=0.01), "warmup": None if "cold" in rest else tenth}
 
 
 def rank_main(job_json: str) -> None:
@@ -89,13 +104,14 @@ def rank_main(job_json: str) -> None:
         torch.distributed.init_process_group(
             "gloo", init_method=f"file://{job.store}", rank=comm.rank, world_size=job.ranks
         )
-        ddp = DistributedDataParallel(network_of(job.seed))
+        ddp = DistributedDataParallel(network_of(job.seed, job.task))
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=job.learning_rate)
         state = telegrad.DDPState(comm, ddp, clip_norm=job.clip_norm, **options_of(job))
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         sent = comm.stats()["bytes_sent"]
         losses = [_step(job, ddp, optimizer, step, comm.rank) for step in range(job.steps)]
         sent = comm.stats()["bytes_sent"] - sent
+        ddp.module.eval()
         with torch.no_grad():
             held_out = [_loss(job, ddp.module, 99_999, number, 63).item() for number in range(16)]
         if comm.rank == 0:
@@ -118,7 +134,7 @@ def _step(job: ShortJob, ddp: DistributedDataParallel, optimizer: torch.optim.Op
 
 
 def _loss(job: ShortJob, model: nn.Module, step: int, number: int, rank: int) -> Tensor:
-    x, y = images(job.seed, step, number, rank, job.batch)
+    x, y = images(job.seed, step, number, rank, job.batch, job.task)
     return nn.functional.cross_entropy(model(x), y)
 
 
@@ -132,7 +148,7 @@ def run(job: ShortJob, *, timeout_s: float) -> Row:
 
     with peers_store() as store:
         run_job("lab.short_jobs:rank_main", replace(job, store=store), take, timeout_s=timeout_s)
-    return {"method": job.method, "seed": job.seed, "steps": job.steps, **found}
+    return {"task": job.task, "method": job.method, "seed": job.seed, "steps": job.steps, **found}
 
 
 def table_of(rows: Sequence[Row]) -> Table:
@@ -159,6 +175,7 @@ def command(
     methods: Annotated[str, typer.Option(help="Which, separated by commas.")] = ",".join(METHODS),
     seeds: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
     steps: Annotated[int, typer.Option(min=10, help="Of the optimizer.")] = 120,
+    task: Annotated[Literal["colours", "noise"], typer.Option(help="Images, and the CNN for them.")] = "colours",
     json_file: RowsFile = None,
     timeout: JobTimeout = 600.0,
 ) -> None:
@@ -172,7 +189,7 @@ def command(
         for seed in range(seeds):
             for method in chosen:
                 bar.update(shown, latest=method)
-                rows.append(run(ShortJob(method, seed, steps), timeout_s=timeout))
+                rows.append(run(ShortJob(method, seed, steps, task=task), timeout_s=timeout))
                 bar.advance(shown)
     console.print(table_of(rows))
     if json_file is not None:

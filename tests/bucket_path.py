@@ -95,6 +95,7 @@ def counted(calls: list[Call]) -> BucketPath:
 
 def bucket_calls(parameters: int = 1, elements: int = ELEMENTS, passes: int = PASSES, **options: Any) -> list[Call]:
     """Those of the last of ``passes`` passes of one rank's hook, with ``options`` of DDPState."""
+    options = {"compress": telegrad.TopK(), **options}
     model = [torch.nn.Parameter(torch.zeros(elements // parameters)) for _ in range(parameters)]
     numbers = np.random.default_rng(0)
     (comm,) = telegrad.Communicator.local(1)

@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from lab import short_jobs
-from lab.short_jobs import METHODS, ShortJob, images, network_of, options_of, table_of
+from lab.short_jobs import METHODS, TASKS, ShortJob, images, network_of, options_of, table_of
 
 _app = typer.Typer()
 _app.command()(short_jobs.command)
@@ -26,11 +26,21 @@ def test_ranks_and_passes_have_their_own_images() -> None:
 
 def test_the_network_has_the_parameters_that_it_says() -> None:
     assert sum(one.numel() for one in network_of(0).parameters()) == pytest.approx(3.3e6, rel=0.02)
+    assert sum(one.numel() for one in network_of(0, "noise").parameters()) == pytest.approx(2.7e6, rel=0.02)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_network_takes_its_images(task: str) -> None:
+    x, labels = images(0, 0, 0, 0, 4, task)
+    assert network_of(0, task)(x).shape == (4, 10)
+    assert labels.max() < 10
 
 
 def test_options_are_those_of_the_method() -> None:
     assert options_of(ShortJob("dense")) == {"compress": None}
     assert options_of(ShortJob("lowrank-16"))["compress"].rank == 16
+    assert options_of(ShortJob("lowrank-8"))["warmup"] is None
+    assert options_of(ShortJob("lowrank-8-warm", steps=50))["warmup"].steps == 5
     assert options_of(ShortJob("topk", steps=50))["warmup"].steps == 5
     assert options_of(ShortJob("topk-cold"))["warmup"] is None
 

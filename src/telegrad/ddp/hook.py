@@ -7,7 +7,7 @@ its annotations, so this file must not postpone their evaluation.
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch._compile import _disable_dynamo
@@ -35,6 +35,7 @@ from telegrad.ddp.options import (
     check_choice,
     check_objects,
     checked_parameters,
+    chosen,
     compressor_of,
     encoding_of,
     plain_options,
@@ -69,18 +70,20 @@ class RefusesCopies:
 
 
 class DDPState(RefusesCopies):
-    """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses each gradient to its largest
-    1 %.
+    """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses gradients to about 1 % of
+    their bytes.
 
     ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that
     require a gradient are averaged; residuals are kept under their names in it. All options are the same on all ranks,
     but for ``telemetry`` and what a policy draws at random; where processes have a process group they make their states
     together, and compare. docs/reference/options.md says what each is good for.
 
-    ``compress``: a ``telegrad.TopK`` or ``telegrad.LowRank``, which says what is sent of each gradient, and how;
-    ``None``: plain averages of all values. ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``:
-    a ``telegrad.Momentum``: the hook applies it, to dense tensors too, for an ``optimizer`` that is an SGD with
-    ``momentum=0``. ``optimizer``: who steps; ``momentum`` and ``TopK(feedback="steps")`` need it.
+    ``compress``: what is sent of each gradient, and how: a ``telegrad.TopK`` or a ``telegrad.LowRank``. ``"auto"``:
+    ``LowRank()``. With ``momentum`` or a falling ``warmup`` it is ``TopK()``. ``None``: plain averages of all values.
+
+    ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the hook
+    applies it, to dense tensors too, for an ``optimizer`` that is an SGD with ``momentum=0``. ``optimizer``: who steps;
+    ``momentum`` and ``TopK(feedback="steps")`` need it.
 
     A backward pass is taken up when an optimizer steps; if its gradients are cleared before that, residuals and
     velocities are as before it (docs/how-to/several-losses.md).
@@ -129,7 +132,7 @@ class DDPState(RefusesCopies):
         comm: Communicator,
         model: torch.nn.Module,
         *,
-        compress: TopK | LowRank | None = TopK(),  # noqa: B008  frozen
+        compress: TopK | LowRank | Literal["auto"] | None = "auto",
         momentum: Momentum | None = None,
         warmup: Warmup | None = None,
         optimizer: torch.optim.Optimizer | None = None,
@@ -146,6 +149,7 @@ class DDPState(RefusesCopies):
         if asks:
             comm._usable().hint_at_stalls(STATE_IS_MISSING, STATE_IS_MISSING)
         with told_to_all(comm, asks=asks) as alike:
+            compress = chosen(compress, momentum, warmup)
             check_objects(compress, momentum, warmup, kinds=(TopK, LowRank))
             check_choice(nonfinite, "nonfinite", NONFINITE_POLICIES)
             check_telemetry(telemetry)

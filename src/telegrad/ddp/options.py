@@ -236,7 +236,7 @@ class LowRank:
     """Sends each gradient matrix as the product of two narrow ones (PowerSGD). A residual keeps the rest on its rank,
     and adds it to the next gradient (error feedback).
 
-    ``rank``: how many columns each of the two has, at least 1; 1 to 8 are usual. A matrix of n rows and m columns
+    ``rank``: how many columns each of the two has, at least 1; 2 to 16 are usual. A matrix of n rows and m columns
     travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
     ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
     those of which more than half would travel.
@@ -249,7 +249,7 @@ class LowRank:
     Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
     """
 
-    rank: int = 4
+    rank: int = 8
     small_elements: int = 2048
     values: str = "int8"
     policy: Policy | None = None
@@ -373,6 +373,17 @@ class Warmup:
 
 
 Compress = TopK | LowRank | Quantised | Cheapest
+
+
+AUTO = "auto"
+
+
+def chosen(compress: Any, momentum: object, warmup: object) -> Any:
+    """What ``compress`` stands for. ``"auto"``: a ``LowRank``, which suits every optimizer; a ``TopK`` with options
+    that only it has. See docs/results/accuracy.md and docs/results/adamw.md."""
+    if not isinstance(compress, str) or compress != AUTO:
+        return compress
+    return TopK() if momentum is not None or getattr(warmup, "kind", None) == "falling" else LowRank()
 
 
 def check_objects(compress: object, momentum: object, warmup: object, *, kinds: tuple[type, ...] = (TopK,)) -> None:
