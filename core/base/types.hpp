@@ -86,8 +86,19 @@ enum class DType : std::uint8_t {
 enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2, prod = 3, min = 4, max = 5, max_abs = 6 };
 
 // How f32 values travel where fewer bytes are asked for than they have; see codec/encode_values.hpp.
-enum class ValueEncoding : std::uint8_t { native = 0, bf16 = 1, f16 = 2, int8 = 3, qsgd8 = 4, qsgd4 = 5, qsgd2 = 6, mean = 7 };
-inline constexpr ValueEncoding kLastValueEncoding = ValueEncoding::mean;
+enum class ValueEncoding : std::uint8_t {
+  native = 0,
+  bf16 = 1,
+  f16 = 2,
+  int8 = 3,
+  qsgd8 = 4,
+  qsgd4 = 5,
+  qsgd2 = 6,
+  mean = 7,
+  e3m0 = 8,
+  codebook2 = 9,
+};
+inline constexpr ValueEncoding kLastValueEncoding = ValueEncoding::codebook2;
 
 template <class T>
 inline constexpr DType dtype_of = DType::u8;

@@ -22,11 +22,14 @@ const Quantisation* quantisation_of(ValueEncoding encoding) {
     case ValueEncoding::qsgd8: return &kQsgd8;
     case ValueEncoding::qsgd4: return &kQsgd4;
     case ValueEncoding::qsgd2: return &kQsgd2;
+    case ValueEncoding::e3m0: return &kE3m0;
+    case ValueEncoding::codebook2: return &kCodebook2;
   }
   return nullptr;
 }
 static_assert(kEncodingUnit % kInt8.bucket == 0 && kEncodingUnit % kQsgd8.bucket == 0 &&
-              kEncodingUnit % kQsgd4.bucket == 0 && kEncodingUnit % kQsgd2.bucket == 0);
+              kEncodingUnit % kQsgd4.bucket == 0 && kEncodingUnit % kQsgd2.bucket == 0 &&
+              kEncodingUnit % kE3m0.bucket == 0 && kEncodingUnit % kCodebook2.bucket == 0);
 
 DType dtype_of(ValueEncoding encoding) { return encoding == ValueEncoding::bf16 ? DType::bf16 : DType::f16; }
 

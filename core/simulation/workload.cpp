@@ -250,6 +250,8 @@ double rounding_of(ValueEncoding encoding) {
     case ValueEncoding::qsgd4: return 1.0 / 7;
     case ValueEncoding::qsgd2:
     case ValueEncoding::mean: return 1.0;
+    case ValueEncoding::e3m0: return 0.25;
+    case ValueEncoding::codebook2: return 2.0;
   }
   return 0.0;
 }

@@ -87,6 +87,8 @@ const char* name_of(ValueEncoding encoding) {
     case ValueEncoding::qsgd4: return "qsgd4";
     case ValueEncoding::qsgd2: return "qsgd2";
     case ValueEncoding::mean: return "mean";
+    case ValueEncoding::e3m0: return "e3m0";
+    case ValueEncoding::codebook2: return "codebook2";
   }
   return "unknown";
 }

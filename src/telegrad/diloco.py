@@ -147,7 +147,7 @@ class DiLoCo:
         outer: MakeOuter = plain,
         k: int = 64,
         chunk: int = 4096,
-        values: str = "packed-qsgd2",
+        values: str = "packed-codebook2",
         decay: float = 0.95,
     ) -> DiLoCo:
         """SparseLoCo: of every ``chunk`` entries of a parameter the ``k`` largest are sent, in ``values`` of 2 bits,

@@ -13,7 +13,7 @@ from cases import MOST_OF_ALL, Case, Group, dense_input
 
 from telegrad import Communicator, Work
 
-WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2")
+WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2", "e3m0", "codebook2")
 OPERATIONS = ("reduce", "reduce_scatter", "reduce_scatter_v", "all_reduce_out")
 
 
@@ -97,6 +97,7 @@ def fault_of_encoded(case: Case, got: npt.NDArray[np.float32], right: npt.NDArra
     """Each share, but the owner's own, is rounded once, and the sum once more."""
     largest = max((float(np.abs(dense_input(case, rank)).max(initial=0.0)) for rank in range(size)), default=0.0)
     of_one = {"bf16": 2.0**-8, "f16": 2.0**-11, "int8": 1 / 254, "qsgd8": 1 / 127, "qsgd4": 1 / 7, "qsgd2": 1.0}
+    of_one |= {"e3m0": 1 / 4, "codebook2": 2.0}
     lost = of_one[case.algorithm] * 1.001
     shares = lost * largest * (size - 1)
     bound = shares + lost * (largest * size + shares) + 1e-6 * largest * size

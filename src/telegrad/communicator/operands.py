@@ -337,7 +337,7 @@ def check_apart(x: HostBuffer, out: HostBuffer, own: tuple[int, int] | None, rem
     raise ValueError(f"x shares memory with out: {remedy}")
 
 
-WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2")
+WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2", "e3m0", "codebook2")
 """How a message may hold float32 values in fewer bytes."""
 
 _ENCODINGS: dict[str, _core.ValueEncoding] = {name: getattr(_core.ValueEncoding, name) for name in WIRES}

@@ -613,11 +613,12 @@ class Reductions(StreamReductions, DeviceSums):
 
         ``wire`` of a dense float32 ``x`` (sum or average): the format of values in messages. ``"bf16"``, ``"f16"``,
         ``"int8"`` (a scale for 256 values), or QSGD's ``"qsgd8"``, ``"qsgd4"``, ``"qsgd2"`` (8, 4 or 2 bits, a scale
-        for 1,024 values). QSGD rounds at random with the right mean, by ``seed``, rank and number of such calls. With
-        ``error`` it rounds to the nearest instead, and ``seed`` has no effect. A NaN or an infinity makes all values of
-        its scale NaN. ``error``, like ``x`` and with memory of its own, receives this rank's rounding error. All ranks'
-        errors and the sum (the average times ``world_size``) add up to the sum of all ``x``, up to float32's rounding.
-        Adding ``error`` to the next ``x`` is error feedback. After a failure ``error`` is undefined.
+        for 1,024 values). Also ``"e3m0"`` (4 bits, powers of two) and ``"codebook2"`` (2 bits, four levels found for
+        512 values). QSGD rounds at random with the right mean, by ``seed``, rank and number of such calls; with
+        ``error`` to the nearest, and ``seed`` has no effect. A NaN or an infinity makes all values of its scale NaN.
+        ``error``, like ``x`` and with memory of its own, receives this rank's rounding error. All ranks' errors and the
+        sum (the average times ``world_size``) add up to the sum of all ``x``, up to float32's rounding. Adding
+        ``error`` to the next ``x`` is error feedback. After a failure ``error`` is undefined.
 
         ``wire`` of a sparse ``x``: ``"raw"`` or ``"blocked"`` (16 bits) indices; ``"packed"`` indices and values,
         lossless; packed ``"indices"`` alone. Or a rounding of values as above (``"f32"``: none), or both, as in

@@ -1,5 +1,6 @@
 // The fuzzer's entry point without a fuzzer: messages of all formats, whole and as sections, undamaged and damaged.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -107,8 +108,9 @@ Input undamaged(std::mt19937& random) {
   }
   const auto vector = SparseVector<float>::sparse(end, indices, any_values(random, indices.size()));
   const auto wish = static_cast<IndexFormat>(random() % 4);
+  constexpr std::array kEncodings{ValueEncoding::bf16, ValueEncoding::qsgd4, ValueEncoding::e3m0, ValueEncoding::codebook2};
   const WireFormat format{.indices = wish,
-                          .values = random() % 4 == 0 ? ValueEncoding::bf16 : ValueEncoding::native,
+                          .values = random() % 2 == 0 ? kEncodings[random() % kEncodings.size()] : ValueEncoding::native,
                           .packs_values = random() % 2 == 0};
   return input_of(recipe, encode(vector.slice(recipe.begin, end), format).bytes());
 }

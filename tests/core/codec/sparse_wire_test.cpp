@@ -176,7 +176,7 @@ TEST("each kind of damage has its own error") {
   expect_error(raw.view(), "nnz is 4294967295", [&](VectorHeader& h, Bytes) { h.nnz = ~std::uint32_t{0}; });
   expect_error(dense.view(), "nnz is 99", [&](VectorHeader& h, Bytes) { h.nnz = 99; });
   expect_error(raw.view(), "version is 4, expected 5", [&](VectorHeader& h, Bytes) { h.magic ^= 1U << 24; });
-  expect_error(raw.view(), "value encoding is 9", [&](VectorHeader& h, Bytes) { h.value_encoding = ValueEncoding{9}; });
+  expect_error(raw.view(), "value encoding is 10", [&](VectorHeader& h, Bytes) { h.value_encoding = ValueEncoding{10}; });
   expect_error(raw.view(), "5 indices cannot take 16 bytes", [&](VectorHeader& h, Bytes) { h.nnz = 5; });
   expect_error(raw.view(), "4 indices cannot take 20 bytes", [&](VectorHeader& h, Bytes) { h.index_bytes = 20; });
   expect_error(blocked.view(), "7 indices cannot take 21 bytes", [&](VectorHeader& h, Bytes) { --h.index_bytes; });

@@ -150,7 +150,7 @@ TEST("values are packed only where that saves a sixteenth, and where they can be
   EXPECT(packs(vector.view(), {.indices = IndexFormat::raw32, .packs_values = true}));
   EXPECT(!packs(vector.slice(0, 5000)));
   EXPECT(!packs(vector.slice(0, 0)));
-  for (const ValueEncoding encoding : {ValueEncoding::f16, ValueEncoding::int8, ValueEncoding::qsgd4}) {
+  for (const ValueEncoding encoding : {ValueEncoding::f16, ValueEncoding::int8, ValueEncoding::qsgd4, ValueEncoding::codebook2}) {
     EXPECT(!packs(vector.view(), {.values = encoding, .packs_values = true}));
   }
   EXPECT(!packs(selected_vector<double>(random, 100'000, 0.01).view()));

@@ -196,8 +196,9 @@ TEST("counted entries take the times and bytes of real ones at random places") {
 }
 
 TEST("counted messages have the lengths of real ones in every format, and real sums are right in each") {
-  constexpr ValueEncoding kEncodings[] = {ValueEncoding::native, ValueEncoding::bf16,  ValueEncoding::f16,  ValueEncoding::int8,
-                                          ValueEncoding::qsgd8,  ValueEncoding::qsgd4, ValueEncoding::qsgd2};
+  constexpr ValueEncoding kEncodings[] = {ValueEncoding::native, ValueEncoding::bf16,  ValueEncoding::f16,
+                                          ValueEncoding::int8,   ValueEncoding::qsgd8, ValueEncoding::qsgd4,
+                                          ValueEncoding::e3m0,   ValueEncoding::qsgd2, ValueEncoding::codebook2};
   std::uint64_t longest = 0;
   std::uint64_t shortest = 0;
   for (const IndexFormat indices : {IndexFormat::raw32, IndexFormat::none, IndexFormat::packed}) {

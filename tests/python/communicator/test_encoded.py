@@ -9,14 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+import value_formats
 from local_ranks import SIZE
 
-from telegrad import Communicator
+from telegrad import Communicator, SparseVector
 from telegrad.communicator.operands import WIRES
 from telegrad.errors import TransportError
 
 _BITS = {"bf16": 16, "f16": 16, "int8": 8 + 32 / 256, "qsgd8": 8 + 32 / 1024, "qsgd4": 4 + 32 / 1024}
-_BITS["qsgd2"] = 2 + 32 / 1024
+_BITS |= {"qsgd2": 2 + 32 / 1024, "e3m0": 4 + 32 / 1024, "codebook2": 2 + 64 / 512}
 
 Vectors = list[npt.NDArray[np.float32]]
 
@@ -59,7 +60,7 @@ def test_bytes_on_the_wire(ranks: list[Communicator], wire: str) -> None:
         assert rank.stats()["bytes_sent"] == pytest.approx(wanted, rel=0.001)
 
 
-@pytest.mark.parametrize("wire", ["int8", "qsgd8", "qsgd4", "qsgd2"])
+@pytest.mark.parametrize("wire", ["int8", "qsgd8", "qsgd4", "qsgd2", "e3m0", "codebook2"])
 def test_error_feedback_loses_nothing_in_the_long_run(ranks: list[Communicator], wire: str) -> None:
     """After many steps all that has been asked for has arrived, but for the last step's errors, which do not grow."""
     count, steps = 5000, 40
@@ -76,6 +77,47 @@ def test_error_feedback_loses_nothing_in_the_long_run(ranks: list[Communicator],
     for step in range(steps):
         without += reduced(ranks, inputs(count, seed=step), wire=wire)[0][0]
     assert np.std(arrived - asked) < 0.6 * np.std(without - asked)
+
+
+_KINDS = {  # of values
+    "normal": lambda random, count: random.standard_normal(count),
+    "heavy tails": lambda random, count: random.standard_t(2, count),
+    "far apart": lambda random, count: -np.exp(random.standard_normal(count) * 8),
+    "denormal": lambda random, count: random.standard_normal(count) * 1e-42,
+    "near the largest": lambda random, count: random.uniform(-3.4e38, 3.4e38, count),
+    "whole numbers, many zero": lambda random, count: np.round(random.standard_normal(count)),
+    "of one sign": lambda random, count: np.abs(random.standard_normal(count)) + 5,
+    "alike": lambda random, count: np.full(count, -0.3),
+    "zeros": lambda random, count: np.zeros(count),
+    "with NaN": lambda random, count: np.where(random.random(count) < 0.001, np.nan, random.standard_normal(count)),
+}
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("wire", ["e3m0", "codebook2"])
+def test_values_are_those_of_the_reference(wire: str, kind: str) -> None:
+    (alone,) = Communicator.local(1)
+    random = np.random.default_rng(0)
+    for count in (1, 2, 3, 63, 64, 65, 511, 512, 513, 1024, 5000):
+        x = _KINDS[kind](random, count).astype(np.float32)
+        out, error = np.empty_like(x), np.empty_like(x)
+        expected = getattr(value_formats, wire)(x)
+        alone.all_reduce(x, wire=wire, out=out, error=error)
+        np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+        np.testing.assert_array_equal(error, np.where(np.isnan(expected), 0, x - expected))
+        alone.all_reduce(x, wire=wire, seed=count, out=out)  # without an error, they are rounded in the same way
+        np.testing.assert_array_equal(out.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("wire", ["e3m0", "codebook2"])
+def test_values_of_entries_are_those_of_the_reference(ranks: list[Communicator], wire: str) -> None:
+    values = inputs(1500)[0]
+    stream = SparseVector(np.arange(0, 6000, 4, dtype=np.uint32), values, 6001)
+    works = [rank.all_gather(stream, wire=f"packed-{wire}", async_op=True) for rank in ranks]
+    expected = getattr(value_formats, wire)(values)
+    for work in works:
+        for gathered in work.result():
+            np.testing.assert_array_equal(gathered.values, expected)
 
 
 @pytest.mark.parametrize("wire", ["qsgd8", "qsgd4", "qsgd2"])

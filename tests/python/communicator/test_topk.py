@@ -65,7 +65,9 @@ def test_the_largest_of_the_sum_and_what_has_no_part_in_it(
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
-@pytest.mark.parametrize("wire", ["bf16", "f16", "packed-bf16", "int8", "raw-qsgd8", "qsgd4", "mean"])
+@pytest.mark.parametrize(
+    "wire", ["bf16", "f16", "packed-bf16", "int8", "raw-qsgd8", "qsgd4", "e3m0", "packed-codebook2", "mean"]
+)
 def test_what_rounding_loses_is_added_to_error(ranks: list[Communicator], wire: str, op: str) -> None:
     kept = states(threshold_every=2)
     for call in range(3):

@@ -62,6 +62,7 @@ WAYS: list[dict[str, Any]] = [
     {"select": "reused", "values": "int8", "nonfinite": "skip"},
     {"select": "topk", "values": "f16", "momentum": 0.9, "optimizer": plain_sgd},
     {"select": "topk", "values": "raw-qsgd4", "density": 0.4},
+    {"select": "topk", "values": "packed-codebook2", "density": 0.4},
 ]
 
 

@@ -17,7 +17,7 @@ OnRanks = Callable[..., list[Any]]
 LARGEST = float(np.finfo(np.float32).max)
 
 
-@pytest.mark.parametrize("wire", ["auto", "f16", "bf16", "packed-bf16", "int8", "qsgd8", "qsgd4"])
+@pytest.mark.parametrize("wire", ["auto", "f16", "bf16", "packed-bf16", "int8", "qsgd8", "qsgd4", "e3m0", "codebook2"])
 @pytest.mark.parametrize(("ranks", "sign"), [(1, 1), (3, 1), (3, -1)])
 def test_a_compressed_bucket(on_ranks: OnRanks, wire: str, ranks: int, sign: int) -> None:
     """Of which one rank alone has such a value. Two ranks halve values before they round them."""

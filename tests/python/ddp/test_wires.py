@@ -32,6 +32,7 @@ LOSSY: list[dict[str, Any]] = [
     {"values": "packed-bf16"},
     {"values": "f16", "select": "topk"},
     {"values": "raw-qsgd4", "select": "topk"},
+    {"values": "packed-codebook2", "select": "topk"},
     {"density": 0.01, "policy": one_signed},
     {"density": 0.01, "policy": one_signed, "values": "int8"},
     {"values": "int8", "momentum": 0.5, "masking": False, "optimizer": plain_sgd},

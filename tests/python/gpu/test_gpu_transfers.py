@@ -42,7 +42,7 @@ def test_gpu_all_reduce(
             assert torch.equal(given[rank].cpu(), expected)
 
 
-@pytest.mark.parametrize("wire", ["bf16", "qsgd4"])
+@pytest.mark.parametrize("wire", ["bf16", "qsgd4", "e3m0", "codebook2"])
 def test_gpu_sums_that_round(comms: list[Communicator], streams: Sequence[torch.cuda.Stream], wire: str) -> None:
     """With what they lose they are exact: small integers."""
     n = transfers.CHUNK_BYTES // 4 + 7
@@ -51,7 +51,7 @@ def test_gpu_sums_that_round(comms: list[Communicator], streams: Sequence[torch.
     with laid_aside(streams, *chunks(tensors[0].nbytes, outputs=2)):
         for rank, comm in enumerate(comms):
             with torch.cuda.stream(streams[rank]):
-                comm.all_reduce(tensors[rank], values=wire, error=lost[rank])
+                comm.all_reduce(tensors[rank], wire=wire, error=lost[rank])
     for stream in streams:
         stream.synchronize()
     assert torch.equal(tensors[0], tensors[1])

@@ -46,9 +46,11 @@ from telegrad.tools.bench.plan import (
 from telegrad.tuning import calibrate
 
 WIRE_BITS = {"bf16": 16, "f16": 16, "int8": 8 + 1 / 8, "qsgd8": 8 + 1 / 32, "qsgd4": 4 + 1 / 32, "qsgd2": 2 + 1 / 32}
+WIRE_BITS |= {"e3m0": 4 + 1 / 32, "codebook2": 2 + 1 / 8}
 """Of a value in a message, with its part of a scale (docs/explanation/algorithms.md, "Encoded values")."""
 
 _ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "int8": 1 / 254, "qsgd8": 1 / 127, "qsgd4": 1 / 7, "qsgd2": 1.0}
+_ROUNDING |= {"e3m0": 1 / 4, "codebook2": 2.0}
 _ADDING = 2**-20  # of float32's own additions
 
 assert set(WIRE_BITS) == set(_ROUNDING) == set(WIRES)

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from telegrad import _core
-from telegrad.communicator.operands import formats_named
+from telegrad.communicator.operands import WIRES, formats_named
 from telegrad.tools.advise.sending import COLLECTIVES, SCHEMES, SELECTING, Cluster
 from telegrad.tools.advise.step import PLANS, StepSweep, Stragglers
 from telegrad.tools.cli.interrupts import ended_by_interrupt
@@ -398,8 +398,8 @@ WireOption = Annotated[
     str,
     typer.Option(
         help="How messages hold entries: [bold]raw[/] or [bold]blocked[/] indices, [bold]packed[/] indices and values "
-        "or packed [bold]indices[/] alone, and values as they are or as bf16, f16, int8, qsgd8, qsgd4, qsgd2 or their "
-        "mean: [bold]packed-bf16[/]. [bold]auto[/]: as a communicator does that is calibrated on this network."
+        f"or packed [bold]indices[/] alone, and values as they are or as {', '.join(WIRES)} or their mean: "
+        "[bold]packed-bf16[/]. [bold]auto[/]: as a communicator does that is calibrated on this network."
     ),
 ]
 

@@ -131,6 +131,8 @@ _LOOKS = {
     "qsgd8": (SKY, 0),
     "qsgd4": (PURPLE, 2),
     "qsgd2": (VERMILION, 2),
+    "e3m0": (PURPLE, 1),
+    "codebook2": (VERMILION, 1),
     "packed-f32": (BLACK, 2),
     "wfbp": (SKY, 0),
     "single": (VERMILION, 0),

@@ -24,8 +24,9 @@ namespace {
 using namespace telegrad;
 
 constexpr World kWorlds[] = {World::simulated, World::local};
-constexpr ValueEncoding kAll[] = {ValueEncoding::native, ValueEncoding::bf16,  ValueEncoding::f16,  ValueEncoding::int8,
-                                  ValueEncoding::qsgd8,  ValueEncoding::qsgd4, ValueEncoding::qsgd2};
+constexpr ValueEncoding kAll[] = {ValueEncoding::native, ValueEncoding::bf16,  ValueEncoding::f16,
+                                  ValueEncoding::int8,   ValueEncoding::qsgd8, ValueEncoding::qsgd4,
+                                  ValueEncoding::qsgd2,  ValueEncoding::e3m0,  ValueEncoding::codebook2};
 constexpr float kMark = -12345.0F;
 
 using Vectors = std::vector<std::vector<float>>;
@@ -68,6 +69,8 @@ double rounding_of(ValueEncoding encoding, double magnitude) {
     case ValueEncoding::qsgd8: return magnitude / 127;
     case ValueEncoding::qsgd4: return magnitude / 7;
     case ValueEncoding::qsgd2: return magnitude;
+    case ValueEncoding::e3m0: return magnitude / 4;
+    case ValueEncoding::codebook2: return 2 * magnitude;
   }
   return 0.0;
 }
@@ -114,7 +117,7 @@ TEST("sums and means are right, alike on all ranks, and errors make up for what 
 
 TEST("long vectors, in several pieces and chunks, and many ranks") {
   for (const World world : kWorlds) {
-    for (const ValueEncoding encoding : {ValueEncoding::bf16, ValueEncoding::qsgd4}) {
+    for (const ValueEncoding encoding : {ValueEncoding::bf16, ValueEncoding::qsgd4, ValueEncoding::codebook2}) {
       check(world, 2, 700'003, encoding, Reduction::sum, true, true);
       check(world, 3, 1'000'003, encoding, Reduction::avg, false, true);
       check(world, 64, 70'000, encoding, Reduction::sum, false, true);

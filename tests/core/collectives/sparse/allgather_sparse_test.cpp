@@ -106,7 +106,7 @@ TEST("rounded values are the same on all ranks, and their error is kept") {
   constexpr std::uint64_t kN = 4000;
   constexpr Rank kRanks = 3;
   for (const World world : kWorlds) {
-    for (const ValueEncoding encoding : {ValueEncoding::bf16, ValueEncoding::int8, ValueEncoding::qsgd4}) {
+    for (const ValueEncoding encoding : {ValueEncoding::bf16, ValueEncoding::int8, ValueEncoding::qsgd4, ValueEncoding::codebook2}) {
       Random random(7);
       std::vector<Input<float>> inputs;
       std::vector<std::vector<float>> errors(kRanks, std::vector<float>(kN, 1.0F));

@@ -125,8 +125,8 @@ Input<float> whole_numbers(std::uint64_t n, double density, Random& random) {
   return input;
 }
 
-constexpr ValueEncoding kEncodings[] = {ValueEncoding::bf16,  ValueEncoding::f16,   ValueEncoding::int8,
-                                        ValueEncoding::qsgd8, ValueEncoding::qsgd4, ValueEncoding::mean};
+constexpr ValueEncoding kEncodings[] = {ValueEncoding::bf16,  ValueEncoding::f16,   ValueEncoding::int8, ValueEncoding::qsgd8,
+                                        ValueEncoding::qsgd4, ValueEncoding::mean,  ValueEncoding::e3m0, ValueEncoding::codebook2};
 
 TEST("the top k of sums of rounded entries, rounded; nothing is lost") {
   for (const World world : kWorlds) {

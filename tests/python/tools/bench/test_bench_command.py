@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
+from telegrad.communicator.operands import WIRES
 from telegrad.launch import LaunchError
 from telegrad.tools.bench.allreduce import AllreduceOutcome
 from telegrad.tools.bench.plan import ALGORITHMS, AllreducePlan, Measured, Timing
@@ -167,7 +168,7 @@ def test_each_wire_has_a_bound_of_its_own() -> None:
         ("--sizes", "6", "use a multiple of 4 bytes"),
         ("--sizes", "1000000GiB", "4 ranks with vectors of 1e+06 GiB need 8e+06 GiB of memory, of which"),
         ("--algorithms", "magic", f"use {', '.join(ALGORITHMS)}"),
-        ("--wires", "bf16,float8", "'float8' does not exist: use bf16, f16, int8, qsgd8, qsgd4, qsgd2, or all"),
+        ("--wires", "bf16,float8", f"'float8' does not exist: use {', '.join(WIRES)}, or all"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("--json", "/proc/rows.json", "cannot write /proc/rows.json"),
