@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lab.collectives.closed_forms import LEAST_BLOCK_BYTES, PAIR_TREE_BYTES, REDUCE_TREE_BYTES, reduce
 from telegrad.cost import Cost, Costs, closed_forms, network
 from telegrad.tools.sim.measure import Network, Point, measure
 
@@ -23,7 +24,7 @@ NETWORKS = (
 )
 FORMS: dict[tuple[str, str], Callable[[int, int, Costs], Cost]] = {
     ("allreduce", "rabenseifner"): closed_forms.allreduce_rabenseifner,
-    ("reduce", "by_length"): closed_forms.reduce,
+    ("reduce", "by_length"): reduce,
     ("reduce_scatter", "by_length"): closed_forms.reduce_scatter,
 }
 
@@ -84,7 +85,7 @@ def test_figures_of_the_papers() -> None:
     assert closed_forms.allreduce_rabenseifner(8, 64, costs) == Cost(6 + 112 * 0.5 + 56 * 0.25, 8, 112)
     # No fold for a number that is no power of two: 2·3 rounds, 2·4/5 of the bytes; the rest is copied meanwhile.
     assert closed_forms.allreduce_rabenseifner(5, 80, costs) == Cost(6 + 128 * 0.5 + 64 * 0.25, 7, 128)
-    assert closed_forms.reduce(8, 64, costs) == Cost(3 * (1 + 32 + 16), 1, 64)
+    assert reduce(8, 64, costs) == Cost(3 * (1 + 32 + 16), 1, 64)
     assert closed_forms.reduce_scatter(8, 64, costs) == Cost(3 + 56 * 0.75, 4, 56)
 
 
@@ -103,9 +104,9 @@ def test_the_core_has_the_same_constants() -> None:
         ("support/halving.hpp", "kPiecesMost", closed_forms.HALVING_PIECES_MOST),
         ("support/pieces.hpp", "kPiecesUnderWay", network.PIECES_UNDER_WAY),
         ("dense/reduce_scatter.cpp", "kRingBlockBytes", closed_forms.RING_BLOCK_BYTES),
-        ("dense/reduce.cpp", "kPairTreeBytes", closed_forms.PAIR_TREE_BYTES),
-        ("dense/reduce.cpp", "kTreeBytes", closed_forms.REDUCE_TREE_BYTES),
-        ("dense/reduce.cpp", "kLeastBlockBytes", closed_forms.LEAST_BLOCK_BYTES),
+        ("dense/reduce.cpp", "kPairTreeBytes", PAIR_TREE_BYTES),
+        ("dense/reduce.cpp", "kTreeBytes", REDUCE_TREE_BYTES),
+        ("dense/reduce.cpp", "kLeastBlockBytes", LEAST_BLOCK_BYTES),
     ):
         found = re.search(rf"{name} = (?:std::size_t\{{(\d+)\}} << (\d+)|(\d+));", (COLLECTIVES / file).read_text())
         assert found is not None, name

@@ -13,7 +13,7 @@ from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.recipe import AccuracyRow, Recipe, expected_loss, recipe_of
 from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, low_rank, ok_topk, qsgd, sparse
-from telegrad.tools.advise.step import NONE, Step, StepGroup, Stragglers, expected, planned
+from telegrad.tools.advise.step import Step, StepGroup, planned, simulate
 from telegrad.tools.advise.workload import Device, Workload
 
 WORTH = 0.05
@@ -169,7 +169,6 @@ def advise(
     steps: int | None = None,
     density: float | None = None,
     schemes: Sequence[Scheme] = SCHEMES,
-    stragglers: Stragglers = NONE,
 ) -> Advice:
     """What to do with a job of this workload on this cluster; at least one of ``schemes`` is dense and at least one
     compresses.
@@ -189,7 +188,7 @@ def advise(
         raise ValueError(f"density={chosen} is no share: use a number above 0, up to 1")
     if not {one.compresses for one in schemes} == {False, True}:
         raise ValueError("schemes must have one that is dense and one that compresses")
-    job = _Job(workload, cluster, device, recipe, steps, chosen, stragglers)
+    job = _Job(workload, cluster, device, recipe, steps, chosen)
     found = tuple(job.prediction(one) for one in schemes if workload.trace.rows or not one.needs_rows)
     plain = _best([one for one in found if not one.scheme.compresses], _NEAR)
     lossy = [one for one in found if one.scheme.compresses]
@@ -222,7 +221,6 @@ class _Job:
     recipe: Recipe
     steps: int | None
     density: float
-    stragglers: Stragglers
 
     @property
     def dense_share(self) -> float:
@@ -247,7 +245,7 @@ class _Job:
         plans = [
             planned(trace, scheme.plan, way) for way in scheme.ways(self.cluster, self.device, self.density, trace)
         ]
-        steps = [expected(trace, groups, self.cluster.ranks, stragglers=self.stragglers) for groups in plans]
+        steps = [simulate(trace, groups) for groups in plans]
         return min(zip(steps, plans, strict=True), key=lambda pair: pair[0].step_s)
 
 

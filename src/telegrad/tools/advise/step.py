@@ -276,13 +276,11 @@ def _units(sizes: Sequence[int]) -> list[int]:
 
 Row = dict[str, Any]
 
-COMPRESSED = "–"  # the collective of schemes that have their own
-
 
 @dataclass(frozen=True)
 class StepSweep:
     """What is asked. ``global_samples``: of all ranks together (strong scaling); ``None``: each rank has the
-    workload's own. ``collectives`` are those of dense sums; other schemes have one of their own."""
+    workload's own."""
 
     workload: Workload
     cluster_of: Callable[[int], Cluster]
@@ -290,14 +288,13 @@ class StepSweep:
     ranks: Sequence[int]
     schemes: Sequence[str] = ("dense",)
     plans: Sequence[str] = ("fixed",)
-    collectives: Sequence[str] = ("telegrad",)
     density: float = 0.01
     global_samples: float | None = None
     overlap: bool = True
     stragglers: Stragglers = NONE
 
     def rows(self) -> Iterator[Row]:
-        """By ranks, scheme, collective and plan. ``speedup``: of samples a second over one rank with the whole global
+        """By ranks, scheme and plan. ``speedup``: of samples a second over one rank with the whole global
         mini-batch, or, in weak scaling, with its own. Raises ``ValueError`` for what does not exist."""
         alone = self.workload if self.global_samples is None else self.workload.of(self.global_samples)
         per_s_alone = alone.samples / alone.trace.compute_s if alone.trace.compute_s else 0.0
@@ -305,14 +302,10 @@ class StepSweep:
             here = self.workload if self.global_samples is None else self.workload.of(self.global_samples / count)
             cluster = self.cluster_of(count)
             for scheme in self.schemes:
-                for collective in self.collectives if scheme == "dense" else (COMPRESSED,):
-                    yield from self._rows(here, cluster, scheme, collective, per_s_alone)
+                yield from self._rows(here, cluster, scheme, per_s_alone)
 
-    def _rows(
-        self, here: Workload, cluster: Cluster, scheme: str, collective: str, per_s_alone: float
-    ) -> Iterator[Row]:
-        named = "telegrad" if collective == COMPRESSED else collective
-        way = way_of(scheme, cluster, self.device, density=self.density, collective=named)
+    def _rows(self, here: Workload, cluster: Cluster, scheme: str, per_s_alone: float) -> Iterator[Row]:
+        way = way_of(scheme, cluster, self.device, density=self.density)
         for plan in self.plans:
             groups = planned(here.trace, plan, way)
             step = expected(here.trace, groups, cluster.ranks, overlap=self.overlap, stragglers=self.stragglers)
@@ -322,7 +315,6 @@ class StepSweep:
                 "ranks": cluster.ranks,
                 "samples": here.samples,
                 "scheme": scheme,
-                "collective": collective,
                 "plan": plan,
                 "overlap": self.overlap,
                 **times_of(step, cluster.ranks),

@@ -44,9 +44,6 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 <<
 ALGORITHMS = (*(name for name in DENSE_ALGORITHMS if name != "auto"), "auto")
 """Of ours, as ``telegrad bench allreduce`` measures them: the automatic choice last."""
 
-INTERLEAVED = ", interleaved"
-"""Behind an algorithm's name: among ranks whose neighbours live on other nodes."""
-
 
 @dataclass(frozen=True)
 class AllreducePlan(JsonFields):
@@ -65,15 +62,7 @@ class AllreducePlan(JsonFields):
     calibrates: bool = False  # first of all, so that the automatic choice knows this network
     watched: bool = True  # with heartbeats and all that looks after peers
     nodes: int = 1  # on which the ranks live, neighbours together
-    interleaved: bool = False  # every algorithm also in an order in which neighbours live apart
-    wires: tuple[str, ...] = ()  # sums in messages that round, beside the algorithms
     store: str = ""  # a path at which Gloo's processes meet
-
-    @property
-    def contenders(self) -> tuple[str, ...]:
-        """Ours."""
-        dealt = (f"{name}{INTERLEAVED}" for name in self.algorithms if self.interleaved)
-        return (*self.algorithms, *dealt, *self.wires)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,16 @@ from telegrad.tools.bench.sparse import (
     run,
     swept,
 )
-from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
+from telegrad.tools.cli.options import (
+    CalibratesFirst,
+    JobTimeout,
+    RowsFile,
+    among,
+    blaming,
+    count_of,
+    densities_of,
+    networks_of,
+)
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, say_without, table_console, write_result
 from telegrad.tools.report.figures import Panel, bars, dated, draw, duration, grid_of, picture, seconds_across
 
@@ -252,11 +261,9 @@ def _checked(
             patterns,
         )
     )
-    for name, size, *_ in combinations:
-        try:
+    with blaming("--nodes"):
+        for name, size, *_ in combinations:
             check_nodes(name, size, nodes)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--nodes") from error
     return [
         SparsePlan(
             *combination, names=tuple(chosen), samples=samples, seconds=seconds, calibrates=calibrates, nodes=nodes

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from telegrad.cost.send_method import PAPER_NETWORKS, LinearCost, SendMethod, ring
+from lab.common.literature import PAPER_NETWORKS, ring
+from telegrad.cost.send_method import LinearCost, SendMethod
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.architectures import architecture

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from telegrad.cost import Cost, Costs, closed_forms
-from telegrad.tools.sim.measure import ALGORITHMS, Network, Point, measure
+from lab.collectives import closed_forms
+from lab.collectives.closed_forms import FORMS as EVERY_FORM
+from lab.collectives.closed_forms import form_of
+from telegrad.cost import Cost, Costs
+from telegrad.cost import closed_forms as own
+from telegrad.tools.sim.measure import ALGORITHMS, SPARSE, Network, Point, measure
 
 COLLECTIVES = Path(__file__).resolve().parents[3] / "core" / "collectives"
 
@@ -22,11 +28,7 @@ NETWORKS = (
     Costs(alpha_s=1e-6, beta_s_per_byte=1e-10, gamma_s_per_byte=3e-9),
 )
 FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
-    "allgather": closed_forms.allgather,
-    "gather": closed_forms.gather,
-    "scatter": closed_forms.scatter,
-    "all_to_all": closed_forms.all_to_all,
-    "broadcast": closed_forms.broadcast,
+    name: EVERY_FORM[name] for name in ("allgather", "gather", "scatter", "all_to_all", "broadcast")
 }
 RANKS = [2, 3, 4, 5, 8, 15, 16, 17, 33, 64]
 # Around every length at which an algorithm changes its ways.
@@ -165,7 +167,7 @@ def test_the_core_has_the_same_constants(name: str) -> None:
     found = re.search(rf"{constant} = (?:[\w:]+\{{)?([\d'.]+)\}}?(?: << (\d+))?;", text)
     assert found is not None
     value = float(found[1].replace("'", "")) * 2 ** int(found[2] or 0)
-    assert value == getattr(closed_forms, name if name in CONSTANTS else "ROOT_UNDER_WAY")
+    assert value == getattr(closed_forms, name, None) or getattr(own, name, None) or closed_forms.ROOT_UNDER_WAY
 
 
 def test_bad_arguments_are_refused() -> None:
@@ -175,3 +177,22 @@ def test_bad_arguments_are_refused() -> None:
         for size in (-4, 6):
             with pytest.raises(ValueError, match=f"size={size} is no vector of 4-byte floats: use a multiple of 4"):
                 form(2, size, NETWORKS[0])
+
+
+@pytest.mark.parametrize("exchange", [1.0, 1.3, 2.0, 2.1, 10.0])
+@pytest.mark.parametrize("alpha_s", [0.0, 2e-6, 2e-5])
+def test_a_closed_form_holds_or_is_not_given(alpha_s: float, exchange: float) -> None:
+    costs = replace(NETWORKS[1], alpha_s=alpha_s, beta_exchange_s_per_byte=exchange * NETWORKS[1].beta_s_per_byte)
+    given = set()
+    everything = {*ALGORITHMS} - {*SPARSE}
+    for operation in everything:
+        for ranks, size in itertools.product((5, 8, 12), (64, 4096, 1 << 16, 1 << 20)):
+            length = 0 if operation == "barrier" else size
+            one = Point(operation, ALGORITHMS[operation][0], ranks, length, Network(costs))
+            if (form := form_of(one)) is not None:
+                given.add(operation)
+                assert form.time_s == pytest.approx(measure(one).finish_s, rel=0.01), one
+    if alpha_s == 0 or exchange > 2:
+        assert given == set()
+    else:
+        assert given == (everything if exchange == 1 else everything - {"all_to_all", "reduce"})
