@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
+from lab.common.architectures import architecture
 from lab.common.literature import PAPER_NETWORKS, dense, rgc, sum_cost
 from telegrad.cost.network import Costs
 from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import Architecture, Parameter, architecture
+from telegrad.tools.advise.architectures import Architecture, Parameter
 from telegrad.tools.advise.sending import Cluster
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (

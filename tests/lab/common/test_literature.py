@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lab.common.architectures import architecture
 from lab.common.literature import (
     COLLECTIVES,
     NAMES,
@@ -21,7 +22,6 @@ from telegrad.cost.closed_forms import allreduce_ring
 from telegrad.cost.send_method import LinearCost
 from telegrad.synchronizer import merge
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import architecture
 from telegrad.tools.advise.sending import NODE, Cluster
 from telegrad.tools.advise.workload import DEVICES, Device, trace_of
 from telegrad.tools.sim.measure import network_of

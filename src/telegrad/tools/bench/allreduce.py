@@ -19,9 +19,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from telegrad import Communicator, _core
-from telegrad.launch import join, rank_and_size
-from telegrad.launch.joining import exchange
+from telegrad import Communicator
+from telegrad.launch import join
 from telegrad.tools.bench.netlab import burst_bytes
 from telegrad.tools.bench.plan import (
     PEERS,
@@ -58,8 +57,8 @@ _SLOW_S = 0.5  # what takes longer is not tried at all
 _SOME = 0.02  # of a sample's bytes
 _PATIENCE_S = 5.0  # with one call of a peer's
 _REACH = 4  # times as long as what is known
-_TIMEOUT_S = 300.0
-_JOIN_TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
+JOIN_TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -98,10 +97,14 @@ def main(plan_json: str) -> None:
     measure(AllreducePlan.from_json(plan_json))
 
 
-def measure(plan: AllreducePlan, more: More = lambda communicator, elements: []) -> None:
-    """On one rank. Rank 0 prints a line of JSON for each contender at each size, and once more where it was measured
-    again. A rank on which a peer does not start prints ``{"missing", "why"}``."""
-    with _joined(plan) as communicator:
+def measure(
+    plan: AllreducePlan, more: More = lambda communicator, elements: [], joined: Communicator | None = None
+) -> None:
+    """On one rank, which joins unless it has ``joined``.
+
+    Rank 0 prints a line of JSON for each contender at each size, and once more where it was measured again. A rank on
+    which a peer does not start prints ``{"missing", "why"}``."""
+    with joined or join(timeout_s=TIMEOUT_S, join_timeout_s=JOIN_TIMEOUT_S) as communicator:
         if plan.calibrates and communicator.world_size > 1:
             calibrate(communicator, keep=False)
         peers = start_peers(plan, communicator)
@@ -109,15 +112,6 @@ def measure(plan: AllreducePlan, more: More = lambda communicator, elements: [])
         for peer in peers:
             communicator.barrier()
             peer.close()
-
-
-def _joined(plan: AllreducePlan) -> Communicator:
-    if plan.watched:
-        return join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S)
-    rank, size = rank_and_size()
-    # No user may have this, so it is no argument of the public functions.
-    core = _core.Communicator.ucx(rank, size, exchange(_JOIN_TIMEOUT_S), _TIMEOUT_S, None, None, checks=False)
-    return Communicator(core)
 
 
 def _measure_all(

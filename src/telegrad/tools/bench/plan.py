@@ -60,7 +60,6 @@ class AllreducePlan(JsonFields):
     sample_s: float = 0.002
     seconds: float = 120.0
     calibrates: bool = False  # first of all, so that the automatic choice knows this network
-    watched: bool = True  # with heartbeats and all that looks after peers
     nodes: int = 1  # on which the ranks live, neighbours together
     store: str = ""  # a path at which Gloo's processes meet
 

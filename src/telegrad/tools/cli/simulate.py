@@ -23,7 +23,7 @@ from telegrad.communicator.operands import formats_named
 from telegrad.cost import Cost
 from telegrad.cost.decision import TWO_LEVEL
 from telegrad.tools.advise.sending import SCHEMES, SELECTING, Cluster
-from telegrad.tools.advise.step import PLANS, StepSweep, Stragglers
+from telegrad.tools.advise.step import PLANS, StepSweep
 from telegrad.tools.bench.plan import size_of, text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import among, blaming, numbers_of, refuse_given
@@ -616,18 +616,16 @@ def _here(row: ShownRow) -> tuple[Any, ...]:
     return row["model"], row.get("scaling"), row["ranks"]
 
 
-_STEP, _LATE = "How gradients are sent", "Stragglers"
+_STEP = "How gradients are sent"
 
 
 @shared_but(
     "jitter",
     "compute_noise",
     "start_noise",
+    "seed",
     "payloads",
     "jobs",
-    "critical_path",
-    "timeline",
-    "links",
     ranks="2..4096",
     network="10gbit",
 )
@@ -668,15 +666,6 @@ def training_step(
     overlap: Annotated[
         bool, typer.Option(help="Communicate beside the backward pass, or after it.", rich_help_panel=_STEP)
     ] = True,
-    straggler_factor: Annotated[
-        float, typer.Option(help="One rank takes always so many times as long.", rich_help_panel=_LATE)
-    ] = 1.0,
-    straggler_sigma: Annotated[
-        float,
-        typer.Option(
-            help="Each rank's step is exp(this · z) times as long, z normal: means of 200 steps.", rich_help_panel=_LATE
-        ),
-    ] = 0.0,
     *,
     settings: SimulationSettings,
 ) -> None:
@@ -718,7 +707,6 @@ def training_step(
         density,
         global_samples,
         overlap,
-        _stragglers(straggler_factor, straggler_sigma, settings.seed),
     )
     title = f"training steps of {workload.model}, {settings.network}"
     computing = workload.trace.about or workload.model
@@ -770,13 +758,6 @@ def _clusters(network: Network, ranks: list[int]) -> Callable[[int], Cluster]:
         return Cluster(count, network.costs, min(per_node, count), within, network.oversubscription)
 
     return cluster
-
-
-def _stragglers(factor: float, sigma: float, seed: int) -> Stragglers:
-    with blaming("--straggler-factor"):
-        Stragglers(factor=factor)
-    with blaming("--straggler-sigma"):
-        return Stragglers(factor, sigma, seed)
 
 
 # `telegrad simulate allreduce` and `sparse-allreduce`.

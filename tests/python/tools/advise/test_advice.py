@@ -47,7 +47,7 @@ def test_the_cost_of_compressing_is_that_of_the_best_way_to() -> None:
     assert found.of(name).mean_s == min(compressed)
 
 
-@pytest.mark.parametrize("model", ["vgg16", "alexnet", "bert-base", "gpt2-small", "lstm"])
+@pytest.mark.parametrize("model", ["vgg16", "bert-base", "gpt2-small"])
 def test_large_models_on_a_slow_network_are_told_to_compress(model: str) -> None:
     found = advice_of(model, "1gbit")
     assert found.recommended.scheme.compresses

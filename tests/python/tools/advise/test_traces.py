@@ -7,9 +7,10 @@ import math
 
 import pytest
 
+from lab.common.architectures import EVERY, architecture
 from lab.paper_steps import by_layer
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import ARCHITECTURES, architecture
+from telegrad.tools.advise.architectures import architecture as known_architecture
 from telegrad.tools.advise.workload import trace_of
 
 # Parameters, tensors, and 10^9 multiplications of a forward pass: published, or torchvision's and transformers' counts.
@@ -35,7 +36,7 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", EVERY)
 def test_architectures_have_the_known_sizes(name: str) -> None:
     elements, tensors, giga_macs = KNOWN[name]
     model = architecture(name)
@@ -86,7 +87,7 @@ def test_tensors_of_a_layer_can_be_one() -> None:
 
 def test_an_unknown_architecture_is_refused() -> None:
     with pytest.raises(ValueError, match="model='resnet' is not known: use one of resnet50, "):
-        architecture("resnet")
+        known_architecture("resnet")
 
 
 def test_a_trace_of_an_architecture_is_in_backward_order_and_takes_the_time_that_is_given() -> None:

@@ -77,7 +77,7 @@ def test_a_recorded_profile(tmp_path: Path) -> None:
     assert halved["rows"][0]["compute_s"] == pytest.approx(0.0225)
 
 
-def test_nodes_overlap_and_stragglers_change_the_step(tmp_path: Path) -> None:
+def test_nodes_and_overlap_change_the_step(tmp_path: Path) -> None:
     common = ("--ranks", "16", "--scheme", "dense")
 
     def step_s(*more: str) -> float:
@@ -87,10 +87,6 @@ def test_nodes_overlap_and_stragglers_change_the_step(tmp_path: Path) -> None:
     shared = step_s("--ranks-per-node", "4", "--oversubscription", "4")
     assert nodes < shared < flat * 1.05
     assert step_s("--no-overlap") > flat
-    assert step_s("--straggler-factor", "1.5") > flat
-    late = step_s("--straggler-sigma", "0.1", "--seed", "3")
-    assert late == step_s("--straggler-sigma", "0.1", "--seed", "3")
-    assert late != step_s("--straggler-sigma", "0.1", "--seed", "4")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +108,6 @@ def test_nodes_overlap_and_stragglers_change_the_step(tmp_path: Path) -> None:
         (("--compute-ms", "0"), "--compute-ms: 0 is no time: use milliseconds above 0"),
         (("--fixed-ms", "-1"), "--fixed-ms: -1 is no time: use milliseconds, 0 or more"),
         (("--compute-ms", "5", "--fixed-ms", "6"), "--fixed-ms: fixed_s=0.006 must be from 0 to 0.005"),
-        (("--straggler-factor", "0.5"), "--straggler-factor: factor=0.5 must be 1 (no straggler) or more"),
-        (("--straggler-sigma", "-1"), "--straggler-sigma: sigma=-1.0 must be 0 (no noise) to 100"),
         (("--network", "fast"), "--network: network 'fast' is not known"),
         (("--ranks", "10000"), "--ranks: 10000 ranks cannot be simulated"),
         (("--ranks", "6", "--ranks-per-node", "4"), "--ranks-per-node: 4 ranks a node do not make 6 ranks"),
