@@ -24,12 +24,12 @@ from rich.table import Table
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.common.models import MODELS
 from telegrad import Communicator
 from telegrad.ddp import DDPState, ddp_hook
 from telegrad.launch import LaunchError, join
 from telegrad.synchronizer import Synchronizer
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.bench.model_profile import MODELS
 from telegrad.tools.bench.plan import JsonFields, Timing, peers_store, run_job, text_of
 from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, networks_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console, write_result

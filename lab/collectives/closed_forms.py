@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from telegrad.cost import Cost, Costs
-from telegrad.cost.closed_forms import allgather, halving_messages, halving_s, heard_s, reduce_scatter
+from telegrad.cost.closed_forms import allgather, halving_s, heard_s, reduce_scatter
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, ceil_div, ceil_log2, check, copying, pieces_s, stream_s
 from telegrad.tools.sim.measure import SPARSE, Point, closed_form, forms_hold
 
@@ -49,9 +49,9 @@ def gather(ranks: int, size: int, costs: Costs) -> Cost:
             for head_s, below in heads:
                 free_s = max(free_s, head_s) + below * port_s
             ready_s[self] = max(free_s, work_s) if heads else 0.0
-        return Cost(ready_s[0] + ranks * work_s, 1, max(below for _, below in _children(0, ranks)) * size)
+        return Cost(ready_s[0] + ranks * work_s, max(below for _, below in _children(0, ranks)) * size)
     last_posted_s = alpha_s + (ranks - 1 - ROOT_UNDER_WAY) * port_s if ranks - 1 > ROOT_UNDER_WAY else 0.0
-    return Cost(max(alpha_s + (ranks - 1) * port_s, last_posted_s + work_s), 1, size)
+    return Cost(max(alpha_s + (ranks - 1) * port_s, last_posted_s + work_s), size)
 
 
 def scatter(ranks: int, size: int, costs: Costs) -> Cost:
@@ -77,10 +77,10 @@ def scatter(ranks: int, size: int, costs: Costs) -> Cost:
                 out_free_s += below * port_s
                 done_s = max(done_s, ready_s[child])
             last_s = max(last_s, done_s)
-        return Cost(last_s, len(_children(0, ranks)), (ranks - 1) * size)
+        return Cost(last_s, (ranks - 1) * size)
     time_s = stream_s(ranks - 1, ROOT_UNDER_WAY, alpha_s, port_s)
     last_posted_s = stream_s(ranks - 1 - ROOT_UNDER_WAY, ROOT_UNDER_WAY, alpha_s, port_s)
-    return Cost(max(time_s, last_posted_s + work_s), ranks - 1, (ranks - 1) * size)
+    return Cost(max(time_s, last_posted_s + work_s), (ranks - 1) * size)
 
 
 def _children(self: int, ranks: int) -> list[tuple[int, int]]:
@@ -111,7 +111,7 @@ def all_to_all(ranks: int, size: int, costs: Costs) -> Cost:
             beta_s = costs.pair_s_per_byte(blocks * size) if 2 * bit == ranks else costs.beta_s_per_byte
             time_s += alpha_s + blocks * size * beta_s + 2 * blocks * work_s
             sent += blocks * size
-        return Cost(time_s, rounds, sent)
+        return Cost(time_s, sent)
     if size > OVERLAP_BYTES:
         pieces = min(ceil_div(size, CARD_BYTES), max(1, EXCHANGE_PIECES // ranks))
         port_s, exchange_s = (
@@ -121,17 +121,17 @@ def all_to_all(ranks: int, size: int, costs: Costs) -> Cost:
         if ranks % 2 == 0:  # half way round two ranks send to each other
             time_s += pieces_s(pieces, alpha_s, port_s, exchange_s) - pieces_s(pieces, alpha_s, port_s, port_s)
         if ranks == 2:
-            return Cost(time_s + work_s, pieces, size)
-        return Cost(rounds * alpha_s + max(time_s, work_s), (ranks - 1) * pieces + rounds, (ranks - 1) * size)
+            return Cost(time_s + work_s, size)
+        return Cost(rounds * alpha_s + max(time_s, work_s), (ranks - 1) * size)
     if ranks == 2:
-        return Cost(alpha_s + size * costs.pair_s_per_byte(size) + work_s, 1, size)
+        return Cost(alpha_s + size * costs.pair_s_per_byte(size) + work_s, size)
     port_s, under_way = size * costs.beta_s_per_byte, EXCHANGE_UNDER_WAY
     first = min(under_way, ranks - 1)
     time_s = heard_s(rounds, alpha_s, first * port_s)
     time_s += max(stream_s(ranks - 1 - first, under_way, alpha_s, port_s), work_s)
     if ranks % 2 == 0:  # half way round two ranks send to each other
         time_s += size * (costs.pair_s_per_byte(size) - costs.beta_s_per_byte)
-    return Cost(time_s, ranks - 1 + rounds, (ranks - 1) * size)
+    return Cost(time_s, (ranks - 1) * size)
 
 
 def broadcast_pieces(ranks: int, size: int) -> int:
@@ -157,7 +157,7 @@ def broadcast(ranks: int, size: int, costs: Costs) -> Cost:
     if pieces > 1:
         piece_s = ceil_div(size, pieces) * costs.beta_s_per_byte
         time_s = stream_s(pieces, CHAIN_UNDER_WAY, costs.alpha_s, piece_s)
-        return Cost(time_s + (ranks - 2) * (costs.alpha_s + piece_s), pieces, size)
+        return Cost(time_s + (ranks - 2) * (costs.alpha_s + piece_s), size)
     rounds = ceil_log2(ranks)
     port_s = size * costs.beta_s_per_byte
     round_s = costs.alpha_s + port_s
@@ -172,14 +172,14 @@ def broadcast(ranks: int, size: int, costs: Costs) -> Cost:
         before_s += round_s
         time_s = max(time_s, before_s)
         tree -= distance
-    return Cost(time_s, rounds, rounds * size)
+    return Cost(time_s, rounds * size)
 
 
 def barrier(ranks: int, costs: Costs) -> Cost:
     """Dissemination: ⌈log2 P⌉·α. Hensgen, Finkel, Manber, Int. J. Parallel Programming 17(1), 1988, §3."""
     check(ranks, 0)
     rounds = ceil_log2(ranks)
-    return Cost(rounds * costs.alpha_s, rounds, 0)
+    return Cost(rounds * costs.alpha_s, 0)
 
 
 def reduce(ranks: int, size: int, costs: Costs) -> Cost:
@@ -194,11 +194,11 @@ def reduce(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     if size < max(PAIR_TREE_BYTES if ranks == 2 else REDUCE_TREE_BYTES, LEAST_BLOCK_BYTES * ranks):
-        return Cost(_tree_s(ranks, size, costs), 1, size)
+        return Cost(_tree_s(ranks, size, costs), size)
     elements = size // ELEMENT_BYTES
     filled = elements - elements // ranks
     time_s = halving_s(ranks, elements, costs) + costs.alpha_s + filled * ELEMENT_BYTES * costs.beta_s_per_byte
-    return Cost(time_s, int(halving_messages(ranks, elements).max()) + 1, size)
+    return Cost(time_s, size)
 
 
 def _tree_s(ranks: int, size: int, costs: Costs) -> float:

@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from telegrad.cost.network import (
     CARD_BYTES,
     ELEMENT_BYTES,
@@ -65,16 +62,16 @@ def allgather(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 2:
         port_s = piece * costs.pair_s_per_byte(piece * under_way)
         time_s = max(stream_s(pieces, under_way, costs.alpha_s, port_s), costs.alpha_s + port_s + work_s)
-        return Cost(time_s, pieces, size)
+        return Cost(time_s, size)
     port_s = piece * costs.beta_s_per_byte
     left = (ranks - 1) * pieces - under_way
     time_s = heard_s(rounds, costs.alpha_s, under_way * port_s)
     time_s += max(stream_s(left, under_way, costs.alpha_s, port_s), work_s)
-    return Cost(time_s, (ranks - 1) * pieces + rounds, (ranks - 1) * size)
+    return Cost(time_s, (ranks - 1) * size)
 
 
 def _allgather_bruck(ranks: int, size: int, costs: Costs) -> Cost:
-    time_s, have, messages = 0.0, 1, 0
+    time_s, have = 0.0, 1
     while have < ranks:
         more = min(have, ranks - have)
         length = more * size
@@ -82,8 +79,7 @@ def _allgather_bruck(ranks: int, size: int, costs: Costs) -> Cost:
         step_s = costs.alpha_s + length * beta_s
         time_s += max(step_s, size * costs.gamma_s_per_byte) if have == 1 else step_s
         have += more
-        messages += 1
-    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, messages, (ranks - 1) * size)
+    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, (ranks - 1) * size)
 
 
 def heard_s(rounds: int, alpha_s: float, busy_s: float) -> float:
@@ -107,14 +103,6 @@ def allreduce(algorithm: str, ranks: int, size: int, costs: Costs) -> Cost:
     if algorithm not in ALLREDUCES:
         raise ValueError(f"algorithm={algorithm!r} has no closed form: use {', '.join(ALLREDUCES)}")
     return ALLREDUCES[algorithm](ranks, size, costs)
-
-
-def allreduce_s(algorithm: str, ranks: int, size: int, costs: Costs) -> float:
-    """``allreduce(…).time_s``, but without the messages, which take longer to count than all the rest. Raises as it."""
-    if algorithm != "rabenseifner" or ranks == 1:
-        return allreduce(algorithm, ranks, size, costs).time_s
-    check(ranks, size)
-    return _rabenseifner_s(ranks, size // ELEMENT_BYTES, costs)
 
 
 def allreduce_ring(ranks: int, size: int, costs: Costs, *, message_bytes: int = CARD_BYTES) -> Cost:
@@ -147,7 +135,7 @@ def allreduce_ring(ranks: int, size: int, costs: Costs, *, message_bytes: int = 
         time_s = segments // 2 * steps * (adding_s + passing_s) + min(alpha_s, port_s)
     else:
         time_s = two_lanes_s(segments, steps, alpha_s, port_s, work_s)
-    return Cost(time_s, 2 * steps * segments, _ring_bytes(ranks, elements))
+    return Cost(time_s, _ring_bytes(ranks, elements))
 
 
 def _segments(size: int, message_bytes: int) -> int:
@@ -193,7 +181,7 @@ def allreduce_recursive_doubling(ranks: int, size: int, costs: Costs) -> Cost:
         time_s = fold_s + rounds * (alpha_s + size * exchange_s + work_s)
     if folded:
         time_s += alpha_s + size * beta_s
-    return Cost(time_s, rounds * segments + (folded > 0), (rounds + (folded > 0)) * size)
+    return Cost(time_s, (rounds + (folded > 0)) * size)
 
 
 def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
@@ -207,20 +195,13 @@ def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     elements = size // ELEMENT_BYTES
-    messages, sent = halving_messages(ranks, elements), elements - _arc(ranks, elements, 1)
-    for reach, distance in _halving_rounds(ranks):
-        blocks = reach - distance
-        messages = messages + _messages(ranks, elements, np.arange(ranks), blocks)
-        sent += _arc(ranks, elements, blocks)
-    return Cost(_rabenseifner_s(ranks, elements, costs), int(messages.max()), sent * ELEMENT_BYTES)
-
-
-def _rabenseifner_s(ranks: int, elements: int, costs: Costs) -> float:
+    sent = elements - _arc(ranks, elements, 1)
     time_s = halving_s(ranks, elements, costs)
     for reach, distance in _halving_rounds(ranks):
+        sent += _arc(ranks, elements, reach - distance)
         exchanges = 2 * distance == ranks
         time_s += _round_s(ranks, elements, reach - distance, costs, works=False, exchanges=exchanges)
-    return _or_by_element(time_s, ranks, elements, costs, gathers=True)
+    return Cost(_or_by_element(time_s, ranks, elements, costs, gathers=True), sent * ELEMENT_BYTES)
 
 
 def halving_s(ranks: int, elements: int, costs: Costs) -> float:
@@ -267,31 +248,6 @@ def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, ga
     return halving_of_elements_s(ranks, elements, costs.alpha_s, port_s, exchange_s, work_s, gathers=gathers)
 
 
-def halving_messages(ranks: int, elements: int) -> npt.NDArray[np.int64]:
-    """Of each rank."""
-    near = ceil_div(ranks, 2)
-    first = _messages(ranks, elements, (np.arange(ranks) + near) % ranks, ranks - near)
-    later = list(_halving_rounds(ranks))[1:]
-    return first + sum(_halving_pieces(ranks, elements, reach - distance) for reach, distance in later)
-
-
-def _messages(ranks: int, elements: int, first: npt.NDArray[np.int64], blocks: int) -> npt.NDArray[np.int64]:
-    """That take so many blocks, by the first of them: one for each piece, and one more where the end of the vector lies
-    within a piece."""
-    least, larger = divmod(elements, ranks)
-
-    def begin(block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return block * least + np.minimum(block, larger)
-
-    pieces = _halving_pieces(ranks, elements, blocks)
-    before = elements - begin(first)
-    behind = begin(np.maximum(first + blocks - ranks, 0))
-    length, longer = np.divmod(before + behind, pieces)
-    in_longer = before <= longer * (length + 1)
-    into_piece = np.where(in_longer, before % (length + 1), (before - longer) % np.maximum(length, 1))
-    return pieces + ((behind > 0) & (before > 0) & (into_piece > 0)).astype(np.int64)
-
-
 def _halving_rounds(ranks: int) -> Iterator[tuple[int, int]]:
     """Of each round how many blocks a rank still has, and how far it sends the rear half of them."""
     reach = ranks
@@ -329,8 +285,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
     elements = size // ELEMENT_BYTES
     if elements // ranks * ELEMENT_BYTES < RING_BLOCK_BYTES:
         kept = elements // ranks
-        messages = int(halving_messages(ranks, elements).max())
-        return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
+        return Cost(halving_s(ranks, elements, costs), (elements - kept) * ELEMENT_BYTES)
     steps = ranks - 1
     block = ceil_div(elements, ranks) * ELEMENT_BYTES
     segments = _segments(block, CARD_BYTES)
@@ -339,7 +294,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
     time_s = two_lanes_s(
         segments, steps, costs.alpha_s, longest * beta_s, longest * costs.gamma_s_per_byte, passes_on=False
     )
-    return Cost(time_s, steps * segments, (elements - elements // ranks) * ELEMENT_BYTES)
+    return Cost(time_s, (elements - elements // ranks) * ELEMENT_BYTES)
 
 
 # Operations on sparse vectors. The forms of sparse allreduces, by which ranks choose, are in
@@ -363,13 +318,6 @@ BINS_LEAST = 1024  # kBinsLeast of pooled_slices.cpp
 THRESHOLD_COUNTS = 256  # kBuckets of topk/threshold.cpp
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
-
-
-@dataclass(frozen=True)
-class TopkCost(Cost):
-    """``words_per_rank``: the most of indices and values, a word each, that a rank sends or receives."""
-
-    words_per_rank: int
 
 
 def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
@@ -401,12 +349,11 @@ def allgather_sparse(ranks: int, dimension: int, entries: int, costs: Costs, *, 
     decode_s = message * costs.gamma_s_per_byte
     if message <= SHORT_MESSAGE_BYTES:
         rounds = _short_rounds(ranks, message, costs)
-        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.messages_per_rank, rounds.bytes_per_rank)
+        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.bytes_per_rank)
     rounds = _short_rounds(ranks, 0, costs)
     pass_s = _passing_s(message, ranks == 2, costs)
     time_s = encode_s + rounds.time_s + (ranks - 1) * max(pass_s, decode_s) + decode_s
-    messages = rounds.messages_per_rank + (ranks - 1) * _message_pieces(message)
-    return Cost(time_s, messages, rounds.bytes_per_rank + (ranks - 1) * (message + _length_bytes(message)))
+    return Cost(time_s, rounds.bytes_per_rank + (ranks - 1) * (message + _length_bytes(message)))
 
 
 def reduce_scatter_sparse(ranks: int, dimension: int, entries: float, costs: Costs, *, packed: bool = False) -> Cost:
@@ -418,7 +365,7 @@ def reduce_scatter_sparse(ranks: int, dimension: int, entries: float, costs: Cos
     owned = entries_of_sum(ranks, dimension, entries) / ranks
     split = _split(ranks, dimension, entries, costs, packed)
     kept_s = owned * _ENTRY_BYTES * costs.gamma_s_per_byte
-    return Cost(split.time_s + kept_s, split.messages_per_rank, split.bytes_per_rank)
+    return Cost(split.time_s + kept_s, split.bytes_per_rank)
 
 
 def allreduce_topk(
@@ -431,7 +378,7 @@ def allreduce_topk(
     slices: Literal["reused", "cut", "recut"],
     finds_threshold: bool,
     packed: bool = False,
-) -> TopkCost:
+) -> Cost:
     """Ok-Topk of a sum that keeps k′ = ``keep``: (2P + O(log P))α + 2(k + k′)(P−1)/P·β in words, for alike shares.
 
     A call that reuses slices and threshold allreduces P + 1 counts, splits, gathers two counts of each rank and the
@@ -459,11 +406,9 @@ def allreduce_topk(
         work_s += ELEMENT_BYTES * held * ELEMENT_BYTES * gamma
     parts.append((_counts_of_ranks(ranks, costs), 1.0))
     work_s += (ranks * kept + entries) * _ENTRY_BYTES * gamma  # what is left
-    return TopkCost(
+    return Cost(
         time_s=sum(part.time_s * times for part, times in parts) + work_s,
-        messages_per_rank=round(sum(part.messages_per_rank * times for part, times in parts)),
         bytes_per_rank=round(sum(part.bytes_per_rank * times for part, times in parts)),
-        words_per_rank=round(2 * (entries + ranks * kept) * (ranks - 1) / ranks),
     )
 
 
@@ -497,15 +442,14 @@ def _passing_s(message: int, exchange: bool, costs: Costs) -> float:
 
 def _short_rounds(ranks: int, message: int, costs: Costs) -> Cost:
     """Bruck's rounds of messages with their lengths; empty ones, but for these, where ``message`` is 0."""
-    time_s, have, messages, sent = 0.0, 1, 0, 0
+    time_s, have, sent = 0.0, 1, 0
     while have < ranks:
         more = min(have, ranks - have)
         length = _padded(4 * more) + more * message
         time_s += more * message * costs.gamma_s_per_byte + _passing_s(length, 2 * have == ranks, costs)
-        messages += _message_pieces(length)
         sent += length + _length_bytes(length)
         have += more
-    return Cost(time_s, messages, sent)
+    return Cost(time_s, sent)
 
 
 def _split(ranks: int, dimension: int, entries: float, costs: Costs, packed: bool) -> Cost:
@@ -516,16 +460,16 @@ def _split(ranks: int, dimension: int, entries: float, costs: Costs, packed: boo
     reduce_s = ranks * share_s
     sent = others * (message + _length_bytes(message))
     if ranks == 1:
-        return Cost(reduce_s, 0, 0)
+        return Cost(reduce_s, 0)
     if share * _ENTRY_BYTES < SHORT_SHARE_BYTES:
         port_s = message * (costs.pair_s_per_byte(message) if ranks == 2 else costs.beta_s_per_byte)
         batch = min(others, SHARES_UNDER_WAY, math.ceil(TURN_BYTES / max(share * _ENTRY_BYTES, 1e-9)))
         encoded_s = (others - batch) * share_s + alpha_s + port_s
         travel_s = max(stream_s(others, SHARES_UNDER_WAY, alpha_s, port_s), encoded_s)
-        return Cost(batch * share_s + travel_s + others * decode_s + reduce_s, others, sent)
+        return Cost(batch * share_s + travel_s + others * decode_s + reduce_s, sent)
     pass_s = _passing_s(message, ranks == 2, costs)
     time_s = share_s + pass_s + (others - 1) * max(pass_s, share_s + decode_s) + decode_s + reduce_s
-    return Cost(time_s, others * _message_pieces(message), sent)
+    return Cost(time_s, sent)
 
 
 def _gather_shares(ranks: int, slice_: int, kept: float, costs: Costs, packed: bool) -> Cost:
@@ -535,13 +479,13 @@ def _gather_shares(ranks: int, slice_: int, kept: float, costs: Costs, packed: b
     longest = HEADER_BYTES + kept * _ENTRY_BYTES + 16  # not packed
     if longest <= SHORT_MESSAGE_BYTES:
         rounds = _short_rounds(ranks, message, costs)
-        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.messages_per_rank, rounds.bytes_per_rank)
+        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.bytes_per_rank)
     pass_s, others = _passing_s(message, ranks == 2, costs), ranks - 1
     if message >= TURN_BYTES:
         time_s = encode_s + others * max(pass_s, decode_s) + decode_s
     else:  # taken in batches
         time_s = encode_s + others * pass_s + 2 * decode_s
-    return Cost(time_s, others * _message_pieces(message), others * (message + _length_bytes(message)))
+    return Cost(time_s, others * (message + _length_bytes(message)))
 
 
 def _sum_of_counts(ranks: int, counts: int, costs: Costs) -> Cost:
@@ -553,15 +497,14 @@ def _sum_of_counts(ranks: int, counts: int, costs: Costs) -> Cost:
     time_s = rounds * (costs.alpha_s + size * costs.pair_s_per_byte(size) + work_s)
     if folds:
         time_s += 2 * (costs.alpha_s + size * costs.beta_s_per_byte) + work_s
-    messages = rounds + folds
-    return Cost(time_s, messages, messages * size)
+    return Cost(time_s, (rounds + folds) * size)
 
 
 def _counts_of_ranks(ranks: int, costs: Costs) -> Cost:
     """Bruck's allgather of two integers."""
     rounds, size = ceil_log2(ranks), 2 * _COUNT_BYTES
     time_s = rounds * costs.alpha_s + (ranks - 1) * size * costs.beta_s_per_byte
-    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, rounds, (ranks - 1) * size)
+    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, (ranks - 1) * size)
 
 
 def _histograms(ranks: int, entries: int) -> list[tuple[int, float]]:
@@ -697,9 +640,8 @@ def allreduce_two_level(levels: Levels, size: int, costs: Costs) -> Cost:
     port_s = (scatter.bytes_per_rank + gather.bytes_per_rank) * levels.within.beta_s_per_byte
     port_s += between.bytes_per_rank * port
     time_s = inner_s + between.time_s + (segments - 1) * max(inner_s, between.time_s, port_s)
-    messages = scatter.messages_per_rank + gather.messages_per_rank + between.messages_per_rank
     sent = scatter.bytes_per_rank + gather.bytes_per_rank + between.bytes_per_rank
-    return Cost(time_s, segments * messages, segments * sent)
+    return Cost(time_s, segments * sent)
 
 
 def between_algorithm(nodes: int, size: int) -> str:

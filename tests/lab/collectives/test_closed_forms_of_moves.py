@@ -53,7 +53,6 @@ def compare(operation: str, ranks: int, size: int, costs: Costs) -> None:
     form = closed_forms.barrier(ranks, costs) if operation == "barrier" else FORMS[operation](ranks, size, costs)
     found = measure(Point(operation, ALGORITHMS[operation][0], ranks, size, Network(costs)))
     assert form.time_s == pytest.approx(found.finish_s, rel=0.01), (operation, ranks, size, costs)
-    assert form.messages_per_rank == found.messages_sent.max(), (operation, ranks, size)
     assert form.bytes_per_rank == found.bytes_sent.max(), (operation, ranks, size)
 
 
@@ -117,19 +116,19 @@ def test_one_rank_alone_and_no_bytes_at_all(costs: Costs) -> None:
         for ranks, size in ((1, 4096), (8, 0), (7, 0), (2, 0), (33, 0)):
             compare(operation, ranks, size, costs)
     compare("barrier", 1, 0, costs)
-    assert closed_forms.broadcast(1, 4096, costs) == closed_forms.barrier(1, costs) == Cost(0, 0, 0)
-    assert closed_forms.allgather(1, 4096, costs) == Cost(4096 * costs.gamma_s_per_byte, 0, 0)
+    assert closed_forms.broadcast(1, 4096, costs) == closed_forms.barrier(1, costs) == Cost(0, 0)
+    assert closed_forms.allgather(1, 4096, costs) == Cost(4096 * costs.gamma_s_per_byte, 0)
 
 
 def test_figures_of_the_papers() -> None:
     costs = Costs(alpha_s=1.0, beta_s_per_byte=0.5, gamma_s_per_byte=0.25)
-    assert closed_forms.broadcast(8, 64, costs) == Cost(3 * 33, 3, 192)
-    assert closed_forms.barrier(9, costs) == Cost(4, 4, 0)
-    assert closed_forms.allgather(8, 64, costs) == Cost(3 + 7 * 32 + 8 * 16, 3, 7 * 64)
-    assert closed_forms.gather(8, 64, costs) == Cost(1 + 7 * 32, 1, 64)
-    assert closed_forms.scatter(8, 64, costs) == Cost(1 + 7 * 32, 7, 7 * 64)
-    assert closed_forms.all_to_all(8, 64, costs) == Cost(2 + 7 * 32 + 16, 7 + 3, 7 * 64)
-    assert closed_forms.all_to_all(16, 64, costs) == Cost(4 * (1 + 8 * 32 + 16 * 16) + 32 * 16, 4, 4 * 8 * 64)
+    assert closed_forms.broadcast(8, 64, costs) == Cost(3 * 33, 192)
+    assert closed_forms.barrier(9, costs) == Cost(4, 0)
+    assert closed_forms.allgather(8, 64, costs) == Cost(3 + 7 * 32 + 8 * 16, 7 * 64)
+    assert closed_forms.gather(8, 64, costs) == Cost(1 + 7 * 32, 64)
+    assert closed_forms.scatter(8, 64, costs) == Cost(1 + 7 * 32, 7 * 64)
+    assert closed_forms.all_to_all(8, 64, costs) == Cost(2 + 7 * 32 + 16, 7 * 64)
+    assert closed_forms.all_to_all(16, 64, costs) == Cost(4 * (1 + 8 * 32 + 16 * 16) + 32 * 16, 4 * 8 * 64)
 
 
 def test_long_vectors_gain_from_a_chain() -> None:

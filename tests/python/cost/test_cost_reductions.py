@@ -33,7 +33,6 @@ def compare(operation: tuple[str, str], ranks: int, size: int, costs: Costs, *, 
     form = FORMS[operation](ranks, size, costs)
     found = measure(Point(*operation, ranks, size, Network(costs)))
     assert form.time_s == pytest.approx(found.finish_s, rel=rel), (ranks, size, costs)
-    assert form.messages_per_rank == found.messages_sent.max(), (ranks, size)
     assert form.bytes_per_rank == found.bytes_sent.max(), (ranks, size)
 
 
@@ -82,11 +81,11 @@ def test_one_rank_alone(operation: tuple[str, str]) -> None:
 def test_figures_of_the_papers() -> None:
     costs = Costs(alpha_s=1.0, beta_s_per_byte=0.5, gamma_s_per_byte=0.25)
     # 2·log2 8 rounds, 2·7/8 of the bytes, 7/8 of the work; the last rank's arcs of 2 and 4 blocks go in two messages.
-    assert closed_forms.allreduce_rabenseifner(8, 64, costs) == Cost(6 + 112 * 0.5 + 56 * 0.25, 8, 112)
+    assert closed_forms.allreduce_rabenseifner(8, 64, costs) == Cost(6 + 112 * 0.5 + 56 * 0.25, 112)
     # No fold for a number that is no power of two: 2·3 rounds, 2·4/5 of the bytes; the rest is copied meanwhile.
-    assert closed_forms.allreduce_rabenseifner(5, 80, costs) == Cost(6 + 128 * 0.5 + 64 * 0.25, 7, 128)
-    assert reduce(8, 64, costs) == Cost(3 * (1 + 32 + 16), 1, 64)
-    assert closed_forms.reduce_scatter(8, 64, costs) == Cost(3 + 56 * 0.75, 4, 56)
+    assert closed_forms.allreduce_rabenseifner(5, 80, costs) == Cost(6 + 128 * 0.5 + 64 * 0.25, 128)
+    assert reduce(8, 64, costs) == Cost(3 * (1 + 32 + 16), 64)
+    assert closed_forms.reduce_scatter(8, 64, costs) == Cost(3 + 56 * 0.75, 56)
 
 
 def test_rabenseifner_is_never_slower_than_a_ring_of_one_segment_without_work() -> None:

@@ -25,8 +25,8 @@ class Parameter:
 @dataclass(frozen=True)
 class Architecture:
     """``parameters``: in the order of the forward pass. ``sample``: what one is. ``mini_batch``: of a rank, if nothing
-    else is asked for. ``optimizer``: with which it is trained as a rule, a name in ``recipe.RECIPES``; ``family``: one
-    of ``recipe.FAMILIES``."""
+    else is asked for. ``optimizer``: with which it is trained as a rule, a name in ``advice.RECIPES``; ``family``: one
+    of ``advice.FAMILIES``."""
 
     name: str
     sample: str
@@ -273,7 +273,7 @@ def _unet() -> Parameters:
 
 
 class TrainedOn(NamedTuple):
-    """What a sample is, a name in ``recipe.RECIPES``, and one in ``recipe.FAMILIES``."""
+    """What a sample is, a name in ``advice.RECIPES``, and one in ``advice.FAMILIES``."""
 
     sample: str
     optimizer: str

@@ -247,32 +247,40 @@ class JobPlan(Protocol):
     def to_json(self) -> str: ...
 
 
-def run_job(
+def run_job(target: str, plan: JobPlan, on_line: Callable[[int, str], None], *, timeout_s: float, **more: Any) -> None:
+    """``run_ranks`` of ``target`` on the plan's network, with ``plan`` as JSON; ``more`` as there."""
+    run_ranks(target, plan.network, plan.ranks, [plan.to_json()], on_line, timeout_s=timeout_s, **more)
+
+
+def run_ranks(
     target: str,
-    plan: JobPlan,
+    network: str,
+    ranks: int,
+    arguments: Sequence[str],
     on_line: Callable[[int, str], None],
     *,
     timeout_s: float,
+    environment: Mapping[str, str] | None = None,
     mpich: bool = False,
     nodes: int = 1,
 ) -> None:
-    """Runs ``target`` (``module:function``, ``plan`` as JSON) on every rank; ``on_line(rank, line)`` gets what they
-    print. ``mpich``: they call MPI; ``nodes``: on how many they live. Raises ``RankFailed``, ``RanksTimedOut``
+    """Runs ``target`` (``module:function``, called with ``arguments``) on every rank; ``on_line(rank, line)`` gets what
+    they print. ``mpich``: they call MPI; ``nodes``: on how many they live. Raises ``RankFailed``, ``RanksTimedOut``
     and ``NetlabError``."""
     with (
-        open_network(plan.network, plan.ranks, nodes) as network,
+        open_network(network, ranks, nodes) as opened,
         Ranks(
             target,
-            plan.ranks,
+            ranks,
             timeout_s=timeout_s,
-            arguments=[plan.to_json()],
-            environment={**SINGLE_THREADED, **network.environment},
-            prefix_of=network.prefix_of,
+            arguments=arguments,
+            environment={**SINGLE_THREADED, **opened.environment, **(environment or {})},
+            prefix_of=opened.prefix_of,
             on_line=on_line,
             mpich=mpich,
-        ) as ranks,
+        ) as started,
     ):
-        ranks.wait()
+        started.wait()
 
 
 @contextmanager

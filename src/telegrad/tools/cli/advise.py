@@ -17,9 +17,8 @@ from rich.table import Table
 from telegrad.communicator.tuning_cache import newest_between_hosts
 from telegrad.cost import Costs, Place, Tuning
 from telegrad.tools.advise import advice
-from telegrad.tools.advise.advice import Advice, Prediction
+from telegrad.tools.advise.advice import RECIPES, Advice, Prediction, Recipe, recipe_of
 from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.recipe import RECIPES, Recipe, recipe_of
 from telegrad.tools.advise.sending import NODE, Cluster
 from telegrad.tools.advise.step import Step
 from telegrad.tools.cli.interrupts import ended_by_interrupt

@@ -19,7 +19,7 @@ from telegrad.communicator.operands import Formats, formats_named, name_of_forma
 from telegrad.cost import Cost, Costs, closed_forms, fastest_allreduce
 from telegrad.cost.closed_forms import Levels, allreduce_on_levels, layout_that_pays
 from telegrad.cost.decision import TWO_LEVEL
-from telegrad.cost.network import ceil_log2
+from telegrad.cost.network import CARD_BYTES, ceil_log2
 from telegrad.launch.joining import die_with
 
 # Networks by name: the cost of a message, a byte and a byte of work, with the sources of the figures.
@@ -219,10 +219,11 @@ class Point:
     @property
     def messages(self) -> int:
         """About how many messages all ranks send."""
-        if self.operation == "allreduce":
-            return _form_of(self).messages_per_rank * self.ranks
+        rounds = ceil_log2(self.ranks)
         doubles = self.chosen in ("recursive_doubling", TWO_LEVEL, "dissemination")
-        return self.ranks * (ceil_log2(self.ranks) if doubles else 2 * (self.ranks - 1))
+        least = rounds if doubles else 2 * rounds if self.chosen == "rabenseifner" else 2 * (self.ranks - 1)
+        pieces = _form_of(self).bytes_per_rank // CARD_BYTES if self.operation == "allreduce" else 0
+        return self.ranks * max(least, pieces)
 
 
 def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]:

@@ -10,9 +10,8 @@ import pytest
 
 from telegrad.communicator import Communicator
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.advice import SCHEMES, WORTH, Advice, Scheme, advise
+from telegrad.tools.advise.advice import RECIPES, SCHEMES, WORTH, Advice, Scheme, advise
 from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.recipe import RECIPES
 from telegrad.tools.advise.sending import Cluster, dense, low_rank, ok_topk, qsgd, sparse
 from telegrad.tools.advise.workload import DEVICES, Workload, of_model
 from telegrad.tools.sim.measure import network_of

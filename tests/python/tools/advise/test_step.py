@@ -1,8 +1,6 @@
-"""The timeline of a training step: by hand, against merge plans, with selection, decompression and stragglers."""
+"""The timeline of a training step: by hand, against merge plans, with selection and decompression."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 
