@@ -6,8 +6,8 @@ it, so each such file becomes a part of the site, below ``repository/``: data an
 page that shows them, a folder as a page that lists its files.
 
 The line ``<!-- options of telegrad report -->`` becomes the command's usage and a table of its options, from the parser
-itself. ``<!-- options of telegrad simulate gather beside telegrad simulate allreduce -->`` leaves out those that the
-second command has alike.
+itself. ``<!-- options of telegrad simulate training-step beside telegrad simulate allreduce -->`` leaves out those
+that the second command has alike.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from lab.common.commands import TextFolder
 from lab.common.growing_result import GrowingResult
 from telegrad import LowRank, TopK
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.cli.options import RowsFile, names_among
+from telegrad.tools.cli.options import RowsFile, among
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
 from telegrad.tools.demo.job import Corpus, ModelSize, Settings, training_batch, validation_batches
 from telegrad.tools.demo.training import ByteGPT, learning_rate_at, loss_of, optimizer_of
@@ -758,7 +758,7 @@ def command(
     [bold]Example:[/] python -m lab adamw --methods dense,topk-1,lowrank-16-nearest4 --json rows.json
     """
     console = table_console()
-    names = names_among(methods, tuple(PLANS), "--methods") if methods else tuple(PLANS)
+    names = among(methods, tuple(PLANS), "--methods") if methods else tuple(PLANS)
     check_all_writable({"--json": json_file, "--plot": plot_file})
     if plot_file is not None and importlib.util.find_spec("matplotlib") is None:
         raise typer.BadParameter("matplotlib is not installed: pip install 'telegrad[cli]'", param_hint="--plot")

@@ -17,14 +17,32 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.common.commands import end_with_rows
-from telegrad.launch import LaunchError
-from telegrad.tools.bench.allreduce import run
+from telegrad import Communicator, _core
+from telegrad.launch import LaunchError, rank_and_size
+from telegrad.launch.joining import exchange
+from telegrad.tools.bench.allreduce import JOIN_TIMEOUT_S, TIMEOUT_S, measure, run
 from telegrad.tools.bench.plan import AllreducePlan, text_of
 from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, networks_of
 from telegrad.tools.cli.outputs import check_writable, counting
 from telegrad.tools.report.figures import duration
 
 Row = dict[str, Any]
+
+
+# What each rank runs
+
+
+def watched(plan_json: str) -> None:
+    """One rank, as that of ``telegrad bench allreduce``."""
+    measure(AllreducePlan.from_json(plan_json))
+
+
+def unwatched(plan_json: str) -> None:
+    """One rank without heartbeats and all that looks after peers."""
+    rank, size = rank_and_size()
+    # No user may have this, so it is no argument of the public functions.
+    core = _core.Communicator.ucx(rank, size, exchange(JOIN_TIMEOUT_S), TIMEOUT_S, None, None, checks=False)
+    measure(AllreducePlan.from_json(plan_json), joined=Communicator(core))
 
 
 # Pairs of jobs
@@ -39,7 +57,8 @@ def run_pairs(
     wrong = 0
     for pair in range(pairs):
         for watched in (True, False) if pair % 2 else (False, True):
-            for one in run(dataclasses.replace(plan, watched=watched, peers=()), timeout_s=timeout_s).measured:
+            target = f"lab.checks:{'watched' if watched else 'unwatched'}"
+            for one in run(dataclasses.replace(plan, peers=()), timeout_s=timeout_s, target=target).measured:
                 medians[watched].setdefault(one.size, []).append(one.timing.median_s)
                 wrong += one.wrong
             on_job()

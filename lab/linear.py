@@ -33,7 +33,7 @@ from telegrad.linear.optimizers import SparseGather
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import PEERS, JsonFields, peers_store, run_job, start_peers, why_missing
 from telegrad.tools.bench.sparse import entropy_bits
-from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
+from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, networks_of
 from telegrad.tools.cli.outputs import (
     check_all_writable,
     counting,
@@ -559,7 +559,7 @@ def command(
     """
     console = table_console()
     networks_of([network])
-    named = None if schemes is None else tuple(names_among(schemes, SCHEMES, "--schemes"))
+    named = None if schemes is None else tuple(among(schemes, SCHEMES, "--schemes"))
     wanted = SGD_SCHEMES if named is None else named
     missing = {
         peer: why for peer in ("gloo", "mpich") if f"{peer}-dense" in wanted and (why := why_missing(peer)) is not None

@@ -5,18 +5,21 @@ What the papers do not publish is a free number here, stated in ``FREE_NUMBERS``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from lab.common.architectures import architecture
+from lab.common.literature import PAPER_NETWORKS, dense, rgc, sum_cost
 from telegrad.cost.network import Costs
-from telegrad.cost.send_method import PAPER_NETWORKS, SendMethod
+from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.architectures import Architecture, Parameter, architecture
-from telegrad.tools.advise.sending import Cluster, dense, rgc, sum_cost
+from telegrad.tools.advise.architectures import Architecture, Parameter
+from telegrad.tools.advise.sending import Cluster
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
     DEVICES,
@@ -26,10 +29,24 @@ from telegrad.tools.advise.workload import (
     trace_of,
 )
 from telegrad.tools.cli.interrupts import ended_by_interrupt
-from telegrad.tools.cli.options import names_among
+from telegrad.tools.cli.options import among
 from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console, write_result
-from telegrad.tools.cli.simulate import plot, table_of
-from telegrad.tools.report.figures import dated
+from telegrad.tools.cli.simulate import name_of, panel_title, table_of_steps, varying_of
+from telegrad.tools.report.figures import (
+    PART_COLORS,
+    TEXT_POINTS,
+    Look,
+    counts_across,
+    dated,
+    duration,
+    grid_of,
+    key_of,
+    looks_of,
+    merged,
+    name_lines,
+    picture,
+    seconds_across,
+)
 
 MG_WFBP_COMPUTE_S = {"resnet50": 0.6, "googlenet": 0.25}
 
@@ -252,6 +269,101 @@ def _doubling(least: int, most: int) -> list[int]:
     return found
 
 
+# Efficiency as curves, with bars of the time's parts.
+
+PHASES = ("computing", "selecting", "decompressing", "exposed communication")
+_PHASE_COLORS = PART_COLORS | {"exposed communication": PART_COLORS["communication"]}
+_MOST_SHORTEST = 8.0  # shortest steps that a bar shows
+
+
+def phases_of(row: Row) -> dict[str, float]:
+    """Seconds of a step by what its processor does in them; waiting for the network is what is left."""
+    busy = {
+        "computing": row["step_s"] - row["exposed_s"],
+        "selecting": row["select_s"],
+        "decompressing": row["decompress_s"],
+    }
+    return busy | {"exposed communication": max(0.0, row["step_s"] - sum(busy.values()))}
+
+
+_BARS_ACROSS = 4  # panels of bars over the whole width, at most
+_NAME_COLUMNS = 22  # characters above one of so many
+
+
+def plot(rows: Sequence[Row], title: str, path: Path) -> None:
+    """For each model and kind of scaling a panel of efficiency against ranks, and below it, for each curve, bars of
+    what the steps consist of. The format is that of the path's suffix; PNG without one."""
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panels.setdefault(panel_title(row), []).append(row)
+    varying = varying_of(rows)
+    names = list(dict.fromkeys(name_of(row, varying) for row in rows))
+    looks = looks_of(names)
+    across = min(_BARS_ACROSS, len(names))
+    down = -(-len(names) // across)
+    with picture(path, title, height=0.8 + (3.0 + 1.7 * down) * len(panels)) as figure:
+        blocks = figure.subfigures(len(panels), 1, squeeze=False, hspace=0.03)
+        for (about, found), block in zip(panels.items(), blocks.flat, strict=True):
+            curves = {name: [row for row in found if name_of(row, varying) == name] for name in names}
+            curves = {name: own for name, own in curves.items() if own}
+            above, below = block.subfigures(2, 1, height_ratios=[3.0, 1.75 * down]).flat
+            axes = above.subplots()
+            _draw_efficiencies(axes, curves, looks)
+            axes.set_title(about)
+            ranks = sorted({row["ranks"] for row in found})
+            every = grid_of(below, len(curves), across)
+            for place, ((name, own), axes) in enumerate(zip(curves.items(), every, strict=True)):
+                if place:
+                    axes.sharey(every[0])
+                _draw_bars(axes, own, ranks, min(row["step_s"] for row in found))
+                axes.set_title("\n".join(textwrap.wrap(name, _NAME_COLUMNS)), fontsize=TEXT_POINTS)
+                axes.tick_params(labelleft=place % across == 0)
+                if place % across == 0:
+                    axes.set_ylabel("time of a step")
+        shown = [phase for phase in PHASES if any(phases_of(row)[phase] > 0 for row in rows)]
+        key_of(figure, {phase: _PHASE_COLORS[phase] for phase in shown})
+
+
+def _draw_efficiencies(axes: Any, curves: Mapping[str, Sequence[Row]], looks: Mapping[str, Look]) -> None:
+    points = {
+        name: [(row["ranks"], 100 * row["speedup"] / row["ranks"]) for row in own] for name, own in curves.items()
+    }
+    for alike, line in merged(points, logarithmic=False).items():
+        axes.plot(*zip(*line, strict=True), label=",\n".join(alike), **looks[alike[0]].of_line())
+    counts_across(axes, sorted({row["ranks"] for own in curves.values() for row in own}), most=12)
+    axes.set(xlabel="ranks", ylabel="speed-up / ranks (%)", ylim=(0, 105))
+    name_lines(axes)
+
+
+def _draw_bars(axes: Any, rows: Sequence[Row], ranks: Sequence[int], shortest_s: float) -> None:
+    """Steps longer than some times the shortest are cut off; what they take is written there."""
+    from matplotlib.patheffects import withStroke
+
+    highest_s = _MOST_SHORTEST * shortest_s
+    for row in rows:
+        place, bottom = ranks.index(row["ranks"]), 0.0
+        for phase, seconds in phases_of(row).items():
+            axes.bar(place, seconds, 0.8, bottom=bottom, color=_PHASE_COLORS[phase])
+            bottom += seconds
+        if row["step_s"] > highest_s:
+            axes.annotate(
+                duration(row["step_s"]),
+                (place, 0.96 * highest_s),
+                rotation=90,
+                ha="center",
+                va="top",
+                path_effects=[withStroke(linewidth=2.5, foreground="white")],
+            )
+    axes.set_ylim(0, min(highest_s, max(axes.get_ylim()[1], 1.05 * max(row["step_s"] for row in rows))))
+    seconds_across(axes.yaxis, logarithmic=False)
+    most = max(1, 18 // (1 + len(f"{ranks[-1]:,}")))  # that fit below a panel
+    ticks = range(0, len(ranks), -(-len(ranks) // most))
+    axes.set_xticks(ticks, [f"{ranks[tick]:,}" for tick in ticks])
+    axes.set_xlim(-0.6, len(ranks) - 0.4)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("ranks")
+
+
 def command(
     figure: Annotated[
         str,
@@ -273,14 +385,14 @@ def command(
     """
     console = table_console()
     check_all_writable({"--json": json_file, "--plot": plot_file})
-    names = names_among(figure, (*FIGURES, "all"), "--figure")
+    names = among(figure, (*FIGURES, "all"), "--figure")
     names = list(FIGURES) if "all" in names else names
     families = {name.split("-")[0] for name in names}
     numbers = [one for one in FREE_NUMBERS if one.figures.split("-")[0] in families]
     title = f"training steps: {', '.join(names)}"
     with ended_by_interrupt(console, "interrupted: nothing was written"):
         rows = [row for name in names for row in rows_of(name)]
-        console.print(table_of(rows, title))
+        console.print(table_of_steps(rows, title))
         for one in numbers:
             said = f"{one.figures}: {one.what}: {one.value} ({one.source})"
             console.print(said, style="dim", highlight=False, markup=False)

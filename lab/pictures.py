@@ -14,7 +14,7 @@ import typer
 from lab.common.programs import ROOT
 from telegrad.compress import Compressor
 from telegrad.cost import ALLREDUCE_ALGORITHMS
-from telegrad.cost.closed_forms import allreduce_s
+from telegrad.cost.closed_forms import allreduce
 from telegrad.cost.network import ELEMENT_BYTES
 from telegrad.tools.advise.advice import Prediction, advise
 from telegrad.tools.advise.sending import Cluster
@@ -207,7 +207,7 @@ class Region:
 def winners(ranks: int, size: int) -> tuple[str, ...]:
     """The fastest dense allreduce of ``size`` bytes by the closed forms, and those that take at most ``TIE`` longer."""
     costs = network_of(MAP_NETWORK).costs
-    times_s = {name: allreduce_s(name, ranks, size, costs) for name in ALLREDUCE_ALGORITHMS}
+    times_s = {name: allreduce(name, ranks, size, costs).time_s for name in ALLREDUCE_ALGORITHMS}
     return tuple(name for name, time_s in times_s.items() if time_s <= (1 + TIE) * min(times_s.values()))
 
 

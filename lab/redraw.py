@@ -68,9 +68,9 @@ def _advice(data: Data, day: str, path: Path) -> None:
 
 
 def _allreduce(data: Data, day: str, path: Path) -> None:
-    from telegrad.tools.cli.bench import picture_title, plot
+    from lab.dense_sums import plot, title
 
-    plot(data["rows"], dated(picture_title(data["rows"]), day), path)
+    plot(data["rows"], dated(title(data["rows"]), day), path)
 
 
 def _demo(data: Data, day: str, path: Path) -> None:
@@ -107,7 +107,7 @@ def _overlap(data: Data, day: str, path: Path) -> None:
 
 
 def _paper_steps(data: Data, day: str, path: Path) -> None:
-    from telegrad.tools.cli.simulate import plot
+    from lab.paper_steps import plot
 
     names = ", ".join(dict.fromkeys(row["figure"] for row in data["rows"]))
     plot(data["rows"], dated(f"predicted training steps: {names}", day), path)
@@ -132,7 +132,7 @@ def _simulated_sparse_sweep(data: Data, day: str, path: Path) -> None:
 
 
 def _simulated_steps(data: Data, day: str, path: Path) -> None:
-    from telegrad.tools.cli.simulate import plot
+    from lab.paper_steps import plot
 
     title = f"simulated training steps of {data['rows'][0]['model']}, {data['network']['name']}"
     plot(data["rows"], dated(title, day), path)

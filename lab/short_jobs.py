@@ -25,7 +25,7 @@ import telegrad
 from telegrad.launch import join
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.plan import JsonFields, peers_store, run_job
-from telegrad.tools.cli.options import JobTimeout, RowsFile, names_among
+from telegrad.tools.cli.options import JobTimeout, RowsFile, among
 from telegrad.tools.cli.outputs import check_writable, counting, table_console, write_result
 
 Row = dict[str, Any]
@@ -182,7 +182,7 @@ def command(
     """Train a small CNN for few steps by each method, and compare losses and bytes."""
     console = table_console()
     check_writable(json_file, "--json")
-    chosen = names_among(methods, METHODS, "--methods")
+    chosen = among(methods, METHODS, "--methods")
     rows: list[Row] = []
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:
         shown = bar.add_task("jobs", total=len(chosen) * seeds, latest="")

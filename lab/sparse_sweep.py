@@ -16,20 +16,19 @@ from telegrad.cost.decision import TWO_LEVEL
 from telegrad.tools.bench.plan import text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import densities_of
-from telegrad.tools.cli.outputs import say_file, table_console, written
-from telegrad.tools.cli.simulate import WireOption, sparse_algorithms
-from telegrad.tools.cli.simulate_run import (
+from telegrad.tools.cli.outputs import drawn, table_console, write_result
+from telegrad.tools.cli.simulate import (
     SimulationSettings,
-    duration,
+    WireOption,
     failures_said,
     ranks_of,
     row_of,
     shared_but,
     sizes_of,
+    sparse_algorithms,
     swept,
-    write_json,
 )
-from telegrad.tools.report.figures import Panel, dated, draw
+from telegrad.tools.report.figures import Panel, dated, draw, duration
 from telegrad.tools.sim.measure import ALGORITHMS, Network, Point
 
 Row = dict[str, Any]
@@ -137,7 +136,7 @@ class _Swept:
     points: list[tuple[str, float, Point]]
 
 
-@shared_but("critical_path", "timeline", "links", ranks="2..1024", network="1gbit")
+@shared_but(ranks="2..1024", network="1gbit")
 def command(
     bytes_: Annotated[
         str, typer.Option("--bytes", help="The whole vector if it were dense, 4 bytes an entry; one size.")
@@ -181,7 +180,7 @@ def command(
     network = settings.made_network()
     names = _names(algorithm, wire, on_nodes=network.ranks_per_node > 1)
     settings.check_outputs()
-    drawn = settings.drawn_into("sparse_sweep")
+    target = settings.drawn_into("sparse_sweep")
     counts, shares = settings.all_ranks(), densities_of(density, "--density")
 
     def points(ranks: Sequence[int], densities: Sequence[float]) -> list[tuple[str, float, Point]]:
@@ -214,13 +213,11 @@ def command(
         console.print(network.about, style="dim", highlight=False)
         if settings.json_file is not None:
             about = {"name": settings.network, "about": network.about, **network.fields_of_core()}
-            write_json(console, settings.json_file, {"rows": told, "network": about})
-            say_file(console, "rows", settings.json_file)
-        if drawn is not None:
+            write_result(console, settings.json_file, {"rows": told, "network": about})
+        if target is not None:
             panels = [panel_of(there, one.across, one.about) for one, there in zip(sweeps, rows, strict=True)]
-            with written(console, drawn):
-                plot(panels, dated(picture_title(told, settings.network)), drawn)
-            say_file(console, "plot", drawn)
+            with drawn(console, target):
+                plot(panels, dated(picture_title(told, settings.network)), target)
 
 
 def _names(text: str, wire: str, *, on_nodes: bool) -> tuple[str, ...]:

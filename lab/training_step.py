@@ -24,14 +24,14 @@ from rich.table import Table
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lab.common.models import MODELS
 from telegrad import Communicator
 from telegrad.ddp import DDPState, ddp_hook
 from telegrad.launch import LaunchError, join
 from telegrad.synchronizer import Synchronizer
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.bench.model_profile import MODELS
 from telegrad.tools.bench.plan import JsonFields, Timing, peers_store, run_job, text_of
-from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, names_among, networks_of
+from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, networks_of
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console, write_result
 from telegrad.tools.report.figures import (
     GREY,
@@ -423,10 +423,10 @@ def command(
     check_all_writable({"--json": json_file, "--plot": plot_file})
     if importlib.util.find_spec("torch") is None:
         raise typer.BadParameter("torch is not installed: pip install 'telegrad[torch]'")
-    chosen, (network,) = tuple(names_among(ways, WAYS, "--ways")), networks_of([network])
+    chosen, (network,) = tuple(among(ways, WAYS, "--ways")), networks_of([network])
     plans = [
         TrainingStepPlan(network, ranks, model, chosen, rounds, steps, calibrates=calibrates)
-        for model in names_among(models, _MODELS, "--models")
+        for model in among(models, _MODELS, "--models")
     ]
     rows: list[Row] = []
     failed: list[dict[str, str]] = []

@@ -25,7 +25,7 @@ from lab.common.growing_result import GrowingResult
 from telegrad import Communicator
 from telegrad.tools.bench.device import BenchmarkDevice
 from telegrad.tools.bench.plan import JsonFields, Timing, text_of
-from telegrad.tools.cli.options import JobTimeout, RowsFile, byte_sizes, described_gpu, names_among
+from telegrad.tools.cli.options import JobTimeout, RowsFile, among, byte_sizes, described_gpu
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
 from telegrad.tools.report.figures import Panel, dated, draw, duration
 
@@ -363,7 +363,7 @@ def command(
     """
     console = table_console()
     counts, sizes_in_bytes = rank_counts(ranks), byte_sizes(sizes)
-    chosen = tuple(names_among(operations, OPERATIONS, "--operations"))
+    chosen = tuple(among(operations, OPERATIONS, "--operations"))
     check_all_writable({"--json": json_file, "--plot": plot_file})
     machine = described_gpu(console)
     result = GrowingResult(json_file, {"bound": BOUND, "machine": machine})

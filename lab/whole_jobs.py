@@ -24,16 +24,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import telegrad
+from lab.common.models import MODELS
 from telegrad import Communicator
 from telegrad.cost import Tuning
 from telegrad.launch import LaunchError, join
 from telegrad.synchronizer import StepProfile
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.advice import SCHEMES, Advice, advise
-from telegrad.tools.advise.recipe import recipe_of
+from telegrad.tools.advise.advice import SCHEMES, Advice, advise, recipe_of
 from telegrad.tools.advise.workload import DEVICES, Workload, scaled
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.bench.model_profile import MODELS, Loss
+from telegrad.tools.bench.model_profile import Loss
 from telegrad.tools.bench.plan import JsonFields, peers_store, run_job
 from telegrad.tools.cli.advise import cluster_of
 from telegrad.tools.cli.options import JobTimeout, RowsFile

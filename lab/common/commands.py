@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.cli.options import count_of, present_gpu
+from telegrad.tools.cli.options import count_of, numbers_of, present_gpu
 from telegrad.tools.cli.outputs import write_result
 
 TextFolder = Annotated[
@@ -44,17 +44,7 @@ def rank_range(text: str, *, most: int, example: str) -> tuple[int, int]:
 def counts_of(text: str, least: int, most: int, option: str) -> list[int]:
     """Of ``1000``, ``4Ki,1Mi`` or ``16Ki..64Mi``, ascending; a range grows by 4 and ends with its end. Raises
     ``BadParameter``."""
-    found: set[int] = set()
-    for part in text.split(","):
-        first, dots, last = part.partition("..")
-        counts = [count_of(first, least, most, option)]
-        if dots:
-            end = count_of(last, counts[0], most, option)
-            while counts[-1] * 4 < end:
-                counts.append(counts[-1] * 4)
-            counts.append(end)
-        found.update(counts)
-    return sorted(found)
+    return numbers_of(text, lambda one: count_of(one, least, most, option), 4, option)
 
 
 def rank_counts(text: str) -> list[int]:

@@ -36,7 +36,7 @@ from telegrad.tools.cli.options import (
     refuse_given,
 )
 from telegrad.tools.cli.outputs import check_all_writable, check_writable, counting, drawn, table_console, write_result
-from telegrad.tools.cli.simulate_run import ranks_of
+from telegrad.tools.cli.simulate import ranks_of
 from telegrad.tools.report.figures import dated
 from telegrad.tools.sim.measure import Network, cores, network_of
 

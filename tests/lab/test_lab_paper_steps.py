@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.common.experiments import app
+from lab.common.literature import PAPER_NETWORKS
 from lab.paper_steps import (
     FIGURES,
     FREE_NUMBERS,
@@ -25,14 +26,14 @@ from lab.paper_steps import (
     SIERRA_FIXED_S,
     SIERRA_SAMPLE_S,
     Row,
+    phases_of,
     rows_of,
     sierra_cost,
     without_classifier,
 )
 from telegrad.cost.network import Costs
-from telegrad.cost.send_method import PAPER_NETWORKS
 from telegrad.tools.advise.workload import EXACT_BYTES
-from telegrad.tools.cli.simulate import phases_of, varying_of
+from telegrad.tools.cli.simulate import varying_of
 
 
 @cache

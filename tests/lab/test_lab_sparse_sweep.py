@@ -113,7 +113,6 @@ def test_where_the_automatic_choice_is_worst() -> None:
         ("--bytes", "4,64KiB", "are 2 sizes: give one"),
         ("--algorithm", "magic", "'magic' does not exist: use split_allgather, split_dense_allgather"),
         ("--wire", "zip", "wire='zip' does not exist"),
-        ("--timeline", "x.json", "No such option"),
     ],
 )
 def test_bad_options_name_option_value_and_remedy(option: str, value: str, message: str) -> None:

@@ -13,9 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from lab import training_step
+from lab.common.models import MODELS
 from lab.training_step import WAYS, Row, TrainingStepPlan, Verdict, verdicts_of
 from telegrad.launch import LaunchError
-from telegrad.tools.bench.model_profile import MODELS
 
 _app = typer.Typer()
 _app.command()(training_step.command)

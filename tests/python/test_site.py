@@ -194,9 +194,9 @@ def test_the_reference_has_every_command_with_all_options(hooks: ModuleType) -> 
 
 
 def test_options_beside_another_commands(hooks: ModuleType) -> None:
-    text = hooks.with_options("<!-- options of telegrad simulate barrier beside telegrad simulate allreduce -->")
+    text = hooks.with_options("<!-- options of telegrad simulate training-step beside telegrad simulate allreduce -->")
     assert "Without `--bytes`" in text
-    assert "`--ranks`" not in text
+    assert "`--alpha`" not in text
 
 
 def test_a_command_that_cannot_be_imported_is_an_error(hooks: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """What each collective takes on the α-β-γ network of docs/explanation/simulation.md, as a closed form.
 
-The forms are those of the algorithms in core/collectives, and tests hold them against the simulator. First come the
-operations that move data, and the barrier, then those that reduce, then those on sparse vectors, which are less exact.
+The forms are those of the algorithms in core/collectives, and tests hold them against the simulator. First come
+allgather and the operations that reduce, then those on sparse vectors, which are less exact.
 All are for P ranks; γ counts where bytes are copied or added.
 """
 
@@ -12,9 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from telegrad.cost.network import (
     CARD_BYTES,
@@ -32,29 +29,12 @@ from telegrad.cost.network import (
     two_lanes_s,
 )
 
-# Operations that move data, and the barrier.
-# They are for P ranks and blocks (broadcast: a vector) of n = `size` bytes; γ counts where bytes are copied. With
-# α = 0 what happens at one moment has an order that no formula knows.
-
 # What core/collectives does; tests compare with it.
 SHORT_BYTES = 32 << 10  # kShortBytes of allgather.cpp
 CARD_PIECES_MOST = 64  # kCardPiecesMost of allgather_ring.cpp
 LONG_PIECE_BYTES = 512 << 10  # kLongPieceBytes of allgather_ring.cpp
 ALLGATHER_PIECES_MOST = 16  # kPiecesMost of allgather_ring.cpp
 PIECES_UNDER_WAY = 2  # kUnderWay of allgather_ring.cpp
-BULK_BYTES = 64 << 10  # kBulkBytes of broadcast.cpp
-CHAIN_LATENCY_BYTES = 10_000  # kLatencyBytes of broadcast_chain.cpp
-CHAIN_LONG_BYTES = 64 << 10  # kLongBytes
-CHAIN_LEAST_BYTES = 16 << 10  # kLeastPieceBytes
-CHAIN_UNDER_WAY = 4  # kUnderWay
-TREE_RANKS = 16  # kRanksLeast of rooted_tree.hpp
-ROOTED_TREE_BYTES = 2048  # kBlockBytesMost
-ROOT_UNDER_WAY = 16  # kUnderWay of gather.cpp and scatter.cpp
-BRUCK_RANKS = 16  # kBruckRanksLeast of all_to_all.cpp
-BRUCK_BYTES = 512  # kBruckBytesMost
-EXCHANGE_UNDER_WAY = 16  # kUnderWayMost
-OVERLAP_BYTES = 32 << 10  # kOverlapBytesMost
-EXCHANGE_PIECES = 1 << 14  # kExchangeBlocksSteps
 
 
 def allgather(ranks: int, size: int, costs: Costs) -> Cost:
@@ -82,16 +62,16 @@ def allgather(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 2:
         port_s = piece * costs.pair_s_per_byte(piece * under_way)
         time_s = max(stream_s(pieces, under_way, costs.alpha_s, port_s), costs.alpha_s + port_s + work_s)
-        return Cost(time_s, pieces, size)
+        return Cost(time_s, size)
     port_s = piece * costs.beta_s_per_byte
     left = (ranks - 1) * pieces - under_way
-    time_s = _heard_s(rounds, costs.alpha_s, under_way * port_s)
+    time_s = heard_s(rounds, costs.alpha_s, under_way * port_s)
     time_s += max(stream_s(left, under_way, costs.alpha_s, port_s), work_s)
-    return Cost(time_s, (ranks - 1) * pieces + rounds, (ranks - 1) * size)
+    return Cost(time_s, (ranks - 1) * size)
 
 
 def _allgather_bruck(ranks: int, size: int, costs: Costs) -> Cost:
-    time_s, have, messages = 0.0, 1, 0
+    time_s, have = 0.0, 1
     while have < ranks:
         more = min(have, ranks - have)
         length = more * size
@@ -99,162 +79,10 @@ def _allgather_bruck(ranks: int, size: int, costs: Costs) -> Cost:
         step_s = costs.alpha_s + length * beta_s
         time_s += max(step_s, size * costs.gamma_s_per_byte) if have == 1 else step_s
         have += more
-        messages += 1
-    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, messages, (ranks - 1) * size)
+    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, (ranks - 1) * size)
 
 
-def gather(ranks: int, size: int, costs: Costs) -> Cost:
-    """Directly: α + (P−1)·nβ. Among 16 ranks or more, up to 2 KiB, up a binomial tree: ⌈log2 P⌉·α + (P−1)·nβ. Thakur,
-    Rabenseifner, Gropp (as above), §4.
-
-    What the root holds it copies to its place; in the tree everybody copies their own block first, and the root all.
-    """
-    check(ranks, size)
-    if ranks == 1:
-        return copying(size, costs)
-    alpha_s, port_s, work_s = costs.alpha_s, size * costs.beta_s_per_byte, size * costs.gamma_s_per_byte
-    if ranks >= TREE_RANKS and size <= ROOTED_TREE_BYTES:
-        ready_s = [0.0] * ranks
-        for self in range(ranks - 1, -1, -1):
-            heads = sorted((ready_s[child] + alpha_s, below) for child, below in _children(self, ranks))
-            free_s = 0.0
-            for head_s, below in heads:
-                free_s = max(free_s, head_s) + below * port_s
-            ready_s[self] = max(free_s, work_s) if heads else 0.0
-        return Cost(ready_s[0] + ranks * work_s, 1, max(below for _, below in _children(0, ranks)) * size)
-    last_posted_s = alpha_s + (ranks - 1 - ROOT_UNDER_WAY) * port_s if ranks - 1 > ROOT_UNDER_WAY else 0.0
-    return Cost(max(alpha_s + (ranks - 1) * port_s, last_posted_s + work_s), 1, size)
-
-
-def scatter(ranks: int, size: int, costs: Costs) -> Cost:
-    """Directly, 16 messages under way: α + (P−1)·nβ, with small n (P−1)/16·α. Among 16 ranks or more, up to 2 KiB, down
-    a binomial tree: ⌈log2 P⌉·α + (P−1)·nβ. Thakur, Rabenseifner, Gropp (as above), §4.2.
-
-    The root copies its own block to its place; in the tree it copies all first, and all that pass on their own.
-    """
-    check(ranks, size)
-    if ranks == 1:
-        return copying(size, costs)
-    alpha_s, port_s, work_s = costs.alpha_s, size * costs.beta_s_per_byte, size * costs.gamma_s_per_byte
-    if ranks >= TREE_RANKS and size <= ROOTED_TREE_BYTES:
-        ready_s = [0.0] * ranks
-        ready_s[0] = ranks * work_s
-        last_s = 0.0
-        for self in range(ranks):
-            children = _children(self, ranks)
-            done_s = ready_s[self] + (work_s if children else 0.0)
-            out_free_s = ready_s[self]
-            for child, below in reversed(children):
-                ready_s[child] = out_free_s + alpha_s + below * port_s
-                out_free_s += below * port_s
-                done_s = max(done_s, ready_s[child])
-            last_s = max(last_s, done_s)
-        return Cost(last_s, len(_children(0, ranks)), (ranks - 1) * size)
-    time_s = stream_s(ranks - 1, ROOT_UNDER_WAY, alpha_s, port_s)
-    last_posted_s = stream_s(ranks - 1 - ROOT_UNDER_WAY, ROOT_UNDER_WAY, alpha_s, port_s)
-    return Cost(max(time_s, last_posted_s + work_s), ranks - 1, (ranks - 1) * size)
-
-
-def _children(self: int, ranks: int) -> list[tuple[int, int]]:
-    """Of a rank in the binomial tree, counted from the root: each with how many are below it, itself included."""
-    span = self & -self if self else 1 << ceil_log2(ranks)
-    distances = (1 << power for power in range(span.bit_length() - 1))
-    children = [self + distance for distance in distances if self + distance < ranks]
-    return [(child, min(child - self, ranks - child)) for child in children]
-
-
-def all_to_all(ranks: int, size: int, costs: Costs) -> Cost:
-    """Pairwise, up to 32 KiB with 16 messages under way: α + (P−1)·nβ, with small n (P−1)/16·α; longer blocks round by
-    round, in pieces of 60 KiB: (⌈log2 P⌉ + P − 1)α + (P−1)·nβ. Thakur, Rabenseifner, Gropp (as
-    above), §4.4. Among 16 ranks or more, up to 512 bytes, Bruck's algorithm: ⌈log2 P⌉(α + P/2·nβ + P·nγ) + 2P·nγ. Bruck
-    et al. (as above), §3.
-
-    Pairwise, the first messages leave beside a barrier and are taken when it is over, and the own block is copied then;
-    with two ranks there is none, the one message tells.
-    """
-    check(ranks, size)
-    if ranks == 1:
-        return copying(size, costs)
-    alpha_s, work_s, rounds = costs.alpha_s, size * costs.gamma_s_per_byte, ceil_log2(ranks)
-    if ranks >= BRUCK_RANKS and size <= BRUCK_BYTES:
-        time_s, sent = 2 * ranks * work_s, 0
-        for bit in (1 << power for power in range(rounds)):
-            blocks = sum(1 for place in range(ranks) if place & bit)
-            beta_s = costs.pair_s_per_byte(blocks * size) if 2 * bit == ranks else costs.beta_s_per_byte
-            time_s += alpha_s + blocks * size * beta_s + 2 * blocks * work_s
-            sent += blocks * size
-        return Cost(time_s, rounds, sent)
-    if size > OVERLAP_BYTES:
-        pieces = min(ceil_div(size, CARD_BYTES), max(1, EXCHANGE_PIECES // ranks))
-        port_s, exchange_s = (
-            size / pieces * beta for beta in (costs.beta_s_per_byte, costs.pair_s_per_byte(size // pieces))
-        )
-        time_s = (ranks - 1) * pieces_s(pieces, alpha_s, port_s, port_s)
-        if ranks % 2 == 0:  # half way round two ranks send to each other
-            time_s += pieces_s(pieces, alpha_s, port_s, exchange_s) - pieces_s(pieces, alpha_s, port_s, port_s)
-        if ranks == 2:
-            return Cost(time_s + work_s, pieces, size)
-        return Cost(rounds * alpha_s + max(time_s, work_s), (ranks - 1) * pieces + rounds, (ranks - 1) * size)
-    if ranks == 2:
-        return Cost(alpha_s + size * costs.pair_s_per_byte(size) + work_s, 1, size)
-    port_s, under_way = size * costs.beta_s_per_byte, EXCHANGE_UNDER_WAY
-    first = min(under_way, ranks - 1)
-    time_s = _heard_s(rounds, alpha_s, first * port_s)
-    time_s += max(stream_s(ranks - 1 - first, under_way, alpha_s, port_s), work_s)
-    if ranks % 2 == 0:  # half way round two ranks send to each other
-        time_s += size * (costs.pair_s_per_byte(size) - costs.beta_s_per_byte)
-    return Cost(time_s, ranks - 1 + rounds, (ranks - 1) * size)
-
-
-def broadcast_pieces(ranks: int, size: int) -> int:
-    """Into how many pieces a vector is cut that goes along the chain; 1: it goes down the tree."""
-    if ranks < 3 or size < CHAIN_LONG_BYTES:
-        return 1
-    best = int(math.sqrt(size * CHAIN_LATENCY_BYTES / max(1.0, ranks - 2.0)))
-    pieces = ceil_div(size, min(max(best, CHAIN_LEAST_BYTES), CARD_BYTES))
-    chain = CHAIN_LATENCY_BYTES + size + (ranks - 2) * (CHAIN_LATENCY_BYTES + size / pieces)
-    return pieces if chain < ceil_log2(ranks) * (CHAIN_LATENCY_BYTES + size) else 1
-
-
-def broadcast(ranks: int, size: int, costs: Costs) -> Cost:
-    """Binomial tree: ⌈log2 P⌉·(α + nβ) where P is a power of two. Thakur, Rabenseifner, Gropp (as above), §4.2. Long
-    vectors go along a chain, in pieces of b bytes, four under way: nβ + α + (P−2)(α + bβ). Pjesivac-Grbovic et al.,
-    Cluster Computing 10(2), 2007, §3.
-
-    In the tree a rank sends to its subtrees, the largest first: below 64 KiB one message behind the other in its port,
-    from there on each after the one before has arrived. A tree that is not full may be done a little earlier.
-    """
-    check(ranks, size)
-    pieces = broadcast_pieces(ranks, size)
-    if pieces > 1:
-        piece_s = ceil_div(size, pieces) * costs.beta_s_per_byte
-        time_s = stream_s(pieces, CHAIN_UNDER_WAY, costs.alpha_s, piece_s)
-        return Cost(time_s + (ranks - 2) * (costs.alpha_s + piece_s), pieces, size)
-    rounds = ceil_log2(ranks)
-    port_s = size * costs.beta_s_per_byte
-    round_s = costs.alpha_s + port_s
-    next_s = round_s if size >= BULK_BYTES else port_s  # from one send of a rank to its next
-    tree = ranks  # the ranks below and including one; the farthest subtree is again such a tree, the others are full
-    time_s = before_s = 0.0
-    while tree > 1:
-        distance = 1 << (ceil_log2(tree) - 1)
-        depth = distance.bit_length() - 1
-        if depth > 0:  # the second send goes to the largest full subtree
-            time_s = max(time_s, before_s + next_s + round_s + (depth - 1) * round_s)
-        before_s += round_s
-        time_s = max(time_s, before_s)
-        tree -= distance
-    return Cost(time_s, rounds, rounds * size)
-
-
-def barrier(ranks: int, costs: Costs) -> Cost:
-    """Dissemination: ⌈log2 P⌉·α. Hensgen, Finkel, Manber, Int. J. Parallel Programming 17(1), 1988, §3."""
-    check(ranks, 0)
-    rounds = ceil_log2(ranks)
-    return Cost(rounds * costs.alpha_s, rounds, 0)
-
-
-def _heard_s(rounds: int, alpha_s: float, busy_s: float) -> float:
+def heard_s(rounds: int, alpha_s: float, busy_s: float) -> float:
     """Of a barrier of which all but the first message queue behind what keeps the ports busy from the start."""
     return max(rounds * alpha_s, (rounds - 1) * alpha_s + busy_s)
 
@@ -266,7 +94,6 @@ MEMORY_MESSAGE_BYTES = 256 << 10  # kMemoryMessageBytes of lanes.hpp
 DOUBLING_MESSAGE_BYTES, DOUBLING_SEGMENTS_MOST = CARD_BYTES, 300  # kDoublingTuning
 HALVING_PIECES_MOST = 1024  # kPiecesMost of halving.hpp
 RING_BLOCK_BYTES = 256 << 10  # kRingBlockBytes of reduce_scatter.cpp
-PAIR_TREE_BYTES, REDUCE_TREE_BYTES, LEAST_BLOCK_BYTES = 32 << 10, 16 << 10, 256  # of reduce.cpp
 _SHOWS = 0.002
 
 
@@ -276,14 +103,6 @@ def allreduce(algorithm: str, ranks: int, size: int, costs: Costs) -> Cost:
     if algorithm not in ALLREDUCES:
         raise ValueError(f"algorithm={algorithm!r} has no closed form: use {', '.join(ALLREDUCES)}")
     return ALLREDUCES[algorithm](ranks, size, costs)
-
-
-def allreduce_s(algorithm: str, ranks: int, size: int, costs: Costs) -> float:
-    """``allreduce(…).time_s``, but without the messages, which take longer to count than all the rest. Raises as it."""
-    if algorithm != "rabenseifner" or ranks == 1:
-        return allreduce(algorithm, ranks, size, costs).time_s
-    check(ranks, size)
-    return _rabenseifner_s(ranks, size // ELEMENT_BYTES, costs)
 
 
 def allreduce_ring(ranks: int, size: int, costs: Costs, *, message_bytes: int = CARD_BYTES) -> Cost:
@@ -316,7 +135,7 @@ def allreduce_ring(ranks: int, size: int, costs: Costs, *, message_bytes: int = 
         time_s = segments // 2 * steps * (adding_s + passing_s) + min(alpha_s, port_s)
     else:
         time_s = two_lanes_s(segments, steps, alpha_s, port_s, work_s)
-    return Cost(time_s, 2 * steps * segments, _ring_bytes(ranks, elements))
+    return Cost(time_s, _ring_bytes(ranks, elements))
 
 
 def _segments(size: int, message_bytes: int) -> int:
@@ -362,7 +181,7 @@ def allreduce_recursive_doubling(ranks: int, size: int, costs: Costs) -> Cost:
         time_s = fold_s + rounds * (alpha_s + size * exchange_s + work_s)
     if folded:
         time_s += alpha_s + size * beta_s
-    return Cost(time_s, rounds * segments + (folded > 0), (rounds + (folded > 0)) * size)
+    return Cost(time_s, (rounds + (folded > 0)) * size)
 
 
 def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
@@ -376,20 +195,13 @@ def allreduce_rabenseifner(ranks: int, size: int, costs: Costs) -> Cost:
     if ranks == 1:
         return copying(size, costs)
     elements = size // ELEMENT_BYTES
-    messages, sent = _halving_messages(ranks, elements), elements - _arc(ranks, elements, 1)
-    for reach, distance in _halving_rounds(ranks):
-        blocks = reach - distance
-        messages = messages + _messages(ranks, elements, np.arange(ranks), blocks)
-        sent += _arc(ranks, elements, blocks)
-    return Cost(_rabenseifner_s(ranks, elements, costs), int(messages.max()), sent * ELEMENT_BYTES)
-
-
-def _rabenseifner_s(ranks: int, elements: int, costs: Costs) -> float:
+    sent = elements - _arc(ranks, elements, 1)
     time_s = halving_s(ranks, elements, costs)
     for reach, distance in _halving_rounds(ranks):
+        sent += _arc(ranks, elements, reach - distance)
         exchanges = 2 * distance == ranks
         time_s += _round_s(ranks, elements, reach - distance, costs, works=False, exchanges=exchanges)
-    return _or_by_element(time_s, ranks, elements, costs, gathers=True)
+    return Cost(_or_by_element(time_s, ranks, elements, costs, gathers=True), sent * ELEMENT_BYTES)
 
 
 def halving_s(ranks: int, elements: int, costs: Costs) -> float:
@@ -436,31 +248,6 @@ def _or_by_element(time_s: float, ranks: int, elements: int, costs: Costs, *, ga
     return halving_of_elements_s(ranks, elements, costs.alpha_s, port_s, exchange_s, work_s, gathers=gathers)
 
 
-def _halving_messages(ranks: int, elements: int) -> npt.NDArray[np.int64]:
-    """Of each rank."""
-    near = ceil_div(ranks, 2)
-    first = _messages(ranks, elements, (np.arange(ranks) + near) % ranks, ranks - near)
-    later = list(_halving_rounds(ranks))[1:]
-    return first + sum(_halving_pieces(ranks, elements, reach - distance) for reach, distance in later)
-
-
-def _messages(ranks: int, elements: int, first: npt.NDArray[np.int64], blocks: int) -> npt.NDArray[np.int64]:
-    """That take so many blocks, by the first of them: one for each piece, and one more where the end of the vector lies
-    within a piece."""
-    least, larger = divmod(elements, ranks)
-
-    def begin(block: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return block * least + np.minimum(block, larger)
-
-    pieces = _halving_pieces(ranks, elements, blocks)
-    before = elements - begin(first)
-    behind = begin(np.maximum(first + blocks - ranks, 0))
-    length, longer = np.divmod(before + behind, pieces)
-    in_longer = before <= longer * (length + 1)
-    into_piece = np.where(in_longer, before % (length + 1), (before - longer) % np.maximum(length, 1))
-    return pieces + ((behind > 0) & (before > 0) & (into_piece > 0)).astype(np.int64)
-
-
 def _halving_rounds(ranks: int) -> Iterator[tuple[int, int]]:
     """Of each round how many blocks a rank still has, and how far it sends the rear half of them."""
     reach = ranks
@@ -487,42 +274,6 @@ ALLREDUCES: dict[str, Callable[[int, int, Costs], Cost]] = {
 }
 
 
-def reduce(ranks: int, size: int, costs: Costs) -> Cost:
-    """To a root: a binomial tree, ⌈log2 P⌉(α + nβ + nγ) for a P that is a power of two, or from some length on the
-    halving and a gather, (⌈log2 P⌉ + 1)α + 2(P−1)/P·nβ and what of the work does not overlap. Thakur, Rabenseifner,
-    Gropp, Int. J. High Performance Computing Applications 19(1), 2005, §4.4.
-
-    The tree's is exact. The other is where blocks are alike, as that of ``allreduce_rabenseifner``; where an exchange
-    has a β of its own, blocks of P = 2 that are longer than the latency may take a little less.
-    """
-    check(ranks, size)
-    if ranks == 1:
-        return copying(size, costs)
-    if size < max(PAIR_TREE_BYTES if ranks == 2 else REDUCE_TREE_BYTES, LEAST_BLOCK_BYTES * ranks):
-        return Cost(_tree_s(ranks, size, costs), 1, size)
-    elements = size // ELEMENT_BYTES
-    filled = elements - elements // ranks
-    time_s = halving_s(ranks, elements, costs) + costs.alpha_s + filled * ELEMENT_BYTES * costs.beta_s_per_byte
-    return Cost(time_s, int(_halving_messages(ranks, elements).max()) + 1, size)
-
-
-def _tree_s(ranks: int, size: int, costs: Costs) -> float:
-    """When the root of a tree of so many ranks has its sum. Its children send when they have theirs, and wait for its
-    port in the order in which they come; it takes them the nearest first."""
-    port_s, work_s = size * costs.beta_s_per_byte, size * costs.gamma_s_per_byte
-    rounds = (ranks - 1).bit_length()
-    if ranks == 1 << rounds:
-        return rounds * (costs.alpha_s + port_s + work_s)
-    heads_s = [_tree_s(min(1 << i, ranks - (1 << i)), size, costs) + costs.alpha_s for i in range(rounds)]
-    arrives_s = [0.0] * rounds
-    free_s = done_s = 0.0
-    for child in sorted(range(rounds), key=heads_s.__getitem__):
-        free_s = arrives_s[child] = max(heads_s[child], free_s) + port_s
-    for arrived_s in arrives_s:
-        done_s = max(done_s, arrived_s) + work_s
-    return done_s
-
-
 def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
     """Of ``size`` bytes in blocks that are alike: by halving, ⌈log2 P⌉α + (P−1)/P·nβ and what of (P−1)/P·nγ does not
     overlap, or from 256 KiB a block on round a ring, (P−1)(α + n/P·β) and so on for each segment, as the first half of
@@ -534,8 +285,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
     elements = size // ELEMENT_BYTES
     if elements // ranks * ELEMENT_BYTES < RING_BLOCK_BYTES:
         kept = elements // ranks
-        messages = int(_halving_messages(ranks, elements).max())
-        return Cost(halving_s(ranks, elements, costs), messages, (elements - kept) * ELEMENT_BYTES)
+        return Cost(halving_s(ranks, elements, costs), (elements - kept) * ELEMENT_BYTES)
     steps = ranks - 1
     block = ceil_div(elements, ranks) * ELEMENT_BYTES
     segments = _segments(block, CARD_BYTES)
@@ -544,7 +294,7 @@ def reduce_scatter(ranks: int, size: int, costs: Costs) -> Cost:
     time_s = two_lanes_s(
         segments, steps, costs.alpha_s, longest * beta_s, longest * costs.gamma_s_per_byte, passes_on=False
     )
-    return Cost(time_s, steps * segments, (elements - elements // ranks) * ELEMENT_BYTES)
+    return Cost(time_s, (elements - elements // ranks) * ELEMENT_BYTES)
 
 
 # Operations on sparse vectors. The forms of sparse allreduces, by which ranks choose, are in
@@ -568,13 +318,6 @@ BINS_LEAST = 1024  # kBinsLeast of pooled_slices.cpp
 THRESHOLD_COUNTS = 256  # kBuckets of topk/threshold.cpp
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
-
-
-@dataclass(frozen=True)
-class TopkCost(Cost):
-    """``words_per_rank``: the most of indices and values, a word each, that a rank sends or receives."""
-
-    words_per_rank: int
 
 
 def message_bytes(range_: int, entries: float, *, packed: bool = False) -> int:
@@ -606,12 +349,11 @@ def allgather_sparse(ranks: int, dimension: int, entries: int, costs: Costs, *, 
     decode_s = message * costs.gamma_s_per_byte
     if message <= SHORT_MESSAGE_BYTES:
         rounds = _short_rounds(ranks, message, costs)
-        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.messages_per_rank, rounds.bytes_per_rank)
+        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.bytes_per_rank)
     rounds = _short_rounds(ranks, 0, costs)
     pass_s = _passing_s(message, ranks == 2, costs)
     time_s = encode_s + rounds.time_s + (ranks - 1) * max(pass_s, decode_s) + decode_s
-    messages = rounds.messages_per_rank + (ranks - 1) * _message_pieces(message)
-    return Cost(time_s, messages, rounds.bytes_per_rank + (ranks - 1) * (message + _length_bytes(message)))
+    return Cost(time_s, rounds.bytes_per_rank + (ranks - 1) * (message + _length_bytes(message)))
 
 
 def reduce_scatter_sparse(ranks: int, dimension: int, entries: float, costs: Costs, *, packed: bool = False) -> Cost:
@@ -623,7 +365,7 @@ def reduce_scatter_sparse(ranks: int, dimension: int, entries: float, costs: Cos
     owned = entries_of_sum(ranks, dimension, entries) / ranks
     split = _split(ranks, dimension, entries, costs, packed)
     kept_s = owned * _ENTRY_BYTES * costs.gamma_s_per_byte
-    return Cost(split.time_s + kept_s, split.messages_per_rank, split.bytes_per_rank)
+    return Cost(split.time_s + kept_s, split.bytes_per_rank)
 
 
 def allreduce_topk(
@@ -636,7 +378,7 @@ def allreduce_topk(
     slices: Literal["reused", "cut", "recut"],
     finds_threshold: bool,
     packed: bool = False,
-) -> TopkCost:
+) -> Cost:
     """Ok-Topk of a sum that keeps k′ = ``keep``: (2P + O(log P))α + 2(k + k′)(P−1)/P·β in words, for alike shares.
 
     A call that reuses slices and threshold allreduces P + 1 counts, splits, gathers two counts of each rank and the
@@ -664,11 +406,9 @@ def allreduce_topk(
         work_s += ELEMENT_BYTES * held * ELEMENT_BYTES * gamma
     parts.append((_counts_of_ranks(ranks, costs), 1.0))
     work_s += (ranks * kept + entries) * _ENTRY_BYTES * gamma  # what is left
-    return TopkCost(
+    return Cost(
         time_s=sum(part.time_s * times for part, times in parts) + work_s,
-        messages_per_rank=round(sum(part.messages_per_rank * times for part, times in parts)),
         bytes_per_rank=round(sum(part.bytes_per_rank * times for part, times in parts)),
-        words_per_rank=round(2 * (entries + ranks * kept) * (ranks - 1) / ranks),
     )
 
 
@@ -702,15 +442,14 @@ def _passing_s(message: int, exchange: bool, costs: Costs) -> float:
 
 def _short_rounds(ranks: int, message: int, costs: Costs) -> Cost:
     """Bruck's rounds of messages with their lengths; empty ones, but for these, where ``message`` is 0."""
-    time_s, have, messages, sent = 0.0, 1, 0, 0
+    time_s, have, sent = 0.0, 1, 0
     while have < ranks:
         more = min(have, ranks - have)
         length = _padded(4 * more) + more * message
         time_s += more * message * costs.gamma_s_per_byte + _passing_s(length, 2 * have == ranks, costs)
-        messages += _message_pieces(length)
         sent += length + _length_bytes(length)
         have += more
-    return Cost(time_s, messages, sent)
+    return Cost(time_s, sent)
 
 
 def _split(ranks: int, dimension: int, entries: float, costs: Costs, packed: bool) -> Cost:
@@ -721,16 +460,16 @@ def _split(ranks: int, dimension: int, entries: float, costs: Costs, packed: boo
     reduce_s = ranks * share_s
     sent = others * (message + _length_bytes(message))
     if ranks == 1:
-        return Cost(reduce_s, 0, 0)
+        return Cost(reduce_s, 0)
     if share * _ENTRY_BYTES < SHORT_SHARE_BYTES:
         port_s = message * (costs.pair_s_per_byte(message) if ranks == 2 else costs.beta_s_per_byte)
         batch = min(others, SHARES_UNDER_WAY, math.ceil(TURN_BYTES / max(share * _ENTRY_BYTES, 1e-9)))
         encoded_s = (others - batch) * share_s + alpha_s + port_s
         travel_s = max(stream_s(others, SHARES_UNDER_WAY, alpha_s, port_s), encoded_s)
-        return Cost(batch * share_s + travel_s + others * decode_s + reduce_s, others, sent)
+        return Cost(batch * share_s + travel_s + others * decode_s + reduce_s, sent)
     pass_s = _passing_s(message, ranks == 2, costs)
     time_s = share_s + pass_s + (others - 1) * max(pass_s, share_s + decode_s) + decode_s + reduce_s
-    return Cost(time_s, others * _message_pieces(message), sent)
+    return Cost(time_s, sent)
 
 
 def _gather_shares(ranks: int, slice_: int, kept: float, costs: Costs, packed: bool) -> Cost:
@@ -740,13 +479,13 @@ def _gather_shares(ranks: int, slice_: int, kept: float, costs: Costs, packed: b
     longest = HEADER_BYTES + kept * _ENTRY_BYTES + 16  # not packed
     if longest <= SHORT_MESSAGE_BYTES:
         rounds = _short_rounds(ranks, message, costs)
-        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.messages_per_rank, rounds.bytes_per_rank)
+        return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.bytes_per_rank)
     pass_s, others = _passing_s(message, ranks == 2, costs), ranks - 1
     if message >= TURN_BYTES:
         time_s = encode_s + others * max(pass_s, decode_s) + decode_s
     else:  # taken in batches
         time_s = encode_s + others * pass_s + 2 * decode_s
-    return Cost(time_s, others * _message_pieces(message), others * (message + _length_bytes(message)))
+    return Cost(time_s, others * (message + _length_bytes(message)))
 
 
 def _sum_of_counts(ranks: int, counts: int, costs: Costs) -> Cost:
@@ -758,15 +497,14 @@ def _sum_of_counts(ranks: int, counts: int, costs: Costs) -> Cost:
     time_s = rounds * (costs.alpha_s + size * costs.pair_s_per_byte(size) + work_s)
     if folds:
         time_s += 2 * (costs.alpha_s + size * costs.beta_s_per_byte) + work_s
-    messages = rounds + folds
-    return Cost(time_s, messages, messages * size)
+    return Cost(time_s, (rounds + folds) * size)
 
 
 def _counts_of_ranks(ranks: int, costs: Costs) -> Cost:
     """Bruck's allgather of two integers."""
     rounds, size = ceil_log2(ranks), 2 * _COUNT_BYTES
     time_s = rounds * costs.alpha_s + (ranks - 1) * size * costs.beta_s_per_byte
-    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, rounds, (ranks - 1) * size)
+    return Cost(time_s + ranks * size * costs.gamma_s_per_byte, (ranks - 1) * size)
 
 
 def _histograms(ranks: int, entries: int) -> list[tuple[int, float]]:
@@ -902,9 +640,8 @@ def allreduce_two_level(levels: Levels, size: int, costs: Costs) -> Cost:
     port_s = (scatter.bytes_per_rank + gather.bytes_per_rank) * levels.within.beta_s_per_byte
     port_s += between.bytes_per_rank * port
     time_s = inner_s + between.time_s + (segments - 1) * max(inner_s, between.time_s, port_s)
-    messages = scatter.messages_per_rank + gather.messages_per_rank + between.messages_per_rank
     sent = scatter.bytes_per_rank + gather.bytes_per_rank + between.bytes_per_rank
-    return Cost(time_s, segments * messages, segments * sent)
+    return Cost(time_s, segments * sent)
 
 
 def between_algorithm(nodes: int, size: int) -> str:

@@ -15,9 +15,9 @@ from telegrad.cost.closed_forms import (
     MEMORY_MESSAGE_BYTES,
     PART_BYTES,
     Levels,
+    allreduce,
     allreduce_on_levels,
     allreduce_ring,
-    allreduce_s,
 )
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Costs
 
@@ -52,7 +52,7 @@ def _times_of(
     if levels is None:
         ring_s = allreduce_ring(ranks, size, costs, message_bytes=message_bytes).time_s
         others = (name for name in ALLREDUCE_ALGORITHMS if name != "ring")
-        return {**{name: allreduce_s(name, ranks, size, costs) for name in others}, "ring": ring_s}
+        return {**{name: allreduce(name, ranks, size, costs).time_s for name in others}, "ring": ring_s}
     if len(levels.nodes) != ranks:
         raise ValueError(f"levels are of {len(levels.nodes)} ranks, not of ranks={ranks}: give every rank a node")
     return {name: allreduce_on_levels(name, levels, size, costs).time_s for name in TABLE_ALGORITHMS}

@@ -60,16 +60,15 @@ class Costs:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one operation: until the last rank is done, and the most that a rank sends."""
+    """The cost of one operation: until the last rank is done, and the most bytes that a rank sends."""
 
     time_s: float
-    messages_per_rank: int
     bytes_per_rank: int
 
 
 def copying(size: int, costs: Costs) -> Cost:
     """One rank alone, whose result is its input in another place."""
-    return Cost(size * costs.gamma_s_per_byte, 0, 0)
+    return Cost(size * costs.gamma_s_per_byte, 0)
 
 
 def ceil_div(whole: int, part: int) -> int:

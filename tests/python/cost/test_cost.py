@@ -27,7 +27,6 @@ MESSAGE = closed_forms.CARD_BYTES
 def compare(operation: str, algorithm: str, ranks: int, size: int, costs: Costs, form: Cost) -> None:
     found = measure(Point(operation, algorithm, ranks, size, Network(costs)))
     assert form.time_s == pytest.approx(found.finish_s, rel=0.01), (ranks, size, costs)
-    assert form.messages_per_rank == found.messages_sent.max(), (ranks, size)
     assert form.bytes_per_rank == found.bytes_sent.max(), (ranks, size)
 
 
@@ -104,9 +103,9 @@ def test_exchange_between_two_ranks(exchange: float) -> None:
 
 def test_figures_of_the_papers() -> None:
     costs = Costs(alpha_s=1.0, beta_s_per_byte=0.5, gamma_s_per_byte=0.25)
-    assert closed_forms.allreduce_ring(4, 64, costs) == Cost(6 * (1 + 8) + 3 * 4, 6, 96)
-    assert closed_forms.allreduce_recursive_doubling(8, 64, costs) == Cost(3 * (1 + 32 + 16), 3, 192)
-    assert closed_forms.allreduce_recursive_doubling(6, 64, costs) == Cost(2 * 49 + 2 * 33 + 16, 3, 192)
+    assert closed_forms.allreduce_ring(4, 64, costs) == Cost(6 * (1 + 8) + 3 * 4, 96)
+    assert closed_forms.allreduce_recursive_doubling(8, 64, costs) == Cost(3 * (1 + 32 + 16), 192)
+    assert closed_forms.allreduce_recursive_doubling(6, 64, costs) == Cost(2 * 49 + 2 * 33 + 16, 192)
 
 
 def test_aluminum_s_figure() -> None:

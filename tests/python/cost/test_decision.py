@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from telegrad.cost import ALLREDUCE_ALGORITHMS, Costs, DecisionTable, TableEntry, allreduce_table, fastest_allreduce
-from telegrad.cost.closed_forms import allreduce, allreduce_s
+from telegrad.cost.closed_forms import allreduce
 from telegrad.tools.sim.measure import Network, Point, measure
 
 NETWORKS = (
@@ -54,20 +54,10 @@ def test_at_most_5_percent_slower_than_the_best_by_the_closed_forms(every: set[i
         size = 4
         while size <= MOST:
             for probe in (size, min(MOST, size + 4 * chance.randrange(3 * size // 4))):
-                times_s = {name: allreduce_s(name, ranks, probe, costs) for name in ALLREDUCE_ALGORITHMS}
+                times_s = {name: allreduce(name, ranks, probe, costs).time_s for name in ALLREDUCE_ALGORITHMS}
                 assert times_s[table.algorithm(probe)] <= 1.05 * min(times_s.values()), (ranks, probe)
                 assert times_s[fastest_allreduce(ranks, probe, costs)] == min(times_s.values())
             size *= 4
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5, 64, 1000])
-def test_times_alone_are_those_of_the_closed_forms(ranks: int) -> None:
-    for name, size, costs in itertools.product(ALLREDUCE_ALGORITHMS, (4, 4096, 300_004, 64 << 20), NETWORKS):
-        assert allreduce_s(name, ranks, size, costs) == allreduce(name, ranks, size, costs).time_s
-    with pytest.raises(ValueError, match="algorithm='tree' has no closed form"):
-        allreduce_s("tree", ranks, 4, NETWORKS[0])
-    with pytest.raises(ValueError, match="size=-4"):
-        allreduce_s("rabenseifner", ranks, -4, NETWORKS[0])
 
 
 def test_few_rows_and_no_doubling_of_long_vectors() -> None:

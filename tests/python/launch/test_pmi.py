@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from telegrad.launch.pmi import PmiServer
+from telegrad.launch.ranks import PmiServer
 
 
 class _Job:

@@ -25,8 +25,8 @@ class Parameter:
 @dataclass(frozen=True)
 class Architecture:
     """``parameters``: in the order of the forward pass. ``sample``: what one is. ``mini_batch``: of a rank, if nothing
-    else is asked for. ``optimizer``: with which it is trained as a rule, a name in ``recipe.RECIPES``; ``family``: one
-    of ``recipe.FAMILIES``."""
+    else is asked for. ``optimizer``: with which it is trained as a rule, a name in ``advice.RECIPES``; ``family``: one
+    of ``advice.FAMILIES``."""
 
     name: str
     sample: str
@@ -53,11 +53,15 @@ def architecture(name: str) -> Architecture:
     """Raises ``ValueError`` for a name that is none of ``ARCHITECTURES``."""
     if name not in ARCHITECTURES:
         raise ValueError(f"model={name!r} is not known: use one of {', '.join(ARCHITECTURES)}, or record a profile")
-    kind, mini_batch, build = ARCHITECTURES[name]
+    return built(name, *ARCHITECTURES[name])
+
+
+def built(name: str, kind: TrainedOn, mini_batch: int, build: Callable[[], Parameters]) -> Architecture:
+    """Of an entry of ``ARCHITECTURES``."""
     return Architecture(name, kind.sample, tuple(build()), mini_batch, kind.optimizer, kind.family)
 
 
-def _convolution(
+def convolution(
     name: str, inputs: int, outputs: int, kernel: int, side: int, *, bias: bool = False, width: int | None = None
 ) -> Parameters:
     """``side``: of the output. ``width``: of the kernel, if it is not square."""
@@ -72,7 +76,7 @@ def _norm(name: str, channels: int) -> Parameters:
     yield Parameter(f"{name}.bias", channels)
 
 
-def _linear(name: str, inputs: int, outputs: int, positions: int = 1, *, bias: bool = True) -> Parameters:
+def linear(name: str, inputs: int, outputs: int, positions: int = 1, *, bias: bool = True) -> Parameters:
     yield Parameter(f"{name}.weight", inputs * outputs, inputs * outputs * positions, outputs)
     if bias:
         yield Parameter(f"{name}.bias", outputs)
@@ -80,7 +84,7 @@ def _linear(name: str, inputs: int, outputs: int, positions: int = 1, *, bias: b
 
 def _resnet(*blocks_of_stages: int) -> Parameters:
     """He, Zhang, Ren, Sun, CVPR 2016, with the stride in the 3x3 convolution."""
-    yield from _convolution("conv1", 3, 64, 7, 112)
+    yield from convolution("conv1", 3, 64, 7, 112)
     yield from _norm("bn1", 64)
     inputs, side = 64, 56
     for stage, blocks in enumerate(blocks_of_stages, 1):
@@ -90,17 +94,17 @@ def _resnet(*blocks_of_stages: int) -> Parameters:
             before = side
             if stage > 1 and block == 0:
                 side //= 2
-            yield from _convolution(f"{name}.conv1", inputs, width, 1, before)
+            yield from convolution(f"{name}.conv1", inputs, width, 1, before)
             yield from _norm(f"{name}.bn1", width)
-            yield from _convolution(f"{name}.conv2", width, width, 3, side)
+            yield from convolution(f"{name}.conv2", width, width, 3, side)
             yield from _norm(f"{name}.bn2", width)
-            yield from _convolution(f"{name}.conv3", width, 4 * width, 1, side)
+            yield from convolution(f"{name}.conv3", width, 4 * width, 1, side)
             yield from _norm(f"{name}.bn3", 4 * width)
             if block == 0:
-                yield from _convolution(f"{name}.downsample", inputs, 4 * width, 1, side)
+                yield from convolution(f"{name}.downsample", inputs, 4 * width, 1, side)
                 yield from _norm(f"{name}.downsample.bn", 4 * width)
             inputs = 4 * width
-    yield from _linear("fc", 2048, 1000)
+    yield from linear("fc", 2048, 1000)
 
 
 def _vgg16() -> Parameters:
@@ -108,75 +112,25 @@ def _vgg16() -> Parameters:
     inputs, side = 3, 224
     for stage, (width, count) in enumerate(((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)), 1):
         for layer in range(count):
-            yield from _convolution(f"conv{stage}.{layer}", inputs, width, 3, side, bias=True)
+            yield from convolution(f"conv{stage}.{layer}", inputs, width, 3, side, bias=True)
             inputs = width
         side //= 2
-    yield from _linear("fc6", 512 * 7 * 7, 4096)
-    yield from _linear("fc7", 4096, 4096)
-    yield from _linear("fc8", 4096, 1000)
-
-
-def _alexnet() -> Parameters:
-    """Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014."""
-    for name, inputs, outputs, kernel, side in (
-        ("conv1", 3, 64, 11, 55),
-        ("conv2", 64, 192, 5, 27),
-        ("conv3", 192, 384, 3, 13),
-        ("conv4", 384, 256, 3, 13),
-        ("conv5", 256, 256, 3, 13),
-    ):
-        yield from _convolution(name, inputs, outputs, kernel, side, bias=True)
-    yield from _linear("fc6", 256 * 6 * 6, 4096)
-    yield from _linear("fc7", 4096, 4096)
-    yield from _linear("fc8", 4096, 1000)
-
-
-# 1x1; 3x3 after its reduction; 5x5 after its reduction; 1x1 after pooling.
-_INCEPTION = (
-    ("3a", 192, 28, (64, 96, 128, 16, 32, 32)),
-    ("3b", 256, 28, (128, 128, 192, 32, 96, 64)),
-    ("4a", 480, 14, (192, 96, 208, 16, 48, 64)),
-    ("4b", 512, 14, (160, 112, 224, 24, 64, 64)),
-    ("4c", 512, 14, (128, 128, 256, 24, 64, 64)),
-    ("4d", 512, 14, (112, 144, 288, 32, 64, 64)),
-    ("4e", 528, 14, (256, 160, 320, 32, 128, 128)),
-    ("5a", 832, 7, (256, 160, 320, 32, 128, 128)),
-    ("5b", 832, 7, (384, 192, 384, 48, 128, 128)),
-)
-
-
-def _googlenet() -> Parameters:
-    """Szegedy et al., CVPR 2015, Table 1, with both auxiliary classifiers."""
-    yield from _convolution("conv1", 3, 64, 7, 112, bias=True)
-    yield from _convolution("conv2.reduce", 64, 64, 1, 56, bias=True)
-    yield from _convolution("conv2", 64, 192, 3, 56, bias=True)
-    for block, inputs, side, (one, reduce3, three, reduce5, five, pooled) in _INCEPTION:
-        name = f"inception{block}"
-        yield from _convolution(f"{name}.1x1", inputs, one, 1, side, bias=True)
-        yield from _convolution(f"{name}.3x3.reduce", inputs, reduce3, 1, side, bias=True)
-        yield from _convolution(f"{name}.3x3", reduce3, three, 3, side, bias=True)
-        yield from _convolution(f"{name}.5x5.reduce", inputs, reduce5, 1, side, bias=True)
-        yield from _convolution(f"{name}.5x5", reduce5, five, 5, side, bias=True)
-        yield from _convolution(f"{name}.pool", inputs, pooled, 1, side, bias=True)
-        if block in ("4a", "4d"):
-            outputs = one + three + five + pooled
-            yield from _convolution(f"aux{block}.conv", outputs, 128, 1, 4, bias=True)
-            yield from _linear(f"aux{block}.fc1", 128 * 4 * 4, 1024)
-            yield from _linear(f"aux{block}.fc2", 1024, 1000)
-    yield from _linear("fc", 1024, 1000)
+    yield from linear("fc6", 512 * 7 * 7, 4096)
+    yield from linear("fc7", 4096, 4096)
+    yield from linear("fc8", 4096, 1000)
 
 
 def _transformer(name: str, width: int, positions: int, *, fused: bool) -> Parameters:
     """One layer. ``fused``: queries, keys and values come of one matrix. Attention itself has no parameters: what it
     multiplies is counted with the projection of its output."""
     for part in ("qkv",) if fused else ("query", "key", "value"):
-        yield from _linear(f"{name}.attention.{part}", width, 3 * width if fused else width, positions)
-    weight, bias = _linear(f"{name}.attention.output", width, width, positions)
+        yield from linear(f"{name}.attention.{part}", width, 3 * width if fused else width, positions)
+    weight, bias = linear(f"{name}.attention.output", width, width, positions)
     yield replace(weight, macs=weight.macs + 2 * positions * positions * width)
     yield bias
     yield from _norm(f"{name}.norm1", width)
-    yield from _linear(f"{name}.mlp.1", width, 4 * width, positions)
-    yield from _linear(f"{name}.mlp.2", 4 * width, width, positions)
+    yield from linear(f"{name}.mlp.1", width, 4 * width, positions)
+    yield from linear(f"{name}.mlp.2", 4 * width, width, positions)
     yield from _norm(f"{name}.norm2", width)
 
 
@@ -190,7 +144,7 @@ def _bert(width: int, layers: int) -> Parameters:
     yield from _norm("embedding.norm", width)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _BERT_POSITIONS, fused=False)
-    yield from _linear("pooler", width, width)
+    yield from linear("pooler", width, width)
 
 
 def _gpt2(width: int, layers: int) -> Parameters:
@@ -212,11 +166,11 @@ def _vit(width: int, layers: int) -> Parameters:
     """Dosovitskiy et al., ICLR 2021, patches of 16 x 16 pixels."""
     yield Parameter("class", width)
     yield Parameter("embedding.position", _VIT_POSITIONS * width, rows=_VIT_POSITIONS)
-    yield from _convolution("patches", 3, width, 16, 14, bias=True)
+    yield from convolution("patches", 3, width, 16, 14, bias=True)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _VIT_POSITIONS, fused=True)
     yield from _norm("norm", width)
-    yield from _linear("head", width, 1000)
+    yield from linear("head", width, 1000)
 
 
 @dataclass(frozen=True)
@@ -242,7 +196,7 @@ class _Decoder:
             name = f"layer{layer}"
             yield Parameter(f"{name}.norm1.weight", width)
             for part, outputs in (("query", queries), ("key", keys), ("value", keys)):
-                yield from _linear(f"{name}.attention.{part}", width, outputs, positions, bias=self.query_bias)
+                yield from linear(f"{name}.attention.{part}", width, outputs, positions, bias=self.query_bias)
             for part in ("query", "key") if self.query_norm else ():
                 yield Parameter(f"{name}.attention.{part}.norm.weight", self.head)
             attended = 2 * positions * positions * queries
@@ -250,8 +204,8 @@ class _Decoder:
             yield Parameter(f"{name}.attention.output.weight", queries * width, macs, rows=width)
             yield Parameter(f"{name}.norm2.weight", width)
             for part in ("gate", "up"):
-                yield from _linear(f"{name}.mlp.{part}", width, self.inner, positions, bias=False)
-            yield from _linear(f"{name}.mlp.down", self.inner, width, positions, bias=False)
+                yield from linear(f"{name}.mlp.{part}", width, self.inner, positions, bias=False)
+            yield from linear(f"{name}.mlp.down", self.inner, width, positions, bias=False)
         yield Parameter("norm.weight", width)
         elements = self.vocabulary * width
         yield Parameter("output", 0 if self.tied else elements, elements * positions, rows=self.vocabulary)
@@ -263,12 +217,12 @@ _UNET_TIME, _UNET_TEXT, _UNET_TOKENS = 1280, 768, 77
 def _unet_block(name: str, inputs: int, outputs: int, side: int, *, attends: bool) -> Parameters:
     """Two convolutions around the time step's embedding, and attention to the image and the text."""
     yield from _norm(f"{name}.norm1", inputs)
-    yield from _convolution(f"{name}.conv1", inputs, outputs, 3, side, bias=True)
-    yield from _linear(f"{name}.time", _UNET_TIME, outputs)
+    yield from convolution(f"{name}.conv1", inputs, outputs, 3, side, bias=True)
+    yield from linear(f"{name}.time", _UNET_TIME, outputs)
     yield from _norm(f"{name}.norm2", outputs)
-    yield from _convolution(f"{name}.conv2", outputs, outputs, 3, side, bias=True)
+    yield from convolution(f"{name}.conv2", outputs, outputs, 3, side, bias=True)
     if inputs != outputs:
-        yield from _convolution(f"{name}.shortcut", inputs, outputs, 1, side, bias=True)
+        yield from convolution(f"{name}.shortcut", inputs, outputs, 1, side, bias=True)
     if attends:
         yield from _unet_attention(f"{name}.attention", outputs, side)
 
@@ -276,27 +230,27 @@ def _unet_block(name: str, inputs: int, outputs: int, side: int, *, attends: boo
 def _unet_attention(name: str, width: int, side: int) -> Parameters:
     positions = side * side
     yield from _norm(f"{name}.norm", width)
-    yield from _convolution(f"{name}.in", width, width, 1, side, bias=True)
+    yield from convolution(f"{name}.in", width, width, 1, side, bias=True)
     for part, context, keys in (("self", width, positions), ("cross", _UNET_TEXT, _UNET_TOKENS)):
         yield from _norm(f"{name}.{part}.norm", width)
-        yield from _linear(f"{name}.{part}.query", width, width, positions, bias=False)
+        yield from linear(f"{name}.{part}.query", width, width, positions, bias=False)
         for one in ("key", "value"):
-            yield from _linear(f"{name}.{part}.{one}", context, width, keys, bias=False)
-        weight, bias = _linear(f"{name}.{part}.output", width, width, positions)
+            yield from linear(f"{name}.{part}.{one}", context, width, keys, bias=False)
+        weight, bias = linear(f"{name}.{part}.output", width, width, positions)
         yield replace(weight, macs=weight.macs + 2 * positions * keys * width)
         yield bias
     yield from _norm(f"{name}.mlp.norm", width)
-    yield from _linear(f"{name}.mlp.1", width, 8 * width, positions)  # half of it gates the other half
-    yield from _linear(f"{name}.mlp.2", 4 * width, width, positions)
-    yield from _convolution(f"{name}.out", width, width, 1, side, bias=True)
+    yield from linear(f"{name}.mlp.1", width, 8 * width, positions)  # half of it gates the other half
+    yield from linear(f"{name}.mlp.2", 4 * width, width, positions)
+    yield from convolution(f"{name}.out", width, width, 1, side, bias=True)
 
 
 def _unet() -> Parameters:
     """Rombach et al., CVPR 2022, as Stable Diffusion 1.5 configures it, on latents of 64 x 64."""
     widths, sides = (320, 640, 1280, 1280), (64, 32, 16, 8)
-    yield from _linear("time.1", 320, _UNET_TIME)
-    yield from _linear("time.2", _UNET_TIME, _UNET_TIME)
-    yield from _convolution("in", 4, 320, 3, 64, bias=True)
+    yield from linear("time.1", 320, _UNET_TIME)
+    yield from linear("time.2", _UNET_TIME, _UNET_TIME)
+    yield from convolution("in", 4, 320, 3, 64, bias=True)
     inputs, skipped = 320, [320]
     for stage, (width, side) in enumerate(zip(widths, sides, strict=True)):
         for block in range(2):
@@ -304,7 +258,7 @@ def _unet() -> Parameters:
             inputs = width
             skipped.append(width)
         if stage < 3:
-            yield from _convolution(f"down{stage}.smaller", width, width, 3, side // 2, bias=True)
+            yield from convolution(f"down{stage}.smaller", width, width, 3, side // 2, bias=True)
             skipped.append(width)
     yield from _unet_block("middle.0", 1280, 1280, 8, attends=True)
     yield from _unet_block("middle.1", 1280, 1280, 8, attends=False)
@@ -313,45 +267,34 @@ def _unet() -> Parameters:
             yield from _unet_block(f"up{stage}.{block}", inputs + skipped.pop(), width, side, attends=stage > 0)
             inputs = width
         if stage < 3:
-            yield from _convolution(f"up{stage}.larger", width, width, 3, 2 * side, bias=True)
+            yield from convolution(f"up{stage}.larger", width, width, 3, 2 * side, bias=True)
     yield from _norm("norm", 320)
-    yield from _convolution("out", 320, 4, 3, 64, bias=True)
+    yield from convolution("out", 320, 4, 3, 64, bias=True)
 
 
-def _lstm() -> Parameters:
-    """Zaremba, Sutskever, Vinyals, 2014, "large": 2 layers of 1,500 on the Penn Treebank, unrolled 35 steps."""
-    width, vocabulary, steps = 1500, 10_000, 35
-    yield Parameter("embedding", vocabulary * width, rows=vocabulary)
-    for layer in range(2):
-        for part in ("input", "hidden"):
-            yield from _linear(f"lstm{layer}.{part}", width, 4 * width, steps)
-    yield from _linear("output", width, vocabulary, steps)
+class TrainedOn(NamedTuple):
+    """What a sample is, a name in ``advice.RECIPES``, and one in ``advice.FAMILIES``."""
 
-
-class _TrainedOn(NamedTuple):
     sample: str
     optimizer: str
     family: str
 
 
-_IMAGES = _TrainedOn("image of 224 x 224", "sgd-momentum", "vision")
-_PATCHES = _TrainedOn("image of 224 x 224", "adamw", "vision")
-_LATENTS = _TrainedOn("image of 512 x 512, as a latent of 64 x 64", "adamw", "vision")
-_BERT = _TrainedOn("sequence of 512 tokens", "adamw", "language")
-_GPT2 = _TrainedOn("sequence of 1,024 tokens", "adamw", "language")
-_LONG = _TrainedOn("sequence of 4,096 tokens", "adamw", "language")
-_WORDS = _TrainedOn("sequence of 35 words", "sgd", "language")
+IMAGES = TrainedOn("image of 224 x 224", "sgd-momentum", "vision")
+_PATCHES = TrainedOn("image of 224 x 224", "adamw", "vision")
+_LATENTS = TrainedOn("image of 512 x 512, as a latent of 64 x 64", "adamw", "vision")
+_BERT = TrainedOn("sequence of 512 tokens", "adamw", "language")
+_GPT2 = TrainedOn("sequence of 1,024 tokens", "adamw", "language")
+_LONG = TrainedOn("sequence of 4,096 tokens", "adamw", "language")
 _LLAMA_1B = _Decoder(2048, 8192, 16, 32, 8, 64, 128_256, tied=True)
 _LLAMA_8B = _Decoder(4096, 14_336, 32, 32, 8, 128, 128_256)
 _QWEN_1B = _Decoder(1536, 8960, 28, 12, 2, 128, 151_936, tied=True, query_bias=True)
 _QWEN_8B = _Decoder(4096, 12_288, 36, 32, 8, 128, 151_936, query_norm=True)
 
-ARCHITECTURES: dict[str, tuple[_TrainedOn, int, Callable[[], Parameters]]] = {
-    "resnet50": (_IMAGES, 32, lambda: _resnet(3, 4, 6, 3)),
-    "resnet152": (_IMAGES, 32, lambda: _resnet(3, 8, 36, 3)),
-    "googlenet": (_IMAGES, 32, _googlenet),
-    "alexnet": (_IMAGES, 128, _alexnet),
-    "vgg16": (_IMAGES, 32, _vgg16),
+ARCHITECTURES: dict[str, tuple[TrainedOn, int, Callable[[], Parameters]]] = {
+    "resnet50": (IMAGES, 32, lambda: _resnet(3, 4, 6, 3)),
+    "resnet152": (IMAGES, 32, lambda: _resnet(3, 8, 36, 3)),
+    "vgg16": (IMAGES, 32, _vgg16),
     "vit-b16": (_PATCHES, 32, lambda: _vit(768, 12)),
     "vit-l16": (_PATCHES, 32, lambda: _vit(1024, 24)),
     "sd15-unet": (_LATENTS, 4, _unet),
@@ -364,7 +307,6 @@ ARCHITECTURES: dict[str, tuple[_TrainedOn, int, Callable[[], Parameters]]] = {
     "llama-8b": (_LONG, 1, _LLAMA_8B.parameters),
     "qwen-1.5b": (_LONG, 1, _QWEN_1B.parameters),
     "qwen-8b": (_LONG, 1, _QWEN_8B.parameters),
-    "lstm": (_WORDS, 20, _lstm),
 }
 """By name: what a sample is and how it is trained, a rank's mini-batch, and the parameters. Llama is Llama 3.2 1B and
 Llama 3.1 8B, Qwen is Qwen2.5 1.5B and Qwen3 8B."""

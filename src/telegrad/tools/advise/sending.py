@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from telegrad.compress import ByShape, ParameterInfo
-from telegrad.cost import send_method
 from telegrad.cost.closed_forms import (
     ALLREDUCES,
     HEADER_BYTES,
@@ -28,7 +27,7 @@ from telegrad.cost.closed_forms import (
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Cost, Costs, ceil_div
 from telegrad.cost.send_method import GroupCost, SendMethod
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.workload import EXACT_BYTES, REUSED_BYTES, Device
+from telegrad.tools.advise.workload import REUSED_BYTES, Device
 
 NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
 """Within a node where nothing else is given: 25 GB/s, an assumption."""
@@ -96,83 +95,31 @@ class Cluster:
             beta_exchange_s_per_byte=exchange_s + inside_s if exchange_s else 0.0,
         )
 
-    @property
-    def link_costs(self) -> Costs:
-        """Of a node that sends and receives as one."""
-        return self._of_link(self.oversubscription / self.ranks_per_node)
-
     def _of_link(self, factor: float) -> Costs:
         if self.nodes == 1 and self.ranks_per_node > 1:
             return self.within
         return self.costs.with_bytes_times(factor)
 
 
-_RINGS = ("ring",)
-_CHEAPEST_OF = ("ring", "recursive-doubling", "halving-doubling", "double-binary-trees")
-_OWN = {f"telegrad-{name.replace('_', '-')}": name for name in ALLREDUCES}
-ON_LEVELS = "telegrad-two-level"
-COLLECTIVES = (
-    *send_method.COLLECTIVES,
-    "cheapest",
-    "two-level",
-    "two-level-trees",
-    *_OWN,
-    ON_LEVELS,
-    "telegrad",
-)
-"""How dense vectors may be summed: the literature's formulas; ``cheapest``: of its ring, doublings and trees the
-fastest for each group; ``two-level``: rings within nodes and between them, or trees between; this library's own
-algorithms, and ``telegrad``: the fastest of them for each group. Where ranks have no nodes in common, or all are on
-one, ``telegrad-two-level`` is ``telegrad``, as in the library."""
-
-
-def sum_cost(cluster: Cluster, collective: str) -> GroupCost:
-    """Seconds by bytes of a dense sum among the ranks. Raises ``ValueError`` for a name that is not in
-    ``COLLECTIVES``."""
-    if collective not in COLLECTIVES:
-        raise ValueError(f"collective={collective!r} is not known: use one of {', '.join(COLLECTIVES)}")
+@functools.lru_cache(maxsize=512)
+def sum_cost(cluster: Cluster) -> GroupCost:
+    """Seconds by bytes of a dense sum among the ranks: the fastest of this library's algorithms for each group."""
     if cluster.ranks == 1:
         return _free
-    if collective in send_method.COLLECTIVES:
-        return send_method.COLLECTIVES[collective](cluster.ranks, _costs_for(cluster, collective))
-    if collective == "cheapest":
-        return _fastest([sum_cost(cluster, name) for name in _CHEAPEST_OF])
-    if collective in ("two-level", "two-level-trees"):
-        between = "ring" if collective == "two-level" else "double-binary-trees"
-        return send_method.two_level(cluster.nodes, cluster.ranks_per_node, cluster.link_costs, cluster.within, between)
-    if collective == ON_LEVELS and cluster.has_levels:
-        return _on_levels(cluster)
-    if collective in ("telegrad", ON_LEVELS):
-        return _fastest([sum_cost(cluster, name) for name in _own_of(cluster)])
-    return _own(_OWN[collective], cluster.ranks, _costs_for(cluster, _OWN[collective]))
-
-
-def _own_of(cluster: Cluster) -> tuple[str, ...]:
-    return (*_OWN, ON_LEVELS) if cluster.has_levels else tuple(_OWN)
+    ranks, ring, shared = cluster.ranks, cluster.ring_costs, cluster.shared_costs
+    costs = [
+        _of_elements(functools.partial(allreduce, name, ranks, costs=ring if name == "ring" else shared))
+        for name in ALLREDUCES
+    ]
+    if cluster.has_levels:
+        nodes = tuple(rank // cluster.ranks_per_node for rank in range(ranks))
+        levels = Levels(nodes, cluster.within, cluster.costs)
+        costs.append(_of_elements(lambda size: allreduce_two_level(levels, size, shared)))
+    return lambda size: min(cost(size) for cost in costs)
 
 
 def _free(size: int) -> float:
     return 0.0
-
-
-def _costs_for(cluster: Cluster, collective: str) -> Costs:
-    return cluster.ring_costs if collective in _RINGS else cluster.shared_costs
-
-
-def _fastest(costs: list[Callable[[int], float]]) -> GroupCost:
-    return lambda size: min(cost(size) for cost in costs)
-
-
-@functools.lru_cache(maxsize=512)
-def _own(name: str, ranks: int, costs: Costs) -> GroupCost:
-    return _of_elements(lambda size: allreduce(name, ranks, size, costs))
-
-
-@functools.lru_cache(maxsize=64)
-def _on_levels(cluster: Cluster) -> GroupCost:
-    nodes = tuple(rank // cluster.ranks_per_node for rank in range(cluster.ranks))
-    levels = Levels(nodes, cluster.within, cluster.costs)
-    return _of_elements(lambda size: allreduce_two_level(levels, size, cluster.shared_costs))
 
 
 def _of_elements(cost: Callable[[int], Cost]) -> GroupCost:
@@ -205,18 +152,18 @@ class PhasedWay(SendMethod):
     decompress: GroupCost = _free
 
 
-def dense(cluster: Cluster, collective: str = "telegrad") -> PhasedWay:
-    """All of the gradient. Raises ``ValueError`` for a collective that does not exist."""
-    return PhasedWay("dense", sum_cost(cluster, collective))
+def dense(cluster: Cluster) -> PhasedWay:
+    """All of the gradient."""
+    return PhasedWay("dense", sum_cost(cluster))
 
 
 def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """The sum of what all ranks have selected, as this library forms it: owners sum slices, which go to all as entries
     or, filled in, as they are; or recursive doubling; or a dense sum; or, where ranks share nodes, two levels
     (docs/explanation/two-level.md). The shortest. SparCML, §5.3."""
-    _check_density(density)
+    check_density(density)
     ranks = cluster.ranks
-    dense_s = sum_cost(cluster, "telegrad")
+    dense_s = sum_cost(cluster)
 
     def seconds(n: int, k: int) -> float:
         if ranks == 1:
@@ -225,13 +172,13 @@ def sparse(cluster: Cluster, device: Device, density: float) -> PhasedWay:
         flat_s = _flat_s(cluster, n, k, packed, dense_s(size))
         return min(_two_level_s(cluster, n, k, packed), flat_s) if cluster.has_levels else flat_s
 
-    return _selected("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))
+    return selected_way("sparse", device, density, seconds, lambda n, k: device.scatter_s(entries_of_sum(ranks, n, k)))
 
 
 def ok_topk(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """The k largest of the sum: what a rank sends does not grow with the number of ranks. Mean of 64 calls, of which
     one cuts slices and two find the threshold. Li, Hoefler, PPoPP 2022."""
-    _check_density(density)
+    check_density(density)
     costs, ranks = cluster.spread_costs, cluster.ranks
 
     def call(n: int, k: int, *, cut: bool, finds: bool) -> float:
@@ -248,50 +195,18 @@ def ok_topk(cluster: Cluster, device: Device, density: float) -> PhasedWay:
         cutting_s = call(n, k, cut=True, finds=False) - plain_s
         return plain_s + finding_s / THRESHOLD_EVERY + max(0.0, cutting_s) / SLICES_EVERY
 
-    return _selected("oktopk", device, density, seconds, lambda n, k: device.scatter_s(k))
+    return selected_way("oktopk", device, density, seconds, lambda n, k: device.scatter_s(k))
 
 
 def gathered(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     """Every rank gets every rank's entries, by this library's allgather, and adds them: k(P − 1) entries."""
-    _check_density(density)
+    check_density(density)
     costs, ranks = cluster.ring_costs, cluster.ranks
 
     def seconds(n: int, k: int) -> float:
         return allgather_sparse(ranks, n, k, costs).time_s if ranks > 1 else 0.0
 
-    return _selected("allgather", device, density, seconds, lambda n, k: device.scatter_s(ranks * k, messages=ranks))
-
-
-def rgc(
-    cluster: Cluster,
-    device: Device,
-    density: float,
-    *,
-    quantised: bool = False,
-    element_bytes: float = EXACT_BYTES,
-    kernels: int = 10,
-) -> PhasedWay:
-    """RedSync: T_select + log2 P·α + (P−1)·k·(c + v)·β + P·k·γ1. RedSync, §2.4, with k entries of c + v bytes.
-
-    ``element_bytes`` of memory traffic and ``kernels`` are those of its selection. ``quantised``: entries of one sign
-    and one mean, so that v = 0. Each of the P messages is added by a kernel of its own.
-    """
-    _check_density(density)
-    costs, ranks = cluster.shared_costs, cluster.ranks
-    entry = 4 if quantised else 8
-
-    def seconds(n: int, k: int) -> float:
-        return math.log2(ranks) * costs.alpha_s + (ranks - 1) * k * entry * costs.beta_s_per_byte
-
-    return _selected(
-        "rgc-quantised" if quantised else "rgc",
-        device,
-        density,
-        seconds,
-        lambda n, k: device.scatter_s(ranks * k, messages=ranks),
-        element_bytes=element_bytes,
-        kernels=kernels,
-    )
+    return selected_way("allgather", device, density, seconds, lambda n, k: device.scatter_s(ranks * k, messages=ranks))
 
 
 def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
@@ -340,7 +255,7 @@ def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> Phase
         else:
             numbers, products = numbers + (rows + columns) * min(rank, rows, columns), products + elements
     total = max(1, whole + products)
-    encoded, plain = qsgd(cluster, 8).cost, sum_cost(cluster, "telegrad")
+    encoded, plain = qsgd(cluster, 8).cost, sum_cost(cluster)
 
     def seconds(size: int) -> float:
         half = int(size * numbers / total / 2) // ELEMENT_BYTES * ELEMENT_BYTES
@@ -364,27 +279,24 @@ def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> Phase
 
 def fill_in(ranks: int, elements: int, density: float) -> float:
     """Which share of the sum's entries is there, for random indices."""
-    _check_density(density)
+    check_density(density)
     return entries_of_sum(ranks, elements, _entries(elements, density)) / elements if elements else 0.0
 
 
-SCHEMES = ("dense", "sparse", "oktopk", "allgather", "rgc", "rgc-quantised", "qsgd8", "qsgd4", "qsgd2")
+SCHEMES = ("dense", "sparse", "oktopk", "allgather", "qsgd8", "qsgd4", "qsgd2")
 """What ``way_of`` knows by name."""
 
-SELECTING = frozenset({"sparse", "oktopk", "allgather", "rgc", "rgc-quantised"})
+SELECTING = frozenset({"sparse", "oktopk", "allgather"})
 """Those of them that send selected entries, so that a density says something."""
 
 
-def way_of(scheme: str, cluster: Cluster, device: Device, *, density: float, collective: str = "telegrad") -> PhasedWay:
-    """By the name of a scheme; ``collective`` is that of dense sums. Raises ``ValueError`` for unknown names and for a
-    density that is no share."""
+def way_of(scheme: str, cluster: Cluster, device: Device, *, density: float) -> PhasedWay:
+    """By the name of a scheme. Raises ``ValueError`` for unknown names and for a density that is no share."""
     makers: dict[str, Callable[[], PhasedWay]] = {
-        "dense": lambda: dense(cluster, collective),
+        "dense": lambda: dense(cluster),
         "sparse": lambda: sparse(cluster, device, density),
         "oktopk": lambda: ok_topk(cluster, device, density),
         "allgather": lambda: gathered(cluster, device, density),
-        "rgc": lambda: rgc(cluster, device, density),
-        "rgc-quantised": lambda: rgc(cluster, device, density, quantised=True),
         **{f"qsgd{bits}": functools.partial(qsgd, cluster, bits) for bits in (2, 4, 8)},
     }
     if scheme not in makers:
@@ -392,7 +304,7 @@ def way_of(scheme: str, cluster: Cluster, device: Device, *, density: float, col
     return makers[scheme]()
 
 
-def _selected(
+def selected_way(
     name: str,
     device: Device,
     density: float,
@@ -451,7 +363,7 @@ def _two_level_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
     slice_ = ceil_div(n, inside)
     owners = Cluster(cluster.nodes, cluster.shared_costs)
     split_s = reduce_scatter_sparse(inside, n, k, within).time_s
-    dense_s = sum_cost(owners, "telegrad")(slice_ * ELEMENT_BYTES)
+    dense_s = sum_cost(owners)(slice_ * ELEMENT_BYTES)
     between_s = _flat_s(owners, slice_, entries_of_sum(inside, n, k) / inside, packed, dense_s)
     owned = entries_of_sum(cluster.ranks, n, k) / inside
     gather_s = _gather_s(inside, slice_, _bytes(slice_, owned, False), _ENTRY_BYTES * owned, within)
@@ -511,6 +423,6 @@ def _entries(elements: int, density: float) -> int:
     return min(elements, max(1, round(density * elements)))
 
 
-def _check_density(density: float) -> None:
+def check_density(density: float) -> None:
     if not 0 < density <= 1:
         raise ValueError(f"density={density} is no share: use a number above 0, up to 1")

@@ -1,8 +1,8 @@
-"""One training step as a timeline, and steps among more and more ranks: a row for each scheme, plan and collective.
+"""One training step as a timeline, and steps among more and more ranks: a row for each scheme and plan.
 
 A group's gradients are ready; it is selected, which holds the backward pass up; it begins when the network is free, and
 arrives; what came is decompressed when the backward pass is over, as both are the same processor's. All ranks are
-alike but for stragglers, for whom everybody waits. Does not know where a way's costs come from.
+alike. Does not know where a way's costs come from.
 
 Groups are named by a plan: cuts of ``telegrad.synchronizer.merge``, all groups sent in one way. Closed forms may take a
 millisecond for a size, and plans ask for up to ten thousand sizes; so they are looked for with costs that are
@@ -14,10 +14,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from telegrad.cost.send_method import GroupCost, LinearCost, SendMethod
 from telegrad.synchronizer import merge
@@ -52,8 +50,8 @@ class GroupTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """``compute_s`` is the step of one rank without communication or stragglers, ``forward_s`` and ``backward_s`` those
-    of the slowest rank, without compression. ``groups``: as they leave."""
+    """``compute_s`` is the step of one rank without communication, ``forward_s`` and ``backward_s`` its parts, without
+    compression. ``groups``: as they leave."""
 
     compute_s: float
     forward_s: float
@@ -63,12 +61,12 @@ class Step:
 
     @property
     def exposed_s(self) -> float:
-        """By how much the step is longer than forward and backward pass of the slowest rank."""
+        """By how much the step is longer than forward and backward pass."""
         return max(0.0, self.step_s - self.forward_s - self.backward_s)
 
     @property
     def efficiency(self) -> float:
-        """Steps a second, as a share of those without communication and stragglers."""
+        """Steps a second, as a share of those without communication."""
         return self.compute_s / self.step_s if self.step_s > 0 else 1.0
 
     @property
@@ -85,111 +83,39 @@ class Step:
         return sum(one.decompress_s for one in self.groups)
 
 
-def simulate(trace: Trace, groups: Sequence[StepGroup], *, overlap: bool = True, slowdown: float = 1.0) -> Step:
+def simulate(trace: Trace, groups: Sequence[StepGroup], *, overlap: bool = True) -> Step:
     """The step whose gradients travel in these groups.
 
     ``overlap``: communication goes on beside the backward pass; without, groups are selected and leave when it is over,
-    the next one being selected while one is under way. ``slowdown``: of the slowest rank, whose processor takes so many
-    times as long. Raises ``ValueError`` for groups that do not hold each gradient once, and for a slowdown below 1.
+    the next one being selected while one is under way. Raises ``ValueError`` for groups that do not hold each gradient
+    once.
     """
-    if not 1 <= slowdown < math.inf:
-        raise ValueError(f"slowdown={slowdown} must be 1 (no straggler) or more, and finite")
     if sorted(one for group in groups for one in group.tensors) != list(range(len(trace.sizes))):
         raise ValueError(f"groups must hold each of the positions 0 to {len(trace.sizes) - 1} once")
-    return _Costed(trace, groups).step(overlap=overlap, slowdown=slowdown)
-
-
-@dataclass(frozen=True)
-class Stragglers:
-    """How many times as long as typical the slowest rank's processor takes: ``factor`` always, and beside it the
-    largest of as many lognormal draws as there are ranks, exp(``sigma``·z), z normal; ``draws`` steps by ``seed``.
-
-    Raises ``ValueError`` for a factor below 1, a sigma below 0, and for no draws.
-    """
-
-    factor: float = 1.0
-    sigma: float = 0.0
-    seed: int = 0
-    draws: int = 200
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.factor < math.inf:
-            raise ValueError(f"factor={self.factor} must be 1 (no straggler) or more, and finite")
-        if not 0 <= self.sigma <= _MOST_SIGMA:
-            raise ValueError(f"sigma={self.sigma} must be 0 (no noise) to {_MOST_SIGMA:g}; 0.5 is much")
-        if self.draws < 1:
-            raise ValueError(f"draws={self.draws} must be at least 1")
-
-    def slowdowns(self, ranks: int) -> list[float]:
-        """Of the slowest of so many ranks, one for each step; at least 1."""
-        if self.sigma == 0:
-            return [self.factor]
-        normal = np.random.default_rng(self.seed).standard_normal((self.draws, ranks))
-        slowest = np.exp(self.sigma * normal.max(axis=1))
-        return [max(1.0, self.factor, float(one)) for one in slowest]
-
-
-_MOST_SIGMA = 100.0  # exp of that times what a normal draw may be is finite
-NONE = Stragglers()
-
-
-def expected(
-    trace: Trace, groups: Sequence[StepGroup], ranks: int, *, overlap: bool = True, stragglers: Stragglers = NONE
-) -> Step:
-    """The step of median slowdown, with the means of all steps as ``step_s``, ``forward_s`` and ``backward_s``, so that
-    ``exposed_s`` is their mean, too. Errors as for ``simulate``."""
-    slowdowns = sorted(stragglers.slowdowns(ranks))
-    typical = simulate(trace, groups, overlap=overlap, slowdown=slowdowns[len(slowdowns) // 2])
-    if len(slowdowns) == 1:
-        return typical
-    costed = _Costed(trace, groups)
-    steps = [costed.step(overlap=overlap, slowdown=one) for one in slowdowns]
-    step_s, forward_s, backward_s = (
-        math.fsum(times) / len(steps)
-        for times in zip(*((one.step_s, one.forward_s, one.backward_s) for one in steps), strict=True)
-    )
-    return replace(typical, step_s=step_s, forward_s=forward_s, backward_s=backward_s)
-
-
-class _Costed:
-    """Groups in the order in which they are ready, each with what its way takes."""
-
-    def __init__(self, trace: Trace, groups: Sequence[StepGroup]) -> None:
-        self._trace = trace
-        self._costs: list[tuple[int, str, int, float, float, float]] = []
-        for group in sorted(groups, key=lambda one: one.tensors[-1]):
-            size = sum(trace.sizes[one] for one in group.tensors)
-            way = group.way
-            decompress_s = way.decompress(size) if isinstance(way, PhasedWay) else 0.0
-            move_s = way.cost(size) - decompress_s
-            self._costs.append((group.tensors[-1], way.name, size, way.delay(size), move_s, decompress_s))
-
-    def step(self, *, overlap: bool, slowdown: float) -> Step:
-        trace, costs = self._trace, self._costs
-        forward_s = trace.forward_s * slowdown
-        backward_s = sum(trace.backward_times) * slowdown
-        processor_s, done = forward_s, 0
-        if not overlap:
-            processor_s, done = forward_s + backward_s, len(trace.sizes)
-        ready: list[tuple[float, float]] = []
-        for last, _, _, delay_s, _, _ in costs:
-            while done <= last:
-                processor_s += trace.backward_times[done] * slowdown
-                done += 1
-            ready.append((processor_s, processor_s + delay_s * slowdown))
-            processor_s += delay_s * slowdown
-        for one in trace.backward_times[done:]:
-            processor_s += one * slowdown
-        network_s, times = 0.0, []
-        for (_, name, size, _, move_s, unpack_s), (ready_s, selected_s) in zip(costs, ready, strict=True):
-            start_s = max(network_s, selected_s)
-            network_s = start_s + move_s
-            finish_s = network_s
-            if unpack_s > 0:
-                processor_s = finish_s = max(processor_s, network_s) + unpack_s * slowdown
-            times.append(GroupTimes(name, size, ready_s, selected_s, start_s, network_s, finish_s, unpack_s * slowdown))
-        end_s = max([processor_s, *(one.finish_s for one in times)])
-        return Step(trace.compute_s, forward_s, backward_s, tuple(times), end_s)
+    backward_s = sum(trace.backward_times)
+    processor_s, done = trace.forward_s, 0
+    if not overlap:
+        processor_s, done = trace.forward_s + backward_s, len(trace.sizes)
+    ready: list[tuple[StepGroup, int, float, float]] = []
+    for group in sorted(groups, key=lambda one: one.tensors[-1]):
+        size = sum(trace.sizes[one] for one in group.tensors)
+        while done <= group.tensors[-1]:
+            processor_s += trace.backward_times[done]
+            done += 1
+        ready_s, processor_s = processor_s, processor_s + group.way.delay(size)
+        ready.append((group, size, ready_s, processor_s))
+    for one in trace.backward_times[done:]:
+        processor_s += one
+    network_s, times = 0.0, []
+    for group, size, ready_s, selected_s in ready:
+        unpack_s = group.way.decompress(size) if isinstance(group.way, PhasedWay) else 0.0
+        start_s = max(network_s, selected_s)
+        network_s = finish_s = start_s + group.way.cost(size) - unpack_s
+        if unpack_s > 0:
+            processor_s = finish_s = max(processor_s, network_s) + unpack_s
+        times.append(GroupTimes(group.way.name, size, ready_s, selected_s, start_s, network_s, finish_s, unpack_s))
+    end_s = max([processor_s, *(one.finish_s for one in times)])
+    return Step(trace.compute_s, trace.forward_s, backward_s, tuple(times), end_s)
 
 
 _PER_DOUBLING = 4
@@ -276,13 +202,11 @@ def _units(sizes: Sequence[int]) -> list[int]:
 
 Row = dict[str, Any]
 
-COMPRESSED = "–"  # the collective of schemes that have their own
-
 
 @dataclass(frozen=True)
 class StepSweep:
     """What is asked. ``global_samples``: of all ranks together (strong scaling); ``None``: each rank has the
-    workload's own. ``collectives`` are those of dense sums; other schemes have one of their own."""
+    workload's own."""
 
     workload: Workload
     cluster_of: Callable[[int], Cluster]
@@ -290,14 +214,12 @@ class StepSweep:
     ranks: Sequence[int]
     schemes: Sequence[str] = ("dense",)
     plans: Sequence[str] = ("fixed",)
-    collectives: Sequence[str] = ("telegrad",)
     density: float = 0.01
     global_samples: float | None = None
     overlap: bool = True
-    stragglers: Stragglers = NONE
 
     def rows(self) -> Iterator[Row]:
-        """By ranks, scheme, collective and plan. ``speedup``: of samples a second over one rank with the whole global
+        """By ranks, scheme and plan. ``speedup``: of samples a second over one rank with the whole global
         mini-batch, or, in weak scaling, with its own. Raises ``ValueError`` for what does not exist."""
         alone = self.workload if self.global_samples is None else self.workload.of(self.global_samples)
         per_s_alone = alone.samples / alone.trace.compute_s if alone.trace.compute_s else 0.0
@@ -305,24 +227,19 @@ class StepSweep:
             here = self.workload if self.global_samples is None else self.workload.of(self.global_samples / count)
             cluster = self.cluster_of(count)
             for scheme in self.schemes:
-                for collective in self.collectives if scheme == "dense" else (COMPRESSED,):
-                    yield from self._rows(here, cluster, scheme, collective, per_s_alone)
+                yield from self._rows(here, cluster, scheme, per_s_alone)
 
-    def _rows(
-        self, here: Workload, cluster: Cluster, scheme: str, collective: str, per_s_alone: float
-    ) -> Iterator[Row]:
-        named = "telegrad" if collective == COMPRESSED else collective
-        way = way_of(scheme, cluster, self.device, density=self.density, collective=named)
+    def _rows(self, here: Workload, cluster: Cluster, scheme: str, per_s_alone: float) -> Iterator[Row]:
+        way = way_of(scheme, cluster, self.device, density=self.density)
         for plan in self.plans:
             groups = planned(here.trace, plan, way)
-            step = expected(here.trace, groups, cluster.ranks, overlap=self.overlap, stragglers=self.stragglers)
+            step = simulate(here.trace, groups, overlap=self.overlap)
             per_s = cluster.ranks * here.samples / step.step_s if step.step_s else 0.0
             yield {
                 "model": here.model,
                 "ranks": cluster.ranks,
                 "samples": here.samples,
                 "scheme": scheme,
-                "collective": collective,
                 "plan": plan,
                 "overlap": self.overlap,
                 **times_of(step, cluster.ranks),

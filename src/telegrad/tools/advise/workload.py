@@ -138,7 +138,7 @@ class Workload:
     """``trace``: of a pass of ``samples`` on one rank; ``fixed_s``: the part of it that does not shrink with the
     mini-batch, such as starting kernels, which is why small batches are inefficient. ``model``: its name.
     ``accumulate``: passes of each optimizer step; the gradients of the last one are exchanged. ``family``: one of
-    ``recipe.FAMILIES``.
+    ``advice.FAMILIES``.
 
     Raises ``ValueError`` for samples that are not above 0, a fixed part beyond the whole, and no pass.
     """

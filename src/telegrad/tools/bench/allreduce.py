@@ -12,20 +12,17 @@ import dataclasses
 import json
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from telegrad import Communicator, _core
-from telegrad.communicator.operands import WIRES
-from telegrad.launch import join, rank_and_size
-from telegrad.launch.joining import exchange
+from telegrad import Communicator
+from telegrad.launch import join
 from telegrad.tools.bench.netlab import burst_bytes
 from telegrad.tools.bench.plan import (
-    INTERLEAVED,
     PEERS,
     AllreducePlan,
     Measured,
@@ -45,43 +42,6 @@ from telegrad.tools.bench.plan import (
 )
 from telegrad.tuning import calibrate
 
-WIRE_BITS = {"bf16": 16, "f16": 16, "int8": 8 + 1 / 8, "qsgd8": 8 + 1 / 32, "qsgd4": 4 + 1 / 32, "qsgd2": 2 + 1 / 32}
-WIRE_BITS |= {"e3m0": 4 + 1 / 32, "codebook2": 2 + 1 / 8}
-"""Of a value in a message, with its part of a scale (docs/explanation/algorithms.md, "Encoded values")."""
-
-_ROUNDING = {"bf16": 2**-8, "f16": 2**-11, "int8": 1 / 254, "qsgd8": 1 / 127, "qsgd4": 1 / 7, "qsgd2": 1.0}
-_ROUNDING |= {"e3m0": 1 / 4, "codebook2": 2.0}
-_ADDING = 2**-20  # of float32's own additions
-
-assert set(WIRE_BITS) == set(_ROUNDING) == set(WIRES)
-
-
-class EncodedSums:
-    """Sums of normally distributed values, others on each rank."""
-
-    def __init__(self, communicator: Communicator, elements: int) -> None:
-        self._communicator = communicator
-        self._values = np.random.default_rng(communicator.rank).standard_normal(elements, np.float32)
-        self._sum = np.empty_like(self._values)
-
-    def call(self, wire: str) -> Callable[[Vector], object]:
-        """Sums as many values as the vector that it is given has; what that holds does not matter."""
-        return lambda x: self._communicator.all_reduce(self._values[: x.size], wire=wire, out=self._sum[: x.size])
-
-    def wrong(self, wire: str, elements: int) -> int:
-        """How many values of the last sum are further off than roundings can be, on this rank; all of them where ranks
-        do not have the same bits."""
-        communicator, values, found = self._communicator, self._values[:elements], self._sum[:elements].copy()
-        digests = communicator.all_gather(np.array([zlib.crc32(found.data)], np.int64))
-        if digests.min() != digests.max():
-            return elements
-        exact = np.empty_like(values)
-        communicator.all_reduce(values, out=exact)
-        largest = float(communicator.all_gather(np.array([np.abs(values).max()])).max())
-        most = communicator.world_size * (_ROUNDING[wire] + _ADDING) * largest + _ROUNDING[wire] * np.abs(exact).max()
-        return int(np.count_nonzero(~(np.abs(found - exact) <= most * (1 + _ROUNDING[wire]))))
-
-
 Vector = npt.NDArray[np.float32]
 
 _FEWEST_SAMPLES = 3
@@ -97,12 +57,14 @@ _SLOW_S = 0.5  # what takes longer is not tried at all
 _SOME = 0.02  # of a sample's bytes
 _PATIENCE_S = 5.0  # with one call of a peer's
 _REACH = 4  # times as long as what is known
-_TIMEOUT_S = 300.0
-_JOIN_TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0
+JOIN_TIMEOUT_S = 120.0
 
 
 @dataclass
-class _Contender:
+class Contender:
+    """``call`` sums the vector that it is given, in place unless ``wrong_values`` says how many elements are wrong."""
+
     name: str
     call: Callable[[Vector], object]
     ours: bool
@@ -116,50 +78,45 @@ class _Contender:
     wire_bytes: float | None = None
     times_s: list[float] = field(default_factory=list)
 
+    @classmethod
+    def of_ours(cls, algorithm: str, communicator: Communicator, behind: str = "") -> Self:
+        """``behind``: what its name has behind the algorithm's."""
+        return cls(algorithm + behind, lambda x: communicator.all_reduce(x, algorithm=algorithm), True, communicator)
+
     @property
     def median_s(self) -> float:
         return Timing.of(self.times_s).median_s
 
 
+More = Callable[[Communicator, int], list[Contender]]
+"""Contenders of an experiment besides those of the plan, by the communicator and the most elements."""
+
+
 def main(plan_json: str) -> None:
-    """One rank. Rank 0 prints a line of JSON for each contender at each size, and once more where it was measured
-    again; a rank on which a peer does not start prints ``{"missing", "why"}``."""
-    plan = AllreducePlan.from_json(plan_json)
-    with _joined(plan) as communicator:
+    """One rank."""
+    measure(AllreducePlan.from_json(plan_json))
+
+
+def measure(
+    plan: AllreducePlan, more: More = lambda communicator, elements: [], joined: Communicator | None = None
+) -> None:
+    """On one rank, which joins unless it has ``joined``.
+
+    Rank 0 prints a line of JSON for each contender at each size, and once more where it was measured again. A rank on
+    which a peer does not start prints ``{"missing", "why"}``."""
+    with joined or join(timeout_s=TIMEOUT_S, join_timeout_s=JOIN_TIMEOUT_S) as communicator:
         if plan.calibrates and communicator.world_size > 1:
             calibrate(communicator, keep=False)
-        orders = {"": communicator}
-        if plan.interleaved:
-            orders[INTERLEAVED] = interleaved(communicator)
-            if plan.calibrates:
-                calibrate(orders[INTERLEAVED], keep=False)
         peers = start_peers(plan, communicator)
-        _measure_all(plan, orders, peers)
+        _measure_all(plan, communicator, peers, more(communicator, max(plan.sizes) // 4))
         for peer in peers:
             communicator.barrier()
             peer.close()
 
 
-def _joined(plan: AllreducePlan) -> Communicator:
-    if plan.watched:
-        return join(timeout_s=_TIMEOUT_S, join_timeout_s=_JOIN_TIMEOUT_S)
-    rank, size = rank_and_size()
-    # No user may have this, so it is no argument of the public functions.
-    core = _core.Communicator.ucx(rank, size, exchange(_JOIN_TIMEOUT_S), _TIMEOUT_S, None, None, checks=False)
-    return Communicator(core)
-
-
-def interleaved(communicator: Communicator) -> Communicator:
-    """The same ranks, dealt out to the nodes in turn."""
-    nodes = communicator.nodes
-    place = nodes[: communicator.rank].count(nodes[communicator.rank])
-    dealt = communicator.split(0, key=place)  # of equal places the nodes' order counts
-    assert dealt is not None
-    return dealt
-
-
-def _measure_all(plan: AllreducePlan, orders: Mapping[str, Communicator], peers: Sequence[Peer]) -> None:
-    communicator = orders[""]
+def _measure_all(
+    plan: AllreducePlan, communicator: Communicator, peers: Sequence[Peer], more: Sequence[Contender]
+) -> None:
     vector = np.zeros(max(plan.sizes) // 4, np.float32)
     begin = time.monotonic()
 
@@ -168,15 +125,16 @@ def _measure_all(plan: AllreducePlan, orders: Mapping[str, Communicator], peers:
         mine = max(until - (time.monotonic() - begin), 0.0)
         return float(communicator.all_gather(np.array([mine]))[0, 0])
 
-    encoded = EncodedSums(communicator, vector.size) if plan.wires else None
     longest = _within_reach(plan, communicator, peers, vector)
-    done: dict[int, list[_Contender]] = {}
-    compared = len(plan.contenders) + len(plan.peers) > 1
+    done: dict[int, list[Contender]] = {}
+    compared = len(plan.algorithms) + len(more) + len(plan.peers) > 1
     first_pass_s = plan.seconds * (1 - _AGAIN_SHARE if compared else 1)
     for number, size in enumerate(sorted(plan.sizes, reverse=True)):
-        contenders = done[size] = _contenders(
-            plan, orders, encoded, [one for one in peers if size <= longest[one.name]]
-        )
+        contenders = done[size] = [
+            *(Contender.of_ours(algorithm, communicator) for algorithm in plan.algorithms),
+            *(replace(one, times_s=[]) for one in more),
+            *(Contender(one.name, one.all_reduce, False) for one in peers if size <= longest[one.name]),
+        ]
         x = vector[: size // 4]
         for contender in contenders:
             _verify(communicator, contender, x)
@@ -197,23 +155,6 @@ def _measure_all(plan: AllreducePlan, orders: Mapping[str, Communicator], peers:
         again = [contender for contender in contenders if contender.fewest_samples > 1]
         _take_samples(plan, communicator, again, vector[: size // 4], _AGAIN_FACTOR * taken, share_s)
         _report(communicator, contenders, size, again=True)
-
-
-def _contenders(
-    plan: AllreducePlan, orders: Mapping[str, Communicator], encoded: EncodedSums | None, peers: Iterable[Peer]
-) -> list[_Contender]:
-    def ours(order: str, algorithm: str) -> _Contender:
-        chosen = orders[order]
-        return _Contender(algorithm + order, lambda x: chosen.all_reduce(x, algorithm=algorithm), True, chosen)
-
-    def rounding(sums: EncodedSums, wire: str) -> _Contender:
-        return _Contender(wire, sums.call(wire), True, orders[""], lambda elements: sums.wrong(wire, elements))
-
-    return [
-        *(ours(order, algorithm) for order in orders for algorithm in plan.algorithms),
-        *(rounding(encoded, wire) for wire in plan.wires if encoded is not None),
-        *(_Contender(peer.name, peer.all_reduce, False) for peer in peers),
-    ]
 
 
 def _within_reach(
@@ -243,7 +184,7 @@ def _within_reach(
     return longest
 
 
-def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> None:
+def _verify(communicator: Communicator, contender: Contender, x: Vector) -> None:
     """Counts wrong values and bytes of one call, which also warms up."""
     ranks = communicator.world_size
     whole = np.arange(x.size, dtype=np.int64) % 1009
@@ -264,11 +205,11 @@ def _verify(communicator: Communicator, contender: _Contender, x: Vector) -> Non
     contender.wire_bytes = float(gathered[:, 1].max()) if contender.ours else None
 
 
-def _bytes_sent(contender: _Contender) -> int:
+def _bytes_sent(contender: Contender) -> int:
     return contender.communicator.stats()["bytes_sent"] if contender.communicator else 0
 
 
-def _choose_calls(plan: AllreducePlan, communicator: Communicator, contender: _Contender, x: Vector) -> float:
+def _choose_calls(plan: AllreducePlan, communicator: Communicator, contender: Contender, x: Vector) -> float:
     """Decides how many calls make up a sample; returns about how many seconds a call takes.
 
     Ranks leave the barrier one after another, so that few calls tell little of many: their number grows until a sample
@@ -288,7 +229,7 @@ def _choose_calls(plan: AllreducePlan, communicator: Communicator, contender: _C
 def _take_samples(
     plan: AllreducePlan,
     communicator: Communicator,
-    contenders: list[_Contender],
+    contenders: list[Contender],
     x: Vector,
     samples: int,
     most_s: float,
@@ -304,7 +245,7 @@ def _take_samples(
                 one.times_s.append(_sample(communicator, one, x, saved_up))
 
 
-def _sample(communicator: Communicator, contender: _Contender, x: Vector, saved_up: int = 0) -> float:
+def _sample(communicator: Communicator, contender: Contender, x: Vector, saved_up: int = 0) -> float:
     """Seconds per call; the same number on all ranks. ``saved_up``: bytes that the links pass at once after they were
     idle. Where that is some of a sample, as many are sent before it; calls so short that links stay idle save up."""
     ranks = communicator.world_size
@@ -323,7 +264,7 @@ def _sample(communicator: Communicator, contender: _Contender, x: Vector, saved_
     return float(slowest) / contender.calls
 
 
-def _is_outlier(contenders: list[_Contender]) -> bool:
+def _is_outlier(contenders: list[Contender]) -> bool:
     """Whether the automatic choice looks worse than it should: than the better peer, or than the best of our own."""
     auto = [contender for contender in contenders if contender.name == "auto"]
     peers = [contender.median_s for contender in contenders if not contender.ours]
@@ -335,7 +276,7 @@ def _is_outlier(contenders: list[_Contender]) -> bool:
     )
 
 
-def _report(communicator: Communicator, contenders: list[_Contender], size: int, *, again: bool) -> None:
+def _report(communicator: Communicator, contenders: list[Contender], size: int, *, again: bool) -> None:
     if communicator.rank != 0:
         return
     for one in contenders:
@@ -354,7 +295,7 @@ def _report(communicator: Communicator, contenders: list[_Contender], size: int,
         print(found.to_json(), flush=True)
 
 
-def _chosen_by(contender: _Contender, size: int) -> str | None:
+def _chosen_by(contender: Contender, size: int) -> str | None:
     if contender.communicator is None or not contender.name.startswith("auto"):
         return None
     return str(contender.communicator._usable().choose_allreduce(size).name)
@@ -375,10 +316,14 @@ class AllreduceOutcome:
 
 
 def run(
-    plan: AllreducePlan, *, timeout_s: float, on_measured: Callable[[Measured], None] = lambda _: None
+    plan: AllreducePlan,
+    *,
+    timeout_s: float,
+    on_measured: Callable[[Measured], None] = lambda _: None,
+    target: str = TARGET,
 ) -> AllreduceOutcome:
     """Everything that ``plan`` asks for; ``on_measured`` sees each result as it comes, and once more if it was measured
-    again. Raises ``RankFailed`` and ``RanksTimedOut``."""
+    again. ``target``: what the ranks run. Raises ``RankFailed`` and ``RanksTimedOut``."""
     found: dict[tuple[int, str], Measured] = {}
     outcome = AllreduceOutcome()
 
@@ -391,7 +336,7 @@ def run(
             found[one.size, one.contender] = one
             on_measured(one)
 
-    report_of(plan, take, timeout_s=timeout_s)
+    report_of(plan, take, timeout_s=timeout_s, target=target)
     outcome.measured = sorted(found.values(), key=lambda one: one.size)
     return outcome
 
@@ -414,7 +359,7 @@ def report_of(
 
 def result_count_of(plan: AllreducePlan) -> int:
     """How many results ``run`` will see, without those that come again."""
-    return len(plan.sizes) * (len(plan.contenders) + len(plan.peers))
+    return len(plan.sizes) * (len(plan.algorithms) + len(plan.peers))
 
 
 def rows_of(plan: AllreducePlan, outcome: AllreduceOutcome, missing: Mapping[str, str] | None = None) -> list[Row]:
@@ -431,7 +376,7 @@ def rows_of(plan: AllreducePlan, outcome: AllreduceOutcome, missing: Mapping[str
 
 def _row(plan: AllreducePlan, ours: Measured, peers: Mapping[str, Measured | None], absent: Mapping[str, str]) -> Row:
     links = plan.nodes if plan.nodes > 1 else plan.ranks  # a node has one, whatever its ranks
-    least_bytes = bound_bytes(links, ours.size) * WIRE_BITS.get(ours.contender, 32) / 32
+    least_bytes = bound_bytes(links, ours.size)
     rate = payload_bytes_per_s(plan.network)
     return {
         "op": plan.benchmark,

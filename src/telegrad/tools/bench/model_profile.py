@@ -7,60 +7,140 @@ import importlib.util
 import inspect
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 from telegrad.synchronizer import StepProfile
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.workload import DEVICES, Device
-from telegrad.tools.bench.meta_profile import counted, on_meta, steadied
+
+# A step without running it: shapes from torch's ``meta`` device, and a model of what each operation takes. Nothing is
+# allocated. The same count bounds what other programs' noise gives a gradient of a measured backward pass.
+
+_WITHIN = 4.0
+"""By how much a measured share of the backward pass may differ from the counted one, as a factor."""
 
 
-class _Residual(nn.Module):
-    def __init__(self, width: int) -> None:
+class _CountedClock:
+    """Stands until an operation is counted, and then moves on by the seconds that a device takes for it."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def is_known(self, mark: float) -> bool:
+        return True
+
+    def between_s(self, before: float, after: float) -> float:
+        return after - before
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Each operation takes as long as its arithmetic or its memory traffic, whichever is longer."""
+
+    def __init__(self, clock: _CountedClock, device: Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._clock, self._device = clock, device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        found = func(*args, **given)
+        if any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns):
+            return found  # a view
+        count = flop_registry.get(func._overloadpacket)
+        flops = 0 if count is None else count(*args, **given, out_val=found)
+        size = sum(
+            one.numel() * one.element_size() for one in tree_leaves((args, given, found)) if isinstance(one, Tensor)
+        )
+        self._clock.now_s += max(flops / self._device.flops_per_s, size / self._device.memory_bytes_per_s)
+        return found
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Attention as kernels compute it that keep no matrix of all positions by all positions. The ``meta`` device has
+    none of them: torch decomposes attention there, and the matrix's memory traffic would count."""
+
+    @staticmethod
+    def forward(
+        context: Any, query: Tensor, key: Tensor, value: Tensor, clock: _CountedClock, flops_per_s: float
+    ) -> Tensor:
+        *_, positions, width = query.shape
+        macs = query.shape[:-2].numel() * positions * key.shape[-2] * (width + value.shape[-1])
+        context.save_for_backward(query, key, value)
+        context.clock, context.seconds = clock, 2 * macs / flops_per_s
+        clock.now_s += context.seconds
+        return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+    @staticmethod
+    def backward(context: Any, *_: Tensor) -> tuple[Tensor | None, ...]:
+        context.clock.now_s += _ATTENTION_BACKWARD * context.seconds
+        return (*(torch.empty_like(one) for one in context.saved_tensors), None, None)
+
+
+_ATTENTION_BACKWARD = 2.5  # five products for two, as the scores are computed again
+
+
+class _Fusing(TorchFunctionMode):
+    def __init__(self, clock: _CountedClock, device: Device) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.linear = nn.Linear(width, width)
+        self._clock, self._device = clock, device
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.tanh(self.linear(self.norm(x)))
-
-
-def _small() -> tuple[nn.Module, Tensor]:
-    """48 narrow layers: 194 gradients, none above 36 KiB; 1.8 MB."""
-    blocks = [_Residual(96) for _ in range(48)]
-    return nn.Sequential(*blocks, nn.Linear(96, 10)), torch.randn(192, 96)
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func is nn.functional.scaled_dot_product_attention:
+            query, key, value = (*args, *(given[name] for name in ("query", "key", "value")[len(args) :]))[:3]
+            if query.is_meta:
+                return _FusedAttention.apply(query, key, value, self._clock, self._device.flops_per_s)  # type: ignore[no-untyped-call]
+        return func(*args, **given)
 
 
-def _large() -> tuple[nn.Module, Tensor]:
-    """Four wide layers: 8 gradients, the largest 3 MiB; 8.4 MB."""
-    layers = [nn.Linear(512, 1024), nn.Tanh(), nn.Linear(1024, 768), nn.Tanh(), nn.Linear(768, 768), nn.Tanh()]
-    return nn.Sequential(*layers, nn.Linear(768, 256)), torch.randn(96, 512)
+def counted(model: nn.Module, loss: Callable[[nn.Module], Tensor], device: Device) -> Trace:
+    """One forward and backward pass of ``model``, as ``device`` would take for it; what ``loss`` raises."""
+    clock = _CountedClock()
+    with StepProfile(model, skip=0, clock=clock) as watched, _Counting(clock, device), _Fusing(clock, device):
+        loss(model).backward()  # type: ignore[no-untyped-call]
+    return watched.trace()
 
 
-def _mixed() -> tuple[nn.Module, Tensor]:
-    """Convolutions with normalisation, then wide layers, as in VGG: 42 gradients from 40 bytes to 2 MiB; 3.9 MB."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width in (16, 16, 32, 32, 64, 64, 64, 64, 64):
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
-        if width != channels and channels != 3:
-            layers.append(nn.MaxPool2d(2))
-        channels = width
-    wide = [nn.Flatten(), nn.Linear(64 * 16, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
-    return nn.Sequential(*layers, *wide), torch.randn(8, 3, 16, 16)
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """New tensors have a shape and no memory."""
+    with torch.device("meta"):
+        yield
 
 
-MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"small": _small, "large": _large, "mixed": _mixed}
-"""By name: what makes a model and its input, by torch's generator."""
+def steadied(measured: Trace, counted_: Trace) -> Trace:
+    """``measured`` without noise: each gradient takes a quarter to four times its counted share of the backward pass,
+    and the whole pass takes as long as before.
 
+    Another program that runs for some milliseconds, or memory that is allocated, then lengthens the pass, and not the
+    one gradient that came next. Gradients that were not counted keep their times.
+    """
+    shares = dict(zip(counted_.names, counted_.backward_times, strict=True))
+    total_s, all_s = measured.backward_s, counted_.backward_s
+    if not (total_s > 0 and all_s > 0):
+        return measured
+    times = []
+    for name, seconds in zip(measured.names, measured.backward_times, strict=True):
+        share_s = shares.get(name, math.nan) / all_s * total_s
+        times.append(seconds if math.isnan(share_s) else min(max(seconds, share_s / _WITHIN), share_s * _WITHIN))
+    if not sum(times) > 0:
+        return measured
+    factor = total_s / sum(times)
+    return replace(measured, backward_times=tuple(one * factor for one in times))
 
-DEMO = "demo"
-"""``demo:small``, ``demo:large`` and ``demo:mixed`` are models of this package."""
 
 _RATE = 1e-4
 
@@ -73,15 +153,11 @@ Loss = Callable[[nn.Module], Tensor]
 
 
 def open_factory(target: str) -> Callable[..., Any]:
-    """The function that ``package.module:function`` or ``folder/file.py:function`` names, or a demonstration. Modules
-    are looked for in the current folder too. Raises ``FactoryError``."""
+    """The function that ``package.module:function`` or ``folder/file.py:function`` names. Modules are looked for in the
+    current folder too. Raises ``FactoryError``."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise FactoryError(f"{target!r} names no function: write module:function or file.py:function")
-    if place == DEMO:
-        if name not in MODELS:
-            raise FactoryError(f"there is no {target!r}: use {', '.join(f'{DEMO}:{one}' for one in MODELS)}")
-        return _demonstration(name)
     module = _module_of(place)
     factory = getattr(module, name, None)
     if not callable(factory):
@@ -183,15 +259,6 @@ def _told(value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     return f"a tensor of shape {tuple(value.shape)}" + ("" if value.requires_grad else " without a gradient")
-
-
-def _demonstration(name: str) -> Callable[[], tuple[nn.Module, Loss]]:
-    def made() -> tuple[nn.Module, Loss]:
-        torch.manual_seed(1)
-        model, x = MODELS[name]()
-        return model, lambda model: model(x).square().mean()
-
-    return made
 
 
 def _module_of(place: str) -> Any:

@@ -44,9 +44,6 @@ _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 <<
 ALGORITHMS = (*(name for name in DENSE_ALGORITHMS if name != "auto"), "auto")
 """Of ours, as ``telegrad bench allreduce`` measures them: the automatic choice last."""
 
-INTERLEAVED = ", interleaved"
-"""Behind an algorithm's name: among ranks whose neighbours live on other nodes."""
-
 
 @dataclass(frozen=True)
 class AllreducePlan(JsonFields):
@@ -63,17 +60,8 @@ class AllreducePlan(JsonFields):
     sample_s: float = 0.002
     seconds: float = 120.0
     calibrates: bool = False  # first of all, so that the automatic choice knows this network
-    watched: bool = True  # with heartbeats and all that looks after peers
     nodes: int = 1  # on which the ranks live, neighbours together
-    interleaved: bool = False  # every algorithm also in an order in which neighbours live apart
-    wires: tuple[str, ...] = ()  # sums in messages that round, beside the algorithms
     store: str = ""  # a path at which Gloo's processes meet
-
-    @property
-    def contenders(self) -> tuple[str, ...]:
-        """Ours."""
-        dealt = (f"{name}{INTERLEAVED}" for name in self.algorithms if self.interleaved)
-        return (*self.algorithms, *dealt, *self.wires)
 
 
 @dataclass(frozen=True)
@@ -259,32 +247,40 @@ class JobPlan(Protocol):
     def to_json(self) -> str: ...
 
 
-def run_job(
+def run_job(target: str, plan: JobPlan, on_line: Callable[[int, str], None], *, timeout_s: float, **more: Any) -> None:
+    """``run_ranks`` of ``target`` on the plan's network, with ``plan`` as JSON; ``more`` as there."""
+    run_ranks(target, plan.network, plan.ranks, [plan.to_json()], on_line, timeout_s=timeout_s, **more)
+
+
+def run_ranks(
     target: str,
-    plan: JobPlan,
+    network: str,
+    ranks: int,
+    arguments: Sequence[str],
     on_line: Callable[[int, str], None],
     *,
     timeout_s: float,
+    environment: Mapping[str, str] | None = None,
     mpich: bool = False,
     nodes: int = 1,
 ) -> None:
-    """Runs ``target`` (``module:function``, ``plan`` as JSON) on every rank; ``on_line(rank, line)`` gets what they
-    print. ``mpich``: they call MPI; ``nodes``: on how many they live. Raises ``RankFailed``, ``RanksTimedOut``
+    """Runs ``target`` (``module:function``, called with ``arguments``) on every rank; ``on_line(rank, line)`` gets what
+    they print. ``mpich``: they call MPI; ``nodes``: on how many they live. Raises ``RankFailed``, ``RanksTimedOut``
     and ``NetlabError``."""
     with (
-        open_network(plan.network, plan.ranks, nodes) as network,
+        open_network(network, ranks, nodes) as opened,
         Ranks(
             target,
-            plan.ranks,
+            ranks,
             timeout_s=timeout_s,
-            arguments=[plan.to_json()],
-            environment={**SINGLE_THREADED, **network.environment},
-            prefix_of=network.prefix_of,
+            arguments=arguments,
+            environment={**SINGLE_THREADED, **opened.environment, **(environment or {})},
+            prefix_of=opened.prefix_of,
             on_line=on_line,
             mpich=mpich,
-        ) as ranks,
+        ) as started,
     ):
-        ranks.wait()
+        started.wait()
 
 
 @contextmanager

@@ -17,15 +17,13 @@ from rich.table import Table
 from telegrad.communicator.tuning_cache import newest_between_hosts
 from telegrad.cost import Costs, Place, Tuning
 from telegrad.tools.advise import advice
-from telegrad.tools.advise.advice import Advice, Prediction
+from telegrad.tools.advise.advice import RECIPES, Advice, Prediction, Recipe, recipe_of
 from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.recipe import RECIPES, Recipe, recipe_of
 from telegrad.tools.advise.sending import NODE, Cluster
 from telegrad.tools.advise.step import Step
 from telegrad.tools.cli.interrupts import ended_by_interrupt
-from telegrad.tools.cli.options import is_given, refuse_given
-from telegrad.tools.cli.outputs import check_all_writable, say_file, table_console, written
-from telegrad.tools.cli.simulate_run import write_json
+from telegrad.tools.cli.options import blaming, is_given, refuse_given
+from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console, write_result
 from telegrad.tools.cli.workload_options import (
     ComputeOption,
     DeviceOption,
@@ -387,16 +385,13 @@ def advise(
         for one in said:
             console.print(one, style="dim", highlight=False, markup=False)
         if json_file is not None:
-            write_json(
-                console, json_file, {**for_json(found), "network": about, "within": within, "device": chosen.about}
-            )
-            say_file(console, "predictions", json_file)
+            result = {**for_json(found), "network": about, "within": within, "device": chosen.about}
+            write_result(console, json_file, result, what="predictions")
         if plot_file is not None:
             where = place if nodes > 1 else "one node"
             title = f"{workload.model}, {ranks:,} ranks, {where}: {found.verdict.partition(':')[0].lower()}"
-            with written(console, plot_file):
+            with drawn(console, plot_file):
                 plot(found, title, plot_file)
-            say_file(console, "plot", plot_file)
 
 
 def _chosen_recipe(optimizer: str) -> Recipe:
@@ -408,16 +403,12 @@ def _chosen_recipe(optimizer: str) -> Recipe:
 
 
 def _named_costs(network: str, alpha: float | None, beta: float | None) -> Network:
-    try:
+    with blaming("--network"):
         costs = network_of(network)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--network") from error
-    for option, name, value in (("--alpha", "alpha_s", alpha), ("--beta", "beta_s_per_byte", beta)):
-        try:
-            costs = with_costs(costs, **{name: value})
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint=option) from error
-    return costs
+    with blaming("--alpha"):
+        costs = with_costs(costs, alpha_s=alpha)
+    with blaming("--beta"):
+        return with_costs(costs, beta_s_per_byte=beta)
 
 
 def _about_within(cluster: Cluster) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,7 +27,16 @@ from telegrad.tools.bench.sparse import (
     run,
     swept,
 )
-from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, count_of, densities_of, networks_of
+from telegrad.tools.cli.options import (
+    CalibratesFirst,
+    JobTimeout,
+    RowsFile,
+    among,
+    blaming,
+    count_of,
+    densities_of,
+    networks_of,
+)
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, say_without, table_console, write_result
 from telegrad.tools.report.figures import Panel, bars, dated, draw, duration, grid_of, picture, seconds_across
 
@@ -194,23 +203,23 @@ def sparse(
     machine = describe_machine()
     rows: list[Row] = []
     failed: list[str] = []
-    with _Bar(console, plans) as bar:
-        try:
-            for plan in plans:
-                try:
-                    outcome = bar.run(plan, timeout)
-                except (LaunchError, RuntimeError) as error:
-                    failed.append(f"{plan.ranks} ranks, {plan.network}, n={plan.n}, density {plan.density:g}: {error}")
-                    console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
-                    continue
-                say_without(console, outcome.missing)
-                found = rows_of(plan, outcome, missing)
-                console.print(table_of(found, _title(plan, outcome)))
-                rows += found
-        finally:  # hours may have gone into them
-            if json_file is not None and rows:
-                result = {"rows": rows, "failed": failed, "bound_s": BOUND, "machine": machine}
-                write_result(console, json_file, result)
+    try:
+        for number, plan in enumerate(plans, 1):
+            try:
+                of_all = f"{number} of {len(plans)}: " if len(plans) > 1 else ""
+                outcome = _run_with_progress(console, plan, of_all, timeout)
+            except (LaunchError, RuntimeError) as error:
+                failed.append(f"{plan.ranks} ranks, {plan.network}, n={plan.n}, density {plan.density:g}: {error}")
+                console.print(f"[red]{plan.ranks} ranks, {plan.network}:[/] {error}", highlight=False)
+                continue
+            say_without(console, outcome.missing)
+            found = rows_of(plan, outcome, missing)
+            console.print(table_of(found, _title(plan, outcome)))
+            rows += found
+    finally:  # hours may have gone into them
+        if json_file is not None and rows:
+            result = {"rows": rows, "failed": failed, "bound_s": BOUND, "machine": machine}
+            write_result(console, json_file, result)
     console.print(machine_text(machine), style="dim")
     if plot_file is not None and rows:
         with drawn(console, plot_file):
@@ -252,11 +261,9 @@ def _checked(
             patterns,
         )
     )
-    for name, size, *_ in combinations:
-        try:
+    with blaming("--nodes"):
+        for name, size, *_ in combinations:
             check_nodes(name, size, nodes)
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--nodes") from error
     return [
         SparsePlan(
             *combination, names=tuple(chosen), samples=samples, seconds=seconds, calibrates=calibrates, nodes=nodes
@@ -265,31 +272,11 @@ def _checked(
     ]
 
 
-class _Bar:
-    """One progress bar over the samples of all plans."""
-
-    def __init__(self, console: Console, plans: list[SparsePlan]) -> None:
-        self._progress = counting(console, TextColumn("{task.fields[latest]}"))
-        self._total = len(plans)
-        self._samples = sum(len(plan.names) * plan.samples for plan in plans)
-        self._begun = 0
-        self._passed = 0  # samples of plans that are over; some of them took fewer
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        self._task = self._progress.add_task("", total=self._samples, latest="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def run(self, plan: SparsePlan, timeout_s: float) -> SparseOutcome:
-        self._begun += 1
-        number = f"{self._begun} of {self._total}: " if self._total > 1 else ""
-        description = f"{number}{plan.ranks} ranks over {plan.network}, {text_of(plan.nnz * 8)} each"
-        self._progress.update(self._task, description=description, completed=self._passed, latest="starting ranks")
-        self._passed += len(plan.names) * plan.samples
-        return run(plan, timeout_s=timeout_s, on_sample=self._advance)
-
-    def _advance(self, name: str) -> None:
-        self._progress.update(self._task, advance=1, latest=name)
+def _run_with_progress(console: Console, plan: SparsePlan, number: str, timeout_s: float) -> SparseOutcome:
+    with counting(console, TextColumn("{task.fields[latest]}")) as progress:
+        task = progress.add_task(
+            f"{number}{plan.ranks} ranks over {plan.network}, {text_of(plan.nnz * 8)} each",
+            total=len(plan.names) * plan.samples,
+            latest="starting ranks",
+        )
+        return run(plan, timeout_s=timeout_s, on_sample=lambda name: progress.update(task, advance=1, latest=name))

@@ -13,18 +13,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from telegrad.communicator import Communicator, tuning_cache
 from telegrad.communicator.rendezvous.joining import variables_of_step
 from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, DeviceTuning, TableEntry, Tuning
-from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks
+from telegrad.launch import LaunchError
 from telegrad.tools.bench.machine import describe_machine, machine_text
-from telegrad.tools.bench.plan import open_network, text_of
+from telegrad.tools.bench.plan import run_ranks, text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import described_gpu, networks_of, refuse_given
-from telegrad.tools.cli.outputs import check_all_writable, say_file, write_result, written
+from telegrad.tools.cli.outputs import check_all_writable, drawn, sharing, write_result
 from telegrad.tools.report.figures import (
     BLUE,
     ORANGE,
@@ -57,33 +56,25 @@ def costs_text(tuning: Tuning, round_s: float) -> str:
 
 
 def table_of(rows: Sequence[ShownRow], title: str) -> Table:
-    """One line per size; the choice is bold. A dash: not measured there, hopeless."""
+    """One line per size: what each algorithm took, and where lines were fitted, what its line says. The choice is bold.
+    A dash: not measured there, hopeless."""
     table = Table(title=escape(title), title_justify="left", header_style="bold")
-    table.add_column("size", justify="right")
-    names = [name for name in ALLREDUCE_ALGORITHMS if any(row["algorithm"] == name for row in rows)]
-    for name in names:
+    known = (*ALLREDUCE_ALGORITHMS, *DEVICE_ALGORITHMS)
+    names = [name for name in known if any(row["algorithm"] == name for row in rows)]
+    fitted = any("fitted_s" in row for row in rows)
+    headers = [header for name in names for header in (name, *(["fitted"] if fitted else []))]
+    for name in ("size", *headers, *([] if fitted else ["choice / best"])):
         table.add_column(name, justify="right")
-    table.add_column("choice / best", justify="right")
     for size, group in itertools.groupby(rows, key=lambda row: row["bytes"]):
         of = {row["algorithm"]: row for row in group}
-        ratio = next((row["ratio_to_best"] for row in of.values() if row["chosen"]), None)
-        cells = [_cell(of.get(name)) for name in names]
-        table.add_row(text_of(size), *cells, "–" if ratio is None else f"{ratio:.2f}")
-    return table
-
-
-def device_table_of(rows: Sequence[ShownRow], title: str) -> Table:
-    """One line per size: what each way took, and what its line says; the choice is bold."""
-    table = Table(title=escape(title), title_justify="left", header_style="bold")
-    table.add_column("size", justify="right")
-    names = [name for name in DEVICE_ALGORITHMS if any(row["algorithm"] == name for row in rows)]
-    for name in names:
-        table.add_column(name, justify="right")
-        table.add_column("fitted", justify="right")
-    for size, group in itertools.groupby(rows, key=lambda row: row["bytes"]):
-        of = {row["algorithm"]: row for row in group}
-        cells = [cell for name in names for cell in (_cell(of.get(name)), _fitted(of.get(name)))]
-        table.add_row(text_of(size), *cells)
+        cells = []
+        for row in map(of.get, names):
+            text = duration(None if row is None else row["median_s"])
+            cells.append(f"[bold]{text}[/]" if row is not None and row["chosen"] else text)
+            if fitted:
+                cells.append(duration(None if row is None else row["fitted_s"]))
+        ratios = [f"{row['ratio_to_best']:.2f}" for row in of.values() if row["chosen"] and not fitted]
+        table.add_row(text_of(size), *cells, *(ratios or ([] if fitted else ["–"])))
     return table
 
 
@@ -98,17 +89,6 @@ def device_costs_text(tuning: DeviceTuning) -> str:
     return f"{', '.join(told)}; sums are {tuning.residual * 100:.0f} % off these (median)"
 
 
-def _fitted(row: ShownRow | None) -> str:
-    return "–" if row is None else duration(row["fitted_s"])
-
-
-def _cell(row: ShownRow | None) -> str:
-    if row is None:
-        return "–"
-    text = duration(row["median_s"])
-    return f"[bold]{text}[/]" if row["chosen"] else text
-
-
 def plot(found: Mapping[str, Any], title: str, path: Path) -> None:
     """Above: the messages' times as points, the fitted costs as lines. Below: each algorithm's time against the
     vector's size, on the colour of the one that is chosen there; then the same of device tensors, if they were
@@ -116,12 +96,15 @@ def plot(found: Mapping[str, Any], title: str, path: Path) -> None:
     tuning = Tuning.from_data(found["tuning"])
     has_device = bool(found["device_rows"])
     with picture(path, title, height=0.5 + 3.1 * (2 + has_device)) as figure:
-        drawn = grid_of(figure, 2 + has_device, 1)
-        _draw_messages(drawn[0], found, tuning)
-        _draw_algorithms(drawn[1], found["rows"], tuning)
-        if has_device:
-            _draw_device_sums(drawn[2], found["device_rows"], tuning)
-        for axes, label in zip(drawn, ("size of a message", "size of the vector", "size of the vector"), strict=False):
+        panels = grid_of(figure, 2 + has_device, 1)
+        _draw_messages(panels[0], found, tuning)
+        _draw_sums(panels[1], found["rows"], tuning.allreduce.choices)
+        panels[1].set_title("algorithms, on the colour of the choice")
+        if tuning.on_device is not None and has_device:
+            _draw_sums(panels[2], found["device_rows"], tuning.on_device.choices)
+            off = f"{tuning.on_device.residual * 100:.0f} % off (median)"
+            panels[2].set_title(f"on {tuning.on_device.device}, on the colour of the choice; {off}")
+        for axes, label in zip(panels, ("size of a message", "size of the vector", "size of the vector"), strict=False):
             sizes = sorted({size for line in axes.get_lines() for size in line.get_xdata()})
             sizes = [size for size in sizes if "." not in text_of(size)]  # 85.53 KiB needs the room of two
             axes.set(yscale="log", xlabel=label, ylabel="time (median)")
@@ -146,38 +129,24 @@ def _draw_messages(axes: Any, found: Mapping[str, Any], tuning: Tuning) -> None:
     axes.set_title(f"messages, and lines of the fitted costs; {tuning.residual * 100:.0f} % off (median)")
 
 
-def _draw_device_sums(axes: Any, rows: Sequence[ShownRow], tuning: Tuning) -> None:
-    measured = tuning.on_device
-    assert measured is not None
-    colors = {name: look.color for name, look in looks_of(DEVICE_ALGORITHMS).items()}
-    for name, color in colors.items():
-        points = sorted((row["bytes"], row["median_s"], row["fitted_s"]) for row in rows if row["algorithm"] == name)
-        if points:
-            sizes, medians, lines = zip(*points, strict=True)
-            axes.plot(sizes, medians, "o", color=color)
-            axes.plot(sizes, lines, color=color, label=name)
-    _colour_choices(axes, rows, measured.choices, colors)
-    axes.set_title(f"on {measured.device}, on the colour of the choice; {measured.residual * 100:.0f} % off (median)")
-
-
-def _draw_algorithms(axes: Any, rows: Sequence[ShownRow], tuning: Tuning) -> None:
-    looks = looks_of(list(ALLREDUCE_ALGORITHMS))
+def _draw_sums(axes: Any, rows: Sequence[ShownRow], choices: Sequence[TableEntry]) -> None:
+    """Times of each algorithm, with a line through them or, if there are some, fitted lines."""
+    looks = looks_of(list(dict.fromkeys(row["algorithm"] for row in rows)))
     for name, look in looks.items():
-        points = sorted((row["bytes"], row["median_s"]) for row in rows if row["algorithm"] == name)
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, **look.of_line())
-    _colour_choices(axes, rows, tuning.allreduce.choices, {name: look.color for name, look in looks.items()})
-    axes.set_title("algorithms, on the colour of the choice")
-
-
-def _colour_choices(
-    axes: Any, rows: Sequence[ShownRow], choices: Sequence[TableEntry], colours: Mapping[str, str]
-) -> None:
+        points = sorted(
+            (row["bytes"], row["median_s"], row.get("fitted_s")) for row in rows if row["algorithm"] == name
+        )
+        sizes, medians, lines = zip(*points, strict=True)
+        if None in lines:
+            axes.plot(sizes, medians, label=name, **look.of_line())
+        else:
+            axes.plot(sizes, medians, "o", color=look.color)
+            axes.plot(sizes, lines, color=look.color, label=name)
     ends = [row["bytes"] for row in rows]
     for choice, later in itertools.zip_longest(choices, choices[1:]):
         begin, end = max(choice.from_bytes, min(ends)), min(later.from_bytes, max(ends)) if later else max(ends)
-        if begin < end:
-            axes.axvspan(begin, end, color=colours[choice.algorithm], alpha=0.12, linewidth=0)
+        if begin < end and choice.algorithm in looks:
+            axes.axvspan(begin, end, color=looks[choice.algorithm].color, alpha=0.12, linewidth=0)
 
 
 _TARGET = "telegrad.tuning.calibration:rank_main"
@@ -270,18 +239,16 @@ def calibrate(
     console.print(costs_text(tuning, found["round_s"]), highlight=False)
     console.print(str(tuning.allreduce), highlight=False)
     if tuning.on_device is not None and found["device_rows"]:
-        console.print(device_table_of(found["device_rows"], f"all_reduce on {tuning.on_device.device}"))
+        console.print(table_of(found["device_rows"], f"all_reduce on {tuning.on_device.device}"))
         console.print(device_costs_text(tuning.on_device), highlight=False)
         console.print(str(tuning.on_device), highlight=False)
     machine = describe_machine()
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
-        with written(console, json_file):
-            write_result(console, json_file, {**found, "machine": machine}, what="times")
+        write_result(console, json_file, {**found, "machine": machine}, what="times")
     if plot_file is not None:
-        with written(console, plot_file):
+        with drawn(console, plot_file):
             plot(found, dated(title), plot_file)
-        say_file(console, "plot", plot_file)
     if "not_kept" in said:
         console.print(f"not kept for later jobs: {said['not_kept']}", style="red", highlight=False, markup=False)
         raise typer.Exit(1)
@@ -320,7 +287,7 @@ def _measure_in_job(console: Console, seconds: float, timeout_s: float) -> dict[
     """On rank 0 what was found and whether it is kept; on the others nothing."""
     with (
         Communicator.from_torch(timeout_s=timeout_s, join_timeout_s=timeout_s) as communicator,
-        Progress(*_COLUMNS, console=console, transient=True) as progress,
+        sharing(console) as progress,
     ):
         task = progress.add_task(f"{communicator.world_size} ranks of the job", total=1.0, what="")
         found = measure(
@@ -331,28 +298,19 @@ def _measure_in_job(console: Console, seconds: float, timeout_s: float) -> dict[
         return {"found": to_data(found), **kept_in(found)} if communicator.rank == 0 else {}
 
 
-_COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    TimeElapsedColumn(),
-    TextColumn("{task.fields[what]}"),
-)
-
-
 def _run_with_progress(
     console: Console, ranks: int, network: str, seconds: float, device: str | None, timeout_s: float
 ) -> dict[str, Any]:
     """All that rank 0 says besides its progress."""
     said: dict[str, Any] = {}
-    target, arguments, environment = _TARGET, [str(seconds)], SINGLE_THREADED
+    target, arguments, environment = _TARGET, [str(seconds)], dict[str, str]()
     with (
-        Progress(*_COLUMNS, console=console, transient=True) as progress,
-        open_network(network, ranks) as opened,
+        sharing(console) as progress,
         tempfile.TemporaryDirectory(prefix="telegrad-calibrate-") as folder,
     ):
         if device is not None:
             target, arguments = _TARGETS_ON[device], [*arguments, str(Path(folder) / "store")]
-            environment = {**environment, **device_environment()}
+            environment = device_environment()
         task = progress.add_task(f"{ranks} ranks over {network}", total=1.0, what="starting ranks")
 
         def take(rank: int, line: str) -> None:
@@ -364,14 +322,5 @@ def _run_with_progress(
             else:
                 said.update(one)
 
-        with Ranks(
-            target,
-            ranks,
-            timeout_s=timeout_s,
-            arguments=arguments,
-            environment={**environment, **opened.environment},
-            prefix_of=opened.prefix_of,
-            on_line=take,
-        ) as started:
-            started.wait()
+        run_ranks(target, network, ranks, arguments, take, timeout_s=timeout_s, environment=environment)
     return said

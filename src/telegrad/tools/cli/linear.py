@@ -7,8 +7,7 @@ import enum
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,11 +15,11 @@ import numpy as np
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
 from telegrad.errors import TransportError
-from telegrad.launch import SINGLE_THREADED, LaunchError, Ranks, RanksTimedOut
+from telegrad.launch import LaunchError, RanksTimedOut
 from telegrad.linear import LOSSES, LinearModel, TrainingSettings, read_libsvm
 from telegrad.linear.data import ContradictingBase, LibsvmFormat, ZeroBased
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
@@ -30,10 +29,10 @@ from telegrad.linear.problem import OPTIMIZERS
 from telegrad.linear.rows import Rows
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.netlab import NetlabError
-from telegrad.tools.bench.plan import open_network
+from telegrad.tools.bench.plan import run_ranks
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import bad_setting, networks_of, refuse_given
-from telegrad.tools.cli.outputs import check_all_writable, check_writable, table_console, write_result, written
+from telegrad.tools.cli.outputs import check_all_writable, check_writable, sharing, table_console, write_result, written
 from telegrad.tools.report.figures import duration
 
 Optimizer = Annotated[
@@ -318,8 +317,7 @@ def train_command(
     if json_file is not None:
         asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
         figures = {"data": data.name, **asked, **about, "epochs": said["epochs"], **end}
-        with written(console, json_file):
-            write_result(console, json_file, {**_without_nan(figures), "machine": describe_machine()}, what="figures")
+        write_result(console, json_file, {**_without_nan(figures), "machine": describe_machine()}, what="figures")
     if end["diverged"]:
         raise typer.Exit(1)
 
@@ -521,32 +519,17 @@ class _Shown:
             self.said[kind] = message
 
 
-@contextmanager
-def _bar(console: Console) -> Iterator[_Shown]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[what]}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield _Shown(bar)
-
-
 def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s: float, left: _Left) -> dict[str, Any]:
     shown = None
     try:
-        with _bar(console) as shown, open_network(network, ranks) as opened:
+        with sharing(console) as bar:
+            shown = _Shown(bar)
 
             def take(rank: int, line: str) -> None:
                 if line.startswith('{"kind"'):
                     shown.take(json.loads(line))
 
-            with Ranks(
-                "telegrad.linear.job:main",
-                ranks,
-                timeout_s=timeout_s,
-                arguments=[job.to_json()],
-                environment={**SINGLE_THREADED, **opened.environment},
-                prefix_of=opened.prefix_of,
-                on_line=take,
-            ) as started:
-                started.wait()
+            run_ranks("telegrad.linear.job:main", network, ranks, [job.to_json()], take, timeout_s=timeout_s)
         return shown.said
     except (LaunchError, NetlabError) as error:
         files = f"\n{left.said()}" if left.said() else ""
@@ -570,7 +553,8 @@ def _as_one_rank(console: Console, job: Job, left: _Left) -> dict[str, Any] | No
                 run_rank(job, comm, lambda message: None)
                 return None
             try:
-                with _bar(console) as shown:
+                with sharing(console) as bar:
+                    shown = _Shown(bar)
                     run_rank(job, comm, shown.take)
                     return shown.said
             except BaseException:

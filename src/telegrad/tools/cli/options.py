@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,6 +15,8 @@ from telegrad.tools.bench.plan import check_network, size_of
 
 # Options that several commands have, and values that they take as text. Each function names the option, the value and
 # the remedy.
+
+Number = TypeVar("Number", int, float)
 
 _UNITS = {"": 1, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -31,6 +34,15 @@ CalibratesFirst = Annotated[
 JobTimeout = Annotated[float, typer.Option(min=1, help="Seconds after which a job is given up.")]
 
 
+@contextmanager
+def blaming(option: str) -> Iterator[None]:
+    """Within it, a ``ValueError`` is a bad value of ``option``: raises ``BadParameter``."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from error
+
+
 def bad_setting(error: Exception, names: Collection[str], told: Callable[[str], str] = str) -> typer.BadParameter:
     """``error`` as that of an option, if it begins with ``name=value`` of one of ``names``, which options are called by
     too. ``told``: how the rest is to be said."""
@@ -44,15 +56,13 @@ def bad_setting(error: Exception, names: Collection[str], told: Callable[[str], 
 
 def networks_of(names: list[str]) -> list[str]:
     """``names``, all of which exist here. Raises ``BadParameter``."""
-    try:
+    with blaming("--network"):
         for name in names:
             check_network(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--network") from error
     return names
 
 
-def names_among(text: str, allowed: Sequence[str], option: str) -> list[str]:
+def among(text: str, allowed: Sequence[str], option: str) -> list[str]:
     """The names in ``a,b``, all ``allowed``, each once. Raises ``BadParameter``."""
     found = [one.strip() for one in text.split(",")]
     for one in found:
@@ -63,19 +73,8 @@ def names_among(text: str, allowed: Sequence[str], option: str) -> list[str]:
 
 def byte_sizes(text: str) -> tuple[int, ...]:
     """The bytes of ``4,64KiB,16MiB``. Raises ``BadParameter``."""
-    try:
+    with blaming("--sizes"):
         return tuple(size_of(size) for size in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--sizes") from error
-
-
-def among(text: str, allowed: tuple[str, ...], option: str) -> list[str]:
-    """The names in ``text``, all of which are ``allowed``. Raises ``BadParameter``."""
-    found = [one.strip() for one in text.split(",")]
-    for one in found:
-        if one not in allowed:
-            raise typer.BadParameter(f"{one!r} does not exist: use {', '.join(allowed)}", param_hint=option)
-    return found
 
 
 def count_of(text: str, least: int, most: int, option: str) -> int:
@@ -89,33 +88,38 @@ def count_of(text: str, least: int, most: int, option: str) -> int:
     return int(digits) * _UNITS[unit]
 
 
-def densities_of(text: str, option: str) -> list[float]:
-    """Of ``0.01``, ``1e-4,0.01`` or ``1e-6..0.5``, ascending; a range grows by 4 and ends with its end. Raises
-    ``BadParameter`` for what is no part of 1."""
-    found: set[float] = set()
-    for part in text.split(","):
-        first, dots, last = part.partition("..")
-        shares = [_density(first, option)]
-        if dots:
-            end = _density(last, option)
-            if end < shares[0]:
-                raise typer.BadParameter(
-                    f"range {part.strip()!r} ends before it begins: write the smaller number first", param_hint=option
-                )
-            while (following := shares[-1] * 4) < end:
-                shares.append(following)
-            shares.append(end)
-        found.update(shares)
+def numbers_of(text: str, number_of: Callable[[str], Number], factor: int, option: str) -> list[Number]:
+    """Of ``4``, ``4,64`` or ``4..64``, ascending; a range grows by ``factor`` and ends with its end. Raises
+    ``BadParameter``, also for a ``ValueError`` of ``number_of``."""
+    found: set[Number] = set()
+    with blaming(option):
+        for part in text.split(","):
+            first, dots, last = part.partition("..")
+            numbers = [number_of(first)]
+            if dots:
+                end = number_of(last)
+                if end < numbers[0]:
+                    raise ValueError(f"range {part.strip()!r} ends before it begins: write the smaller number first")
+                while (following := numbers[-1] * factor or factor) < end:
+                    numbers.append(following)
+                numbers.append(end)
+            found.update(numbers)
     return sorted(found)
 
 
-def _density(text: str, option: str) -> float:
+def densities_of(text: str, option: str) -> list[float]:
+    """Of ``0.01``, ``1e-4,0.01`` or ``1e-6..0.5``, ascending; a range grows by 4 and ends with its end. Raises
+    ``BadParameter`` for what is no part of 1."""
+    return numbers_of(text, _density, 4, option)
+
+
+def _density(text: str) -> float:
     try:
         found = float(text)
     except ValueError:
         found = -1.0
     if not 0 < found <= 1:
-        raise typer.BadParameter(f"{text!r} is no part of 1: use a number above 0, up to 1", param_hint=option)
+        raise ValueError(f"{text!r} is no part of 1: use a number above 0, up to 1")
     return found
 
 

@@ -98,6 +98,12 @@ def counting(console: Console, *more: ProgressColumn) -> Progress:
     return Progress(*columns, *more, console=console, transient=True)
 
 
+def sharing(console: Console) -> Progress:
+    """A progress bar of one whole, with the field ``what`` at its end; it is gone when it is over."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[what]}"))
+    return Progress(*columns, console=console, transient=True)
+
+
 _FILE_COLUMNS = 140  # the widest: sums among ranks that are dealt out to nodes, beside both peers
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.bench.plan import text_of
 from telegrad.tools.cli.options import refuse_given
-from telegrad.tools.cli.outputs import check_all_writable, counting, say_file, table_console, written
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, say_file, table_console, written
 from telegrad.tools.cli.workload_options import DeviceOption, as_bad_parameter, chosen_device
 from telegrad.tools.report.figures import BLUE, duration, ink_of, picture
 
@@ -31,7 +31,7 @@ def summary_of(trace: Trace) -> str:
     )
 
 
-def tables_of(trace: Trace, most: int) -> list[Table]:
+def tables_of(trace: Trace, most: int = 10) -> list[Table]:
     """Two, of at most so many gradients: the largest, and those that the backward pass takes longest for."""
     places = range(len(trace.names))
     largest = sorted(places, key=lambda place: -trace.sizes[place])[:most]
@@ -88,8 +88,7 @@ def profile(
         str,
         typer.Argument(
             metavar="MODULE:FUNCTION",
-            help="What makes the model, such as mypackage.models:make_model or models.py:make_model; or one of "
-            "[bold]demo:small[/], [bold]demo:large[/], [bold]demo:mixed[/].",
+            help="What makes the model, such as mypackage.models:make_model or models.py:make_model.",
         ),
     ],
     batch: Annotated[
@@ -98,7 +97,6 @@ def profile(
     steps: Annotated[int, typer.Option(min=1, max=200, help="Steps whose medians are taken.")] = 20,
     skip: Annotated[int, typer.Option(min=0, help="Steps before them that are left out.")] = 3,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that torch computes with.")] = 1,
-    most: Annotated[int, typer.Option("--top", min=1, help="Gradients in each table.")] = 10,
     meta: Annotated[
         bool,
         typer.Option(
@@ -154,7 +152,7 @@ def profile(
                 about=f"{factory}, counted for {chosen.name}",
                 samples=model_profile.samples_of(made, batch),
             )
-        _show(console, trace, most, json_file, plot_file)
+        _show(console, trace, json_file, plot_file)
         console.print(chosen.about, style="dim", highlight=False, markup=False)
         return
     torch.set_num_threads(threads)
@@ -165,11 +163,11 @@ def profile(
         bar.update(shown, description="training")
         trace = model_profile.profile(model, loss, steps=steps, skip=skip, on_step=lambda: bar.advance(shown))
         trace = replace(trace, samples=model_profile.samples_of(opened, batch))
-    _show(console, trace, most, json_file, plot_file)
+    _show(console, trace, json_file, plot_file)
 
 
-def _show(console: Console, trace: Trace, most: int, json_file: Path | None, plot_file: Path | None) -> None:
-    for table in tables_of(trace, most):
+def _show(console: Console, trace: Trace, json_file: Path | None, plot_file: Path | None) -> None:
+    for table in tables_of(trace):
         console.print(table)
     console.print(summary_of(trace), highlight=False, markup=False)
     if json_file is not None:
@@ -177,6 +175,5 @@ def _show(console: Console, trace: Trace, most: int, json_file: Path | None, plo
             json_file.write_text(trace.to_json() + "\n")
         say_file(console, "trace", json_file)
     if plot_file is not None:
-        with written(console, plot_file):
+        with drawn(console, plot_file):
             plot(trace, plot_file)
-        say_file(console, "plot", plot_file)

@@ -7,11 +7,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from telegrad.communicator.rendezvous.joining import check_interface
 from telegrad.tools.cli.doctor import line_of_outcome
 from telegrad.tools.cli.interrupts import ended_by_interrupt
+from telegrad.tools.cli.options import blaming
+from telegrad.tools.cli.outputs import counting
 from telegrad.tools.doctor.selftest import CheckOutcome, SelfTest, as_json, checks_of, run
 
 
@@ -29,10 +30,8 @@ def selftest(
     Over shared memory and over TCP: each collective against the known sum; a killed rank, which the others must name;
     a call that does not match, which all must refuse. Needs no torch. The exit status is 1 if anything is wrong.
     """
-    try:
+    with blaming("--interface"):
         check_interface(interface)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--interface") from error
     wanted = SelfTest(ranks=ranks, timeout_s=timeout, interface=interface)
     console = Console(stderr=as_json_text)
     with ended_by_interrupt(console, "interrupted; all ranks are stopped"):
@@ -53,8 +52,7 @@ def selftest(
 
 def _run_with_progress(console: Console, wanted: SelfTest, *, show: bool) -> list[CheckOutcome]:
     expected = checks_of(wanted)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with counting(console) as progress:
         task = progress.add_task(expected[0][1], total=len(expected))
         done = 0
 

@@ -13,7 +13,7 @@ import typer
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.architectures import ARCHITECTURES
 from telegrad.tools.advise.workload import DEVICES, Device, Workload, device_of, of_model, scaled
-from telegrad.tools.cli.options import refuse_given
+from telegrad.tools.cli.options import blaming, refuse_given
 
 _COMPUTATION = "What a step computes"
 
@@ -64,10 +64,8 @@ ComputeOption = Annotated[
 
 def chosen_device(name: str) -> Device:
     """Raises ``BadParameter`` for a name that is not known."""
-    try:
+    with blaming("--device"):
         return device_of(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--device") from error
 
 
 def chosen_workload(

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from telegrad._interfaces import interfaces
 from telegrad._interfaces import interfaces as all_interfaces
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.netlab import Netlab, NetlabError, why_unavailable
@@ -25,20 +24,18 @@ from telegrad.tools.doctor.installation import Finding, ProbeFailed, gpus, is_in
 _LABORATORY_RATE = "100mbit"
 
 
-def network_interfaces() -> list[Finding]:
+def network_interfaces() -> Finding:
     """Names, addresses, up or down, speed."""
     present = all_interfaces()
     said = "; ".join(map(str, present))
     if not any(one.up and not one.loopback and one.addresses for one in present):
-        return [
-            Finding(
-                "interfaces",
-                "note",
-                f"{said or 'none'}: none but loopback has an address, so jobs stay on this machine",
-                "in a container: docker run --network=host",
-            )
-        ]
-    return [Finding("interfaces", "ok", said)]
+        return Finding(
+            "interfaces",
+            "note",
+            f"{said or 'none'}: none but loopback has an address, so jobs stay on this machine",
+            "in a container: docker run --network=host",
+        )
+    return Finding("interfaces", "ok", said)
 
 
 def host_name() -> list[Finding]:
@@ -68,25 +65,23 @@ def _resolved(name: str, check: str, mend: str) -> Finding:
     return Finding(check, "ok", f"{name!r} is {', '.join(addresses)}")
 
 
-def laboratory() -> list[Finding]:
+def laboratory() -> Finding:
     """Network namespaces with shaped links, for `telegrad demo` and `bench allreduce --network 1gbit`: one is built."""
     reason = why_unavailable()
     if reason is not None:
         what, _, how = reason.partition(": ")
-        return [Finding("laboratory", "missing", f"no links of a given rate for demo and bench: {what}", how)]
+        return Finding("laboratory", "missing", f"no links of a given rate for demo and bench: {what}", how)
     try:
         with Netlab(1, _LABORATORY_RATE):
             pass
     except NetlabError as error:
-        return [
-            Finding(
-                "laboratory",
-                "missing",
-                f"no links of a given rate for demo and bench: {error}",
-                "use --network loopback or shm, or run on a machine of your own as root",
-            )
-        ]
-    return [Finding("laboratory", "ok", "root, ip, tc and tbf: a link of 100 Mbit/s was built and removed")]
+        return Finding(
+            "laboratory",
+            "missing",
+            f"no links of a given rate for demo and bench: {error}",
+            "use --network loopback or shm, or run on a machine of your own as root",
+        )
+    return Finding("laboratory", "ok", "root, ip, tc and tbf: a link of 100 Mbit/s was built and removed")
 
 
 _SHM = Path("/dev/shm")
@@ -100,7 +95,7 @@ _DESCRIPTORS_OF_ONE = 100  # a rank with torch and its files
 _FEW_RANKS = 64
 
 
-def cores() -> list[Finding]:
+def cores() -> Finding:
     """Cores that this process may use, against one rank per core."""
     usable, present = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     quota = cpu_quota()
@@ -108,15 +103,13 @@ def cores() -> list[Finding]:
     said += f", cgroup quota {quota:.1f}" if quota is not None else ""
     enough = min(usable, quota) if quota is not None else usable
     if enough < 2:
-        return [
-            Finding(
-                "cores",
-                "note",
-                f"{said}: two ranks here take turns; telegrad works so, slowly",
-                "give the job a core per rank (taskset, --cpus of docker, --cpus-per-task of Slurm)",
-            )
-        ]
-    return [Finding("cores", "ok", f"{said}: enough for {int(enough)} ranks, one core each")]
+        return Finding(
+            "cores",
+            "note",
+            f"{said}: two ranks here take turns; telegrad works so, slowly",
+            "give the job a core per rank (taskset, --cpus of docker, --cpus-per-task of Slurm)",
+        )
+    return Finding("cores", "ok", f"{said}: enough for {int(enough)} ranks, one core each")
 
 
 def cpu_quota() -> float | None:
@@ -134,25 +127,23 @@ def cpu_quota() -> float | None:
         return None
 
 
-def shared_memory_size() -> list[Finding]:
+def shared_memory_size() -> Finding:
     """Room in /dev/shm for UCX's segments of one rank per core, and for others."""
     mend = "in a container: docker run --shm-size=1g or --ipc=host; else mount -o remount,rw,size=1g /dev/shm"
     if not _SHM.is_dir() or not os.access(_SHM, os.W_OK):
-        return [Finding("/dev/shm", "note", "not there or not writable: ranks of one machine talk by TCP", mend)]
+        return Finding("/dev/shm", "note", "not there or not writable: ranks of one machine talk by TCP", mend)
     room = os.statvfs(_SHM)
     free, total = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     needed = len(os.sched_getaffinity(0)) * SHM_BYTES_PER_RANK
     said = f"{_mib(free)} free of {_mib(total)}"
     if free < needed:
-        return [Finding("/dev/shm", "note", f"{said}: one rank per core needs {_mib(needed)}", mend)]
+        return Finding("/dev/shm", "note", f"{said}: one rank per core needs {_mib(needed)}", mend)
     if free < needed + _OTHERS_SHM_BYTES:
-        return [
-            Finding("/dev/shm", "note", f"{said}: enough for telegrad, little for torch's DataLoader workers", mend)
-        ]
-    return [Finding("/dev/shm", "ok", f"{said}; a rank takes {_mib(SHM_BYTES_PER_RANK)}")]
+        return Finding("/dev/shm", "note", f"{said}: enough for telegrad, little for torch's DataLoader workers", mend)
+    return Finding("/dev/shm", "ok", f"{said}; a rank takes {_mib(SHM_BYTES_PER_RANK)}")
 
 
-def pages() -> list[Finding]:
+def pages() -> Finding:
     """Whether long arrays lie in huge pages: the kernel copies between processes page by page."""
     slow = "sums of long arrays among ranks of one host take up to twice as long"
     try:
@@ -160,24 +151,22 @@ def pages() -> list[Finding]:
     except OSError:
         chosen = ""
     if chosen == "always":
-        return [Finding("pages", "ok", "huge ones, for all long arrays")]
+        return Finding("pages", "ok", "huge ones, for all long arrays")
     if not chosen:
-        return [Finding("pages", "note", f"small ones, this kernel has no others: {slow}")]
+        return Finding("pages", "note", f"small ones, this kernel has no others: {slow}")
     if chosen != "madvise":
         said = f"small ones ({_HUGE_PAGES} says {chosen}): {slow}"
-        return [Finding("pages", "note", said, f"as root: echo madvise > {_HUGE_PAGES}")]
+        return Finding("pages", "note", said, f"as root: echo madvise > {_HUGE_PAGES}")
     if _kernel() >= _COLLAPSES and os.environ.get("TELEGRAD_HUGE_PAGES") != "0":
-        return [Finding("pages", "ok", "huge ones for who asks; what is exchanged again and again is put into them")]
+        return Finding("pages", "ok", "huge ones for who asks; what is exchanged again and again is put into them")
     if not is_installed("torch") or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1":
-        return [Finding("pages", "ok", "huge ones, for long arrays of numpy, telegrad and who asks for them")]
-    return [
-        Finding(
-            "pages",
-            "note",
-            f"huge ones for who asks for them, and PyTorch does not: {slow} if they are tensors of the CPU",
-            "before the job: export THP_MEM_ALLOC_ENABLE=1, and PyTorch asks",
-        )
-    ]
+        return Finding("pages", "ok", "huge ones, for long arrays of numpy, telegrad and who asks for them")
+    return Finding(
+        "pages",
+        "note",
+        f"huge ones for who asks for them, and PyTorch does not: {slow} if they are tensors of the CPU",
+        "before the job: export THP_MEM_ALLOC_ENABLE=1, and PyTorch asks",
+    )
 
 
 def _kernel() -> tuple[int, int]:
@@ -323,7 +312,7 @@ def _ucx() -> dict[str, Any]:
 
 def _interfaces() -> list[Any]:
     try:
-        return interfaces()
+        return all_interfaces()
     except OSError:
         return []
 

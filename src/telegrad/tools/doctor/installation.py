@@ -88,13 +88,13 @@ class NotTried(Exception):  # noqa: N818 - no fault of the check's
 
 @dataclass(frozen=True)
 class Check:
-    """A function that returns its findings. Without an ``essential`` one telegrad cannot be used.
+    """A function that returns one finding or several. Without an ``essential`` one telegrad cannot be used.
 
     ``timeout_s``: seconds after which it is given up. ``mend``: what to do if it hangs or raises.
     """
 
     name: str
-    run: Callable[[], Sequence[Finding]]
+    run: Callable[[], Finding | Sequence[Finding]]
     timeout_s: float = 10.0
     essential: bool = False
     mend: str = ""
@@ -149,7 +149,8 @@ def _run(check: Check) -> Sequence[Finding]:
 
     def work() -> None:
         try:
-            found.extend(check.run())
+            said = check.run()
+            found.extend([said] if isinstance(said, Finding) else said)
         except BaseException as error:  # SystemExit too: nothing that a check does may end the doctor
             raised.append(error)
 
@@ -275,51 +276,47 @@ def loaded_ucx() -> dict[str, Any]:
     }
 
 
-def torch() -> list[Finding]:
+def torch() -> Finding:
     """Version, build, and whether torch's distributed part and Gloo are in it; also its view of the GPU."""
     if not is_installed("torch"):
-        return [
-            Finding(
-                "torch",
-                "missing",
-                "not installed: no DDP hook and no torch tensors; numpy arrays work",
-                "pip install 'telegrad[torch]'",
-            )
-        ]
+        return Finding(
+            "torch",
+            "missing",
+            "not installed: no DDP hook and no torch tensors; numpy arrays work",
+            "pip install 'telegrad[torch]'",
+        )
     try:
         facts = ask(_TORCH, timeout_s=TORCH_S)
     except ProbeFailed as error:
-        return [
-            Finding(
-                "torch",
-                "missing",
-                f"torch {version_of('torch')} is installed but does not load: {error}",
-                "install it again: pip install --force-reinstall torch",
-            )
-        ]
+        return Finding(
+            "torch",
+            "missing",
+            f"torch {version_of('torch')} is installed but does not load: {error}",
+            "install it again: pip install --force-reinstall torch",
+        )
     build = f"for CUDA {facts['cuda']}" if facts["cuda"] else f"for ROCm {facts['hip']}" if facts["hip"] else "for CPU"
     parts = [name for name in ("distributed", "gloo", "nccl") if facts[name]]
     said = f"torch {facts['version']}, built {build}, with {', '.join(parts) or 'no distributed part'}"
     if not facts["distributed"]:
-        return [Finding("torch", "note", f"{said}: neither DDP nor torchrun", "install a build of torch that has it")]
+        return Finding("torch", "note", f"{said}: neither DDP nor torchrun", "install a build of torch that has it")
     if facts["gpus"]:
         said += f"; sees {len(facts['gpus'])} GPU ({facts['gpus'][0]})"
-    return [Finding("torch", "ok", said)]
+    return Finding("torch", "ok", said)
 
 
-def gpu() -> list[Finding]:
+def gpu() -> Finding:
     """Is there one, and what its tensors need?"""
     found = gpus()
     if not found:
-        return [Finding("gpu", "note", "none found; telegrad works in host memory and needs none")]
+        return Finding("gpu", "note", "none found; telegrad works in host memory and needs none")
     said = f"{len(found)}: {found[0]}"
     if found[0].startswith("AMD"):
-        return [Finding("gpu", "note", f"{said}; operations take CUDA tensors, not ROCm's: copy gradients to the host")]
+        return Finding("gpu", "note", f"{said}; operations take CUDA tensors, not ROCm's: copy gradients to the host")
     missing = [package for module, package in _FOR_CUDA.items() if not is_installed(module)]
     if missing:
         needs = f"{said}; operations take CUDA tensors, but {' and '.join(missing)} not found"
-        return [Finding("gpu", "missing", needs, "pip install 'telegrad[gpu]'")]
-    return [Finding("gpu", "note", f"{said}; operations take CUDA tensors: docs/explanation/gpu.md")]
+        return Finding("gpu", "missing", needs, "pip install 'telegrad[gpu]'")
+    return Finding("gpu", "note", f"{said}; operations take CUDA tensors: docs/explanation/gpu.md")
 
 
 def gpus() -> list[str]:
@@ -341,36 +338,32 @@ def gpus() -> list[str]:
     return ["AMD, /dev/kfd"] if Path("/dev/kfd").exists() else []
 
 
-def mpi() -> list[Finding]:
+def mpi() -> Finding:
     """mpi4py, which MPI it found, and whether telegrad's mpi driver is for that. telegrad needs none."""
     if not is_installed("mpi4py"):
-        return [Finding("mpi", "note", "no mpi4py: telegrad needs none (jobs start by torchrun)")]
+        return Finding("mpi", "note", "no mpi4py: telegrad needs none (jobs start by torchrun)")
     try:
         facts = ask(_MPI, timeout_s=_PROBE_S)
     except ProbeFailed as error:
-        return [
-            Finding(
-                "mpi",
-                "note",
-                f"mpi4py {version_of('mpi4py')} is installed but finds no MPI ({error}); telegrad needs none",
-                "pip install mpich, or load your cluster's MPI module, if you want to use it beside telegrad",
-            )
-        ]
+        return Finding(
+            "mpi",
+            "note",
+            f"mpi4py {version_of('mpi4py')} is installed but finds no MPI ({error}); telegrad needs none",
+            "pip install mpich, or load your cluster's MPI module, if you want to use it beside telegrad",
+        )
     library = re.sub(r"\s+(Version:\s+)?", " ", re.split(r"[,\n\0]", facts["library"])[0])
     found = f"mpi4py {facts['mpi4py']} over {library}"
     if facts["driver"] == facts["library"]:
-        return [Finding("mpi", "ok", f"{found}; Communicator.from_mpi() works over it")]
+        return Finding("mpi", "ok", f"{found}; Communicator.from_mpi() works over it")
     if facts["driver"] is None and facts["error"] is None:
-        return [Finding("mpi", "ok", f"{found}; telegrad was built without the mpi driver: from_mpi(driver='ucx')")]
+        return Finding("mpi", "ok", f"{found}; telegrad was built without the mpi driver: from_mpi(driver='ucx')")
     why = facts["error"] or f"it was built for {facts['driver'].splitlines()[0].strip()}"
-    return [
-        Finding(
-            "mpi",
-            "note",
-            f"{found}; telegrad's mpi driver is not for it ({why})",
-            "from_mpi(driver='ucx'), or build telegrad from source with this MPI's mpicxx in PATH: docs/how-to/mpi.md",
-        )
-    ]
+    return Finding(
+        "mpi",
+        "note",
+        f"{found}; telegrad's mpi driver is not for it ({why})",
+        "from_mpi(driver='ucx'), or build telegrad from source with this MPI's mpicxx in PATH: docs/how-to/mpi.md",
+    )
 
 
 def extras() -> list[Finding]:

@@ -80,7 +80,7 @@ def with_remedy(said: str, otherwise: str) -> tuple[str, str]:
     return said.replace(f": {remedy}", "") if remedy else said, remedy or otherwise
 
 
-def ranks() -> list[Finding]:
+def ranks() -> Finding:
     """Two ranks with this environment's settings: what every job on this machine does."""
     set_here = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("UCX_")]
     mend = (
@@ -93,14 +93,14 @@ def ranks() -> list[Finding]:
     except ProbeFailed as error:
         said, own = with_remedy(str(error), mend)
         mend = f"{mend}; {own}" if set_here and own != mend else own
-        return [Finding("ranks", "error", f"two processes of this machine do not come together: {said}", mend)]
+        return Finding("ranks", "error", f"two processes of this machine do not come together: {said}", mend)
     if not meeting.right:
-        return [Finding("ranks", "error", "two processes of this machine get a wrong sum", "report it: telegrad env")]
+        return Finding("ranks", "error", "two processes of this machine get a wrong sum", "report it: telegrad env")
     way = "TCP" if meeting.over_network else "shared memory"
-    return [Finding("ranks", "ok", f"two processes of this machine get the right sum, through {way}")]
+    return Finding("ranks", "ok", f"two processes of this machine get the right sum, through {way}")
 
 
-def shared_memory() -> list[Finding]:
+def shared_memory() -> Finding:
     """Do data between two processes go through memory?"""
     mend = (
         "look at the line `/dev/shm`; in containers, give the ranks one IPC namespace (docker run --ipc=host); "
@@ -110,12 +110,12 @@ def shared_memory() -> list[Finding]:
         meeting = meet("shm,tcp,self")  # TCP carries the heartbeats: shared memory does not notice a death
     except ProbeFailed as error:
         said, mend = with_remedy(str(error), mend)
-        return [Finding("shared memory", "note", f"does not work: {said}", mend)]
+        return Finding("shared memory", "note", f"does not work: {said}", mend)
     if not meeting.right:
-        return [Finding("shared memory", "error", "gives a wrong sum", "report it: telegrad env")]
+        return Finding("shared memory", "error", "gives a wrong sum", "report it: telegrad env")
     if meeting.over_network:
-        return [Finding("shared memory", "note", "UCX does not use it here, the data went by TCP", mend)]
-    return [Finding("shared memory", "ok", "carries the data between two processes")]
+        return Finding("shared memory", "note", "UCX does not use it here, the data went by TCP", mend)
+    return Finding("shared memory", "ok", "carries the data between two processes")
 
 
 def tcp() -> list[Finding]:
@@ -162,35 +162,31 @@ def _tcp_over(one: Interface) -> Finding:
     return Finding(name, "ok", f"two processes of this machine meet at {one.addresses[0]}")
 
 
-def rdma() -> list[Finding]:
+def rdma() -> Finding:
     """InfiniBand or RoCE: a device, and a UCX that can use it."""
     devices = sorted(path.name for path in _RDMA.glob("*")) if _RDMA.is_dir() else []
     if not devices:
-        return [Finding("rdma", "note", "no RDMA device (InfiniBand, RoCE): TCP carries the data between machines")]
+        return Finding("rdma", "note", "no RDMA device (InfiniBand, RoCE): TCP carries the data between machines")
     ucx = loaded_ucx()
     if ucx["bundled"]:
-        return [
-            Finding(
-                "rdma",
-                "note",
-                f"{', '.join(devices)} found, but the bundled UCX has no RDMA: TCP carries the data",
-                "build against the system's UCX: pip install . -C cmake.define.TELEGRAD_UCX=system",
-            )
-        ]
+        return Finding(
+            "rdma",
+            "note",
+            f"{', '.join(devices)} found, but the bundled UCX has no RDMA: TCP carries the data",
+            "build against the system's UCX: pip install . -C cmake.define.TELEGRAD_UCX=system",
+        )
     try:
         meeting = meet("ib,self")
     except ProbeFailed as error:
-        return [
-            Finding(
-                "rdma",
-                "note",
-                f"{', '.join(devices)} found but does not carry data: {error}",
-                "is the link up (ibstat), may this user lock memory (ulimit -l unlimited), has UCX its module uct_ib?",
-            )
-        ]
+        return Finding(
+            "rdma",
+            "note",
+            f"{', '.join(devices)} found but does not carry data: {error}",
+            "is the link up (ibstat), may this user lock memory (ulimit -l unlimited), has UCX its module uct_ib?",
+        )
     if not meeting.right:
-        return [Finding("rdma", "error", "gives a wrong sum", "report it: telegrad env")]
-    return [Finding("rdma", "ok", f"{', '.join(devices)}: carries the data between two processes of this machine")]
+        return Finding("rdma", "error", "gives a wrong sum", "report it: telegrad env")
+    return Finding("rdma", "ok", f"{', '.join(devices)}: carries the data between two processes of this machine")
 
 
 # What UCX's cma does: one process lets others read its memory, a sibling of it reads.
@@ -215,12 +211,10 @@ print(json.dumps({{"works": count == 8 and copy.raw == b"telegrad",
 """
 
 
-def single_copy() -> list[Finding]:
+def single_copy() -> Finding:
     """May one process read another's memory? Then shared memory copies large messages once, not twice."""
     if not hasattr(ctypes.CDLL(None), "process_vm_readv"):
-        return [
-            Finding("single copy", "note", "this C library has no process_vm_readv: large messages go by two copies")
-        ]
+        return Finding("single copy", "note", "this C library has no process_vm_readv: large messages go by two copies")
     owner = subprocess.Popen([sys.executable, "-P", "-c", _OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert owner.stdout is not None
@@ -234,16 +228,13 @@ def single_copy() -> list[Finding]:
     scope = _ptrace_scope()
     said = "" if scope is None else f", ptrace_scope={scope}"
     if answer["works"]:
-        return [Finding("single copy", "ok", f"a process may read its sibling's memory (CMA{said})")]
-    return [
-        Finding(
-            "single copy",
-            "note",
-            f"a process may not read its sibling's memory (CMA: {answer['reason']}{said}): large messages are "
-            "copied twice",
-            "sysctl kernel.yama.ptrace_scope=1 or less; in a container: docker run --cap-add=SYS_PTRACE",
-        )
-    ]
+        return Finding("single copy", "ok", f"a process may read its sibling's memory (CMA{said})")
+    return Finding(
+        "single copy",
+        "note",
+        f"a process may not read its sibling's memory (CMA: {answer['reason']}{said}): large messages are copied twice",
+        "sysctl kernel.yama.ptrace_scope=1 or less; in a container: docker run --cap-add=SYS_PTRACE",
+    )
 
 
 def _ptrace_scope() -> str | None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 VERSION = 1
 MOST_BYTES = 64 << 20
@@ -24,29 +24,39 @@ MOST_RANKS = 1 << 16
 _MOST_COUNT = 1 << 63
 _MOST_OPERATIONS = 1 << 16
 _MOST_CHARACTERS = 1 << 16
-_WHY = ("timeout", "stall", "signal", "asked")
-_STATES_OF_PEERS = ("alive", "failed", "closed")
-_STATES = ("running", "completed", "failed")
-_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Of an integer; ``most``: ``None`` for the last rank."""
+
+    least: int
+    most: int | None
+
+
+# What fields hold, as ``_value`` checks it. A tuple is a list of at most ``_MOST_OPERATIONS``.
+Count = Annotated[int, _Range(0, _MOST_COUNT)]
+Rank = Annotated[int, _Range(0, None)]
+State = Literal["running", "completed", "failed"]
 
 
 @dataclass(frozen=True)
 class Operation:
     """One operation as one rank saw it; ``waits_for`` and ``sends_to`` are ranks."""
 
-    tag: int
+    tag: Count
     call: str
     operation: str
-    count: int
+    count: Annotated[int, _Range(0, 2 * _MOST_COUNT)]
     dtype: str | None
     reduction: str | None
     algorithm: str | None
-    root: int | None
-    state: str
+    root: Rank | None
+    state: State
     called_s_ago: float
     took_s: float | None
-    waits_for: tuple[int, ...]
-    sends_to: tuple[int, ...]
+    waits_for: tuple[Rank, ...]
+    sends_to: tuple[Rank, ...]
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -60,11 +70,11 @@ class Message:
     next (``before``)."""
 
     call: str
-    operation: str
-    peer: int | None
-    message_tag: int
-    before: int
-    state: str
+    operation: Literal["send", "recv"]
+    peer: Rank | None
+    message_tag: Count
+    before: Count
+    state: State
     called_s_ago: float
 
 
@@ -72,11 +82,11 @@ class Message:
 class ReportedPeer:
     """What a rank has heard of another."""
 
-    rank: int
+    rank: Rank
     host: str | None
-    pid: int | None
-    state: str
-    called: int | None
+    pid: Count | None
+    state: Literal["alive", "failed", "closed"]
+    called: Count | None
     heard_s_ago: float | None
 
 
@@ -85,7 +95,7 @@ class Failed:
     """The error that ended a rank's communicator."""
 
     error: str
-    peer: int | None
+    peer: Rank | None
     message: str
 
 
@@ -94,25 +104,25 @@ class ReportedGroup:
     """What a communicator that was split from another is called, and its ranks' numbers in that one, by rank."""
 
     name: str
-    parent_ranks: tuple[int, ...]
+    parent_ranks: tuple[Annotated[int, _Range(0, MOST_RANKS - 1)], ...]
 
 
 @dataclass(frozen=True)
 class Report:
     """What one rank wrote. ``operations``: oldest first, the last ones only; ``called``: tags below it were called."""
 
-    why: str
+    why: Literal["timeout", "stall", "signal", "asked"]
     communicator: str
     driver: str
-    rank: int
-    world_size: int
+    rank: Rank
+    world_size: Annotated[int, _Range(1, MOST_RANKS)]
     host: str | None
-    pid: int | None
+    pid: Count | None
     written_unix_s: float
     timeout_s: float | None
     liveness_timeout_s: float | None
-    called: int
-    completed: int
+    called: Count
+    completed: Count
     failure: Failed | None
     peers: tuple[ReportedPeer, ...]
     operations: tuple[Operation, ...]
@@ -195,164 +205,75 @@ def parse(data: bytes) -> Report:
         raise BadReport(
             f"foreign: version {_shown(found.get('version'))} of the report; this telegrad reads version {VERSION}"
         )
-    fields = _Fields(found, "")
-    size = fields.integer("world_size", 1, MOST_RANKS)
-    called = fields.integer("called", 0, _MOST_COUNT)
-    return Report(
-        why=fields.one_of("why", _WHY),
-        communicator=fields.text("communicator"),
-        driver=fields.text("driver"),
-        rank=fields.integer("rank", 0, size - 1),
-        world_size=size,
-        host=fields.optional("host", fields.text),
-        pid=fields.optional("pid", lambda name: fields.integer(name, 0, _MOST_COUNT)),
-        written_unix_s=fields.seconds("written_unix_s"),
-        timeout_s=fields.optional("timeout_s", fields.seconds),
-        liveness_timeout_s=fields.optional("liveness_timeout_s", fields.seconds),
-        called=called,
-        completed=fields.integer("completed", 0, called),
-        failure=fields.optional("failure", lambda name: _failed(fields.child(name), size)),
-        peers=tuple(_peer(one, size) for one in fields.children("peers", size)),
-        operations=_operations(fields.children("operations", _MOST_OPERATIONS), size, called),
-        messages=tuple(_message(one, size) for one in fields.children("messages", _MOST_OPERATIONS, may_miss=True)),
-        group=fields.optional("group", lambda name: _group(fields.child(name), size), may_miss=True),
-    )
+    size = _value(_hints_of(Report)["world_size"], found.get("world_size"), "world_size", 0)
+    report: Report = _read(Report, found, "", size)
+    _check(report.completed, "completed", _Range(0, report.called), size)
+    if report.operations and report.called == 0:
+        raise BadReport(f'damaged: "operations" lists a call, but "called" is {report.called}')
+    least = 0
+    for at, one in enumerate(report.operations):
+        least = _check(one.tag, f"operations[{at}].tag", _Range(least, report.called - 1), size) + 1
+    if report.group is not None and len(report.group.parent_ranks) != size:
+        _wrong(list(report.group.parent_ranks), "group.parent_ranks", f"a list of {size} integers")
+    return report
 
 
-def _group(fields: _Fields, size: int) -> ReportedGroup:
-    return ReportedGroup(fields.text("name"), fields.numbers("parent_ranks", size, MOST_RANKS))
+@functools.cache
+def _hints_of(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
 
 
-def _failed(fields: _Fields, size: int) -> Failed:
-    return Failed(
-        error=fields.text("error"),
-        peer=fields.optional("peer", lambda name: fields.integer(name, 0, size - 1)),
-        message=fields.text("message"),
-    )
+def _read(kind: Any, found: Any, where: str, size: int) -> Any:
+    """An object of JSON; unknown fields may be there, fields with a default may miss."""
+    if not isinstance(found, dict):
+        _wrong(found, where.rstrip("."), "an object")
+    hints, values = _hints_of(kind), {}
+    for one in fields(kind):
+        if one.name in found:
+            values[one.name] = _value(hints[one.name], found[one.name], where + one.name, size)
+        elif one.default is MISSING:
+            raise BadReport(f'damaged: "{where}{one.name}" is missing')
+    return kind(**values)
 
 
-def _peer(fields: _Fields, size: int) -> ReportedPeer:
-    return ReportedPeer(
-        rank=fields.integer("rank", 0, size - 1),
-        host=fields.optional("host", fields.text),
-        pid=fields.optional("pid", lambda name: fields.integer(name, 0, _MOST_COUNT)),
-        state=fields.one_of("state", _STATES_OF_PEERS),
-        called=fields.optional("called", lambda name: fields.integer(name, 0, _MOST_COUNT)),
-        heard_s_ago=fields.optional("heard_s_ago", fields.seconds),
-    )
-
-
-def _message(fields: _Fields, size: int) -> Message:
-    return Message(
-        call=fields.text("call"),
-        operation=fields.one_of("operation", ("send", "recv")),
-        peer=fields.optional("peer", lambda name: fields.integer(name, 0, size - 1)),
-        message_tag=fields.integer("message_tag", 0, _MOST_COUNT),
-        before=fields.integer("before", 0, _MOST_COUNT),
-        state=fields.one_of("state", _STATES),
-        called_s_ago=fields.seconds("called_s_ago"),
-    )
-
-
-def _operations(all_fields: list[_Fields], size: int, called: int) -> tuple[Operation, ...]:
-    operations: list[Operation] = []
-    for fields in all_fields:
-        least = operations[-1].tag + 1 if operations else 0
-        if called == 0:
-            raise BadReport(f'damaged: "operations" lists a call, but "called" is {called}')
-        operations.append(
-            Operation(
-                tag=fields.integer("tag", least, called - 1),
-                call=fields.text("call"),
-                operation=fields.text("operation"),
-                count=fields.integer("count", 0, _MOST_COUNT * 2),
-                dtype=fields.optional("dtype", fields.text),
-                reduction=fields.optional("reduction", fields.text),
-                algorithm=fields.optional("algorithm", fields.text),
-                root=fields.optional("root", functools.partial(fields.integer, least=0, most=size - 1)),
-                state=fields.one_of("state", _STATES),
-                called_s_ago=fields.seconds("called_s_ago"),
-                took_s=fields.optional("took_s", fields.seconds),
-                waits_for=fields.ranks("waits_for", size),
-                sends_to=fields.ranks("sends_to", size),
-            )
-        )
-    return tuple(operations)
-
-
-class _Fields:
-    """An object of JSON, of which every field is asked for by type and range. Unknown fields may be there."""
-
-    def __init__(self, found: dict[str, Any], where: str) -> None:
-        self._found = found
-        self._where = where
-
-    def _raw(self, name: str) -> Any:
-        if name not in self._found:
-            raise BadReport(f'damaged: "{self._where}{name}" is missing')
-        return self._found[name]
-
-    def _wrong(self, name: str, must: str) -> NoReturn:
-        raise BadReport(f'damaged: "{self._where}{name}" is {_shown(self._found[name])}: it must be {must}')
-
-    def integer(self, name: str, least: int, most: int) -> int:
-        value = self._raw(name)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            self._wrong(name, f"an integer from {least} to {most}")
-        return value
-
-    def seconds(self, name: str) -> float:
-        value = self._raw(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
-            self._wrong(name, "a number of seconds, not negative")
-        return float(value) if math.isfinite(value) else self._wrong(name, "finite")
-
-    def text(self, name: str) -> str:
-        value = self._raw(name)
+def _value(hint: Any, value: Any, where: str, size: int) -> Any:
+    """``value``, of a field that is annotated with ``hint``, in a report of ``size`` ranks."""
+    inner = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return None if value is None else _value(inner[0], value, where, size)
+    if get_origin(hint) is Annotated:
+        return _check(value, where, inner[1], size)
+    if get_origin(hint) is Literal:
+        return value if value in inner else _wrong(value, where, f"one of {', '.join(inner)}")
+    if get_origin(hint) is tuple:
+        return _values(inner[0], value, where, size)
+    if hint is str:
         if not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
-            self._wrong(name, f"a text of at most {_MOST_CHARACTERS} characters")
+            _wrong(value, where, f"a text of at most {_MOST_CHARACTERS} characters")
         return clean(value)
+    if hint is float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e15:
+            _wrong(value, where, "a number of seconds, not negative")
+        return float(value)
+    return _read(hint, value, f"{where}.", size)
 
-    def one_of(self, name: str, allowed: Sequence[str]) -> str:
-        value = self._raw(name)
-        if not isinstance(value, str) or value not in allowed:
-            self._wrong(name, f"one of {', '.join(allowed)}")
-        return value
 
-    def optional(self, name: str, read_it: Callable[[str], _T], may_miss: bool = False) -> _T | None:
-        if may_miss and name not in self._found:
-            return None
-        return None if self._raw(name) is None else read_it(name)
+def _values(hint: Any, value: Any, where: str, size: int) -> tuple[Any, ...]:
+    if not isinstance(value, list) or len(value) > _MOST_OPERATIONS:
+        _wrong(value, where, f"a list of at most {_MOST_OPERATIONS} objects")
+    found = [_value(hint, one, f"{where}[{at}]", size) for at, one in enumerate(value)]
+    return tuple(sorted(set(found)) if hint is Rank else found)
 
-    def ranks(self, name: str, size: int) -> tuple[int, ...]:
-        value = self._raw(name)
-        good = isinstance(value, list) and all(
-            isinstance(one, int) and not isinstance(one, bool) and 0 <= one < size for one in value
-        )
-        if not good:
-            self._wrong(name, f"a list of ranks from 0 to {size - 1}")
-        return tuple(sorted(set(value)))
 
-    def numbers(self, name: str, length: int, end: int) -> tuple[int, ...]:
-        value = self._raw(name)
-        good = isinstance(value, list) and len(value) == length
-        if not good or not all(type(one) is int and 0 <= one < end for one in value):
-            self._wrong(name, f"a list of {length} integers from 0 to {end - 1}")
-        return tuple(value)
+def _check(value: Any, where: str, within: _Range, size: int) -> int:
+    most = size - 1 if within.most is None else within.most
+    if isinstance(value, bool) or not isinstance(value, int) or not within.least <= value <= most:
+        _wrong(value, where, f"an integer from {within.least} to {most}")
+    return value
 
-    def child(self, name: str) -> _Fields:
-        value = self._raw(name)
-        if not isinstance(value, dict):
-            self._wrong(name, "an object")
-        return _Fields(value, f"{self._where}{name}.")
 
-    def children(self, name: str, most: int, *, may_miss: bool = False) -> list[_Fields]:
-        if may_miss and name not in self._found:
-            return []
-        value = self._raw(name)
-        if not isinstance(value, list) or len(value) > most or not all(isinstance(one, dict) for one in value):
-            self._wrong(name, f"a list of at most {most} objects")
-        return [_Fields(one, f"{self._where}{name}[{at}].") for at, one in enumerate(value)]
+def _wrong(value: object, where: str, must: str) -> NoReturn:
+    raise BadReport(f'damaged: "{where}" is {_shown(value)}: it must be {must}')
 
 
 def clean(text: str) -> str:

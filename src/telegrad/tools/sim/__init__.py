@@ -7,10 +7,6 @@ gives the same history.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.communicator import Communicator
@@ -70,56 +66,4 @@ class World:
             communicator.close()
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Of a simulated collective; lists are by rank. ``outputs`` are the results themselves."""
-
-    outputs: list[npt.NDArray[np.float32]]
-    finish_s: list[float]
-    bytes_sent: list[int]
-    messages_sent: list[int]
-
-
-def all_reduce(
-    inputs: Sequence[npt.NDArray[np.float32]],
-    *,
-    op: str = "sum",
-    algorithm: str = "auto",
-    alpha_s: float = 1e-6,
-    beta_s_per_byte: float = 1e-10,
-    gamma_s_per_byte: float = 0.0,
-    jitter: float = 0.0,
-    seed: int = 0,
-) -> Outcome:
-    """The sum (or ``op="avg"``) of one float32 array per rank, and what it took. Costs as in ``World``.
-
-    The inputs stay as they are. Raises ``ValueError`` for inputs of different shapes and for bad costs or names.
-    """
-    shapes = {x.shape for x in inputs}
-    if len(shapes) != 1:
-        raise ValueError(f"inputs have shapes {sorted(shapes)}: give one array per rank, all of one shape")
-    world = World(
-        len(inputs),
-        alpha_s=alpha_s,
-        beta_s_per_byte=beta_s_per_byte,
-        gamma_s_per_byte=gamma_s_per_byte,
-        jitter=jitter,
-        seed=seed,
-    )
-    try:
-        outputs = [np.array(x, order="C") for x in inputs]
-        ranks = list(zip(world.communicators, outputs, strict=True))
-        for work in [comm.all_reduce(x, op, algorithm=algorithm, async_op=True) for comm, x in ranks]:
-            work.wait()
-        stats = [communicator.stats() for communicator in world.communicators]
-        return Outcome(
-            outputs,
-            [world.finish_s(rank) for rank in range(len(inputs))],
-            [one["bytes_sent"] for one in stats],
-            [one["messages_sent"] for one in stats],
-        )
-    finally:
-        world.close()
-
-
-__all__ = ["Outcome", "World", "all_reduce"]
+__all__ = ["World"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import re
@@ -18,9 +17,9 @@ import numpy.typing as npt
 from telegrad import _core
 from telegrad.communicator.operands import Formats, formats_named, name_of_formats
 from telegrad.cost import Cost, Costs, closed_forms, fastest_allreduce
-from telegrad.cost.closed_forms import Levels, allreduce_on_levels, broadcast_pieces, layout_that_pays
+from telegrad.cost.closed_forms import Levels, allreduce_on_levels, layout_that_pays
 from telegrad.cost.decision import TWO_LEVEL
-from telegrad.cost.network import ceil_log2
+from telegrad.cost.network import CARD_BYTES, ceil_log2
 from telegrad.launch.joining import die_with
 
 # Networks by name: the cost of a message, a byte and a byte of work, with the sources of the figures.
@@ -220,14 +219,11 @@ class Point:
     @property
     def messages(self) -> int:
         """About how many messages all ranks send."""
-        if self.operation == "sparse_allreduce":
-            doubles = self.chosen in ("recursive_doubling", TWO_LEVEL)
-            return self.ranks * (ceil_log2(self.ranks) if doubles else 2 * (self.ranks - 1))
-        if self.operation == "broadcast":
-            return (self.ranks - 1) * broadcast_pieces(self.ranks, self.size)
-        if self.operation in ("gather", "scatter"):
-            return self.ranks - 1
-        return _form_of(self).messages_per_rank * self.ranks
+        rounds = ceil_log2(self.ranks)
+        doubles = self.chosen in ("recursive_doubling", TWO_LEVEL, "dissemination")
+        least = rounds if doubles else 2 * rounds if self.chosen == "rabenseifner" else 2 * (self.ranks - 1)
+        pieces = _form_of(self).bytes_per_rank // CARD_BYTES if self.operation == "allreduce" else 0
+        return self.ranks * max(least, pieces)
 
 
 def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]:
@@ -241,31 +237,6 @@ def costs_on_levels(network: Network, ranks: int) -> tuple[Costs, Levels | None]
         return network.costs, None
     between = network.costs.with_bytes_times(network.oversubscription)
     return between, Levels(tuple(rank // per_node for rank in range(ranks)), within, network.costs)
-
-
-@dataclass(frozen=True)
-class Activities:
-    """What kept ports and processors busy: ``kind`` 0 is a message in its sender's port out, 1 in its receiver's port
-    in, 2 work. ``rank`` is whose port or processor it is, ``peer`` the message's other end. In virtual seconds."""
-
-    kind: npt.NDArray[np.uint8]
-    rank: Numbers
-    peer: Numbers
-    operation: Numbers
-    step: Numbers
-    bytes: Counts
-    start_s: Floats
-    end_s: Floats
-
-
-@dataclass(frozen=True)
-class Links:
-    """One entry for each pair of ranks that exchanged messages: what went from ``source`` to ``destination``."""
-
-    source: Numbers
-    destination: Numbers
-    messages: Counts
-    bytes: Counts
 
 
 @dataclass(frozen=True)
@@ -284,18 +255,28 @@ class Measurement:
     result_nnz: int | None = None  # sparse: entries of the sum, or of what rank 0 has gathered
     words_sent: Counts | None = None  # allreduce_topk, its last call: an index and a value are a word each
     words_received: Counts | None = None
-    links: Links | None = None
-    activities: Activities | None = None
 
 
-def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Measurement:
+def measure(point: Point) -> Measurement:
     """Runs ``point`` in virtual time; other threads go on meanwhile.
 
-    ``links``: also count per link; ``timeline``: also keep all activities. Raises ``ValueError`` for sizes and costs
-    that make no sense, ``RuntimeError`` if the operation could not end or its result was wrong, ``MemoryError``.
+    Raises ``ValueError`` for sizes and costs that make no sense, ``RuntimeError`` if the operation could not end or its
+    result was wrong, ``MemoryError``.
     """
+    found = simulated(point)
+    return Measurement(
+        point=point,
+        algorithm=point.chosen,
+        result_nnz=found["result_nnz"] if point.operation in SPARSE else None,
+        **{name: found[name] for name in _FOUND},
+        **{name: found[name] for name in _WORDS if point.operation == "allreduce_topk"},
+    )
+
+
+def simulated(point: Point, *, links: bool = False, timeline: bool = False) -> dict[str, Any]:
+    """What the core found, messages by link and all activities included if asked for. Raises as ``measure``."""
     algorithm = point.chosen
-    found: dict[str, Any] = _core.measure(
+    return _core.measure(
         operation=point.operation,
         algorithm="" if point.operation in _UNNAMED or algorithm == "auto" else algorithm,
         ranks=point.ranks,
@@ -312,81 +293,42 @@ def measure(point: Point, *, links: bool = False, timeline: bool = False) -> Mea
         links=links,
         timeline=timeline,
     )
-    return Measurement(
-        point=point,
-        algorithm=algorithm,
-        finish_s=found["finish_s"],
-        finish_by_rank_s=found["finish_by_rank_s"],
-        messages_sent=found["messages_sent"],
-        messages_received=found["messages_received"],
-        bytes_sent=found["bytes_sent"],
-        bytes_received=found["bytes_received"],
-        events=found["events"],
-        result_nnz=found["result_nnz"] if point.operation in SPARSE else None,
-        words_sent=found["words_sent"] if point.operation == "allreduce_topk" else None,
-        words_received=found["words_received"] if point.operation == "allreduce_topk" else None,
-        links=_links(found["links"]) if links else None,
-        activities=Activities(**found["timeline"]) if timeline else None,
-    )
+
+
+_WORDS = ("words_sent", "words_received")
+_FOUND = (
+    "finish_s",
+    "finish_by_rank_s",
+    "messages_sent",
+    "messages_received",
+    "bytes_sent",
+    "bytes_received",
+    "events",
+)
 
 
 def closed_form(point: Point) -> Cost | None:
-    """What theory says, where it has a formula that holds: dense operations on a network with one level and without
+    """What theory says, where it has a formula that holds: dense allreduces on a network with one level and without
     noise. No formula follows messages of several steps that wait for one port: that is where there is no latency, and
-    where an exchange costs much more than a message one way (``_NOT_ALIKE``: more at all). Of streams none knows how
-    many entries meet: see ``sparse_sum_costs`` and ``cost.cost``."""
-    if point.operation in SPARSE or not point.network.is_plain:
-        return None
-    costs = point.network.costs
-    most = 1.0 if point.operation in _NOT_ALIKE else _EXCHANGE_MOST
-    if costs.alpha_s == 0 or costs.beta_exchange_s_per_byte > most * costs.beta_s_per_byte:
-        return None
-    return _form_of(point)
+    where an exchange costs much more than a message one way. Of streams none knows how many entries meet."""
+    holds = point.operation == "allreduce" and forms_hold(point.network, _EXCHANGE_MOST)
+    return _form_of(point) if holds else None
 
 
 _EXCHANGE_MOST = 2.0  # times β; then some forms are more than 1 % off
-_NOT_ALIKE = ("all_to_all", "reduce")  # some of their messages meet one the other way, others do not
-_FORMS: dict[str, Callable[[int, int, Costs], Cost]] = {
-    "allgather": closed_forms.allgather,
-    "gather": closed_forms.gather,
-    "scatter": closed_forms.scatter,
-    "all_to_all": closed_forms.all_to_all,
-    "broadcast": closed_forms.broadcast,
-    "reduce": closed_forms.reduce,
-    "reduce_scatter": closed_forms.reduce_scatter,
-}
+
+
+def forms_hold(network: Network, most: float) -> bool:
+    """Whether ``network`` is one that closed forms are for, and an exchange costs at most ``most`` times β."""
+    costs = network.costs
+    return network.is_plain and costs.alpha_s > 0 and costs.beta_exchange_s_per_byte <= most * costs.beta_s_per_byte
 
 
 def _form_of(point: Point) -> Cost:
-    costs = point.network.costs
-    if point.operation == "allreduce":
-        costs, levels = costs_on_levels(point.network, point.ranks)
-        if levels is not None:
-            return allreduce_on_levels(point.chosen, levels, point.size, costs)
-        return closed_forms.allreduce(point.chosen, point.ranks, point.size, costs)
-    if point.operation == "barrier":
-        return closed_forms.barrier(point.ranks, costs)
-    if point.operation in SPARSE:
-        return _sparse_form_of(point)
-    return _FORMS[point.operation](point.ranks, point.size, costs)
-
-
-def _sparse_form_of(point: Point) -> Cost:
-    ranks, dimension, costs = point.ranks, point.size // 4, point.network.costs
-    packed = point._formats().indices == _core.IndexFormat.packed
-    if point.operation == "allreduce_topk":
-        keep = point.keep or max(1, point.nnz)
-        return closed_forms.allreduce_topk(
-            ranks, dimension, point.nnz, keep, costs, slices="cut", finds_threshold=True, packed=packed
-        )
-    form = (
-        closed_forms.allgather_sparse if point.operation == "sparse_allgather" else closed_forms.reduce_scatter_sparse
-    )
-    return form(ranks, dimension, point.nnz, costs, packed=packed)
-
-
-def _links(found: dict[str, Any]) -> Links:
-    return Links(found["from"], found["to"], found["messages"], found["bytes"])
+    costs, levels = costs_on_levels(point.network, point.ranks)
+    if levels is not None:
+        return allreduce_on_levels(point.chosen, levels, point.size, costs)
+    return closed_forms.allreduce(point.chosen, point.ranks, point.size, costs)
 
 
 # Many points, over all cores. Each point is simulated by itself, so how many processes there are changes no result.
@@ -470,16 +412,6 @@ def sweep(
     else:
         call_in_processes(measure, longest_first, processes, lambda _, found: keep(found))
     return [results[index] for index in range(len(points))]
-
-
-def measure_apart(point: Point, *, links: bool = False, timeline: bool = False) -> Measurement:
-    """As ``measure``, but in a process of its own where it may take long, so that Ctrl-C ends it at once."""
-    if not _is_long(point):
-        return measure(point, links=links, timeline=timeline)
-    found: list[Measurement] = []
-    work = functools.partial(measure, links=links, timeline=timeline)
-    call_in_processes(work, [point], 1, lambda _, measured: found.append(measured))
-    return found[0]
 
 
 def _is_long(point: Point) -> bool:

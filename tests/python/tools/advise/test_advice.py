@@ -10,11 +10,9 @@ import pytest
 
 from telegrad.communicator import Communicator
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.advice import SCHEMES, WORTH, Advice, Scheme, advise
+from telegrad.tools.advise.advice import RECIPES, SCHEMES, WORTH, Advice, Scheme, advise
 from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.recipe import RECIPES
 from telegrad.tools.advise.sending import Cluster, dense, low_rank, ok_topk, qsgd, sparse
-from telegrad.tools.advise.step import Stragglers
 from telegrad.tools.advise.workload import DEVICES, Workload, of_model
 from telegrad.tools.sim.measure import network_of
 
@@ -48,7 +46,7 @@ def test_the_cost_of_compressing_is_that_of_the_best_way_to() -> None:
     assert found.of(name).mean_s == min(compressed)
 
 
-@pytest.mark.parametrize("model", ["vgg16", "alexnet", "bert-base", "gpt2-small", "lstm"])
+@pytest.mark.parametrize("model", ["vgg16", "bert-base", "gpt2-small"])
 def test_large_models_on_a_slow_network_are_told_to_compress(model: str) -> None:
     found = advice_of(model, "1gbit")
     assert found.recommended.scheme.compresses
@@ -143,11 +141,6 @@ def test_of_several_ways_the_better_one_is_taken() -> None:
     mixed = replace(SCHEMES[4], name="either", ways=both)  # type: ignore[arg-type]
     found = advice_of("resnet50", "10gbit", 256, schemes=[*SCHEMES, mixed])
     assert found.of("either").step.step_s == min(found.of(name).step.step_s for name in ("topk", "oktopk"))
-
-
-def test_stragglers_are_counted() -> None:
-    plain, late = (advice_of("resnet50", "10gbit", stragglers=one) for one in (Stragglers(), Stragglers(factor=1.5)))
-    assert late.of("ddp").step.step_s > plain.of("ddp").step.step_s
 
 
 def test_what_makes_no_sense_is_refused() -> None:

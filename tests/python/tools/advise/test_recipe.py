@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from telegrad.tools.advise.recipe import ACCURACY, ACCURACY_SOURCE, FAMILIES, RECIPES, expected_loss, recipe_of
+from telegrad.tools.advise.advice import ACCURACY, ACCURACY_SOURCE, FAMILIES, RECIPES, expected_loss, recipe_of
 
 ROOT = Path(__file__).resolve().parents[4]
 

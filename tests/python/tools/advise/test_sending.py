@@ -9,12 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from telegrad.cost.closed_forms import Levels, allreduce_ring, allreduce_two_level
+from lab.common.literature import PAPER_NETWORKS
+from telegrad.cost.closed_forms import ALLREDUCES, Levels, allreduce, allreduce_two_level
 from telegrad.cost.network import Costs
-from telegrad.cost.send_method import PAPER_NETWORKS, ring, two_level
 from telegrad.tools.advise.architectures import architecture
 from telegrad.tools.advise.sending import (
-    COLLECTIVES,
     NODE,
     SCHEMES,
     Cluster,
@@ -22,7 +21,6 @@ from telegrad.tools.advise.sending import (
     gathered,
     ok_topk,
     qsgd,
-    rgc,
     sparse,
     sum_cost,
     way_of,
@@ -81,18 +79,6 @@ def test_all_ways_have_costs_that_make_sense(name: str) -> None:
     assert (way.delay(4096) > 0) == selects
 
 
-def test_rgc_is_the_paper_s_formula() -> None:
-    device = Device("plain", 1e12, 1e9, launch_s=0.0)
-    costs = Costs(1e-5, 1e-9)
-    way = rgc(Cluster(8, costs), device, 0.001, element_bytes=4, kernels=0)
-    n, k = 1_000_000, 1000
-    assert way.delay(4 * n) == pytest.approx(4e-3)
-    assert way.decompress(4 * n) == pytest.approx(8 * k * 16e-9)
-    assert way.cost(4 * n) - way.decompress(4 * n) == pytest.approx(3e-5 + 7 * k * 8 * 1e-9)
-    mean = rgc(Cluster(8, costs), device, 0.001, quantised=True, element_bytes=4, kernels=0)
-    assert mean.cost(4 * n) - mean.decompress(4 * n) == pytest.approx(3e-5 + 7 * k * 4 * 1e-9)
-
-
 def test_what_is_gathered_grows_with_the_ranks_and_what_ok_topk_moves_does_not() -> None:
     costs = network_of("10gbit").costs
     size = 100 << 20
@@ -110,7 +96,7 @@ def test_what_is_gathered_grows_with_the_ranks_and_what_ok_topk_moves_does_not()
 def test_quantised_sums_move_their_bits() -> None:
     costs = Costs(1e-6, 1e-9)  # no work
     size = 64 << 20
-    dense_s = sum_cost(Cluster(8, costs), "telegrad-ring")(size)
+    dense_s = sum_cost(Cluster(8, costs))(size)
     for bits in (8, 4, 2):
         share = qsgd(Cluster(8, costs), bits).cost(size) / dense_s
         assert share == pytest.approx((bits + 1 / 32) / 32, rel=0.03)
@@ -144,13 +130,13 @@ def test_a_sparse_sum_of_many_ranks_is_no_cheaper_than_fill_in_allows() -> None:
     costs = Costs(1e-7, 1e-9)
     way = sparse(Cluster(1024, costs), V100, 0.01)
     size = 100 << 20
-    assert way.cost(size) - way.decompress(size) > 0.5 * sum_cost(Cluster(1024, costs), "telegrad")(size)
+    assert way.cost(size) - way.decompress(size) > 0.5 * sum_cost(Cluster(1024, costs))(size)
 
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 1.5, math.nan])
 def test_densities_are_shares(density: float) -> None:
     cluster = Cluster(4, K80)
-    for maker in (sparse, ok_topk, gathered, rgc):
+    for maker in (sparse, ok_topk, gathered):
         with pytest.raises(ValueError, match="density=.* is no share"):
             maker(cluster, V100, density)
     with pytest.raises(ValueError, match="density=.* is no share"):
@@ -163,8 +149,6 @@ def test_what_does_not_exist_is_refused() -> None:
         way_of("topk", cluster, V100, density=0.01)
     with pytest.raises(ValueError, match="bits=3 must be 2, 4 or 8"):
         qsgd(cluster, 3)
-    with pytest.raises(ValueError, match="collective='star' is not known: use one of ring, "):
-        sum_cost(cluster, "star")
     with pytest.raises(ValueError, match="device 'tpu' is not known: use one of k80, p100, "):
         device_of("tpu")
     with pytest.raises(ValueError, match="ranks=0 must be at least 1"):
@@ -195,52 +179,27 @@ def test_a_device_s_step_is_its_multiplications() -> None:
     assert V100.compute_s(model, 64) == 2 * V100.compute_s(model, 32)
 
 
-def test_the_cheapest_is_no_dearer_than_those_it_chooses_from() -> None:
-    cluster = Cluster(24, network_of("10gbit").costs)
-    for chosen, among in (
-        ("cheapest", ("ring", "recursive-doubling", "halving-doubling", "double-binary-trees")),
-        ("telegrad", ("telegrad-ring", "telegrad-rabenseifner", "telegrad-recursive-doubling")),
-    ):
-        for size in (4, 1 << 10, 1 << 16, 1 << 22, 1 << 28):
-            times = {name: sum_cost(cluster, name)(size) for name in among}
-            assert sum_cost(cluster, chosen)(size) == min(times.values())
+def test_a_dense_sum_goes_by_the_fastest_of_the_library_s_algorithms() -> None:
+    costs = network_of("10gbit").costs
+    for size in (4, 1 << 10, 1 << 16, 1 << 22, 1 << 28):
+        times = [allreduce(name, 24, size, costs).time_s for name in ALLREDUCES]
+        assert sum_cost(Cluster(24, costs))(size) == min(times)
+    assert sum_cost(Cluster(8, costs))(6) == sum_cost(Cluster(8, costs))(8)  # whole floats
 
 
-def test_two_levels_are_one_of_its_own_where_there_are_some() -> None:
+def test_two_levels_are_one_of_them_where_there_are_some() -> None:
     costs = network_of("10gbit").costs
     cluster = Cluster(16, costs, ranks_per_node=4, oversubscription=4.0)
     levels = Levels(tuple(rank // 4 for rank in range(16)), cluster.within, costs)
     for size in (4, 1 << 16, 1 << 24):
-        found = sum_cost(cluster, "telegrad-two-level")(size)
-        assert found == allreduce_two_level(levels, size, cluster.shared_costs).time_s
-        flat = [sum_cost(cluster, f"telegrad-{name}")(size) for name in ("ring", "rabenseifner", "recursive-doubling")]
-        assert sum_cost(cluster, "telegrad")(size) == min(found, *flat)
-    for plain in (Cluster(16, costs), Cluster(16, costs, ranks_per_node=16)):
-        assert sum_cost(plain, "telegrad-two-level")(1 << 24) == sum_cost(plain, "telegrad")(1 << 24)
+        times = {name: allreduce(name, 16, size, cluster.shared_costs).time_s for name in ALLREDUCES}
+        times["ring"] = allreduce("ring", 16, size, cluster.ring_costs).time_s
+        times["two_level"] = allreduce_two_level(levels, size, cluster.shared_costs).time_s
+        assert sum_cost(cluster)(size) == min(times.values())
+    one_node = Cluster(16, costs, ranks_per_node=16)
+    assert sum_cost(one_node)(1 << 24) == sum_cost(Cluster(16, one_node.within))(1 << 24)  # nothing leaves it
 
 
-def test_own_forms_are_plan_cost_s() -> None:
-    costs = network_of("25gbit").costs
-    assert sum_cost(Cluster(8, costs), "telegrad-ring")(1 << 20) == allreduce_ring(8, 1 << 20, costs).time_s
-    assert sum_cost(Cluster(8, costs), "telegrad-ring")(6) == allreduce_ring(8, 8, costs).time_s  # whole floats
-
-
-def test_ranks_of_a_node_share_its_link() -> None:
-    cluster = Cluster(32, K80, 8, oversubscription=8)
-    size = 16 << 20
-    assert sum_cost(Cluster(32, K80, 8), "halving-doubling")(size) == sum_cost(Cluster(32, K80), "halving-doubling")(
-        size
-    )
-    assert sum_cost(Cluster(32, K80, 8, oversubscription=16), "ring")(size) > 1.5 * ring(32, K80)(size)
-    assert cluster.nodes == 4
-    assert sum_cost(cluster, "ring")(size) == ring(32, K80)(size)  # one message each way passes it
-    assert sum_cost(cluster, "halving-doubling")(size) > 4 * sum_cost(Cluster(32, K80), "halving-doubling")(size)
-    assert sum_cost(cluster, "two-level")(size) == two_level(4, 8, K80, NODE)(size)
-    assert sum_cost(cluster, "two-level")(size) < sum_cost(cluster, "ring")(size)
-    assert sum_cost(Cluster(8, K80, 8), "ring")(size) == ring(8, NODE)(size)  # one node: nothing leaves it
-
-
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_one_rank_sums_for_nothing_and_more_ranks_do_not(name: str) -> None:
-    assert sum_cost(Cluster(1, K80), name)(1 << 20) == 0
-    assert sum_cost(Cluster(2, K80), name)(1 << 20) > 0
+def test_one_rank_sums_for_nothing_and_more_ranks_do_not() -> None:
+    assert sum_cost(Cluster(1, K80))(1 << 20) == 0
+    assert sum_cost(Cluster(2, K80))(1 << 20) > 0

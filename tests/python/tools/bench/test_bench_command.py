@@ -11,12 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from telegrad import _core
-from telegrad.communicator.operands import WIRES
 from telegrad.launch import LaunchError
 from telegrad.tools.bench.allreduce import AllreduceOutcome
 from telegrad.tools.bench.plan import ALGORITHMS, AllreducePlan, Measured, Timing
 from telegrad.tools.cli import bench
-from telegrad.tools.cli.bench import _bounds_of, app
+from telegrad.tools.cli.bench import app
 
 pytestmark = pytest.mark.ranks("torch")
 
@@ -60,12 +59,9 @@ def test_two_ranks_beside_gloo_write_rows_and_a_plot(tmp_path: Path) -> None:
         assert row["ratio_to_gloo"] == pytest.approx(row["median_s"] / row["gloo_median_s"])
         assert row["bound_s"] is row["mpich_median_s"] is None
         assert row["mpich_missing"] == "not asked for"
-    (summary,) = result["summaries"]
-    assert (summary["network"], summary["compared"], summary["chosen"]) == ("shm", 2, 2)
     assert result["machine"]["cores"] >= 1
     assert drawn.read_bytes()[:4] == b"\x89PNG"
     assert "64 KiB" in output
-    assert "of the better peer: " in output
 
 
 @_needs_ucx
@@ -104,26 +100,6 @@ def test_a_peer_that_does_not_start_is_left_out_and_told_why(tmp_path: Path, mon
 
 
 @_needs_ucx
-def test_sums_that_round_stand_beside_the_others(tmp_path: Path) -> None:
-    found = tmp_path / "rows.json"
-    status, output = _bench(
-        *("--ranks", "2", *_SHM, "--peers", "none", "--algorithms", "auto", "--wires", "bf16,qsgd4"),
-        *("--sizes", "64KiB", "--samples", "3", "--seconds", "0.05", "--json", str(found)),
-    )
-    assert status == 0, output
-    rows = json.loads(found.read_text())["rows"]
-    assert [(row["algorithm"], row["chosen"] is None, row["wrong"]) for row in rows] == [
-        ("auto", False, 0),
-        ("bf16", True, 0),
-        ("qsgd4", True, 0),
-    ]
-    for row in rows:
-        assert row["wire_bytes"] == row["bound_bytes"]
-    assert rows[1]["bound_bytes"] == rows[0]["bound_bytes"] / 2
-    assert "of our best algorithm" not in output  # another algorithm that auto could have chosen is not among them
-
-
-@_needs_ucx
 def test_without_a_peer_and_over_tcp() -> None:
     status, output = _bench(
         *("--ranks", "2", "--network", "tcp", "--peers", "none", "--sizes", "4", "--samples", "3", "--seconds", "0.05")
@@ -155,12 +131,6 @@ def test_a_network_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest
     assert result["failed"] == [{"network": "shm", "error": "rank 1 is gone"}]
 
 
-def test_each_wire_has_a_bound_of_its_own() -> None:
-    bounds = {"auto": 4.0, "ring": 4.0, "bf16": 2.0, "f16": 2.0, "qsgd4": 0.5, "int8": None}
-    rows = [{"algorithm": name, "bytes": 8, "bound_s": bound} for name, bound in bounds.items()]
-    assert _bounds_of(rows) == {"": [(8, 4.0)], "bf16, f16": [(8, 2.0)], "qsgd4": [(8, 0.5)]}
-
-
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -168,7 +138,6 @@ def test_each_wire_has_a_bound_of_its_own() -> None:
         ("--sizes", "6", "use a multiple of 4 bytes"),
         ("--sizes", "1000000GiB", "4 ranks with vectors of 1e+06 GiB need 8e+06 GiB of memory, of which"),
         ("--algorithms", "magic", f"use {', '.join(ALGORITHMS)}"),
-        ("--wires", "bf16,float8", f"'float8' does not exist: use {', '.join(WIRES)}, or all"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("--json", "/proc/rows.json", "cannot write /proc/rows.json"),

@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from telegrad.communicator import Communicator
-from telegrad.tools.bench.allreduce import interleaved
 from telegrad.tools.bench.netlab import Netlab, NetlabError, why_unavailable
-from telegrad.tools.bench.plan import AllreducePlan, check_nodes, node_of, open_network
+from telegrad.tools.bench.plan import check_nodes, node_of, open_network
 from telegrad.tools.cli.bench import app
 
 needs_lab = pytest.mark.skipif(why_unavailable() is not None, reason="needs root, ip and tc")
@@ -42,31 +40,6 @@ def test_the_command_says_what_is_wrong(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--network", "tcp", "--nodes", "2"])
     assert done.exit_code == 2
     assert "has no nodes" in " ".join(done.output.split())
-
-
-def test_each_algorithm_in_both_orders() -> None:
-    plan = AllreducePlan("allreduce", "1gbit", 4, (4,), ("two_level", "ring"), nodes=2, interleaved=True)
-    assert plan.contenders == ("two_level", "ring", "two_level, interleaved", "ring, interleaved")
-    assert AllreducePlan.from_json(plan.to_json()) == plan
-
-
-def test_interleaved_ranks_have_neighbours_on_other_nodes() -> None:
-    import threading
-
-    made = Communicator.local(6, nodes=(0, 0, 0, 1, 1, 1))
-    dealt: list[Any] = [None] * 6
-
-    def deal(rank: int) -> None:
-        dealt[rank] = interleaved(made[rank])
-
-    threads = [threading.Thread(target=deal, args=(rank,)) for rank in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert {one.nodes for one in dealt} == {(0, 1, 0, 1, 0, 1)}
-    for one in (*dealt, *made):
-        one.close()
 
 
 def test_a_namespace_that_cannot_be_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +74,6 @@ def test_sums_on_nodes_are_measured_and_right(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["allreduce", *options, *chosen])
     assert done.exit_code == 0, done.output
     rows = {row["algorithm"]: row for row in json.loads(rows_file.read_text())["rows"]}
-    assert set(rows) == {"two_level", "auto", "two_level, interleaved", "auto, interleaved"}
+    assert set(rows) == {"two_level", "auto"}
     assert all(row["wrong"] == 0 and row["nodes"] == 2 for row in rows.values())
     assert rows["auto"]["wire_bytes"] == rows["two_level"]["wire_bytes"] == 1.5 * (64 << 10)

@@ -360,7 +360,7 @@ def test_a_trace_says_how_many_passes_a_step_has_and_of_how_many_samples(tmp_pat
         (("--steps", "0"), "--steps"),
         (("--accumulate", "0"), "--accumulate"),
         (("--model", "nowhere:make"), "--model: there is no module 'nowhere' here"),
-        (("--model", "demo:huge"), "--model: there is no 'demo:huge': use demo:small"),
+        (("--model", "nowhere.py:make"), "--model: there is no file nowhere.py: name one with the function"),
         (("--samples", "-4"), "--samples: -4 is no mini-batch"),
         (("--samples", "1e300"), "--samples: compute_s=inf must be above 0 and finite"),
         (("--compute-ms", "nan"), "--compute-ms: nan is no time"),

@@ -17,7 +17,7 @@ from telegrad.synchronizer.trace import Trace  # noqa: E402
 from telegrad.tools.advise.architectures import architecture  # noqa: E402
 from telegrad.tools.advise.workload import Device, device_of  # noqa: E402
 from telegrad.tools.bench import model_profile  # noqa: E402
-from telegrad.tools.bench.meta_profile import counted, on_meta, steadied  # noqa: E402
+from telegrad.tools.bench.model_profile import counted, on_meta, steadied  # noqa: E402
 from telegrad.tools.cli import profile as command  # noqa: E402
 
 _app = typer.Typer()

@@ -107,7 +107,6 @@ def test_the_batch_is_passed_on_only_where_it_is_given(folder: Path) -> None:
     ("target", "arguments", "said"),
     [
         ("make_model", [], "names no function"),
-        ("demo:huge", [], "there is no 'demo:huge': use demo:small, demo:large, demo:mixed"),
         ("profiled_nowhere:x", [], "there is no module 'profiled_nowhere' here"),
         ("nowhere.py:x", [], "there is no file nowhere.py"),
         ("profiled_models:x", [], "has no function 'x'"),
@@ -121,7 +120,7 @@ def test_the_batch_is_passed_on_only_where_it_is_given(folder: Path) -> None:
         ("profiled_models:frozen", [], "no parameter that requires a gradient"),
         ("profiled_models:not_called", [], "the loss does not call the model itself"),
         ("profiled_models:not_finite", [], "the loss is nan"),
-        ("demo:small", ["--json", "/nowhere/x.json"], "does not exist"),
+        ("profiled_models:make_model", ["--json", "/nowhere/x.json"], "does not exist"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -134,16 +133,6 @@ def test_misuse_is_refused(folder: Path, target: str, arguments: list[str], said
 def test_what_a_module_lacks_itself_is_its_own_error(folder: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="profiled_nowhere"):
         _run("profiled_broken:make_model")
-
-
-def test_a_demonstration() -> None:
-    threads = torch.get_num_threads()
-    try:
-        status, said = _run("demo:small", "--steps", "1", "--skip", "0", "--top", "2")
-    finally:
-        torch.set_num_threads(threads)
-    assert status == 0
-    assert "194 gradients, 1.744 MiB" in said
 
 
 def test_the_largest_and_the_slowest_first() -> None:

@@ -19,10 +19,9 @@ from typer.testing import CliRunner
 
 from lab.common import experiments
 from telegrad import _core
-from telegrad.tools.cli.simulate import app
-from telegrad.tools.cli.simulate_run import SimulationSettings, sizes_of
+from telegrad.tools.cli.simulate import SimulationSettings, app, sizes_of
 
-COLLECTIVES = ("allreduce", "sparse-allreduce", "allgather", "broadcast", "barrier")
+COLLECTIVES = ("allreduce", "sparse-allreduce")
 
 
 def simulate(*arguments: str, columns: int = 160) -> tuple[int, str]:
@@ -88,8 +87,9 @@ def test_a_plot_of_ranks_and_of_sizes(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_every_collective_draws_and_tells(operation: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn, file = tmp_path / "drawn.svg", tmp_path / "rows.json"
-    size = () if operation == "barrier" else ("--bytes", "64KiB")
-    status, output = simulate(operation, "--ranks", "5", *size, "--plot-file", str(drawn), "--json", str(file))
+    status, output = simulate(
+        operation, "--ranks", "5", "--bytes", "64KiB", "--plot-file", str(drawn), "--json", str(file)
+    )
     assert status == 0, output
     assert f"plot: {drawn}" in output
     assert "<svg" in drawn.read_text()
@@ -131,34 +131,6 @@ def test_wire_formats_of_sparse_sums(tmp_path: Path) -> None:
     # What rounds goes by all algorithms but one; with payloads its results are right within what rounding may do.
     assert simulate(*common, "--wire", "packed-int8", "--algorithm", "all", "--payloads")[0] == 0
     assert [row["algorithm"] for row in rows_of(file)] == ["split_allgather", "split_dense_allgather", "ring", "auto"]
-
-
-def test_timeline_critical_path_and_links_of_a_single_point(tmp_path: Path) -> None:
-    trace, links, file = tmp_path / "trace.json", tmp_path / "links.json", tmp_path / "rows.json"
-    arguments = ("allreduce", "--ranks", "4", "--bytes", "64KiB", "--algorithm", "ring", "--critical-path")
-    status, output = simulate(*arguments, "--timeline", str(trace), "--links", str(links), "--json", str(file))
-    assert status == 0, output
-    assert "ui.perfetto.dev" in output
-    events = json.loads(trace.read_text())["traceEvents"]
-    assert {event["pid"] for event in events if event["ph"] == "X"} == {0, 1, 2, 3, 4}
-    counts = json.loads(links.read_text())
-    assert [(link["from"], link["to"]) for link in counts["links"]] == [(0, 1), (1, 2), (2, 3), (3, 0)]
-    assert {rank["messages_sent"] for rank in counts["ranks"]} == {6}
-    (row,) = rows_of(file)
-    split = row["critical_path"]["shares_s"]
-    assert sum(split.values()) == pytest.approx(row["time_s"])
-    assert split["latency"] == pytest.approx(6 * 2e-6)
-    assert "critical path" in output
-    assert "port in" in output
-
-
-def test_critical_paths_of_many_points_are_shares(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    status, output = simulate("allreduce", "--ranks", "2..8", "--bytes", "4", "--critical-path", "--json", str(file))
-    assert status == 0, output
-    assert "latency" in output
-    for row in rows_of(file):
-        assert sum(row["critical_path"]["shares_s"].values()) == pytest.approx(row["time_s"])
 
 
 @pytest.mark.parametrize(("ranks", "per_node"), [("2..16", 4), ("8", 16), ("8", 8)])
@@ -222,7 +194,7 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
         ("allreduce", "--plot-file", "/proc/plot.png", "cannot write /proc/plot.png: No such file or directory"),
         ("allreduce", "--ranks", "8..2", "range '8..2' ends before it begins: write the smaller number first"),
         ("allreduce", "--bytes", "6", "use a multiple of 4 bytes"),
-        ("allgather", "--bytes", "4..x", "write it like 4, 64KiB or 16MiB"),
+        ("sparse-allreduce", "--bytes", "4..x", "write it like 4, 64KiB or 16MiB"),
         ("allreduce", "--algorithm", "magic", "use ring, recursive_doubling, rabenseifner, auto, all"),
         (
             "allreduce",
@@ -231,18 +203,17 @@ def test_costs_nodes_noise_and_payloads_reach_the_simulator(tmp_path: Path) -> N
             "network 'wifi' is not known: use 1gbit, 10gbit, 25gbit, 40gbit, 100gbit, 200gbit, 400gbit or any",
         ),
         ("allreduce", "--alpha", "-1", "alpha_s=-1.0 is no cost"),
-        ("barrier", "--jitter", "-1", "jitter=-1.0 must be a finite number, 0 or more"),
-        ("barrier", "--oversubscription", "2", "2 needs nodes: give --ranks-per-node too"),
-        ("barrier", "--node-beta", "1e-9", "1e-09 needs nodes: give --ranks-per-node too"),
+        ("allreduce", "--jitter", "-1", "jitter=-1.0 must be a finite number, 0 or more"),
+        ("allreduce", "--oversubscription", "2", "2 needs nodes: give --ranks-per-node too"),
+        ("allreduce", "--node-beta", "1e-9", "1e-09 needs nodes: give --ranks-per-node too"),
         ("sparse-allreduce", "--density", "0", "0 is no share: use a number above 0 and up to 1"),
         ("sparse-allreduce", "--wire", "zip", "wire='zip' does not exist for sparse vectors: use auto, raw, blocked"),
         ("sparse-allreduce", "--wire", "packed-f64", "does not fit a sparse vector of f32: only float32 values"),
         ("sparse-allreduce", "--overlap", "1.5", "1.5 is no share: use a number from 0 to 1"),
         ("allreduce", "--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("allreduce", "--plot-file", "/nowhere/plot.png", "the folder /nowhere does not exist"),
-        ("allreduce", "--timeline", "trace.json", "these are 3: give one --ranks, one --bytes, one --algorithm"),
-        ("barrier", "--seed", "-1", "'--seed'"),
-        ("barrier", "--jobs", "0", "'--jobs'"),
+        ("allreduce", "--seed", "-1", "'--seed'"),
+        ("allreduce", "--jobs", "0", "'--jobs'"),
     ],
 )
 def test_bad_options_name_option_value_and_remedy(operation: str, option: str, value: str, message: str) -> None:
@@ -261,9 +232,9 @@ def test_recursive_doubling_takes_no_rounded_values() -> None:
     assert "recursive_doubling takes no rounded values, as 'packed-bf16' makes them: use another --algorithm" in said
 
 
-@pytest.mark.parametrize("option", ["--json", "--links", "--timeline", "--plot-file"])
+@pytest.mark.parametrize("option", ["--json", "--plot-file"])
 def test_a_file_that_cannot_be_written_after_all_is_said(option: str) -> None:
-    status, output = simulate("broadcast", "--ranks", "3", "--bytes", "4", option, "/dev/full")
+    status, output = simulate("allreduce", "--ranks", "3", "--bytes", "4", option, "/dev/full")
     assert status == 1
     assert "cannot write /dev/full: No space left on device" in output
     assert "the simulation failed" not in output
@@ -278,12 +249,12 @@ def test_files_are_looked_at_before_the_work_and_stay(monkeypatch: pytest.Monkey
     old.write_text("kept")
     link.symlink_to(tmp_path / "elsewhere.json")
     for path in (old, link, tmp_path / "new.json"):
-        assert simulate("barrier", "--ranks", "2", "--json", str(path))[0] == 1
+        assert simulate("allreduce", "--algorithm", "ring", "--ranks", "2", "--json", str(path))[0] == 1
     assert old.read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "old.json"]
 
 
-@pytest.mark.parametrize("operation", ["allreduce", "sparse-allreduce", "allgather", "broadcast"])
+@pytest.mark.parametrize("operation", COLLECTIVES)
 def test_vectors_may_be_empty(operation: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     for more in ((), ("--payloads",)):
@@ -337,18 +308,12 @@ def _spent_s(process: int) -> float:
     return 0.0 if state == "Z" else (int(numbers[10]) + int(numbers[11])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_a_timeline_of_too_many_messages_is_refused_at_once() -> None:
-    status, output = simulate("allreduce", "--ranks", "2048", "--algorithm", "ring", "--timeline", "trace.json")
-    assert status == 2
-    assert "8,384,512 messages are too many for it: use fewer ranks" in " ".join(output.replace("│", " ").split())
-
-
 def test_a_simulation_that_fails_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(**_: object) -> None:
         raise RuntimeError("rank 0: allreduce(…) cannot go on")
 
     monkeypatch.setattr(_core, "measure", fails)
-    status, output = simulate("barrier", "--ranks", "2")
+    status, output = simulate("allreduce", "--algorithm", "ring", "--ranks", "2")
     assert status == 1
     assert "cannot go on" in output
 
@@ -358,7 +323,7 @@ def test_ctrl_c_ends_with_status_130_and_writes_nothing(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_core, "measure", interrupted)
-    status, output = simulate("barrier", "--ranks", "2", "--json", str(tmp_path / "rows.json"))
+    status, output = simulate("allreduce", "--algorithm", "ring", "--ranks", "2", "--json", str(tmp_path / "rows.json"))
     assert status == 130
     assert "interrupted: nothing was written" in output
     assert list(tmp_path.iterdir()) == []
@@ -375,8 +340,6 @@ def test_help_teaches_with_an_example(operation: str) -> None:
         "--network",
         "--oversubscription",
         "--seed",
-        "--timeline",
-        "--critical-path",
         "--plot-file",
     ):
         assert field in said
@@ -406,7 +369,7 @@ def test_one_rank_that_takes_no_time_can_be_drawn(tmp_path: Path) -> None:
 def test_options_that_the_document_names_exist() -> None:
     text = (Path(__file__).resolve().parents[4] / "docs" / "explanation" / "simulation.md").read_text()
     named = set(re.findall(r"`(--[a-z-]+)", text))
-    lab = experiments.app(["simulated-faults", "sparse-collectives", "sparse-sweep"])
+    lab = experiments.app(["simulated-faults", "collectives", "sparse-sweep"])
     options = {*_options_of(typer.main.get_command(app)), *_options_of(typer.main.get_command(lab))}
     assert {"--critical-path", "--timeline", "--oversubscription"} <= named
     assert named <= options

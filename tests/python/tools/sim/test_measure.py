@@ -1,9 +1,6 @@
-"""One collective in virtual time, from Python: counts, links, noise, two levels, errors."""
+"""One collective in virtual time, from Python: counts, noise, two levels, errors."""
 
 from __future__ import annotations
-
-import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,19 +22,13 @@ def point(operation: str, algorithm: str, network: Network = PLAIN, **more: int)
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), EVERY)
-def test_what_is_sent_is_received_and_links_add_up(operation: str, algorithm: str) -> None:
-    found = measure(point(operation, algorithm), links=True)
+def test_what_is_sent_is_received(operation: str, algorithm: str) -> None:
+    found = measure(point(operation, algorithm))
     assert found.finish_s == found.finish_by_rank_s.max() > 0
     assert len(found.messages_sent) == 6
     assert found.messages_sent.sum() == found.messages_received.sum() > 0
     assert found.bytes_sent.sum() == found.bytes_received.sum()
-    links = found.links
-    assert links is not None
-    for by_rank, ends in ((found.messages_sent, links.source), (found.messages_received, links.destination)):
-        assert np.array_equal(np.bincount(ends, links.messages, minlength=6), by_rank)
-    assert links.bytes.sum() == found.bytes_sent.sum()
     assert found.events > 0
-    assert found.activities is None
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), EVERY)
@@ -96,33 +87,15 @@ def test_auto_is_the_fastest_by_the_closed_forms() -> None:
 def test_the_closed_form_of_a_point() -> None:
     for operation, algorithm in EVERY:
         form = closed_form(point(operation, algorithm))
-        if operation in SPARSE:
+        if operation != "allreduce":
             assert form is None
         else:
             assert form is not None
             assert form.time_s == pytest.approx(measure(point(operation, algorithm)).finish_s, rel=0.01)
 
 
-@pytest.mark.parametrize("exchange", [1.0, 1.3, 2.0, 2.1, 10.0])
-@pytest.mark.parametrize("alpha_s", [0.0, 2e-6, 2e-5])
-def test_a_closed_form_holds_or_is_not_given(alpha_s: float, exchange: float) -> None:
-    costs = replace(COSTS, alpha_s=alpha_s, beta_exchange_s_per_byte=exchange * COSTS.beta_s_per_byte)
-    given = set()
-    for operation, algorithm in EVERY:
-        for ranks, size in itertools.product((5, 8, 12), (64, 4096, 1 << 16, 1 << 20)):
-            one = point(operation, algorithm, Network(costs), ranks=ranks, size=size)
-            if (form := closed_form(one)) is not None:
-                given.add(operation)
-                assert form.time_s == pytest.approx(measure(one).finish_s, rel=0.01), one
-    everything = {operation for operation, _ in EVERY} - {*SPARSE}
-    if alpha_s == 0 or exchange > 2:
-        assert given == set()
-    else:
-        assert given == (everything if exchange == 1 else everything - {"all_to_all", "reduce"})
-
-
 def test_estimated_messages_are_about_right() -> None:
-    for operation, algorithm in EVERY:
+    for operation, algorithm in EVERY[: len(ALGORITHMS["allreduce"]) + len(ALGORITHMS["sparse_allreduce"])]:
         sent = int(measure(point(operation, algorithm)).messages_sent.sum())
         assert point(operation, algorithm).messages == pytest.approx(sent, rel=0.5)
 

@@ -7,7 +7,7 @@ import pytest
 
 from telegrad import _core
 from telegrad.cost import Costs
-from telegrad.tools.sim.measure import Measurement, Network, Point, measure, measure_apart, sweep
+from telegrad.tools.sim.measure import Measurement, Network, Point, measure, sweep
 
 NETWORK = Network(Costs(alpha_s=2e-6, beta_s_per_byte=1e-10), jitter=0.5)
 
@@ -54,7 +54,7 @@ def test_long_points_are_simulated_in_another_process_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     point = Point("allreduce", "ring", 4, 4096, NETWORK, payloads=True, seed=3)
-    here = measure(point, links=True, timeline=True)
+    here = measure(point)
 
     def fails(**_: object) -> None:
         raise AssertionError("simulated in this process")
@@ -62,20 +62,10 @@ def test_long_points_are_simulated_in_another_process_with_the_same_result(
     monkeypatch.setattr(_core, "measure", fails)
     with pytest.raises(AssertionError, match="in this process"):
         sweep([point])  # a short one
-    with pytest.raises(AssertionError, match="in this process"):
-        measure_apart(point)
     monkeypatch.setattr(f"telegrad.tools.sim.measure.{limit}", 0)
     (swept,) = sweep([point], processes=1)
-    apart = measure_apart(point, links=True, timeline=True)
-    assert swept.finish_s == apart.finish_s == here.finish_s
-    assert swept.events == apart.events == here.events
-    assert (swept.links, swept.activities) == (None, None)
-    assert apart.links is not None
-    assert here.links is not None
-    assert np.array_equal(apart.links.bytes, here.links.bytes)
-    assert apart.activities is not None
-    assert here.activities is not None
-    assert np.array_equal(apart.activities.end_s, here.activities.end_s)
+    assert swept.finish_s == here.finish_s
+    assert swept.events == here.events
 
 
 def test_no_points_and_no_processes() -> None:

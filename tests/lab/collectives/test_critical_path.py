@@ -5,9 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lab.collectives.critical_path import (
+    COMPUTE,
+    KINDS,
+    RECEIVE,
+    SEND,
+    Activities,
+    Recording,
+    Stretch,
+    critical_path,
+    record,
+    record_apart,
+    shares,
+)
 from telegrad.cost import Costs
-from telegrad.tools.sim.critical_path import COMPUTE, KINDS, RECEIVE, SEND, Stretch, critical_path, shares
-from telegrad.tools.sim.measure import Activities, Measurement, Network, Point, measure
+from telegrad.tools.sim.measure import Network, Point, measure
 
 # α 2 s, β 1 s per byte, γ 0.5 s per byte.
 ALPHA, BETA, GAMMA = 2.0, 1.0, 0.5
@@ -105,12 +117,11 @@ def test_a_message_that_never_came_is_refused() -> None:
         script.path(1, 1)
 
 
-def run(operation: str, algorithm: str, ranks: int, size: int, network: Network, **more: int) -> Measurement:
-    return measure(Point(operation, algorithm, ranks, size, network, **more), timeline=True)  # type: ignore[arg-type]
+def run(operation: str, algorithm: str, ranks: int, size: int, network: Network, **more: int) -> Recording:
+    return record(Point(operation, algorithm, ranks, size, network, **more))  # type: ignore[arg-type]
 
 
-def path_of(found: Measurement) -> list[Stretch]:
-    assert found.activities is not None
+def path_of(found: Recording) -> list[Stretch]:
     return critical_path(found.activities, found.finish_by_rank_s)
 
 
@@ -135,7 +146,7 @@ def test_two_lanes_of_a_long_ring_are_bound_by_the_ports() -> None:
     network = Network(Costs(alpha_s=1e-6, beta_s_per_byte=1e-9))
     found = run("allreduce", "ring", 4, 16 << 20, network)
     split = shares(path_of(found))
-    assert split["port in"] + split["port out"] > 0.95 * found.finish_s
+    assert split["port in"] + split["port out"] > 0.95 * found.finish_by_rank_s.max()
 
 
 NOISY = (
@@ -167,16 +178,27 @@ def test_stretches_follow_one_another_from_0_to_the_end(
     for ranks in (2, 7, 16):
         found = run(operation, algorithm, ranks, size, network, seed=3)
         path = path_of(found)
-        assert sum(shares(path).values()) == pytest.approx(found.finish_s)
+        assert sum(shares(path).values()) == pytest.approx(found.finish_by_rank_s.max())
         clock = 0.0
         for one in path:
-            assert one.start_s == pytest.approx(clock, abs=1e-12 * found.finish_s)
+            assert one.start_s == pytest.approx(clock, abs=1e-12 * found.finish_by_rank_s.max())
             clock = one.end_s
-        assert clock == found.finish_s
+        assert clock == found.finish_by_rank_s.max()
         if not network.start_noise_s:
             assert shares(path)["waiting"] == 0
 
 
 def test_sparse_sums_have_a_path_too() -> None:
-    found = measure(Point("sparse_allreduce", "split_allgather", 9, 400_000, PLAIN, nnz=1000), timeline=True)
-    assert sum(shares(path_of(found)).values()) == pytest.approx(found.finish_s)
+    found = record(Point("sparse_allreduce", "split_allgather", 9, 400_000, PLAIN, nnz=1000))
+    assert sum(shares(path_of(found)).values()) == pytest.approx(found.finish_by_rank_s.max())
+
+
+def test_links_add_up_to_what_ranks_count_and_another_process_records_the_same() -> None:
+    point = Point("allreduce", "ring", 6, 24_000, PLAIN, seed=3)
+    counted, found, apart = measure(point), record(point), record_apart(point)
+    ends = (counted.messages_sent, found.links.source), (counted.messages_received, found.links.destination)
+    for by_rank, of in ends:
+        assert np.array_equal(np.bincount(of, found.links.messages, minlength=6), by_rank)
+    assert found.links.bytes.sum() == counted.bytes_sent.sum()
+    assert np.array_equal(apart.links.bytes, found.links.bytes)
+    assert np.array_equal(apart.activities.end_s, found.activities.end_s)

@@ -11,7 +11,58 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad.tools.sim.measure import Activities, Floats
+from telegrad.tools.sim.measure import Counts, Floats, Numbers, Point, call_in_processes, simulated
+
+
+@dataclass(frozen=True)
+class Activities:
+    """What kept ports and processors busy: ``kind`` 0 is a message in its sender's port out, 1 in its receiver's port
+    in, 2 work. ``rank`` is whose port or processor it is, ``peer`` the message's other end. In virtual seconds."""
+
+    kind: npt.NDArray[np.uint8]
+    rank: Numbers
+    peer: Numbers
+    operation: Numbers
+    step: Numbers
+    bytes: Counts
+    start_s: Floats
+    end_s: Floats
+
+
+@dataclass(frozen=True)
+class Links:
+    """One entry for each pair of ranks that exchanged messages: what went from ``source`` to ``destination``."""
+
+    source: Numbers
+    destination: Numbers
+    messages: Counts
+    bytes: Counts
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Of a run of ``point``: what each link carried, and all that ports and processors did."""
+
+    point: Point
+    finish_by_rank_s: Floats
+    links: Links
+    activities: Activities
+
+
+def record(point: Point) -> Recording:
+    """Runs ``point`` again. Raises as ``measure``."""
+    found = simulated(point, links=True, timeline=True)
+    counts = found["links"]
+    links = Links(counts["from"], counts["to"], counts["messages"], counts["bytes"])
+    return Recording(point, found["finish_by_rank_s"], links, Activities(**found["timeline"]))
+
+
+def record_apart(point: Point) -> Recording:
+    """As ``record``, in a process of its own, so that Ctrl-C ends it at once."""
+    found: list[Recording] = []
+    call_in_processes(record, [point], 1, lambda _, recorded: found.append(recorded))
+    return found[0]
+
 
 SEND, RECEIVE, COMPUTE = 0, 1, 2
 

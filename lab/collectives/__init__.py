@@ -1,0 +1,1 @@
+"""All collectives in virtual time: every operation, the critical path of one, its timeline, and bytes by link."""
