@@ -246,8 +246,8 @@ def test_an_average_of_zeros_is_not_cleared(on_ranks: OnRanks, collective: str, 
         torch.testing.assert_close(waits, given, rtol=1e-6, atol=1e-9)
 
 
-def test_an_average_that_8_bits_make_zero_is_not_cleared(on_ranks: OnRanks) -> None:
-    """Its gradients add up until they are large enough to be sent."""
+def test_gradients_much_smaller_than_those_of_other_matrices_travel_in_8_bits(on_ranks: OnRanks) -> None:
+    """A matrix shares no scale with others."""
     hidden = torch.outer(torch.arange(20.0), torch.arange(50.0) - 20)
     factors = [1.0, *[1 / 1024] * 24]
 
@@ -259,9 +259,7 @@ def test_an_average_that_8_bits_make_zero_is_not_cleared(on_ranks: OnRanks) -> N
         return found
 
     results = on_ranks(2, run)
-    is_zero = [not average["hidden"].any() for average, _ in results[0]]
-    assert is_zero[1]
-    assert not all(is_zero[1:])
+    assert all(average["hidden"].any() for average, _ in results[0])
     sent = 2 * total([average for average, _ in results[0]])["hidden"]
     kept = total([one[-1][1] for one in results])["hidden"]
     torch.testing.assert_close(sent + kept, 2 * sum(factors) * hidden.double(), rtol=0, atol=1e-2)
