@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import TextColumn
 from rich.table import Table
 
+from telegrad import _core
 from telegrad.cost.decision import TWO_LEVEL
 from telegrad.tools.bench.plan import size_of, text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
@@ -77,7 +78,7 @@ def row_of(found: Measurement) -> ShownRow:
             "keep": point.keep or point.nnz,
             "calls": point.calls,
             "words": int(max(found.words_sent.max(), found.words_received.max())),
-            "words_most": 6 * max(point.nnz, found.result_nnz or 0) + 2 * point.ranks,
+            "words_most": _core.OkTopkState.words_most(max(point.nnz, found.result_nnz or 0), point.ranks),
         }
     return row
 
