@@ -44,8 +44,8 @@ inline std::uint64_t oktopk_words_most(std::uint64_t most, Rank ranks) { return 
 
 /// Bytes that a rank sends or receives at most in a call, counts and headers included, where no value is rounded: entries
 /// 4 + sizeof(V) bytes each, about 2·log2 P bytes of counts for each rank or 6 if there are many, some √k·log2 P for a threshold,
-/// and where slices are cut some bytes for each bin and level. Formats that round have fewer for values, and 40 bytes more for
-/// each message to another rank.
+/// and where slices are cut some bytes for each bin and level. Formats that round have fewer for
+/// values, and a header of 32 bytes in each message of more than some entries.
 template <class V>
 std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension);
 
@@ -58,7 +58,7 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
 /// than a quarter off k, the threshold is found anew at once. `state` is that which the last call on all ranks has left, or
 /// a new one. V is float, double, bf16 or f16; `reduction` sum or avg (CHECKed).
 /// Where `wire` rounds, entries are rounded on their way to their owner, and those that the sum keeps when they are gathered:
-/// it is the top k of sums of rounded values. `residual`: empty, or of one element per index, to which what rounding loses on
+/// it is the top k of sums of rounded values. Where rounding would save less than a message's header takes, none is. `residual`: empty, or of one element per index, to which what rounding loses on
 /// this rank is added; `left` has what is not in the sum as it was given. Over all ranks the sum (of a mean, as often as
 /// there are ranks), `left` and what was added are what was given.
 /// Not where messages carry their size only (CHECKed).

@@ -17,6 +17,8 @@ namespace {
 // here than as it is.
 constexpr std::size_t kShortPackedBytes = 512;
 constexpr std::size_t kShortBytes = 2048;
+// As they are, if rounding saves less than a header takes.
+constexpr std::size_t kShortRoundedBytes = 128;
 
 template <class V>
 Task<void> send_shares(Transport& net, const SparseVector<V>& mine, const Partition& slices, SparseTraffic& traffic,
@@ -151,8 +153,9 @@ Task<void> gather_by_ring(Transport& net, Buffer mine, GatheredShares<V> into, S
 template <class V>
 bool are_short(std::uint64_t entries, Rank ranks, const WireFormat& wire) {
   const bool packs = wire.indices == IndexFormat::packed || wire.packs_values;
-  const std::uint64_t most = std::uint64_t{packs ? kShortPackedBytes : kShortBytes} * ranks;
-  return wire.values == ValueEncoding::native && entries * (sizeof(std::uint32_t) + sizeof(V)) <= most;
+  const bool rounds = wire.values != ValueEncoding::native;
+  const std::uint64_t most = std::uint64_t{rounds ? kShortRoundedBytes : packs ? kShortPackedBytes : kShortBytes} * ranks;
+  return entries * (sizeof(std::uint32_t) + sizeof(V)) <= most;
 }
 
 template <class V>

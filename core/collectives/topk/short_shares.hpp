@@ -15,8 +15,8 @@
 
 namespace telegrad {
 
-/// Whether shares of `entries` entries in all, one for each rank, go without headers: they are short on average, and no
-/// value is rounded. All ranks agree on the arguments.
+/// Whether shares of `entries` entries in all, one for each rank, go without headers and unrounded: they are so short on
+/// average that this takes fewer bytes than `wire`. All ranks agree on the arguments.
 template <class V>
 bool are_short(std::uint64_t entries, Rank ranks, const WireFormat& wire);
 
