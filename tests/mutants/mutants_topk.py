@@ -119,10 +119,9 @@ TOPK_MUTANTS = (
         "",
     ),
     mutant(
-        "topk: short shares are added in the order in which they come",
+        "topk: of a short share the last entry is lost",
         SHORT_SHARES,
-        "const auto [begin, end] = taken.places[source];",
-        "const Rank other = size - 1 - source;\n"
-        "      const auto [begin, end] = taken.places[source == rank || other == rank ? source : other];",
+        "places[source].end = indices.size();",
+        "places[source].end = indices.size() - (indices.size() > places[source].begin ? 1 : 0);",
     ),
 )
