@@ -107,10 +107,8 @@ class _Calls:
     def cut_s(self, streams: Sequence[SparseVector], published: bool) -> float:
         """What a call takes longer that has no slices yet, than one that finds slices that fit."""
         past = {**self.past_of_first(published, streams), "calls": 1}
-        cutting, reusing = (
-            self._call(streams, self._states(published, {**past, **slices}))[1] for slices in ({"slices": []}, {})
-        )
-        return cutting - reusing
+        cutting = self._call(streams, self._states(published, {**past, "slices": []}))[1]
+        return cutting - self._call(streams, self._states(published, past))[1]
 
     def _states(
         self, published: bool, past: dict[str, Any] | None = None, balance_factor: float = 4.0
