@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.common.commands import counts_of
+from lab.topk.schemes import most_bytes
 from telegrad import BoundedTopkState, GTopkState, OkTopkState, SparseVector
+from telegrad.communicator.topk import TopkSum
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.cli.options import RowsFile
 from telegrad.tools.cli.outputs import check_writable, write_result
@@ -106,8 +108,16 @@ def topk(ranks: Sequence[int], dimension: int = 1 << 20, density: float = 0.01, 
                     "ranks": size,
                     "bytes_over_4k": float((_bytes(world) - before).max() / (4 * k)),
                     "ms": 1e3 * (world.now_s - before_s),
+                    "of_bound": _of_bound(results, k, size, dimension) if name == "Ok-Topk" else None,
                     "kept_over_k": kept / k,
                 }
+
+
+def _of_bound(sums: Sequence[TopkSum], k: int, ranks: int, dimension: int) -> float:
+    reports = [one.report for one in sums]
+    most = max(reports[0].local_most, reports[0].selected)
+    moved = max(max(one.bytes_sent, one.bytes_received) for one in reports)
+    return moved / most_bytes(most, k, ranks, dimension)
 
 
 # Values
@@ -180,6 +190,10 @@ def _normal(random: np.random.Generator, dimension: int, k: int) -> SparseVector
     return SparseVector(indices, random.standard_normal(k).astype(np.float32), dimension)
 
 
+def _shown(value: object) -> str:
+    return "–" if value is None else f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
 def tables_of(rows: Sequence[Row]) -> Iterator[Table]:
     """A table for each section, with its keys as columns."""
     for section in dict.fromkeys(row["section"] for row in rows):
@@ -188,7 +202,7 @@ def tables_of(rows: Sequence[Row]) -> Iterator[Table]:
         for name in list(found[0])[1:]:
             table.add_column(name.replace("_", " "), justify="left" if isinstance(found[0][name], str) else "right")
         for row in found:
-            table.add_row(*[f"{one:.3g}" if isinstance(one, float) else str(one) for one in list(row.values())[1:]])
+            table.add_row(*[_shown(one) for one in list(row.values())[1:]])
         yield table
 
 

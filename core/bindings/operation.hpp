@@ -125,10 +125,11 @@ class StartedCall {
   template <class V, class State>
   StartedCall(Wait wait, TopkSum<V, State> sum) : StartedCall(std::move(wait), std::move(sum.request)) {
     take_result_ = [result = std::move(sum.result)] {
-      const auto& [traffic, local_most, selected, overflow, cut, exact, balanced] = (**result).report;
+      const auto& [traffic, bytes, local_most, selected, overflow, cut, exact, balanced] = (**result).report;
       nb::object report =
           nb::make_tuple(2 * traffic.entries_sent, 2 * traffic.entries_received, traffic.control_bytes_sent / 4,
-                         traffic.control_bytes_received / 4, local_most, selected, overflow, cut, exact, balanced);
+                         traffic.control_bytes_received / 4, bytes.sent, bytes.received, local_most, selected, overflow, cut,
+                         exact, balanced);
       nb::object largest = vector_as_arrays(std::move((**result).sum));
       nb::object left = vector_as_arrays(std::move((**result).left));
       return nb::object(nb::make_tuple(std::move(largest), std::move(left), std::move(report)));

@@ -23,7 +23,8 @@ void bind_past(nb::class_<Kept>& type) {
 
 void bind_topk_state(nb::module_& module) {
   nb::class_<KeptOkTopk> oktopk(module, "OkTopkState");
-  oktopk
+  oktopk.def_static("words_most", &oktopk_words_most, nb::arg("most"), nb::arg("ranks"))
+      .def_static("bytes_most", &oktopk_bytes_most<float>, nb::arg("most"), nb::arg("k"), nb::arg("ranks"), nb::arg("n"))
       .def(
           "__init__",
           [](KeptOkTopk* self, std::uint64_t k, std::uint64_t boundaries_every, std::uint64_t threshold_every,

@@ -83,6 +83,7 @@ Task<void> sum_largest(Transport& net, SparseVector<V> mine, Settings settings, 
                        WireFormat wire, std::span<float> residual,
                        std::shared_ptr<std::optional<TopkResult<V, State>>> result) {
   result->emplace(co_await allreduce_topk(net, std::move(mine), settings, std::move(state), reduction, wire, residual));
+  (*result)->report.bytes = net.moved();
 }
 
 template <class V, class Settings, class State>

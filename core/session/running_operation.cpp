@@ -21,6 +21,7 @@ void Session::RunningOperation::start_send(Rank to, Step step, ConstBytes bytes,
     envelope.call.layout = 0;
   }
   session_.count_sent(to, bytes.size());
+  moved_.sent += bytes.size();
   session_.driver_.send(to, envelope, bytes, pending);
 }
 
@@ -86,6 +87,7 @@ void Session::RunningOperation::take(const Arrival& arrival, const Posted& poste
     return;
   }
   session_.count_received(arrival.envelope.source, length);
+  moved_.received += length;
   Bytes into = SizeOnly::active() ? Bytes{} : posted.into;  // the caller's memory is only claimed then
   if (posted.any != nullptr) {
     *posted.any = Buffer(length);

@@ -29,6 +29,7 @@ class Session::RunningOperation final : public Transport {
   Rank size() const override { return session_.size(); }
   bool shares_memory() const override { return session_.driver_.shares_memory(); }
   ReadyQueue& ready() override { return session_.ready_; }
+  MovedBytes moved() const override { return moved_; }
 
   const Call& call() const { return call_; }
   /// Of a message between two ranks: how many operations had begun before it.
@@ -110,6 +111,7 @@ class Session::RunningOperation final : public Transport {
   bool stall_told_ = false;
   bool is_shut_ = false;
   Rank last_sent_to_ = kNoRank;
+  MovedBytes moved_;
   Task<void> task_;
   MessageTable<Posted> posted_;
   MessageTable<Arrival> unexpected_;

@@ -152,7 +152,7 @@ class Keeping final : public MeasuredRanks {
         if (!same_entries(kept.indices(), kept.values(), result.sum)) return rank;
         if (!is_rest(inputs[rank], kept, result.left)) return rank;
         const std::uint64_t most = std::max(result.report.local_most, result.report.selected);
-        if (result.report.words_most() > 6 * most + 2 * workload_.ranks) return rank;
+        if (result.report.words_most() > oktopk_words_most(most, workload_.ranks)) return rank;
       }
     }
     return std::nullopt;

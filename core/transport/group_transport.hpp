@@ -29,6 +29,7 @@ class GroupTransport final : public Transport {
   Rank size() const override { return static_cast<Rank>(ranks_.size()); }
   bool shares_memory() const override { return shares_memory_; }
   ReadyQueue& ready() override { return parent_.ready(); }
+  MovedBytes moved() const override { return parent_.moved(); }
 
  protected:
   void start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) override {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <coroutine>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <string>
 #include <utility>
@@ -175,6 +176,13 @@ class Transport {
   static constexpr std::size_t kTurnBytes = std::size_t{32} << 10;
 
   virtual ReadyQueue& ready() = 0;
+
+  /// Bytes of this operation's messages until now, headers of vectors included: for reports, not to decide by.
+  struct MovedBytes {
+    std::uint64_t sent = 0;
+    std::uint64_t received = 0;
+  };
+  virtual MovedBytes moved() const = 0;
 
  protected:
   friend class GroupTransport;  // passes on what it is asked for

@@ -105,13 +105,10 @@ class _Calls:
         return self._call(streams, self._states(True, past, balance_factor))
 
     def cut_s(self, streams: Sequence[SparseVector], published: bool) -> float:
-        """What a call takes longer whose number says that it cuts, than one that finds slices that fit."""
-        past = self.past_of_first(published, streams)
-        cutting, reusing = (
-            self._call(streams, self._states(published, {**past, "calls": calls}))[1]
-            for calls in (_BOUNDARIES_EVERY, 1)
-        )
-        return cutting - reusing
+        """What a call takes longer that has no slices yet, than one that finds slices that fit."""
+        past = {**self.past_of_first(published, streams), "calls": 1}
+        cutting = self._call(streams, self._states(published, {**past, "slices": []}))[1]
+        return cutting - self._call(streams, self._states(published, past))[1]
 
     def _states(
         self, published: bool, past: dict[str, Any] | None = None, balance_factor: float = 4.0

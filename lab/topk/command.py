@@ -136,8 +136,9 @@ def command(
 
     Gradients are recorded first: one mini-batch of each rank at equal weights of a model that is trained for some
     steps; entries are selected of them with residuals, call after call. [bold]words[/]: indices and values that a rank
-    sends or receives, whichever is more. [bold]6k'+2P[/]: what Ok-Topk promises for every call, k' the larger of the
-    local and the global count. Without --simulate all schemes run over the network, interleaved, in the same processes.
+    sends or receives, whichever is more. [bold]6k'+2E[/]: what Ok-Topk promises for every call, k' the larger of the
+    local and the global count, E the larger of P and 6√k'. [bold]bytes[/]: everything, headers and counts too. Without
+    --simulate all schemes run over the network, interleaved, in the same processes.
     """
     console = table_console()
     check_all_writable({"--json": json_file, "--plot": plot_file})
@@ -328,11 +329,12 @@ def _simulate(
     about = f"{recorder.about}: n = {recording.elements:,}, k = {k:,}, a byte costs {plan.factor:.1f} times as much"
     recorded = [row for row in found.rows if row["gradients"] == RECORDED]
     console.print(tables.words_table(recorded, f"{about}: words, the most of any rank and call, in k"))
+    console.print(tables.bytes_table(recorded, "bytes with headers and counts, the most of any rank and call, in 4k"))
     console.print(tables.times_table(recorded, "time of the last call (virtual)"))
     console.print(tables.parts_table(recorded, "its parts, among the most ranks"))
     if len(recorded) < len(found.rows):
         others = [row for row in found.rows if row["gradients"] != RECORDED]
-        console.print(tables.patterns_table(others, "words on patterns, the most of any call, of 6k'+2P"))
+        console.print(tables.patterns_table(others, "words on patterns, the most of any call, of 6k'+2E"))
     for table in tables.weak_scaling_tables(found.weak_scaling):
         console.print(table)
     if found.balancing:

@@ -206,7 +206,7 @@ def _draw_patterns(panel: Any, rows: Sequence[Row]) -> None:
                 most[row["ranks"]] = max(most.get(row["ranks"], 0.0), row["of_bound"])
         curves[gradients] = sorted(most.items())
     panel.axhline(1.0, color=BLACK, linewidth=1)
-    _draw_curves(panel, curves, xlabel="ranks", ylabel="words / (6k' + 2P)")
+    _draw_curves(panel, curves, xlabel="ranks", ylabel="words / (6k' + 2E)")
 
 
 def _draw_training(panel: Any, rows: Sequence[Row]) -> None:

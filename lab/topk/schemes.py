@@ -1,7 +1,8 @@
-"""What ranks have selected, summed by one scheme call after call in virtual time: words, entries, seconds.
+"""What ranks have selected, summed by one scheme call after call in virtual time: words, bytes, entries, seconds.
 
-Words are the measure of Ok-Topk's paper: an index is one, a value is one, counts and headers are none. All schemes use
-raw entries (an index of 32 bits, a float32), as the paper's do.
+Words are the measure of Ok-Topk's paper: an index is one, a value is one, counts and headers are none. Bytes are all
+that is sent. All schemes use raw entries (an index of 32 bits, a float32), as the paper's do; Ok-Topk
+has fewer bits for the indices of short shares.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from telegrad import _core
 from telegrad.communicator import BoundedTopkState, GTopkState, OkTopkState
 from telegrad.communicator.topk import TopkState, TopkSum
 from telegrad.cost import fastest_allreduce
 from telegrad.sparse_vector import SparseVector
 from telegrad.tools.sim import World
-from telegrad.tools.sim.measure import Network, Point, measure
+from telegrad.tools.sim.measure import Measurement, Network, Point, measure
 
 Counts = npt.NDArray[np.int64]
 Streams = Sequence[SparseVector]
@@ -33,6 +35,7 @@ _LONGEST_RUN = 256  # ranks of sums that are simulated with values
 class Called:
     """One call of all ranks; arrays are by rank.
 
+    ``bytes_max``: the most that a rank sends or receives, headers and counts included.
     ``given``: the largest number of entries that a rank has given; ``kept``: how many entries the result has.
     ``communication_s``: what the call takes where reduction costs nothing (``None``: not asked for). ``payloads``:
     ``"values"``, or ``"sizes"``: words are counted from the entries, time is of messages of their sizes. ``left``: of
@@ -41,6 +44,7 @@ class Called:
 
     words_sent: Counts
     words_received: Counts
+    bytes_max: int
     given: int
     kept: int
     time_s: float
@@ -89,7 +93,7 @@ class Dense(Scheme):
         found = measure(point)
         rest = measure(replace(point, network=self._without_reduction)).finish_s
         sent, received = (np.asarray(one // 4, np.int64) for one in (found.bytes_sent, found.bytes_received))
-        return Called(sent, received, self.n, self.n, found.finish_s, rest, "sizes")
+        return Called(sent, received, _most(found), self.n, self.n, found.finish_s, rest, "sizes")
 
 
 class TopkA(Scheme):
@@ -99,11 +103,13 @@ class TopkA(Scheme):
         counts = np.array([one.nnz for one in streams], np.int64)
         total = int(counts.sum())
         point = Point("allgather", "auto", self.ranks, int(counts.max()) * _ENTRY_BYTES, self._without_reduction)
-        gathering_s = measure(point).finish_s if self.ranks > 1 else 0.0
+        found = measure(point) if self.ranks > 1 else None
+        gathering_s = found.finish_s if found else 0.0
         adding_s = total * _ENTRY_BYTES * self.network.costs.gamma_s_per_byte
         return Called(
             2 * (total - np.roll(counts, -1)) if self.ranks > 1 else np.zeros(1, np.int64),
             2 * (total - counts),
+            _most(found) if found else 0,
             int(counts.max()),
             int(_present(streams, self.n).sum()),
             gathering_s + adding_s,
@@ -125,17 +131,19 @@ class TopkDSA(Scheme):
         kept = int(entries.sum())
         has_values = self.ranks <= _LONGEST_RUN and self.ranks * kept <= _ENTRIES_OF_SUMS_MOST
         run = self._with_values if has_values else self._with_sizes
+        time_s, bytes_max = run(streams, kept, self.network)
         return Called(
             2 * (counts.sum(axis=1) - own) + words.sum() - np.roll(words, -1),
             2 * (counts.sum(axis=0) - own) + words.sum() - words,
+            bytes_max,
             max(one.nnz for one in streams),
             kept,
-            run(streams, kept, self.network),
-            run(streams, kept, self._without_reduction) if split else None,
+            time_s,
+            run(streams, kept, self._without_reduction)[0] if split else None,
             "values" if has_values else "sizes",
         )
 
-    def _with_values(self, streams: Streams, kept: int, network: Network) -> float:
+    def _with_values(self, streams: Streams, kept: int, network: Network) -> tuple[float, int]:
         world = _world(self.ranks, network)
         try:
             works = [
@@ -144,11 +152,12 @@ class TopkDSA(Scheme):
             ]
             for work in works:
                 work.wait()
-            return world.now_s
+            moved = [one.stats() for one in world.communicators]
+            return world.now_s, max(max(one["bytes_sent"], one["bytes_received"]) for one in moved)
         finally:
             world.close()
 
-    def _with_sizes(self, streams: Streams, kept: int, network: Network) -> float:
+    def _with_sizes(self, streams: Streams, kept: int, network: Network) -> tuple[float, int]:
         nnz = round(sum(one.nnz for one in streams) / self.ranks)
         point = Point(
             "sparse_allreduce",
@@ -160,7 +169,8 @@ class TopkDSA(Scheme):
             overlap=overlap_of(self.n, nnz, self.ranks, kept),
             wire="raw",
         )
-        return measure(point).finish_s
+        found = measure(point)
+        return found.finish_s, _most(found)
 
 
 class KeepingLargest(Scheme):
@@ -188,6 +198,7 @@ class KeepingLargest(Scheme):
         return Called(
             np.array([one.words_sent for one in reports], np.int64),
             np.array([one.words_received for one in reports], np.int64),
+            max(max(one.bytes_sent, one.bytes_received) for one in reports),
             max(one.nnz for one in streams),
             reports[0].selected,
             time_s,
@@ -262,8 +273,19 @@ def paper_words(k: int, ranks: int) -> float:
 
 
 def most_words(k: int, ranks: int) -> int:
-    """What a rank moves at most here: 6k + 2P, with k the larger of the local and the global count of the call."""
-    return 6 * k + 2 * ranks
+    """What a rank moves at most here: 6k + 2E, with k the larger of the local and the global count of the call.
+
+    E is the larger of P and 6 sqrt(k)."""
+    return _core.OkTopkState.words_most(k, ranks)
+
+
+def most_bytes(most: int, k: int, ranks: int, n: int) -> int:
+    """What a rank sends or receives at most in bytes, counts and headers included; ``most`` is the larger count."""
+    return _core.OkTopkState.bytes_most(most, k, ranks, n)
+
+
+def _most(found: Measurement) -> int:
+    return int(max(found.bytes_sent.max(), found.bytes_received.max()))
 
 
 def overlap_of(n: int, nnz: int, ranks: int, entries: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lab.topk.recording import Recording
-from lab.topk.schemes import SCHEMES, Called, Scheme, least_words, most_words, paper_words
+from lab.topk.schemes import SCHEMES, Called, Scheme, least_words, most_bytes, most_words, paper_words
 from lab.topk.streams import SelectingRank, pattern_stream, streams_of, wanted
 from telegrad.cost import Costs
 from telegrad.sparse_vector import SparseVector
@@ -184,6 +184,9 @@ def _row(
         "words_received_max": int(found.words_received.max()),
         "bound_words": most_words(k_of_call, ranks),
         "of_bound": found.words_max / most_words(k_of_call, ranks),
+        "bytes_max": found.bytes_max,
+        "bound_bytes": most_bytes(k_of_call, scheme.k, ranks, scheme.n),
+        "bytes_of_bound": found.bytes_max / most_bytes(k_of_call, scheme.k, ranks, scheme.n),
         "paper_words": paper_words(scheme.k, ranks),
         "least_words": least_words(scheme.k, ranks),
         "time_s": selection_s + found.time_s,
@@ -202,7 +205,9 @@ def selection_seconds(n: float, selection: str | None) -> float:
 ABOUT = {
     "words_max": "largest over ranks of max(sent, received): an index is a word, a value is one; counts and headers "
     "are none",
-    "bound_words": "6k' + 2P, k' the larger of selected and kept; it binds oktopk",
+    "bound_words": "6k' + 2E, k' the larger of selected and kept, E the larger of P and 6 sqrt(k'); it binds oktopk",
+    "bytes_max": "largest over ranks of max(sent, received), everything counted: entries, headers and counts",
+    "bound_bytes": "what oktopk sends or receives at most in bytes, everything counted",
     "factor": "n and k are those of the model that the gradients stand for, divided by it; beta and gamma are "
     "multiplied by it, and so headers and counts weigh as many times more",
     "selected": "largest number of entries that a rank gives",

@@ -28,8 +28,8 @@ def last_calls(rows: Sequence[Row]) -> list[Row]:
 
 
 def words_table(rows: Sequence[Row], title: str) -> Table:
-    """By ranks and scheme: the most words of any call, in k; and both bounds. ``of 6k'+2P``: of oktopk."""
-    table = _table(title, ["ranks", "2k(P-1)/P", *names_of(rows), "6k(P-1)/P", "of 6k'+2P"])
+    """By ranks and scheme: the most words of any call, in k; and both bounds. ``of 6k'+2E``: of oktopk."""
+    table = _table(title, ["ranks", "2k(P-1)/P", *names_of(rows), "6k(P-1)/P", "of 6k'+2E"])
     for ranks, there in _by_ranks(rows).items():
         k = there[0]["k"]
         cells = [f"{ranks:,}", f"{there[0]['least_words'] / k:.2f}"]
@@ -39,6 +39,20 @@ def words_table(rows: Sequence[Row], title: str) -> Table:
         shares = [row["of_bound"] for row in there if row["scheme"] == "oktopk"]
         cells += [f"{there[0]['paper_words'] / k:.2f}", f"{max(shares):.2f}" if shares else "–"]
         table.add_row(*cells)
+    return table
+
+
+def bytes_table(rows: Sequence[Row], title: str) -> Table:
+    """By ranks and scheme: the most bytes of any call, in 4k, everything counted; and oktopk's share of its bound."""
+    table = _table(title, ["ranks", *names_of(rows), "of the bound"])
+    for ranks, there in _by_ranks(rows).items():
+        most = {
+            name: max((row["bytes_max"] for row in there if row["scheme"] == name), default=None)
+            for name in names_of(rows)
+        }
+        cells = ["–" if one is None else _in_k(one / (4 * there[0]["k"])) for one in most.values()]
+        shares = [row["bytes_of_bound"] for row in there if row["scheme"] == "oktopk"]
+        table.add_row(f"{ranks:,}", *cells, f"{max(shares):.2f}" if shares else "–")
     return table
 
 
@@ -69,7 +83,7 @@ def parts_table(rows: Sequence[Row], title: str) -> Table:
 
 
 def patterns_table(rows: Sequence[Row], title: str) -> Table:
-    """By pattern and scheme: the most words of any call and number of ranks, of 6k'+2P."""
+    """By pattern and scheme: the most words of any call and number of ranks, of 6k'+2E."""
     names = names_of(rows)
     table = _table(title, ["gradients", *names])
     for gradients in dict.fromkeys(row["gradients"] for row in rows):
@@ -128,7 +142,7 @@ def reduction_s(row: Row) -> float:
 def training_table(rows: Sequence[Row], averages: Row, title: str) -> Table:
     """Ten stretches of a training run, and all of it."""
     has_xi = any("xi" in row for row in rows)
-    columns = ["steps", "selected/k", "|selected-k|/k", "kept/k", "|kept-k|/k", "words/k", "of 6k'+2P"]
+    columns = ["steps", "selected/k", "|selected-k|/k", "kept/k", "|kept-k|/k", "words/k", "of 6k'+2E"]
     table = _table(title, [*columns, "ξ"] if has_xi else columns)
     length = max(1, -(-len(rows) // 10))
     for first in range(0, len(rows), length):

@@ -93,7 +93,18 @@ else:
     from telegrad.sparse_vector import SparseVector
 
 if TYPE_CHECKING:
-    from telegrad.ddp import Cheapest, DDPState, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup, ddp_hook
+    from telegrad.ddp import (
+        BoundedTopk,
+        Cheapest,
+        DDPState,
+        LowRank,
+        Momentum,
+        OkTopk,
+        Quantised,
+        TopK,
+        Warmup,
+        ddp_hook,
+    )
     from telegrad.diloco import DiLoCo
     from telegrad.synchronizer import ReplicaSynchronizer, Synchronizer
     from telegrad.tuning import calibrate
@@ -101,6 +112,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "BoundedTopk",
     "BoundedTopkState",
     "Cheapest",
     "ChoiceWarning",
@@ -135,6 +147,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "BoundedTopk": "ddp",
     "Cheapest": "ddp",
     "DDPState": "ddp",
     "DiLoCo": "diloco",

@@ -96,6 +96,11 @@ class SparseReduction:
     ) -> None: ...
 
 class OkTopkState:
+    # Of a call, in words, and of float32 in bytes: `most` is k', the larger of the local and the global count.
+    @staticmethod
+    def words_most(most: int, ranks: int) -> int: ...
+    @staticmethod
+    def bytes_most(most: int, k: int, ranks: int, n: int) -> int: ...
     def __init__(
         self, k: int, boundaries_every: int, threshold_every: int, balance_factor: float, as_published: bool
     ) -> None: ...
@@ -178,7 +183,7 @@ class Request:
     ) -> tuple[
         tuple[npt.NDArray[np.uint32], npt.NDArray[Any]],
         tuple[npt.NDArray[np.uint32], npt.NDArray[Any]],
-        tuple[int, int, int, int, int, int, int, bool, bool, bool],
+        tuple[int, int, int, int, int, int, int, int, int, bool, bool, bool],
     ]: ...
     def sparse_results(
         self,

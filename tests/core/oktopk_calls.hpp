@@ -37,16 +37,19 @@ std::map<std::uint32_t, V> sum_of(const std::vector<Input<V>>& inputs, Reduction
   return sums;
 }
 
-// The k largest, and what equals the least of them.
+// The k largest, and what equals the least of them: as many of these as make 2k, the first ones.
 template <class V>
 Input<V> largest(const std::map<std::uint32_t, V>& sums, std::uint64_t k) {
   std::vector<std::uint64_t> keys;
   for (const auto& [index, value] : sums) keys.push_back(magnitude_key(value));
   std::ranges::sort(keys, std::greater<>());
   const std::uint64_t least = keys.size() < k ? 0 : keys[k - 1];
+  const auto above = static_cast<std::uint64_t>(std::ranges::count_if(keys, [&](std::uint64_t key) { return key > least; }));
+  std::uint64_t ties = 0;
   Input<V> kept;
   for (const auto& [index, value] : sums) {
     if (magnitude_key(value) < least) continue;
+    if (magnitude_key(value) == least && above + ++ties > 2 * k) continue;
     kept.indices.push_back(index);
     kept.values.push_back(value);
   }
@@ -62,6 +65,8 @@ void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTo
   for (const auto& input : inputs) local_most = std::max(local_most, static_cast<std::uint64_t>(input.indices.size()));
   std::uint64_t sent = 0;
   std::uint64_t received = 0;
+  std::uint64_t bytes_sent = 0;
+  std::uint64_t bytes_received = 0;
   for (std::size_t rank = 0; rank < results.size(); ++rank) {
     const auto& [sum, left, state, report] = results[rank];
     EXPECT(!sum.is_dense());
@@ -72,7 +77,12 @@ void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTo
     EXPECT_EQ(report.selected, sum.nnz());
     EXPECT_EQ(report.exact, results[0].report.exact);
     const std::uint64_t most = std::max(local_most, report.selected);
-    EXPECT(report.words_most() <= 6 * most + 2 * results.size());
+    const auto size = static_cast<Rank>(results.size());
+    EXPECT(report.words_most() <= oktopk_words_most(most, size));
+    EXPECT(report.bytes_most() <= oktopk_bytes_most<V>(most, settings.k, size, n));
+    EXPECT(report.selected <= 2 * settings.k);
+    bytes_sent += report.bytes.sent;
+    bytes_received += report.bytes.received;
     sent += report.traffic.entries_sent;
     received += report.traffic.entries_received;
     Input<V> back;
@@ -84,6 +94,7 @@ void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTo
     EXPECT(same_bits(left, back.vector(n)));
   }
   EXPECT_EQ(sent, received);
+  EXPECT_EQ(bytes_sent, bytes_received);
   for (std::size_t i = 0; i < results[0].sum.nnz(); ++i) {
     const auto at = sums.find(results[0].sum.indices()[i]);
     REQUIRE(at != sums.end());

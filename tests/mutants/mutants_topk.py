@@ -8,7 +8,8 @@ OKTOPK = "collectives/topk/oktopk.cpp"
 SLICES = "collectives/topk/pooled_slices.cpp"
 THRESHOLD = "collectives/topk/threshold.cpp"
 SHARES = "collectives/topk/allgather_shares.cpp"
-COUNTS = "collectives/support/allreduce_counts.cpp"
+COUNTS = "collectives/support/sum_counts.cpp"
+SHORT_SHARES = "collectives/topk/short_shares.cpp"
 ENTRY_SETS = "codec/entry_sets.cpp"
 SPLIT = "collectives/sparse/split.cpp"
 PACKED_VALUES = "codec/pack_values.cpp"
@@ -36,7 +37,7 @@ TOPK_MUTANTS = (
         "topk: an old threshold serves however many it keeps",
         OKTOPK,
         "if (settings_.as_published || is_near(",
-        "if (held > 0 || is_near(",
+        "if (report_.selected > 0 || is_near(",
     ),
     mutant(
         "topk: corrects its threshold by what this rank alone keeps",
@@ -47,8 +48,8 @@ TOPK_MUTANTS = (
     mutant(
         "topk: old slices serve whatever they bring their owners",
         OKTOPK,
-        "if (std::ranges::max(received) > report_.local_most + size) co_await cut_slices();",
-        "",
+        "if (received <= report_.local_most + (is_due(settings_.boundaries_every) ? excess / 2 : excess)) co_return;",
+        "if (received <= total) co_return;",
     ),
     mutant(
         "topk: two ranks cut slices differently",
@@ -57,18 +58,16 @@ TOPK_MUTANTS = (
         "const std::uint64_t wanted = share_of(total + (indices_.size() > 64 ? 9 : 0), ranks_, i + 1);",
     ),
     mutant(
-        "topk: the threshold's last byte is not looked at",
+        "topk: the threshold's last bits are not looked at",
         THRESHOLD,
-        "for (std::size_t byte = 0; byte < sizeof(V); ++byte) {\n    const std::size_t shift",
-        "for (std::size_t byte = 0; byte < sizeof(V); ++byte) {\n"
-        "    if (byte + 1 == sizeof(V)) {\n      prefix = prefix << 8;\n      break;\n    }\n"
-        "    const std::size_t shift",
+        "co_return prefix << left | rests[rests.size() - static_cast<std::size_t>(wanted)];",
+        "co_return prefix << left;",
     ),
     mutant(
         "topk: one more than wanted reach the threshold",
         THRESHOLD,
-        "for (; bucket > 0 && counts[bucket] < wanted; --bucket)",
-        "for (; bucket > 0 && counts[bucket] <= wanted; --bucket)",
+        "for (; digit > 0 && counts[digit] < wanted; --digit)",
+        "for (; digit > 0 && counts[digit] <= wanted; --digit)",
     ),
     mutant(
         "topk: shares made alike are placed where their sender's begin",
@@ -98,7 +97,31 @@ TOPK_MUTANTS = (
     mutant(
         "counts: what a rank beyond a power of two has is not added",
         COUNTS,
-        "co_await net.compute(mine.size(), add);\n  }\n  const Rank self",
-        "co_await net.compute(mine.size(), [] {});\n  }\n  const Rank self",
+        "co_await take(rank + 1, std::move(other));",
+        "",
+    ),
+    mutant(
+        "counts: of many, the last round's blocks are not added",
+        COUNTS,
+        "for_each(0, now.blocks(), [&](std::size_t i) {",
+        "for_each(0, round + 1 < halving_rounds(size) ? now.blocks() : 0, [&](std::size_t i) {",
+    ),
+    mutant(
+        "topk: of equal sums the last ranks' stay",
+        OKTOPK,
+        "for (Rank rank = net_.size(); rank-- > 0;) {",
+        "for (Rank rank = 0; rank < net_.size(); ++rank) {",
+    ),
+    mutant(
+        "topk: as many equal sums stay as there are",
+        OKTOPK,
+        "if (!settings_.as_published && report_.selected > 2 * settings_.k) co_await drop_ties(key);",
+        "",
+    ),
+    mutant(
+        "topk: of a short share the last entry is lost",
+        SHORT_SHARES,
+        "places[source].end = indices.size();",
+        "places[source].end = indices.size() - (indices.size() > places[source].begin ? 1 : 0);",
     ),
 )

@@ -2,7 +2,7 @@
 // §3.1.2. Shares follow each other in the order of ranks and of indices, so that alike ones are parts of that sequence: each
 // rank sends the others what lies in theirs, P·α + K·β at worst, all of it on one rank.
 //
-// Short messages go by Bruck's algorithm, ⌈log2 P⌉·α, in which a rank sends again what has come: where no rank has to send
+// Shares of some tens of entries go without headers (short_shares.hpp). Short messages go by Bruck's algorithm, ⌈log2 P⌉·α, in which a rank sends again what has come: where no rank has to send
 // more than 2K + P entries by that, or K + P once shares were made alike. Others, and those that are less alike but not
 // balanced, go round a ring: (P−1)·α, and whatever the shares no rank sends more than K. (Recursive doubling of unbalanced
 // shares may send K·log2 P.)
@@ -14,10 +14,13 @@
 
 #include "base/check.hpp"
 #include "base/copy.hpp"
+#include "codec/short_share.hpp"
 #include "collectives/sparse/messages.hpp"
 #include "collectives/support/allgather_any_size.hpp"
 #include "collectives/support/allgather_short.hpp"
 #include "collectives/support/any_size.hpp"
+#include "collectives/topk/short_shares.hpp"
+#include "transport/window.hpp"
 
 namespace telegrad {
 namespace {
@@ -70,6 +73,23 @@ class Gathering {
   Task<SparseVector<V>> gather(Step step) {
     indices_ = Array<std::uint32_t>(all().size());
     values_ = Array<V>(all().size());
+    if (is_short()) {
+      const bool doubles = doubling_is_bounded();
+      co_await gather_short_shares(net_, mine_.view(), {begins_, ranges_, indices_.span(), values_.span()}, doubles, step);
+      count_gathered(doubles);
+    } else {
+      co_await gather_with_headers(step);
+    }
+    for (Rank rank = 0; rank < net_.size(); ++rank) {  // ranges of alike shares overlap
+      const std::size_t first = begins_[rank];
+      if (first == 0 || first == begins_[rank + 1] || indices_[first - 1] < indices_[first]) continue;
+      co_await fail_damaged(net_, rank, "sums", "its indices do not follow those of the rank before");
+    }
+    co_return SparseVector<V>::adopt_sparse(slices_.count(), std::move(indices_), std::move(values_));
+  }
+
+ private:
+  Task<void> gather_with_headers(Step step) {
     const std::size_t most = most_bytes_of<V>(std::ranges::max(counts_));
     Buffer encoded;
     SparseReduction keeping;
@@ -82,20 +102,19 @@ class Gathering {
     } else {
       co_await gather_by_ring(std::move(encoded), most, step);
     }
-    for (Rank rank = 0; rank < net_.size(); ++rank) {  // ranges of alike shares overlap
-      const std::size_t first = begins_[rank];
-      if (first == 0 || first == begins_[rank + 1] || indices_[first - 1] < indices_[first]) continue;
-      co_await fail_damaged(net_, rank, "sums", "its indices do not follow those of the rank before");
-    }
-    co_return SparseVector<V>::adopt_sparse(slices_.count(), std::move(indices_), std::move(values_));
+  }
+  void count_gathered(bool doubled) {
+    const Rank right = (net_.rank() + 1) % net_.size();
+    traffic_.entries_sent += doubled ? sent_by_doubling(net_.rank()) : all().size() - counts_[right];
+    traffic_.entries_received += all().size() - counts_[net_.rank()];
   }
 
- private:
   static std::vector<std::size_t> begins_of(const std::vector<std::uint64_t>& counts) {
     std::vector<std::size_t> begins{0};
     for (const std::uint64_t count : counts) begins.push_back(begins.back() + static_cast<std::size_t>(count));
     return begins;
   }
+  bool is_short() const { return !how_.always_doubles && are_short<V>(all().size(), net_.size(), how_.wire); }
   Range all() const { return {0, begins_.back()}; }
   Range held(Rank rank) const { return {begins_[rank], begins_[rank + 1]}; }
   static Range common(Range a, Range b) {
@@ -115,6 +134,7 @@ class Gathering {
     const Range own = held(net_.rank());
     WireFormat whole = how_.wire;
     whole.values = ValueEncoding::native;
+    Window<SendingShort, kShortWindow> sends;
     for (Rank to = 0; to < net_.size(); ++to) {
       const Range part = common(own, part_of(all(), net_.size(), to));
       if (to == net_.rank() || part.size() == 0) continue;
@@ -122,10 +142,20 @@ class Gathering {
       const SparseView<V> view{mine_.range, false, mine_.indices.span().subspan(first, part.size()),
                                mine_.values.span().subspan(first, part.size())};
       Buffer encoded;
-      co_await decide(net_, bytes_of(view), [&] { encoded = encode(view, whole); });
-      co_await send_any_size(net_, to, step, encoded.bytes());
+      if (is_short()) {
+        co_await decide(net_, bytes_of(view), [&] { encoded = encode_short(view); });
+        if (sends.full()) {
+          co_await sends.front().sending;
+          sends.pop_front();
+        }
+        sends.emplace_back(net_, to, step, std::move(encoded));
+      } else {
+        co_await decide(net_, bytes_of(view), [&] { encoded = encode(view, whole); });
+        co_await send_any_size(net_, to, step, encoded.bytes());
+      }
       traffic_.entries_sent += part.size();
     }
+    for (; !sends.empty(); sends.pop_front()) co_await sends.front().sending;
   }
   Task<void> receive_own(Step step, std::size_t most, Range share, OwnedSlice<V>& alike) {
     for (Rank from = 0; from < net_.size(); ++from) {
@@ -141,9 +171,17 @@ class Gathering {
         });
         continue;
       }
-      const Buffer message = co_await receive_any_size(net_, from, step, most);
+      Buffer message;
       std::string error;
-      co_await decide(net_, message.size(), [&] { error = decode_into<V>(message.bytes(), ranges_[from], indices, values); });
+      if (is_short()) {
+        message = co_await net_.receive_any_size(from, step, most_short_bytes<V>(part.size()));
+        co_await decide(net_, message.size(), [&] {
+          if (!read_short<V>(message.bytes(), ranges_[from], indices, values)) error = kDamagedShort;
+        });
+      } else {
+        message = co_await receive_any_size(net_, from, step, most);
+        co_await decide(net_, message.size(), [&] { error = decode_into<V>(message.bytes(), ranges_[from], indices, values); });
+      }
       if (!error.empty()) co_await fail_damaged(net_, from, "sums", error);
       traffic_.entries_received += part.size();
     }
@@ -180,12 +218,10 @@ class Gathering {
   }
 
   Task<void> gather_by_ring(Buffer encoded, std::size_t most, Step step) {
-    const Rank right = (net_.rank() + 1) % net_.size();
     Taking taking;
     taking.take = [this](std::span<const Arrived> batch) { return place(batch); };
     co_await allgather_any_size(net_, std::move(encoded), most, step, taking);
-    traffic_.entries_sent += all().size() - counts_[right];
-    traffic_.entries_received += all().size() - counts_[net_.rank()];
+    count_gathered(false);
   }
 
   Task<void> gather_by_doubling(ConstBytes encoded, std::size_t most, Step step) {
@@ -193,8 +229,7 @@ class Gathering {
     std::vector<Arrived> batch;
     for (Rank rank = 0; rank < net_.size(); ++rank) batch.push_back({rank, messages.by_rank[rank]});
     co_await place(batch);
-    traffic_.entries_sent += sent_by_doubling(net_.rank());
-    traffic_.entries_received += all().size() - counts_[net_.rank()];
+    count_gathered(true);
   }
 
   Transport& net_;

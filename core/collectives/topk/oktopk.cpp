@@ -2,20 +2,23 @@
 // allreduce for distributed deep learning", PPoPP 2022, Algorithm 1. Six steps, of which the first, selection on each rank,
 // is the caller's:
 //
-//   2  every τ calls slices are cut, one for each rank; and at once where one of them would bring its owner too much
+//   2  ranks count what each owner of a slice would receive; slices are cut anew where that is more for one than chance brings
 //   3  entries go to the owners of their slices, which add them
 //   4  every τ' calls the threshold is found that k of all sums reach
 //   5  owners keep what reaches it; shares that are very unlike are made alike, and all are gathered
 //   6  who has given an entry that the sum does not keep takes it back
 //
-// (2P + O(log P))α; of words at most 2k' in step 3, 2P more to receive, 2k' to make shares alike and 2k' to gather them. The
-// paper's bound of 6k(P−1)/P does not hold as it is published: averaged boundaries, and such as have become stale, may bring
-// one owner most of all entries; gathering all sums for the threshold costs up to 2kP; recursive doubling of unlike shares
-// 2k·log2 P. Hence pooled boundaries, counts before every split, radix selection, and a ring.
+// (2P + O(log P))α; of words at most 2k' in step 3, as many more to receive as chance brings, 2k' to make shares alike and 2k'
+// to gather them. The paper's bound of 6k(P−1)/P does not hold as it is published: averaged boundaries, and such as have
+// become stale, may bring one owner most of all entries; gathering all sums for the threshold costs up to 2kP; recursive
+// doubling of unlike shares 2k·log2 P. Hence pooled boundaries, counts before every split, radix selection, and a ring.
+// Counts and headers must not outgrow entries either: a call has about 3P bytes of counts, shares of some tens of entries
+// have no header, and histograms have the fewer bins the smaller k is.
 #include "collectives/topk/oktopk.hpp"
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <numeric>
@@ -25,12 +28,13 @@
 #include "base/check.hpp"
 #include "base/random.hpp"
 #include "codec/entry_sets.hpp"
-#include "collectives/dense/allgather_bruck.hpp"
+#include "codec/varint.hpp"
 #include "collectives/sparse/messages.hpp"
 #include "collectives/sparse/split.hpp"
-#include "collectives/support/allreduce_counts.hpp"
+#include "collectives/support/sum_counts.hpp"
 #include "collectives/topk/allgather_shares.hpp"
 #include "collectives/topk/pooled_slices.hpp"
+#include "collectives/topk/short_shares.hpp"
 #include "collectives/topk/threshold.hpp"
 #include "transport/milestone.hpp"
 
@@ -39,8 +43,10 @@ namespace {
 
 constexpr std::size_t kBucketBytes = std::size_t{256} << 10;  // of a share, about
 constexpr std::size_t kBucketsMost = 8;
-constexpr Step kGatherCountsSteps = 32;
 constexpr Step kManySteps = Step{1} << 31;  // room for gathering all sums
+
+// Entries of a bin beyond which it is not divided, once slices are cut: so they need not be cut again at once.
+std::uint64_t enough_of(std::uint64_t excess, Rank ranks) { return std::max<std::uint64_t>(excess / 2, ranks); }
 
 // What the threshold becomes for the next call, where this one has kept `selected`: changed by a quarter of
 // the deviation, and by an eighth at most.
@@ -50,9 +56,9 @@ double corrected(double threshold, std::uint64_t selected, std::uint64_t k) {
 }
 
 // So many entries are not worth finding a threshold anew.
-bool is_near(std::uint64_t selected, std::uint64_t held, std::uint64_t k) {
+bool is_near(std::uint64_t selected, bool keeps_all, std::uint64_t k) {
   if (selected > k + k / 4) return false;
-  return selected >= k - k / 4 || selected == held;
+  return selected >= k - k / 4 || keeps_all;
 }
 
 template <class V>
@@ -94,46 +100,57 @@ class OkTopk {
     const Rank size = net_.size();
     const std::uint64_t dimension = mine_.dimension();
     slices_ = Partition(std::span<const std::uint64_t>(state_.lengths));
-    if (is_due(settings_.boundaries_every) || slices_.blocks() != size || slices_.count() != dimension) {
-      co_await cut_slices();
-      co_return;
-    }
+    const bool has_none = slices_.blocks() != size || slices_.count() != dimension;
+    if (has_none) slices_ = Partition(static_cast<std::size_t>(dimension), size);
     if (settings_.as_published) {
       report_.local_most = mine_.nnz();
-      co_return;
+      if (has_none || is_due(settings_.boundaries_every)) co_await average_slices();
+    } else {
+      co_await check_slices();
     }
-    std::vector<std::uint64_t> received(size + 1);  // by owner; last the most that a rank has
+    if (!has_none && !report_.cut) co_return;
+    state_.lengths.clear();
+    for (Rank rank = 0; rank < size; ++rank) state_.lengths.push_back(slices_[rank].size());
+  }
+
+  Task<void> average_slices() {
+    const PooledSlices cut = co_await averaged_slices(net_, mine_.indices(), mine_.dimension(), report_.traffic,
+                                                      take_steps(kSliceSteps));
+    slices_ = cut.slices;
+    report_.local_most = cut.most;
+    report_.cut = true;
+  }
+
+  // All ranks count what each owner would receive; where that is too much for one, slices are cut.
+  Task<void> check_slices() {
+    const Rank size = net_.size();
+    std::vector<std::uint64_t> counts(size + 2);  // received by each owner; all entries; last the most that a rank has
     co_await net_.compute(0, [&] {
       for (Rank owner = 0; owner < size; ++owner) {
         const IndexRange slice = slice_of(slices_, owner);
-        if (owner != net_.rank()) received[owner] = mine_.slice(slice.begin, slice.end).nnz();
+        if (owner != net_.rank()) counts[owner] = mine_.slice(slice.begin, slice.end).nnz();
       }
-      received[size] = mine_.nnz();
+      counts[size] = mine_.nnz();
+      counts[size + 1] = mine_.nnz();
     });
-    co_await allreduce_counts(net_, received, 1, report_.traffic, take_steps(kCountSteps));
-    report_.local_most = received[size];
-    received.pop_back();
-    if (std::ranges::max(received) > report_.local_most + size) co_await cut_slices();
-  }
-
-  Task<void> cut_slices() {
-    const Step step = take_steps(kSliceSteps);
-    SparseTraffic& traffic = report_.traffic;
-    PooledSlices cut{slices_};
-    if (settings_.as_published) {
-      cut = co_await averaged_slices(net_, mine_.indices(), mine_.dimension(), traffic, step);
-    } else {
-      cut = co_await pooled_slices(net_, mine_.indices(), mine_.dimension(), traffic, step);
-    }
-    slices_ = cut.slices;
-    state_.lengths.clear();
-    for (Rank rank = 0; rank < net_.size(); ++rank) state_.lengths.push_back(slices_[rank].size());
-    report_.local_most = cut.most;
+    co_await sum_counts(net_, counts, 1, report_.traffic, take_steps(kSumCountsSteps));
+    const std::uint64_t total = counts[size];
+    report_.local_most = counts[size + 1];
+    const std::uint64_t received = *std::max_element(counts.begin(), counts.begin() + size);
+    const std::uint64_t excess = oktopk_excess(report_.local_most, size);
+    if (received <= report_.local_most + (is_due(settings_.boundaries_every) ? excess / 2 : excess)) co_return;
+    slices_ = co_await pooled_slices(net_, mine_.indices(), mine_.dimension(), total, enough_of(excess, size),
+                                     report_.traffic, take_steps(kSliceSteps));
     report_.cut = true;
   }
 
   // In buckets: while one is reduced, the next one's messages come. A lane does every other bucket.
   Task<void> split_and_reduce() {
+    if (!settings_.as_published && net_.size() > 1 && are_short<V>(report_.local_most, net_.size(), how_.wire)) {
+      owned_ = co_await split_short_shares(net_, mine_, slices_, report_.local_most, how_.reduction, report_.traffic,
+                                           take_steps(1));
+      co_return;
+    }
     const std::size_t share = report_.local_most * (sizeof(std::uint32_t) + sizeof(V)) / net_.size();
     const bool agreed = !settings_.as_published || report_.cut;
     const std::size_t buckets = agreed ? std::clamp<std::size_t>(share / kBucketBytes, 1, kBucketsMost) : 1;
@@ -190,14 +207,48 @@ class OkTopk {
   Task<void> settle_threshold() {
     if (!is_due(settings_.threshold_every)) {
       co_await keep_from(magnitude_key(static_cast<V>(static_cast<kernels::Factor<V>>(state_.threshold))));
-      const std::uint64_t held = std::accumulate(held_counts_.begin(), held_counts_.end(), std::uint64_t{0});
-      if (settings_.as_published || is_near(report_.selected, held, settings_.k)) co_return;
+      if (settings_.as_published || is_near(report_.selected, keeps_all_, settings_.k)) co_return;
     }
     report_.exact = true;
     const std::uint64_t key = co_await find_threshold();
     using Bits = typename kernels::Format<V>::Bits;
     state_.threshold = static_cast<double>(static_cast<kernels::Factor<V>>(std::bit_cast<V>(static_cast<Bits>(key))));
     co_await keep_from(key);
+    if (!settings_.as_published && report_.selected > 2 * settings_.k) co_await drop_ties(key);
+  }
+
+  // Fewer than k sums are above the threshold. Of those that equal it, so many stay that 2k are kept, the first ones in the
+  // order of ranks, which is that of indices.
+  Task<void> drop_ties(std::uint64_t key) {
+    std::uint64_t ties = 0;
+    for (const V value : kept_.values) ties += magnitude_key(value) == key ? 1 : 0;
+    const std::vector<std::uint64_t> tied = co_await gather_counts(net_, std::span(&ties, 1), report_.traffic,
+                                                                   take_steps(kGatherCountsSteps));
+    std::uint64_t dropped = report_.selected - 2 * settings_.k;  // by this rank or those before it, from the end
+    std::uint64_t own = 0;
+    for (Rank rank = net_.size(); rank-- > 0;) {
+      if (tied[rank] > kept_counts_[rank]) {
+        co_await net_.fail(rank, "rank " + std::to_string(rank) + " says that " + std::to_string(tied[rank]) + " of " +
+                                     std::to_string(kept_counts_[rank]) + " sums equal the threshold");
+      }
+      const std::uint64_t of_rank = std::min(dropped, tied[rank]);
+      dropped -= of_rank;
+      kept_counts_[rank] -= of_rank;
+      if (rank == net_.rank()) own = of_rank;
+    }
+    report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
+    std::uint64_t stay = ties - own;
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < kept_.values.size(); ++i) {
+      if (magnitude_key(kept_.values[i]) == key) {
+        if (stay == 0) continue;
+        --stay;
+      }
+      kept_.indices[next] = kept_.indices[i];
+      kept_.values[next++] = kept_.values[i];
+    }
+    kept_.indices.truncate(next);
+    kept_.values.truncate(next);
   }
 
   Task<std::uint64_t> find_threshold() {
@@ -212,7 +263,7 @@ class OkTopk {
     ShareGathering how = gathering();
     how.balance_factor = std::numeric_limits<double>::infinity();
     how.wire.values = ValueEncoding::native;  // they are only looked at
-    const SparseVector<V> sum = co_await allgather_shares(net_, std::move(all), slices_, held_counts_, how, report_.traffic,
+    const SparseVector<V> sum = co_await allgather_shares(net_, std::move(all), slices_, kept_counts_, how, report_.traffic,
                                                           balanced, take_steps(kManySteps));
     std::vector<std::uint64_t> keys;
     for (const V value : sum.values()) keys.push_back(magnitude_key(value));
@@ -242,29 +293,19 @@ class OkTopk {
     report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
   }
 
-  // How many entries each rank keeps, and how many it holds.
+  // How many sums each rank keeps, and whether these are all that there are.
   Task<void> exchange_counts(std::size_t kept) {
-    const Rank size = net_.size();
-    const std::uint64_t mine[2] = {kept, owned_.values.size()};
-    std::vector<std::uint64_t> all(std::size_t{2} * size);
-    const Bytes bytes = std::as_writable_bytes(std::span(all));
-    const Step step = take_steps(kGatherCountsSteps);
-    if (size == 1) {
-      all.assign(std::begin(mine), std::end(mine));
-    } else {
-      co_await allgather_bruck(net_, std::as_bytes(std::span(mine)), bytes, Partition(bytes.size(), size), step);
-    }
-    report_.traffic.control_bytes_sent += bytes.size() - sizeof mine;
-    report_.traffic.control_bytes_received += bytes.size() - sizeof mine;
+    const std::uint64_t mine = std::uint64_t{kept} << 1 | (kept == owned_.values.size() ? 1 : 0);
+    const std::vector<std::uint64_t> all = co_await gather_counts(net_, std::span(&mine, 1), report_.traffic,
+                                                                  take_steps(kGatherCountsSteps));
     kept_counts_.clear();
-    held_counts_.clear();
-    for (Rank rank = 0; rank < size; ++rank) {
-      kept_counts_.push_back(all[2 * rank]);
-      held_counts_.push_back(all[2 * rank + 1]);
-      if (kept_counts_[rank] <= held_counts_[rank] && held_counts_[rank] <= slices_[rank].size()) continue;
-      co_await net_.fail(rank, "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(all[2 * rank]) +
-                                   " of " + std::to_string(all[2 * rank + 1]) + " sums, in a slice of " +
-                                   std::to_string(slices_[rank].size()));
+    keeps_all_ = true;
+    for (Rank rank = 0; rank < net_.size(); ++rank) {
+      kept_counts_.push_back(all[rank] >> 1);
+      keeps_all_ = keeps_all_ && (all[rank] & 1) != 0;
+      if (kept_counts_[rank] <= slices_[rank].size()) continue;
+      co_await net_.fail(rank, "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(kept_counts_[rank]) +
+                                   " sums, in a slice of " + std::to_string(slices_[rank].size()));
     }
   }
 
@@ -306,7 +347,7 @@ class OkTopk {
   OwnedSlice<V> owned_;  // sums
   OwnedSlice<V> kept_;
   std::vector<std::uint64_t> kept_counts_;  // by rank
-  std::vector<std::uint64_t> held_counts_;
+  bool keeps_all_ = false;                  // on every rank
   TopkReport report_;
   Step next_step_ = 0;
 };
@@ -327,6 +368,23 @@ std::uint64_t OkTopkState::digest(const OkTopkSettings& settings) const {
   return digest;
 }
 
+std::uint64_t oktopk_excess(std::uint64_t most, Rank ranks) {
+  return std::max<std::uint64_t>(ranks, static_cast<std::uint64_t>(6.0 * std::sqrt(static_cast<double>(most))));
+}
+
+template <class V>
+std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension) {
+  if (ranks == 1) return 0;
+  const std::size_t count_bytes = varint_bytes(2 * ranks * most + 2);
+  const std::size_t index_bytes = dimension > (std::uint64_t{1} << 28) ? 5 : 4;
+  const std::uint64_t entries = oktopk_words_most(most, ranks) / 2 * (index_bytes + sizeof(V));
+  const std::uint64_t headers = 4 * most;  // of a share that has one a tenth at most
+  const std::uint64_t checks = sum_counts_bytes_most(ranks + 2, ranks, count_bytes);
+  const std::uint64_t gathered = std::uint64_t{3} * ranks * count_bytes;
+  return entries + headers + checks + gathered + threshold_bytes_most<V>(k, ranks, count_bytes) +
+         pooled_slices_bytes_most(dimension, ranks, most, enough_of(oktopk_excess(most, ranks), ranks), count_bytes);
+}
+
 template <class V>
 Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseVector<V> mine, OkTopkSettings settings, OkTopkState state,
                                     Reduction reduction, WireFormat wire, std::span<float> residual) {
@@ -335,6 +393,7 @@ Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseVector<V> mine, OkTopk
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                    \
+  template std::uint64_t oktopk_bytes_most<V>(std::uint64_t, std::uint64_t, Rank, std::uint64_t);                  \
   template Task<OkTopkSum<V>> allreduce_oktopk(Transport&, SparseVector<V>, OkTopkSettings, OkTopkState, Reduction, \
                                                WireFormat, std::span<float>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

@@ -36,16 +36,29 @@ struct OkTopkState {
 template <class V>
 using OkTopkSum = TopkResult<V, OkTopkState>;
 
+/// By how many entries more than a rank has at most its slice may bring an owner: as many as ranks, and more where chance
+/// would bring that, since the number of evenly spread entries in a slice deviates by about √k'.
+std::uint64_t oktopk_excess(std::uint64_t most, Rank ranks);
+/// Words that a rank moves at most in a call, of `most` = k' below.
+inline std::uint64_t oktopk_words_most(std::uint64_t most, Rank ranks) { return 6 * most + 2 * oktopk_excess(most, ranks); }
+
+/// Bytes that a rank sends or receives at most in a call, counts and headers included, where no value is rounded: entries
+/// 4 + sizeof(V) bytes each, about 2·log2 P bytes of counts for each rank or 6 if there are many, some √k·log2 P for a threshold,
+/// and where slices are cut some bytes for each bin and level. Formats that round have fewer for
+/// values, and a header of 32 bytes in each message of more than some entries.
+template <class V>
+std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension);
+
 /// Top-k of the sum (or mean) of all ranks' vectors: Topk(Σ mine), the same bits on every rank, each sum formed in the order
 /// of ranks. `mine`: sparse (CHECKed), what this rank has selected of its own, any number of entries. With k' the largest
-/// of all ranks' and the sum's numbers of entries, a rank sends and receives at most 6k' + 2P words in every call.
+/// of all ranks' and the sum's numbers of entries, a rank sends and receives at most oktopk_words_most(k', P) words.
 ///
-/// At first and every τ' calls the sum keeps its k largest magnitudes, and all that equal the least of these; zeros if
-/// there are fewer. In between it keeps what reaches the last call's threshold, gently corrected; where that would be more
+/// At first and every τ' calls the sum keeps its k largest magnitudes, and what equals the least of these: as many as make
+/// 2k together, those of the lowest indices; zeros if there are fewer than k. In between it keeps what reaches the last call's threshold, gently corrected; where that would be more
 /// than a quarter off k, the threshold is found anew at once. `state` is that which the last call on all ranks has left, or
 /// a new one. V is float, double, bf16 or f16; `reduction` sum or avg (CHECKed).
 /// Where `wire` rounds, entries are rounded on their way to their owner, and those that the sum keeps when they are gathered:
-/// it is the top k of sums of rounded values. `residual`: empty, or of one element per index, to which what rounding loses on
+/// it is the top k of sums of rounded values. Where rounding would save less than a message's header takes, none is. `residual`: empty, or of one element per index, to which what rounding loses on
 /// this rank is added; `left` has what is not in the sum as it was given. Over all ranks the sum (of a mean, as often as
 /// there are ranks), `left` and what was added are what was given.
 /// Not where messages carry their size only (CHECKed).

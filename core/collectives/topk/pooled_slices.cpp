@@ -1,7 +1,7 @@
 // The P-quantiles of all ranks' indices, by histograms that are allreduced and refined where a quantile lies: at first the
-// whole range in equal bins, then those bins that have a quantile and more than P entries, and so on. A bin of one index
-// has at most P entries. So a cut behind the first bin at which enough entries have come is at most P − 1 too far: the
-// slice between two cuts has at most T/P + P.
+// whole range in equal bins, then those bins that have a quantile and too many entries, and so on. A bin of one index
+// has at most P entries. So a cut behind the first bin at which enough entries have come is too far by less than a bin: the
+// slice between two cuts has at most T/P and a bin. The more entries a bin may have, the fewer bins there are.
 #include "collectives/topk/pooled_slices.hpp"
 
 #include <algorithm>
@@ -12,15 +12,22 @@
 #include "base/check.hpp"
 #include "collectives/support/allreduce_counts.hpp"
 #include "collectives/support/blocks.hpp"
+#include "collectives/support/sum_counts.hpp"
 
 namespace telegrad {
 namespace {
 
-constexpr std::size_t kBinsLeast = 1024;  // of a histogram, about: it takes as long as a message of 8 KiB
+constexpr std::size_t kBinsOfRange = 4;      // at least
+constexpr std::size_t kFixedBinsLeast = 1024;  // about: it takes as long as a message of 8 KiB
 
 // ceil(part * total / parts), which the product alone might not fit.
 std::uint64_t share_of(std::uint64_t total, std::uint64_t parts, std::uint64_t part) {
   return total / parts * part + (total % parts * part + parts - 1) / parts;
+}
+
+// Of a histogram, about: an evenly filled one has at most `enough` of T/P = `mean` entries of a slice in each.
+std::size_t bins_of(Rank ranks, std::uint64_t mean, std::uint64_t enough) {
+  return static_cast<std::size_t>(std::bit_ceil(std::max<std::uint64_t>(2, mean / enough)) * ranks);
 }
 
 // Where the boundary before a slice is: behind `before` entries in [begin, end), or, once that is empty, at its end.
@@ -31,11 +38,14 @@ struct Cut {
 
 class Cutting {
  public:
-  /// `is_fixed`: as many ranges, bins and levels as can be needed, whatever the counts.
-  Cutting(std::span<const std::uint32_t> indices, std::uint64_t dimension, Rank ranks, bool is_fixed)
+  /// `bins`: of a histogram, about; `enough`: a bin need not have fewer entries. 0: as many ranges, bins and levels as can be
+  /// needed, whatever the counts.
+  Cutting(std::span<const std::uint32_t> indices, std::uint64_t dimension, Rank ranks, std::size_t bins, std::uint64_t enough)
       : indices_(indices),
         ranks_(ranks),
-        is_fixed_(is_fixed),
+        all_bins_(bins),
+        enough_(enough),
+        is_fixed_(enough == 0),
         longest_(dimension),
         cuts_(ranks - 1, {{0, static_cast<std::size_t>(dimension)}}) {}
 
@@ -51,8 +61,7 @@ class Cutting {
       range_of_cut_.push_back(ranges_.size() - 1);
     }
     if (is_fixed_ ? longest_ <= 1 : ranges_.empty()) return false;
-    const std::size_t bins = std::max(kBinsLeast, std::size_t{4} * ranks_);
-    bins_ = std::max<std::size_t>(4, std::bit_floor(bins / ranges_.size()));
+    bins_ = std::max(kBinsOfRange, std::bit_floor(all_bins_ / ranges_.size()));
     longest_ = (longest_ - 1) / bins_ + 1;
     return true;
   }
@@ -83,7 +92,7 @@ class Cutting {
       std::size_t bin = 0;
       while (bin + 1 < bins_ && cut.before + found[bin] < wanted) cut.before += found[bin++];
       cut.within = part_of(ranges_[range_of_cut_[i]], bins_, bin);
-      if ((!is_fixed_ && found[bin] <= ranks_) || cut.within.size() <= 1) cut.within.begin = cut.within.end;
+      if ((!is_fixed_ && found[bin] <= enough_) || cut.within.size() <= 1) cut.within.begin = cut.within.end;
     }
   }
 
@@ -102,6 +111,8 @@ class Cutting {
  private:
   const std::span<const std::uint32_t> indices_;
   const Rank ranks_;
+  const std::size_t all_bins_;
+  const std::uint64_t enough_;
   const bool is_fixed_;
   std::uint64_t longest_;  // range that there may be
   std::vector<Cut> cuts_;
@@ -112,30 +123,33 @@ class Cutting {
 
 }  // namespace
 
-Task<PooledSlices> pooled_slices(Transport& net, std::span<const std::uint32_t> indices, std::uint64_t dimension,
-                                 SparseTraffic& traffic, Step first_step) {
+Task<Partition> pooled_slices(Transport& net, std::span<const std::uint32_t> indices, std::uint64_t dimension,
+                              std::uint64_t total, std::uint64_t enough, SparseTraffic& traffic, Step first_step) {
   const Rank size = net.size();
-  PooledSlices result{Partition(static_cast<std::size_t>(dimension), size), indices.size(), indices.size()};
-  if (size == 1 || dimension == 0) co_return result;
-  Cutting cutting(indices, dimension, size, false);
+  const Partition equal(static_cast<std::size_t>(dimension), size);
+  if (size == 1 || dimension == 0 || total == 0) co_return equal;
+  enough = std::max<std::uint64_t>(1, enough);
+  Cutting cutting(indices, dimension, size, bins_of(size, total / size, enough), enough);
   std::vector<std::uint64_t> counts;
   Step step = first_step;
-  for (bool first = true; cutting.next_level(); first = false, step += kCountSteps) {
+  for (; cutting.next_level(); step += kSumCountsSteps) {
     co_await net.compute(0, [&] { counts = cutting.histogram(); });
-    if (first) counts.push_back(indices.size());
-    co_await allreduce_counts(net, counts, first ? 1 : 0, traffic, step);
-    if (first) {
-      result.most = counts.back();
-      counts.pop_back();
-      result.total = 0;
-      for (const std::uint64_t count : counts) result.total += count;
-      if (result.total == 0) co_return result;
-    }
-    cutting.refine(counts, result.total);
+    co_await sum_counts(net, counts, 0, traffic, step);
+    cutting.refine(counts, total);
   }
   TELEGRAD_CHECK(step - first_step <= kSliceSteps);
-  result.slices = Partition(std::span<const std::uint64_t>(cutting.lengths(dimension)));
-  co_return result;
+  co_return Partition(std::span<const std::uint64_t>(cutting.lengths(dimension)));
+}
+
+std::uint64_t pooled_slices_bytes_most(std::uint64_t dimension, Rank ranks, std::uint64_t mean, std::uint64_t enough,
+                                       std::size_t count_bytes) {
+  const std::size_t bins = bins_of(ranks, mean, enough);
+  std::uint64_t bytes = sum_counts_bytes_most(bins, ranks, count_bytes);
+  const std::size_t others = std::max(bins, kBinsOfRange * ranks);
+  for (std::uint64_t range = dimension / bins + 1; range > 1; range = (range + kBinsOfRange - 1) / kBinsOfRange) {
+    bytes += std::max(sum_counts_bytes_most(others, ranks, count_bytes), sum_counts_bytes_most(256, ranks, count_bytes));
+  }
+  return bytes;
 }
 
 Task<PooledSlices> pooled_slices_in_fixed_rounds(Transport& net, std::span<const std::uint32_t> indices,
@@ -143,7 +157,7 @@ Task<PooledSlices> pooled_slices_in_fixed_rounds(Transport& net, std::span<const
   const Rank size = net.size();
   PooledSlices result{Partition(static_cast<std::size_t>(dimension), size), indices.size(), 0};
   if (size == 1 || dimension == 0) co_return result;
-  Cutting cutting(indices, dimension, size, true);
+  Cutting cutting(indices, dimension, size, std::max(kFixedBinsLeast, std::size_t{4} * size), 0);
   std::vector<std::uint64_t> counts;
   Step step = first_step;
   for (bool first = true; cutting.next_level(); first = false, step += kCountSteps) {

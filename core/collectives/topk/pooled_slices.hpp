@@ -16,13 +16,19 @@ struct PooledSlices {
   std::uint64_t most = 0;   // of the rank that has most; 0 where it is not known
 };
 
-/// Slices that hold about as many entries of all ranks together: of T entries none has more than T/P + P, for any
-/// distribution, since one index is held by P ranks at most. Equal lengths where there is no entry. `indices`: this
-/// rank's, ascending, below `dimension`, which is the same on all ranks. Uses kSliceSteps steps from `first_step` on.
-Task<PooledSlices> pooled_slices(Transport& net, std::span<const std::uint32_t> indices, std::uint64_t dimension,
-                                 SparseTraffic& traffic, Step first_step);
+/// Slices that hold about as many entries of all ranks together: of T = `total` entries none has more than T/P plus the
+/// larger of P and `enough`, for any distribution, since one index is held by P ranks at most. Equal lengths where there is
+/// no entry. `indices`: this rank's, ascending, below `dimension`; the other arguments are the same on all ranks. Uses
+/// kSliceSteps steps from `first_step` on.
+Task<Partition> pooled_slices(Transport& net, std::span<const std::uint32_t> indices, std::uint64_t dimension,
+                              std::uint64_t total, std::uint64_t enough, SparseTraffic& traffic, Step first_step);
 
-/// The same in messages whose number and sizes follow from P and the dimension alone. `most` is not set: no rank says it.
+/// No rank moves more for it, of at most T/P = `mean`, where a count has `count_bytes` at most.
+std::uint64_t pooled_slices_bytes_most(std::uint64_t dimension, Rank ranks, std::uint64_t mean, std::uint64_t enough,
+                                       std::size_t count_bytes);
+
+/// The same, to within P, in messages whose number and sizes follow from P and the dimension alone. `most` is not set: no
+/// rank says it.
 Task<PooledSlices> pooled_slices_in_fixed_rounds(Transport& net, std::span<const std::uint32_t> indices,
                                                  std::uint64_t dimension, SparseTraffic& traffic, Step first_step);
 

@@ -1,17 +1,28 @@
-// Radix selection, the most significant byte first: all ranks count how many of their values have which next byte among
-// those that agree in the bytes before, and the counts are allreduced; a float takes 4·log2 P messages of 2 KiB. (Ok-Topk's
-// paper, §3.1.4, gathers all sums on every rank instead, which is up to P·k entries.)
+// Radix selection, the most significant bits first: all ranks count how many of their values have which next digit among
+// those that agree in the digits before. The first digit is the exponent, of which few values are in use; the others are
+// the smaller the smaller k is, so that counts weigh less than entries. What is left once few values agree is gathered.
+// 3·log2 P messages as a rule. (Ok-Topk's paper, §3.1.4, gathers all sums on every rank, which is up to P·k entries.)
 #include "collectives/topk/threshold.hpp"
 
-#include <array>
+#include <algorithm>
+#include <bit>
+#include <vector>
 
 #include "codec/sparse_vector.hpp"
-#include "collectives/support/allreduce_counts.hpp"
+#include "collectives/support/sum_counts.hpp"
 
 namespace telegrad {
 namespace {
 
-constexpr std::size_t kBuckets = 256;
+template <class V>
+constexpr unsigned kBits = 8 * sizeof(V) - 1;  // of a key
+template <class V>
+constexpr unsigned kMantissaBits = static_cast<unsigned>(
+    std::countr_zero(static_cast<std::uint64_t>(static_cast<kernels::Format<V>::Bits>(kernels::Format<V>::kInfinity))));
+
+// Of a digit behind the exponent: about the root of k.
+unsigned digit_bits(std::uint64_t k) { return std::clamp(static_cast<unsigned>(std::bit_width(k)) / 2, 4U, 8U); }
+std::uint64_t gathered_most(std::uint64_t k) { return std::clamp<std::uint64_t>(k / 16, 64, 1024); }
 
 }  // namespace
 
@@ -20,26 +31,50 @@ Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> valu
                                          SparseTraffic& traffic, Step first_step) {
   std::uint64_t prefix = 0;
   std::uint64_t wanted = k;
-  std::array<std::uint64_t, kBuckets> counts{};
-  for (std::size_t byte = 0; byte < sizeof(V); ++byte) {
-    const std::size_t shift = 8 * (sizeof(V) - 1 - byte);
-    counts.fill(0);
+  std::vector<std::uint64_t> counts;
+  unsigned left = kBits<V>;  // bits behind the prefix
+  for (Step step = first_step; left > 0; step += kSumCountsSteps) {
+    const unsigned bits = left == kBits<V> ? left - kMantissaBits<V> : std::min(left, digit_bits(k));
+    const unsigned behind = left - bits;
+    counts.assign(std::size_t{1} << bits, 0);
     co_await compute_slices(net, values.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
       for (const V value : values.subspan(begin, end - begin)) {
-        const std::uint64_t key = magnitude_key(value) >> shift;
-        if (key >> 8 == prefix) ++counts[key & (kBuckets - 1)];
+        const std::uint64_t key = magnitude_key(value) >> behind;
+        if (key >> bits == prefix) ++counts[key & (counts.size() - 1)];
       }
     });
-    co_await allreduce_counts(net, counts, 0, traffic, first_step + static_cast<Step>(byte) * kCountSteps);
-    std::size_t bucket = kBuckets - 1;
-    for (; bucket > 0 && counts[bucket] < wanted; --bucket) wanted -= counts[bucket];
-    if (counts[bucket] < wanted) co_return 0;
-    prefix = prefix << 8 | bucket;
+    co_await sum_counts(net, counts, 0, traffic, step);
+    std::size_t digit = counts.size() - 1;
+    for (; digit > 0 && counts[digit] < wanted; --digit) wanted -= counts[digit];
+    if (counts[digit] < wanted) co_return 0;
+    prefix = prefix << bits | digit;
+    left = behind;
+    if (left == 0 || counts[digit] > gathered_most(k)) continue;
+    std::vector<std::uint64_t> rests;
+    co_await compute_slices(net, values.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
+      for (const V value : values.subspan(begin, end - begin)) {
+        const std::uint64_t key = magnitude_key(value);
+        if (key >> left == prefix) rests.push_back(key & ((std::uint64_t{1} << left) - 1));
+      }
+    });
+    co_await merge_keys(net, rests, static_cast<std::size_t>(counts[digit]), traffic, step + kSumCountsSteps);
+    if (rests.size() < wanted) co_return prefix << left;  // of damaged counts
+    co_return prefix << left | rests[rests.size() - static_cast<std::size_t>(wanted)];
   }
   co_return prefix;
 }
 
+template <class V>
+std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::size_t count_bytes) {
+  const unsigned bits = digit_bits(k);
+  const std::uint64_t digits = (kMantissaBits<V> + bits - 1) / bits;
+  const std::uint64_t counts = sum_counts_bytes_most(std::size_t{1} << (kBits<V> - kMantissaBits<V>), ranks, count_bytes) +
+                               digits * sum_counts_bytes_most(std::size_t{1} << bits, ranks, count_bytes);
+  return counts + std::bit_width(ranks) * gathered_most(k) * (kMantissaBits<V> / 7 + 1);
+}
+
 #define TELEGRAD_INSTANTIATE(V) \
+  template std::uint64_t threshold_bytes_most<V>(std::uint64_t, Rank, std::size_t); \
   template Task<std::uint64_t> global_threshold_key(Transport&, std::span<const V>, std::uint64_t, SparseTraffic&, Step);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

@@ -16,6 +16,9 @@ namespace telegrad {
 template <class V>
 Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> values, std::uint64_t k,
                                          SparseTraffic& traffic, Step first_step);
-inline constexpr Step kThresholdSteps = Step{1} << 10;
+/// No rank moves more for it, where a count has `count_bytes` at most.
+template <class V>
+std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::size_t count_bytes);
+inline constexpr Step kThresholdSteps = Step{1} << 12;
 
 }  // namespace telegrad

@@ -24,13 +24,16 @@ std::string fault_of_report(const Program& program, const SeenTopk& seen, std::s
   const OkTopkSettings& settings = program.topk;
   if (report.selected != kept) return "its report counts " + std::to_string(report.selected) + " entries";
   if (!report.exact && seen.before.calls % settings.threshold_every == 0) return "its threshold was not found anew";
-  if (!report.cut && seen.before.calls % settings.boundaries_every == 0) return "its slices were not cut anew";
+  const bool has_slices = seen.before.lengths.size() == program.size;
+  if (!report.cut && settings.as_published && (!has_slices || seen.before.calls % settings.boundaries_every == 0)) {
+    return "its slices were not cut anew";
+  }
   if (report.exact && kept < std::min<std::size_t>(held, settings.k)) return "it keeps too few";
   if (settings.as_published) return {};
   const std::uint64_t quarter = settings.k / 4;
   const bool near = kept <= settings.k + quarter && (kept >= settings.k - quarter || kept == held);
   if (!report.exact && !near) return "it keeps " + std::to_string(kept) + " by an old threshold";
-  const std::uint64_t most = 6 * std::max(report.local_most, report.selected) + 2 * program.size;
+  const std::uint64_t most = oktopk_words_most(std::max(report.local_most, report.selected), program.size);
   if (report.words_most() > most) {
     return "it moved " + std::to_string(report.words_most()) + " words, more than " + std::to_string(most);
   }
@@ -38,16 +41,19 @@ std::string fault_of_report(const Program& program, const SeenTopk& seen, std::s
 }
 
 // A rank keeps what reaches a threshold: where sums are exact, nothing that it does not keep is as large; and at an exact
-// one it keeps the k largest and no more than what equals the least of them.
+// one it keeps the k largest and no more than what equals the least of them, of which 2k in all stay, of the lowest indices.
 std::string fault_of_selection(const Program& program, const PlannedCall& call, const SeenTopk& seen, SeenEntries sum,
                                const Expected& expected) {
   const std::size_t element = size_of(call.dtype);
+  const auto size_at = [&](std::uint32_t index) {
+    return std::abs(value_at(call.dtype, expected.dense.data() + index * element));
+  };
   std::vector<double> sizes;
   double least_kept = std::numeric_limits<double>::infinity();
   double most_dropped = -1.0;
   std::size_t next = 0;
   for (const std::uint32_t index : expected.indices) {
-    const double size = std::abs(value_at(call.dtype, expected.dense.data() + index * element));
+    const double size = size_at(index);
     sizes.push_back(size);
     if (next < sum.indices.size() && sum.indices[next] == index) {
       least_kept = std::min(least_kept, size);
@@ -56,17 +62,32 @@ std::string fault_of_selection(const Program& program, const PlannedCall& call, 
       most_dropped = std::max(most_dropped, size);
     }
   }
-  if (most_dropped >= least_kept) return "it keeps an entry that is not larger than one that it does not keep";
+  const std::size_t limit = program.topk.as_published ? sizes.size() : std::size_t{2} * program.topk.k;
+  const bool is_cut_off = seen.report.exact && sum.indices.size() == limit;
+  if (is_cut_off ? most_dropped > least_kept : most_dropped >= least_kept) {
+    return "it keeps an entry that is not larger than one that it does not keep";
+  }
   if (!seen.report.exact) return {};
   double wanted = 0.0;
   if (sizes.size() >= program.topk.k) {
-    const auto at = sizes.begin() + static_cast<std::ptrdiff_t>(program.topk.k - 1);
-    std::ranges::nth_element(sizes, at, std::greater<>());
+    std::vector<double> ordered = sizes;
+    const auto at = ordered.begin() + static_cast<std::ptrdiff_t>(program.topk.k - 1);
+    std::ranges::nth_element(ordered, at, std::greater<>());
     wanted = *at;
   }
-  const auto right = static_cast<std::size_t>(std::ranges::count_if(sizes, [&](double size) { return size >= wanted; }));
-  if (sum.indices.size() == right) return {};
-  return "it keeps " + std::to_string(sum.indices.size()) + " entries instead of " + std::to_string(right);
+  const auto reaching = static_cast<std::size_t>(std::ranges::count_if(sizes, [&](double size) { return size >= wanted; }));
+  const std::size_t right = std::min(reaching, limit);
+  if (sum.indices.size() != right) {
+    return "it keeps " + std::to_string(sum.indices.size()) + " entries instead of " + std::to_string(right);
+  }
+  bool has_dropped = false;  // of those that equal the least
+  for (const std::uint32_t index : expected.indices) {
+    if (size_at(index) != wanted) continue;
+    const bool is_kept = std::ranges::binary_search(sum.indices, index);
+    if (is_kept && has_dropped) return "of equal entries it keeps one behind one that it does not keep";
+    has_dropped = has_dropped || !is_kept;
+  }
+  return {};
 }
 
 }  // namespace

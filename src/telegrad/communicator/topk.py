@@ -130,8 +130,9 @@ class OkTopkState(_SlicesAndThreshold):
     """Ok-Topk: traffic per rank stays bounded as ranks are added. Each call leaves slices and a threshold to the next.
 
     - ``k``: how many entries the sum keeps, at least 1.
-    - ``boundaries_every`` and ``threshold_every`` (τ and τ′ of the paper): calls between two cuts of the slices, and
-      between two exact thresholds; sooner if counts need it.
+    - ``boundaries_every`` (τ of the paper): calls between two finer checks of the slices. Others cut them only where
+      an owner would receive more than chance brings.
+    - ``threshold_every`` (τ′): calls between two exact thresholds; sooner if counts need it.
     - ``balance_factor``: shares are balanced first if one rank has more than this times the mean.
     - ``as_published``: boundaries, thresholds and messages as in the paper, for comparison. Traffic is not bounded
       then.
@@ -228,6 +229,9 @@ class TopkReport(NamedTuple):
     control_words_sent: int
     """Counts, in words of 4 bytes: neither indices nor values."""
     control_words_received: int
+    bytes_sent: int
+    """Everything that was sent: entries as the wire has them, headers and counts."""
+    bytes_received: int
     local_most: int
     """The largest number of entries that a rank has given, where ranks tell each other (Ok-Topk, but in most calls with
     ``as_published``); else of this rank."""
@@ -238,8 +242,8 @@ class TopkReport(NamedTuple):
     cut: bool
     """Slices were cut in this call."""
     exact: bool
-    """The threshold was found in this call: the sum has its ``k`` largest entries, and what ties with the least.
-    Ok-Topk's alone."""
+    """The threshold was found in this call: the sum has its ``k`` largest entries, and what ties with the least, at
+    most 2k. Ok-Topk's alone."""
     balanced: bool
     """Ranks' shares of the sum were made alike before they were gathered."""
 
@@ -274,11 +278,12 @@ class TopkReductions(StreamReductions):
         ``x``: a SparseVector or ``torch.sparse_coo`` tensor of float32, float64, float16 or bfloat16, of ``n`` elements
         on all ranks: this rank's selected entries, any number of them. ``state`` chooses the algorithm:
 
-        - ``OkTopkState``: the exact top k of the sum, formed in the order of ranks, and ties with the least, at the
-          first call and every ``threshold_every``-th. In between the last threshold is reused and corrected, and found
-          anew if it would keep more than a quarter too many or too few. No rank sends or receives more than ``6k' +
-          2P`` words, without counts, in ``(2P + O(log P))`` messages. ``k'`` is the largest number of entries that a
-          rank gives or the sum has.
+        - ``OkTopkState``: the exact top k of the sum, formed in the order of ranks, at the first call and every
+          ``threshold_every``-th. Ties with the least stay up to 2k in all, the lowest indices first. In between the
+          last threshold is reused and corrected, and found anew if it would keep more than a quarter too many or too
+          few. No rank sends or receives more than ``6k' + 2E`` words, and some bytes of counts for each rank, in ``(2P
+          + O(log P))`` messages. ``k'`` is the largest number of entries that a rank gives or the sum has, and ``E =
+          max(P, 6 sqrt(k'))``.
         - ``GTopkState``: at most k, by a tree of sums that are cut to k where two meet. No rank sends or receives more
           than ``2k`` words at each of ``ceil(log2 P)`` levels, in as many messages.
         - ``BoundedTopkState``: about k, near the largest. A rank sends each other one at most ``C = ceil(slack k / P)``

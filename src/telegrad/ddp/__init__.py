@@ -3,12 +3,13 @@
 from telegrad.compress import ByShape, BySize, ParameterCompression, ParameterInfo
 from telegrad.ddp.checkpoint import GatheredState, RankState, load_resharded
 from telegrad.ddp.hook import DDPState, ddp_hook
-from telegrad.ddp.options import Cheapest, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup
+from telegrad.ddp.options import BoundedTopk, Cheapest, LowRank, Momentum, OkTopk, Quantised, TopK, Warmup
 from telegrad.ddp.pass_use import gradients_used
 from telegrad.ddp.rank_state import reshard
 from telegrad.ddp.telemetry import JsonLines, StepRecord, Telemetry, TensorBoard
 
 __all__ = [
+    "BoundedTopk",
     "ByShape",
     "BySize",
     "Cheapest",

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.communicator import BoundedTopkState, Communicator, GTopkState, Work
+from telegrad.communicator import Communicator, GTopkState, Work
 from telegrad.communicator.topk import TopkState
 from telegrad.compress import Compressor, PlacedResidual
 from telegrad.ddp.bucket import Bits, BucketLayout, ParameterSpan, rounded_to_bf16, tensor_of
-from telegrad.ddp.options import OkTopk
+from telegrad.ddp.options import BoundedTopk, Combine, OkTopk
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import NonFiniteGradient
 from telegrad.kernels.floats import as_float32, count_nonfinite
@@ -271,14 +271,15 @@ class TopkStates:
         return held
 
 
-def topk_states_of(combine: str | OkTopk) -> TopkStates | None:
+def topk_states_of(combine: Combine) -> TopkStates | None:
     """For ``TopK``'s ``combine``; ``None`` where sums keep everything."""
-    if combine == "oktopk":
-        combine = OkTopk()
-    if isinstance(combine, OkTopk):
-        return TopkStates("oktopk", combine.state)
-    make: MakeState | None = {"gtopk": GTopkState, "bounded": BoundedTopkState}.get(combine)
-    return None if make is None else TopkStates(combine, make)
+    if combine == "gtopk":
+        return TopkStates(combine, GTopkState)
+    if combine == "oktopk" or isinstance(combine, OkTopk):
+        return TopkStates("oktopk", (OkTopk() if isinstance(combine, str) else combine).state)
+    if combine == "bounded" or isinstance(combine, BoundedTopk):
+        return TopkStates("bounded", (BoundedTopk() if isinstance(combine, str) else combine).state)
+    return None
 
 
 def _times(past: dict[str, Any], ratio: float) -> dict[str, Any]:
@@ -333,7 +334,7 @@ class Exchange:
         compressor: Compressor,
         wire: str,
         encoding: _core.ValueEncoding,
-        combine: str | OkTopk,
+        combine: Combine,
         stats: DDPStats,
     ) -> None:
         self._comm = comm
@@ -557,7 +558,7 @@ class Exchange:
         sending.writes.append(write)
 
 
-def check_used(compressor: Compressor, values: str, combine: str | OkTopk) -> None:
+def check_used(compressor: Compressor, values: str, combine: Combine) -> None:
     """Raises ``ValueError`` for ``values`` or ``combine`` where all compressed tensors go as the mean of one sign, each
     gathered."""
     parts = [compressor.part(one.name, 0) for one in compressor.residuals if one.name not in compressor.matrices]

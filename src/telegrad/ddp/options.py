@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from telegrad import _core
-from telegrad.communicator import OkTopkState
+from telegrad.communicator import BoundedTopkState, OkTopkState
 from telegrad.communicator.operands import check_block_wire, formats_named, on_device
 from telegrad.compress import (
     BucketTopK,
@@ -97,7 +97,7 @@ def _checked_formats(given: str | Sequence[str]) -> tuple[str, ...]:
 class OkTopk:
     """Settings of Ok-Topk, for other values than its defaults: ``TopK(combine=OkTopk(threshold_every=64))``.
 
-    - ``boundaries_every`` (τ of the paper): steps between two cuts of the slices that ranks own.
+    - ``boundaries_every`` (τ of the paper): steps between two finer checks of the slices that ranks own.
     - ``threshold_every`` (τ′): steps between two exact thresholds of the sum.
     - ``balance_factor``: shares are balanced first if one rank holds more than this times the mean; at least 1.
 
@@ -113,6 +113,32 @@ class OkTopk:
     def state(self, k: int) -> OkTopkState:
         """The state of sums that keep about ``k`` entries."""
         return OkTopkState(k, **asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedTopk:
+    """Settings of top-k sums in messages of fixed sizes, for other values than their defaults:
+    ``TopK(combine=BoundedTopk(slack=2))``.
+
+    - ``slack``: a message has room for ``ceil(slack k / P)`` entries; at least 1. Entries that do not fit stay in the
+      residual: raise it where ``state.stats.overflow`` is a large part of ``selected``.
+    - ``boundaries_every``: steps between two cuts of the slices that ranks own.
+
+    Raises ``TypeError`` and ``ValueError``."""
+
+    slack: float = 1.5
+    boundaries_every: int = 64
+
+    def __post_init__(self) -> None:
+        self.state(1)
+
+    def state(self, k: int) -> BoundedTopkState:
+        """The state of sums that keep about ``k`` entries."""
+        return BoundedTopkState(k, **asdict(self))
+
+
+Combine = str | OkTopk | BoundedTopk
+"""Types of ``combine=``."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +157,8 @@ class TopK:
       ``Communicator.all_reduce`` takes. The rounding error stays in the residual.
     - ``combine``: how ranks combine entries. ``"allreduce"``: the sum of all. ``"oktopk"``, or an ``OkTopk``: about
       ``density`` of the sum's entries; no rank's traffic grows with the number of ranks. ``"gtopk"``: the same by a
-      tree. ``"bounded"``: the same in messages of fixed sizes. ``"allgather"``: every rank gets every rank's entries.
+      tree. ``"bounded"``, or a ``BoundedTopk``: the same in messages of fixed sizes. ``"allgather"``: every rank gets
+      every rank's entries.
     - ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times the learning rate of their step.
       Then a change of the rate does not change the weight of unsent gradient. It is for SGD, and needs ``optimizer=``.
     - ``policy``: options for each parameter: a ``BySize``, or a function from ParameterInfo to ParameterCompression.
@@ -146,7 +173,7 @@ class TopK:
     same_sign: bool = False
     output: Sequence[str] | None = None
     values: str = "auto"
-    combine: str | OkTopk = "allreduce"
+    combine: Combine = "allreduce"
     feedback: str = "gradients"
     policy: Policy | None = None
 
@@ -176,9 +203,9 @@ class TopK:
         if self.values is None:  # for all_reduce it means the default
             raise ValueError("values=None does not exist: use 'auto', or leave it out")
         formats_named(self.values, "f32", argument="values")
-        if not isinstance(self.combine, OkTopk):
+        if not isinstance(self.combine, (OkTopk, BoundedTopk)):
             check_choice(self.combine, "combine", COMBINE)
-        if self.combine == "bounded":
+        if self.combine == "bounded" or isinstance(self.combine, BoundedTopk):
             check_block_wire(self.values, "combine='bounded'", argument="values")
 
     @property
@@ -222,12 +249,19 @@ class TopK:
         boundaries_every: int = 64,
         threshold_every: int = 32,
         balance_factor: float = 4.0,
+        slack: float | None = None,
     ) -> TopK:
         """Ok-Topk's choices: a threshold of each rank's own entries, and one of the sum.
 
-        Both are exact every ``threshold_every`` (τ′) steps; slices are cut every ``boundaries_every`` (τ) steps. See
-        ``OkTopk``. Source: Li, Hoefler, PPoPP 2022, Algorithms 1 and 2."""
-        combine = OkTopk(boundaries_every, threshold_every, balance_factor)
+        Both are exact every ``threshold_every`` (τ′) steps; slices are checked more finely every ``boundaries_every``
+        (τ) steps. See ``OkTopk``. ``slack``: sums go in messages of fixed sizes, with so much room (``BoundedTopk``).
+        Source: Li, Hoefler, PPoPP 2022, Algorithms 1 and 2. Raises ``ValueError`` for a ``balance_factor`` beside
+        ``slack``, which does not use it."""
+        combine: Combine = OkTopk(boundaries_every, threshold_every, balance_factor)
+        if slack is not None:
+            if balance_factor != 4.0:
+                raise ValueError(f"balance_factor={balance_factor!r} is not used with slack={slack!r}: leave one out")
+            combine = BoundedTopk(slack, boundaries_every)
         return cls(density, interval=threshold_every, combine=combine)
 
 
@@ -566,7 +600,9 @@ def encoding_of(topk: TopK, parameters: Mapping[str, torch.nn.Parameter]) -> _co
                 "be encoded; use 'auto'"
             ) from error
     found = next((one for one in encodings if one != _core.ValueEncoding.native), _core.ValueEncoding.native)
-    if found != _core.ValueEncoding.native and topk.combine in ("gtopk", "bounded"):
+    if found != _core.ValueEncoding.native and (
+        topk.combine in ("gtopk", "bounded") or isinstance(topk.combine, BoundedTopk)
+    ):
         raise ValueError(f"values={values!r} rounds values, which combine={topk.combine!r} does not: use values='auto'")
     return found
 

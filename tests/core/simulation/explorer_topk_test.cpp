@@ -53,7 +53,7 @@ TEST("the judge sees every lie about a sum of which a part is kept") {
     lies("slices of another vector");
     call = truth;
     topk.report.cut = false;
-    lies("its slices were not cut anew");
+    if (program.topk.as_published) lies("its slices were not cut anew");
     call = truth;
     topk.report.traffic.entries_sent = 1U << 30;
     if (!program.topk.as_published) lies("words, more than");

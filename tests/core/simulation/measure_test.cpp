@@ -260,7 +260,7 @@ TEST("kept sums: as many as wanted of magnitudes that hardly tie, and later call
 }
 
 TEST("kept sums whose entries are rounded: right within what that may do, the same words, fewer bytes") {
-  Workload workload = sparse(6, 50'000, 900, 0.2);
+  Workload workload = sparse(6, 200'000, 3600, 0.2);  // shares are long enough to be rounded
   workload.operation = Operation::allreduce_topk;
   workload.algorithm = Algorithm::automatic;
   workload.payloads = true;

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lab.common.experiments import app
+from lab.topk.schemes import most_words
 
 
 def simulate(*arguments: str) -> tuple[int, str]:
@@ -54,7 +55,7 @@ def test_words_of_a_sum_of_which_a_part_is_kept(tmp_path: Path) -> None:
         assert row["calls"] == 3
         assert row["payloads"]
         assert abs(row["result_nnz"] - row["keep"]) <= row["keep"] / 4
-        assert 0 < row["words"] <= row["words_most"] == 6 * max(row["nnz"], row["result_nnz"]) + 2 * row["ranks"]
+        assert 0 < row["words"] <= row["words_most"] == most_words(max(row["nnz"], row["result_nnz"]), row["ranks"])
     assert "at most" in output
     assert "virtual time of all 3 calls" in output
     assert "entries of the sum, words: of the last call" in output

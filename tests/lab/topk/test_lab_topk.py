@@ -67,7 +67,8 @@ def test_a_simulation_from_training_to_the_picture(
     options += ["--no-weak-scaling", "--jobs", "1", "--text", str(sources), "--gradients", str(kept)]
     status, said = _run(*options, "--json", str(rows_file), "--plot", str(picture))
     assert status == 0
-    assert "of 6k'+2P" in said
+    assert "of 6k'+2E" in said
+    assert "bytes with headers and counts" in said
     assert "gone-stale" in said
     assert "3 steps of lstm with Ok-Topk, 2 ranks" in said
     result = json.loads(rows_file.read_text())

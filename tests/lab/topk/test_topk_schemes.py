@@ -120,7 +120,8 @@ def test_a_dense_sum_moves_the_vector_twice() -> None:
 
 
 def test_bounds() -> None:
-    assert (least_words(100, 4), paper_words(100, 4), most_words(100, 4)) == (150, 450, 608)
+    assert (least_words(100, 4), paper_words(100, 4), most_words(100, 4)) == (150, 450, 720)
+    assert most_words(100, 64) == 728
 
 
 def test_overlap_is_found_from_the_entries_of_a_sum() -> None:

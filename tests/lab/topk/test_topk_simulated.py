@@ -9,7 +9,7 @@ from topk_recordings import recording
 
 from lab.topk import simulated
 from lab.topk.processes import simulate_all, tasks_of
-from lab.topk.schemes import SCHEMES
+from lab.topk.schemes import SCHEMES, most_words
 from lab.topk.simulated import ARIES, RECORDED, Part, SimulatedPlan, scaled, selection_seconds, simulate
 from lab.topk.weak_scaling import Model, weak_scaling
 
@@ -32,7 +32,8 @@ def test_every_scheme_has_a_row_for_each_number_of_ranks_and_call() -> None:
         assert row["words_max"] == max(row["words_sent_max"], row["words_received_max"])
         assert row["least_words"] < row["paper_words"]
         if row["scheme"] == "oktopk":
-            assert row["words_max"] <= row["bound_words"] == 6 * max(row["selected"], row["kept"]) + 2 * row["ranks"]
+            assert row["words_max"] <= row["bound_words"] == most_words(max(row["selected"], row["kept"]), row["ranks"])
+            assert 0 < row["bytes_max"] <= row["bound_bytes"]
         if row["reduction_s"] is not None:
             parts = row["selection_s"] + row["communication_s"] + row["reduction_s"]
             assert parts == pytest.approx(row["time_s"])

@@ -9,6 +9,7 @@ import torch
 
 from lab.accuracy.problems import open_problem
 from lab.accuracy.runs import Run
+from lab.topk.schemes import most_words
 from lab.topk.training import averages, train
 from telegrad.tools.demo.job import Corpus
 
@@ -33,7 +34,7 @@ def test_each_step_says_how_near_to_k_its_counts_are_and_what_moved(texts: Path)
     assert first["kept"] >= first["k"]
     for row in rows:
         k_of_call = max(row["selected_max"], row["kept"])
-        assert 0 < row["words_max"] <= row["bound_words"] == 6 * k_of_call + 2 * 2
+        assert 0 < row["words_max"] <= row["bound_words"] == most_words(k_of_call, 2)
         assert row["global_deviation"] == pytest.approx(abs(row["kept"] - row["k"]) / row["k"])
     found = averages(rows)
     assert found["steps"] == 4

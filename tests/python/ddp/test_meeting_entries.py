@@ -12,7 +12,7 @@ import pytest
 import torch
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
-from telegrad import Communicator, NonFiniteGradient
+from telegrad import BoundedTopk, Communicator, NonFiniteGradient
 from telegrad.ddp.options import COMBINE
 from telegrad.ddp.telemetry import DDPStats
 
@@ -47,14 +47,15 @@ def test_the_first_sum_has_the_largest_of_the_largest(on_ranks: OnRanks, ranks: 
             np.testing.assert_array_equal(waiting[name], np.where((own != 0) & (kept != 0), 0, gradient))
 
 
-def words_most(collective: str, ranks: int, selected: int, wanted: int) -> float:
+def words_most(collective: str | BoundedTopk, ranks: int, selected: int, wanted: int) -> float:
     """That a rank sends or receives in all sums of so many entries, at most."""
     sums = 2 * STEPS  # of two buckets
     if collective == "gtopk":
         return 2 * wanted * math.ceil(math.log2(ranks))
-    if collective == "bounded":
+    if collective not in ("gtopk", "oktopk"):
         return 4 * (1.5 * wanted / ranks + sums) * (ranks - 1)
-    return 6 * max(selected, 1.25 * wanted) + 2 * ranks * sums
+    most = max(selected, 1.25 * wanted)
+    return 6 * most + 2 * sums * max(ranks, 6 * math.sqrt(most))
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,7 @@ def words_most(collective: str, ranks: int, selected: int, wanted: int) -> float
         {"combine": "gtopk"},
         {"combine": "gtopk", "dtype": torch.bfloat16, "values": "bf16", "select": "topk"},
         {"combine": "bounded"},
+        {"combine": BoundedTopk(slack=1.5, boundaries_every=3)},
         {"combine": "bounded", "momentum": 0.9, "masking": False, "optimizer": plain_sgd, "nonfinite": "skip"},
         {"combine": "oktopk", "values": "packed-bf16"},
         {"combine": "oktopk", "values": "f16", "select": "topk"},

@@ -1,4 +1,4 @@
-"""TopK, Quantised, Cheapest, OkTopk, Momentum and Warmup: what they refuse, and what papers' choices are."""
+"""The options objects: what they refuse, and what papers' choices are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from telegrad import Cheapest, Communicator, DDPState, Momentum, OkTopk, Quantised, Synchronizer, TopK, Warmup
+from telegrad import (
+    BoundedTopk,
+    Cheapest,
+    Communicator,
+    DDPState,
+    Momentum,
+    OkTopk,
+    Quantised,
+    Synchronizer,
+    TopK,
+    Warmup,
+)
 from telegrad.compress import BucketTopK, BySize, ReusedThreshold
 from telegrad.ddp.options import plain_options
 
@@ -52,6 +63,10 @@ Local = Callable[..., list[Communicator]]
         (lambda: TopK(select="topk", policy=BySize()), ValueError, "select='topk' is not used with policy="),
         (lambda: TopK(small_elements=9, policy=BySize()), ValueError, "small_elements=9 is not used with policy="),
         (lambda: OkTopk(0), ValueError, "boundaries_every=0"),
+        (lambda: BoundedTopk(0.5), ValueError, "slack=0.5 must be"),
+        (lambda: BoundedTopk(boundaries_every=0), ValueError, "boundaries_every=0"),
+        (lambda: TopK.oktopk(slack=2, balance_factor=3), ValueError, "balance_factor=3 is not used with slack=2"),
+        (lambda: TopK(combine=BoundedTopk(), values="packed"), ValueError, "makes messages whose sizes"),
         (lambda: TopK.oktopk(threshold_every=0), ValueError, "threshold_every=0"),
         (lambda: TopK.oktopk(balance_factor=0.5), ValueError, "balance_factor=0.5 must be 1 or more"),
         (lambda: TopK.sparcml(600), ValueError, "per_bucket=600 must be at least 1 and at most 512"),
@@ -106,6 +121,8 @@ def test_papers_choices() -> None:
     assert TopK.redsync(0.01, same_sign=True).per_parameter == BySize.redsync(0.01, same_sign=True)
     oktopk = TopK.oktopk(0.02, boundaries_every=7, threshold_every=5, balance_factor=2.0)
     assert (oktopk.density, oktopk.interval, oktopk.combine) == (0.02, 5, OkTopk(7, 5, 2.0))
+    bounded = TopK.oktopk(0.02, boundaries_every=7, slack=2)
+    assert (bounded.interval, bounded.combine) == (32, BoundedTopk(2, 7))
 
 
 def test_a_dense_warm_up() -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from handmade_buckets import LARGE, ONE, REBUILT, Trainer, gradients_of, named, plain_sgd
 
-from telegrad import Communicator
+from telegrad import BoundedTopk, Communicator, OkTopk
 from telegrad.ddp import RankState, load_resharded, reshard
 
 ALONE = {"no_dist": True} if "no_dist" in signature(dcp.save).parameters else {}  # torch 2.6 sees that itself
@@ -68,6 +68,8 @@ def _compare(
         {"combine": "oktopk", "warmup_steps": 50, "warmup": "falling"},
         {"combine": "gtopk"},
         {"combine": "bounded"},
+        {"combine": BoundedTopk(slack=2, boundaries_every=7)},
+        {"combine": OkTopk(threshold_every=5)},
         {"combine": "bounded", "dtype": torch.bfloat16, "select": "topk"},
     ],
     ids=named,

@@ -16,6 +16,7 @@ import telegrad.ddp
 import telegrad.linear
 import telegrad.synchronizer
 from telegrad import (
+    BoundedTopk,
     Cheapest,
     Communicator,
     DDPState,
@@ -51,7 +52,19 @@ def _options(of: Callable[..., Any]) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "of", [DDPState, TopK, LowRank, OkTopk, Quantised, Cheapest, Momentum, Warmup, telegrad.linear.TrainingSettings]
+    "of",
+    [
+        DDPState,
+        TopK,
+        LowRank,
+        OkTopk,
+        BoundedTopk,
+        Quantised,
+        Cheapest,
+        Momentum,
+        Warmup,
+        telegrad.linear.TrainingSettings,
+    ],
 )
 def test_options_and_defaults(of: Callable[..., Any]) -> None:
     options, named = _options(of), set()

@@ -26,7 +26,7 @@ from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, check_se
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import most_of
 from telegrad.ddp.low_rank import LowRankRounds, MatrixShape, first_factor
-from telegrad.ddp.options import OkTopk
+from telegrad.ddp.options import Combine
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.kernels.feedback import Collected, Moved, kernels_of
 from telegrad.kernels.select import queues_of
@@ -856,7 +856,7 @@ class CudaExchange:
         return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
 
 
-def check_fits_device(compressor: Compressor, combine: str | OkTopk) -> None:
+def check_fits_device(compressor: Compressor, combine: Combine) -> None:
     """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do."""
     if not len(compressor.residuals):
         return

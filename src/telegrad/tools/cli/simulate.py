@@ -97,7 +97,7 @@ def row_of(found: Measurement, form_of: Form = closed_form) -> dict[str, Any]:
             "keep": point.keep or point.nnz,
             "calls": point.calls,
             "words": int(max(found.words_sent.max(), found.words_received.max())),
-            "words_most": 6 * max(point.nnz, found.result_nnz or 0) + 2 * point.ranks,
+            "words_most": _core.OkTopkState.words_most(max(point.nnz, found.result_nnz or 0), point.ranks),
         }
     return row
 

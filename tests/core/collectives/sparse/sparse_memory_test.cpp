@@ -152,6 +152,7 @@ struct StillTransport final : Transport {
   Rank size() const override { return size_; }
   bool shares_memory() const override { return shares_memory_; }
   ReadyQueue& ready() override { return ready_; }
+  MovedBytes moved() const override { return {}; }
   void start_send(Rank, Step step, ConstBytes, Pending&) override { sent.push_back(step); }
   void start_receive(Rank, Step step, Bytes, Pending&) override { received.push_back(step); }
   void start_receive_any(Rank, Step step, std::size_t, Buffer&, Pending&) override { received.push_back(step); }

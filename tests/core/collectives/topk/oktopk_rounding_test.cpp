@@ -93,7 +93,7 @@ void check_nothing_lost(const std::vector<Input<float>>& inputs, std::uint64_t n
     const auto& [sum, left, state, report] = found.results[rank];
     EXPECT(same_bits(sum, found.results[0].sum));
     const std::uint64_t most = std::max(report.local_most, report.selected);
-    EXPECT(report.words_most() <= 6 * most + 2 * inputs.size());
+    EXPECT(report.words_most() <= oktopk_words_most(most, static_cast<Rank>(inputs.size())));
     for (std::size_t i = 0; i < inputs[rank].indices.size(); ++i) balance[inputs[rank].indices[i]] += inputs[rank].values[i];
     for (std::size_t i = 0; i < left.nnz(); ++i) {
       balance[left.indices()[i]] -= left.values()[i];

@@ -1,0 +1,32 @@
+#pragma once
+// Counts of all ranks, in messages as short as their numbers are small.
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "collectives/support/traffic.hpp"
+#include "transport/transport.hpp"
+
+namespace telegrad {
+
+/// counts = the sums of all ranks' counts, of the last `maxima` of them the largest. All ranks pass as many, each below 2^56.
+/// Few go by recursive doubling, log2 P messages of all of them; many are scattered and gathered, 2 ceil(log2 P) messages of
+/// 2(P−1)/P of them together. Uses kSumCountsSteps steps from `first_step` on.
+Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima, SparseTraffic& traffic,
+                      Step first_step);
+inline constexpr Step kSumCountsSteps = 128;
+/// No rank sends or receives more, where each count takes `count_bytes` at most, summed or not.
+std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::size_t count_bytes);
+
+/// Every rank's `mine`, one behind the other; all pass as many. Bruck's allgather. Uses kGatherCountsSteps.
+Task<std::vector<std::uint64_t>> gather_counts(Transport& net, std::span<const std::uint64_t> mine, SparseTraffic& traffic,
+                                               Step first_step);
+inline constexpr Step kGatherCountsSteps = 32;
+
+/// keys = all ranks' keys, ascending; there are `total` of them. By recursive doubling. Uses kMergeKeysSteps.
+Task<void> merge_keys(Transport& net, std::vector<std::uint64_t>& keys, std::size_t total, SparseTraffic& traffic,
+                      Step first_step);
+inline constexpr Step kMergeKeysSteps = 64;
+
+}  // namespace telegrad

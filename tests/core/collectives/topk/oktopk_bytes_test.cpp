@@ -1,0 +1,122 @@
+// The bytes that Ok-Topk moves, headers and counts included: within the bound for every input and call, and for evenly spread
+// entries no more for many ranks than for few.
+#include "testing.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "oktopk_calls.hpp"
+#include "topk_patterns.hpp"
+
+namespace {
+
+using namespace telegrad;
+
+// By the rank that sends or receives most, of 4k.
+double share_of(const Results<float>& results, std::uint64_t k) {
+  std::uint64_t most = 0;
+  for (const auto& result : results) most = std::max(most, result.report.bytes_most());
+  return static_cast<double>(most) / static_cast<double>(4 * k);
+}
+
+TEST("bytes stay flat with the number of ranks, from the first call on") {
+  const std::pair<Rank, std::uint64_t> kSizes[] = {{4, 1000}, {16, 1000}, {64, 1000}, {128, 1000}, {256, 1000}, {64, 4000}, {128, 4000}};
+  for (const auto& [size, k] : kSizes) {
+    const std::uint64_t n = 100 * k;
+    const OkTopkSettings settings{.k = k};
+    OkTopkState state;
+    Random random(size);
+    for (int time = 0; time < 2; ++time) {
+      std::vector<Input<float>> inputs;
+      for (Rank rank = 0; rank < size; ++rank) inputs.push_back(normal<float>(n, 0.01, random));
+      const auto results = call(World::simulated, inputs, n, settings, state, Reduction::sum, IndexFormat::raw32);
+      check_call(inputs, n, settings, Reduction::sum, results);
+      EXPECT(share_of(results, k) <= 5.0);
+      EXPECT(!results[0].report.cut);
+      state = results[0].state;
+    }
+  }
+}
+
+TEST("of 1,024 ranks too") {
+  constexpr std::uint64_t kN = 100'000;
+  Random random(1);
+  std::vector<Input<float>> inputs;
+  for (Rank rank = 0; rank < 1024; ++rank) inputs.push_back(normal<float>(kN, 0.01, random));
+  const auto results = call(World::simulated, inputs, kN, OkTopkSettings{.k = 1000}, {});
+  check_call(inputs, kN, {.k = 1000}, Reduction::sum, results);
+  EXPECT(share_of(results, 1000) <= 5.0);
+}
+
+// Where one rank's entries lie, and which values they have, made to be hard: in clusters of any width, at the same places on
+// all ranks or not, of equal values or of all exponents, on few ranks or on all.
+class Adversary {
+ public:
+  explicit Adversary(std::uint64_t seed) : random_(seed) {
+    size = static_cast<Rank>(1 + random_.below(random_.below(8) == 0 ? 40 : 10));
+    n = 1 + random_.below(random_.below(3) == 0 ? 1'000'000 : 3000);
+    settings = {.k = 1 + random_.below(60),
+                .boundaries_every = 1 + random_.below(5),
+                .threshold_every = 1 + random_.below(5),
+                .balance_factor = random_.below(2) == 0 ? 4.0 : 1.0 + 3.0 * random_.uniform()};
+  }
+
+  std::vector<Input<float>> next() {
+    std::vector<Input<float>> inputs(size);
+    const bool identical = random_.below(4) == 0;
+    const std::uint64_t clusters = 1 + random_.below(random_.below(2) == 0 ? 3 : 60);
+    const std::uint64_t width = 1 + random_.below(random_.below(2) == 0 ? 4 : n);
+    const std::uint64_t kind = random_.below(4);
+    const std::uint64_t silent = random_.below(5);
+    std::vector<std::uint64_t> begins;
+    for (std::uint64_t i = 0; i < clusters; ++i) begins.push_back(random_.below(n));
+    for (Rank rank = 0; rank < size; ++rank) {
+      if (silent == 0 && rank % 3 != 0) continue;
+      if (identical && rank > 0) {
+        inputs[rank].indices = inputs[0].indices;
+      } else {
+        std::vector<std::uint32_t>& indices = inputs[rank].indices;
+        const std::uint64_t count = random_.below(2 * settings.k + 1);
+        for (std::uint64_t i = 0; i < count; ++i) {
+          const std::uint64_t begin = silent == 1 ? begins[rank % clusters] : begins[random_.below(clusters)];
+          indices.push_back(static_cast<std::uint32_t>(std::min(n - 1, begin + random_.below(width))));
+        }
+        std::ranges::sort(indices);
+        indices.erase(std::ranges::unique(indices).begin(), indices.end());
+      }
+      for (std::size_t i = 0; i < inputs[rank].indices.size(); ++i) inputs[rank].values.push_back(value(kind));
+    }
+    return inputs;
+  }
+
+  Rank size = 1;
+  std::uint64_t n = 1;
+  OkTopkSettings settings;
+
+ private:
+  float value(std::uint64_t kind) {
+    if (kind == 0) return random_.below(2) == 0 ? 1.0F : -1.0F;
+    if (kind == 1) return static_cast<float>(std::ldexp(1.0 + random_.uniform(), static_cast<int>(random_.below(200)) - 100));
+    if (kind == 2) return 1.0F + 1e-6F * static_cast<float>(random_.below(8));  // they differ in the last bits
+    return static_cast<float>(random_.uniform() - 0.5);
+  }
+
+  Random random_;
+};
+
+TEST("no call of 10,000 breaks a bound, whatever the ranks hold") {
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
+    Adversary adversary(seed);
+    OkTopkState state;
+    for (int time = 0; time < 5; ++time) {
+      const auto inputs = adversary.next();
+      const auto results = call(seed % 2 == 0 ? World::simulated : World::local, inputs, adversary.n, adversary.settings, state,
+                                Reduction::sum, seed % 3 == 0 ? IndexFormat::packed : IndexFormat::none, seed);
+      check_call(inputs, adversary.n, adversary.settings, Reduction::sum, results);
+      state = results[0].state;
+    }
+  }
+}
+
+}  // namespace
