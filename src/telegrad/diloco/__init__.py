@@ -1,16 +1,19 @@
 """DiLoCo: replicas train by themselves, and exchange what they have learnt every so many steps.
 
-Sources: Douillard et al., arXiv 2311.08105 (DiLoCo); Sarfi et al., arXiv 2508.15706 (SparseLoCo).
+Sources: Douillard et al., arXiv 2311.08105 (DiLoCo) and 2501.18512 (Streaming DiLoCo); Sarfi et al., arXiv 2508.15706
+(SparseLoCo).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import math
 import sys
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,17 +21,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from telegrad.communicator import Communicator
+from telegrad.communicator import Communicator, Work
 from telegrad.compress import BucketTopK
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.bucket import ParameterSpan, layout_of_members
-from telegrad.ddp.exchange import Exchange, Fault, find_fault
+from telegrad.ddp.exchange import Exchange
 from telegrad.ddp.options import TopK, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
+from telegrad.diloco.fragment import Fragment, layer_of, layers_of
 from telegrad.errors import NonFiniteGradient, TransportError
-from telegrad.kernels.floats import count_nonfinite
 
 _STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 _FIRST_ROUND = "has {} made its DiLoCo, and taken as many steps?"
@@ -65,13 +67,19 @@ class DiLoCo:
     ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1]. ``verify``: the
     replicas compare a checksum of their parameters in every so many rounds; 0: never.
 
+    ``fragments``: the layers are dealt out to so many fragments, which are exchanged one after another within ``every``
+    steps, so that fewer bytes travel at once. A fragment's exchange is a round. ``delay``: inner steps, less than
+    ``every``, for which training goes on until an average is applied; 0: it waits. ``mix``, in [0, 1]: the share of its
+    own parameters that a replica keeps then; 0: it goes on with the common ones.
+
     ``inner_optimizer`` keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
-    averaged in each round. All ranks give the same options, and take as many steps. A GradScaler skips steps on one
-    rank alone: use ``every=None`` then, and call ``exchange()`` every so many batches.
+    averaged with the fragment of their layer. All ranks give the same options, and take as many steps. A GradScaler
+    skips steps on one rank alone: use ``every=None`` then, and call ``exchange()`` every so many batches.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks where they differ. ``step()`` raises
     ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
-    others, and where a rank fails. Then parameters and residuals are as before the exchange.
+    others, and where a rank fails. Then parameters and residuals are as before the exchange. Fragments in flight are
+    waited for before.
     """
 
     def __init__(
@@ -85,6 +93,9 @@ class DiLoCo:
         compress: TopK | None = None,
         decay: float = 1.0,
         verify: int = 1,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -102,29 +113,26 @@ class DiLoCo:
                 )
             if compress is not None and compress.feedback != "gradients":
                 raise ValueError("feedback='steps' is for gradients: leave it out")
-            self._decay = _checked_decay(decay, compressed=compress is not None)
+            decay = _checked_decay(decay, compressed=compress is not None)
+            self._delay, self._mix = _checked_streaming(fragments, delay, mix, self._every, self._parameters)
             self._common = {name: _held(one) for name, one in self._parameters.items()}
             self.outer = _checked_outer(outer or (nesterov if compress is None else plain), self._common)
             self._compressor = compressor_of(self._common, compress, None, None)
-            chosen = compress or TopK()
-            encoding = encoding_of(chosen, self._common)
+            self._compressor.record(True)  # so that the exchange of each fragment can be undone
+            self._chosen = compress or TopK()
+            self._encoding = encoding_of(self._chosen, self._common)
             self.stats = DDPStats()
-            self._exchange = Exchange(comm, self._compressor, chosen.values, encoding, chosen.combine, self.stats)
-            self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(self._decay)}
+            self._fragments = self._divided(fragments, selects=compress is not None, decay=decay)
+            self._connect(comm)
+            self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(decay)}
             self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
+            self._config |= {"fragments": str(fragments), "delay": str(delay), "mix": str(self._mix)}
             alike = described(self._common, self._config)
         except (ValueError, TypeError) as found:
             error = found
         check_alike(comm, alike, error)
-        self._model, self._comm = model, comm
-        self._sparse = compress is not None
-        spans, offset = [], 0
-        for name, one in self._common.items():
-            spans.append(ParameterSpan(name, offset, one.numel()))
-            offset += one.numel()
-        self._spans = spans
-        self._moved = np.zeros(offset, np.float32)
-        self._layout = layout_of_members(spans, offset, self._compressor)
+        self._model = model
+        self._check: tuple[Work, int] | None = None  # of checksums, and in which round
         self._round = self._steps = 0
         self._has_begun = False
         comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
@@ -156,9 +164,32 @@ class DiLoCo:
         compress = TopK(k / chunk, BucketTopK(chunk, k), values=values, combine="allgather")
         return cls(model, comm, inner_optimizer, every=every, outer=outer, compress=compress, decay=decay)
 
+    @classmethod
+    def streaming(
+        cls,
+        model: nn.Module,
+        comm: Communicator,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 100,
+        outer: MakeOuter | None = None,
+        compress: TopK | None = None,
+        decay: float = 1.0,
+        fragments: int | None = None,
+        delay: int = 1,
+        mix: float = 0.5,
+    ) -> DiLoCo:
+        """Streaming DiLoCo: fragments of three layers each (``fragments=None``), in turn; averages are applied
+        ``delay`` steps later. Values travel in 32 bits, where the paper has 4. Source: arXiv 2501.18512."""
+        if fragments is None and isinstance(model, nn.Module):
+            layers = len(layers_of(name for name, one in model.named_parameters() if one.requires_grad))
+            fragments = max(1, math.ceil(layers / 3))
+        named = {"every": every, "outer": outer, "compress": compress, "decay": decay}
+        return cls(model, comm, inner_optimizer, fragments=fragments or 1, delay=delay, mix=mix, **named)  # type: ignore[arg-type]
+
     @property
     def rounds(self) -> int:
-        """How many exchanges there were."""
+        """How many exchanges were applied: of each fragment its own."""
         return self._round
 
     def close(self) -> None:
@@ -179,93 +210,108 @@ class DiLoCo:
         if _is_within_step(optimizer):
             return
         self._steps += 1
+        for one in self._fragments:
+            one.has_moved = True
+            if one.flight is not None:
+                one.flight.left -= 1
+        if self._every is None:
+            return
+        for one in self._in_flight():
+            if one.flight is not None and one.flight.left <= 0:
+                self._finish(one, self._mix)
+        due = [one for one in self._fragments if one.offset == self._steps]
+        if due:
+            self._start(due, self._delay)
+            if self._delay == 0:
+                self._finish(due[0], self._mix)
         if self._steps == self._every:
-            self.exchange()
+            self._steps = 0
 
     def exchange(self) -> None:
-        """Ends the round now. All ranks call it after as many steps. Without a step since the last round it does
-        nothing, unless ``every`` is ``None``.
+        """Ends the round now: finishes what is in flight, and exchanges all that has moved since. All ranks call it
+        after as many steps. Without a step since the last round it does nothing, unless ``every`` is ``None``.
 
         Raises ``ValueError`` where the model has got other parameters that require a gradient.
         """
-        if self._steps == 0 and self._every is not None:
-            return
-        self._check_parameters()
-        self._before_step()  # where all of them were skipped
-        self._gather_moves()
-        fault = self._diverged() or find_fault(self._compressor, self._layout, self._moved, self._sparse)
-        if fault is not None:
-            error = NonFiniteGradient(
-                f"rank {self._comm.rank}, round {self._round} after {self._steps} steps: {fault.text}: lower the inner "
-                "learning rate, or clip",
-                rank=self._comm.rank,
-                parameter=fault.parameter,
-            )
-            self._comm.abort(f"{type(error).__name__}: {error}")
-            raise error
-        undoable = (self._compressor, *self._exchange.undoable)
-        for one in undoable:
-            one.begin()
-        try:
-            self._average()
-        except BaseException:
-            for one in undoable:
-                one.drop_step()
-            raise
-        for one in undoable:
-            one.keep_step()
-        for name, offset, size in self._spans:
-            average = torch.from_numpy(self._moved[offset : offset + size])
-            self._common[name].grad = average.view_as(self._common[name])
-        self.outer.step()
-        self._round, self._steps = self._round + 1, 0
+        for one in self._in_flight():
+            self._finish(one, self._mix)
+        rest = [one for one in self._fragments if one.has_moved or self._every is None]
+        self._start(rest, 0)
+        for one in rest:
+            self._finish(one, 0.0)
+        self._end_check()
+        self._steps = 0
+
+    def _in_flight(self) -> list[Fragment]:
+        """In the order in which they were started."""
+        flying = [(one.flight.left, one) for one in self._fragments if one.flight is not None]
+        return [one for _, one in sorted(flying, key=lambda pair: pair[0])]
+
+    def _start(self, fragments: Sequence[Fragment], left: int) -> None:
+        with self._settling():
+            if fragments:
+                self._check_parameters()
+            self._before_step()  # where all of them were skipped
+            for one in fragments:
+                if (fault := one.find_fault()) is not None:
+                    raise NonFiniteGradient(
+                        f"rank {self._comm.rank}, round {self._round} after {self._steps} steps: {fault.text}: lower "
+                        "the inner learning rate, or clip",
+                        rank=self._comm.rank,
+                        parameter=fault.parameter,
+                    )
+            for one in fragments:
+                one.start(left)
+
+    def _finish(self, fragment: Fragment, mix: float) -> None:
+        with self._settling():
+            fragment.complete()
+            self._end_check()
+        fragment.apply(self.outer)
+        self._round += 1
         if self._verify and self._round % self._verify == 0:
-            self._check_same()
-        self._write_parameters()
+            told = np.array([fragment.checksum(), self._round], np.int64)
+            self._check = self._comm.all_gather(told, async_op=True), self._round
+            if self._delay == 0:
+                self._end_check()
+        fragment.take_over(mix)
 
-    @torch.no_grad()
-    def _gather_moves(self) -> None:
-        for name, offset, size in self._spans:
-            common, own = self._common[name], self._parameters[name]
-            moved = torch.from_numpy(self._moved[offset : offset + size]).view_as(common)
-            moved.copy_(own.detach())
-            torch.sub(common, moved, out=moved)
+    @contextlib.contextmanager
+    def _settling(self) -> Iterator[None]:
+        """After an error nothing is in flight but averages that have come; then the other ranks hear of it."""
+        try:
+            yield
+        except Exception as error:
+            self._check = None
+            self._wait_for_flights()
+            self._comm.abort(f"{type(error).__name__}: {error}")
+            raise
 
-    def _diverged(self) -> Fault | None:
-        for name, offset, size in self._spans:
-            if count := count_nonfinite(self._moved[offset : offset + size]):
-                return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
-        return None
+    def _wait_for_flights(self) -> None:
+        for one in self._in_flight():
+            with contextlib.suppress(TransportError):
+                one.complete()
 
-    def _average(self) -> None:
-        buffers = self._float_buffers()
-        flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in buffers]) if buffers else None
-        if not self._sparse:
-            sending = self._exchange.send_densely(self._moved)
-        else:
-            self._decay_residuals()
-            sending = self._exchange.send(self._layout, self._moved, sound=True)
-        if flat is not None:
-            self._comm.all_reduce(flat, "avg")
-        for work in sending.works:
-            work.wait()
-        sending.write()
-        sending.keep()
-        if flat is not None:
-            _write_parts(buffers, flat)
+    def _connect(self, comm: Communicator) -> None:
+        self._comm = comm
+        for one in self._fragments:
+            chosen = self._chosen
+            one.connect(
+                comm, Exchange(comm, self._compressor, chosen.values, self._encoding, chosen.combine, self.stats)
+            )
 
-    def _decay_residuals(self) -> None:
-        if self._decay == 1:
-            return
-        for entry in self._compressor.residuals:
-            self._compressor.residuals.about_to_change(entry)
-            entry.values *= np.float32(self._decay)
-            entry.peak *= self._decay
-
-    @torch.no_grad()
-    def _write_parameters(self) -> None:
-        for name, common in self._common.items():
-            self._parameters[name].copy_(common)
+    def _divided(self, fragments: int, *, selects: bool, decay: float) -> list[Fragment]:
+        """The layers in turn, as the paper's stride has it."""
+        number_of = {layer: place % fragments for layer, place in layers_of(self._common).items()}
+        made = []
+        for number in range(fragments):
+            names = [name for name in self._common if number_of[layer_of(name)] == number]
+            common = {name: self._common[name] for name in names}
+            own = {name: self._parameters[name] for name in names}
+            buffers = functools.partial(self._float_buffers, number_of, number)
+            offset = 0 if self._every is None else self._every * (number + 1) // fragments
+            made.append(Fragment(offset, common, own, buffers, self._compressor, selects=selects, decay=decay))
+        return made
 
     def _check_parameters(self) -> None:
         known = {*map(id, self._parameters.values())}
@@ -273,15 +319,17 @@ class DiLoCo:
         other = [name for name, one in now.items() if id(one) not in known]
         other += [name for name, one in self._parameters.items() if not one.requires_grad]
         if other:
-            text = (
+            raise ValueError(
                 f"{other[0]!r} was frozen or unfrozen after DiLoCo was made: close() this one, and make another with "
                 "the optimizer of all parameters that are trained"
             )
-            self._comm.abort(f"ValueError: {text}")
-            raise ValueError(text)
 
-    def _check_same(self) -> None:
-        told = self._comm.all_gather(np.array([self.checksum(), self._round], np.int64)).reshape(-1, 2)
+    def _end_check(self) -> None:
+        """Raises ``TransportError`` if the checksums of the last round differ."""
+        check, self._check = self._check, None
+        if check is None:
+            return
+        told = check[0].result().reshape(-1, 2)
         others = np.flatnonzero((told != told[0]).any(axis=1))
         if others.size:
             other = int(others[0])
@@ -306,8 +354,13 @@ class DiLoCo:
             found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
         return found
 
-    def _float_buffers(self) -> list[Tensor]:
-        return [one for one in self._model.buffers() if one.is_floating_point() and one.numel()]
+    def _float_buffers(self, number_of: Mapping[str, int], number: int) -> list[Tensor]:
+        """Of the fragment with that number."""
+        return [
+            one
+            for name, one in self._model.named_buffers()
+            if one.is_floating_point() and one.numel() and number_of.get(layer_of(name), 0) == number
+        ]
 
     @torch.no_grad()
     def _copy_from_rank_0(self) -> None:
@@ -319,17 +372,24 @@ class DiLoCo:
             if flat.numel():
                 self._comm.broadcast(flat, 0)
                 one.copy_(flat.view(held.dtype).view_as(one))
-        self._write_parameters()
+        for fragment in self._fragments:
+            fragment.take_over(0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of what training needs to go on bitwise, beside the model's and the inner optimizer's states.
 
-        That is the common parameters, the outer optimizer, this rank's residuals, the round and the steps in it.
-        ``telegrad.ddp.reshard`` makes the states of another number of replicas.
+        That is the common parameters, the outer optimizer, this rank's residuals, the round and the steps in it, and
+        the averages of fragments in flight, which it waits for. ``telegrad.ddp.reshard`` makes the states of another
+        number of replicas. Raises ``TransportError`` where an exchange in flight has failed.
         """
+        for one in self._in_flight():
+            one.complete()
+        self._end_check()
         return {
             **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
             "inner_steps": self._steps,
+            "fragments": [one.state_dict() for one in self._fragments],
+            "sums": tuple(sum for one in self._fragments if one.sums for sum in one.sums.state_dict()),
             "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
             "common": {name: one.detach().clone() for name, one in self._common.items()},
             "outer": copy.deepcopy(self.outer.state_dict()),
@@ -341,6 +401,7 @@ class DiLoCo:
         Load the states of the model and the inner optimizer before or after. Raises ``ValueError`` for a state of
         another model, rank or number of ranks; then nothing is changed.
         """
+        self._wait_for_flights()
         step = checked_step(state, self._comm, "DiLoCo")
         steps = checked_count(state.get("inner_steps", 0), "state['inner_steps']")
         common: Any = state.get("common")
@@ -352,6 +413,15 @@ class DiLoCo:
         if self._every is not None and steps >= self._every:
             raise ValueError(
                 f"state['inner_steps']={steps} is no step of a round of every={self._every}: use the same every="
+            )
+        sums = [one.sums.fitting(state.get("sums", ())) if one.sums else {} for one in self._fragments]
+        fragments = state.get("fragments", [{"has_moved": steps > 0, "left": None}])
+        if len(fragments) != len(self._fragments) or not all(
+            one.fits(own, self._delay) for one, own in zip(self._fragments, fragments, strict=True)
+        ):
+            raise ValueError(
+                f"state['fragments'] are others than with fragments={len(self._fragments)}, delay={self._delay}: use "
+                "those that it was saved with"
             )
         before = copy.deepcopy(self.outer.state_dict())
         if not isinstance(state.get("outer"), Mapping) or not before.keys() <= state["outer"].keys():
@@ -367,6 +437,8 @@ class DiLoCo:
                 one.copy_(common[name])
             for name, held in self._replica().items():
                 held.copy_(replica[name])
+        for fragment, found, own in zip(self._fragments, sums, fragments, strict=True):
+            fragment.load_state_dict(own, found)
         self._round, self._steps, self._has_begun = step, steps, True
 
     def _replica(self) -> dict[str, Tensor]:
@@ -421,14 +493,6 @@ def _held(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(parameter.detach()))
 
 
-@torch.no_grad()
-def _write_parts(tensors: Iterable[Tensor], flat: Tensor) -> None:
-    start = 0
-    for one in tensors:
-        one.copy_(flat[start : start + one.numel()].view_as(one))
-        start += one.numel()
-
-
 def _checked_decay(decay: Any, *, compressed: bool) -> float:
     if isinstance(decay, bool) or not isinstance(decay, (int, float)):
         raise TypeError(f"decay={decay!r} must be a number in (0, 1]")
@@ -437,6 +501,30 @@ def _checked_decay(decay: Any, *, compressed: bool) -> float:
     if decay != 1 and not compressed:
         raise ValueError(f"decay={decay} is not used without compress=, which keeps residuals: leave it out")
     return float(decay)
+
+
+def _checked_streaming(
+    fragments: Any, delay: Any, mix: Any, every: int | None, names: Iterable[str]
+) -> tuple[int, float]:
+    fragments, delay = checked_count(fragments, "fragments"), checked_count(delay, "delay")
+    if isinstance(mix, bool) or not isinstance(mix, (int, float)):
+        raise TypeError(f"mix={mix!r} must be a number in [0, 1]")
+    if not 0 <= mix <= 1:
+        raise ValueError(f"mix={mix} must be in [0, 1]: the share of its own parameters that a replica keeps")
+    if every is None and (fragments, delay, mix) != (1, 0, 0):
+        raise ValueError("fragments, delay and mix need every=, the inner steps within which fragments take turns")
+    layers = layers_of(names)
+    if not 1 <= fragments <= len(layers):
+        raise ValueError(
+            f"fragments={fragments} of {len(layers)} layers ({', '.join(layers):.80}): give at least 1, and at most "
+            "one for each layer"
+        )
+    if every is not None and (fragments > every or delay >= every):
+        raise ValueError(
+            f"fragments={fragments}, delay={delay} do not fit every={every}: fragments take turns, and a fragment's "
+            "average is applied before its next exchange"
+        )
+    return delay, float(mix)
 
 
 def _checked_outer(outer: Any, common: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
