@@ -25,7 +25,7 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import BucketTopK
 from telegrad.compress.arguments import checked_count
 from telegrad.ddp.exchange import Exchange
-from telegrad.ddp.options import TopK, compressor_of, encoding_of
+from telegrad.ddp.options import TopK, check_choice, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
@@ -67,6 +67,11 @@ class DiLoCo:
     ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1]. ``verify``: the
     replicas compare a checksum of their parameters in every so many rounds; 0: never.
 
+    Two more options are for a ``TopK(combine="allgather")``, and for the tensors that it compresses. ``average``: the
+    sum of an entry is divided by the number of ``"ranks"``, or by that of its ``"senders"``. ``clip="median"``: the
+    values that a replica has sent of a tensor are scaled down to the median of all replicas' norms. Residuals do not
+    keep what that takes away.
+
     ``fragments``: the layers are dealt out to so many fragments, which are exchanged one after another within ``every``
     steps, so that fewer bytes travel at once. A fragment's exchange is a round. ``delay``: inner steps, less than
     ``every``, for which training goes on until an average is applied; 0: it waits. ``mix``, in [0, 1]: the share of its
@@ -92,6 +97,8 @@ class DiLoCo:
         outer: MakeOuter | None = None,
         compress: TopK | None = None,
         decay: float = 1.0,
+        average: str = "ranks",
+        clip: str | None = None,
         verify: int = 1,
         fragments: int = 1,
         delay: int = 0,
@@ -114,6 +121,8 @@ class DiLoCo:
             if compress is not None and compress.feedback != "gradients":
                 raise ValueError("feedback='steps' is for gradients: leave it out")
             decay = _checked_decay(decay, compressed=compress is not None)
+            _check_combining(average, clip, compress)
+            self._average, self._clip = average, clip
             self._delay, self._mix = _checked_streaming(fragments, delay, mix, self._every, self._parameters)
             self._common = {name: _held(one) for name, one in self._parameters.items()}
             self.outer = _checked_outer(outer or (nesterov if compress is None else plain), self._common)
@@ -126,6 +135,7 @@ class DiLoCo:
             self._connect(comm)
             self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(decay)}
             self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
+            self._config |= {"average": average, "clip": str(clip)}
             self._config |= {"fragments": str(fragments), "delay": str(delay), "mix": str(self._mix)}
             alike = described(self._common, self._config)
         except (ValueError, TypeError) as found:
@@ -157,12 +167,15 @@ class DiLoCo:
         chunk: int = 4096,
         values: str = "packed-qsgd2",
         decay: float = 0.95,
+        average: str = "ranks",
+        clip: str | None = None,
     ) -> DiLoCo:
         """SparseLoCo: of every ``chunk`` entries of a parameter the ``k`` largest are sent, in ``values`` of 2 bits,
         and residuals decay. A chunk is a run of entries in memory, where the paper has tiles. Values are rounded to
         the nearest of three levels, where it has four. Source: arXiv 2508.15706, Algorithm 1."""
         compress = TopK(k / chunk, BucketTopK(chunk, k), values=values, combine="allgather")
-        return cls(model, comm, inner_optimizer, every=every, outer=outer, compress=compress, decay=decay)
+        named = {"every": every, "outer": outer, "compress": compress, "decay": decay, "average": average, "clip": clip}
+        return cls(model, comm, inner_optimizer, **named)  # type: ignore[arg-type]
 
     @classmethod
     def streaming(
@@ -294,11 +307,9 @@ class DiLoCo:
 
     def _connect(self, comm: Communicator) -> None:
         self._comm = comm
+        how = self._chosen.values, self._encoding, self._chosen.combine, self.stats
         for one in self._fragments:
-            chosen = self._chosen
-            one.connect(
-                comm, Exchange(comm, self._compressor, chosen.values, self._encoding, chosen.combine, self.stats)
-            )
+            one.connect(comm, Exchange(comm, self._compressor, *how, average=self._average, clip=self._clip))
 
     def _divided(self, fragments: int, *, selects: bool, decay: float) -> list[Fragment]:
         """The layers in turn, as the paper's stride has it."""
@@ -501,6 +512,17 @@ def _checked_decay(decay: Any, *, compressed: bool) -> float:
     if decay != 1 and not compressed:
         raise ValueError(f"decay={decay} is not used without compress=, which keeps residuals: leave it out")
     return float(decay)
+
+
+def _check_combining(average: Any, clip: Any, compress: TopK | None) -> None:
+    check_choice(average, "average", ("ranks", "senders"))
+    if clip is not None:
+        check_choice(clip, "clip", ("median",))
+    if (average, clip) != ("ranks", None) and (compress is None or compress.combine != "allgather"):
+        raise ValueError(
+            f"average={average!r}, clip={clip!r} are for entries that every replica gathers: give "
+            'compress=TopK(combine="allgather")'
+        )
 
 
 def _checked_streaming(
