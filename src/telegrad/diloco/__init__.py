@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import json
 import math
 import sys
+import warnings
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,12 +26,13 @@ from torch.distributed.tensor import DTensor
 from telegrad.communicator import Communicator, Work
 from telegrad.compress import BucketTopK
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.exchange import Exchange
+from telegrad.ddp.exchange import Exchange, check_used
 from telegrad.ddp.options import TopK, check_choice, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.diloco.fragment import Fragment, layer_of, layers_of
+from telegrad.diloco.membership import ReplicaGroup, broadcast_any, state_of_rank
 from telegrad.errors import NonFiniteGradient, TransportError
 
 _STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
@@ -61,11 +64,12 @@ class DiLoCo:
 
     ``model``: a module without DistributedDataParallel or DTensors. Rank 0's parameters and buffers are copied to all
     ranks now; weights that you load later must be the same on all. ``comm``: a Communicator of one rank for each
-    replica. ``every``: inner steps in a round, at least 1; ``None``: you call ``exchange()``. ``outer``: called with
-    the common parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with ``compress``.
+    replica, or a ``telegrad.diloco.ReplicaGroup``, with which training goes on when replicas are lost and come.
+    ``every``: inner steps in a round, at least 1; ``None``: you call ``exchange()``. ``outer``: called with the common
+    parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with ``compress``.
     ``compress``: a ``TopK``: only the largest entries of a pseudo-gradient are sent, and a residual keeps the rest;
     ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1]. ``verify``: the
-    replicas compare a checksum of their parameters in every so many rounds; 0: never.
+    replicas compare a checksum of their parameters in every so many rounds; 0: never. A ReplicaGroup does in each.
 
     Two more options are for a ``TopK(combine="allgather")``, and for the tensors that it compresses. ``average``: the
     sum of an entry is divided by the number of ``"ranks"``, or by that of its ``"senders"``. ``clip="median"``: the
@@ -84,13 +88,14 @@ class DiLoCo:
     Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks where they differ. ``step()`` raises
     ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
     others, and where a rank fails. Then parameters and residuals are as before the exchange. Fragments in flight are
-    waited for before.
+    waited for before. With a ReplicaGroup a rank that fails is a ``RuntimeWarning``, and a replica that has diverged
+    leaves; if it steps on, it joins anew.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        comm: Communicator,
+        comm: Communicator | ReplicaGroup,
         inner_optimizer: torch.optim.Optimizer,
         *,
         every: int | None = 30,
@@ -104,8 +109,11 @@ class DiLoCo:
         delay: int = 0,
         mix: float = 0.0,
     ) -> None:
-        if not isinstance(comm, Communicator):
+        if not isinstance(comm, (Communicator, ReplicaGroup)):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
+        self._group = comm if isinstance(comm, ReplicaGroup) else None
+        self._connected: Communicator | None = None
+        inner_optimizer = _unwrapped(inner_optimizer)
         error: ValueError | TypeError | None = None
         alike: dict[str, str] = {}
         try:
@@ -131,8 +139,8 @@ class DiLoCo:
             self._chosen = compress or TopK()
             self._encoding = encoding_of(self._chosen, self._common)
             self.stats = DDPStats()
+            check_used(self._compressor, self._chosen.values, self._chosen.combine)
             self._fragments = self._divided(fragments, selects=compress is not None, decay=decay)
-            self._connect(comm)
             self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(decay)}
             self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
             self._config |= {"average": average, "clip": str(clip)}
@@ -140,13 +148,23 @@ class DiLoCo:
             alike = described(self._common, self._config)
         except (ValueError, TypeError) as found:
             error = found
-        check_alike(comm, alike, error)
+        if isinstance(comm, Communicator):
+            check_alike(comm, alike, error)
+        elif error is not None:
+            raise error
         self._model = model
+        others = {name: (str(one.dtype), tuple(one.shape)) for name, one in model.state_dict().items()}
+        self._alike = zlib.crc32(json.dumps([alike, others]).encode())
         self._check: tuple[Work, int] | None = None  # of checksums, and in which round
+        self._prepared: tuple[Fragment, float] | None = None  # whose average has come, and is not agreed on yet
+        self._is_member = self._differs = self._is_wanted = False
         self._round = self._steps = 0
         self._has_begun = False
-        comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
-        self._copy_from_rank_0()
+        if isinstance(comm, Communicator):
+            self._connect(comm)
+            self._copy_from(0)
+        else:
+            self._regroup(failed=False)
         self._hooks = [
             inner_optimizer.register_step_pre_hook(self._before_step),
             inner_optimizer.register_step_post_hook(self._after_step),
@@ -158,7 +176,7 @@ class DiLoCo:
     def sparse(
         cls,
         model: nn.Module,
-        comm: Communicator,
+        comm: Communicator | ReplicaGroup,
         inner_optimizer: torch.optim.Optimizer,
         *,
         every: int = 30,
@@ -181,7 +199,7 @@ class DiLoCo:
     def streaming(
         cls,
         model: nn.Module,
-        comm: Communicator,
+        comm: Communicator | ReplicaGroup,
         inner_optimizer: torch.optim.Optimizer,
         *,
         every: int = 100,
@@ -196,9 +214,14 @@ class DiLoCo:
         ``delay`` steps later. Values travel in 32 bits, where the paper has 4. Source: arXiv 2501.18512."""
         if fragments is None and isinstance(model, nn.Module):
             layers = len(layers_of(name for name, one in model.named_parameters() if one.requires_grad))
-            fragments = max(1, math.ceil(layers / 3))
+            fragments = max(1, min(math.ceil(layers / 3), every))
         named = {"every": every, "outer": outer, "compress": compress, "decay": decay}
         return cls(model, comm, inner_optimizer, fragments=fragments or 1, delay=delay, mix=mix, **named)  # type: ignore[arg-type]
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the replicas; that of a ReplicaGroup is another one after each change."""
+        return self._comm
 
     @property
     def rounds(self) -> int:
@@ -206,7 +229,10 @@ class DiLoCo:
         return self._round
 
     def close(self) -> None:
-        """Takes the hooks off the inner optimizer, which another DiLoCo may have then. Idempotent."""
+        """Takes the hooks off the inner optimizer, which another DiLoCo may have then, and leaves a ReplicaGroup.
+        Idempotent."""
+        if self._group is not None and self._is_member:
+            self._leave()
         for hook in self._hooks:
             hook.remove()
         if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
@@ -227,8 +253,10 @@ class DiLoCo:
             one.has_moved = True
             if one.flight is not None:
                 one.flight.left -= 1
-        if self._every is None:
-            return
+        if self._every is not None:
+            self._go_on(self._advance)
+
+    def _advance(self) -> None:
         for one in self._in_flight():
             if one.flight is not None and one.flight.left <= 0:
                 self._finish(one, self._mix)
@@ -246,11 +274,19 @@ class DiLoCo:
 
         Raises ``ValueError`` where the model has got other parameters that require a gradient.
         """
+        self._go_on(self._exchange_all)
+
+    def _exchange_all(self) -> None:
         for one in self._in_flight():
             self._finish(one, self._mix)
         rest = [one for one in self._fragments if one.has_moved or self._every is None]
-        self._start(rest, 0)
-        for one in rest:
+        self._exchange_now(rest)
+        if self._group is not None:
+            self._comm.barrier()  # then all have agreed on the last round, and whoever leaves now costs nothing
+
+    def _exchange_now(self, fragments: Sequence[Fragment]) -> None:
+        self._start(fragments, 0)
+        for one in fragments:
             self._finish(one, 0.0)
         self._end_check()
         self._steps = 0
@@ -279,10 +315,19 @@ class DiLoCo:
     def _finish(self, fragment: Fragment, mix: float) -> None:
         with self._settling():
             fragment.complete()
-            self._end_check()
+            if self._group is None:
+                self._end_check()
+            else:
+                self._prepared = fragment, mix
+                self._agree(fragment, self._group)
+        self._prepared = None
+        self._apply(fragment, mix)
+
+    def _apply(self, fragment: Fragment, mix: float) -> None:
+        fragment.keep()
         fragment.apply(self.outer)
         self._round += 1
-        if self._verify and self._round % self._verify == 0:
+        if self._group is None and self._verify and self._round % self._verify == 0:
             told = np.array([fragment.checksum(), self._round], np.int64)
             self._check = self._comm.all_gather(told, async_op=True), self._round
             if self._delay == 0:
@@ -298,15 +343,134 @@ class DiLoCo:
             self._check = None
             self._wait_for_flights()
             self._comm.abort(f"{type(error).__name__}: {error}")
+            if self._group is not None and not isinstance(error, TransportError):
+                self._leave()
             raise
 
     def _wait_for_flights(self) -> None:
         for one in self._in_flight():
             with contextlib.suppress(TransportError):
                 one.complete()
+                if self._group is None:
+                    one.keep()
+
+    def _agree(self, fragment: Fragment, group: ReplicaGroup) -> None:
+        """All have this average, of the same bits, or nobody applies it. An average that one has applied, all have."""
+        wanted = self._comm.rank == 0 and group.wanted()
+        told = self._comm.all_gather(
+            np.array([fragment.checksum(with_average=True), self._round + 1, wanted], np.int64)
+        )
+        told = told.reshape(-1, 3)
+        self._compare(told[:, :2], self._round + 1)
+        self._is_wanted = bool(told[:, 2].any())
+
+    def _go_on(self, advance: Callable[[], None]) -> None:
+        """Does that; in a ReplicaGroup also where a rank fails meanwhile."""
+        if self._group is None:
+            advance()
+            return
+        if not self._is_member:
+            self._regroup(failed=False)
+            return
+        try:
+            advance()
+        except TransportError as error:
+            if self._differs:
+                self._leave()
+                raise
+            warnings.warn(f"a replica was lost, and with it what it had not sent: {error}", RuntimeWarning, 4)
+            self._regroup(failed=True)
+        while self._is_wanted:
+            self._is_wanted = failed = False
+            try:
+                for one in self._in_flight():
+                    one.complete()
+                self._comm.barrier()
+            except TransportError:
+                failed = True
+            self._regroup(failed=failed)
+
+    def _regroup(self, *, failed: bool) -> None:
+        """Goes on with those that are left, and unless this replica has ``failed``, with those that wait."""
+        assert self._group is not None
+        while True:
+            if self._connected is not None:
+                self._connected.close()
+            comm, was_member = self._group.regroup(admit=not failed)
+            self._is_member = self._is_member and was_member
+            self._connect(comm)
+            try:
+                self._align(failed)
+            except TransportError:
+                if self._differs:
+                    raise
+                failed = True
+            else:
+                return
+
+    def _align(self, failed: bool) -> None:
+        """Members end the round that one of them has ended, newcomers take over what they have. After a failure what
+        was in flight is dropped, and all is exchanged again."""
+        mine = self._prepared if self._is_member else None
+        own = [self._round if self._is_member else -1, mine is not None, failed, self._alike]
+        told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 4)
+        group, self._prepared = self._group, None
+        assert group is not None
+        last, source = int(told[:, 0].max()), int(told[:, 0].argmax())
+        ended, prepared = told[:, 0] == last, (told[:, 0] == last - 1) & (told[:, 1] == 1)
+        lacks = np.arange(len(told)) != source if last < 0 else ~ended & ~prepared
+        rank = self._comm.rank
+        if mine is not None and prepared[rank] and mine[0].flight is not None:
+            self._apply(*mine)
+        if told[rank, 3] != told[source, 3]:
+            self._leave()
+            raise ValueError(f"this replica's model or options differ from those of rank {source}: give it the same")
+        failed = bool(told[:, 2].any())
+        for one in self._fragments:
+            if one.flight is not None and (failed or lacks[rank]):
+                one.drop()
+        if lacks.any():
+            self._copy_state(source, lacks=bool(lacks[rank]))
+        self._is_member = True
+        group.note_parameters(are_there=last >= 0)
+        if failed:
+            moved = self._comm.all_gather(np.array([one.has_moved for one in self._fragments], np.int64))
+            moves = moved.reshape(-1, len(self._fragments)).any(axis=0)
+            self._exchange_now([one for one, moves_here in zip(self._fragments, moves, strict=True) if moves_here])
+
+    def _copy_state(self, source: int, *, lacks: bool) -> None:
+        """From ``source`` to the ranks that lack it: parameters, the outer optimizer, the round, what is in flight."""
+        state = {"round": self._round, "steps": self._steps, "outer": self.outer.state_dict()}
+        state["fragments"] = [one.state_dict() for one in self._fragments]
+        state = state_of_rank(source, state, self._comm)
+        self._copy_from(source, takes=lacks)
+        if not lacks:
+            return
+        self._drop_residuals()
+        self.outer.load_state_dict(state["outer"])
+        self._round, self._steps, self._has_begun = state["round"], state["steps"], True
+        for one, own in zip(self._fragments, state["fragments"], strict=True):
+            one.load_state_dict(own, {})
+
+    def _drop_residuals(self) -> None:
+        held = self._compressor.residuals
+        norm = math.hypot(*(float(np.linalg.norm(entry.values)) for entry in held))
+        if norm:
+            text = f"this replica was away, and takes a peer's parameters over: a residual of norm {norm:.3g} is lost"
+            warnings.warn(text, RuntimeWarning, 5)
+        for entry in held:
+            entry.values.fill(0)
+            entry.peak, entry.threshold, entry.calls = 0.0, None, 0
+
+    def _leave(self) -> None:
+        assert self._group is not None
+        self._is_member = False
+        self._group.leave()
+        self._comm.close()
 
     def _connect(self, comm: Communicator) -> None:
-        self._comm = comm
+        self._comm = self._connected = comm
+        comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
         how = self._chosen.values, self._encoding, self._chosen.combine, self.stats
         for one in self._fragments:
             one.connect(comm, Exchange(comm, self._compressor, *how, average=self._average, clip=self._clip))
@@ -340,10 +504,13 @@ class DiLoCo:
         check, self._check = self._check, None
         if check is None:
             return
-        told = check[0].result().reshape(-1, 2)
+        self._compare(check[0].result().reshape(-1, 2), check[1])
+
+    def _compare(self, told: np.ndarray[Any, Any], number: int) -> None:
         others = np.flatnonzero((told != told[0]).any(axis=1))
         if others.size:
             other = int(others[0])
+            self._differs = True
             theirs, ours = told[other, 1], told[0, 1]
             if theirs != ours:
                 text = (
@@ -374,16 +541,15 @@ class DiLoCo:
         ]
 
     @torch.no_grad()
-    def _copy_from_rank_0(self) -> None:
+    def _copy_from(self, source: int, *, takes: bool = True) -> None:
         trained = {*map(id, self._parameters.values())}
         frozen = [one for one in self._model.parameters() if id(one) not in trained]
         for one in (*self._common.values(), *frozen, *self._model.buffers()):
             held = one.detach().cpu().contiguous().clone()
-            flat = held.view(-1).view(torch.uint8) if held.dim() else held.reshape(1).view(torch.uint8)
-            if flat.numel():
-                self._comm.broadcast(flat, 0)
-                one.copy_(flat.view(held.dtype).view_as(one))
-        for fragment in self._fragments:
+            broadcast_any(held, source, self._comm)
+            if takes:
+                one.copy_(held)
+        for fragment in self._fragments if takes else ():
             fragment.take_over(0.0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -395,6 +561,7 @@ class DiLoCo:
         """
         for one in self._in_flight():
             one.complete()
+            one.keep()
         self._end_check()
         return {
             **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
@@ -468,6 +635,13 @@ def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
             calls += next(iter(frame.f_locals.get("args", ())), None) is optimizer
         frame = frame.f_back
     return calls > 1
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer of torch inside of a trainer's, whose own hooks fail (Accelerate 1.15) or are the same."""
+    while type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parameter]:

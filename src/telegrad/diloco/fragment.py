@@ -137,14 +137,13 @@ class Fragment:
             flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in found]) if found else None
             work = None if flat is None else self._comm.all_reduce(flat, "avg", async_op=True)
         except BaseException:
-            self._undo()
+            self.drop()
             raise
         self.flight = Flight(left, sending, flat, work)
 
     def complete(self) -> None:
-        """Waits until the average is there. Where that fails, residuals are as before ``start``, and nothing is in
-        flight."""
-        flight, exchange = self.flight, self._exchange
+        """Waits until the average is there; ``keep`` or ``drop`` follows. Where that fails, it is dropped."""
+        flight = self.flight
         assert flight is not None
         if flight.sending is None:
             return
@@ -154,12 +153,22 @@ class Fragment:
             flight.sending.write()
             flight.sending.keep()
         except BaseException:
-            self._undo()
+            self.drop()
             raise
-        self._compressor.confirm(self._names)
-        for one in exchange.undoable if exchange else ():
-            one.keep_step()
         flight.sending = flight.work = None
+
+    def keep(self) -> None:
+        """What was sent has left the residuals."""
+        self._compressor.confirm(self._names)
+        for one in self._exchange.undoable if self._exchange else ():
+            one.keep_step()
+
+    def drop(self) -> None:
+        """Residuals are as before ``start``, and nothing is in flight."""
+        self.flight = None
+        self._compressor.revert(self._names)
+        for one in self._exchange.undoable if self._exchange else ():
+            one.drop_step()
 
     def apply(self, outer: torch.optim.Optimizer) -> None:
         """Moves the common parameters by the average."""
@@ -184,9 +193,9 @@ class Fragment:
             own.copy_(common if mix == 0 else common.to(own.device).lerp(own.detach().float(), mix))
         self.has_moved = mix > 0
 
-    def checksum(self) -> int:
-        """CRC-32 of the common parameters' bytes."""
-        found = 0
+    def checksum(self, *, with_average: bool = False) -> int:
+        """CRC-32 of the common parameters' bytes, and of the average that has come."""
+        found = zlib.crc32(self._moved.data.cast("B")) if with_average else 0
         for one in self.common.values():
             found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
         return found
@@ -194,12 +203,6 @@ class Fragment:
     @property
     def _names(self) -> list[str]:
         return [*self.common]
-
-    def _undo(self) -> None:
-        self.flight = None
-        self._compressor.revert(self._names)
-        for one in self._exchange.undoable if self._exchange else ():
-            one.drop_step()
 
     def _decay_residuals(self) -> None:
         if self._decay == 1:
