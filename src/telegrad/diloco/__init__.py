@@ -89,7 +89,7 @@ class DiLoCo:
     ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
     others, and where a rank fails. Then parameters and residuals are as before the exchange. Fragments in flight are
     waited for before. With a ReplicaGroup a rank that fails is a ``RuntimeWarning``, and a replica that has diverged
-    leaves; if it steps on, it joins anew.
+    leaves. Then make a DiLoCo, with an optimizer that has not seen NaN, to join anew.
     """
 
     def __init__(
@@ -370,8 +370,9 @@ class DiLoCo:
             advance()
             return
         if not self._is_member:
-            self._regroup(failed=False)
-            return
+            raise ValueError(
+                "this replica has left its ReplicaGroup: close() this DiLoCo, and make another to join anew"
+            )
         try:
             advance()
         except TransportError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -21,7 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sparse": {"compress": telegrad.TopK(0.1, small_elements=0, combine="allgather"), "decay": 0.9},
     "streaming": {"fragments": 3, "delay": 2, "mix": 0.5},
 }
-OPTIONS["half a round"] = OPTIONS["sparse"]
+OPTIONS |= {"half a round": OPTIONS["sparse"], "diverges": {}, "leaves": {}, "differs": {}}
 
 
 def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float = 0.01) -> None:
@@ -68,7 +69,27 @@ def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
         time.sleep(pause_s)
-        optimizer.step()
+        if number == 1 and step == 6 * EVERY - 1:
+            if kind == "leaves":
+                diloco.close()
+                return
+            with torch.no_grad():
+                if kind == "diverges":
+                    next(model.parameters()).fill_(math.nan)
+                elif kind == "differs":
+                    next(iter(diloco._common.values())).add_(1.0)
+        try:
+            optimizer.step()
+        except telegrad.NonFiniteGradient as error:
+            say(diverged=str(error))
+            try:
+                diloco.exchange()
+            except ValueError as left:
+                say(left=str(left))
+            diloco.close()
+            optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+            diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY)
+            told = diloco.rounds
         step += 1
         if diloco.rounds != told:
             told = diloco.rounds

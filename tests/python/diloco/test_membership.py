@@ -141,6 +141,53 @@ def test_a_round_that_one_replica_has_ended_all_end(job: Callable[..., Job]) -> 
     assert all(step == EVERY * number for number, step in steps.items())
 
 
+def test_a_replica_that_has_diverged_leaves_and_may_join_anew(job: Callable[..., Job]) -> None:
+    running = job(2, "diverges")
+    running.wait_for(lambda: any("diverged" in one for one in running.said(1)))
+    running.wait_for(lambda: running.said(0)[-1].get("size") == 2 and running.said(1)[-1].get("size") == 2)
+    running.wait_for_rounds(1)
+    running.finish([0, 1])
+    (told,) = [one["diverged"] for one in running.said(1) if "diverged" in one]
+    assert "entries of '0.weight' have become NaN or infinite" in told
+    (left,) = [one["left"] for one in running.said(1) if "left" in one]
+    assert "this replica has left its ReplicaGroup: close() this DiLoCo, and make another" in left
+    assert "have become NaN or infinite" in warnings_of(running, 0)
+
+
+def test_a_replica_that_leaves_is_not_waited_for(job: Callable[..., Job]) -> None:
+    running = job(2, "leaves")
+    running.wait_for(lambda: any(one.get("size") == 1 for one in running.said(0)))
+    running.finish([0])
+    assert running.processes[1].exitcode == 0
+    steps = [(one["round"], one["step"]) for one in running.said(0) if "round" in one]
+    assert all(step == EVERY * number for number, step in steps)
+
+
+def test_replicas_that_differ_are_told_in_a_group_too(job: Callable[..., Job]) -> None:
+    running = job(2, "differs")
+    for number in (0, 1):
+        running.wait_for(lambda number=number: any("error" in one for one in running.said(number)))  # type: ignore[misc]
+        assert "the common parameters of rank 1 and rank 0 differ after round 6" in running.said(number)[-1]["error"]
+
+
+def test_connections_that_never_come_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise telegrad.TransportError("the test says so")
+
+    monkeypatch.setattr(telegrad.Communicator, "from_exchange", refuse)
+    group = ReplicaGroup(HashStore(), 1)
+    with pytest.raises(RendezvousError, match="the replicas agreed 20 times on a group, and each time some did not"):
+        group.regroup(admit=True)
+    group.leave()
+
+
+def test_a_store_that_is_gone() -> None:
+    group = ReplicaGroup(HashStore(), 1)
+    group._store = None
+    with pytest.raises(RendezvousError, match="the store of the replicas is gone: is the process that serves it"):
+        group.regroup(admit=True)
+
+
 def test_a_replica_that_wakes_up_takes_part_again(job: Callable[..., Job]) -> None:
     running = job(3, "sparse")
     running.wait_for_rounds(0)
@@ -176,7 +223,7 @@ def test_the_last_replica_goes_on_alone_and_takes_others_in(job: Callable[..., J
     running.wait_for_rounds(2)
     running.send(0, signal.SIGKILL)  # also the one that looks for newcomers
     running.send(1, signal.SIGKILL)
-    running.wait_for(lambda: running.said(2)[-1].get("size") == 1)
+    running.wait_for(lambda: any(one.get("size") == 1 for one in running.said(2)))
     number = running.start()
     running.wait_for_rounds(number)
     running.finish([2, number])
