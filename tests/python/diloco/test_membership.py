@@ -230,12 +230,12 @@ def test_the_last_replica_goes_on_alone_and_takes_others_in(job: Callable[..., J
 
 
 def disturb(running: Job, chance: random.Random, events: int) -> list[int]:
-    """Kills, freezes and starts replicas at random moments, never the last two; returns those that are left."""
+    """Kills, freezes and starts replicas at random moments, of two to five; returns those that are left."""
     alive = [*running.processes]
     for _ in range(events):
         time.sleep(chance.uniform(0, 1.5))
-        what = chance.choice(["kill", "freeze", "start"] if len(alive) > 2 else ["start"])
-        if what == "start" or len(alive) > 5:
+        what = "start" if len(alive) < 3 else chance.choice(["kill", "freeze", "start" if len(alive) < 5 else "kill"])
+        if what == "start":
             alive.append(running.start())
             running.wait_for_rounds(alive[-1], 1)
             continue
