@@ -34,7 +34,7 @@ DOCUMENT = ROOT / "docs" / "reference" / "compatibility.md"
 MARKERS = "<!-- begin make compatibility -->", "<!-- end make compatibility -->"
 FOLDERS = (
     *("tests/python/torch_backend", "tests/python/compress", "tests/conformance"),
-    *("tests/python/ddp", "tests/python/synchronizer", "tests/python/integrations", "tests/python/test_diloco.py"),
+    *("tests/python/ddp", "tests/python/synchronizer", "tests/python/integrations", "tests/python/diloco"),
 )
 SHOWN = ("torch", "numpy", "triton", "mpich")  # the columns of versions
 EXTRAS = ("cli", "linear", "estimators", "lightning", "accelerate", "transformers", "test")

@@ -88,7 +88,7 @@ HAVE_FIELDS = (telegrad.Communicator, telegrad.SparseVector, telegrad.communicat
 def parameters() -> set[str]:
     return {
         name
-        for one in (*TAKE_OPTIONS, telegrad.DiLoCo, telegrad.DiLoCo.sparse)
+        for one in (*TAKE_OPTIONS, telegrad.DiLoCo, telegrad.DiLoCo.sparse, telegrad.DiLoCo.streaming)
         for name in inspect.signature(one).parameters
     }
 

@@ -324,7 +324,8 @@ class Sending:
 
 class Exchange:
     """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
-    gradients there. ``combine``: as for ``TopK``. ``stats`` are kept up to date. ``topk_states``: of layouts that
+    gradients there. ``combine``: as for ``TopK``; entries that are gathered are averaged over ``average``, and their
+    values scaled by ``clip``, as DiLoCo says. ``stats`` are kept up to date. ``topk_states``: of layouts that
     have none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``.
     """
 
@@ -336,8 +337,12 @@ class Exchange:
         encoding: _core.ValueEncoding,
         combine: Combine,
         stats: DDPStats,
+        *,
+        average: str = "ranks",
+        clip: str | None = None,
     ) -> None:
         self._comm = comm
+        self._of_senders, self._clips = average == "senders", clip is not None
         self._compressor = compressor
         self._wire = wire
         self._stats = stats
@@ -519,19 +524,26 @@ class Exchange:
         bits.fill(0)
 
         def write() -> None:
-            total = self._average_of(work.result(), slice(0, bits.size))
+            total = self._average_of(work.result(), layout.signed, slice(0, bits.size))
             for part in layout.signed:
                 where = slice(part.offset, part.offset + part.entry.values.size)
                 bits[where] = total[where] if bits.dtype == np.float32 else rounded_to_bf16(total[where])
 
         sending.writes.append(write)
 
-    def _average_of(self, streams: list[SparseVector], where: slice) -> Floats:
-        """Of all ranks' entries, which all lie in that range; added in the order of ranks."""
+    def _average_of(self, streams: list[SparseVector], parts: Sequence[PlacedResidual], where: slice) -> Floats:
+        """Of all ranks' entries, which all are of ``parts`` and in that range; added in the order of ranks."""
         total = np.zeros(where.stop - where.start, np.float32)
-        for one in streams:
-            total[one.raw_indices - np.uint32(where.start)] += as_float32(one.raw_values)
-        total /= np.float32(self._comm.world_size)
+        senders = np.zeros_like(total) if self._of_senders else np.float32(self._comm.world_size)
+        all_values = [as_float32(one.raw_values) for one in streams]
+        if self._clips:
+            all_values = _clipped(streams, all_values, parts)
+        for one, values in zip(streams, all_values, strict=True):
+            places = one.raw_indices - np.uint32(where.start)
+            total[places] += values
+            if isinstance(senders, np.ndarray):
+                senders[places] += 1
+        total /= np.maximum(senders, np.float32(1))
         return total
 
     def _keep_excess(self, layout: BucketLayout, indices: npt.NDArray[np.uint32], values: Floats) -> None:
@@ -552,7 +564,7 @@ class Exchange:
         where = slice(part.offset, part.offset + part.entry.values.size)
 
         def write() -> None:
-            total = self._average_of(work.result(), where)
+            total = self._average_of(work.result(), (part,), where)
             bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
 
         sending.writes.append(write)
@@ -602,6 +614,24 @@ def _rounded(values: Floats) -> tuple[Bits, Floats]:
     with np.errstate(invalid="ignore"):  # what is infinite is sent so: nothing of it is lost
         lost = np.where(np.isfinite(as_float32(encoded)), values - as_float32(encoded), np.float32(0))
     return encoded, lost
+
+
+def _clipped(streams: list[SparseVector], values: list[Floats], parts: Sequence[PlacedResidual]) -> list[Floats]:
+    """Of each part every rank's values, scaled down to the median of the norms of those ranks that sent any of it."""
+    clipped = [one.copy() for one in values]
+    for part in parts:
+        ends = np.array([part.offset, part.offset + part.entry.values.size], np.uint32)
+        runs = [slice(*np.searchsorted(one.raw_indices, ends)) for one in streams]
+        # Sums one by one, which round alike on all CPUs, as a dot product does not.
+        norms = [
+            math.sqrt(np.cumsum(np.square(one[run], dtype=np.float64))[-1]) if run.stop > run.start else 0.0
+            for one, run in zip(clipped, runs, strict=True)
+        ]
+        most = float(np.median([norm for norm in norms if norm > 0] or [0.0]))
+        for one, run, norm in zip(clipped, runs, norms, strict=True):
+            if norm > most:
+                one[run] *= np.float32(most / norm)
+    return clipped
 
 
 def _inside(part: PlacedResidual, entries: Entries) -> Entries:

@@ -149,8 +149,8 @@ class DDPState(RefusesCopies):
         if asks:
             comm._usable().hint_at_stalls(STATE_IS_MISSING, STATE_IS_MISSING)
         with told_to_all(comm, asks=asks) as alike:
-            compress = chosen(compress, momentum, warmup)
-            check_objects(compress, momentum, warmup, kinds=(TopK, LowRank))
+            sends: TopK | LowRank | None = chosen(compress, momentum, warmup)
+            check_objects(sends, momentum, warmup, kinds=(TopK, LowRank))
             check_choice(nonfinite, "nonfinite", NONFINITE_POLICIES)
             check_telemetry(telemetry)
             check_group(group)
@@ -159,14 +159,14 @@ class DDPState(RefusesCopies):
             self._warmup = warmup or Warmup(0)
             self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-            topk = compress.as_topk(self._parameters) if isinstance(compress, LowRank) else compress or TopK()
+            topk = sends.as_topk(self._parameters) if isinstance(sends, LowRank) else sends or TopK()
             encoding = encoding_of(topk, self._parameters)
             self._low_rank: LowRankRounds | None = None
-            if isinstance(compress, LowRank):
-                self._low_rank = LowRankRounds(comm, self._parameters, compress)
+            if isinstance(sends, LowRank):
+                self._low_rank = LowRankRounds(comm, self._parameters, sends)
                 self._compressor = self._low_rank.compressor
             else:
-                self._compressor = compressor_of(self._parameters, compress, momentum, optimizer)
+                self._compressor = compressor_of(self._parameters, sends, momentum, optimizer)
             self._scales = scales_of(self._compressor, self._parameters, optimizer, scaler)
             if scaler is not None and nonfinite == "raise":
                 raise ValueError(
@@ -175,7 +175,7 @@ class DDPState(RefusesCopies):
             self._clip_norm = checked_norm(clip_norm)
             self.stats = DDPStats()
             self._exchange = Exchange(comm, self._compressor, topk.values, encoding, topk.combine, self.stats)
-            self._config = plain_options(compress, momentum, warmup, clip_norm=self._clip_norm, nonfinite=nonfinite)
+            self._config = plain_options(sends, momentum, warmup, clip_norm=self._clip_norm, nonfinite=nonfinite)
             self._combine = topk.combine
             on_devices = any(map(on_device, self._parameters.values()))
             if on_devices:
@@ -217,8 +217,8 @@ class DDPState(RefusesCopies):
         self.failure: Exception | None = None
         self._choices = self._watch_of_choices()
         tell_of_nesting(model, rank=self._job_rank)
-        if isinstance(compress, LowRank) and not len(self._compressor.residuals):
-            tell_of_nothing_compressed(compress, rank=self._job_rank)
+        if isinstance(sends, LowRank) and not len(self._compressor.residuals):
+            tell_of_nothing_compressed(sends, rank=self._job_rank)
 
     @property
     def _job_rank(self) -> int:

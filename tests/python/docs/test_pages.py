@@ -32,6 +32,7 @@ NOT_RUN = {
     "tutorial/1-two-processes.md": {"installs the package": 1},
     "how-to/calibrate.md": {"needs a GPU": 1},
     "how-to/cpp.md": {"compiles for minutes": 1},
+    "how-to/diloco.md": {"needs two machines": 1},
     "how-to/gpu.md": {"needs a GPU": 4},
     "how-to/hangs.md": {"needs a job that hangs": 2},
     "how-to/linear.md": {"needs several hosts": 1},

@@ -259,7 +259,8 @@ def demo(
         typer.Option(
             help="Which runs to do, in this order, separated by commas; of torch's own hooks [bold]ddp-fp16[/] and, of "
             "any rank, [bold]ddp-powersgd-4[/]; of ours, of any rank, [bold]telegrad-lowrank-4[/], and "
-            "with an exchange every so many steps [bold]telegrad-diloco-30[/] and [bold]telegrad-sparseloco-30[/]; "
+            "with an exchange every so many steps [bold]telegrad-diloco-30[/], [bold]telegrad-sparseloco-30[/] and "
+            "[bold]telegrad-streaming-30[/]; "
             "[bold]torchft-diloco-30[/] where torchft is installed."
         ),
     ] = ",".join(RUNS),

@@ -31,8 +31,8 @@ RUNS = ("ddp-gloo", "telegrad-dense", "telegrad-sparse")
 FP16, POWERSGD, LOW_RANK = "ddp-fp16", "ddp-powersgd-", "telegrad-lowrank-"
 """DDP over Gloo with hooks that torch has: half-precision gradients, and PowerSGD of the rank that follows. And our own
 hook with LowRank of the rank that follows."""
-DILOCO, SPARSELOCO = "telegrad-diloco-", "telegrad-sparseloco-"
-"""Replicas that exchange every so many steps, as follows: all of what they have learnt, or a part."""
+OUTER = DILOCO, SPARSELOCO, STREAMING = "telegrad-diloco-", "telegrad-sparseloco-", "telegrad-streaming-"
+"""Replicas that exchange every so many steps, as follows: all of what they have learnt, a part, or all in turn."""
 TORCHFT = "torchft-diloco-"
 """The same by torchft's DiLoCo over Gloo, where torchft is installed."""
 POWERSGD_DENSE_STEPS = 2  # at least: it keeps what it remembers by bucket, and DDP makes its buckets anew in the second
@@ -44,12 +44,12 @@ def check_run(name: str) -> None:
         if importlib.util.find_spec("torchft") is None:
             raise ValueError(f"run={name!r} needs torchft: pip install torchft")
         return
-    if name in (*RUNS, FP16) or any(number_in(name, one) for one in (POWERSGD, LOW_RANK, DILOCO, SPARSELOCO)):
+    if name in (*RUNS, FP16) or any(number_in(name, one) for one in (POWERSGD, LOW_RANK, *OUTER)):
         return
     names = ", ".join((*RUNS, FP16))
     raise ValueError(
         f"run={name!r} does not exist: use {names}, {POWERSGD}R or {LOW_RANK}R of any rank R, or {DILOCO}H, "
-        f"{SPARSELOCO}H or {TORCHFT}H of any number H of steps"
+        f"{SPARSELOCO}H, {STREAMING}H or {TORCHFT}H of any number H of steps"
     )
 
 

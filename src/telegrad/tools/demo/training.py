@@ -38,13 +38,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.tools.bench.device import BenchmarkDevice, Cuda
 from telegrad.tools.demo.job import (
-    DILOCO,
     FP16,
     LOW_RANK,
+    OUTER,
     POWERSGD,
     POWERSGD_DENSE_STEPS,
     SCHEMES,
     SPARSELOCO,
+    STREAMING,
     TORCHFT,
     VOCABULARY,
     Corpus,
@@ -275,9 +276,9 @@ class _Trainer:
         self.diloco: Any = None
         self.optimizer = optimizer_of(model, settings)
         self.ends = contextlib.ExitStack()
-        dense, sparse = (number_in(settings.run, kind) for kind in (DILOCO, SPARSELOCO))
-        if dense or sparse:
-            self._use_diloco(dense, sparse)
+        outer = {kind: number for kind in OUTER if (number := number_in(settings.run, kind))}
+        if outer:
+            self._use_diloco(*outer.popitem())
         elif every := number_in(settings.run, TORCHFT):
             self._use_torchft(every)
         else:
@@ -300,15 +301,14 @@ class _Trainer:
         elif settings.run != "ddp-gloo":
             self._use_telegrad(ddp)
 
-    def _use_diloco(self, dense: int | None, sparse: int | None) -> None:
+    def _use_diloco(self, kind: str, every: int) -> None:
         """All that a user changes in a script that trains on one machine."""
         import telegrad
 
         self.comm = telegrad.Communicator.from_torch()
-        if sparse is None:
-            self.diloco = telegrad.DiLoCo(self.model, self.comm, self.optimizer, every=dense or 1)
-        else:
-            self.diloco = telegrad.DiLoCo.sparse(self.model, self.comm, self.optimizer, every=sparse)
+        classes = {SPARSELOCO: telegrad.DiLoCo.sparse, STREAMING: telegrad.DiLoCo.streaming}
+        make: Any = classes.get(kind, telegrad.DiLoCo)
+        self.diloco = make(self.model, self.comm, self.optimizer, every=every)
 
     def _use_torchft(self, every: int) -> None:
         """Each rank is a replica of its own. Rank 0 has the server by which they find each other."""

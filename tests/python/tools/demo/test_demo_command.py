@@ -260,12 +260,14 @@ def test_torchft_learns_what_our_diloco_learns(library: Path, tmp_path: Path) ->
 
 
 def test_runs_that_exchange_every_few_steps(library: Path, tmp_path: Path) -> None:
-    options = ["--runs", "ddp-gloo,telegrad-diloco-4,telegrad-sparseloco-4", "--steps", "10", "--validations", "1"]
+    runs = "ddp-gloo,telegrad-diloco-4,telegrad-sparseloco-4,telegrad-streaming-4"
+    options = ["--runs", runs, "--steps", "10", "--validations", "1"]
     done = _demo(*options, "--text", str(library), "--json", str(tmp_path / "figures.json"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
-    ddp, dense, sparse = json.loads((tmp_path / "figures.json").read_text())["runs"]
-    for run in (dense, sparse):
+    ddp, dense, sparse, streaming = json.loads((tmp_path / "figures.json").read_text())["runs"]
+    for run in (dense, sparse, streaming):
         assert run["ranks_agree"] is True  # after the last two steps, too
         assert run["validation_loss"] < FIRST_LOSS
     assert dense["bytes_per_rank_step"] < 0.4 * ddp["bytes_per_rank_step"]  # three rounds in ten steps
+    assert 0 < streaming["bytes_per_rank_step"] < 1.5 * dense["bytes_per_rank_step"]
     assert sparse["bytes_per_rank_step"] < 0.2 * dense["bytes_per_rank_step"]  # small tensors go whole

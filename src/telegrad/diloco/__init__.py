@@ -1,0 +1,747 @@
+"""DiLoCo: replicas train by themselves, and exchange what they have learnt every so many steps.
+
+Sources: Douillard et al., arXiv 2311.08105 (DiLoCo) and 2501.18512 (Streaming DiLoCo); Sarfi et al., arXiv 2508.15706
+(SparseLoCo).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import math
+import sys
+import warnings
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from telegrad.communicator import Communicator, Work
+from telegrad.compress import BucketTopK
+from telegrad.compress.arguments import checked_count
+from telegrad.ddp.exchange import Exchange, check_used
+from telegrad.ddp.options import TopK, check_choice, compressor_of, encoding_of
+from telegrad.ddp.rank_checks import check_alike, described
+from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
+from telegrad.ddp.telemetry import DDPStats
+from telegrad.diloco.fragment import Fragment, layer_of, layers_of
+from telegrad.diloco.membership import ReplicaGroup, broadcast_any, state_of_rank
+from telegrad.errors import NonFiniteGradient, TransportError
+
+_STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+_FIRST_ROUND = "has {} made its DiLoCo, and taken as many steps?"
+_LATER_ROUND = "all replicas take the same number of steps: has {} fewer batches, or has it skipped one?"
+_of_optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[DiLoCo]] = weakref.WeakKeyDictionary()
+
+MakeOuter = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+"""Makes the outer optimizer of the parameters that it is given."""
+
+
+def nesterov(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """DiLoCo's outer optimizer. Source: arXiv 2311.08105, §3.1."""
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def plain(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """SparseLoCo's outer optimizer: the decayed residual stands for its momentum. Source: arXiv 2508.15706."""
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+class DiLoCo:
+    """Trains one replica of ``model`` on each rank, for networks on which an exchange in each step takes too long.
+
+    Each replica trains with its own ``inner_optimizer``. After ``every`` steps of it, all replicas exchange how far
+    their parameters have moved (the pseudo-gradient). An outer optimizer moves the common parameters by the average,
+    and all replicas go on from there. The training loop stays as it is: the exchange happens inside of
+    ``inner_optimizer.step()``. Call ``exchange()`` after the last step, and before you evaluate or save the model.
+
+    ``model``: a module without DistributedDataParallel or DTensors. Rank 0's parameters and buffers are copied to all
+    ranks now; weights that you load later must be the same on all. ``comm``: a Communicator of one rank for each
+    replica, or a ``telegrad.diloco.ReplicaGroup``, with which training goes on when replicas are lost and come.
+    ``every``: inner steps in a round, at least 1; ``None``: you call ``exchange()``. ``outer``: called with the common
+    parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with ``compress``.
+    ``compress``: a ``TopK``: only the largest entries of a pseudo-gradient are sent, and a residual keeps the rest;
+    ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1]. ``verify``: the
+    replicas compare a checksum of their parameters in every so many rounds; 0: never. A ReplicaGroup does in each.
+
+    Two more options are for a ``TopK(combine="allgather")``, and for the tensors that it compresses. ``average``: the
+    sum of an entry is divided by the number of ``"ranks"``, or by that of its ``"senders"``. ``clip="median"``: the
+    values that a replica has sent of a tensor are scaled down to the median of all replicas' norms. Residuals do not
+    keep what that takes away.
+
+    ``fragments``: the layers are dealt out to so many fragments, which are exchanged one after another within ``every``
+    steps, so that fewer bytes travel at once. A fragment's exchange is a round. ``delay``: inner steps, less than
+    ``every``, for which training goes on until an average is applied; 0: it waits. ``mix``, in [0, 1]: the share of its
+    own parameters that a replica keeps then; 0: it goes on with the common ones.
+
+    ``inner_optimizer`` keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
+    averaged with the fragment of their layer. All ranks give the same options, and take as many steps. A GradScaler
+    skips steps on one rank alone: use ``every=None`` then, and call ``exchange()`` every so many batches.
+
+    Raises ``TypeError`` and ``ValueError`` for bad arguments, on all ranks where they differ. ``step()`` raises
+    ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
+    others, and where a rank fails. Then parameters and residuals are as before the exchange. Fragments in flight are
+    waited for before. With a ReplicaGroup a rank that fails is a ``RuntimeWarning``, and a replica that has diverged
+    leaves. Then make a DiLoCo, with an optimizer that has not seen NaN, to join anew.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        comm: Communicator | ReplicaGroup,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        every: int | None = 30,
+        outer: MakeOuter | None = None,
+        compress: TopK | None = None,
+        decay: float = 1.0,
+        average: str = "ranks",
+        clip: str | None = None,
+        verify: int = 1,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+    ) -> None:
+        if not isinstance(comm, (Communicator, ReplicaGroup)):
+            raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
+        self._group = comm if isinstance(comm, ReplicaGroup) else None
+        self._connected: Communicator | None = None
+        inner_optimizer = _unwrapped(inner_optimizer)
+        error: ValueError | TypeError | None = None
+        alike: dict[str, str] = {}
+        try:
+            self._parameters = _checked_parameters(model, inner_optimizer)
+            self._verify = checked_count(verify, "verify")
+            self._every = None if every is None else checked_count(every, "every")
+            if self._every == 0:
+                raise ValueError(f"every={every} must be at least 1: the inner steps of a round; None: you exchange")
+            if compress is not None and not isinstance(compress, TopK):
+                raise TypeError(
+                    f"compress={compress!r} must be a telegrad.TopK, or None: all of a pseudo-gradient is sent"
+                )
+            if compress is not None and compress.feedback != "gradients":
+                raise ValueError("feedback='steps' is for gradients: leave it out")
+            decay = _checked_decay(decay, compressed=compress is not None)
+            _check_combining(average, clip, compress)
+            self._average, self._clip = average, clip
+            self._delay, self._mix = _checked_streaming(fragments, delay, mix, self._every, self._parameters)
+            self._common = {name: _held(one) for name, one in self._parameters.items()}
+            self.outer = _checked_outer(outer or (nesterov if compress is None else plain), self._common)
+            self._compressor = compressor_of(self._common, compress, None, None)
+            self._compressor.record(True)  # so that the exchange of each fragment can be undone
+            self._chosen = compress or TopK()
+            self._encoding = encoding_of(self._chosen, self._common)
+            self.stats = DDPStats()
+            check_used(self._compressor, self._chosen.values, self._chosen.combine)
+            self._fragments = self._divided(fragments, selects=compress is not None, decay=decay)
+            self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(decay)}
+            self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
+            self._config |= {"average": average, "clip": str(clip)}
+            self._config |= {"fragments": str(fragments), "delay": str(delay), "mix": str(self._mix)}
+            alike = described(self._common, self._config)
+        except (ValueError, TypeError) as found:
+            error = found
+        if isinstance(comm, Communicator):
+            check_alike(comm, alike, error)
+        elif error is not None:
+            raise error
+        self._model = model
+        others = {name: (str(one.dtype), tuple(one.shape)) for name, one in model.state_dict().items()}
+        self._alike = zlib.crc32(json.dumps([alike, others]).encode())
+        self._check: tuple[Work, int] | None = None  # of checksums, and in which round
+        self._prepared: tuple[Fragment, float] | None = None  # whose average has come, and is not agreed on yet
+        self._is_member = self._differs = self._is_wanted = False
+        self._round = self._steps = 0
+        self._has_begun = False
+        if isinstance(comm, Communicator):
+            self._connect(comm)
+            self._copy_from(0)
+        else:
+            self._regroup(failed=False)
+        self._hooks = [
+            inner_optimizer.register_step_pre_hook(self._before_step),
+            inner_optimizer.register_step_post_hook(self._after_step),
+        ]
+        _of_optimizers[inner_optimizer] = weakref.ref(self)
+        self._optimizer = inner_optimizer
+
+    @classmethod
+    def sparse(
+        cls,
+        model: nn.Module,
+        comm: Communicator | ReplicaGroup,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 30,
+        outer: MakeOuter = plain,
+        k: int = 64,
+        chunk: int = 4096,
+        values: str = "packed-codebook2",
+        decay: float = 0.95,
+        average: str = "ranks",
+        clip: str | None = None,
+    ) -> DiLoCo:
+        """SparseLoCo: of every ``chunk`` entries of a parameter the ``k`` largest are sent, in ``values`` of 2 bits,
+        and residuals decay. A chunk is a run of entries in memory, where the paper has tiles. Values are rounded to
+        the nearest of four levels, found for 512 values by Lloyd's algorithm. Source: arXiv 2508.15706, Algorithm
+        1."""
+        compress = TopK(k / chunk, BucketTopK(chunk, k), values=values, combine="allgather")
+        named = {"every": every, "outer": outer, "compress": compress, "decay": decay}
+        named |= {"average": average, "clip": clip}
+        return cls(model, comm, inner_optimizer, **named)  # type: ignore[arg-type]
+
+    @classmethod
+    def streaming(
+        cls,
+        model: nn.Module,
+        comm: Communicator | ReplicaGroup,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 100,
+        outer: MakeOuter | None = None,
+        compress: TopK | None = None,
+        decay: float = 1.0,
+        fragments: int | None = None,
+        delay: int = 1,
+        mix: float = 0.5,
+    ) -> DiLoCo:
+        """Streaming DiLoCo: fragments of three layers each (``fragments=None``), in turn; averages are applied
+        ``delay`` steps later. Values travel in 32 bits, where the paper has 4. Source: arXiv 2501.18512."""
+        if fragments is None and isinstance(model, nn.Module):
+            layers = len(layers_of(name for name, one in model.named_parameters() if one.requires_grad))
+            fragments = max(1, min(math.ceil(layers / 3), every))
+        named = {"every": every, "outer": outer, "compress": compress, "decay": decay}
+        return cls(model, comm, inner_optimizer, fragments=fragments or 1, delay=delay, mix=mix, **named)  # type: ignore[arg-type]
+
+    @property
+    def comm(self) -> Communicator:
+        """The communicator of the replicas; that of a ReplicaGroup is another one after each change."""
+        return self._comm
+
+    @property
+    def rounds(self) -> int:
+        """How many exchanges were applied: of each fragment its own."""
+        return self._round
+
+    def close(self) -> None:
+        """Takes the hooks off the inner optimizer, which another DiLoCo may have then, and leaves a ReplicaGroup.
+        Idempotent."""
+        if self._group is not None and self._is_member:
+            self._leave()
+        for hook in self._hooks:
+            hook.remove()
+        if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
+            del _of_optimizers[self._optimizer]
+
+    def _before_step(self, *_: Any) -> None:
+        """Before the first step: weights that were loaded after this was made are no move of a replica."""
+        if not self._has_begun:
+            self._has_begun = True
+            for name, common in self._common.items():
+                common.data.copy_(self._parameters[name].detach())
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if _is_within_step(optimizer):
+            return
+        self._steps += 1
+        for one in self._fragments:
+            one.has_moved = True
+            if one.flight is not None:
+                one.flight.left -= 1
+        if self._every is not None:
+            self._go_on(self._advance)
+
+    def _advance(self) -> None:
+        for one in self._in_flight():
+            if one.flight is not None and one.flight.left <= 0:
+                self._finish(one, self._mix)
+        due = [one for one in self._fragments if one.offset == self._steps]
+        if due:
+            self._start(due, self._delay)
+            if self._delay == 0:
+                self._finish(due[0], self._mix)
+        if self._steps == self._every:
+            self._steps = 0
+
+    def exchange(self) -> None:
+        """Ends the round now: finishes what is in flight, and exchanges all that has moved since. All ranks call it
+        after as many steps. Without a step since the last round it does nothing, unless ``every`` is ``None``.
+
+        Raises ``ValueError`` where the model has got other parameters that require a gradient.
+        """
+        self._go_on(self._exchange_all)
+
+    def _exchange_all(self) -> None:
+        for one in self._in_flight():
+            self._finish(one, self._mix)
+        rest = [one for one in self._fragments if one.has_moved or self._every is None]
+        self._exchange_now(rest)
+        if self._group is not None:
+            self._comm.barrier()  # then all have agreed on the last round, and whoever leaves now costs nothing
+
+    def _exchange_now(self, fragments: Sequence[Fragment]) -> None:
+        self._start(fragments, 0)
+        for one in fragments:
+            self._finish(one, 0.0)
+        self._end_check()
+        self._steps = 0
+
+    def _in_flight(self) -> list[Fragment]:
+        """In the order in which they were started."""
+        flying = [(one.flight.left, one) for one in self._fragments if one.flight is not None]
+        return [one for _, one in sorted(flying, key=lambda pair: pair[0])]
+
+    def _start(self, fragments: Sequence[Fragment], left: int) -> None:
+        with self._settling():
+            if fragments:
+                self._check_parameters()
+            self._before_step()  # where all of them were skipped
+            for one in fragments:
+                if (fault := one.find_fault()) is not None:
+                    raise NonFiniteGradient(
+                        f"rank {self._comm.rank}, round {self._round} after {self._steps} steps: {fault.text}: lower "
+                        "the inner learning rate, or clip",
+                        rank=self._comm.rank,
+                        parameter=fault.parameter,
+                    )
+            for one in fragments:
+                one.start(left)
+
+    def _finish(self, fragment: Fragment, mix: float) -> None:
+        with self._settling():
+            fragment.complete()
+            if self._group is None:
+                self._end_check()
+            else:
+                self._prepared = fragment, mix
+                self._agree(fragment, self._group)
+        self._prepared = None
+        self._apply(fragment, mix)
+
+    def _apply(self, fragment: Fragment, mix: float) -> None:
+        fragment.keep()
+        fragment.apply(self.outer)
+        self._round += 1
+        if self._group is None and self._verify and self._round % self._verify == 0:
+            told = np.array([fragment.checksum(), self._round], np.int64)
+            self._check = self._comm.all_gather(told, async_op=True), self._round
+            if self._delay == 0:
+                self._end_check()
+        fragment.take_over(mix)
+
+    @contextlib.contextmanager
+    def _settling(self) -> Iterator[None]:
+        """After an error nothing is in flight but averages that have come; then the other ranks hear of it."""
+        try:
+            yield
+        except Exception as error:
+            self._check = None
+            self._wait_for_flights()
+            self._comm.abort(f"{type(error).__name__}: {error}")
+            if self._group is not None and not isinstance(error, TransportError):
+                self._leave()
+            raise
+
+    def _wait_for_flights(self) -> None:
+        for one in self._in_flight():
+            with contextlib.suppress(TransportError):
+                one.complete()
+                if self._group is None:
+                    one.keep()
+
+    def _agree(self, fragment: Fragment, group: ReplicaGroup) -> None:
+        """All have this average, of the same bits, or nobody applies it. An average that one has applied, all have."""
+        wanted = self._comm.rank == 0 and group.wanted()
+        told = self._comm.all_gather(
+            np.array([fragment.checksum(with_average=True), self._round + 1, wanted], np.int64)
+        )
+        told = told.reshape(-1, 3)
+        self._compare(told[:, :2], self._round + 1)
+        self._is_wanted = bool(told[:, 2].any())
+
+    def _go_on(self, advance: Callable[[], None]) -> None:
+        """Does that; in a ReplicaGroup also where a rank fails meanwhile."""
+        if self._group is None:
+            advance()
+            return
+        if not self._is_member:
+            raise ValueError(
+                "this replica has left its ReplicaGroup: close() this DiLoCo, and make another to join anew"
+            )
+        try:
+            advance()
+        except TransportError as error:
+            if self._differs:
+                self._leave()
+                raise
+            warnings.warn(f"a replica was lost, and with it what it had not sent: {error}", RuntimeWarning, 4)
+            self._regroup(failed=True)
+        while self._is_wanted:
+            self._is_wanted = failed = False
+            try:
+                for one in self._in_flight():
+                    one.complete()
+                self._comm.barrier()
+            except TransportError:
+                failed = True
+            self._regroup(failed=failed)
+
+    def _regroup(self, *, failed: bool) -> None:
+        """Goes on with those that are left, and unless this replica has ``failed``, with those that wait."""
+        assert self._group is not None
+        while True:
+            if self._connected is not None:
+                self._connected.close()
+            comm, was_member = self._group.regroup(admit=not failed)
+            self._is_member = self._is_member and was_member
+            self._connect(comm)
+            try:
+                self._align(failed)
+            except TransportError:
+                if self._differs:
+                    raise
+                failed = True
+            else:
+                return
+
+    def _align(self, failed: bool) -> None:
+        """Members end the round that one of them has ended, newcomers take over what they have. After a failure what
+        was in flight is dropped, and all is exchanged again."""
+        mine = self._prepared if self._is_member else None
+        own = [self._round if self._is_member else -1, mine is not None, failed, self._alike]
+        told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 4)
+        group, self._prepared = self._group, None
+        assert group is not None
+        last, source = int(told[:, 0].max()), int(told[:, 0].argmax())
+        ended, prepared = told[:, 0] == last, (told[:, 0] == last - 1) & (told[:, 1] == 1)
+        lacks = np.arange(len(told)) != source if last < 0 else ~ended & ~prepared
+        rank = self._comm.rank
+        if mine is not None and prepared[rank] and mine[0].flight is not None:
+            self._apply(*mine)
+        if told[rank, 3] != told[source, 3]:
+            self._leave()
+            raise ValueError(f"this replica's model or options differ from those of rank {source}: give it the same")
+        failed = bool(told[:, 2].any())
+        for one in self._fragments:
+            if one.flight is not None and (failed or lacks[rank]):
+                one.drop()
+        if lacks.any():
+            self._copy_state(source, lacks=bool(lacks[rank]))
+        self._is_member = True
+        group.note_parameters(are_there=last >= 0)
+        if failed:
+            moved = self._comm.all_gather(np.array([one.has_moved for one in self._fragments], np.int64))
+            moves = moved.reshape(-1, len(self._fragments)).any(axis=0)
+            self._exchange_now([one for one, moves_here in zip(self._fragments, moves, strict=True) if moves_here])
+
+    def _copy_state(self, source: int, *, lacks: bool) -> None:
+        """From ``source`` to the ranks that lack it: parameters, the outer optimizer, the round, what is in flight."""
+        state = {"round": self._round, "steps": self._steps, "outer": self.outer.state_dict()}
+        state["fragments"] = [one.state_dict() for one in self._fragments]
+        state = state_of_rank(source, state, self._comm)
+        self._copy_from(source, takes=lacks)
+        if not lacks:
+            return
+        self._drop_residuals()
+        self.outer.load_state_dict(state["outer"])
+        self._round, self._steps, self._has_begun = state["round"], state["steps"], True
+        for one, own in zip(self._fragments, state["fragments"], strict=True):
+            one.load_state_dict(own, {})
+
+    def _drop_residuals(self) -> None:
+        held = self._compressor.residuals
+        norm = math.hypot(*(float(np.linalg.norm(entry.values)) for entry in held))
+        if norm:
+            text = f"this replica was away, and takes a peer's parameters over: a residual of norm {norm:.3g} is lost"
+            warnings.warn(text, RuntimeWarning, 5)
+        for entry in held:
+            entry.values.fill(0)
+            entry.peak, entry.threshold, entry.calls = 0.0, None, 0
+
+    def _leave(self) -> None:
+        assert self._group is not None
+        self._is_member = False
+        self._group.leave()
+        self._comm.close()
+
+    def _connect(self, comm: Communicator) -> None:
+        self._comm = self._connected = comm
+        comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
+        how = self._chosen.values, self._encoding, self._chosen.combine, self.stats
+        for one in self._fragments:
+            one.connect(comm, Exchange(comm, self._compressor, *how, average=self._average, clip=self._clip))
+
+    def _divided(self, fragments: int, *, selects: bool, decay: float) -> list[Fragment]:
+        """The layers in turn, as the paper's stride has it."""
+        number_of = {layer: place % fragments for layer, place in layers_of(self._common).items()}
+        made = []
+        for number in range(fragments):
+            names = [name for name in self._common if number_of[layer_of(name)] == number]
+            common = {name: self._common[name] for name in names}
+            own = {name: self._parameters[name] for name in names}
+            buffers = functools.partial(self._float_buffers, number_of, number)
+            offset = 0 if self._every is None else self._every * (number + 1) // fragments
+            made.append(Fragment(offset, common, own, buffers, self._compressor, selects=selects, decay=decay))
+        return made
+
+    def _check_parameters(self) -> None:
+        known = {*map(id, self._parameters.values())}
+        now = {name: one for name, one in self._model.named_parameters() if one.requires_grad}
+        other = [name for name, one in now.items() if id(one) not in known]
+        other += [name for name, one in self._parameters.items() if not one.requires_grad]
+        if other:
+            raise ValueError(
+                f"{other[0]!r} was frozen or unfrozen after DiLoCo was made: close() this one, and make another with "
+                "the optimizer of all parameters that are trained"
+            )
+
+    def _end_check(self) -> None:
+        """Raises ``TransportError`` if the checksums of the last round differ."""
+        check, self._check = self._check, None
+        if check is None:
+            return
+        self._compare(check[0].result().reshape(-1, 2), check[1])
+
+    def _compare(self, told: np.ndarray[Any, Any], number: int) -> None:
+        others = np.flatnonzero((told != told[0]).any(axis=1))
+        if others.size:
+            other = int(others[0])
+            self._differs = True
+            theirs, ours = told[other, 1], told[0, 1]
+            if theirs != ours:
+                text = (
+                    f"rank {other} has ended round {theirs} and rank 0 round {ours}: load a state_dict() of one moment "
+                    "on all ranks"
+                )
+            else:
+                text = (
+                    f"the common parameters of rank {other} and rank 0 differ after round {ours}: they were changed "
+                    "from outside, or the ranks' CPUs round differently"
+                )
+            self._comm.abort(text)
+            raise TransportError(text, rank=self._comm.rank, peer=other, operation="DiLoCo.exchange")
+
+    def checksum(self) -> int:
+        """CRC-32 of the common parameters' bytes, the same on all ranks after a round."""
+        found = 0
+        for one in self._common.values():
+            found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
+        return found
+
+    def _float_buffers(self, number_of: Mapping[str, int], number: int) -> list[Tensor]:
+        """Of the fragment with that number."""
+        return [
+            one
+            for name, one in self._model.named_buffers()
+            if one.is_floating_point() and one.numel() and number_of.get(layer_of(name), 0) == number
+        ]
+
+    @torch.no_grad()
+    def _copy_from(self, source: int, *, takes: bool = True) -> None:
+        trained = {*map(id, self._parameters.values())}
+        frozen = [one for one in self._model.parameters() if id(one) not in trained]
+        for one in (*self._common.values(), *frozen, *self._model.buffers()):
+            held = one.detach().cpu().contiguous().clone()
+            broadcast_any(held, source, self._comm)
+            if takes:
+                one.copy_(held)
+        for fragment in self._fragments if takes else ():
+            fragment.take_over(0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy of what training needs to go on bitwise, beside the model's and the inner optimizer's states.
+
+        That is the common parameters, the outer optimizer, this rank's residuals, the round and the steps in it, and
+        the averages of fragments in flight, which it waits for. ``telegrad.ddp.reshard`` makes the states of another
+        number of replicas. Raises ``TransportError`` where an exchange in flight has failed.
+        """
+        for one in self._in_flight():
+            one.complete()
+            one.keep()
+        self._end_check()
+        return {
+            **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
+            "inner_steps": self._steps,
+            "fragments": [one.state_dict() for one in self._fragments],
+            "sums": tuple(sum for one in self._fragments if one.sums for sum in one.sums.state_dict()),
+            "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
+            "common": {name: one.detach().clone() for name, one in self._common.items()},
+            "outer": copy.deepcopy(self.outer.state_dict()),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict()`` gave on this rank, with the weights and buffers of its replica.
+
+        Load the states of the model and the inner optimizer before or after. Raises ``ValueError`` for a state of
+        another model, rank or number of ranks; then nothing is changed.
+        """
+        self._wait_for_flights()
+        step = checked_step(state, self._comm, "DiLoCo")
+        steps = checked_count(state.get("inner_steps", 0), "state['inner_steps']")
+        common: Any = state.get("common")
+        replica: Any = state.get("replica")
+        if _shapes_of(common) != _shapes_of(self._common) or _shapes_of(replica) != _shapes_of(self._replica()):
+            raise ValueError(
+                "state['common'] is not of this model: load what state_dict() gave with the same parameters"
+            )
+        if self._every is not None and steps >= self._every:
+            raise ValueError(
+                f"state['inner_steps']={steps} is no step of a round of every={self._every}: use the same every="
+            )
+        sums = [one.sums.fitting(state.get("sums", ())) if one.sums else {} for one in self._fragments]
+        fragments = state.get("fragments", [{"has_moved": steps > 0, "left": None}])
+        if len(fragments) != len(self._fragments) or not all(
+            one.fits(own, self._delay) for one, own in zip(self._fragments, fragments, strict=True)
+        ):
+            raise ValueError(
+                f"state['fragments'] are others than with fragments={len(self._fragments)}, delay={self._delay}: use "
+                "those that it was saved with"
+            )
+        before = copy.deepcopy(self.outer.state_dict())
+        if not isinstance(state.get("outer"), Mapping) or not before.keys() <= state["outer"].keys():
+            raise ValueError("state has no 'outer' of an optimizer: it must come from DiLoCo.state_dict()")
+        self.outer.load_state_dict(copy.deepcopy(state["outer"]))  # which would share its tensors
+        try:
+            self._compressor.load_state_dict(state["compressor"])
+        except ValueError:
+            self.outer.load_state_dict(before)
+            raise
+        with torch.no_grad():
+            for name, one in self._common.items():
+                one.copy_(common[name])
+            for name, held in self._replica().items():
+                held.copy_(replica[name])
+        for fragment, found, own in zip(self._fragments, sums, fragments, strict=True):
+            fragment.load_state_dict(own, found)
+        self._round, self._steps, self._has_begun = step, steps, True
+
+    def _replica(self) -> dict[str, Tensor]:
+        """What ranks may have different in the middle of a round."""
+        buffers = {f"buffer {name}": one for name, one in self._model.named_buffers()}
+        return {**self._parameters, **buffers}
+
+
+def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the step that has ended was called by another step of the same optimizer. torch 2.13 runs the hooks for
+    both where a class's ``step()`` calls that of torch's class, once such a one was made in the process."""
+    calls, frame = 0, sys._getframe(2)
+    while frame.f_back is not None:
+        code = frame.f_code
+        if code.co_name == "wrapper" and code.co_filename == _STEP_WRAPPER_FILE:
+            calls += next(iter(frame.f_locals.get("args", ())), None) is optimizer
+        frame = frame.f_back
+    return calls > 1
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer of torch inside of a trainer's, whose own hooks fail (Accelerate 1.15) or are the same."""
+    while type(optimizer).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parameter]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that this rank trains")
+    if any(isinstance(one, nn.parallel.DistributedDataParallel) for one in model.modules()):
+        raise TypeError("model is a DistributedDataParallel: DiLoCo takes replicas of one rank, so give it ddp.module")
+    if not isinstance(inner_optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"inner_optimizer is a {type(inner_optimizer).__name__}: give the torch.optim.Optimizer that steps"
+        )
+    if (other := _of_optimizers.get(inner_optimizer)) is not None and other() is not None:
+        raise ValueError("inner_optimizer belongs to another DiLoCo: close() that one first")
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    for name, one in parameters.items():
+        if isinstance(one, DTensor):
+            raise TypeError(f"parameter {name!r} is a DTensor: DiLoCo takes replicas of one rank, without fully_shard")
+        if one.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise TypeError(f"parameter {name!r} is {one.dtype}: DiLoCo takes float32, bfloat16 and float16")
+    held = {id(one) for group in inner_optimizer.param_groups for one in group["params"]}
+    missing = [name for name, one in parameters.items() if id(one) not in held]
+    if not parameters or len(missing) == len(parameters):
+        raise ValueError("inner_optimizer steps no parameter of the model: give the optimizer of this model")
+    if missing:
+        raise ValueError(
+            f"inner_optimizer does not step {missing[0]!r}: give one optimizer of all parameters, or set requires_grad "
+            "to False"
+        )
+    return parameters
+
+
+def _held(parameter: nn.Parameter) -> nn.Parameter:
+    """A float32 copy in host memory."""
+    return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(parameter.detach()))
+
+
+def _checked_decay(decay: Any, *, compressed: bool) -> float:
+    if isinstance(decay, bool) or not isinstance(decay, (int, float)):
+        raise TypeError(f"decay={decay!r} must be a number in (0, 1]")
+    if not 0 < decay <= 1 or math.isnan(decay):
+        raise ValueError(f"decay={decay} must be in (0, 1]: what a residual is multiplied by in each round")
+    if decay != 1 and not compressed:
+        raise ValueError(f"decay={decay} is not used without compress=, which keeps residuals: leave it out")
+    return float(decay)
+
+
+def _check_combining(average: Any, clip: Any, compress: TopK | None) -> None:
+    check_choice(average, "average", ("ranks", "senders"))
+    if clip is not None:
+        check_choice(clip, "clip", ("median",))
+    if (average, clip) != ("ranks", None) and (compress is None or compress.combine != "allgather"):
+        raise ValueError(
+            f"average={average!r}, clip={clip!r} are for entries that every replica gathers: give "
+            'compress=TopK(combine="allgather")'
+        )
+
+
+def _checked_streaming(
+    fragments: Any, delay: Any, mix: Any, every: int | None, names: Iterable[str]
+) -> tuple[int, float]:
+    fragments, delay = checked_count(fragments, "fragments"), checked_count(delay, "delay")
+    if isinstance(mix, bool) or not isinstance(mix, (int, float)):
+        raise TypeError(f"mix={mix!r} must be a number in [0, 1]")
+    if not 0 <= mix <= 1:
+        raise ValueError(f"mix={mix} must be in [0, 1]: the share of its own parameters that a replica keeps")
+    if every is None and (fragments, delay, mix) != (1, 0, 0):
+        raise ValueError("fragments, delay and mix need every=, the inner steps within which fragments take turns")
+    layers = layers_of(names)
+    if not 1 <= fragments <= len(layers):
+        raise ValueError(
+            f"fragments={fragments} of {len(layers)} layers ({', '.join(layers):.80}): give at least 1, and at most "
+            "one for each layer"
+        )
+    if every is not None and (fragments > every or delay >= every):
+        raise ValueError(
+            f"fragments={fragments}, delay={delay} do not fit every={every}: fragments take turns, and a fragment's "
+            "average is applied before its next exchange"
+        )
+    return delay, float(mix)
+
+
+def _checked_outer(outer: Any, common: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    if isinstance(outer, torch.optim.Optimizer) or not callable(outer):
+        raise TypeError(
+            f"outer={outer!r:.80} must be a function of the parameters that makes an optimizer, as "
+            "outer=lambda parameters: torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
+        )
+    made = outer(list(common.values()))
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"outer made a {type(made).__name__}: it must return a torch.optim.Optimizer")
+    return made
+
+
+def _shapes_of(tensors: Any) -> Any:
+    return {name: tuple(one.shape) for name, one in tensors.items()} if isinstance(tensors, Mapping) else None
+
+
+def _settings_of(optimizer: torch.optim.Optimizer) -> str:
+    groups = [{name: one for name, one in group.items() if name != "params"} for group in optimizer.param_groups]
+    return f"{type(optimizer).__name__} {groups}"

@@ -1,0 +1,220 @@
+"""Fragments: the layers of a replica that are exchanged together, and their exchange while it is in flight."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from telegrad.communicator import Communicator, Work
+from telegrad.compress import Compressor
+from telegrad.ddp.bucket import ParameterSpan, layout_of_members
+from telegrad.ddp.exchange import Exchange, Fault, PlacedState, Sending, TopkStates, find_fault
+from telegrad.kernels.floats import count_nonfinite
+
+
+def layer_of(name: str) -> str:
+    """The layer of a parameter or buffer: its name up to the first number, as ``blocks.3`` of ``blocks.3.mlp.weight``;
+    without a number the module that has it."""
+    parts = name.split(".")
+    numbers = [place for place, part in enumerate(parts) if part.isdecimal()]
+    return ".".join(parts[: numbers[0] + 1] if numbers else parts[:-1])
+
+
+def layers_of(names: Iterable[str]) -> dict[str, int]:
+    """The layers of these parameters, numbered in their order."""
+    return {layer: number for number, layer in enumerate(dict.fromkeys(map(layer_of, names)))}
+
+
+@dataclass(slots=True)
+class Flight:
+    """An exchange that was started. ``left``: inner steps until the average is applied."""
+
+    left: int
+    sending: Sending | None  # None: the average is there
+    buffers: Tensor | None  # their average
+    work: Work | None = None  # of the buffers
+
+
+class Fragment:
+    """Some of a replica's parameters, and the exchange of how far they have moved.
+
+    ``offset``: the inner step of a round after which it is exchanged. ``common``: the parameters that all replicas
+    have alike; ``own``: those of this replica. ``buffers`` returns its floating-point buffers. ``selects``: residuals
+    keep what is not sent.
+    """
+
+    def __init__(
+        self,
+        offset: int,
+        common: Mapping[str, nn.Parameter],
+        own: Mapping[str, nn.Parameter],
+        buffers: Callable[[], list[Tensor]],
+        compressor: Compressor,
+        *,
+        selects: bool,
+        decay: float,
+    ) -> None:
+        self.offset, self.common = offset, common
+        self._own, self._buffers = own, buffers
+        self._compressor, self._selects, self._decay = compressor, selects, decay
+        self._spans, end = [], 0
+        for name, one in common.items():
+            self._spans.append(ParameterSpan(name, end, one.numel()))
+            end += one.numel()
+        self._moved = np.zeros(end, np.float32)
+        self._layout = layout_of_members(self._spans, end, compressor)
+        self._exchange: Exchange | None = None
+        self.has_moved = False  # since the replica took the common parameters over
+        self.flight: Flight | None = None
+
+    def connect(self, comm: Communicator, exchange: Exchange) -> None:
+        """Exchanges by these from now on."""
+        self._comm, self._exchange, self._layout.topk = comm, exchange, None
+
+    @property
+    def sums(self) -> TopkStates | None:
+        """What sums that keep a part leave to the next one."""
+        return self._exchange.topk_states if self._exchange else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy, with the average of what is in flight and over."""
+        flight = self.flight
+        average = {name: self._moved[offset : offset + size].copy() for name, offset, size in self._spans if flight}
+        return {
+            "has_moved": self.has_moved,
+            "left": None if flight is None else flight.left,
+            "average": {name: torch.from_numpy(one) for name, one in average.items()},
+            "buffers": None if flight is None or flight.buffers is None else flight.buffers.clone(),
+        }
+
+    def fits(self, state: Mapping[str, Any], delay: int) -> bool:
+        """Whether ``state`` is of such a fragment."""
+        if state["left"] is None:
+            return True
+        sizes = {name: one.numel() for name, one in state["average"].items()}
+        return state["left"] <= delay and sizes == {name: size for name, _, size in self._spans}
+
+    def load_state_dict(self, state: Mapping[str, Any], sums: Mapping[frozenset[str], PlacedState]) -> None:
+        """Takes over what ``fits``, and of ``sums`` its own. What was in flight, and has come, is lost."""
+        self.flight, self.has_moved, self._layout.topk = None, state["has_moved"], None
+        if self.sums is not None:
+            self.sums.load({names: held for names, held in sums.items() if names <= self.common.keys()})
+        if state["left"] is not None:
+            for name, offset, size in self._spans:
+                self._moved[offset : offset + size] = state["average"][name].numpy()
+            self.flight = Flight(state["left"], None, None if state["buffers"] is None else state["buffers"].clone())
+
+    @torch.no_grad()
+    def find_fault(self) -> Fault | None:
+        """Looks how far the parameters have moved, before anything is sent or changed."""
+        for name, offset, size in self._spans:
+            moved = torch.from_numpy(self._moved[offset : offset + size]).view_as(self.common[name])
+            moved.copy_(self._own[name].detach())
+            torch.sub(self.common[name], moved, out=moved)
+            if count := count_nonfinite(self._moved[offset : offset + size]):
+                return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
+        return find_fault(self._compressor, self._layout, self._moved, self._selects)
+
+    def start(self, left: int) -> None:
+        """Sends what ``find_fault`` has seen, without waiting."""
+        exchange = self._exchange
+        assert exchange is not None
+        for one in exchange.undoable:
+            one.begin()
+        try:
+            if not self._selects:
+                sending = exchange.send_densely(self._moved)
+            else:
+                self._decay_residuals()
+                sending = exchange.send(self._layout, self._moved, sound=True)
+            found = self._buffers()
+            flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in found]) if found else None
+            work = None if flat is None else self._comm.all_reduce(flat, "avg", async_op=True)
+        except BaseException:
+            self.drop()
+            raise
+        self.flight = Flight(left, sending, flat, work)
+
+    def complete(self) -> None:
+        """Waits until the average is there; ``keep`` or ``drop`` follows. Where that fails, it is dropped."""
+        flight = self.flight
+        assert flight is not None
+        if flight.sending is None:
+            return
+        try:
+            for work in (*flight.sending.works, *((flight.work,) if flight.work else ())):
+                work.wait()
+            flight.sending.write()
+            flight.sending.keep()
+        except BaseException:
+            self.drop()
+            raise
+        flight.sending = flight.work = None
+
+    def keep(self) -> None:
+        """What was sent has left the residuals."""
+        self._compressor.confirm(self._names)
+        for one in self._exchange.undoable if self._exchange else ():
+            one.keep_step()
+
+    def drop(self) -> None:
+        """Residuals are as before ``start``, and nothing is in flight."""
+        self.flight = None
+        self._compressor.revert(self._names)
+        for one in self._exchange.undoable if self._exchange else ():
+            one.drop_step()
+
+    def apply(self, outer: torch.optim.Optimizer) -> None:
+        """Moves the common parameters by the average."""
+        for name, offset, size in self._spans:
+            self.common[name].grad = torch.from_numpy(self._moved[offset : offset + size]).view_as(self.common[name])
+        try:
+            outer.step()  # parameters without a gradient, those of other fragments, keep their momentum
+        finally:
+            for one in self.common.values():
+                one.grad = None
+
+    @torch.no_grad()
+    def take_over(self, mix: float) -> None:
+        """The replica goes on with the common parameters, and with ``mix`` of its own."""
+        flight, self.flight = self.flight, None
+        pairs: list[tuple[Tensor, Tensor]] = [(self._own[name], one) for name, one in self.common.items()]
+        if flight is not None and flight.buffers is not None:
+            found = self._buffers()
+            pairs += zip(found, _split(flight.buffers, found), strict=True)
+        for own, common in pairs:
+            common = common.view_as(own)
+            own.copy_(common if mix == 0 else common.to(own.device).lerp(own.detach().float(), mix))
+        self.has_moved = mix > 0
+
+    def checksum(self, *, with_average: bool = False) -> int:
+        """CRC-32 of the common parameters' bytes, and of the average that has come."""
+        found = zlib.crc32(self._moved.data.cast("B")) if with_average else 0
+        for one in self.common.values():
+            found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
+        return found
+
+    @property
+    def _names(self) -> list[str]:
+        return [*self.common]
+
+    def _decay_residuals(self) -> None:
+        if self._decay == 1:
+            return
+        for entry in (part.entry for part in self._layout.parts):
+            self._compressor.residuals.about_to_change(entry)
+            entry.values *= np.float32(self._decay)
+            entry.peak *= self._decay
+
+
+def _split(flat: Tensor, like: Iterable[Tensor]) -> Iterator[Tensor]:
+    start = 0
+    for one in like:
+        yield flat[start : start + one.numel()]
+        start += one.numel()

@@ -1,0 +1,99 @@
+"""A replica of test_membership.py, in a process of its own: it writes a line for each round that it has ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from replicas import batch, network
+from torch.distributed import TCPStore
+
+import telegrad
+from telegrad.diloco import ReplicaGroup
+
+EVERY, LIVENESS_S = 6, 3.0
+OPTIONS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "sparse": {"compress": telegrad.TopK(0.1, small_elements=0, combine="allgather"), "decay": 0.9},
+    "streaming": {"fragments": 3, "delay": 2, "mix": 0.5},
+}
+OPTIONS |= {"half a round": OPTIONS["sparse"], "diverges": {}, "leaves": {}, "differs": {}}
+
+
+def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float = 0.01) -> None:
+    """``number``: of the replica, and of its data. It ends with the round that the store has under "last"."""
+    with open(output, "a") as file:
+
+        def say(**what: Any) -> None:
+            file.write(json.dumps({"replica": number, **what}) + "\n")
+            file.flush()
+
+        try:
+            _train(port, replicas, number, kind, pause_s, say)
+        except BaseException as error:
+            say(error=f"{type(error).__name__}: {error}")
+            raise
+
+
+def fail_after_agreement(diloco: telegrad.DiLoCo) -> None:
+    """In the fifth round the other replicas hear from this one, and apply the average; it does not hear from them."""
+    agree = diloco._agree
+
+    def heard_by_others(*arguments: Any) -> None:
+        agree(*arguments)
+        if diloco.rounds == 4:
+            raise telegrad.TransportError("the test says so")
+
+    diloco._agree = heard_by_others  # type: ignore[method-assign]
+
+
+def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say: Callable[..., None]) -> None:
+    torch.set_num_threads(1)
+    warnings.showwarning = lambda message, *_, **__: say(warned=str(message))  # type: ignore[assignment]
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    group = ReplicaGroup(store, replicas, name="test", liveness_timeout_s=LIVENESS_S, join_timeout_s=15.0)
+    model = network(number)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY, **OPTIONS[kind])
+    if kind == "half a round" and number == 1:
+        fail_after_agreement(diloco)
+    step, told = 0, diloco.rounds
+    say(began=told, checksum=diloco.checksum())
+    while not (store.check(["last"]) and told >= int(store.get("last"))):
+        x, y = batch(number, step)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        time.sleep(pause_s)
+        if number == 1 and step == 6 * EVERY - 1:
+            if kind == "leaves":
+                diloco.close()
+                return
+            with torch.no_grad():
+                if kind == "diverges":
+                    next(model.parameters()).fill_(math.nan)
+                elif kind == "differs":
+                    next(iter(diloco._common.values())).add_(1.0)
+        try:
+            optimizer.step()
+        except telegrad.NonFiniteGradient as error:
+            say(diverged=str(error))
+            try:
+                diloco.exchange()
+            except ValueError as left:
+                say(left=str(left))
+            diloco.close()
+            optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+            diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY)
+            told = diloco.rounds
+        step += 1
+        if diloco.rounds != told:
+            told = diloco.rounds
+            say(round=told, checksum=diloco.checksum(), size=diloco.comm.world_size, step=step)
+    diloco.exchange()
+    say(ended=diloco.rounds, checksum=diloco.checksum())
+    diloco.close()
