@@ -522,7 +522,7 @@ def _cautions(recommended: Prediction, recipe: Recipe) -> list[str]:
             "run first (docs/results/accuracy.md). If you clip, give clip_norm= (docs/how-to/clipping.md)."
         )
         said.append(
-            "What suits AdamW: docs/results/adamw.md."
+            "In a job of few hundred steps send all values in the first tenth (docs/how-to/adamw.md)."
             if recipe.optimizer in ("adam", "adamw")
             else "Who applies the momentum matters (docs/how-to/sgd-momentum.md)."
         )
