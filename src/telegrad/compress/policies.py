@@ -174,7 +174,7 @@ class ByShape:
       few of their rows, so their gradients have a high rank. ``density``: the share of these entries; ``select``: a
       selection or its name."""
 
-    rank: int = 8
+    rank: int = 16
     small_elements: int = 2048
     tables: tuple[str, ...] = ()
     density: float = 0.01

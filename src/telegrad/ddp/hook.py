@@ -70,7 +70,7 @@ class RefusesCopies:
 
 
 class DDPState(RefusesCopies):
-    """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses gradients to about 1 % of
+    """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses gradients to 1 or 2 % of
     their bytes.
 
     ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that

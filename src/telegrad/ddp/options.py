@@ -270,7 +270,7 @@ class LowRank:
     """Sends each gradient matrix as the product of two narrow ones (PowerSGD). A residual keeps the rest on its rank,
     and adds it to the next gradient (error feedback).
 
-    ``rank``: how many columns each of the two has, at least 1; 2 to 16 are usual. A matrix of n rows and m columns
+    ``rank``: how many columns each of the two has, at least 1; 4 to 32 are usual. A matrix of n rows and m columns
     travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
     ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
     those of which more than half would travel.
@@ -283,7 +283,7 @@ class LowRank:
     Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
     """
 
-    rank: int = 8
+    rank: int = 16
     small_elements: int = 2048
     values: str = "int8"
     policy: Policy | None = None

@@ -223,10 +223,13 @@ def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
     def seconds(size: int) -> float:
         if ranks == 1:
             return 0.0
-        values = ceil_div(size // ELEMENT_BYTES, ranks)
+        values = ceil_div(size // ELEMENT_BYTES, ranks if ranks > 2 else 1)  # two swap their whole vectors
         buckets = ceil_div(values, BUCKET) * BUCKET  # slices are of whole ones
         share = ceil_div(buckets * bits // 8 + buckets // BUCKET * ELEMENT_BYTES, ELEMENT_BYTES) * ELEMENT_BYTES
         one = cluster.spread_costs
+        if ranks == 2:
+            first_s = min(size, _PIECES_AHEAD * CARD_BYTES * 32 / bits) * gamma
+            return one.alpha_s + max(first_s + share * one.beta_s_per_byte, 4 * size * gamma)
         split_s = (ranks - 1) * (one.alpha_s + share * one.beta_s_per_byte)
         gather_s = allgather(ranks, share, cluster.ring_costs).time_s
         # Shares are encoded and added beside what travels, but for the first, and then the sum is decoded.
