@@ -27,7 +27,7 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import BucketTopK
 from telegrad.compress.arguments import checked_count
 from telegrad.ddp.exchange import Exchange, check_used
-from telegrad.ddp.options import TopK, check_choice, compressor_of, encoding_of
+from telegrad.ddp.options import Quantised, TopK, check_choice, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
@@ -66,10 +66,11 @@ class DiLoCo:
     ranks now; weights that you load later must be the same on all. ``comm``: a Communicator of one rank for each
     replica, or a ``telegrad.diloco.ReplicaGroup``, with which training goes on when replicas are lost and come.
     ``every``: inner steps in a round, at least 1; ``None``: you call ``exchange()``. ``outer``: called with the common
-    parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with ``compress``.
-    ``compress``: a ``TopK``: only the largest entries of a pseudo-gradient are sent, and a residual keeps the rest;
-    ``None``: all of it is sent. ``decay``: what a residual is multiplied by in each round, in (0, 1]. ``verify``: the
-    replicas compare a checksum of their parameters in every so many rounds; 0: never. A ReplicaGroup does in each.
+    parameters, returns an optimizer; ``None``: ``telegrad.diloco.nesterov``, or ``plain`` with a ``TopK``.
+    ``compress``: what travels of a pseudo-gradient; a residual keeps the rest. ``None``: all. A ``TopK``: the largest
+    entries. A ``Quantised`` of one format: all of it, rounded.
+    ``decay``: what a residual is multiplied by in each round, in (0, 1]. ``verify``: the replicas compare a checksum
+    of their parameters in every so many rounds; 0: never. A ReplicaGroup does in each.
 
     Two more options are for a ``TopK(combine="allgather")``, and for the tensors that it compresses. ``average``: the
     sum of an entry is divided by the number of ``"ranks"``, or by that of its ``"senders"``. ``clip="median"``: the
@@ -100,7 +101,7 @@ class DiLoCo:
         *,
         every: int | None = 30,
         outer: MakeOuter | None = None,
-        compress: TopK | None = None,
+        compress: TopK | Quantised | None = None,
         decay: float = 1.0,
         average: str = "ranks",
         clip: str | None = None,
@@ -122,25 +123,20 @@ class DiLoCo:
             self._every = None if every is None else checked_count(every, "every")
             if self._every == 0:
                 raise ValueError(f"every={every} must be at least 1: the inner steps of a round; None: you exchange")
-            if compress is not None and not isinstance(compress, TopK):
-                raise TypeError(
-                    f"compress={compress!r} must be a telegrad.TopK, or None: all of a pseudo-gradient is sent"
-                )
-            if compress is not None and compress.feedback != "gradients":
-                raise ValueError("feedback='steps' is for gradients: leave it out")
+            topk, wire = _checked_compress(compress)
             decay = _checked_decay(decay, compressed=compress is not None)
-            _check_combining(average, clip, compress)
+            _check_combining(average, clip, topk)
             self._average, self._clip = average, clip
             self._delay, self._mix = _checked_streaming(fragments, delay, mix, self._every, self._parameters)
             self._common = {name: _held(one) for name, one in self._parameters.items()}
-            self.outer = _checked_outer(outer or (nesterov if compress is None else plain), self._common)
-            self._compressor = compressor_of(self._common, compress, None, None)
+            self.outer = _checked_outer(outer or (plain if isinstance(compress, TopK) else nesterov), self._common)
+            self._compressor = compressor_of(self._common, topk, None, None)
             self._compressor.record(True)  # so that the exchange of each fragment can be undone
-            self._chosen = compress or TopK()
+            self._chosen = topk or TopK()
             self._encoding = encoding_of(self._chosen, self._common)
             self.stats = DDPStats()
             check_used(self._compressor, self._chosen.values, self._chosen.combine)
-            self._fragments = self._divided(fragments, selects=compress is not None, decay=decay)
+            self._fragments = self._divided(fragments, selects=topk is not None, wire=wire, decay=decay)
             self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(decay)}
             self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
             self._config |= {"average": average, "clip": str(clip)}
@@ -206,7 +202,7 @@ class DiLoCo:
         *,
         every: int = 100,
         outer: MakeOuter | None = None,
-        compress: TopK | None = None,
+        compress: TopK | Quantised | None = None,
         decay: float = 1.0,
         fragments: int | None = None,
         delay: int = 1,
@@ -478,7 +474,7 @@ class DiLoCo:
         for one in self._fragments:
             one.connect(comm, Exchange(comm, self._compressor, *how, average=self._average, clip=self._clip))
 
-    def _divided(self, fragments: int, *, selects: bool, decay: float) -> list[Fragment]:
+    def _divided(self, fragments: int, *, selects: bool, wire: str | None, decay: float) -> list[Fragment]:
         """The layers in turn, as the paper's stride has it."""
         number_of = {layer: place % fragments for layer, place in layers_of(self._common).items()}
         made = []
@@ -488,7 +484,8 @@ class DiLoCo:
             own = {name: self._parameters[name] for name in names}
             buffers = functools.partial(self._float_buffers, number_of, number)
             offset = 0 if self._every is None else self._every * (number + 1) // fragments
-            made.append(Fragment(offset, common, own, buffers, self._compressor, selects=selects, decay=decay))
+            options: dict[str, Any] = {"selects": selects, "wire": wire, "decay": decay}
+            made.append(Fragment(offset, common, own, buffers, self._compressor, **options))
         return made
 
     def _check_parameters(self) -> None:
@@ -679,6 +676,21 @@ def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parame
 def _held(parameter: nn.Parameter) -> nn.Parameter:
     """A float32 copy in host memory."""
     return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(parameter.detach()))
+
+
+def _checked_compress(compress: Any) -> tuple[TopK | None, str | None]:
+    """Which entries are sent, and the format of sums of all values."""
+    if compress is not None and not isinstance(compress, (TopK, Quantised)):
+        raise TypeError(
+            f"compress={compress!r} must be a telegrad.TopK or Quantised, or None: all of a pseudo-gradient is sent"
+        )
+    if compress is not None and compress.feedback != "gradients":
+        raise ValueError("feedback='steps' is for gradients: leave it out")
+    if not isinstance(compress, Quantised):
+        return compress, None
+    if len(compress.values) > 1:
+        raise ValueError(f"values={compress.values!r} must be one format: nothing is measured that would choose")
+    return compress.as_topk(), compress.values[0]
 
 
 def _checked_decay(decay: Any, *, compressed: bool) -> float:

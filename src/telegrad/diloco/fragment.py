@@ -46,7 +46,7 @@ class Fragment:
 
     ``offset``: the inner step of a round after which it is exchanged. ``common``: the parameters that all replicas
     have alike; ``own``: those of this replica. ``buffers`` returns its floating-point buffers. ``selects``: residuals
-    keep what is not sent.
+    keep what is not sent, of entries or of all values in the format ``wire``.
     """
 
     def __init__(
@@ -58,11 +58,12 @@ class Fragment:
         compressor: Compressor,
         *,
         selects: bool,
+        wire: str | None,
         decay: float,
     ) -> None:
         self.offset, self.common = offset, common
         self._own, self._buffers = own, buffers
-        self._compressor, self._selects, self._decay = compressor, selects, decay
+        self._compressor, self._selects, self._wire, self._decay = compressor, selects, wire, decay
         self._spans, end = [], 0
         for name, one in common.items():
             self._spans.append(ParameterSpan(name, end, one.numel()))
@@ -132,7 +133,10 @@ class Fragment:
                 sending = exchange.send_densely(self._moved)
             else:
                 self._decay_residuals()
-                sending = exchange.send(self._layout, self._moved, sound=True)
+                if self._wire is None or not self._layout.parts:
+                    sending = exchange.send(self._layout, self._moved, sound=True)
+                else:
+                    sending = exchange.send_quantised(self._layout, self._moved, self._wire)
             found = self._buffers()
             flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in found]) if found else None
             work = None if flat is None else self._comm.all_reduce(flat, "avg", async_op=True)

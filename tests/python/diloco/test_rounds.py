@@ -13,7 +13,7 @@ from replicas import Net, average_statistics, batch, flat, local_models, network
 from threaded_ranks import on_ranks, outcomes
 
 import telegrad
-from telegrad import Communicator, DiLoCo, NonFiniteGradient, TopK, TransportError
+from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, TopK, TransportError
 from telegrad.compress import BucketTopK
 from telegrad.ddp import reshard
 
@@ -137,6 +137,48 @@ def test_a_sparse_round_sends_two_hundredths_of_the_bytes() -> None:
 
     for sent, dense in on_ranks(2, run):
         assert sent * 200 < dense
+
+
+@pytest.mark.parametrize("values", ["int8", "qsgd4"])
+def test_rounded_moves_are_sent_or_kept(values: str) -> None:
+    """The sum of all moves is that of the averages, and of what residuals keep."""
+
+    def run(comm: Communicator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        model = network()
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        compress = Quantised(values, small_elements=0)
+        diloco = DiLoCo(model, comm, optimizer, every=None, compress=compress, outer=lambda found: SGD(found, 1.0))
+        begun = common = flat(model)
+        moves = np.zeros_like(begun)
+        for number in range(6):
+            train(model, optimizer, comm.rank, range(number * 3, (number + 1) * 3))
+            moves += common - flat(model)
+            diloco.exchange()
+            common = flat(model)
+        held = diloco.state_dict()["compressor"]["parameters"]
+        kept = [held[name]["residual"].numpy() for name, _ in model.named_parameters()]
+        return moves, begun - common, np.concatenate(kept)
+
+    found = on_ranks(3, run)
+    kept = sum(one for _, _, one in found)
+    assert all(np.array_equal(came, found[0][1]) for _, came, _ in found)
+    assert np.abs(kept).max() > 0
+    np.testing.assert_allclose(3 * found[0][1] + kept, sum(moves for moves, _, _ in found), atol=2e-6)
+
+
+def test_a_rounded_round_sends_its_bits() -> None:
+    def run(comm: Communicator, compress: Quantised | None) -> int:
+        model = torch.nn.Linear(256, 256, bias=False)
+        diloco = DiLoCo(model, comm, SGD(model.parameters(), 0.1), every=None, compress=compress, verify=0)
+        before = comm.stats()["bytes_sent"]
+        diloco.exchange()
+        return int(comm.stats()["bytes_sent"] - before)
+
+    (dense, _), (rounded, _) = (
+        on_ranks(2, lambda comm, compress=compress: run(comm, compress)) for compress in (None, Quantised("qsgd4"))
+    )
+    assert dense == 4 * 256**2
+    assert rounded == pytest.approx(dense / 8, rel=0.02)
 
 
 @pytest.mark.parametrize("options", [{}, {"values": "packed-qsgd2", "combine": "allgather"}], ids=["", "rounded"])
@@ -368,7 +410,8 @@ def test_options_that_differ_are_told_to_all() -> None:
         ({"decay": 0.5}, ValueError, "decay=0.5 is not used without compress="),
         ({"decay": 0.0, "compress": TopK()}, ValueError, "decay=0.0 must be in"),
         ({"decay": "x", "compress": TopK()}, TypeError, "decay='x'"),
-        ({"compress": "topk"}, TypeError, "compress='topk' must be a telegrad.TopK"),
+        ({"compress": "topk"}, TypeError, "compress='topk' must be a telegrad.TopK or Quantised"),
+        ({"compress": Quantised(("int8", "bf16"))}, ValueError, "must be one format"),
         ({"compress": TopK(feedback="steps")}, ValueError, "feedback='steps' is for gradients"),
         ({"outer": 0.7}, TypeError, "outer=0.7 must be a function of the parameters"),
         ({"outer": lambda parameters: 1}, TypeError, "outer made a int"),

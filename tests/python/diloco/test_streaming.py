@@ -13,7 +13,7 @@ import pytest
 from replicas import Net, batch, flat, local_models, network, train, write
 from threaded_ranks import on_ranks, outcomes
 
-from telegrad import Communicator, DiLoCo, NonFiniteGradient, TopK, TransportError
+from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, TopK, TransportError
 from telegrad.compress import BucketTopK
 from telegrad.ddp import reshard
 
@@ -233,11 +233,12 @@ RESUMED: list[dict[str, Any]] = [
     {},
     {"compress": TopK(0.1, "topk", small_elements=0, values="packed-qsgd2", combine="allgather"), "decay": 0.9},
     {"compress": TopK(0.1, small_elements=0, combine="oktopk")},
+    {"compress": Quantised("int8", small_elements=0), "decay": 0.9},
 ]
 
 
 @pytest.mark.parametrize("steps", [10, 11])
-@pytest.mark.parametrize("options", RESUMED, ids=["dense", "gathered", "oktopk"])
+@pytest.mark.parametrize("options", RESUMED, ids=["dense", "gathered", "oktopk", "rounded"])
 def test_training_goes_on_bitwise_with_fragments_in_flight(options: dict[str, Any], steps: int) -> None:
     def run(comm: Communicator) -> None:
         def made(model: Net) -> tuple[Any, DiLoCo]:
