@@ -112,7 +112,7 @@ def test_sums_that_round_stand_beside_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--wires", "bf16,float8", "'float8' does not exist: use bf16, f16, int8, qsgd8, qsgd4, qsgd2, all"),
+        ("--wires", "bf16,float8", f"'float8' does not exist: use {', '.join(WIRE_BITS)}, all"),
         ("--peers", "nccl", "use gloo, mpich or none"),
         ("--nodes", "2", "network 'shm' has no nodes"),
     ],
