@@ -209,12 +209,14 @@ class DiLoCo:
         mix: float = 0.5,
     ) -> DiLoCo:
         """Streaming DiLoCo: fragments of three layers each (``fragments=None``), in turn; averages are applied
-        ``delay`` steps later. Values travel in 32 bits, where the paper has 4. Source: arXiv 2501.18512."""
+        ``delay`` steps later. Values travel in 32 bits, or as ``compress`` says; the paper has 4. Source: arXiv
+        2501.18512."""
         if fragments is None and isinstance(model, nn.Module):
             layers = len(layers_of(name for name, one in model.named_parameters() if one.requires_grad))
-            fragments = max(1, min(math.ceil(layers / 3), every))
+            fragments = max(1, min(math.ceil(layers / 3), every if isinstance(every, int) else layers))
         named = {"every": every, "outer": outer, "compress": compress, "decay": decay}
-        return cls(model, comm, inner_optimizer, fragments=fragments or 1, delay=delay, mix=mix, **named)  # type: ignore[arg-type]
+        named |= {"fragments": 1 if fragments is None else fragments, "delay": delay, "mix": mix}
+        return cls(model, comm, inner_optimizer, **named)  # type: ignore[arg-type]
 
     @property
     def comm(self) -> Communicator:
@@ -377,7 +379,8 @@ class DiLoCo:
             if self._differs:
                 self._leave()
                 raise
-            warnings.warn(f"a replica was lost, and with it what it had not sent: {error}", RuntimeWarning, 4)
+            text = "an exchange failed, so the replicas agree on who is left; what others had not sent is lost"
+            warnings.warn(f"{text}: {error}", RuntimeWarning, 4)
             self._regroup(failed=True)
         while self._is_wanted:
             self._is_wanted = failed = False
@@ -532,13 +535,13 @@ class DiLoCo:
             found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
         return found
 
-    def _float_buffers(self, number_of: Mapping[str, int], number: int) -> list[Tensor]:
+    def _float_buffers(self, number_of: Mapping[str, int], number: int) -> dict[str, Tensor]:
         """Of the fragment with that number."""
-        return [
-            one
+        return {
+            name: one
             for name, one in self._model.named_buffers()
             if one.is_floating_point() and one.numel() and number_of.get(layer_of(name), 0) == number
-        ]
+        }
 
     @torch.no_grad()
     def _copy_from(self, source: int, *, takes: bool = True) -> None:

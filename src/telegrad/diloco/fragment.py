@@ -54,7 +54,7 @@ class Fragment:
         offset: int,
         common: Mapping[str, nn.Parameter],
         own: Mapping[str, nn.Parameter],
-        buffers: Callable[[], list[Tensor]],
+        buffers: Callable[[], Mapping[str, Tensor]],
         compressor: Compressor,
         *,
         selects: bool,
@@ -120,6 +120,11 @@ class Fragment:
             torch.sub(self.common[name], moved, out=moved)
             if count := count_nonfinite(self._moved[offset : offset + size]):
                 return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
+        for name, one in self._buffers().items():
+            if count := int(torch.isnan(one).sum()):
+                return Fault(
+                    name, f"{count} of {one.numel()} values of the buffer {name!r} have become NaN in training"
+                )
         return find_fault(self._compressor, self._layout, self._moved, self._selects)
 
     def start(self, left: int) -> None:
@@ -137,7 +142,7 @@ class Fragment:
                     sending = exchange.send(self._layout, self._moved, sound=True)
                 else:
                     sending = exchange.send_quantised(self._layout, self._moved, self._wire)
-            found = self._buffers()
+            found = self._buffers().values()
             flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in found]) if found else None
             work = None if flat is None else self._comm.all_reduce(flat, "avg", async_op=True)
         except BaseException:
@@ -190,11 +195,15 @@ class Fragment:
         flight, self.flight = self.flight, None
         pairs: list[tuple[Tensor, Tensor]] = [(self._own[name], one) for name, one in self.common.items()]
         if flight is not None and flight.buffers is not None:
-            found = self._buffers()
+            found = self._buffers().values()
             pairs += zip(found, _split(flight.buffers, found), strict=True)
         for own, common in pairs:
             common = common.view_as(own)
-            own.copy_(common if mix == 0 else common.to(own.device).lerp(own.detach().float(), mix))
+            if mix:
+                common = common.to(own.device)
+                mixed = common.lerp(own.detach().float(), mix)
+                common = torch.where(mixed.isnan(), common, mixed)  # of two infinities, as in a mask
+            own.copy_(common)
         self.has_moved = mix > 0
 
     def checksum(self, *, with_average: bool = False) -> int:

@@ -121,7 +121,7 @@ def test_a_replica_that_is_killed_costs_its_own_round_only(job: Callable[..., Jo
     running.wait_for_rounds(0)
     running.finish([0, 2])
     for number in (0, 2):
-        assert "a replica was lost, and with it what it had not sent" in warnings_of(running, number)
+        assert "an exchange failed, so the replicas agree on who is left" in warnings_of(running, number)
         rounds = [one for one in running.said(number) if "round" in one]
         assert {one["size"] for one in rounds} == {3, 2}
         if kind != "streaming":

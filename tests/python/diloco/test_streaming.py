@@ -422,3 +422,51 @@ def test_a_state_of_other_fragments_changes_nothing() -> None:
 def test_the_batch_of_a_rank_is_its_own() -> None:
     """Else replicas would not differ, and averages prove nothing."""
     assert not torch.equal(batch(0, 0)[0], batch(1, 0)[0])
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.5, 1.0])
+def test_infinities_of_a_mask_stay(mix: float) -> None:
+    def run(comm: Communicator) -> Any:
+        model = network()
+        model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+        optimizer = SGD(model.parameters(), 0.01)
+        diloco = DiLoCo(model, comm, optimizer, every=2, mix=mix)
+        train(model, optimizer, comm.rank, range(4))
+        assert diloco.rounds == 2
+        return model.mask
+
+    for mask in on_ranks(2, run):
+        assert torch.equal(mask, torch.full((3, 3), -math.inf).triu(1))
+
+
+def test_nan_in_a_buffer_stays_on_its_replica() -> None:
+    def run(comm: Communicator) -> tuple[BaseException, bool]:
+        model = network()
+        optimizer = SGD(model.parameters(), 0.01)
+        diloco = DiLoCo(model, comm, optimizer, every=None)
+        train(model, optimizer, comm.rank, range(1))
+        if comm.rank == 1:
+            model[1].running_mean[0] = math.nan
+        with pytest.raises((NonFiniteGradient, TransportError)) as raised:
+            diloco.exchange()
+        return raised.value, bool(model[1].running_mean.isnan().any())
+
+    (other, spread), (own, _) = on_ranks(2, run)
+    assert isinstance(own, NonFiniteGradient)
+    assert "1 of 16 values of the buffer '1.running_mean' have become NaN" in str(own)
+    assert isinstance(other, TransportError)
+    assert not spread
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"every": None}, ValueError, "need every="),
+        ({"every": "5"}, TypeError, "every='5'"),
+        ({"fragments": 0}, ValueError, "fragments=0 of 3 layers"),
+    ],
+)
+def test_streaming_says_what_does_not_fit(options: dict[str, Any], error: type[Exception], match: str) -> None:
+    model = network()
+    with Communicator.local(1)[0] as comm, pytest.raises(error, match=match):
+        DiLoCo.streaming(model, comm, SGD(model.parameters(), 0.1), **options)
