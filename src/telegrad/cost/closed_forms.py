@@ -314,8 +314,8 @@ SHORT_MESSAGE_BYTES = 32 << 10  # kShortMessageBytes of allgather_short.hpp
 TURN_BYTES = 32 << 10  # Transport::kTurnBytes
 SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse/split.cpp
 SHARES_UNDER_WAY = 16  # kWindow of sparse/split.cpp
-BINS_LEAST = 1024  # kBinsLeast of pooled_slices.cpp
-THRESHOLD_COUNTS = 256  # kBuckets of topk/threshold.cpp
+_THRESHOLD_COUNTS = 256  # about
+_VARINT_BYTES = 2  # of most counts of entries
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
 
@@ -375,16 +375,15 @@ def allreduce_topk(
     keep: int,
     costs: Costs,
     *,
-    slices: Literal["reused", "cut", "recut"],
+    slices: Literal["reused", "cut"],
     finds_threshold: bool,
     packed: bool = False,
 ) -> Cost:
     """Ok-Topk of a sum that keeps k′ = ``keep``: (2P + O(log P))α + 2(k + k′)(P−1)/P·β in words, for alike shares.
 
-    A call that reuses slices and threshold allreduces P + 1 counts, splits, gathers two counts of each rank and the
-    kept shares. Where slices are ``"cut"``, as at every 64th call, histograms of 1,024 bins are allreduced instead,
-    until no boundary lies in one with more than P entries; where they are ``"recut"`` because an owner would get too
-    much, both. A call that ``finds_threshold`` anew, as every 32nd, also allreduces 256 counts four times. Raises
+    A call allreduces P + 1 counts, splits, gathers two counts of each rank and the kept shares. Where slices are
+    ``"cut"``, since an owner would get more than chance brings, histograms are allreduced too: two levels, about. A
+    call that ``finds_threshold`` anew, as every 32nd, also allreduces 256 counts two or three times. Raises
     ``ValueError`` for sizes that make no sense. Source: Li, Hoefler, PPoPP 2022, §3.1, as
     docs/explanation/algorithms.md has it.
     """
@@ -397,13 +396,13 @@ def allreduce_topk(
     split = _split(ranks, dimension, entries, costs, packed)
     parts = [(split, 1.0), (_gather_shares(ranks, ceil_div(dimension, ranks), kept, costs, packed), 1.0)]
     work_s = 2 * held * ELEMENT_BYTES * gamma  # counting and taking what is kept
-    if slices != "cut":
-        parts.append((_sum_of_counts(ranks, ranks + 1, costs), 1.0))
-    if slices != "reused":
-        parts += [(_sum_of_counts(ranks, bins, costs), likely) for bins, likely in _histograms(ranks, entries)]
+    parts.append((_sum_of_counts(ranks, ranks + 1, costs), 1.0))
+    if slices == "cut" and entries:
+        parts.append((_sum_of_counts(ranks, _bins(ranks, entries), costs), 2.0))
     if finds_threshold:
-        parts.append((_sum_of_counts(ranks, THRESHOLD_COUNTS, costs), float(ELEMENT_BYTES)))
-        work_s += ELEMENT_BYTES * held * ELEMENT_BYTES * gamma
+        sums = 2 if entries <= _THRESHOLD_COUNTS else 3  # exponents, a digit of many, and what is left
+        parts.append((_sum_of_counts(ranks, min(entries, _THRESHOLD_COUNTS), costs), sums))
+        work_s += sums * held * ELEMENT_BYTES * gamma
     parts.append((_counts_of_ranks(ranks, costs), 1.0))
     work_s += (ranks * kept + entries) * _ENTRY_BYTES * gamma  # what is left
     return Cost(
@@ -490,7 +489,7 @@ def _gather_shares(ranks: int, slice_: int, kept: float, costs: Costs, packed: b
 
 def _sum_of_counts(ranks: int, counts: int, costs: Costs) -> Cost:
     """Recursive doubling of so many integers; ranks beyond a power of two fold before and hear the sum after."""
-    size = counts * _COUNT_BYTES
+    size = counts * _VARINT_BYTES
     rounds = ranks.bit_length() - 1
     folds = ranks != 1 << rounds
     work_s = size * costs.gamma_s_per_byte
@@ -502,38 +501,15 @@ def _sum_of_counts(ranks: int, counts: int, costs: Costs) -> Cost:
 
 def _counts_of_ranks(ranks: int, costs: Costs) -> Cost:
     """Bruck's allgather of two integers."""
-    rounds, size = ceil_log2(ranks), 2 * _COUNT_BYTES
+    rounds, size = ceil_log2(ranks), 2 * _VARINT_BYTES
     time_s = rounds * costs.alpha_s + (ranks - 1) * size * costs.beta_s_per_byte
     return Cost(time_s + ranks * size * costs.gamma_s_per_byte, (ranks - 1) * size)
 
 
-def _histograms(ranks: int, entries: int) -> list[tuple[int, float]]:
-    """How many bins each level has, and how likely it comes to it: until no bin with a boundary has more than P."""
-    if ranks == 1 or entries == 0:
-        return []
-    bins = max(BINS_LEAST, 4 * ranks)
-    level = 1 << (bins.bit_length() - 1)
-    levels, in_bin, cuts, likely = [(level + 1, 1.0)], ranks * entries / level, float(ranks - 1), 1.0
-    while likely > 0.01 and len(levels) < 40:
-        crowded = _share_above(ranks - 1, in_bin)  # of the others in the bin of an entry
-        likely *= 1 - (1 - crowded) ** max(1.0, cuts)
-        cuts = max(1.0, cuts * crowded)
-        each = max(4, 1 << ((bins // max(1, round(cuts))).bit_length() - 1))
-        levels.append((round(cuts) * each, likely))
-        in_bin /= each
-    return levels
-
-
-def _share_above(most: int, expected: float) -> float:
-    """Of Poisson distributed counts with that mean."""
-    if expected > 200:
-        return 0.5 * math.erfc((most + 0.5 - expected) / math.sqrt(2 * expected))
-    term = math.exp(-expected)
-    below = term
-    for count in range(1, most + 1):
-        term *= expected / count
-        below += term
-    return max(0.0, 1 - below)
+def _bins(ranks: int, entries: int) -> int:
+    """Of a histogram: as many as divide a fair share into parts that are smaller than what chance brings."""
+    enough = max(ranks, round(3 * math.sqrt(entries)))
+    return ranks * (1 << max(1, math.ceil(math.log2(max(1.0, entries / enough)))))
 
 
 # The layout of sparse messages: the one whose saved bytes are worth its computation.

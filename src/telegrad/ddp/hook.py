@@ -28,6 +28,7 @@ from telegrad.ddp.choices import (
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
 from telegrad.ddp.low_rank import LowRankRounds, fitting_factors
 from telegrad.ddp.options import (
+    AUTO,
     LowRank,
     Momentum,
     TopK,
@@ -217,7 +218,7 @@ class DDPState(RefusesCopies):
         self.failure: Exception | None = None
         self._choices = self._watch_of_choices()
         tell_of_nesting(model, rank=self._job_rank)
-        if isinstance(sends, LowRank) and not len(self._compressor.residuals):
+        if isinstance(sends, LowRank) and compress != AUTO and not len(self._compressor.residuals):
             tell_of_nothing_compressed(sends, rank=self._job_rank)
 
     @property
