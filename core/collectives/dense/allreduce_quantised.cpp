@@ -359,7 +359,7 @@ class Swap {
     co_await pieces.finish();
   }
 
-  // What has left may be read again: its elements of `input`, which may be `output`, are written over.
+  // Own values are decoded from what was sent: `input` may be `output`, which this writes over.
   Task<void> add() {
     for (std::size_t begin = 0; begin < units(); begin += kChunkUnits) {
       const Range range = units_of(all(), begin, begin + kChunkUnits), bytes = bytes_of(range);

@@ -36,10 +36,10 @@ from telegrad.ddp.options import (
     check_choice,
     check_objects,
     checked_parameters,
-    chosen,
     compressor_of,
     encoding_of,
     plain_options,
+    resolved_compress,
     scales_of,
 )
 from telegrad.ddp.pass_use import Memories, PassUse, use_of
@@ -150,7 +150,7 @@ class DDPState(RefusesCopies):
         if asks:
             comm._usable().hint_at_stalls(STATE_IS_MISSING, STATE_IS_MISSING)
         with told_to_all(comm, asks=asks) as alike:
-            sends: TopK | LowRank | None = chosen(compress, momentum, warmup)
+            sends: TopK | LowRank | None = resolved_compress(compress, momentum, warmup)
             check_objects(sends, momentum, warmup, kinds=(TopK, LowRank))
             check_choice(nonfinite, "nonfinite", NONFINITE_POLICIES)
             check_telemetry(telemetry)

@@ -412,7 +412,7 @@ Compress = TopK | LowRank | Quantised | Cheapest
 AUTO = "auto"
 
 
-def chosen(compress: Any, momentum: object, warmup: object) -> Any:
+def resolved_compress(compress: Any, momentum: object, warmup: object) -> Any:
     """What ``compress`` stands for. ``"auto"``: a ``LowRank``, which suits every optimizer; a ``TopK`` with options
     that only it has. See docs/results/accuracy.md and docs/results/adamw.md."""
     if not isinstance(compress, str) or compress != AUTO:
