@@ -31,8 +31,8 @@ from telegrad.tools.cli.outputs import check_writable, counting, table_console, 
 Row = dict[str, Any]
 
 CLASSES, COARSE, SIDE = 10, 4, 32
-METHODS = ("dense", "lowrank-8", "lowrank-16", "topk", "topk-cold", "lowrank-8-warm")
-"""``topk``: 1 % of the entries, a tenth of the steps dense, as in ``lowrank-8-warm``; ``topk-cold``: no dense steps."""
+METHODS = ("dense", "lowrank-8", "lowrank-16", "topk", "topk-cold", "lowrank-8-warm", "lowrank-16-warm", "lowrank-32")
+"""``topk``: 1 % of the entries, a tenth of the steps dense, as in ``…-warm``; ``topk-cold``: no dense steps."""
 TASKS: tuple[str, ...] = ("colours", "noise")
 """``colours``: coarse colours under noise, for a CNN with GroupNorm. ``noise``: labels of noise alone, which take
 longer to learn, for one with BatchNorm."""

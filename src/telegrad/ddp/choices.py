@@ -291,7 +291,7 @@ class ChoiceWatch:
                     "moments",
                     f"{kinds[0]} takes its first steps on sparse averages, which fill its moments with a few large "
                     "entries and slow training for long: send matrices of low rank, by "
-                    "compress=telegrad.LowRank(rank=8), or all values at first, by "
+                    "compress=telegrad.LowRank(), or all values at first, by "
                     "warmup=telegrad.Warmup(steps=total_steps // 10) (docs/how-to/adamw.md)",
                     rank=0,
                 )

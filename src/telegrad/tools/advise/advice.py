@@ -77,12 +77,17 @@ ACCURACY_SOURCE = "benchmarks/results/2026-11-23-accuracy.json"
 """4 ranks, 3,000 steps, models of 77 to 167 thousand parameters: docs/results/accuracy.md."""
 LOW_RANK_SOURCE = "benchmarks/results/2026-11-28-adamw.json"
 """4 ranks, 120 steps, no dense first ones, a GPT of 5.3 million parameters: docs/results/adamw.md."""
+SLOW_SOURCE = "benchmarks/results/2026-11-28-short-jobs-noise-16.json"
+"""2 ranks, 120 steps, a CNN of 2.7 million parameters that learns slowly: docs/results/rivals.md."""
+LONG_LOW_RANK_SOURCE = "benchmarks/results/2026-11-28-accuracy-lowrank.json"
+"""As ``ACCURACY_SOURCE``, with matrices of rank 4."""
+_PAGES = {LOW_RANK_SOURCE: "adamw.md", SLOW_SOURCE: "rivals.md"}
 
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """``loss``: by how much a compressed run ends behind dense training, percent of the loss (language) or points of
-    top-1 accuracy (vision); below 0 it ends ahead. ``method``: the study's name of what is compressed and how;
+    """``loss``: by how much a compressed run ends behind dense training, percent of the loss, or ``points`` of
+    top-1 accuracy; below 0 it ends ahead. ``method``: the study's name of what is compressed and how;
     ``density``: of entries, ``None`` where none are selected; ``steps``: of its training; ``source``: its rows."""
 
     task: str
@@ -95,13 +100,12 @@ class AccuracyRow:
     seeds: int
     steps: int = 3000
     source: str = ACCURACY_SOURCE
+    points: bool = False
 
     @property
     def text(self) -> str:
         """``loss +1.4 %``, ``top-1 -0.15 points``."""
-        if self.family == "language":
-            return f"loss {self.loss:+.1f} %"
-        return f"top-1 {-self.loss:+.2f} points"
+        return f"top-1 {-self.loss:+.2f} points" if self.points else f"loss {self.loss:+.1f} %"
 
     def text_at(self, density: float) -> str:
         """``text``, and the row's density if it is another one than this."""
@@ -110,7 +114,7 @@ class AccuracyRow:
     @property
     def page(self) -> str:
         """That shows it."""
-        return "docs/results/" + ("accuracy.md" if self.source == ACCURACY_SOURCE else "adamw.md")
+        return f"docs/results/{_PAGES.get(self.source, 'accuracy.md')}"
 
     @property
     def about(self) -> str:
@@ -121,7 +125,7 @@ class AccuracyRow:
 
 
 ACCURACY = tuple(
-    AccuracyRow(task, family, optimizer, scheme, method, density, loss, seeds)
+    AccuracyRow(task, family, optimizer, scheme, method, density, loss, seeds, points=family == "vision")
     for task, family, optimizer, scheme, method, density, loss, seeds in (
         ("vgg", "vision", "sgd", "topk", "reused", 0.01, -0.71, 1),
         ("vgg", "vision", "sgd", "topk", "reused", 0.001, 0.06, 3),
@@ -145,8 +149,20 @@ ACCURACY = tuple(
 )
 """Rounded as the page rounds them; a test compares them with the rows of ``ACCURACY_SOURCE``."""
 
-LOW_RANK_ACCURACY = AccuracyRow("demo", "language", "adamw", "lowrank", "rank 8", None, 0.4, 3, 120, LOW_RANK_SOURCE)
-"""Its values travelled in 32 bits. See ``LOW_RANK_SOURCE``."""
+LOW_RANK_ACCURACY = (
+    AccuracyRow("demo", "language", "adamw", "lowrank", "rank 8", None, 0.4, 3, 120, LOW_RANK_SOURCE),
+    AccuracyRow("cnn", "vision", "adamw", "lowrank", "rank 16, a tenth dense", None, 6.1, 1, 120, SLOW_SOURCE),
+    *(
+        AccuracyRow(task, family, optimizer, "lowrank", "rank 4", None, loss, 1, 3000, LONG_LOW_RANK_SOURCE, points)
+        for task, family, optimizer, loss, points in (
+            ("vgg", "vision", "sgd", -0.31, True),
+            ("resnet", "vision", "sgd", -0.14, True),
+            ("vgg-momentum", "vision", "sgd-momentum", 0.35, True),
+            ("lstm", "language", "sgd", -0.1, False),
+        )
+    ),
+)
+"""The values of the first row travelled in 32 bits, of the others in 8."""
 
 _AS = {"adam": "adamw"}
 _SUMMED_AS = {"allgather": ("allgather", "topk")}  # both sum all entries of all ranks
@@ -163,14 +179,12 @@ def expected_loss(
 
 
 def _nearest(scheme: str, trained: str, family: str, density: float) -> AccuracyRow | None:
-    if scheme == LOW_RANK_ACCURACY.scheme:
-        return LOW_RANK_ACCURACY if trained == LOW_RANK_ACCURACY.optimizer else None
     schemes = _SUMMED_AS.get(scheme, (scheme,))
-    found = [one for one in ACCURACY if one.scheme in schemes and one.optimizer == trained]
+    found = [one for one in (*ACCURACY, *LOW_RANK_ACCURACY) if one.scheme in schemes and one.optimizer == trained]
     found = [one for one in found if one.family == family] or found
     if not found:
         return None
-    apart = [round(abs(math.log(density / (one.density or 1))), 9) for one in found]
+    apart = [round(abs(math.log(density / (one.density or density))), 9) for one in found]
     return max((one for one, far in zip(found, apart, strict=True) if far == min(apart)), key=lambda one: one.loss)
 
 
@@ -210,8 +224,10 @@ def _dense(cluster: Cluster, device: Device, density: float, trace: Trace) -> li
     return [dense(cluster)]
 
 
-LOW_RANK = 8
-"""Of the matrices that the study judges."""
+LOW_RANK = 16
+"""The default of ``LowRank``."""
+_SHORT = 1000
+"""In a job of fewer steps a slow learner with Adam loses much of its loss to low rank without dense first steps."""
 
 
 def _merged(plan: str, about: str) -> Scheme:
@@ -246,7 +262,7 @@ SCHEMES = (
         f"matrices of rank {LOW_RANK}, 8 bits",
         lambda cluster, device, density, trace: [low_rank(cluster, device, trace, LOW_RANK)],
         "fixed",
-        lambda density, options: _state(f"compress=telegrad.LowRank(rank={LOW_RANK})"),
+        lambda density, options: _state(f"compress=telegrad.LowRank(rank={LOW_RANK})", options),
         compresses=True,
         needs_rows=True,
     ),
@@ -259,7 +275,8 @@ SCHEMES = (
 class Prediction:
     """A scheme's job. ``step``: with this scheme, the pass whose gradients are exchanged. ``alone_s``: of the passes
     before it and the optimizer. ``mean_s``: of an optimizer step, over the whole job with its dense first steps.
-    ``samples_per_s``: of all ranks, over the whole job. ``accuracy``: what the study found nearest to it."""
+    ``samples_per_s``: of all ranks, over the whole job. ``dense_share``: of its steps, the first ones. ``accuracy``:
+    what the study found nearest to it."""
 
     scheme: Scheme
     groups: tuple[StepGroup, ...]
@@ -267,6 +284,7 @@ class Prediction:
     alone_s: float
     mean_s: float
     samples_per_s: float
+    dense_share: float = 0.0
     accuracy: AccuracyRow | None = None
 
     @property
@@ -310,7 +328,8 @@ class Advice:
 
     def line_of(self, prediction: Prediction) -> str:
         """Of code, with the options that its recipe needs."""
-        options = self.recipe.options(self.steps) if prediction.scheme.selects else ""
+        with_recipe = prediction.scheme.selects or prediction.dense_share
+        options = self.recipe.options(self.steps) if with_recipe else ""
         return prediction.scheme.line(self.density, options)
 
     def of(self, name: str) -> Prediction:
@@ -380,9 +399,11 @@ class _Job:
     steps: int | None
     density: float
 
-    @property
-    def dense_share(self) -> float:
-        return self.recipe.share_of(self.steps)
+    def dense_share(self, scheme: Scheme) -> float:
+        """Of the steps. Matrices of low rank need dense ones with Adam in a short job only."""
+        recipe = self.recipe
+        short = self.steps is not None and self.steps < _SHORT and not recipe.momentum
+        return recipe.share_of(self.steps) if scheme.selects or (scheme.needs_rows and short) else 0.0
 
     def prediction(self, scheme: Scheme) -> Prediction:
         workload, cluster = self.workload, self.cluster
@@ -390,12 +411,13 @@ class _Job:
         alone_s = (workload.accumulate - 1) * (step.forward_s + step.backward_s) + workload.trace.rest_s
         mean_s = step.step_s
         accuracy = expected_loss(scheme.name, self.recipe.optimizer, workload.family, self.density, self.steps)
-        if scheme.selects:  # DDPState sends its dense steps in DDP's buckets
+        share = self.dense_share(scheme)
+        if share:  # DDPState sends its dense steps in DDP's buckets
             dense_s = self.exchanged(SCHEMES[0])[0].step_s
-            mean_s = self.dense_share * dense_s + (1 - self.dense_share) * step.step_s
+            mean_s = share * dense_s + (1 - share) * step.step_s
         mean_s += alone_s
         per_s = _ratio(cluster.ranks * workload.samples * workload.accumulate, mean_s)
-        return Prediction(scheme, tuple(groups), step, alone_s, mean_s, per_s, accuracy)
+        return Prediction(scheme, tuple(groups), step, alone_s, mean_s, per_s, share, accuracy)
 
     def exchanged(self, scheme: Scheme) -> tuple[Step, list[StepGroup]]:
         """The pass whose gradients are exchanged."""
@@ -438,12 +460,12 @@ def _named(one: Prediction, density: float) -> str:
 def _gains(job: _Job, plain: Prediction, small: Prediction, fastest: Prediction) -> list[str]:
     """What the recommended compression brings and costs."""
     said = [_expected_accuracy(job, small)]
-    if small.scheme.selects and job.dense_share:
+    if small.dense_share:
         count = "a tenth" if job.steps is None else f"{job.recipe.dense_steps(job.steps):,} of {job.steps:,}"
         said.append(
             f"A compressed step alone is {_ratio(plain.step_s, small.step_s):.2f} times as fast. But {count} of the "
-            f"steps must be dense, the first ones, for {job.recipe.title}. So no density makes the job more than "
-            f"{1 / job.dense_share:.3g} times as fast."
+            f"steps must be dense, the first ones, for {job.recipe.title}. So nothing makes the job more than "
+            f"{1 / small.dense_share:.3g} times as fast."
         )
     if small.accuracy is not None and fastest.mean_s * (1 + WORTH) < small.mean_s:
         said.append(
@@ -521,11 +543,10 @@ def _cautions(recommended: Prediction, recipe: Recipe) -> list[str]:
             "Compression changes the training: unsent gradients wait in residuals. Compare accuracy with a dense "
             "run first (docs/results/accuracy.md). If you clip, give clip_norm= (docs/how-to/clipping.md)."
         )
-        said.append(
-            "In a job of few hundred steps send all values in the first tenth (docs/how-to/adamw.md)."
-            if recipe.optimizer in ("adam", "adamw")
-            else "Who applies the momentum matters (docs/how-to/sgd-momentum.md)."
-        )
+        if recommended.scheme.needs_rows and recipe.dense_share and not (recipe.momentum or recommended.dense_share):
+            said.append(f"In a job of less than {_SHORT:,} steps send all values in the first tenth: give --steps.")
+        elif recommended.scheme.selects and recipe.optimizer.startswith("sgd"):
+            said.append("Who applies the momentum matters (docs/how-to/sgd-momentum.md).")
     said.append(
         "For gradients on GPUs this is what to expect of the network, without copies to the host "
         "(docs/explanation/gpu.md). Reading data is not counted, nor is the optimizer unless a trace has it. Indices "

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from telegrad.tools.advise.advice import ACCURACY, ACCURACY_SOURCE, FAMILIES, RECIPES, expected_loss, recipe_of
+from telegrad.tools.advise.advice import (
+    ACCURACY,
+    ACCURACY_SOURCE,
+    FAMILIES,
+    LONG_LOW_RANK_SOURCE,
+    LOW_RANK_ACCURACY,
+    RECIPES,
+    SLOW_SOURCE,
+    expected_loss,
+    recipe_of,
+)
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -22,6 +33,22 @@ def test_every_row_is_the_study_s() -> None:
         assert one.seeds == len(row["seeds"])
         assert one.family in FAMILIES
         assert row["judged_by"] == ("loss" if one.family == "language" else "accuracy")
+
+
+def test_every_row_of_low_rank_is_measured() -> None:
+    long = {row["task"]: row for row in _rows(LONG_LOW_RANK_SOURCE) if row["method"] == "lowrank-4"}
+    held_out = {row["method"]: row["held_out"] for row in _rows(SLOW_SOURCE)}
+    for one in LOW_RANK_ACCURACY:
+        if one.source == LONG_LOW_RANK_SOURCE:
+            assert one.loss == pytest.approx(round(long[one.task]["behind_dense"], 2 if one.points else 1)), one
+        elif one.source == SLOW_SOURCE:
+            above = 100 * (held_out["lowrank-16-warm"] / held_out["dense"] - 1)
+            assert one.loss == pytest.approx(round(above, 1))
+
+
+def _rows(source: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / source).read_text())["rows"]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -45,7 +72,7 @@ def test_options_are_those_of_the_optimizer() -> None:
 
 
 def test_the_nearest_row_of_the_study_is_found() -> None:
-    def found(*arguments: object) -> tuple[str, float, float]:
+    def found(*arguments: object) -> tuple[str, float | None, float]:
         row = expected_loss(*arguments)  # type: ignore[arg-type]
         assert row is not None
         return row.task, row.density, row.loss
@@ -57,6 +84,10 @@ def test_the_nearest_row_of_the_study_is_found() -> None:
     assert found("oktopk", "sgd", "vision", 0.01) == ("resnet", 0.001, 1.47)
     assert found("topk", "sgd-momentum", "vision", 0.001) == ("vgg-momentum", 0.001, 0.15)
     assert found("allgather", "adamw", "language", 0.001) == ("gpt", 0.001, 4.5)  # a sum of the same entries
+    assert found("lowrank", "adam", "vision", 0.01) == ("cnn", None, 6.1)
+    assert found("lowrank", "adamw", "language", 0.01) == ("demo", None, 0.4)
+    assert found("lowrank", "sgd", "vision", 0.01) == ("resnet", None, -0.14)
+    assert found("lowrank", "sgd-momentum", "language", 0.01) == ("vgg-momentum", None, 0.35)
     assert expected_loss("qsgd8", "adamw", "language", 0.01) is None
     assert expected_loss("oktopk", "sgd-momentum", "vision", 0.001) is None
 

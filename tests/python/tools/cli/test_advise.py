@@ -62,10 +62,9 @@ def test_the_line_of_code_is_one_line_however_narrow_the_terminal() -> None:
     assert status == 0
     (line,) = (one for one in output.splitlines() if one.startswith("ddp."))
     compile(line, "line", "exec")
-    assert line == (
-        "ddp.register_comm_hook(telegrad.DDPState(comm, ddp, compress=telegrad.TopK(density=0.001), "
-        "warmup=telegrad.Warmup(steps=total_steps // 10), momentum=telegrad.Momentum(0.9), optimizer=optimizer), "
-        "telegrad.ddp_hook)"
+    assert (
+        line
+        == "ddp.register_comm_hook(telegrad.DDPState(comm, ddp, compress=telegrad.LowRank(rank=16)), telegrad.ddp_hook)"
     )
 
 
@@ -77,7 +76,7 @@ def test_vgg_on_a_slow_network(tmp_path: Path) -> None:
     assert status == 0
     assert "Compress: " in words(output)
     assert "Compare accuracy with a dense run first" in words(output)
-    assert "telegrad.DDPState(comm, ddp, compress=telegrad.TopK(density=0.001)" in words(output)
+    assert "telegrad.DDPState(comm, ddp, compress=telegrad.LowRank(rank=16)" in words(output)
     assert "vgg16, 16 ranks, 1gbit: compress" in drawn.read_text()
 
 
@@ -280,7 +279,7 @@ def test_the_headline_is_of_the_whole_job(tmp_path: Path) -> None:
     dense_s, step_s = rows["ddp"]["step_s"], rows["topk"]["step_s"]
     assert 1 / rows["topk"]["mean_s"] < 10 / dense_s < 1 / step_s
     assert rows["topk"]["mean_s"] == pytest.approx(0.1 * dense_s + 0.9 * step_s)
-    assert found["dense_share"] == 0.1
+    assert (found["recommended"], found["dense_share"], rows["topk"]["dense_share"]) == ("lowrank", 0.0, 0.1)
     assert rows["topk"]["accuracy"]["loss"] == 4.5
     assert rows["topk"]["accuracy"]["source"] == "benchmarks/results/2026-11-23-accuracy.json"
     assert rows["ddp"]["accuracy"] is None
