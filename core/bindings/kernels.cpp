@@ -44,6 +44,35 @@ void bind_kernels(nb::module_& module) {
       },
       nb::arg("left"), nb::arg("rows"), nb::arg("right"), nb::arg("columns"), nb::arg("rank"), nb::arg("out"), unlocked);
   module.def(
+      "add_and_multiply",
+      [](std::uintptr_t before, std::uintptr_t added, std::uintptr_t lines, std::size_t rows, std::size_t columns,
+         std::size_t rank, std::uintptr_t sum, std::uintptr_t out) {
+        return kernels::add_and_multiply(memory<const float>(before, rows * columns),
+                                         memory<const float>(added, rows * columns),
+                                         memory<const float>(lines, rank * columns), rank,
+                                         memory<float>(sum, rows * columns), memory<float>(out, rank * rows));
+      },
+      nb::arg("before"), nb::arg("added"), nb::arg("lines"), nb::arg("rows"), nb::arg("columns"), nb::arg("rank"),
+      nb::arg("sum"), nb::arg("out"), unlocked);
+  module.def(
+      "multiply_transposed",
+      [](std::uintptr_t left, std::uintptr_t matrix, std::size_t rows, std::size_t columns, std::size_t rank,
+         std::uintptr_t out) {
+        kernels::multiply_transposed(memory<const float>(left, rows * rank), memory<const float>(matrix, rows * columns),
+                                     rank, memory<float>(out, rank * columns));
+      },
+      nb::arg("left"), nb::arg("matrix"), nb::arg("rows"), nb::arg("columns"), nb::arg("rank"), nb::arg("out"), unlocked);
+  module.def(
+      "subtract_product",
+      [](std::uintptr_t left, std::uintptr_t right, std::size_t rows, std::size_t columns, std::size_t rank,
+         std::uintptr_t matrix) {
+        return kernels::subtract_product(memory<const float>(left, rows * rank),
+                                         memory<const float>(right, rank * columns), rank,
+                                         memory<float>(matrix, rows * columns));
+      },
+      nb::arg("left"), nb::arg("right"), nb::arg("rows"), nb::arg("columns"), nb::arg("rank"), nb::arg("matrix"),
+      unlocked);
+  module.def(
       "orthonormal_basis",
       [](std::uintptr_t columns, std::size_t count, std::size_t rows, std::uintptr_t basis) {
         kernels::orthonormal_basis(memory<const float>(columns, count * rows), rows, memory<float>(basis, count * rows));

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from telegrad import _core
 from telegrad.compress.momentum import Velocities
 from telegrad.compress.policies import selection_named
 from telegrad.compress.residual import SAFE, Residual, ResidualStore, all_zero, norm
@@ -240,6 +241,30 @@ class Compressor:
         entry.values += gradient
         entry.peak += norm(gradient)
         return True
+
+    def add_matrix(self, part: PlacedResidual, gradient: Floats, lines: Floats, out: Floats) -> bool:
+        """As ``add``, and in the same pass over memory writes lines @ residual.T into ``out``. The residual is a matrix
+        by rows, of as many columns as ``lines``."""
+        entry, before = part.entry, None
+        if self.unit_of(entry) == entry.unit:
+            before = self.residuals.renew(entry)
+        if before is None:
+            if not self._prepare(entry):
+                return False
+            before = entry.values
+        rank, columns = lines.shape
+        read = before.ctypes.data, gradient.ctypes.data, lines.ctypes.data
+        written = entry.values.ctypes.data, out.ctypes.data
+        entry.peak = math.sqrt(_core.add_and_multiply(*read, entry.size // columns, columns, rank, *written))
+        return True
+
+    def subtract_product(self, part: PlacedResidual, basis: Floats, lines: Floats) -> None:
+        """Takes basis @ lines, both by rows, off the residual, a matrix of as many rows and columns."""
+        entry = part.entry
+        if self._prepare(entry):
+            (rows, rank), columns = basis.shape, lines.shape[1]
+            memory = basis.ctypes.data, lines.ctypes.data
+            entry.peak = math.sqrt(_core.subtract_product(*memory, rows, columns, rank, entry.values.ctypes.data))
 
     def correct(self, name: str, gradient: Floats) -> None:
         """With momentum: makes of a finite ``gradient`` that is to be summed densely what is to be summed, in place."""

@@ -205,14 +205,14 @@ class LowRankRounds:
         scales, gives, norms = [], [], []
         for part, shape, p in zip(layout.matrices, shapes, averages, strict=True):
             gradient = flat[part.offset : part.offset + part.entry.size]
-            given = self._given(part, gradient) if sound or self._is_sound(part, gradient, flat) else None
-            gives.append(given is True)
-            norms.append(norm(gradient) if self.compressor.observer is not None else 0.0)
             factor = self.factors[part.entry.name]
             scales.append(scales_of(factor, shape))
-            if given:
-                _multiply((factor / scales[-1].of_p).T, _matrix(part, shape).T, p)
-            else:
+            given = None
+            if sound or self._is_sound(part, gradient, flat):
+                given = self._given(part, gradient, np.ascontiguousarray((factor / scales[-1].of_p).T), p)
+            gives.append(given is True)
+            norms.append(norm(gradient) if self.compressor.observer is not None else 0.0)
+            if not given:
                 p.fill(0 if given is False else np.nan)
         works = packed.average(self._comm)
         begun = exchange.send(layout, bits, sound=sound)
@@ -221,15 +221,15 @@ class LowRankRounds:
     def _packed(self, layout: BucketLayout, shapes: Sequence[tuple[int, int]]) -> PackedMatrices:
         return PackedMatrices(shapes, [part.entry.name in self.fresh for part in layout.matrices], self.wire)
 
-    def _given(self, part: PlacedResidual, gradient: Floats) -> bool:
-        """Whether there is anything in the gradient, which then is in the residual."""
-        return not all_zero(gradient) and self.compressor.add(part, gradient)
+    def _given(self, part: PlacedResidual, gradient: Floats, lines: Floats, p: Floats) -> bool:
+        """Whether there is anything in the gradient, which then is in the residual, whose product is in ``p``."""
+        return not all_zero(gradient) and self.compressor.add_matrix(part, gradient, lines, p)
 
     def _is_sound(self, part: PlacedResidual, gradient: Floats, flat: Floats) -> bool:
         return not count_nonfinite(gradient) and not self.compressor.overflowing((part,), flat).size
 
     def finish(self, first: FirstRound) -> Sending:
-        """Waits for P, starts the averages of Q, and takes what is sent out of the residuals."""
+        """Waits for P, and starts the averages of Q. What is sent leaves the residuals if the step is kept."""
         for work in first.works:
             work.wait()
         matrices, bits = first.layout.matrices, first.bits
@@ -242,19 +242,19 @@ class LowRankRounds:
         for number, (part, shape, q) in enumerate(zip(matrices, shapes, averages, strict=True)):
             q.fill(0)  # where P is NaN all ranks know
             if gives[number]:
-                _multiply(bases[number].T, _matrix(part, shape), q)
+                basis, matrix = bases[number], part.entry.values
+                _core.multiply_transposed(basis.ctypes.data, matrix.ctypes.data, *shape, q.ctypes.data)
                 q /= first.scales[number].of_q[:, None]
                 if not np.isfinite(q).all():
                     gives[number] = False
                     q.fill(np.nan)
-        own, lost = packed.values.copy(), None if self.wire is None else np.zeros_like(packed.values)
+        own = packed.values.copy()
+        for number, q in enumerate(packed.matrices(own)):
+            if not gives[number]:
+                q.fill(0)
+        self._observe(first, shapes, packed.matrices(own))
+        lost = None if self.wire is None else np.zeros_like(packed.values)
         works = packed.average(self._comm, lost)
-        for number, (part, shape, q) in enumerate(zip(matrices, shapes, packed.matrices(own), strict=True)):
-            if gives[number]:
-                q *= first.scales[number].of_q[:, None]
-                _subtract(_matrix(part, shape), bases[number], q)
-                part.entry.peak = norm(part.entry.values)
-        self._observe(first, shapes)
 
         def write() -> None:
             for part, basis, q, is_sound, scales in zip(matrices, bases, averages, sound, first.scales, strict=True):
@@ -271,25 +271,27 @@ class LowRankRounds:
             for part, q, is_sound, scales in zip(matrices, averages, sound, first.scales, strict=True):
                 if is_sound:
                     self._start_next_from(part.entry.name, (q * scales.of_q[:, None]).T)
-            if lost is None:
-                return
-            errors = packed.matrices(np.nan_to_num(lost, copy=False, posinf=0, neginf=0))
-            for part, basis, q, scales in zip(matrices, bases, errors, first.scales, strict=True):
-                if q.any():
-                    error = np.empty(part.entry.size, np.float32)
-                    product(basis, q * scales.of_q[:, None], error)
-                    self.compressor.add(part, error)
+            sent = own if lost is None else own - np.nan_to_num(lost, copy=False, posinf=0, neginf=0)
+            for part, basis, q, is_sound, scales in zip(
+                matrices, bases, packed.matrices(sent), sound, first.scales, strict=True
+            ):
+                if is_sound and q.any():
+                    self.compressor.subtract_product(part, basis, q * scales.of_q[:, None])
 
         words, begun = sum(one.words for one in shapes), first.begun
         return Sending([*begun.works, *works], words + begun.nnz, [*begun.writes, write], [*begun.keeps, keep])
 
-    def _observe(self, first: FirstRound, shapes: Sequence[MatrixShape]) -> None:
+    def _observe(self, first: FirstRound, shapes: Sequence[MatrixShape], sent: Sequence[Floats]) -> None:
+        """``sent``: Q of each, whose length is that of the product, since P is orthonormal."""
         if (observer := self.compressor.observer) is None:
             return
         unit = self.compressor.gradient_unit
-        for part, shape, given in zip(first.layout.matrices, shapes, first.norms, strict=True):
+        for part, shape, given, q, scales in zip(
+            first.layout.matrices, shapes, first.norms, sent, first.scales, strict=True
+        ):
             entry, words = part.entry, shape.words
-            observer(Observation(entry.name, entry.size, words, words, given * unit, norm(entry.values) * unit, None))
+            left = math.sqrt(max(0.0, norm(entry.values) ** 2 - norm((q * scales.of_q[:, None]).reshape(-1)) ** 2))
+            observer(Observation(entry.name, entry.size, words, words, given * unit, left * unit, None))
 
     def _start_next_from(self, name: str, average: Floats) -> None:
         """A column that has nothing in it would give nothing for ever: the one before stays, made about as long as the
@@ -331,19 +333,6 @@ class LowRankRounds:
         self.fresh = {
             name for name, one in fitting.items() if np.array_equal(one, first_factor(name, self.shapes[name]))
         }
-
-
-def _matrix(part: PlacedResidual, shape: MatrixShape) -> Floats:
-    return part.entry.values.reshape(shape.rows, shape.columns)
-
-
-def _multiply(left: Floats, right: Floats, out: Floats) -> None:
-    """By torch, on as many threads as training has: NumPy's library waits busily for threads of its own."""
-    torch.mm(torch.from_numpy(left), torch.from_numpy(right), out=torch.from_numpy(out))
-
-
-def _subtract(matrix: Floats, basis: Floats, lines: Floats) -> None:
-    torch.from_numpy(matrix).addmm_(torch.from_numpy(basis), torch.from_numpy(lines), alpha=-1)
 
 
 def fitting_factors(low_rank: LowRankRounds | None, state: Mapping[str, Any]) -> dict[str, Floats]:
