@@ -1,0 +1,256 @@
+"""What outer loops cost in accuracy: DDP, local SGD, DiLoCo, Streaming DiLoCo and SparseLoCo at equal tokens.
+
+The demo's GPT (5.3 million parameters) and AdamW. Replicas are threads of one process, each with its own model and its
+own inner optimizer, and exchange by the library itself. In a step each sees one window, as a rank of DDP does. Nothing
+here is a time; ``wire`` is what the bytes alone take on a link of 100 Mbit/s.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.table import Table
+from torch import nn
+
+import telegrad
+from lab.adamw import held_out, step_all
+from lab.common.commands import TextFolder
+from lab.common.growing_result import GrowingResult
+from telegrad import Communicator, DiLoCo
+from telegrad.tools.bench.machine import describe_machine, machine_text
+from telegrad.tools.cli.options import RowsFile, among
+from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
+from telegrad.tools.demo.job import Corpus, ModelSize, Settings, training_batch
+from telegrad.tools.demo.training import ByteGPT, learning_rate_at, loss_of, optimizer_of
+from telegrad.tools.report.figures import COLORS, GREY, dated, picture
+
+METHODS = ("ddp", "local-sgd", "diloco", "streaming", "sparseloco")
+OUTER_RATES = {"local-sgd": 1.0, "diloco": 0.7, "streaming": 0.7, "sparseloco": 1.0}
+"""The authors', of the outer optimizer; local SGD takes the average itself."""
+_LINK = 100e6 / 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """``every``: inner steps of a round, 1 with DDP. ``outer_rate``: of the outer optimizer."""
+
+    method: str
+    replicas: int
+    steps: int
+    seed: int
+    every: int
+    outer_rate: float
+
+
+def outer_of(run: Run) -> Callable[[Any], torch.optim.Optimizer]:
+    """DiLoCo's Nesterov momentum of 0.9, or none."""
+    momentum = 0.9 if run.method in ("diloco", "streaming") else 0.0
+    return functools.partial(torch.optim.SGD, lr=run.outer_rate, momentum=momentum, nesterov=momentum > 0)
+
+
+def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: torch.optim.Optimizer) -> DiLoCo:
+    if run.method == "sparseloco":
+        return telegrad.DiLoCo.sparse(model, comm, inner, every=run.every, outer=outer_of(run))
+    if run.method == "streaming":
+        return telegrad.DiLoCo.streaming(model, comm, inner, every=run.every, outer=outer_of(run))
+    return telegrad.DiLoCo(model, comm, inner, every=run.every, outer=outer_of(run))
+
+
+def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """A row of ``run``."""
+    settings = Settings("ddp-gloo", "", run.steps, "lo", seed=run.seed, model=size)
+    begin = time.process_time()
+    train = _ddp if run.method == "ddp" else _replicas
+    model, sent = train(run, settings, corpus, on_step)
+    whole = 2 * (run.replicas - 1) / run.replicas * 4 * sum(one.numel() for one in model.parameters()) * run.steps
+    return vars(run) | {
+        "loss": held_out(model, corpus, settings),
+        "mb_per_step": sent / run.steps / 1e6,
+        "less": whole / sent,
+        "wire_s_at_100mbit": sent / _LINK,
+        "cpu_s": time.process_time() - begin,
+    }
+
+
+def _model_of(settings: Settings) -> ByteGPT:
+    torch.manual_seed(settings.seed)
+    return ByteGPT(settings.model)
+
+
+def _batch(corpus: Corpus, settings: Settings, step: int, rank: int) -> Any:
+    return training_batch(
+        corpus.training, seed=settings.seed, step=step, rank=rank, batch=1, context=settings.model.context
+    )
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int, settings: Settings) -> None:
+    optimizer.param_groups[0]["lr"] = learning_rate_at(step, settings)
+    optimizer.zero_grad()
+    inputs, targets = map(torch.from_numpy, batch)
+    loss_of(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
+    step_all([optimizer])
+
+
+def _ddp(run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None]) -> tuple[nn.Module, float]:
+    """All windows in one batch have the gradient that ranks average. Bytes are those of a ring."""
+    model = _model_of(settings)
+    optimizer = optimizer_of(model, settings)
+    for step in range(run.steps):
+        batches = [_batch(corpus, settings, step, rank) for rank in range(run.replicas)]
+        _step(model, optimizer, [np.concatenate(part) for part in zip(*batches, strict=True)], step, settings)
+        on_step()
+    share = 2 * (run.replicas - 1) / run.replicas
+    return model, run.steps * share * 4 * sum(one.numel() for one in model.parameters())
+
+
+_making = threading.Lock()  # torch's random numbers are of the process
+
+
+def _replicas(run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None]) -> tuple[nn.Module, float]:
+    def train(comm: Communicator) -> tuple[nn.Module, float]:
+        with _making:
+            model = _model_of(settings)
+        inner = optimizer_of(model, settings)
+        outer = outer_loop(run, model, comm, inner)
+        for step in range(run.steps):
+            _step(model, inner, _batch(corpus, settings, step, comm.rank), step, settings)
+            if comm.rank == 0:
+                on_step()
+        outer.exchange()
+        outer.close()
+        return model, comm.stats()["bytes_sent"]
+
+    comms = Communicator.local(run.replicas, timeout_s=600)
+    with ThreadPoolExecutor(run.replicas) as threads:
+        models = [one.result() for one in [threads.submit(train, comm) for comm in comms]]
+    for comm in comms:
+        comm.close()
+    return models[0][0], sum(sent for _, sent in models) / run.replicas
+
+
+# Rows, their table and their plot
+
+
+def run_of(row: Mapping[str, Any]) -> Run:
+    return Run(**{name: row[name] for name in Run.__dataclass_fields__})
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Means over seeds; how far above DDP of the same replicas, steps and seeds."""
+    table = Table(header_style="bold", padding=(0, 1))
+    for name in ("method", "every", "replicas", "steps", "outer rate", "seeds", "held-out loss", "above DDP"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for name in ("MB a step", "less", "wire at 100 Mbit/s"):
+        table.add_column(name, justify="right")
+    dense = {(row["replicas"], row["steps"], row["seed"]): row["loss"] for row in rows if row["method"] == "ddp"}
+
+    def kind(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(row[name] for name in ("replicas", "steps", "method", "every", "outer_rate"))
+
+    for (replicas, steps, method, every, rate), found in itertools.groupby(sorted(rows, key=kind), kind):
+        own = list(found)
+        losses = [row["loss"] for row in own]
+        bases = [dense.get((replicas, steps, row["seed"])) for row in own]
+        known = [(loss, base) for loss, base in zip(losses, bases, strict=True) if base is not None]
+        above = f"{sum(a for a, _ in known) / sum(b for _, b in known) - 1:+.1%}" if known and method != "ddp" else ""
+        cells = [method, "1" if method == "ddp" else str(every), str(replicas), f"{steps:,}"]
+        cells += ["" if method == "ddp" else f"{rate:g}", str(len(own)), f"{np.mean(losses):.3f}", above]
+        cells += [f"{own[0]['mb_per_step']:.3g}", f"1/{own[0]['less']:,.0f}", f"{own[0]['wire_s_at_100mbit']:,.0f} s"]
+        table.add_row(*cells)
+    return table
+
+
+def plot(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Loss over bytes; a point for each run."""
+    with picture(path, title, height=4.2) as figure:
+        axes = figure.subplots()
+        for color, method in zip((GREY, *COLORS), METHODS, strict=False):
+            own = [row for row in rows if row["method"] == method]
+            axes.plot([row["mb_per_step"] for row in own], [row["loss"] for row in own], "o", color=color, label=method)
+            for row in own if method != "ddp" else []:
+                axes.annotate(
+                    f"every {row['every']}", (row["mb_per_step"], row["loss"]), (4, 4), textcoords="offset points"
+                )
+        axes.set(xscale="log", xlabel="sent by a replica in a step (MB)", ylabel="held-out loss (nats per byte)")
+        axes.legend(frameon=False)
+
+
+def command(
+    methods: Annotated[str, typer.Option(help="Names, separated by commas.")] = ",".join(METHODS),
+    every: Annotated[str, typer.Option(help="Inner steps of a round; several, separated by commas.")] = "30",
+    replicas: Annotated[int, typer.Option(min=2, max=64, help="Threads of this process.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps of a run.")] = 1000,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 1,
+    outer_rates: Annotated[
+        str, typer.Option(help="Learning rates of the outer optimizer, separated by commas; the authors' without.")
+    ] = "",
+    width: Annotated[int, typer.Option(min=7, help="Of the model: 448 has 5.3 million parameters.")] = ModelSize.width,
+    text: TextFolder = None,
+    json_file: RowsFile = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw loss over bytes (PNG, SVG, PDF).")
+    ] = None,
+) -> None:
+    """Train a GPT by outer loops of several replicas, and compare with DDP at equal tokens.
+
+    Runs of which the file of [bold]--json[/] has a row already are not made again: the same command goes on.
+
+    [bold]Example:[/] python -m lab outer --methods ddp,diloco --every 15,30 --outer-rates 0.5,0.7 --json rows.json
+    """
+    console = table_console()
+    names = among(methods, METHODS, "--methods")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
+    rounds = [int(one) for one in _positive(every, "--every")]
+    rates = _positive(outer_rates, "--outer-rates") if outer_rates else []
+    size = ModelSize(width=width)
+    if width % size.heads:
+        raise typer.BadParameter(f"{width} is no multiple of {size.heads}, the heads: use 56", param_hint="--width")
+    machine = describe_machine()
+    result = GrowingResult(json_file, {"machine": machine, "width": width})
+    if json_file is not None and json_file.is_file() and json_file.stat().st_size:
+        result.rows += json.loads(json_file.read_text())["rows"]
+    wanted = [
+        Run(name, replicas, steps, seed, each, rate)
+        for seed in range(seeds)
+        for name in names
+        for each in ([1] if name == "ddp" else rounds)
+        for rate in ([0.0] if name == "ddp" else rates or [OUTER_RATES[name]])
+    ]
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder, counting(console) as progress:
+        corpus = Corpus.prepare(Path(folder), text)
+        for run in [run for run in wanted if run not in map(run_of, result.rows)]:
+            bar = progress.add_task(f"{run.method}, every {run.every}, seed {run.seed}", total=run.steps)
+            result.add(trained(run, corpus, size, lambda bar=bar: progress.advance(bar)))  # type: ignore[misc]
+            progress.remove_task(bar)
+    rows = [row for row in result.rows if run_of(row) in wanted]
+    console.print(table_of(rows))
+    console.print(machine_text(machine), style="dim")
+    if plot_file is not None:
+        with drawn(console, plot_file):
+            plot(rows, dated(f"outer loops at equal tokens, {replicas} replicas, {steps:,} steps"), plot_file)
+    result.end(console)
+
+
+def _positive(text: str, option: str) -> list[float]:
+    """Numbers above 0. Raises ``BadParameter``."""
+    try:
+        found = [float(one) for one in text.split(",")]
+    except ValueError:
+        found = [0.0]
+    if not all(0 < one < float("inf") for one in found) or (option == "--every" and any(one % 1 for one in found)):
+        raise typer.BadParameter(f"{text!r} is no list of positive numbers: use 15,30", param_hint=option)
+    return found

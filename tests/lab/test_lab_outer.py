@@ -1,0 +1,95 @@
+"""``python -m lab outer``: what each method is, a tiny run of each, the table, and resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from lab import outer
+from lab.outer import METHODS, OUTER_RATES, Run, outer_of, plot, table_of, trained
+from telegrad.tools.demo.job import Corpus, ModelSize
+
+_app = typer.Typer()
+_app.command()(outer.command)
+SIZE = ModelSize(width=28)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    texts = tmp_path_factory.mktemp("texts")
+    write_texts(texts)
+    return Corpus.prepare(tmp_path_factory.mktemp("corpus"), texts)
+
+
+def write_texts(folder: Path) -> None:
+    for number in range(40):
+        (folder / f"{number}.py").write_text(f"# file {number}\n" + "def f(x):\n    return x + 1\n" * 40)
+
+
+def run(method: str, every: int = 2, *, steps: int = 4, rate: float | None = None) -> Run:
+    return Run(method, 2, steps, 0, every, OUTER_RATES.get(method, 0.0) if rate is None else rate)
+
+
+def test_outer_optimizers_are_the_authors() -> None:
+    parameter = [torch.nn.Parameter(torch.zeros(1))]
+    for method, momentum in (("local-sgd", 0.0), ("diloco", 0.9), ("streaming", 0.9), ("sparseloco", 0.0)):
+        options = outer_of(run(method))(parameter).param_groups[0]
+        assert (options["lr"], options["momentum"]) == (OUTER_RATES[method], momentum)
+        assert options["nesterov"] == (momentum > 0)
+
+
+def test_local_sgd_with_a_round_in_each_step_is_near_ddp(corpus: Corpus) -> None:
+    """Means of AdamW's steps are not AdamW of the mean, but first steps are alike; replicas that are never averaged
+    would be as far as seeds are."""
+    ddp = trained(run("ddp"), corpus, SIZE)
+    assert trained(run("local-sgd", 1), corpus, SIZE)["loss"] == pytest.approx(ddp["loss"], rel=0.02)
+    assert ddp["less"] == 1
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_each_method_sends_less_and_repeats(method: str, corpus: Corpus) -> None:
+    first, second = (trained(run(method, 4, steps=12), corpus, SIZE) for _ in range(2))
+    assert first["loss"] == second["loss"]
+    assert first["less"] > (8 if method == "sparseloco" else 1.5)
+    assert first["wire_s_at_100mbit"] == pytest.approx(first["mb_per_step"] * 12 * 8 / 100)
+
+
+def test_the_table_and_the_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = [
+        vars(run(method, 30, steps=100))
+        | {"seed": seed, "loss": loss, "mb_per_step": 2.0, "less": 8.0}
+        | {"wire_s_at_100mbit": 16.0}
+        for method, loss in (("ddp", 2.0), ("diloco", 2.1))
+        for seed in range(2)
+    ]
+    cells = [list(column.cells) for column in table_of(found).columns]
+    assert cells[0] == ["ddp", "diloco"]
+    assert (cells[1], cells[5], cells[7]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
+    plot(found, "losses", tmp_path / "losses.svg")
+    assert "every 30" in (tmp_path / "losses.svg").read_text()
+
+
+def test_a_command_goes_on_where_it_was(tmp_path: Path) -> None:
+    write_texts(tmp_path)
+    file = tmp_path / "rows.json"
+    options = ["--width", "28", "--steps", "2", "--replicas", "2", "--text", str(tmp_path), "--json", str(file)]
+    assert CliRunner().invoke(_app, ["--methods", "ddp", *options]).exit_code == 0
+    before = json.loads(file.read_text())["rows"]
+    result = CliRunner().invoke(_app, ["--methods", "ddp,diloco", "--every", "1,2", *options])
+    assert result.exit_code == 0
+    rows = json.loads(file.read_text())["rows"]
+    assert rows[0] == before[0]
+    assert [(row["method"], row["every"]) for row in rows] == [("ddp", 1), ("diloco", 1), ("diloco", 2)]
+
+
+@pytest.mark.parametrize("options", [("--every", "0"), ("--every", "1.5"), ("--outer-rates", "x"), ("--width", "29")])
+def test_bad_options_name_the_remedy(options: tuple[str, str]) -> None:
+    result = CliRunner().invoke(_app, [*options])
+    assert result.exit_code == 2
+    assert options[0] in result.output
