@@ -312,12 +312,19 @@ class LowRankRounds:
     def fitting(self, saved: Any) -> dict[str, Floats]:
         """What ``state_dict()`` gave of the same model and rank, for ``load``. Raises ``ValueError`` for anything
         else."""
+        found = {name: np.asarray(one) for name, one in saved.items()} if isinstance(saved, Mapping) else {}
+        rank = max((one.shape[-1] for one in found.values() if one.ndim == 2), default=0)
+        own = max((one.rank for one in self.shapes.values()), default=0)
+        if found and own and rank != own:
+            raise ValueError(
+                f"state['factors'] is of rank {rank}, but compress= here of rank {own}: load it with "
+                f"compress=telegrad.LowRank(rank={rank})"
+            )
         if not isinstance(saved, Mapping) or saved.keys() != self.factors.keys():
             raise ValueError(
                 "state['factors'] is not of these parameters: load what state_dict() gave with the same model and "
                 "compress=telegrad.LowRank(…)"
             )
-        found = {name: np.asarray(one) for name, one in saved.items()}
         for name, one in found.items():
             expected = self.factors[name].shape
             if one.shape != expected or one.dtype != np.float32 or not np.isfinite(one).all():

@@ -369,7 +369,7 @@ def test_a_state_is_for_other_buckets_and_for_another_number_of_ranks() -> None:
     [
         (lambda state: state.pop("factors"), "state\\['factors'\\] is not of these parameters"),
         (lambda state: state["factors"].pop("hidden"), "state\\['factors'\\] is not of these parameters"),
-        (lambda state: state["factors"].update(hidden=torch.zeros(50, 3)), "finite float32 of shape \\(50, 2\\)"),
+        (lambda state: state["factors"].update(hidden=torch.zeros(50, 3)), "is of rank 3, but compress= here of rank 2"),
         (lambda state: state["factors"]["hidden"].fill_(math.nan), "finite float32 of shape \\(50, 2\\)"),
     ],
 )
@@ -607,3 +607,16 @@ def test_options_that_do_not_fit() -> None:
             telegrad.Synchronizer(model, comm, compress=LowRank(), plan="optimal")
         with pytest.raises(ValueError, match="leave momentum to the optimizer"):
             telegrad.Synchronizer(model, comm, compress=LowRank(), momentum=Momentum(0.9))
+
+
+def test_a_state_of_another_rank_names_both() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 20))  # the second is whole at rank 16
+    with Communicator.local(1)[0] as comm:
+        saved = DDPState(comm, model, compress=LowRank(16)).state_dict()
+        for rank in (8, 4):
+            other = DDPState(comm, model, compress=LowRank(rank))
+            said = (
+                rf"is of rank 16, but compress= here of rank {rank}: load it with compress=telegrad.LowRank\(rank=16\)"
+            )
+            with pytest.raises(ValueError, match=said):
+                other.load_state_dict(saved)

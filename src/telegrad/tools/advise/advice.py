@@ -169,16 +169,16 @@ _SUMMED_AS = {"allgather": ("allgather", "topk")}  # both sum all entries of all
 
 
 def expected_loss(
-    scheme: str, optimizer: str, family: str, density: float, steps: int | None = None
+    scheme: str, optimizer: str, family: str | None, density: float, steps: int | None = None
 ) -> AccuracyRow | None:
     """The row of the study that is nearest to this: the same scheme and optimizer (Adam counts as AdamW, gathered
-    entries as summed ones), then the same family, then the nearest density, of several the worst. ``None``: the study
-    has no such run, or a job of so many ``steps`` is less than a third as long as the study's."""
+    entries as summed ones), then the same family, if it is known, then the nearest density, of several the worst.
+    ``None``: the study has no such run, or a job of so many ``steps`` is less than a third as long as the study's."""
     found = _nearest(scheme, _AS.get(optimizer, optimizer), family, density)
     return None if found is None or (steps is not None and 3 * steps < found.steps) else found
 
 
-def _nearest(scheme: str, trained: str, family: str, density: float) -> AccuracyRow | None:
+def _nearest(scheme: str, trained: str, family: str | None, density: float) -> AccuracyRow | None:
     schemes = _SUMMED_AS.get(scheme, (scheme,))
     found = [one for one in (*ACCURACY, *LOW_RANK_ACCURACY) if one.scheme in schemes and one.optimizer == trained]
     found = [one for one in found if one.family == family] or found

@@ -138,7 +138,7 @@ class Workload:
     """``trace``: of a pass of ``samples`` on one rank; ``fixed_s``: the part of it that does not shrink with the
     mini-batch, such as starting kernels, which is why small batches are inefficient. ``model``: its name.
     ``accumulate``: passes of each optimizer step; the gradients of the last one are exchanged. ``family``: one of
-    ``advice.FAMILIES``.
+    ``advice.FAMILIES``; ``None``: not known.
 
     Raises ``ValueError`` for samples that are not above 0, a fixed part beyond the whole, and no pass.
     """
@@ -148,7 +148,7 @@ class Workload:
     samples: float
     fixed_s: float = 0.0
     accumulate: int = 1
-    family: str = "language"
+    family: str | None = None
 
     def __post_init__(self) -> None:
         if self.accumulate < 1:

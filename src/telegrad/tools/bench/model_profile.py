@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -143,6 +144,13 @@ def steadied(measured: Trace, counted_: Trace) -> Trace:
 
 
 _RATE = 1e-4
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "adamw": functools.partial(torch.optim.AdamW, lr=_RATE),
+    "adam": functools.partial(torch.optim.Adam, lr=_RATE),
+    "sgd": functools.partial(torch.optim.SGD, lr=_RATE),
+    "sgd-momentum": functools.partial(torch.optim.SGD, lr=_RATE, momentum=0.9),
+}
+"""Whose step counts, by the names that ``advise`` has."""
 
 
 class FactoryError(ValueError):
@@ -189,21 +197,28 @@ def make(factory: Callable[..., Any], batch: int | None) -> tuple[nn.Module, Los
 
 
 def profile(
-    model: nn.Module, loss: Loss, *, steps: int, skip: int, on_step: Callable[[], None] = lambda: None
+    model: nn.Module,
+    loss: Loss,
+    *,
+    steps: int,
+    skip: int,
+    optimizer: str = "adamw",
+    on_step: Callable[[], None] = lambda: None,
 ) -> Trace:
-    """The medians over ``steps`` steps of training with SGD, after ``skip`` that are left out; ``on_step`` is called
-    after each of them. No gradient gets another program's time: see ``steadied``. Raises ``FactoryError`` where there
-    is nothing to train, and where ``loss`` gives no finite scalar that depends on the model, or does not call it."""
+    """The medians over ``steps`` steps of training, after ``skip`` that are left out; ``on_step`` is called after each
+    of them. ``optimizer``: one of ``OPTIMIZERS``. No gradient gets another program's time: see ``steadied``. Raises
+    ``FactoryError`` where there is nothing to train, and where ``loss`` gives no finite scalar that depends on the
+    model, or does not call it."""
     trained = _trained(model)
-    optimizer = torch.optim.SGD(trained, lr=_RATE)
-    with StepProfile(model, skip=skip, optimizer=optimizer) as watched:
+    trains = OPTIMIZERS[optimizer](trained)
+    with StepProfile(model, skip=skip, optimizer=trains) as watched:
         for _ in range(skip + steps):
-            optimizer.zero_grad()
+            trains.zero_grad()
             value = _checked(loss(model))
             if not math.isfinite(value.item()):
                 raise FactoryError(f"the loss is {value.item()}: give the model other inputs, or other weights")
             value.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            trains.step()
             on_step()
     if not watched.samples:
         raise FactoryError("the loss does not call the model itself: write loss(model) such that it calls model(x)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -245,6 +246,11 @@ _ONE_PASS = (
     "mini-batches, say so: --samples {1} --accumulate N."
 )
 _NO_SAMPLES = "The mini-batch is not known, so samples/s counts passes: --samples names it."
+_BOTH_WAYS = 2
+_BUSY = (
+    "When two ranks sent to each other, a byte took {:.2g} times as long as in one direction. Was a machine busy "
+    "then? So much slower sums flatter compression: telegrad calibrate on quiet machines, or name the --network."
+)
 _DEVICE_ASSUMED = (
     "A trace does not say what selecting and unpacking take: they are assumed to run on a {}. --device names another."
 )
@@ -367,6 +373,10 @@ def advise(
             found = replace(found, cautions=(*found.cautions, _DEVICE_ASSUMED.format(device)))
         if known is not None and accumulate is None and samples is not None and samples >= _MANY * known[1]:
             found = replace(found, cautions=(*found.cautions, _ONE_PASS.format(samples, known[1])))
+        if tuning is not None and len(tuning.place.hosts) > 1:
+            ratio = tuning.costs.beta_exchange_s_per_byte / (tuning.costs.beta_s_per_byte or math.inf)
+            if ratio > _BOTH_WAYS:
+                found = replace(found, cautions=(*found.cautions, _BUSY.format(ratio)))
         if workload.trace.samples is None and known is None and samples is None:
             found = replace(found, cautions=(*found.cautions, _NO_SAMPLES))
         console.print(table_of(found))

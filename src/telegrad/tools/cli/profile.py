@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
@@ -28,6 +28,7 @@ def summary_of(trace: Trace) -> str:
     return (
         f"{trace.about}: forward pass {duration(trace.forward_s)}, backward pass {duration(trace.backward_s)}, "
         f"{len(trace.names)} gradients, {text_of(trace.bytes)}"
+        + (f", a step of the optimizer {duration(trace.rest_s)}" if trace.rest_s else "")
     )
 
 
@@ -97,6 +98,10 @@ def profile(
     steps: Annotated[int, typer.Option(min=1, max=200, help="Steps whose medians are taken.")] = 20,
     skip: Annotated[int, typer.Option(min=0, help="Steps before them that are left out.")] = 3,
     threads: Annotated[int, typer.Option(min=1, max=1024, help="Threads that torch computes with.")] = 1,
+    optimizer: Annotated[
+        Literal["adamw", "adam", "sgd", "sgd-momentum"],
+        typer.Option(help="Whose step is timed too, as torch makes it without options."),
+    ] = "adamw",
     meta: Annotated[
         bool,
         typer.Option(
@@ -133,7 +138,7 @@ def profile(
     console = table_console()
     check_all_writable({"--json": json_file, "--plot-file": plot_file})
     if meta:
-        refuse_given(context, ("steps", "skip", "threads"), "--meta runs no step")
+        refuse_given(context, ("steps", "skip", "threads", "optimizer"), "--meta runs no step")
     else:
         refuse_given(context, ("device",), "without --meta this machine computes")
     chosen = chosen_device(device)
@@ -161,7 +166,9 @@ def profile(
         opened = model_profile.open_factory(factory)
         model, loss = model_profile.make(opened, batch)
         bar.update(shown, description="training")
-        trace = model_profile.profile(model, loss, steps=steps, skip=skip, on_step=lambda: bar.advance(shown))
+        trace = model_profile.profile(
+            model, loss, steps=steps, skip=skip, optimizer=optimizer, on_step=lambda: bar.advance(shown)
+        )
         trace = replace(trace, samples=model_profile.samples_of(opened, batch))
     _show(console, trace, json_file, plot_file)
 

@@ -388,5 +388,14 @@ def test_a_network_that_was_calibrated_is_used_unless_another_is_named() -> None
     assert "network: measured among 2 ranks on 2 hosts (machine-a, …)" in words(output)
     assert "0.0125 GB/s" in words(output)
     assert "kept by telegrad calibrate on 2026-11-20, --network names another" in words(output)
+    assert "in one direction" not in words(output)
     _, named = advice("--model", "resnet50", "--nodes", "2", "--network", "10gbit")
     assert "machine-a" not in named
+
+
+def test_sums_that_were_measured_as_far_too_slow_are_doubted() -> None:
+    place = Place("ucx", (("machine-a", 1), ("machine-b", 1)))
+    costs = Costs(50e-6, 8e-9, 24e-9, 1e-10)
+    store(Tuning(place, costs, allreduce_table(2, costs), "2026-11-20T12:00:00+00:00", "0.1.0", 0.05))
+    _, output = advice("--model", "resnet50", "--nodes", "2")
+    assert "a byte took 3 times as long as in one direction. Was a machine busy then?" in words(output)

@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from telegrad.synchronizer.trace import Trace
+from telegrad.tools.advise.advice import RECIPES
 from telegrad.tools.bench import model_profile
 from telegrad.tools.cli import profile as command
 from telegrad.tools.cli.profile import tables_of
@@ -92,6 +93,20 @@ def test_a_model_of_ones_own(folder: Path, target: str) -> None:
     assert dict(zip(trace.names, trace.sizes, strict=True))["0.weight"] == 120
     assert trace.compute_s > 0
     assert to_plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", model_profile.OPTIMIZERS)
+def test_the_step_of_the_optimizer_is_timed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.optim.Optimizer] = []
+    make = model_profile.OPTIMIZERS[name]
+    monkeypatch.setitem(model_profile.OPTIMIZERS, name, lambda given: made.append(make(given)) or made[-1])
+    file = folder / "trace.json"
+    status, said = _run("profiled_models:make_model", "--steps", "2", "--optimizer", name, "--json", str(file))
+    assert status == 0
+    assert len(made) == 1
+    assert Trace.from_json(file.read_text()).rest_s > 0
+    assert "a step of the optimizer" in said
+    assert {**RECIPES}.keys() == {**model_profile.OPTIMIZERS}.keys()
 
 
 def test_the_batch_is_passed_on_only_where_it_is_given(folder: Path) -> None:
