@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,6 +40,12 @@ def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s:
         except BaseException as error:
             say(error=f"{type(error).__name__}: {error}")
             raise
+
+
+def held() -> dict[str, int]:
+    """What this process holds of the system: bytes of memory and descriptors."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"resident": resident * os.sysconf("SC_PAGESIZE"), "descriptors": len(os.listdir("/proc/self/fd"))}
 
 
 def fail_after_agreement(diloco: telegrad.DiLoCo) -> None:
@@ -93,7 +101,7 @@ def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say
         step += 1
         if diloco.rounds != told:
             told = diloco.rounds
-            say(round=told, checksum=diloco.checksum(), size=diloco.comm.world_size, step=step)
+            say(round=told, checksum=diloco.checksum(), size=diloco.comm.world_size, step=step, **held())
     diloco.exchange()
     say(ended=diloco.rounds, checksum=diloco.checksum())
     diloco.close()

@@ -263,6 +263,26 @@ def test_random_changes_of_members(job: Callable[..., Job], kind: str) -> None:
         running, random.Random(f"{kind} {os.environ.get('SEED', '0')}"), int(os.environ.get("EVENTS", "20"))
     )
     running.finish(alive)
+    check_is_flat([one for one in running.said(0) if "round" in one])
+
+
+def check_is_flat(rounds: list[dict[str, Any]]) -> None:
+    """The replica that lived through all changes holds no more descriptors at the end than at the start, for as many
+    replicas, and little more memory."""
+    first, last = rounds[: len(rounds) // 4], rounds[-len(rounds) // 4 :]
+    for size in {one["size"] for one in first} & {one["size"] for one in last}:
+        before, after = ([one for one in part if one["size"] == size] for part in (first, last))
+        print(f"{size} replicas: {spread(before)} -> {spread(after)}")
+        assert min(one["descriptors"] for one in after) <= max(one["descriptors"] for one in before)
+    assert rounds[-1]["resident"] < 1.2 * max(one["resident"] for one in first)
+
+
+def spread(rounds: list[dict[str, Any]]) -> str:
+    resident, descriptors = ([one[kind] for one in rounds] for kind in ("resident", "descriptors"))
+    return (
+        f"{min(resident) / 2**20:.1f} to {max(resident) / 2**20:.1f} MiB, {min(descriptors)} to {max(descriptors)} "
+        "descriptors"
+    )
 
 
 def test_a_newcomer_with_other_options_is_told_and_the_others_go_on(job: Callable[..., Job]) -> None:
