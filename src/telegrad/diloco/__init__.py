@@ -33,7 +33,7 @@ from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.diloco.fragment import Fragment, layer_of, layers_of
 from telegrad.diloco.membership import ReplicaGroup, broadcast_any, state_of_rank
-from telegrad.errors import NonFiniteGradient, TransportError
+from telegrad.errors import NonFiniteGradient, RendezvousError, TransportError
 
 _STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 _FIRST_ROUND = "has {} made its DiLoCo, and taken as many steps?"
@@ -153,9 +153,10 @@ class DiLoCo:
         self._alike = zlib.crc32(json.dumps([alike, others]).encode())
         self._check: tuple[Work, int] | None = None  # of checksums, and in which round
         self._prepared: tuple[Fragment, float] | None = None  # whose average has come, and is not agreed on yet
-        self._is_member = self._differs = self._is_wanted = False
+        self._is_member = self._differs = self._is_wanted = self._told_of_store = False
         self._round = self._steps = 0
         self._has_begun = False
+        self._loaded: tuple[str, Sequence[float], int] | None = None  # of which states, in this round
         if isinstance(comm, Communicator):
             self._connect(comm)
             self._copy_from(0)
@@ -232,7 +233,7 @@ class DiLoCo:
         """Takes the hooks off the inner optimizer, which another DiLoCo may have then, and leaves a ReplicaGroup.
         Idempotent."""
         if self._group is not None and self._is_member:
-            self._leave()
+            self._leave(ends=True)
         for hook in self._hooks:
             hook.remove()
         if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
@@ -357,12 +358,15 @@ class DiLoCo:
     def _agree(self, fragment: Fragment, group: ReplicaGroup) -> None:
         """All have this average, of the same bits, or nobody applies it. An average that one has applied, all have."""
         wanted = self._comm.rank == 0 and group.wanted()
-        told = self._comm.all_gather(
-            np.array([fragment.checksum(with_average=True), self._round + 1, wanted], np.int64)
-        )
-        told = told.reshape(-1, 3)
+        norm = np.float64(fragment.residual_norm()).view(np.int64)
+        own = [fragment.checksum(with_average=True), self._round + 1, wanted, norm]
+        told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 4)
         self._compare(told[:, :2], self._round + 1)
         self._is_wanted = bool(told[:, 2].any())
+        self._norms[self._fragments.index(fragment)] = told[:, 3].view(np.float64)
+        if self._loaded is not None and self._comm.rank == 0:
+            self._tell_lost(group, *self._loaded)
+        self._loaded = None
 
     def _go_on(self, advance: Callable[[], None]) -> None:
         """Does that; in a ReplicaGroup also where a rank fails meanwhile."""
@@ -382,6 +386,10 @@ class DiLoCo:
             text = "an exchange failed, so the replicas agree on who is left; what others had not sent is lost"
             warnings.warn(f"{text}: {error}", RuntimeWarning, 4)
             self._regroup(failed=True)
+        if self._group.store_error and not self._told_of_store:
+            self._told_of_store = True
+            text = "training goes on, but no replica can come, and a loss of one ends all: save a checkpoint"
+            warnings.warn(f"{self._group.store_error}: {text}", RuntimeWarning, 4)
         while self._is_wanted:
             self._is_wanted = failed = False
             try:
@@ -398,7 +406,14 @@ class DiLoCo:
         while True:
             if self._connected is not None:
                 self._connected.close()
-            comm, was_member = self._group.regroup(admit=not failed)
+            try:
+                comm, was_member = self._group.regroup(admit=not failed)
+            except RendezvousError:
+                for one in self._in_flight():
+                    one.drop()
+                if self._is_member:
+                    self._leave()
+                raise
             self._is_member = self._is_member and was_member
             self._connect(comm)
             try:
@@ -448,30 +463,39 @@ class DiLoCo:
         self._copy_from(source, takes=lacks)
         if not lacks:
             return
-        self._drop_residuals()
+        self._drop_residuals("this replica was away, and takes a peer's parameters over", "is lost")
         self.outer.load_state_dict(state["outer"])
         self._round, self._steps, self._has_begun = state["round"], state["steps"], True
         for one, own in zip(self._fragments, state["fragments"], strict=True):
             one.load_state_dict(own, {})
 
-    def _drop_residuals(self) -> None:
-        held = self._compressor.residuals
-        norm = math.hypot(*(float(np.linalg.norm(entry.values)) for entry in held))
+    def _tell_lost(self, group: ReplicaGroup, state: str, norms: Sequence[float], replicas: int) -> None:
+        """All have loaded what they load: which residuals of their states nobody has."""
+        with contextlib.suppress(RendezvousError):
+            lost = [number for number in range(replicas) if not group.has_claimed(f"{number} of {state}")]
+            norm = math.hypot(*(norms[number] for number in lost)) if len(norms) == replicas else math.nan
+            if norm != 0 and lost:
+                text = f"of {replicas} states, those of ranks {lost} were not loaded"
+                text += f": residuals of norm {norm:.3g} are lost"
+                warnings.warn(f"{text}; telegrad.ddp.reshard spreads them over all replicas", RuntimeWarning, 6)
+
+    def _drop_residuals(self, why: str, what: str) -> None:
+        norm = math.hypot(*(one.residual_norm() for one in self._fragments))
         if norm:
-            text = f"this replica was away, and takes a peer's parameters over: a residual of norm {norm:.3g} is lost"
-            warnings.warn(text, RuntimeWarning, 5)
-        for entry in held:
+            warnings.warn(f"{why}: a residual of norm {norm:.3g} {what}", RuntimeWarning, 5)
+        for entry in self._compressor.residuals:
             entry.values.fill(0)
             entry.peak, entry.threshold, entry.calls = 0.0, None, 0
 
-    def _leave(self) -> None:
+    def _leave(self, *, ends: bool = False) -> None:
         assert self._group is not None
-        self._is_member = False
-        self._group.leave()
+        self._is_member, self._prepared = False, None
+        self._group.leave(ends=ends)
         self._comm.close()
 
     def _connect(self, comm: Communicator) -> None:
         self._comm = self._connected = comm
+        self._norms = np.zeros((len(self._fragments), comm.world_size))
         comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
         how = self._chosen.values, self._encoding, self._chosen.combine, self.stats
         for one in self._fragments:
@@ -569,6 +593,7 @@ class DiLoCo:
         return {
             **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
             "inner_steps": self._steps,
+            "residual_norms": tuple(map(float, np.linalg.norm(self._norms, axis=0))),
             "fragments": [one.state_dict() for one in self._fragments],
             "sums": tuple(sum for one in self._fragments if one.sums for sum in one.sums.state_dict()),
             "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
@@ -579,11 +604,18 @@ class DiLoCo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` gave on this rank, with the weights and buffers of its replica.
 
-        Load the states of the model and the inner optimizer before or after. Raises ``ValueError`` for a state of
-        another model, rank or number of ranks; then nothing is changed.
+        Load the states of the model and the inner optimizer before or after. In a ReplicaGroup, which numbers replicas
+        anew, the state may be of any rank and number of replicas. If two replicas load one state, the second starts
+        without a residual. Residuals of states that nobody loads are lost. A ``RuntimeWarning`` says so. Raises
+        ``ValueError`` for a state of another model, and without a ReplicaGroup of another rank or number of ranks; then
+        nothing is changed.
         """
         self._wait_for_flights()
-        step = checked_step(state, self._comm, "DiLoCo")
+        here = {"rank": self._comm.rank, "world_size": self._comm.world_size}
+        any_rank = self._group is not None and isinstance(state, Mapping)
+        step = checked_step({**state, **here} if any_rank else state, self._comm, "DiLoCo")
+        saved = {**here, **state}
+        is_own = saved["rank"] == here["rank"] and saved["world_size"] == here["world_size"]
         steps = checked_count(state.get("inner_steps", 0), "state['inner_steps']")
         common: Any = state.get("common")
         replica: Any = state.get("replica")
@@ -595,7 +627,8 @@ class DiLoCo:
             raise ValueError(
                 f"state['inner_steps']={steps} is no step of a round of every={self._every}: use the same every="
             )
-        sums = [one.sums.fitting(state.get("sums", ())) if one.sums else {} for one in self._fragments]
+        left = state.get("sums", ()) if is_own else ()
+        sums = [one.sums.fitting(left) if one.sums else {} for one in self._fragments]
         fragments = state.get("fragments", [{"has_moved": steps > 0, "left": None}])
         if len(fragments) != len(self._fragments) or not all(
             one.fits(own, self._delay) for one, own in zip(self._fragments, fragments, strict=True)
@@ -621,6 +654,12 @@ class DiLoCo:
         for fragment, found, own in zip(self._fragments, sums, fragments, strict=True):
             fragment.load_state_dict(own, found)
         self._round, self._steps, self._has_begun = step, steps, True
+        if self._group is not None:
+            whose, replicas = f"{saved['world_size']} after round {step}", int(saved["world_size"])
+            self._loaded = whose, state.get("residual_norms", ()), replicas
+            if not self._group.claim(f"{saved['rank']} of {whose}"):
+                why = f"another replica has loaded the state of rank {saved['rank']}, so this one starts without"
+                self._drop_residuals(why, "stays with that one")
 
     def _replica(self) -> dict[str, Tensor]:
         """What ranks may have different in the middle of a round."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,8 +143,7 @@ class Fragment:
                     sending = exchange.send(self._layout, self._moved, sound=True)
                 else:
                     sending = exchange.send_quantised(self._layout, self._moved, self._wire)
-            found = self._buffers().values()
-            flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in found]) if found else None
+            flat = _exactly_summed(self._buffers().values())
             work = None if flat is None else self._comm.all_reduce(flat, "avg", async_op=True)
         except BaseException:
             self.drop()
@@ -165,6 +165,9 @@ class Fragment:
             self.drop()
             raise
         flight.sending = flight.work = None
+        if flight.buffers is not None:
+            upper, lower = flight.buffers[0], flight.buffers[-1]
+            flight.buffers = upper if len(flight.buffers) == 1 else torch.where(lower == 0, upper, upper + lower)
 
     def keep(self) -> None:
         """What was sent has left the residuals."""
@@ -201,8 +204,9 @@ class Fragment:
             common = common.view_as(own)
             if mix:
                 common = common.to(own.device)
-                mixed = common.lerp(own.detach().float(), mix)
-                common = torch.where(mixed.isnan(), common, mixed)  # of two infinities, as in a mask
+                mixed = common.lerp(own.detach().to(common.dtype), mix)
+                stays = mixed.isnan() | (mixed == common)  # of two infinities, as in a mask, or two zeros
+                common = torch.where(stays, common, mixed)
             own.copy_(common)
         self.has_moved = mix > 0
 
@@ -212,6 +216,9 @@ class Fragment:
         for one in self.common.values():
             found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
         return found
+
+    def residual_norm(self) -> float:
+        return math.hypot(*(float(np.linalg.norm(part.entry.values)) for part in self._layout.parts))
 
     @property
     def _names(self) -> list[str]:
@@ -224,6 +231,18 @@ class Fragment:
             self._compressor.residuals.about_to_change(entry)
             entry.values *= np.float32(self._decay)
             entry.peak *= self._decay
+
+
+def _exactly_summed(buffers: Collection[Tensor]) -> Tensor | None:
+    """Rows whose sum over the rows they are. In float64 a sum of equal float32 values, and so their average, is exact;
+    a float64 value is divided into two with few bits each."""
+    if not buffers:
+        return None
+    flat = torch.cat([one.detach().double().cpu().reshape(-1) for one in buffers])
+    if all(one.dtype != torch.float64 for one in buffers):
+        return flat[None]
+    upper = (flat.view(torch.int64) & -(1 << 27)).view(torch.float64)
+    return torch.stack([upper, torch.where(flat.isfinite(), flat - upper, 0.0)])
 
 
 def _split(flat: Tensor, like: Iterable[Tensor]) -> Iterator[Tensor]:
