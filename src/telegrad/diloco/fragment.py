@@ -16,6 +16,7 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import Compressor
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, PlacedState, Sending, TopkStates, find_fault
+from telegrad.diloco.replica_ranks import local_of
 from telegrad.kernels.floats import count_nonfinite
 
 
@@ -117,7 +118,7 @@ class Fragment:
         """Looks how far the parameters have moved, before anything is sent or changed."""
         for name, offset, size in self._spans:
             moved = torch.from_numpy(self._moved[offset : offset + size]).view_as(self.common[name])
-            moved.copy_(self._own[name].detach())
+            moved.copy_(local_of(self._own[name].detach()))
             torch.sub(self.common[name], moved, out=moved)
             if count := count_nonfinite(self._moved[offset : offset + size]):
                 return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
@@ -135,7 +136,9 @@ class Fragment:
         for one in exchange.undoable:
             one.begin()
         try:
-            if not self._selects:
+            if not self._spans:
+                sending = Sending([])
+            elif not self._selects:
                 sending = exchange.send_densely(self._moved)
             else:
                 self._decay_residuals()
@@ -196,7 +199,7 @@ class Fragment:
     def take_over(self, mix: float) -> None:
         """The replica goes on with the common parameters, and with ``mix`` of its own."""
         flight, self.flight = self.flight, None
-        pairs: list[tuple[Tensor, Tensor]] = [(self._own[name], one) for name, one in self.common.items()]
+        pairs: list[tuple[Tensor, Tensor]] = [(local_of(self._own[name]), one) for name, one in self.common.items()]
         if flight is not None and flight.buffers is not None:
             found = self._buffers().values()
             pairs += zip(found, _split(flight.buffers, found), strict=True)
