@@ -81,7 +81,7 @@ class ReplicaRanks:
         firsts, counts = np.unique(self._places[:, 0], return_counts=True)
         if len(np.unique(self._places, axis=0)) != comm.world_size or {*counts.tolist()} != {self.size}:
             raise ValueError(
-                f"replica= has {self.size} ranks, and comm has {sorted(counts.tolist())} of its {len(firsts)} replicas: "
+                f"replica= has {self.size} ranks, and comm {sorted(counts.tolist())} of {len(firsts)} replicas: "
                 "give each rank the process group of its own replica, and a comm of all their ranks"
             )
         across, inside = comm.split(self.position, self._first), comm.split(self._first, self.position)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import math
 import os
+import signal
 import time
 import warnings
 from collections.abc import Callable
@@ -18,19 +20,21 @@ from torch.distributed import TCPStore
 import telegrad
 from telegrad.diloco import ReplicaGroup
 
-EVERY, LIVENESS_S = 6, 3.0
+EVERY, LIVENESS_S = 6, float(os.environ.get("LIVENESS_S", "3"))
 OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {},
     "sparse": {"compress": telegrad.TopK(0.1, small_elements=0, combine="allgather"), "decay": 0.9},
     "streaming": {"fragments": 3, "delay": 2, "mix": 0.5},
 }
 OPTIONS |= {f"{kind} without store": OPTIONS[kind] for kind in ("sparse", "streaming")} | {"ends without store": {}}
+OPTIONS |= {"freezes": OPTIONS["streaming"], "freezes for a moment": OPTIONS["streaming"]}
 OPTIONS |= {"half a round": OPTIONS["sparse"], "diverges": {}, "leaves": {}, "differs": {}}
 
 
 def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float = 0.01) -> None:
     """``number``: of the replica, and of its data. It ends with the round that the store has under "last"."""
-    with open(output, "a") as file:
+    with open(output, "a") as file, open(f"{output}.stacks", "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
 
         def say(**what: Any) -> None:
             file.write(json.dumps({"replica": number, **what}) + "\n")
@@ -65,14 +69,16 @@ def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say
     torch.set_num_threads(1)
     warnings.showwarning = lambda message, *_, **__: say(warned=str(message))  # type: ignore[assignment]
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    liveness_s = 60.0 if "store" in kind else LIVENESS_S  # nobody is to be given up on a busy machine
+    liveness_s = (
+        60.0 if "store" in kind or "moment" in kind else LIVENESS_S
+    )  # nobody is to be given up on a busy machine
     group = ReplicaGroup(store, replicas, name="test", liveness_timeout_s=liveness_s, join_timeout_s=15.0)
     model = network(number)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY, **OPTIONS[kind])
     if kind == "half a round" and number == 1:
         fail_after_agreement(diloco)
-    step, told = 0, diloco.rounds
+    step, told, freezes = 0, diloco.rounds, "freezes" in kind
     say(began=told, checksum=diloco.checksum())
 
     def is_over() -> bool:
@@ -110,6 +116,9 @@ def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say
             say(state=diloco.state_dict()["step"], round_before=told)
             raise
         step += 1
+        if freezes and number == 1 and step > 6 * EVERY and diloco._in_flight():
+            freezes = False
+            os.kill(os.getpid(), signal.SIGSTOP)
         if diloco.rounds != told:
             told = diloco.rounds
             say(round=told, checksum=diloco.checksum(), size=diloco.comm.world_size, step=step, **held())

@@ -70,8 +70,18 @@ class Job:
     def wait_for(self, happens: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while not happens():
-            assert time.monotonic() < deadline_s, {number: self.said(number)[-3:] for number in self.processes}
+            assert time.monotonic() < deadline_s, self.where()
             time.sleep(0.02)
+
+    def where(self) -> str:
+        """What the living replicas have said last, and where they are."""
+        alive = [number for number, one in self.processes.items() if one.is_alive()]
+        for number in alive:
+            self.send(number, signal.SIGUSR1)
+        time.sleep(1.0)
+        stacks = [(self._folder / f"{number}.jsonl.stacks").read_text() for number in alive]
+        last = [self.said(number)[-2:] for number in alive]
+        return "\n".join(f"{number}: {one}\n{stack}" for number, one, stack in zip(alive, last, stacks, strict=True))
 
     def wait_for_rounds(self, number: int, more: int = 5) -> None:
         goal = len(self.rounds(number)) + more
@@ -289,6 +299,38 @@ def test_a_replica_that_wakes_up_takes_part_again(job: Callable[..., Job]) -> No
     assert "this replica was away, and takes a peer's parameters over: a residual of norm" in warnings_of(running, 1)
     rounds = running.rounds(1)
     assert rounds[-1] - rounds[0] + 1 > len(rounds)  # it has missed some
+
+
+def wait_until_frozen(running: Job, number: int) -> None:
+    stat = Path(f"/proc/{running.processes[number].pid}/stat")
+    running.wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def test_a_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., Job]) -> None:
+    """Longer than the liveness time-out: the others do not apply that exchange, and do it again without that replica,
+    which comes back."""
+    running = job(3, "freezes")
+    wait_until_frozen(running, 1)
+    running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
+    running.wait_for_rounds(0)
+    running.send(1, signal.SIGCONT)
+    running.wait_for(lambda: running.said(0)[-1].get("size") == 3)
+    running.wait_for_rounds(1)
+    running.finish([0, 1, 2])
+    assert "an exchange failed, so the replicas agree on who is left" in warnings_of(running, 1)
+    assert max(running.rounds(1)) >= max(running.rounds(0)) - 3  # of three fragments, which fail together
+
+
+def test_a_short_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., Job]) -> None:
+    """Shorter than the time-out: the round completes on all."""
+    running = job(3, "freezes for a moment")
+    wait_until_frozen(running, 1)
+    running.send(1, signal.SIGCONT)
+    running.wait_for_rounds(1)
+    running.finish([0, 1, 2])
+    for number in range(3):
+        assert warnings_of(running, number) == ""
+        assert {one["size"] for one in running.said(number) if "round" in one} == {3}
 
 
 @pytest.mark.parametrize("kind", ["dense", "streaming"])
