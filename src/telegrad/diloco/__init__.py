@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
 from telegrad.communicator import Communicator, Work
@@ -33,7 +34,8 @@ from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.diloco.fragment import Fragment, layer_of, layers_of
 from telegrad.diloco.membership import ReplicaGroup, broadcast_any, state_of_rank
-from telegrad.errors import NonFiniteGradient, TransportError
+from telegrad.diloco.replica_ranks import ReplicaRanks, local_of, reshard
+from telegrad.errors import NonFiniteGradient, RendezvousError, TransportError
 
 _STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 _FIRST_ROUND = "has {} made its DiLoCo, and taken as many steps?"
@@ -62,7 +64,7 @@ class DiLoCo:
     and all replicas go on from there. The training loop stays as it is: the exchange happens inside of
     ``inner_optimizer.step()``. Call ``exchange()`` after the last step, and before you evaluate or save the model.
 
-    ``model``: a module without DistributedDataParallel or DTensors. Rank 0's parameters and buffers are copied to all
+    ``model``: a module; of DistributedDataParallel its ``module``. Rank 0's parameters and buffers are copied to all
     ranks now; weights that you load later must be the same on all. ``comm``: a Communicator of one rank for each
     replica, or a ``telegrad.diloco.ReplicaGroup``, with which training goes on when replicas are lost and come.
     ``every``: inner steps in a round, at least 1; ``None``: you call ``exchange()``. ``outer``: called with the common
@@ -81,6 +83,11 @@ class DiLoCo:
     steps, so that fewer bytes travel at once. A fragment's exchange is a round. ``delay``: inner steps, less than
     ``every``, for which training goes on until an average is applied; 0: it waits. ``mix``, in [0, 1]: the share of its
     own parameters that a replica keeps then; 0: it goes on with the common ones.
+
+    ``replica``: for replicas of several ranks, which DistributedDataParallel or ``fully_shard`` trains. The process
+    group of this rank's replica, or how many consecutive ranks of ``comm`` make one; ``comm`` has all ranks. Each rank
+    exchanges its shards, or a part of the tensors, with the ranks at its position in the other replicas. The outer
+    optimizer sees this part only, so it must step each parameter by itself, as SGD does.
 
     ``inner_optimizer`` keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
     averaged with the fragment of their layer. All ranks give the same options, and take as many steps. A GradScaler
@@ -109,6 +116,7 @@ class DiLoCo:
         fragments: int = 1,
         delay: int = 0,
         mix: float = 0.0,
+        replica: ProcessGroup | int = 1,
     ) -> None:
         if not isinstance(comm, (Communicator, ReplicaGroup)):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -118,7 +126,11 @@ class DiLoCo:
         error: ValueError | TypeError | None = None
         alike: dict[str, str] = {}
         try:
-            self._parameters = _checked_parameters(model, inner_optimizer)
+            self._trained = _checked_parameters(model, inner_optimizer, replica)
+            self._ranks = _checked_ranks(replica, comm, self._trained)
+            self._parameters = self._trained if self._ranks is None else self._ranks.owned()
+            if not self._parameters:
+                raise ValueError(f"replica={replica} has more ranks than the model has tensors: use fewer ranks")
             self._verify = checked_count(verify, "verify")
             self._every = None if every is None else checked_count(every, "every")
             if self._every == 0:
@@ -127,8 +139,8 @@ class DiLoCo:
             decay = _checked_decay(decay, compressed=compress is not None)
             _check_combining(average, clip, topk)
             self._average, self._clip = average, clip
-            self._delay, self._mix = _checked_streaming(fragments, delay, mix, self._every, self._parameters)
-            self._common = {name: _held(one) for name, one in self._parameters.items()}
+            self._delay, self._mix = _checked_streaming(fragments, delay, mix, self._every, self._trained)
+            self._common = {name: _held(local_of(one.detach())) for name, one in self._parameters.items()}
             self.outer = _checked_outer(outer or (plain if isinstance(compress, TopK) else nesterov), self._common)
             self._compressor = compressor_of(self._common, topk, None, None)
             self._compressor.record(True)  # so that the exchange of each fragment can be undone
@@ -141,24 +153,38 @@ class DiLoCo:
             self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
             self._config |= {"average": average, "clip": str(clip)}
             self._config |= {"fragments": str(fragments), "delay": str(delay), "mix": str(self._mix)}
-            alike = described(self._common, self._config)
+            if self._ranks is None:
+                alike = described(self._common, self._config)
+            else:
+                shapes = {name: (str(one.dtype), tuple(one.shape)) for name, one in self._trained.items()}
+                alike = {"parameters that require a gradient": json.dumps(shapes), **self._config}
+                alike["ranks of a replica"] = str(self._ranks.size)
         except (ValueError, TypeError) as found:
             error = found
         if isinstance(comm, Communicator):
             check_alike(comm, alike, error)
         elif error is not None:
             raise error
+        if self._ranks is not None:
+            comm = self._ranks.connect()
+            check_alike(comm, described(self._common, None), None)
         self._model = model
         others = {name: (str(one.dtype), tuple(one.shape)) for name, one in model.state_dict().items()}
         self._alike = zlib.crc32(json.dumps([alike, others]).encode())
         self._check: tuple[Work, int] | None = None  # of checksums, and in which round
         self._prepared: tuple[Fragment, float] | None = None  # whose average has come, and is not agreed on yet
-        self._is_member = self._differs = self._is_wanted = False
+        self._is_member = self._differs = self._is_wanted = self._told_of_store = False
         self._round = self._steps = 0
         self._has_begun = False
+        self._loaded: tuple[str, Sequence[float], int] | None = None  # of which states, in this round
         if isinstance(comm, Communicator):
             self._connect(comm)
+            if self._ranks is not None:
+                self._ranks.begin_alike(model)
+            for name, one in self._common.items():
+                one.data.copy_(local_of(self._parameters[name].detach()))
             self._copy_from(0)
+            self._spread(self._fragments)
         else:
             self._regroup(failed=False)
         self._hooks = [
@@ -232,18 +258,20 @@ class DiLoCo:
         """Takes the hooks off the inner optimizer, which another DiLoCo may have then, and leaves a ReplicaGroup.
         Idempotent."""
         if self._group is not None and self._is_member:
-            self._leave()
+            self._leave(ends=True)
         for hook in self._hooks:
             hook.remove()
         if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
             del _of_optimizers[self._optimizer]
+        if self._ranks is not None:
+            self._ranks.close()
 
     def _before_step(self, *_: Any) -> None:
         """Before the first step: weights that were loaded after this was made are no move of a replica."""
         if not self._has_begun:
             self._has_begun = True
             for name, common in self._common.items():
-                common.data.copy_(self._parameters[name].detach())
+                common.data.copy_(local_of(self._parameters[name].detach()))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if _is_within_step(optimizer):
@@ -304,9 +332,9 @@ class DiLoCo:
             for one in fragments:
                 if (fault := one.find_fault()) is not None:
                     raise NonFiniteGradient(
-                        f"rank {self._comm.rank}, round {self._round} after {self._steps} steps: {fault.text}: lower "
+                        f"rank {self._rank}, round {self._round} after {self._steps} steps: {fault.text}: lower "
                         "the inner learning rate, or clip",
-                        rank=self._comm.rank,
+                        rank=self._rank,
                         parameter=fault.parameter,
                     )
             for one in fragments:
@@ -315,7 +343,9 @@ class DiLoCo:
     def _finish(self, fragment: Fragment, mix: float) -> None:
         with self._settling():
             fragment.complete()
-            if self._group is None:
+            if self._ranks is not None:
+                self._agree_with_all(fragment, self._ranks)
+            elif self._group is None:
                 self._end_check()
             else:
                 self._prepared = fragment, mix
@@ -327,12 +357,30 @@ class DiLoCo:
         fragment.keep()
         fragment.apply(self.outer)
         self._round += 1
-        if self._group is None and self._verify and self._round % self._verify == 0:
+        if self._group is None and self._ranks is None and self._verify and self._round % self._verify == 0:
             told = np.array([fragment.checksum(), self._round], np.int64)
             self._check = self._comm.all_gather(told, async_op=True), self._round
             if self._delay == 0:
                 self._end_check()
+        reshard(self._model)
         fragment.take_over(mix)
+        self._spread([fragment])
+
+    def _spread(self, fragments: Iterable[Fragment]) -> None:
+        """To the other ranks of this replica."""
+        if self._ranks is not None:
+            for one in fragments:
+                number = self._fragments.index(one)
+                self._ranks.spread(self._names_of(number), self._float_buffers(number).values())
+
+    def _agree_with_all(self, fragment: Fragment, ranks: ReplicaRanks) -> None:
+        """All ranks have their part of this average, or nobody applies it."""
+        number = self._round + 1
+        verify = self._verify > 0 and number % self._verify == 0
+        own = fragment.checksum(with_average=True) if verify else 0, number
+        names = self._names_of(self._fragments.index(fragment))
+        for kind, told in ranks.agree(own, names, verify=verify):
+            self._compare(told[:, 1:], number, told[:, 0].tolist(), kind)
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[None]:
@@ -341,8 +389,10 @@ class DiLoCo:
             yield
         except Exception as error:
             self._check = None
+            if self._ranks is not None:
+                self._abort(f"{type(error).__name__}: {error}")
             self._wait_for_flights()
-            self._comm.abort(f"{type(error).__name__}: {error}")
+            self._abort(f"{type(error).__name__}: {error}")
             if self._group is not None and not isinstance(error, TransportError):
                 self._leave()
             raise
@@ -351,18 +401,26 @@ class DiLoCo:
         for one in self._in_flight():
             with contextlib.suppress(TransportError):
                 one.complete()
-                if self._group is None:
+                if self._ranks is not None:
+                    one.drop()  # on some ranks it may have failed
+                elif self._group is None:
                     one.keep()
+
+    def _abort(self, reason: str) -> None:
+        (self._ranks or self._comm).abort(reason)
 
     def _agree(self, fragment: Fragment, group: ReplicaGroup) -> None:
         """All have this average, of the same bits, or nobody applies it. An average that one has applied, all have."""
         wanted = self._comm.rank == 0 and group.wanted()
-        told = self._comm.all_gather(
-            np.array([fragment.checksum(with_average=True), self._round + 1, wanted], np.int64)
-        )
-        told = told.reshape(-1, 3)
+        norm = np.float64(fragment.residual_norm()).view(np.int64)
+        own = [fragment.checksum(with_average=True), self._round + 1, wanted, norm]
+        told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 4)
         self._compare(told[:, :2], self._round + 1)
         self._is_wanted = bool(told[:, 2].any())
+        self._norms[self._fragments.index(fragment)] = told[:, 3].view(np.float64)
+        if self._loaded is not None and self._comm.rank == 0:
+            self._tell_lost(group, *self._loaded)
+        self._loaded = None
 
     def _go_on(self, advance: Callable[[], None]) -> None:
         """Does that; in a ReplicaGroup also where a rank fails meanwhile."""
@@ -382,6 +440,10 @@ class DiLoCo:
             text = "an exchange failed, so the replicas agree on who is left; what others had not sent is lost"
             warnings.warn(f"{text}: {error}", RuntimeWarning, 4)
             self._regroup(failed=True)
+        if self._group.store_error and not self._told_of_store:
+            self._told_of_store = True
+            text = "training goes on, but no replica can come, and a loss of one ends all: save a checkpoint"
+            warnings.warn(f"{self._group.store_error}: {text}", RuntimeWarning, 4)
         while self._is_wanted:
             self._is_wanted = failed = False
             try:
@@ -398,7 +460,14 @@ class DiLoCo:
         while True:
             if self._connected is not None:
                 self._connected.close()
-            comm, was_member = self._group.regroup(admit=not failed)
+            try:
+                comm, was_member = self._group.regroup(admit=not failed)
+            except RendezvousError:
+                for one in self._in_flight():
+                    one.drop()
+                if self._is_member:
+                    self._leave()
+                raise
             self._is_member = self._is_member and was_member
             self._connect(comm)
             try:
@@ -448,30 +517,44 @@ class DiLoCo:
         self._copy_from(source, takes=lacks)
         if not lacks:
             return
-        self._drop_residuals()
+        self._drop_residuals("this replica was away, and takes a peer's parameters over", "is lost")
         self.outer.load_state_dict(state["outer"])
         self._round, self._steps, self._has_begun = state["round"], state["steps"], True
         for one, own in zip(self._fragments, state["fragments"], strict=True):
             one.load_state_dict(own, {})
 
-    def _drop_residuals(self) -> None:
-        held = self._compressor.residuals
-        norm = math.hypot(*(float(np.linalg.norm(entry.values)) for entry in held))
+    def _tell_lost(self, group: ReplicaGroup, state: str, norms: Sequence[float], replicas: int) -> None:
+        """All have loaded what they load: which residuals of their states nobody has."""
+        with contextlib.suppress(RendezvousError):
+            lost = [number for number in range(replicas) if not group.has_claimed(f"{number} of {state}")]
+            norm = math.hypot(*(norms[number] for number in lost)) if len(norms) == replicas else math.nan
+            if norm != 0 and lost:
+                text = f"of {replicas} states, those of ranks {lost} were not loaded"
+                text += f": residuals of norm {norm:.3g} are lost"
+                warnings.warn(f"{text}; telegrad.ddp.reshard spreads them over all replicas", RuntimeWarning, 6)
+
+    def _drop_residuals(self, why: str, what: str) -> None:
+        norm = math.hypot(*(one.residual_norm() for one in self._fragments))
         if norm:
-            text = f"this replica was away, and takes a peer's parameters over: a residual of norm {norm:.3g} is lost"
-            warnings.warn(text, RuntimeWarning, 5)
-        for entry in held:
+            warnings.warn(f"{why}: a residual of norm {norm:.3g} {what}", RuntimeWarning, 5)
+        for entry in self._compressor.residuals:
             entry.values.fill(0)
             entry.peak, entry.threshold, entry.calls = 0.0, None, 0
 
-    def _leave(self) -> None:
+    def _leave(self, *, ends: bool = False) -> None:
         assert self._group is not None
-        self._is_member = False
-        self._group.leave()
+        self._is_member, self._prepared = False, None
+        self._group.leave(ends=ends)
         self._comm.close()
+
+    @property
+    def _rank(self) -> int:
+        """In the Communicator that this was given."""
+        return self._comm.rank if self._ranks is None else self._ranks.rank
 
     def _connect(self, comm: Communicator) -> None:
         self._comm = self._connected = comm
+        self._norms = np.zeros((len(self._fragments), comm.world_size))
         comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
         how = self._chosen.values, self._encoding, self._chosen.combine, self.stats
         for one in self._fragments:
@@ -479,23 +562,27 @@ class DiLoCo:
 
     def _divided(self, fragments: int, *, selects: bool, wire: str | None, decay: float) -> list[Fragment]:
         """The layers in turn, as the paper's stride has it."""
-        number_of = {layer: place % fragments for layer, place in layers_of(self._common).items()}
+        self._number_of = {layer: place % fragments for layer, place in layers_of(self._trained).items()}
+        exchanges_buffers = self._ranks is None or self._ranks.position == 0
         made = []
         for number in range(fragments):
-            names = [name for name in self._common if number_of[layer_of(name)] == number]
+            names = [name for name in self._names_of(number) if name in self._common]
             common = {name: self._common[name] for name in names}
             own = {name: self._parameters[name] for name in names}
-            buffers = functools.partial(self._float_buffers, number_of, number)
+            buffers = functools.partial(self._float_buffers, number if exchanges_buffers else -1)
             offset = 0 if self._every is None else self._every * (number + 1) // fragments
             options: dict[str, Any] = {"selects": selects, "wire": wire, "decay": decay}
             made.append(Fragment(offset, common, own, buffers, self._compressor, **options))
         return made
 
     def _check_parameters(self) -> None:
-        known = {*map(id, self._parameters.values())}
         now = {name: one for name, one in self._model.named_parameters() if one.requires_grad}
-        other = [name for name, one in now.items() if id(one) not in known]
-        other += [name for name, one in self._parameters.items() if not one.requires_grad]
+        if any(isinstance(one, DTensor) for one in self._trained.values()):  # at times whole ones stand for shards
+            other = [name for name in now if name not in self._trained]
+        else:
+            known = {*map(id, self._trained.values())}
+            other = [name for name, one in now.items() if id(one) not in known]
+        other += [name for name, one in self._trained.items() if not one.requires_grad]
         if other:
             raise ValueError(
                 f"{other[0]!r} was frozen or unfrozen after DiLoCo was made: close() this one, and make another with "
@@ -509,24 +596,32 @@ class DiLoCo:
             return
         self._compare(check[0].result().reshape(-1, 2), check[1])
 
-    def _compare(self, told: np.ndarray[Any, Any], number: int) -> None:
+    def _compare(
+        self, told: np.ndarray[Any, Any], number: int, ranks: Sequence[int] | None = None, kind: str = ""
+    ) -> None:
+        """Rows of ``ranks`` that must be alike. ``kind="replica"``: of ranks that train one replica."""
         others = np.flatnonzero((told != told[0]).any(axis=1))
         if others.size:
-            other = int(others[0])
+            other, first = (int(others[0]), 0) if ranks is None else (int(ranks[others[0]]), int(ranks[0]))
             self._differs = True
-            theirs, ours = told[other, 1], told[0, 1]
-            if theirs != ours:
+            theirs, ours = told[others[0], -1], told[0, -1]
+            if kind == "replica":
                 text = (
-                    f"rank {other} has ended round {theirs} and rank 0 round {ours}: load a state_dict() of one moment "
-                    "on all ranks"
+                    f"rank {other} and rank {first} train one replica, and have different parameters before round "
+                    f"{number}: train it inside of DistributedDataParallel or fully_shard, with all its ranks"
+                )
+            elif theirs != ours:
+                text = (
+                    f"rank {other} has ended round {theirs} and rank {first} round {ours}: load a state_dict() of one "
+                    "moment on all ranks"
                 )
             else:
                 text = (
-                    f"the common parameters of rank {other} and rank 0 differ after round {ours}: they were changed "
-                    "from outside, or the ranks' CPUs round differently"
+                    f"the common parameters of rank {other} and rank {first} differ after round {ours}: they were "
+                    "changed from outside, or the ranks' CPUs round differently"
                 )
-            self._comm.abort(text)
-            raise TransportError(text, rank=self._comm.rank, peer=other, operation="DiLoCo.exchange")
+            self._abort(text)
+            raise TransportError(text, rank=self._rank, peer=other, operation="DiLoCo.exchange")
 
     def checksum(self) -> int:
         """CRC-32 of the common parameters' bytes, the same on all ranks after a round."""
@@ -535,18 +630,23 @@ class DiLoCo:
             found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
         return found
 
-    def _float_buffers(self, number_of: Mapping[str, int], number: int) -> dict[str, Tensor]:
+    def _names_of(self, number: int) -> list[str]:
+        """The parameters of the fragment with that number, also those that other ranks of this replica exchange."""
+        return [name for name in self._trained if self._number_of[layer_of(name)] == number]
+
+    def _float_buffers(self, number: int) -> dict[str, Tensor]:
         """Of the fragment with that number."""
         return {
             name: one
             for name, one in self._model.named_buffers()
-            if one.is_floating_point() and one.numel() and number_of.get(layer_of(name), 0) == number
+            if one.is_floating_point() and one.numel() and self._number_of.get(layer_of(name), 0) == number
         }
 
     @torch.no_grad()
     def _copy_from(self, source: int, *, takes: bool = True) -> None:
-        trained = {*map(id, self._parameters.values())}
-        frozen = [one for one in self._model.parameters() if id(one) not in trained]
+        reshard(self._model)
+        trained = {*map(id, self._trained.values())}
+        frozen = [local_of(one) for one in self._model.parameters() if id(one) not in trained]
         for one in (*self._common.values(), *frozen, *self._model.buffers()):
             held = one.detach().cpu().contiguous().clone()
             broadcast_any(held, source, self._comm)
@@ -569,6 +669,7 @@ class DiLoCo:
         return {
             **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
             "inner_steps": self._steps,
+            "residual_norms": tuple(map(float, np.linalg.norm(self._norms, axis=0))),
             "fragments": [one.state_dict() for one in self._fragments],
             "sums": tuple(sum for one in self._fragments if one.sums for sum in one.sums.state_dict()),
             "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
@@ -579,11 +680,18 @@ class DiLoCo:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict()`` gave on this rank, with the weights and buffers of its replica.
 
-        Load the states of the model and the inner optimizer before or after. Raises ``ValueError`` for a state of
-        another model, rank or number of ranks; then nothing is changed.
+        Load the states of the model and the inner optimizer before or after. In a ReplicaGroup, which numbers replicas
+        anew, the state may be of any rank and number of replicas. If two replicas load one state, the second starts
+        without a residual. Residuals of states that nobody loads are lost. A ``RuntimeWarning`` says so. Raises
+        ``ValueError`` for a state of another model, and without a ReplicaGroup of another rank or number of ranks; then
+        nothing is changed.
         """
         self._wait_for_flights()
-        step = checked_step(state, self._comm, "DiLoCo")
+        here = {"rank": self._comm.rank, "world_size": self._comm.world_size}
+        any_rank = self._group is not None and isinstance(state, Mapping)
+        step = checked_step({**state, **here} if any_rank else state, self._comm, "DiLoCo")
+        saved = {**here, **state}
+        is_own = saved["rank"] == here["rank"] and saved["world_size"] == here["world_size"]
         steps = checked_count(state.get("inner_steps", 0), "state['inner_steps']")
         common: Any = state.get("common")
         replica: Any = state.get("replica")
@@ -595,7 +703,8 @@ class DiLoCo:
             raise ValueError(
                 f"state['inner_steps']={steps} is no step of a round of every={self._every}: use the same every="
             )
-        sums = [one.sums.fitting(state.get("sums", ())) if one.sums else {} for one in self._fragments]
+        left = state.get("sums", ()) if is_own else ()
+        sums = [one.sums.fitting(left) if one.sums else {} for one in self._fragments]
         fragments = state.get("fragments", [{"has_moved": steps > 0, "left": None}])
         if len(fragments) != len(self._fragments) or not all(
             one.fits(own, self._delay) for one, own in zip(self._fragments, fragments, strict=True)
@@ -613,6 +722,7 @@ class DiLoCo:
         except ValueError:
             self.outer.load_state_dict(before)
             raise
+        reshard(self._model)
         with torch.no_grad():
             for name, one in self._common.items():
                 one.copy_(common[name])
@@ -621,11 +731,17 @@ class DiLoCo:
         for fragment, found, own in zip(self._fragments, sums, fragments, strict=True):
             fragment.load_state_dict(own, found)
         self._round, self._steps, self._has_begun = step, steps, True
+        if self._group is not None:
+            whose, replicas = f"{saved['world_size']} after round {step}", int(saved["world_size"])
+            self._loaded = whose, state.get("residual_norms", ()), replicas
+            if not self._group.claim(f"{saved['rank']} of {whose}"):
+                why = f"another replica has loaded the state of rank {saved['rank']}, so this one starts without"
+                self._drop_residuals(why, "stays with that one")
 
     def _replica(self) -> dict[str, Tensor]:
         """What ranks may have different in the middle of a round."""
         buffers = {f"buffer {name}": one for name, one in self._model.named_buffers()}
-        return {**self._parameters, **buffers}
+        return {**{name: local_of(one.detach()) for name, one in self._trained.items()}, **buffers}
 
 
 def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
@@ -647,11 +763,19 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parameter]:
+def _checked_ranks(replica: Any, comm: Any, trained: Mapping[str, nn.Parameter]) -> ReplicaRanks | None:
+    if type(replica) is int and replica == 1:
+        return None
+    if not isinstance(comm, Communicator):
+        raise ValueError("replica= needs a Communicator of all ranks: replicas of a ReplicaGroup have one rank each")
+    return ReplicaRanks(replica, comm, trained)
+
+
+def _checked_parameters(model: Any, inner_optimizer: Any, replica: Any) -> dict[str, nn.Parameter]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that this rank trains")
     if any(isinstance(one, nn.parallel.DistributedDataParallel) for one in model.modules()):
-        raise TypeError("model is a DistributedDataParallel: DiLoCo takes replicas of one rank, so give it ddp.module")
+        raise TypeError("model is a DistributedDataParallel: give ddp.module, and replica= the ranks that it averages")
     if not isinstance(inner_optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"inner_optimizer is a {type(inner_optimizer).__name__}: give the torch.optim.Optimizer that steps"
@@ -660,8 +784,8 @@ def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parame
         raise ValueError("inner_optimizer belongs to another DiLoCo: close() that one first")
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     for name, one in parameters.items():
-        if isinstance(one, DTensor):
-            raise TypeError(f"parameter {name!r} is a DTensor: DiLoCo takes replicas of one rank, without fully_shard")
+        if isinstance(one, DTensor) and replica == 1:
+            raise TypeError(f"parameter {name!r} is a DTensor: give replica= the ranks that its model is sharded over")
         if one.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise TypeError(f"parameter {name!r} is {one.dtype}: DiLoCo takes float32, bfloat16 and float16")
     held = {id(one) for group in inner_optimizer.param_groups for one in group["params"]}
@@ -676,9 +800,9 @@ def _checked_parameters(model: Any, inner_optimizer: Any) -> dict[str, nn.Parame
     return parameters
 
 
-def _held(parameter: nn.Parameter) -> nn.Parameter:
+def _held(parameter: Tensor) -> nn.Parameter:
     """A float32 copy in host memory."""
-    return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(parameter.detach()))
+    return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(parameter))
 
 
 def _checked_compress(compress: Any) -> tuple[TopK | None, str | None]:

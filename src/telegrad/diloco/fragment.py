@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import Compressor
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, PlacedState, Sending, TopkStates, find_fault
+from telegrad.diloco.replica_ranks import local_of
 from telegrad.kernels.floats import count_nonfinite
 
 
@@ -116,7 +118,7 @@ class Fragment:
         """Looks how far the parameters have moved, before anything is sent or changed."""
         for name, offset, size in self._spans:
             moved = torch.from_numpy(self._moved[offset : offset + size]).view_as(self.common[name])
-            moved.copy_(self._own[name].detach())
+            moved.copy_(local_of(self._own[name].detach()))
             torch.sub(self.common[name], moved, out=moved)
             if count := count_nonfinite(self._moved[offset : offset + size]):
                 return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
@@ -134,7 +136,9 @@ class Fragment:
         for one in exchange.undoable:
             one.begin()
         try:
-            if not self._selects:
+            if not self._spans:
+                sending = Sending([])
+            elif not self._selects:
                 sending = exchange.send_densely(self._moved)
             else:
                 self._decay_residuals()
@@ -142,8 +146,7 @@ class Fragment:
                     sending = exchange.send(self._layout, self._moved, sound=True)
                 else:
                     sending = exchange.send_quantised(self._layout, self._moved, self._wire)
-            found = self._buffers().values()
-            flat = torch.cat([one.detach().float().cpu().reshape(-1) for one in found]) if found else None
+            flat = _exactly_summed(self._buffers().values())
             work = None if flat is None else self._comm.all_reduce(flat, "avg", async_op=True)
         except BaseException:
             self.drop()
@@ -165,6 +168,9 @@ class Fragment:
             self.drop()
             raise
         flight.sending = flight.work = None
+        if flight.buffers is not None:
+            upper, lower = flight.buffers[0], flight.buffers[-1]
+            flight.buffers = upper if len(flight.buffers) == 1 else torch.where(lower == 0, upper, upper + lower)
 
     def keep(self) -> None:
         """What was sent has left the residuals."""
@@ -193,7 +199,7 @@ class Fragment:
     def take_over(self, mix: float) -> None:
         """The replica goes on with the common parameters, and with ``mix`` of its own."""
         flight, self.flight = self.flight, None
-        pairs: list[tuple[Tensor, Tensor]] = [(self._own[name], one) for name, one in self.common.items()]
+        pairs: list[tuple[Tensor, Tensor]] = [(local_of(self._own[name]), one) for name, one in self.common.items()]
         if flight is not None and flight.buffers is not None:
             found = self._buffers().values()
             pairs += zip(found, _split(flight.buffers, found), strict=True)
@@ -201,8 +207,9 @@ class Fragment:
             common = common.view_as(own)
             if mix:
                 common = common.to(own.device)
-                mixed = common.lerp(own.detach().float(), mix)
-                common = torch.where(mixed.isnan(), common, mixed)  # of two infinities, as in a mask
+                mixed = common.lerp(own.detach().to(common.dtype), mix)
+                stays = mixed.isnan() | (mixed == common)  # of two infinities, as in a mask, or two zeros
+                common = torch.where(stays, common, mixed)
             own.copy_(common)
         self.has_moved = mix > 0
 
@@ -212,6 +219,9 @@ class Fragment:
         for one in self.common.values():
             found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
         return found
+
+    def residual_norm(self) -> float:
+        return math.hypot(*(float(np.linalg.norm(part.entry.values)) for part in self._layout.parts))
 
     @property
     def _names(self) -> list[str]:
@@ -224,6 +234,18 @@ class Fragment:
             self._compressor.residuals.about_to_change(entry)
             entry.values *= np.float32(self._decay)
             entry.peak *= self._decay
+
+
+def _exactly_summed(buffers: Collection[Tensor]) -> Tensor | None:
+    """Rows whose sum over the rows they are. In float64 a sum of equal float32 values, and so their average, is exact;
+    a float64 value is divided into two with few bits each."""
+    if not buffers:
+        return None
+    flat = torch.cat([one.detach().double().cpu().reshape(-1) for one in buffers])
+    if all(one.dtype != torch.float64 for one in buffers):
+        return flat[None]
+    upper = (flat.view(torch.int64) & -(1 << 27)).view(torch.float64)
+    return torch.stack([upper, torch.where(flat.isfinite(), flat - upper, 0.0)])
 
 
 def _split(flat: Tensor, like: Iterable[Tensor]) -> Iterator[Tensor]:

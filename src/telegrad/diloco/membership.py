@@ -7,11 +7,15 @@ joins anew. A replica that is silent in the store for too long counts as gone, h
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
+import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +33,15 @@ from telegrad.errors import RendezvousError, TransportError
 
 _BEAT_S = 0.5  # between two signs of life
 _POLL_S = 0.05
+_STOPS_S = 5.0  # so long an answer that is under way may take at the end
 _MOST_ATTEMPTS = 20
 _ALL_GONE = (
     "all replicas of the group are gone, so nobody has the parameters: start all again from a checkpoint, with another "
     "name="
+)
+_ENDED = (
+    "the run of this name has ended: its last replica has closed its DiLoCo. To train on, start replicas from a "
+    "checkpoint, with another name="
 )
 
 
@@ -80,14 +89,18 @@ class ReplicaGroup:
         self._replicas = checked_count(replicas, "replicas")
         if self._replicas < 1:
             raise ValueError(f"replicas={replicas} must be at least 1: how many make the first group")
-        self._store = PrefixStore(f"telegrad/{name}", store)
         self._timeout_s = check_timeout(timeout_s, "timeout_s")
+        self._store = _StoreThread(store, f"telegrad/{name}", self._timeout_s)
         self._liveness_s = check_timeout(liveness_timeout_s, "liveness_timeout_s")
         self._join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         self._interface = interface
         self._group: _Members | None = None  # to which this replica belongs
         self._name, self._ticket = "", -1
-        self._stop = threading.Event()
+
+    @property
+    def store_error(self) -> str:
+        """Why the store cannot be used any more; empty while it can. Members need it only for another group."""
+        return self._store.error
 
     def regroup(self, *, admit: bool) -> tuple[Communicator, bool]:
         """The communicator of the next group, and whether this replica was in the last one. ``admit``: those that wait
@@ -100,7 +113,7 @@ class ReplicaGroup:
                 was_member, group = False, self._as_newcomer()
             self._group = group
             exchange = StoreExchange(
-                PrefixStore(f"join/{group.number}", self._store),
+                self._store.under(f"join/{group.number}"),
                 group.names.index(self._name),
                 len(group.names),
                 self._join_timeout_s,
@@ -125,33 +138,42 @@ class ReplicaGroup:
         )
 
     def wanted(self) -> bool:
-        """Whether somebody waits to be taken in."""
-        return self._group is not None and self._count() > self._group.tickets
+        """Whether somebody waits to be taken in, as far as is known. Does not wait for the store."""
+        return self._group is not None and self._store.tickets > self._group.tickets
 
     def note_parameters(self, *, are_there: bool) -> None:
         """``are_there``: some members had common parameters, else they begin with those of one. Raises
         ``RendezvousError`` where there were some, and nobody is left who has them."""
         assert self._group is not None
         own = str(self._group.number)
-        begun = self._asked(lambda: self._store.compare_set("begun", "", own).decode())
+        begun = self._store.compare_set("begun", "", own).decode()
         if not are_there and begun != own:
             raise RendezvousError(_ALL_GONE, operation="rendezvous")
 
-    def leave(self) -> None:
-        """The others need not wait for this replica, which joins anew if it regroups."""
-        self._stop.set()
+    def claim(self, what: str) -> bool:
+        """Whether this replica is the first that asks for it."""
+        return self._store.compare_set(f"claimed/{what}", "", self._name).decode() == self._name
+
+    def has_claimed(self, what: str) -> bool:
+        """Whether any has asked for it."""
+        return self._store.check([f"claimed/{what}"])
+
+    def leave(self, *, ends: bool = False) -> None:
+        """The others need not wait for this replica, which joins anew if it regroups. ``ends``: it is done."""
         if self._name:
-            self._put(f"left/{self._name}", "1")
+            with contextlib.suppress(RendezvousError):  # then nobody can look
+                self._store.set(f"left/{self._name}", "ends" if ends else "fails")
+        self._store.stop()
         self._group, self._name, self._ticket = None, "", -1
 
     def _as_member(self, before: _Members, admit: bool) -> _Members | None:
         """``None``: the others have gone on without this replica."""
         number = before.number + 1
-        self._put(f"here/{number}/{self._name}", "1")
+        self._store.set(f"here/{number}/{self._name}", "1")
         watch = _Watch(self)
         while (found := self._latest(number)) is None:
             watch.look([name for name in before.names if name != self._name])
-            here = [name for name in before.names if self._has(f"here/{number}/{name}")]
+            here = [name for name in before.names if self._store.check([f"here/{number}/{name}"])]
             if all(name in here or watch.is_gone(name) for name in before.names):
                 coming, tickets = self._coming(before.tickets) if admit else ([], before.tickets)
                 self._decide(_Members(number, here + coming, tickets))
@@ -181,7 +203,8 @@ class ReplicaGroup:
             else:
                 watch.look(found.names)
                 if all(watch.is_gone(name) for name in found.names):
-                    raise RendezvousError(_ALL_GONE, operation="rendezvous")
+                    ended = any(self._value(f"left/{name}") == "ends" for name in found.names)
+                    raise RendezvousError(_ENDED if ended else _ALL_GONE, operation="rendezvous")
             if watch.waited_s > self._timeout_s:
                 raise RendezvousError(
                     f"this replica was not taken in within {self._timeout_s:g} s: are {self._replicas} replicas "
@@ -191,15 +214,14 @@ class ReplicaGroup:
             watch.pause()
 
     def _ask_to_join(self) -> None:
-        self._stop.set()
-        self._name, self._stop = uuid.uuid4().hex, threading.Event()
-        threading.Thread(target=self._beat, args=(self._name, self._stop), daemon=True).start()
-        self._ticket = self._count(1) - 1
-        self._put(f"ticket/{self._ticket}", self._name)
+        self._name = uuid.uuid4().hex
+        self._store.begin(f"beat/{self._name}")
+        self._ticket = self._store.add("tickets", 1) - 1
+        self._store.set(f"ticket/{self._ticket}", self._name)
 
     def _coming(self, tickets: int) -> tuple[list[str], int]:
         """Who of those that wait shows a sign of life, and how many tickets there are."""
-        most = self._count()
+        most = self._store.add("tickets", 0)
         names = [name for ticket in range(tickets, most) if (name := self._value(f"ticket/{ticket}"))]
         watch = _Watch(self)
         while names and watch.waited_s < 4 * _BEAT_S and not all(map(watch.is_alive, names)):
@@ -218,37 +240,114 @@ class ReplicaGroup:
     def _decide(self, group: _Members) -> None:
         """Unless it is decided already."""
         said = json.dumps([group.names, group.tickets])
-        self._asked(lambda: self._store.compare_set(f"group/{group.number}", "", said))
-
-    def _beat(self, name: str, stop: threading.Event) -> None:
-        count = 0
-        while not stop.wait(_BEAT_S if count else 0):
-            count += 1
-            try:
-                self._store.set(f"beat/{name}", str(count))
-            except Exception:
-                return  # whoever waits for the store says so
-
-    def _count(self, more: int = 0) -> int:
-        return int(self._asked(lambda: self._store.add("tickets", more)))
-
-    def _put(self, key: str, value: str) -> None:
-        self._asked(lambda: self._store.set(key, value))
-
-    def _has(self, key: str) -> bool:
-        return bool(self._asked(lambda: self._store.check([key])))
+        self._store.compare_set(f"group/{group.number}", "", said)
 
     def _value(self, key: str) -> str | None:
-        return str(self._asked(lambda: self._store.get(key).decode())) if self._has(key) else None
+        return self._store.get(key).decode() if self._store.check([key]) else None
 
-    def _asked(self, ask: Any) -> Any:
-        try:
-            return ask()
-        except Exception as error:
-            raise RendezvousError(
-                f"the store of the replicas is gone: is the process that serves it running? ({first_line(error)})",
-                operation="rendezvous",
-            ) from None
+
+class _StoreThread:
+    """Asks the store in a thread, which also signs life there: a store may never answer, and a thread that is in one
+    when the interpreter ends would abort the process. Raises ``RendezvousError`` where there is no answer within
+    ``timeout_s``, and from then on at once."""
+
+    def __init__(self, store: Store, prefix: str, timeout_s: float) -> None:
+        self._given = store  # torch keeps the half in C++ only
+        self._store: Any = PrefixStore(prefix, store)
+        self._timeout_s = timeout_s
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._beat = ""
+        self.error, self.tickets = "", 0
+
+    def begin(self, beat: str) -> None:
+        """Signs life under this key from now on."""
+        self._beat = beat
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="telegrad-replicas", daemon=True)
+            self._thread.start()
+            atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """The thread ends after what it was asked."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._calls.put(None)
+            thread.join(_STOPS_S)
+            atexit.unregister(self.stop)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._asked(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._asked(lambda: self._store.get(key)))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._asked(lambda: self._store.check(keys)))
+
+    def add(self, key: str, more: int) -> int:
+        return int(self._asked(lambda: self._store.add(key, more)))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        return bytes(self._asked(lambda: self._store.compare_set(key, expected, value)))
+
+    def under(self, prefix: str) -> _StoreUnder:
+        """The part of the store whose keys begin with ``prefix``."""
+        return _StoreUnder(self, prefix)
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        answer: Future[Any] = Future()
+        if not self.error:
+            if self._thread is None:
+                self.begin(self._beat)
+            self._calls.put((ask, answer))
+            try:
+                return answer.result(min(self._timeout_s, threading.TIMEOUT_MAX))
+            except Exception as error:
+                self._note(first_line(error) if answer.done() else f"no answer within {self._timeout_s:g} s")
+        raise RendezvousError(self.error, operation="rendezvous")
+
+    def _run(self) -> None:
+        count, next_s = 0, 0.0
+        while True:
+            with contextlib.suppress(queue.Empty):
+                call = self._calls.get(timeout=None if self.error else max(0.0, next_s - time.monotonic()))
+                if call is None:
+                    return
+                ask, answer = call
+                try:
+                    answer.set_result(ask())
+                except Exception as error:
+                    answer.set_exception(error)
+            if time.monotonic() < next_s or self.error:
+                continue
+            count, next_s = count + 1, time.monotonic() + _BEAT_S
+            try:
+                if self._beat:
+                    self._store.set(self._beat, str(count))
+                self.tickets = self._store.add("tickets", 0)
+            except Exception as error:
+                self._note(first_line(error))
+
+    def _note(self, what: str) -> None:
+        self.error = f"the store of the replicas is gone: is the process that serves it running? ({what})"
+
+
+@dataclass(frozen=True)
+class _StoreUnder:
+    """What a rendezvous asks a store for."""
+
+    store: _StoreThread
+    prefix: str
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self.store.set(f"{self.prefix}/{key}", value)
+
+    def get(self, key: str) -> bytes:
+        return self.store.get(f"{self.prefix}/{key}")
+
+    def check(self, keys: list[str]) -> bool:
+        return self.store.check([f"{self.prefix}/{key}" for key in keys])
 
 
 def broadcast_any(held: Tensor, source: int, comm: Communicator) -> None:
@@ -313,7 +412,7 @@ class _Watch:
                 self._alive.add(name)
             if name not in self._seen or beat != self._seen[name]:
                 self._seen[name], self._since[name] = beat, self.waited_s
-            if self._group._has(f"left/{name}"):
+            if self._group._store.check([f"left/{name}"]):
                 self._since[name] = float("-inf")
 
     def is_gone(self, name: str) -> bool:

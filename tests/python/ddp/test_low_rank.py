@@ -369,7 +369,10 @@ def test_a_state_is_for_other_buckets_and_for_another_number_of_ranks() -> None:
     [
         (lambda state: state.pop("factors"), "state\\['factors'\\] is not of these parameters"),
         (lambda state: state["factors"].pop("hidden"), "state\\['factors'\\] is not of these parameters"),
-        (lambda state: state["factors"].update(hidden=torch.zeros(50, 3)), "is of rank 3, but compress= here of rank 2"),
+        (
+            lambda state: state["factors"].update(hidden=torch.zeros(50, 3)),
+            "is of rank 3, but compress= here of rank 2",
+        ),
         (lambda state: state["factors"]["hidden"].fill_(math.nan), "finite float32 of shape \\(50, 2\\)"),
     ],
 )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import math
+import os
+import signal
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,18 +20,21 @@ from torch.distributed import TCPStore
 import telegrad
 from telegrad.diloco import ReplicaGroup
 
-EVERY, LIVENESS_S = 6, 3.0
+EVERY, LIVENESS_S = 6, float(os.environ.get("LIVENESS_S", "3"))
 OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {},
     "sparse": {"compress": telegrad.TopK(0.1, small_elements=0, combine="allgather"), "decay": 0.9},
     "streaming": {"fragments": 3, "delay": 2, "mix": 0.5},
 }
+OPTIONS |= {f"{kind} without store": OPTIONS[kind] for kind in ("sparse", "streaming")} | {"ends without store": {}}
+OPTIONS |= {"freezes": OPTIONS["streaming"], "freezes for a moment": OPTIONS["streaming"]}
 OPTIONS |= {"half a round": OPTIONS["sparse"], "diverges": {}, "leaves": {}, "differs": {}}
 
 
 def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float = 0.01) -> None:
     """``number``: of the replica, and of its data. It ends with the round that the store has under "last"."""
-    with open(output, "a") as file:
+    with open(output, "a") as file, open(f"{output}.stacks", "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
 
         def say(**what: Any) -> None:
             file.write(json.dumps({"replica": number, **what}) + "\n")
@@ -38,6 +45,12 @@ def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s:
         except BaseException as error:
             say(error=f"{type(error).__name__}: {error}")
             raise
+
+
+def held() -> dict[str, int]:
+    """What this process holds of the system: bytes of memory and descriptors."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"resident": resident * os.sysconf("SC_PAGESIZE"), "descriptors": len(os.listdir("/proc/self/fd"))}
 
 
 def fail_after_agreement(diloco: telegrad.DiLoCo) -> None:
@@ -56,15 +69,24 @@ def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say
     torch.set_num_threads(1)
     warnings.showwarning = lambda message, *_, **__: say(warned=str(message))  # type: ignore[assignment]
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    group = ReplicaGroup(store, replicas, name="test", liveness_timeout_s=LIVENESS_S, join_timeout_s=15.0)
+    liveness_s = (
+        60.0 if "store" in kind or "moment" in kind else LIVENESS_S
+    )  # nobody is to be given up on a busy machine
+    group = ReplicaGroup(store, replicas, name="test", liveness_timeout_s=liveness_s, join_timeout_s=15.0)
     model = network(number)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY, **OPTIONS[kind])
     if kind == "half a round" and number == 1:
         fail_after_agreement(diloco)
-    step, told = 0, diloco.rounds
+    step, told, freezes = 0, diloco.rounds, "freezes" in kind
     say(began=told, checksum=diloco.checksum())
-    while not (store.check(["last"]) and told >= int(store.get("last"))):
+
+    def is_over() -> bool:
+        if kind == "ends without store":
+            return told >= 40
+        return "store" not in kind and store.check(["last"]) and told >= int(store.get("last"))
+
+    while not is_over():
         x, y = batch(number, step)
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(x), y).backward()
@@ -90,10 +112,16 @@ def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say
             optimizer = torch.optim.AdamW(model.parameters(), 0.01)
             diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY)
             told = diloco.rounds
+        except telegrad.TransportError:
+            say(state=diloco.state_dict()["step"], round_before=told)
+            raise
         step += 1
+        if freezes and number == 1 and step > 6 * EVERY and diloco._in_flight():
+            freezes = False
+            os.kill(os.getpid(), signal.SIGSTOP)
         if diloco.rounds != told:
             told = diloco.rounds
-            say(round=told, checksum=diloco.checksum(), size=diloco.comm.world_size, step=step)
+            say(round=told, checksum=diloco.checksum(), size=diloco.comm.world_size, step=step, **held())
     diloco.exchange()
     say(ended=diloco.rounds, checksum=diloco.checksum())
     diloco.close()

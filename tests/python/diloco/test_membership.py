@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,7 @@ from replicas import network, train
 from threaded_ranks import on_ranks
 
 import telegrad
-from telegrad.diloco import ReplicaGroup
+from telegrad.diloco import ReplicaGroup, nesterov
 from telegrad.diloco.membership import state_of_rank
 from telegrad.errors import RendezvousError
 
@@ -37,9 +41,9 @@ _context.set_forkserver_preload(["telegrad.diloco", "pytest"])  # which Python 3
 class Job:
     """Replicas, their store, and what they have said."""
 
-    def __init__(self, folder: Path, replicas: int, kind: str) -> None:
+    def __init__(self, folder: Path, replicas: int, kind: str, port: int | None = None) -> None:
         self._folder, self._replicas, self._kind = folder, replicas, kind
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.store = TCPStore("127.0.0.1", port or 0, is_master=port is None, wait_for_workers=False)
         self.processes: dict[int, BaseProcess] = {}
         for _ in range(replicas):
             self.start()
@@ -66,8 +70,18 @@ class Job:
     def wait_for(self, happens: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
         while not happens():
-            assert time.monotonic() < deadline_s, {number: self.said(number)[-3:] for number in self.processes}
+            assert time.monotonic() < deadline_s, self.where()
             time.sleep(0.02)
+
+    def where(self) -> str:
+        """What the living replicas have said last, and where they are."""
+        alive = [number for number, one in self.processes.items() if one.is_alive()]
+        for number in alive:
+            self.send(number, signal.SIGUSR1)
+        time.sleep(1.0)
+        stacks = [(self._folder / f"{number}.jsonl.stacks").read_text() for number in alive]
+        last = [self.said(number)[-2:] for number in alive]
+        return "\n".join(f"{number}: {one}\n{stack}" for number, one, stack in zip(alive, last, stacks, strict=True))
 
     def wait_for_rounds(self, number: int, more: int = 5) -> None:
         goal = len(self.rounds(number)) + more
@@ -100,8 +114,8 @@ class Job:
 def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     made: list[Job] = []
 
-    def make(replicas: int, kind: str = "dense") -> Job:
-        made.append(Job(tmp_path, replicas, kind))
+    def make(replicas: int, kind: str = "dense", port: int | None = None) -> Job:
+        made.append(Job(tmp_path, replicas, kind, port))
         return made[-1]
 
     yield make
@@ -182,10 +196,94 @@ def test_connections_that_never_come_about(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_store_that_is_gone() -> None:
-    group = ReplicaGroup(HashStore(), 1)
-    group._store = None
-    with pytest.raises(RendezvousError, match="the store of the replicas is gone: is the process that serves it"):
+    group = ReplicaGroup(Broken(), 1)
+    for _ in range(2):
+        with pytest.raises(RendezvousError, match="the store of the replicas is gone: is the process .*no such server"):
+            group.regroup(admit=True)
+    group.leave()
+
+
+def test_a_store_that_never_answers() -> None:
+    ends = threading.Event()
+    group = ReplicaGroup(Broken(ends), 1, timeout_s=0.2)
+    with pytest.raises(RendezvousError, match="the store of the replicas is gone: .*no answer within 0.2 s"):
         group.regroup(admit=True)
+    ends.set()
+    group.leave()
+
+
+class Broken(torch.distributed.Store):
+    """Fails at once, or never answers before ``ends``."""
+
+    def __init__(self, ends: threading.Event | None = None) -> None:
+        super().__init__()
+        self._ends = ends
+
+    def check(self, keys: list[str]) -> bool:
+        if self._ends is None:
+            raise RuntimeError("no such server")
+        self._ends.wait()
+        return False
+
+
+def serve(port: Any) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.send(store.port)
+    signal.pause()
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[int, BaseProcess]]:
+    """The port of a store in a process of its own, and that."""
+    here, there = _context.Pipe()
+    process = _context.Process(target=serve, args=(there,), daemon=True)
+    process.start()
+    yield here.recv(), process
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("kind", ["sparse", "streaming"])
+def test_replicas_train_on_without_their_store(
+    job: Callable[..., Job], served: tuple[int, BaseProcess], kind: str
+) -> None:
+    """And end as they would have, or with an error where one is lost then; never by a signal."""
+    port, server = served
+    running = job(3, f"{kind} without store", port=port)
+    for number in range(3):
+        running.wait_for_rounds(number, 1)
+    server.kill()
+    server.join()
+    for number in range(3):
+        running.wait_for(lambda number=number: "training goes on" in warnings_of(running, number))  # type: ignore[misc]
+    running.wait_for_rounds(0)
+    rounds = [one for one in running.said(0) if "round" in one]
+    assert all(one["size"] == 3 for one in rounds)
+    running.send(2, signal.SIGKILL)
+    for number in (0, 1):
+        running.processes[number].join(PATIENCE_S)
+        assert running.processes[number].exitcode == 1  # an exception: a signal would be a negative number
+        error = running.said(number)[-1]["error"]
+        assert error.startswith("RendezvousError: the store of the replicas is gone: is the process that serves it")
+    rounds_of = [{one["round"]: one["checksum"] for one in running.said(n) if "round" in one} for n in (0, 1)]
+    assert all(rounds_of[0][number] == rounds_of[1][number] for number in rounds_of[0].keys() & rounds_of[1].keys())
+    said = [next(one for one in running.said(number) if "state" in one) for number in (0, 1)]
+    assert all(one["state"] == one["round_before"] for one in said)
+
+
+def test_a_run_ends_well_without_its_store(job: Callable[..., Job], served: tuple[int, BaseProcess]) -> None:
+    port, server = served
+    running = job(2, "ends without store", port=port)
+    for number in range(2):
+        running.wait_for_rounds(number, 1)
+    server.kill()
+    server.join()
+    for number in range(2):
+        running.processes[number].join(PATIENCE_S)
+        assert running.processes[number].exitcode == 0
+    last = [next(one for one in running.said(number) if "ended" in one) for number in range(2)]
+    assert last[0]["ended"] == last[1]["ended"]
+    assert last[0]["checksum"] == last[1]["checksum"]
 
 
 def test_a_replica_that_wakes_up_takes_part_again(job: Callable[..., Job]) -> None:
@@ -201,6 +299,38 @@ def test_a_replica_that_wakes_up_takes_part_again(job: Callable[..., Job]) -> No
     assert "this replica was away, and takes a peer's parameters over: a residual of norm" in warnings_of(running, 1)
     rounds = running.rounds(1)
     assert rounds[-1] - rounds[0] + 1 > len(rounds)  # it has missed some
+
+
+def wait_until_frozen(running: Job, number: int) -> None:
+    stat = Path(f"/proc/{running.processes[number].pid}/stat")
+    running.wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+
+
+def test_a_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., Job]) -> None:
+    """Longer than the liveness time-out: the others do not apply that exchange, and do it again without that replica,
+    which comes back."""
+    running = job(3, "freezes")
+    wait_until_frozen(running, 1)
+    running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
+    running.wait_for_rounds(0)
+    running.send(1, signal.SIGCONT)
+    running.wait_for(lambda: running.said(0)[-1].get("size") == 3)
+    running.wait_for_rounds(1)
+    running.finish([0, 1, 2])
+    assert "an exchange failed, so the replicas agree on who is left" in warnings_of(running, 1)
+    assert max(running.rounds(1)) >= max(running.rounds(0)) - 3  # of three fragments, which fail together
+
+
+def test_a_short_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., Job]) -> None:
+    """Shorter than the time-out: the round completes on all."""
+    running = job(3, "freezes for a moment")
+    wait_until_frozen(running, 1)
+    running.send(1, signal.SIGCONT)
+    running.wait_for_rounds(1)
+    running.finish([0, 1, 2])
+    for number in range(3):
+        assert warnings_of(running, number) == ""
+        assert {one["size"] for one in running.said(number) if "round" in one} == {3}
 
 
 @pytest.mark.parametrize("kind", ["dense", "streaming"])
@@ -263,6 +393,26 @@ def test_random_changes_of_members(job: Callable[..., Job], kind: str) -> None:
         running, random.Random(f"{kind} {os.environ.get('SEED', '0')}"), int(os.environ.get("EVENTS", "20"))
     )
     running.finish(alive)
+    check_is_flat([one for one in running.said(0) if "round" in one])
+
+
+def check_is_flat(rounds: list[dict[str, Any]]) -> None:
+    """The replica that lived through all changes holds no more descriptors at the end than at the start, for as many
+    replicas, and little more memory."""
+    first, last = rounds[: len(rounds) // 4], rounds[-len(rounds) // 4 :]
+    for size in {one["size"] for one in first} & {one["size"] for one in last}:
+        before, after = ([one for one in part if one["size"] == size] for part in (first, last))
+        print(f"{size} replicas: {spread(before)} -> {spread(after)}")
+        assert min(one["descriptors"] for one in after) <= max(one["descriptors"] for one in before)
+    assert rounds[-1]["resident"] < 1.2 * max(one["resident"] for one in first)
+
+
+def spread(rounds: list[dict[str, Any]]) -> str:
+    resident, descriptors = ([one[kind] for one in rounds] for kind in ("resident", "descriptors"))
+    return (
+        f"{min(resident) / 2**20:.1f} to {max(resident) / 2**20:.1f} MiB, {min(descriptors)} to {max(descriptors)} "
+        "descriptors"
+    )
 
 
 def test_a_newcomer_with_other_options_is_told_and_the_others_go_on(job: Callable[..., Job]) -> None:
@@ -286,12 +436,108 @@ def test_a_newcomer_does_not_begin_anew_where_all_others_are_gone(job: Callable[
     assert "all replicas of the group are gone, so nobody has the parameters" in running.said(number)[-1]["error"]
 
 
+def test_a_newcomer_after_a_run_that_ended_well_is_told_so(job: Callable[..., Job]) -> None:
+    running = job(2)
+    running.wait_for_rounds(0)
+    running.finish([0, 1])
+    number = running.start()
+    running.wait_for(lambda: any("error" in one for one in running.said(number)))
+    assert "the run of this name has ended: its last replica has closed its DiLoCo" in running.said(number)[-1]["error"]
+
+
 def test_a_newcomer_that_nobody_takes_in_is_told() -> None:
     model = network()
     group = ReplicaGroup(HashStore(), 2, timeout_s=0.3)
     with pytest.raises(RendezvousError, match="not taken in within 0.3 s: are 2 replicas running"):
         telegrad.DiLoCo(model, group, torch.optim.SGD(model.parameters(), 0.1))
     group.leave()
+
+
+def on_replicas(replicas: int, run: Callable[[ReplicaGroup, int], Any], *, name: str = "test") -> list[Any]:
+    """On replicas of a group that are threads."""
+    store = HashStore()
+
+    def one(number: int) -> Any:
+        group = ReplicaGroup(store, replicas, name=name, timeout_s=60.0)
+        try:
+            return run(group, number)
+        finally:
+            group.leave()
+
+    with ThreadPoolExecutor(replicas) as pool:
+        return [future.result(PATIENCE_S) for future in [pool.submit(one, number) for number in range(replicas)]]
+
+
+def trained(group: ReplicaGroup, number: int, state: Any, steps: range) -> tuple[telegrad.DiLoCo, dict[str, Any]]:
+    """A replica after these steps, from that state, and the state that it had before its first step."""
+    model = network(number)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    compress = telegrad.TopK(0.1, small_elements=0)
+    diloco = telegrad.DiLoCo(model, group, optimizer, every=3, compress=compress, outer=nesterov)
+    if state is not None:
+        diloco.load_state_dict(state)
+    before = diloco.state_dict()
+    train(model, optimizer, number, steps)
+    return diloco, before
+
+
+def residual_norm(state: dict[str, Any]) -> float:
+    entries = state["compressor"]["parameters"].values()
+    return math.hypot(*(float(entry["residual"].norm()) for entry in entries))
+
+
+@pytest.mark.parametrize("loaded", [[1, 2, 0], [1, 0], [2, 1, 0, 1]], ids=["other ranks", "fewer", "more"])
+def test_a_state_of_a_group_is_for_any_rank_and_number(loaded: list[int]) -> None:
+    """Each residual has one owner. Whoever has none, and what nobody has, is told."""
+
+    def save(group: ReplicaGroup, number: int) -> dict[str, Any]:
+        diloco, _ = trained(group, number, None, range(7))
+        state = diloco.state_dict()
+        diloco.comm.barrier()
+        return state
+
+    states = {state["rank"]: state for state in on_replicas(3, save)}
+    norms = [residual_norm(states[rank]) for rank in range(3)]
+    assert min(norms) > 0
+    for state in states.values():
+        assert state["residual_norms"] == pytest.approx(norms, rel=1e-5)
+
+    def resume(group: ReplicaGroup, number: int) -> tuple[float, int, int, Any]:
+        diloco, before = trained(group, number, states[loaded[number]], range(7, 12))
+        assert (before["step"], before["inner_steps"]) == (2, 1)
+        for name, one in before["common"].items():
+            assert torch.equal(one, states[0]["common"][name])
+        assert str(before["outer"]) == str(states[0]["outer"])
+        found = residual_norm(before), diloco.rounds, diloco.checksum(), diloco.comm.world_size
+        diloco.comm.barrier()
+        return found
+
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        results = on_replicas(len(loaded), resume)
+    assert {one[1:] for one in results} == {(4, results[0][2], len(loaded))}
+    assert sorted(one[0] for one in results) == pytest.approx(
+        sorted([0.0] * (len(loaded) - len({*loaded})) + [norms[rank] for rank in {*loaded}]), rel=1e-6
+    )
+    texts = [str(one.message) for one in told]
+    lost = [rank for rank in range(3) if rank not in loaded]
+    if lost:
+        (text,) = [text for text in texts if "were not loaded" in text]
+        assert f"of 3 states, those of ranks {lost} were not loaded: residuals of norm {norms[2]:.3g} are lost" in text
+    if len(loaded) > len({*loaded}):
+        (text,) = [text for text in texts if "another replica has loaded the state of rank 1" in text]
+    assert len(texts) == bool(lost) + (len(loaded) > len({*loaded}))
+
+
+def test_states_of_a_group_that_do_not_fit() -> None:
+    def run(group: ReplicaGroup, number: int) -> None:
+        diloco, before = trained(group, number, None, range(0))
+        with pytest.raises(ValueError, match="must come from DiLoCo.state_dict"):
+            diloco.load_state_dict(3)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="is not of this model"):
+            diloco.load_state_dict({**before, "common": {}})
+
+    on_replicas(1, run)
 
 
 @pytest.mark.parametrize(

@@ -265,6 +265,31 @@ def test_all_ranks_begin_with_what_rank_0_has() -> None:
     on_ranks(2, run)
 
 
+@pytest.mark.parametrize("mix", [0.0, 0.3, 0.7])
+def test_the_average_of_equal_buffers_is_that_value(mix: float) -> None:
+    """Bit for bit, also where a sum of so many rounds: counters, masks and constants do not move."""
+    values = torch.randn(1000, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    values[:6] = torch.tensor([0.1, -0.0, 1e300, 5e-324, math.inf, 123456789.0], dtype=torch.float64)
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    kept: dict[str, Any] = {f"kept{one.itemsize}{number}": values.to(one) for number, one in enumerate(dtypes)}
+    kept["whole"] = (1000 * values[6:]).long()
+
+    def run(comm: Communicator) -> Any:
+        model = network()
+        for name, one in kept.items():
+            model.register_buffer(name, one.clone())
+        optimizer = SGD(model.parameters(), 0.05)
+        DiLoCo(model, comm, optimizer, every=2, mix=mix)
+        train(model, optimizer, comm.rank, range(6))
+        return dict(model.named_buffers())
+
+    for ranks in (3, 5):
+        for found in on_ranks(ranks, run):
+            for name, one in kept.items():
+                assert torch.equal(found[name].contiguous().view(torch.uint8), one.view(torch.uint8)), name
+            assert found["1.num_batches_tracked"] == 6
+
+
 def test_a_parameter_that_is_unfrozen_later_is_told() -> None:
     def run(comm: Communicator) -> None:
         model = network()
@@ -449,7 +474,7 @@ def test_objects_that_do_not_fit() -> None:
             DiLoCo(other, comm, optimizer)
         diloco.close()
         DiLoCo(other, comm, optimizer).close()
-        with pytest.raises(TypeError, match="model is a DistributedDataParallel: .* give it ddp.module"):
+        with pytest.raises(TypeError, match="model is a DistributedDataParallel: give ddp.module"):
             DiLoCo(Wrapped(), comm, optimizer)
         double = torch.nn.Linear(2, 2).double()
         with pytest.raises(TypeError, match="parameter 'weight' is torch.float64"):

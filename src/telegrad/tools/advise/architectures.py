@@ -290,6 +290,7 @@ _LLAMA_1B = _Decoder(2048, 8192, 16, 32, 8, 64, 128_256, tied=True)
 _LLAMA_8B = _Decoder(4096, 14_336, 32, 32, 8, 128, 128_256)
 _QWEN_1B = _Decoder(1536, 8960, 28, 12, 2, 128, 151_936, tied=True, query_bias=True)
 _QWEN_8B = _Decoder(4096, 12_288, 36, 32, 8, 128, 151_936, query_norm=True)
+_QWEN_72B = _Decoder(8192, 29_568, 80, 64, 8, 128, 152_064, query_bias=True)
 
 ARCHITECTURES: dict[str, tuple[TrainedOn, int, Callable[[], Parameters]]] = {
     "resnet50": (IMAGES, 32, lambda: _resnet(3, 4, 6, 3)),
@@ -307,6 +308,7 @@ ARCHITECTURES: dict[str, tuple[TrainedOn, int, Callable[[], Parameters]]] = {
     "llama-8b": (_LONG, 1, _LLAMA_8B.parameters),
     "qwen-1.5b": (_LONG, 1, _QWEN_1B.parameters),
     "qwen-8b": (_LONG, 1, _QWEN_8B.parameters),
+    "qwen-72b": (_LONG, 1, _QWEN_72B.parameters),
 }
 """By name: what a sample is and how it is trained, a rank's mini-batch, and the parameters. Llama is Llama 3.2 1B and
 Llama 3.1 8B, Qwen is Qwen2.5 1.5B and Qwen3 8B."""

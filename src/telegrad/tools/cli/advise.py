@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.syntax import Syntax
@@ -20,8 +23,10 @@ from telegrad.cost import Costs, Place, Tuning
 from telegrad.tools.advise import advice
 from telegrad.tools.advise.advice import RECIPES, Advice, Prediction, Recipe, recipe_of
 from telegrad.tools.advise.architectures import ARCHITECTURES
+from telegrad.tools.advise.outer import MOST_SHARE, OuterLoop, Round
 from telegrad.tools.advise.sending import NODE, Cluster
 from telegrad.tools.advise.step import Step
+from telegrad.tools.bench.plan import text_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import blaming, is_given, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console, write_result
@@ -68,6 +73,37 @@ def table_of(advice: Advice) -> Table:
         cells.append(unknown if one.accuracy is None else one.accuracy.text_at(advice.density))
         table.add_row(*cells, style="bold" if one is advice.recommended else None)
     return table
+
+
+def table_of_rounds(rounds: Mapping[int, Sequence[Round]], title: str, recommended: Round | None = None) -> Table:
+    """A line for each round, by the number of replicas."""
+    table = Table(title=escape(title), title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
+    table.caption = "sent: by a replica in a round. exposed: how long training waits for an exchange"
+    table.caption_justify = "left"
+    for name in ("replicas", "format", "every", "fragments", "delay", "sent", "steps", "exchange", "exposed", "share"):
+        table.add_column(name, justify="left" if name == "format" else "right", no_wrap=True)
+    for replicas, found in rounds.items():
+        for one in found:
+            cells = [f"{replicas:,}", one.kind, f"{one.every:,}", f"{one.fragments:,}", f"{one.delay:,}"]
+            cells += [text_of(round(one.bytes)), duration(one.compute_s), duration(one.exchange_s)]
+            cells += [duration(one.exposed_s), f"{one.share:.1%}"]
+            table.add_row(*cells, style="bold" if one == recommended else None)
+        table.add_section()
+    return table
+
+
+def _advise_rounds(console: Console, loop: OuterLoop, model: str, said: Sequence[str], json_file: Path | None) -> None:
+    best, replicas = loop.recommended(), loop.cluster.ranks
+    rounds = [one for one in loop.rounds(None) if (one.kind, one.streams) != (best.kind, best.streams)]
+    title = f"rounds of {model} on {replicas:,} replicas whose exchanges take {MOST_SHARE:.0%} at most"
+    console.print(table_of_rounds({replicas: [*rounds, best]}, title, best))
+    console.print(Syntax("", "python", background_color="default").highlight(best.line), soft_wrap=True, end="")
+    for one in (f"an inner step: {duration(loop.step_s)}; the outer step on the host is not counted", *said):
+        console.print(one, style="dim", highlight=False, markup=False)
+    if json_file is not None:
+        rows = [one.for_json() for one in (*rounds, best)]
+        result = {"model": model, "replicas": replicas, "step_s": loop.step_s, "rounds": rows, "about": [*said]}
+        write_result(console, json_file, {**result, "recommended": best.for_json()}, what="predictions")
 
 
 def rate_of(per_s: float) -> str:
@@ -316,6 +352,15 @@ def advise(
     samples: SamplesOption = None,
     device: DeviceOption = "v100",
     compute_ms: ComputeOption = None,
+    outer: Annotated[
+        bool,
+        typer.Option(
+            "--outer",
+            help="Advise on DiLoCo instead: each node is a replica. Says which every, fragments and format keep the "
+            f"exchange under {MOST_SHARE:.0%} of the time.",
+            rich_help_panel=_JOB,
+        ),
+    ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write all predictions and timelines here.")
     ] = None,
@@ -331,6 +376,8 @@ def advise(
     [bold]Example:[/] telegrad advise --model vgg16 --nodes 16 --network 1gbit --plot-file vgg16.png
 
     [bold]Example:[/] telegrad advise --model gpt2-medium --device h100 --nodes 4 --accumulate 8 --steps 20000
+
+    [bold]Example:[/] telegrad advise --outer --model llama-1b --device h100 --nodes 8 --network 500mbit
 
     Where telegrad calibrate has measured a network between hosts, that is used unless --network names another.
     """
@@ -360,15 +407,19 @@ def advise(
     workload = chosen_workload(context, model, trace, samples, chosen, compute_ms)
     if accumulate is not None:
         workload = replace(workload, accumulate=accumulate)
+    if outer:
+        refuse_given(context, ("optimizer", "steps", "density", "plot_file"), "--outer has no use for it")
+        inside = Cluster(gpus_per_node, cluster.within, gpus_per_node, cluster.within)
+        with as_bad_parameter_of_costs():
+            loop = OuterLoop.of(workload, Cluster(nodes, cluster.ring_costs), inside)
+            said = [f"network: {about}", f"computation: {workload.trace.about or workload.model}"]
+            _advise_rounds(console, loop, workload.model, said, json_file)
+        return
     known = ARCHITECTURES.get(model) if trace is None else None
     recipe = _chosen_recipe(optimizer or ("adamw" if known is None else known[0].optimizer))
     with ended_by_interrupt(console, "interrupted: nothing was written"):
-        try:
+        with as_bad_parameter_of_costs():
             found = advice.advise(workload, cluster, chosen, optimizer=recipe.optimizer, steps=steps, density=density)
-        except (ValueError, OverflowError) as error:
-            raise typer.BadParameter(
-                f"no step can be reckoned from these costs and times ({error}): give smaller ones"
-            ) from error
         if trace is not None and not is_given(context, "device"):
             found = replace(found, cautions=(*found.cautions, _DEVICE_ASSUMED.format(device)))
         if known is not None and accumulate is None and samples is not None and samples >= _MANY * known[1]:
@@ -403,6 +454,17 @@ def advise(
             title = f"{workload.model}, {ranks:,} ranks, {where}: {found.verdict.partition(':')[0].lower()}"
             with drawn(console, plot_file):
                 plot(found, title, plot_file)
+
+
+@contextlib.contextmanager
+def as_bad_parameter_of_costs() -> Iterator[None]:
+    """Raises ``BadParameter`` where no time follows from what was given."""
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        raise typer.BadParameter(
+            f"no step can be reckoned from these costs and times ({error}): give smaller ones"
+        ) from error
 
 
 def _chosen_recipe(optimizer: str) -> Recipe:

@@ -22,9 +22,11 @@ from telegrad import _core
 from telegrad.communicator.operands import WIRES, formats_named
 from telegrad.cost import Cost
 from telegrad.cost.decision import TWO_LEVEL
+from telegrad.tools.advise.outer import OuterLoop
 from telegrad.tools.advise.sending import SCHEMES, SELECTING, Cluster
 from telegrad.tools.advise.step import PLANS, StepSweep
 from telegrad.tools.bench.plan import size_of, text_of
+from telegrad.tools.cli.advise import as_bad_parameter_of_costs, table_of_rounds
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import among, blaming, numbers_of, refuse_given
 from telegrad.tools.cli.outputs import check_all_writable, check_writable, counting, drawn, table_console, write_result
@@ -666,6 +668,15 @@ def training_step(
     overlap: Annotated[
         bool, typer.Option(help="Communicate beside the backward pass, or after it.", rich_help_panel=_STEP)
     ] = True,
+    outer: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Predict rounds of DiLoCo of so many inner steps instead; each rank is a replica.",
+            rich_help_panel=_STEP,
+            show_default=False,
+        ),
+    ] = None,
     *,
     settings: SimulationSettings,
 ) -> None:
@@ -675,6 +686,9 @@ def training_step(
     of this library's algorithms for each group. Sparse sums fill in as random indices do.
 
     [bold]Example:[/] telegrad simulate training-step --model vgg16 --ranks 2..4096 --plan fixed,optimal --plot
+
+    [bold]Example:[/] telegrad simulate training-step --outer 30 --model qwen-72b --ranks 20 --network 500mbit
+    --compute-ms 40000
     """
     console = table_console()
     settings.check_outputs()
@@ -694,6 +708,20 @@ def training_step(
             "fewer --ranks",
             param_hint="--global-samples",
         )
+    if outer is not None:
+        refuse_given(context, ("global_samples", "scheme", "plan", "density", "overlap"), "--outer has no use for it")
+        refuse_given(context, ("plot", "plot_file"), "--outer draws nothing")
+        cluster = _clusters(network, ranks)
+        with as_bad_parameter_of_costs():
+            rounds = {count: [*OuterLoop.of(workload, cluster(count)).rounds(outer)] for count in ranks}
+        title = f"rounds of {workload.model}, {outer:,} inner steps, {settings.network}"
+        console.print(table_of_rounds(rounds, title))
+        for line in (network.about, workload.trace.about or workload.model):
+            console.print(line, style="dim", highlight=False, markup=False)
+        if settings.json_file is not None:
+            of_all = [{"replicas": count, **one.for_json()} for count, found in rounds.items() for one in found]
+            write_result(console, settings.json_file, {"rows": of_all, "network": network.about})
+        return
     schemes = _names(scheme, SCHEMES, "--scheme")
     if not SELECTING.intersection(schemes):
         refuse_given(context, ("density",), f"--scheme {scheme} selects no entries")

@@ -399,3 +399,30 @@ def test_sums_that_were_measured_as_far_too_slow_are_doubted() -> None:
     store(Tuning(place, costs, allreduce_table(2, costs), "2026-11-20T12:00:00+00:00", "0.1.0", 0.05))
     _, output = advice("--model", "resnet50", "--nodes", "2")
     assert "a byte took 3 times as long as in one direction. Was a machine busy then?" in words(output)
+
+
+def test_rounds_of_an_outer_loop(tmp_path: Path) -> None:
+    arguments = ("--outer", "--model", "gpt2-small", "--nodes", "4", "--network", "100mbit", "--compute-ms", "1000")
+    status, output = advice(*arguments)
+    assert status == 0
+    assert "rounds of gpt2-small on 4 replicas whose exchanges take 5% at most" in words(output)
+    assert "diloco = telegrad.DiLoCo.streaming(model, comm, optimizer, every=30, compress=telegrad.Quantised(" in output
+    assert "network: 100mbit: assumes TCP" in words(output)
+    found = written(*arguments, file=tmp_path / "rounds.json")
+    assert (found["replicas"], found["step_s"], len(found["rounds"])) == (4, pytest.approx(1.0), 6)
+    assert found["recommended"] == found["rounds"][-1]
+    assert all(one["share"] <= 0.05 for one in found["rounds"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--outer", "--density", "0.1"), "--outer has no use for it: leave this out"),
+        (("--outer", "--optimizer", "sgd"), "--outer has no use for it: leave this out"),
+        (("--outer", "--nodes", "1", "--gpus-per-node", "8"), "1 replica exchanges nothing: give at least 2"),
+    ],
+)
+def test_outer_loops_that_make_no_sense(arguments: tuple[str, ...], expected: str) -> None:
+    status, output = advice(*arguments)
+    assert status == 2
+    assert expected in words(output)

@@ -167,3 +167,31 @@ def test_files_that_cannot_be_written_are_said_first(tmp_path: Path) -> None:
     assert status == 2
     assert "does not exist: make it first" in output
     assert "training steps" not in output
+
+
+def test_rounds_of_an_outer_loop(tmp_path: Path) -> None:
+    arguments = ("--outer", "30", "--model", "qwen-72b", "--ranks", "4,20", "--network", "500mbit")
+    arguments += ("--compute-ms", "40000")
+    status, output = step(*arguments)
+    assert status == 0
+    assert "rounds of qwen-72b, 30 inner steps, 500mbit" in output
+    assert "assumes TCP" in output
+    found = written(*arguments, file=tmp_path / "rows.json")["rows"]
+    assert [row["replicas"] for row in found] == [4] * 6 + [20] * 6
+    assert all((row["every"], row["compute_s"]) == (30, pytest.approx(1200.0)) for row in found)
+    dense, _, _, _, sparse, streaming = found[6:]
+    assert dense["exchange_s"] > 9000 > 500 > sparse["exchange_s"]
+    assert streaming["exposed_s"] == 0
+
+
+@pytest.mark.parametrize("option", ["--scheme=dense", "--density=0.1", "--plan=all", "--no-overlap", "--plot"])
+def test_an_outer_loop_refuses_what_it_does_not_use(option: str) -> None:
+    status, output = step("--outer", "30", option)
+    assert status == 2
+    assert "leave this out" in output
+
+
+def test_an_outer_loop_of_one_replica() -> None:
+    status, output = step("--outer", "30", "--ranks", "1")
+    assert status == 2
+    assert "1 replica exchanges nothing" in output

@@ -1,0 +1,161 @@
+"""Replicas of several ranks: which rank exchanges which parameters, and how the others of its replica get them.
+
+Each rank talks to the ranks at its own position in the other replicas. Then it gives the result to its replica. All
+ranks of all replicas agree on a round before any applies it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup, get_process_group_ranks, get_rank
+from torch.distributed.tensor import DTensor, Shard
+
+from telegrad.communicator import Communicator
+from telegrad.compress.arguments import checked_count
+
+
+def local_of(one: Tensor) -> Tensor:
+    """What this rank holds of a parameter: its own shard of one that ``fully_shard`` has sharded."""
+    return one.to_local() if isinstance(one, DTensor) else one
+
+
+def reshard(model: nn.Module) -> None:
+    """Frees whole parameters that ``fully_shard`` keeps, as after an evaluation: they would not follow their shards."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # slow to import
+    for one in model.modules() if fsdp is not None else ():
+        if isinstance(one, fsdp.FSDPModule):
+            one.reshard()
+
+
+class ReplicaRanks:
+    """The ranks of one replica, of which this is one. Parameters that are whole on all of them have an owner each, so
+    that all own about as many entries; of sharded ones each rank owns its shard.
+
+    ``replica``: their process group, or how many consecutive ranks of ``comm`` one replica has. Raises ``TypeError``
+    and ``ValueError`` for what is neither.
+    """
+
+    def __init__(self, replica: Any, comm: Communicator, parameters: Mapping[str, nn.Parameter]) -> None:
+        if isinstance(replica, ProcessGroup):
+            members = get_process_group_ranks(replica)
+            self.size, self.position, self._first = len(members), get_rank(replica), members[0]
+        else:
+            self.size = checked_count(replica, "replica")
+            if self.size < 1 or comm.world_size % self.size:
+                raise ValueError(
+                    f"replica={replica} must divide the {comm.world_size} ranks of comm: how many train one replica"
+                )
+            self._first, self.position = divmod(comm.rank, self.size)
+        self._comm, self.rank = comm, comm.rank
+        self._parameters = dict(parameters)
+        self._owners: dict[str, int] = {}
+        owned = [0] * self.size
+        for name, one in sorted(parameters.items(), key=lambda pair: -pair[1].numel()):
+            if not _is_sharded(one):
+                self._owners[name] = int(np.argmin(owned))
+                owned[self._owners[name]] += one.numel()
+
+    def owned(self) -> dict[str, nn.Parameter]:
+        """What this rank exchanges with the ranks at its position in the other replicas."""
+        held = self._parameters.items()
+        return {
+            name: one
+            for name, one in held
+            if self._owners.get(name, self.position) == self.position and local_of(one.detach()).numel()
+        }
+
+    def connect(self) -> Communicator:
+        """The communicator of the ranks at this position. All ranks of ``comm`` call it. Raises ``ValueError`` unless
+        each of them is in one replica."""
+        comm, own = self._comm, np.array([self._first, self.position])
+        self._places = comm.all_gather(own).reshape(-1, 2)
+        firsts, counts = np.unique(self._places[:, 0], return_counts=True)
+        if len(np.unique(self._places, axis=0)) != comm.world_size or {*counts.tolist()} != {self.size}:
+            raise ValueError(
+                f"replica= has {self.size} ranks, and comm {sorted(counts.tolist())} of {len(firsts)} replicas: "
+                "give each rank the process group of its own replica, and a comm of all their ranks"
+            )
+        across, inside = comm.split(self.position, self._first), comm.split(self._first, self.position)
+        assert across is not None
+        assert inside is not None
+        self._across, self._inside = across, inside
+        return across
+
+    def agree(self, own: Iterable[int], names: Iterable[str], *, verify: bool) -> list[tuple[str, npt.NDArray[Any]]]:
+        """Waits for all ranks, and returns what must be one row each: of each position what its ranks gave, and with
+        ``verify`` of each replica the checksum of its parameters of these names."""
+        found = 0
+        for name in names if verify else ():
+            if name in self._owners:
+                found = zlib.crc32(_bytes_of(self._parameters[name]).numpy().data, found)
+        row = [*own, found]
+        told = self._comm.all_gather(np.array(row, np.int64)).reshape(-1, len(row))
+        ranks = np.arange(len(told))[:, None]
+        made = []
+        for position in range(self.size):
+            made.append(("", np.hstack([ranks, told[:, :-1]])[self._places[:, 1] == position]))
+        for first in np.unique(self._places[:, 0]):
+            made.append(("replica", np.hstack([ranks, told[:, -1:]])[self._places[:, 0] == first]))
+        return made
+
+    def begin_alike(self, model: nn.Module) -> None:
+        """As DistributedDataParallel does: all that is whole on all ranks of the replica is that of position 0."""
+        for one in (*model.parameters(), *model.buffers()):
+            if not _is_sharded(one):
+                held = _bytes_of(one)
+                if held.numel():
+                    self._inside.broadcast(held, 0)
+                    _write(one, held)
+
+    def spread(self, names: Iterable[str], buffers: Iterable[Tensor]) -> None:
+        """The owners' parameters of these names, and the buffers of position 0, to all ranks of the replica."""
+        of_owners: list[list[Tensor]] = [[] for _ in range(self.size)]
+        for name in names:
+            if name in self._owners:
+                of_owners[self._owners[name]].append(self._parameters[name].detach())
+        of_owners[0] += buffers
+        for owner, held in enumerate(of_owners):
+            sizes = [math.prod(one.shape) * one.element_size() for one in held]
+            if not sum(sizes):
+                continue
+            if owner == self.position:
+                flat = torch.cat([_bytes_of(one) for one in held])
+            else:
+                flat = torch.empty(sum(sizes), dtype=torch.uint8)
+            self._inside.broadcast(flat, owner)
+            if owner != self.position:
+                for one, values in zip(held, torch.split(flat, sizes), strict=True):
+                    _write(one, values.clone())
+
+    def abort(self, reason: str) -> None:
+        """Ends what any rank waits for."""
+        for one in (self._comm, self._across, self._inside):
+            one.abort(reason)
+
+    def close(self) -> None:
+        """Closes what ``connect()`` has made."""
+        for one in (self._across, self._inside):
+            one.close()
+
+
+def _is_sharded(one: Tensor) -> bool:
+    return isinstance(one, DTensor) and any(isinstance(placement, Shard) for placement in one.placements)
+
+
+@torch.no_grad()
+def _write(one: Tensor, values: Tensor) -> None:
+    own = local_of(one)
+    own.copy_(values.view(own.dtype).view(own.shape))
+
+
+def _bytes_of(one: Tensor) -> Tensor:
+    return local_of(one.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
