@@ -1,10 +1,11 @@
-"""Training steps as three papers predict or measure them, from closed forms: which machine, model and schemes.
+"""Training steps as four papers predict or measure them, from closed forms: which machine, model and schemes.
 
 What the papers do not publish is a free number here, stated in ``FREE_NUMBERS`` with where it comes from.
 """
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from telegrad.cost.network import Costs
 from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.architectures import Architecture, Parameter
-from telegrad.tools.advise.sending import Cluster
+from telegrad.tools.advise.sending import Cluster, PhasedWay
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
     DEVICES,
@@ -64,6 +65,14 @@ VGG_SPEED = 2.0
 FUSION_BYTES, FUSION_S = 64 << 20, 5e-3
 SEARCH_BYTES, SEARCH_EVERY = 44, 5
 
+OKTOPK_COMPUTE_S = 0.377
+OKTOPK_MESSAGE_S = 2.88e-4  # of a message that Python sends
+OKTOPK_EXACT_S = 5.57e-9  # an element
+OKTOPK_SUM_S_PER_BYTE = 1.29e-9
+OKTOPK_DENSITY, OKTOPK_EXACT_EVERY = 0.01, 128
+OKTOPK_BUCKET_BYTES = 25_000_000
+GAUSSIAN_BYTES = 24
+
 
 @dataclass(frozen=True)
 class FreeNumber:
@@ -93,6 +102,15 @@ FREE_NUMBERS = (
     FreeNumber("redsync-*", "Horovod's fusion", "5 ms, 64 MiB", "fitted: ResNet-50 gains nothing; its defaults"),
     FreeNumber("redsync-*", "traffic of trimmed top-k", "36 bytes an element, 10 kernels", "assumed"),
     FreeNumber("redsync-*", "traffic of a threshold search", "44 bytes an element, 10 kernels", "fitted to §3.3, 4"),
+    FreeNumber("oktopk-12", "computation and input of an iteration", "377 ms", "fitted: 400,000 took 47 h on 32 GPUs"),
+    FreeNumber("oktopk-12", "a message that Python sends", "0.288 ms", "fitted to 76.3 % efficiency from 32 to 256"),
+    FreeNumber(
+        "oktopk-12", "β, α of MPI's own collectives", "0.5 ns/B, 20 µs", "assumed: RedSync's fit of the same machine"
+    ),
+    FreeNumber("oktopk-12", "exact top-k of all gradients", "744 ms", "fitted to 12.95x at 256, which is gTopk here"),
+    FreeNumber("oktopk-12", "a dense sum, copies and addition on the host", "1.29 ns/B", "fitted: 150 h on 32 GPUs"),
+    FreeNumber("oktopk-12", "buckets of DenseOvlp", "25 MB", "assumed, DDP's"),
+    FreeNumber("oktopk-12", "traffic of a known threshold, a normal fit", "12, 24 bytes an element", "assumed"),
 )
 
 
@@ -237,6 +255,104 @@ def fused(trace: Trace, way: SendMethod) -> list[StepGroup]:
     return [StepGroup(tuple(one), way) for one in groups]
 
 
+def oktopk_12() -> Iterator[Row]:
+    """Figure 12 of Ok-Topk: BERT on Piz Daint, weak scaling of 8 sequences a rank, 32 to 256 ranks. Costs are those of
+    its Table 1 in entries of 8 bytes; sums fill in as random indices do."""
+    trace = trace_of(bert_with_heads(), OKTOPK_COMPUTE_S)
+    whole = tuple(range(len(trace.sizes)))
+    for count in _doubling(32, 256):
+        cluster = Cluster(count, PIZ_DAINT)
+        summed = _summed_on_host(cluster)
+        steps = {
+            "dense": simulate(trace, [StepGroup(whole, summed)], overlap=False),
+            "dense-overlapped": simulate(trace, bucketed(trace, summed, OKTOPK_BUCKET_BYTES)),
+        }
+        for way in oktopk_ways(cluster, PIZ_DAINT_DEVICE):
+            steps[way.name] = simulate(trace, [StepGroup(whole, way)], overlap=False)
+        for scheme, step in steps.items():
+            overlap = scheme == "dense-overlapped"
+            yield _row("oktopk-12", "bert", count, step, plan="fixed" if overlap else "single") | {
+                "scheme": scheme,
+                "overlap": overlap,
+            }
+
+
+def bert_with_heads() -> Architecture:
+    """BERT-base with both heads of its pre-training, the output layer with weights of its own: the 133,547,324
+    parameters of the paper's Table 2."""
+    shape = architecture("bert-base")
+    width, vocabulary = 768, 30522
+    positions = 128
+    heads = (
+        Parameter("head.transform.weight", width * width, width * width * positions),
+        Parameter("head.transform.bias", width),
+        Parameter("head.norm", 2 * width),
+        Parameter("head.output.weight", vocabulary * width, vocabulary * width * positions),
+        Parameter("head.output.bias", vocabulary),
+        Parameter("head.next", 2 * width + 2),
+    )
+    return replace(shape, parameters=(*shape.parameters, *heads))
+
+
+def _summed_on_host(cluster: Cluster) -> PhasedWay:
+    moved = sum_cost(cluster, "halving-doubling")
+    return PhasedWay("dense", lambda size: moved(size) + size * OKTOPK_SUM_S_PER_BYTE)
+
+
+def bucketed(trace: Trace, way: SendMethod, most_bytes: int) -> list[StepGroup]:
+    """Gradients in the order in which they are ready, a bucket being full at so many bytes."""
+    groups: list[list[int]] = [[]]
+    held = 0
+    for one, size in enumerate(trace.sizes):
+        if groups[-1] and held + size > most_bytes:
+            groups.append([])
+            held = 0
+        groups[-1].append(one)
+        held += size
+    return [StepGroup(tuple(one), way) for one in groups]
+
+
+def oktopk_ways(cluster: Cluster, device: Device) -> list[PhasedWay]:
+    """The sparse schemes of Ok-Topk's Table 1. What Python sends message by message takes longer each than what a
+    collective of MPI does."""
+    ranks, alpha_s, beta = cluster.ranks, cluster.costs.alpha_s, cluster.costs.beta_s_per_byte
+    rounds, others = math.log2(ranks), (ranks - 1) / ranks
+
+    def entries_of(size: int) -> float:
+        return OKTOPK_DENSITY * size / 4
+
+    def exact(size: int) -> float:
+        return OKTOPK_EXACT_S * size / 4
+
+    def gathered(size: int) -> float:
+        return rounds * alpha_s + 8 * entries_of(size) * (ranks - 1) * beta
+
+    def dynamic(size: int) -> float:
+        filled = size / 4 * (1 - (1 - OKTOPK_DENSITY) ** ranks)
+        moved = 8 * entries_of(size) + min(8 * filled, size)
+        return (ranks + 2 * rounds) * OKTOPK_MESSAGE_S + moved * others * beta
+
+    def tree(size: int) -> float:
+        return rounds * (2 * OKTOPK_MESSAGE_S + 16 * entries_of(size) * beta + exact(size))
+
+    def ok_topk(size: int) -> float:
+        return (2 * ranks + 2 * rounds) * OKTOPK_MESSAGE_S + 24 * entries_of(size) * others * beta
+
+    def reused(size: int) -> float:
+        return device.select_s(size) + exact(size) / OKTOPK_EXACT_EVERY
+
+    def fitted(size: int) -> float:
+        return device.select_s(size, element_bytes=GAUSSIAN_BYTES)
+
+    return [
+        PhasedWay("topka", gathered, exact),
+        PhasedWay("topkdsa", dynamic, exact),
+        PhasedWay("gtopk", tree, exact),
+        PhasedWay("gaussiank", gathered, fitted),
+        PhasedWay("oktopk", ok_topk, reused),
+    ]
+
+
 FIGURES: dict[str, Callable[[], Iterator[Row]]] = {
     "mg-wfbp-10": mg_wfbp_10,
     "mg-wfbp-11": mg_wfbp_11,
@@ -245,6 +361,7 @@ FIGURES: dict[str, Callable[[], Iterator[Row]]] = {
     "aluminum-7": aluminum_7,
     "aluminum-8": aluminum_8,
     "redsync-5": redsync_5,
+    "oktopk-12": oktopk_12,
 }
 """By name. Aluminum's Figure 9 is made of the rows of 8, RedSync's Figure 6 of those of 5."""
 

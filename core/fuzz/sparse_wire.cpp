@@ -2,7 +2,8 @@
 // too.
 //
 // The first 16 bytes say what is done with the rest: a whole message as it is, one that leaves out values which the reader
-// gave, or one whose header is right and leads straight to the decoder of one index format or of packed values.
+// gave, or one whose header is right and leads straight to the decoder of one index format, of packed values or of values
+// that are rounded.
 
 #include <algorithm>
 #include <bit>
@@ -101,6 +102,32 @@ bool read_as(DType dtype, const Recipe& recipe, ConstBytes message, IndexRange r
   }
 }
 
+// Values of indices that follow one another, or densely; the section is as long as they need, whatever `rest` is.
+bool read_encoded(const Recipe& recipe, ConstBytes rest, IndexRange range) {
+  constexpr unsigned kEncodings = static_cast<unsigned>(kLastValueEncoding) + 1;
+  const bool dense = recipe.dense % 2 == 1;
+  const auto most = std::min<std::uint64_t>(range.size(), 8192);
+  const IndexRange own{range.begin, range.begin + (dense ? most : range.size())};
+  const auto nnz = static_cast<std::uint32_t>(dense ? most : std::min<std::uint64_t>(recipe.nnz, most));
+  const VectorHeader header{.kind = dense ? VectorKind::dense : VectorKind::sparse,
+                            .index_format = dense ? IndexFormat::none : IndexFormat::raw32,
+                            .value_encoding = static_cast<ValueEncoding>(recipe.encoding % kEncodings),
+                            .begin = static_cast<std::uint32_t>(own.begin),
+                            .end = static_cast<std::uint32_t>(own.end),
+                            .index_bytes = dense ? 0 : std::uint64_t{4} * nnz,
+                            .nnz = nnz};
+  Message message(encoded_size(header));
+  const Bytes bytes = message.bytes();
+  std::memcpy(bytes.data(), &header, sizeof header);
+  for (std::uint32_t i = 0; !dense && i < nnz; ++i) {
+    const auto index = static_cast<std::uint32_t>(own.begin + i);
+    std::memcpy(bytes.data() + sizeof header + std::size_t{4} * i, &index, sizeof index);
+  }
+  const std::size_t at = sizeof header + (static_cast<std::size_t>(header.index_bytes) + 7) / 8 * 8;
+  if (!rest.empty() && at < bytes.size()) std::memcpy(bytes.data() + at, rest.data(), std::min(rest.size(), bytes.size() - at));
+  return read_at_every_level<float>(recipe, bytes, own);
+}
+
 }  // namespace
 
 bool read_sparse_message(ConstBytes input) {
@@ -119,6 +146,7 @@ bool read_sparse_message(ConstBytes input) {
     if (!rest.empty()) std::memcpy(message.bytes().data(), rest.data(), rest.size());
     return read_as(dtype, recipe, message.bytes(), range);
   }
+  if (mode == kEncodedMode) return read_encoded(recipe, rest, range);
   const auto padded = [](std::size_t bytes) { return (bytes + 7) / 8 * 8; };
   const auto nnz = std::min<std::uint64_t>(recipe.nnz, std::min<std::uint64_t>(range.size(), 8192));
   const bool of_values = mode == 4;

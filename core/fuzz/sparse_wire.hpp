@@ -7,18 +7,21 @@
 
 namespace telegrad::fuzz {
 
-inline constexpr unsigned kModes = 6;
+inline constexpr unsigned kModes = 7;
 inline constexpr unsigned kLeavesOutMode = 5;
+inline constexpr unsigned kEncodedMode = 6;
 
 struct Recipe {
-  // Modulo kModes: 0 a whole message, 4 packed values, kLeavesOutMode one that leaves values out, else the index section of
-  // that IndexFormat.
+  // Modulo kModes: 0 a whole message, 4 packed values, kLeavesOutMode one that leaves values out, kEncodedMode the value
+  // section of a ValueEncoding, else the index section of that IndexFormat.
   std::uint8_t mode = 0;
   std::uint8_t dtype = 0;   // modulo 4: f32, f64, bf16, f16
   std::uint16_t nnz = 0;    // of a section, at most 8,192; or modulo 16 how far apart the given entries are, less one
   std::uint32_t begin = 0;
   std::uint32_t range_size = 0;
-  std::uint32_t unused = 0;
+  std::uint8_t encoding = 0;  // of kEncodedMode, modulo how many there are
+  std::uint8_t dense = 0;     // of kEncodedMode, modulo 2: the values of a whole range
+  std::uint16_t unused = 0;
 };
 static_assert(sizeof(Recipe) == 16);
 

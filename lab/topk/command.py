@@ -16,7 +16,7 @@ from rich.progress import TextColumn
 from lab.accuracy.fashion import DataMissing
 from lab.accuracy.runs import TASKS
 from lab.common.commands import TextFolder
-from lab.topk import balancing, measured, simulated, tables, weak_scaling
+from lab.topk import balancing, measured, simulated, tables, traffic, weak_scaling
 from lab.topk.measured import MeasuredPlan
 from lab.topk.plots import picture_title, plot
 from lab.topk.processes import simulate_all, tasks_of
@@ -49,6 +49,10 @@ _XI_EVERY = 10
 _LSTM_PARAMETERS = 27_569_568
 _ONLY_SIMULATED = ("patterns", "parameters", "weak", "balances", "training", "xi", "jobs")
 _ONLY_MEASURED = ("blocks", "samples", "seconds", "calibrates")
+_BYTES_RANKS = "4..1024"
+_BESIDE = ((256, 1000), (64, 4000))  # ranks and k of what another version does, too
+_ONLY_BYTES = ("ks", "beside")
+_NOT_BYTES = ("simulates", "network", "schemes", *_ONLY_SIMULATED, *_ONLY_MEASURED, "plot_file", "timeout")
 
 
 def command(
@@ -61,10 +65,26 @@ def command(
             "the paper's models.",
         ),
     ] = False,
+    counts_bytes: Annotated[
+        bool,
+        typer.Option(
+            "--bytes",
+            help="In virtual time: all bytes of Ok-Topk in its default state, and how long calls take.",
+        ),
+    ] = False,
+    ks: Annotated[str, typer.Option("--k", help="With --bytes: entries that sums keep; several.")] = "1000,4000,16000",
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --bytes: a Python whose telegrad is another version, which does some of the calls, too.",
+            show_default=False,
+        ),
+    ] = None,
     ranks: Annotated[
         str | None,
         typer.Option(
-            help=f"How many; several: 2,4,8 or 2..8. Default: {_MEASURED_RANKS}; simulated {_SIMULATED_RANKS}.",
+            help=f"How many; several: 2,4,8 or 2..8. Default: {_MEASURED_RANKS}; simulated {_SIMULATED_RANKS}; "
+            f"--bytes {_BYTES_RANKS}.",
             show_default=False,
         ),
     ] = None,
@@ -147,12 +167,16 @@ def command(
     tasks = among(task, tuple(TASKS), "--task")
     if len(tasks) != 1:
         raise typer.BadParameter(f"{task} are several, and gradients are of one: give one", param_hint="--task")
-    for_other = _ONLY_MEASURED if simulates else _ONLY_SIMULATED
-    refuse_given(context, for_other, "it is for what is measured" if simulates else "it is for --simulate")
+    if counts_bytes:
+        refuse_given(context, _NOT_BYTES, "--bytes has no such choice")
+    else:
+        refuse_given(context, _ONLY_BYTES, "it is for --bytes")
+        for_other = _ONLY_MEASURED if simulates else _ONLY_SIMULATED
+        refuse_given(context, for_other, "it is for what is measured" if simulates else "it is for --simulate")
     chosen = tuple(among(schemes, tuple(SCHEMES), "--schemes"))
     densities = densities_of(density, "--density")
-    most = 1024 if simulates else 256
-    counts = ranks_of(_default(ranks, simulates), "--ranks")
+    most = 1024 if simulates or counts_bytes else 256
+    counts = ranks_of(_BYTES_RANKS if counts_bytes and ranks is None else _default(ranks, simulates), "--ranks")
     if not 2 <= counts[0] <= counts[-1] <= most:
         raise typer.BadParameter(
             f"{ranks!r} is not within what can be compared here: use 2 to {most} ranks, as in 4,8 or 2..64",
@@ -160,7 +184,9 @@ def command(
         )
     recorder = _Recorder(console, tasks[0], steps, gradients, data, text, context)
     with tempfile.TemporaryDirectory(prefix="telegrad-topk-") as folder:
-        if simulates:
+        if counts_bytes:
+            result = _count_bytes(console, counts, _ks(ks), calls, _only(densities), beside, recorder, Path(folder))
+        elif simulates:
             plan = SimulatedPlan(
                 tuple(counts), _only(densities), calls, chosen, _patterns(patterns), _virtual(network or "aries")
             )
@@ -364,6 +390,52 @@ def _train(
     result["training"], result["training_averages"] = rows, averages(rows)
     title = f"{steps} steps of {problem.task.name} with Ok-Topk, {_TRAINING_RANKS} ranks"
     console.print(tables.training_table(rows, result["training_averages"], title))
+
+
+def _ks(text: str) -> list[int]:
+    try:
+        found = [int(one) for one in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise typer.BadParameter(f"{text!r} is no list of numbers of entries: use 1 or more each", param_hint="--k")
+    return found
+
+
+def _count_bytes(
+    console: Console,
+    ranks: list[int],
+    ks: list[int],
+    calls: int,
+    density: float,
+    beside: Path | None,
+    recorder: _Recorder,
+    folder: Path,
+) -> dict[str, Any]:
+    if beside is not None and not traffic.is_usable(beside):
+        raise typer.BadParameter(
+            f"{beside} is no Python with another telegrad: install one into a virtual environment, and name its python",
+            param_hint="--beside",
+        )
+    recorded_ranks = [count for count in traffic.RECORDED_RANKS if count <= ranks[-1]]
+    recording = Recording.load(recorder.file(recorded_ranks[-1], folder)) if recorded_ranks else None
+    asked = [one for one in _BESIDE if one[0] in ranks and one[1] in ks] if beside is not None else []
+    parts = traffic.parts_of(ranks, ks, calls, asked)
+    with counting(console, TextColumn("{task.fields[latest]}")) as bar:
+        shown = bar.add_task("counting bytes", total=len(parts) + len(recorded_ranks), latest="")
+        rows = traffic.all_rows(
+            parts,
+            beside,
+            recording,
+            density,
+            recorded_ranks,
+            on_done=lambda about: bar.update(shown, advance=1, latest=about),
+        )
+    console.print(tables.traffic_table(traffic.summary(rows), "bytes of the busiest rank over 4k, everything counted"))
+    said = traffic.ratios(rows)
+    for line in said:
+        console.print(f"this version beside the other: {line}", highlight=False)
+    return {"rows": rows, "ratios": said, "about": {**traffic.ABOUT, "gradients": recorder.about}}
 
 
 def _measure(

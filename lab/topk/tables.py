@@ -171,6 +171,15 @@ def training_table(rows: Sequence[Row], averages: Row, title: str) -> Table:
     return table
 
 
+def traffic_table(lines: Sequence[Sequence[str]], title: str) -> Table:
+    """Of ``lab.topk.traffic.summary``."""
+    names = ("first call", "later, most", "of the bound", "kept/k", "exact", "first", "last")
+    table = _table(title, ["entries", "k", "ranks", *names])
+    for line in lines:
+        table.add_row(*line)
+    return table
+
+
 def measured_table(rows: Sequence[Row], title: str) -> Table:
     """The measured schemes, the slowest first."""
     table = _table(

@@ -81,6 +81,10 @@ void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTo
     EXPECT(report.words_most() <= oktopk_words_most(most, size));
     EXPECT(report.bytes_most() <= oktopk_bytes_most<V>(most, settings.k, size, n));
     EXPECT(report.selected <= 2 * settings.k);
+    if (!report.exact) {  // then it is near k, or all there is
+      EXPECT(report.selected <= settings.k + settings.k / 4);
+      EXPECT(report.selected >= settings.k - settings.k / 4 || report.selected == sums.size());
+    }
     bytes_sent += report.bytes.sent;
     bytes_received += report.bytes.received;
     sent += report.traffic.entries_sent;

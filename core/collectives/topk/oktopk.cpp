@@ -4,7 +4,8 @@
 //
 //   2  ranks count what each owner of a slice would receive; slices are cut anew where that is more for one than chance brings
 //   3  entries go to the owners of their slices, which add them
-//   4  every τ' calls the threshold is found that k of all sums reach
+//   4  every τ' calls the threshold is found that k of all sums reach; in between it is corrected by how many reach it, and
+//      moved where that is more than a quarter off k
 //   5  owners keep what reaches it; shares that are very unlike are made alike, and all are gathered
 //   6  who has given an entry that the sum does not keep takes it back
 //
@@ -17,6 +18,7 @@
 #include "collectives/topk/oktopk.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <functional>
@@ -55,11 +57,16 @@ double corrected(double threshold, std::uint64_t selected, std::uint64_t k) {
   return threshold * (1.0 + (std::clamp(ratio, 0.5, 1.5) - 1.0) / 4);
 }
 
-// So many entries are not worth finding a threshold anew.
+// So many entries are kept with a threshold that is not exact: a quarter more or less than k, or all there are.
 bool is_near(std::uint64_t selected, bool keeps_all, std::uint64_t k) {
   if (selected > k + k / 4) return false;
   return selected >= k - k / 4 || keeps_all;
 }
+
+// Thresholds that are tried where the last one has become useless, and each one's ratio to the next: up to about 2.2 times
+// as large, or as small. Of sums as they are in training 5 % more or less changes how many are kept by a fifth.
+constexpr std::size_t kTried = 16;
+constexpr double kTriedRatio = 1.05;
 
 template <class V>
 class OkTopk {
@@ -206,8 +213,9 @@ class OkTopk {
 
   Task<void> settle_threshold() {
     if (!is_due(settings_.threshold_every)) {
-      co_await keep_from(magnitude_key(static_cast<V>(static_cast<kernels::Factor<V>>(state_.threshold))));
+      co_await keep_from(key_of(state_.threshold));
       if (settings_.as_published || is_near(report_.selected, keeps_all_, settings_.k)) co_return;
+      if (co_await move_threshold()) co_return;
     }
     report_.exact = true;
     const std::uint64_t key = co_await find_threshold();
@@ -215,6 +223,39 @@ class OkTopk {
     state_.threshold = static_cast<double>(static_cast<kernels::Factor<V>>(std::bit_cast<V>(static_cast<Bits>(key))));
     co_await keep_from(key);
     if (!settings_.as_published && report_.selected > 2 * settings_.k) co_await drop_ties(key);
+  }
+
+  static std::uint64_t key_of(double threshold) {
+    return magnitude_key(static_cast<V>(static_cast<kernels::Factor<V>>(threshold)));
+  }
+
+  // All ranks count what larger thresholds would keep, or smaller ones where too few are kept; the one that keeps nearest
+  // to k is taken, if that is near enough. One exchange of few counts in place of a search for the exact threshold.
+  Task<bool> move_threshold() {
+    const double ratio = report_.selected > settings_.k ? kTriedRatio : 1 / kTriedRatio;
+    std::array<double, kTried> tried{};
+    std::array<std::uint64_t, kTried> keys{};
+    double threshold = state_.threshold;
+    for (std::size_t i = 0; i < kTried; ++i) {
+      tried[i] = threshold *= ratio;
+      keys[i] = key_of(threshold);
+    }
+    std::array<std::uint64_t, kTried> counts{};
+    const std::span<const V> values = owned_.values.span();
+    co_await compute_slices(net_, values.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
+      for (const V value : values.subspan(begin, end - begin)) {
+        const std::uint64_t key = magnitude_key(value);
+        for (std::size_t i = 0; i < kTried; ++i) counts[i] += key >= keys[i] ? 1 : 0;
+      }
+    });
+    co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));
+    const auto off = [&](std::uint64_t count) { return count > settings_.k ? count - settings_.k : settings_.k - count; };
+    const auto nearest = std::ranges::min_element(counts, std::less<>(), off);
+    if (!is_near(*nearest, false, settings_.k)) co_return false;
+    const auto place = static_cast<std::size_t>(nearest - counts.begin());
+    state_.threshold = tried[place];
+    co_await keep_from(keys[place]);
+    co_return true;
   }
 
   // Fewer than k sums are above the threshold. Of those that equal it, so many stay that 2k are kept, the first ones in the
@@ -380,8 +421,9 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
   const std::uint64_t entries = oktopk_words_most(most, ranks) / 2 * (index_bytes + sizeof(V));
   const std::uint64_t headers = 4 * most;  // of a share that has one a tenth at most
   const std::uint64_t checks = sum_counts_bytes_most(ranks + 2, ranks, count_bytes);
-  const std::uint64_t gathered = std::uint64_t{3} * ranks * count_bytes;
-  return entries + headers + checks + gathered + threshold_bytes_most<V>(k, ranks, count_bytes) +
+  const std::uint64_t gathered = std::uint64_t{4} * ranks * count_bytes;
+  const std::uint64_t tried = sum_counts_bytes_most(kTried, ranks, count_bytes);
+  return entries + headers + checks + gathered + tried + threshold_bytes_most<V>(k, ranks, count_bytes) +
          pooled_slices_bytes_most(dimension, ranks, most, enough_of(oktopk_excess(most, ranks), ranks), count_bytes);
 }
 

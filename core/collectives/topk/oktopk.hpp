@@ -54,8 +54,9 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
 /// of all ranks' and the sum's numbers of entries, a rank sends and receives at most oktopk_words_most(k', P) words.
 ///
 /// At first and every τ' calls the sum keeps its k largest magnitudes, and what equals the least of these: as many as make
-/// 2k together, those of the lowest indices; zeros if there are fewer than k. In between it keeps what reaches the last call's threshold, gently corrected; where that would be more
-/// than a quarter off k, the threshold is found anew at once. `state` is that which the last call on all ranks has left, or
+/// 2k together, those of the lowest indices; zeros if there are fewer than k. In between it keeps what reaches the last
+/// call's threshold, gently corrected. Where that is more than a quarter of k too many or too few, the best of some
+/// thresholds near it is taken; and the exact one is found where none of these is near enough. `state` is that which the last call on all ranks has left, or
 /// a new one. V is float, double, bf16 or f16; `reduction` sum or avg (CHECKed).
 /// Where `wire` rounds, entries are rounded on their way to their owner, and those that the sum keeps when they are gathered:
 /// it is the top k of sums of rounded values. Where rounding would save less than a message's header takes, none is. `residual`: empty, or of one element per index, to which what rounding loses on

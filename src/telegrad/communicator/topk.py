@@ -280,10 +280,10 @@ class TopkReductions(StreamReductions):
 
         - ``OkTopkState``: the exact top k of the sum, formed in the order of ranks, at the first call and every
           ``threshold_every``-th. Ties with the least stay up to 2k in all, the lowest indices first. In between the
-          last threshold is reused and corrected, and found anew if it would keep more than a quarter too many or too
-          few. No rank sends or receives more than ``6k' + 2E`` words, and some bytes of counts for each rank, in ``(2P
-          + O(log P))`` messages. ``k'`` is the largest number of entries that a rank gives or the sum has, and ``E =
-          max(P, 6 sqrt(k'))``.
+          last threshold is reused and corrected. If it is more than ``k/4`` entries off, it is moved, or, failing that,
+          found anew. No rank sends or receives more than ``6k' + 2E`` words, and some bytes of counts for each
+          rank, in ``(2P + O(log P))`` messages. ``k'`` is the largest number of entries that a rank gives or the sum
+          has, and ``E = max(P, 6 sqrt(k'))``.
         - ``GTopkState``: at most k, by a tree of sums that are cut to k where two meet. No rank sends or receives more
           than ``2k`` words at each of ``ceil(log2 P)`` levels, in as many messages.
         - ``BoundedTopkState``: about k, near the largest. A rank sends each other one at most ``C = ceil(slack k / P)``

@@ -6,6 +6,7 @@
 
 #include "fuzz/sparse_wire.hpp"
 #include "kernel_samples.hpp"
+#include "codec/encode_values.hpp"
 #include "codec/known_values.hpp"
 #include "codec/pack_indices.hpp"
 #include "codec/pack_values.hpp"
@@ -75,6 +76,22 @@ std::vector<std::byte> leaving_out(std::mt19937& random, fuzz::Recipe& recipe, s
   return {message.begin(), message.end()};
 }
 
+// Values of one encoding by themselves: as many as it can hold, of one sign for a mean.
+Input encoded_section(std::mt19937& random, fuzz::Recipe recipe) {
+  recipe.mode = fuzz::kEncodedMode;
+  recipe.begin = 0;
+  recipe.encoding = static_cast<std::uint8_t>(random() % (static_cast<unsigned>(kLastValueEncoding) + 1));
+  recipe.nnz = static_cast<std::uint16_t>(1 + random() % 3000);
+  recipe.range_size = recipe.nnz;
+  const auto encoding = static_cast<ValueEncoding>(recipe.encoding);
+  recipe.dense = encoding != ValueEncoding::mean && random() % 2 == 0;
+  std::vector<float> values(recipe.nnz);
+  for (float& value : values) value = std::ldexp(1.0F + static_cast<float>(random() % 100) / 100, static_cast<int>(random() % 8));
+  std::vector<std::byte> encoded(kernels::encoded_bytes(encoding, values.size()));
+  kernels::encode_values(encoding, {.seed = random()}, 0, values, encoded, {});
+  return input_of(recipe, encoded);
+}
+
 Input undamaged(std::mt19937& random) {
   fuzz::Recipe recipe;
   recipe.begin = random() % 2 == 0 ? 0 : static_cast<std::uint32_t>(random());
@@ -106,9 +123,12 @@ Input undamaged(std::mt19937& random) {
     recipe.mode = fuzz::kLeavesOutMode;
     return input_of(recipe, leaving_out(random, recipe, end, indices));
   }
+  if (random() % 4 == 0) return encoded_section(random, recipe);
   const auto vector = SparseVector<float>::sparse(end, indices, any_values(random, indices.size()));
   const auto wish = static_cast<IndexFormat>(random() % 4);
-  constexpr std::array kEncodings{ValueEncoding::bf16, ValueEncoding::qsgd4, ValueEncoding::e3m0, ValueEncoding::codebook2};
+  constexpr std::array kEncodings{ValueEncoding::bf16,  ValueEncoding::f16,  ValueEncoding::int8, ValueEncoding::qsgd8,
+                                  ValueEncoding::qsgd4, ValueEncoding::qsgd2, ValueEncoding::mean, ValueEncoding::e3m0,
+                                  ValueEncoding::codebook2};
   const WireFormat format{.indices = wish,
                           .values = random() % 2 == 0 ? kEncodings[random() % kEncodings.size()] : ValueEncoding::native,
                           .packs_values = random() % 2 == 0};

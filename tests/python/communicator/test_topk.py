@@ -190,6 +190,26 @@ def test_thresholds_and_slices_are_reused(ranks: list[Communicator]) -> None:
     assert cuts == [True, False]
 
 
+@pytest.mark.parametrize("factor", [0.6, 1.7])
+def test_a_threshold_that_sums_have_left_behind_is_moved(ranks: list[Communicator], factor: float) -> None:
+    kept = states()
+    called(ranks, streams(0), kept)
+    saved = [state.state_dict() for state in kept]
+    changed = [SparseVector(x.indices, np.float32(factor) * x.values, N) for x in streams(0)]
+    results = called(ranks, changed, kept)
+    report = results[0].report
+    assert not report.exact
+    assert abs(report.selected - K) <= K / 4
+    assert kept[0].threshold == pytest.approx(factor * saved[0]["threshold"], rel=0.1)
+    for result in results:
+        np.testing.assert_array_equal(result.sum.to_dense(), topk(changed, report.selected))
+    loaded = states()
+    for state, one in zip(loaded, saved, strict=True):
+        state.load_state_dict(one)
+    assert called(ranks, changed, loaded)[0].report == report
+    assert loaded[0].state_dict() == kept[0].state_dict()
+
+
 def test_one_rank_alone_blocking() -> None:
     with Communicator.local(1)[0] as alone:
         state = OkTopkState(3)

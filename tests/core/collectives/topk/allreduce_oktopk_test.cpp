@@ -8,6 +8,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -125,6 +126,42 @@ TEST("what ranks hold and what the sums have taken is all there ever was, and su
     EXPECT(deviation < 0.11);
     EXPECT(exact < kCalls);
   }
+}
+
+// Of each call whether its threshold was found: 'x'. Every rank's entries become `factor(time)` times as large.
+template <class V>
+std::string exact_calls(int calls, const std::function<float(int time)>& factor) {
+  constexpr std::uint64_t kN = 20'000;
+  const OkTopkSettings settings{.k = 500};
+  Random random(7);
+  OkTopkState state;
+  std::string exact;
+  float scale = 1.0F;
+  for (int time = 0; time < calls; ++time) {
+    scale *= factor(time);
+    std::vector<Input<V>> inputs;
+    for (Rank rank = 0; rank < 5; ++rank) {
+      inputs.push_back(normal<V>(kN, 0.03, random));
+      for (V& value : inputs.back().values) value = static_cast<V>(scale * static_cast<float>(value));
+    }
+    const auto results = call(World::local, inputs, kN, settings, state);
+    check_call(inputs, kN, settings, Reduction::sum, results);
+    exact += results[0].report.exact ? 'x' : '.';
+    state = results[0].state;
+  }
+  return exact;
+}
+
+TEST("a threshold that has become useless is moved, and found only where sums have become of another size") {
+  const std::string due = "x" + std::string(31, '.') + "x" + std::string(31, '.');
+  Random random(8);
+  const auto wandering = [&random](int) { return static_cast<float>(0.7 + 0.75 * random.uniform()); };
+  EXPECT_EQ(exact_calls<float>(64, wandering), due);
+  EXPECT_EQ(exact_calls<bf16>(64, wandering), due);
+  EXPECT_EQ(exact_calls<float>(64, [](int) { return 1.3F; }), due);
+  EXPECT_EQ(exact_calls<double>(64, [](int) { return 0.75F; }), due);
+  EXPECT_EQ(exact_calls<float>(4, [](int time) { return time == 2 ? 10.0F : 1.0F; }), std::string("x.x."));
+  EXPECT_EQ(exact_calls<float>(4, [](int time) { return time == 2 ? 0.1F : 1.0F; }), std::string("x.x."));
 }
 
 TEST("ranks of other settings, or with another past, do not call the same") {

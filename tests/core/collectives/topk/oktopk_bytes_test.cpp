@@ -55,6 +55,7 @@ class Adversary {
  public:
   explicit Adversary(std::uint64_t seed) : random_(seed) {
     size = static_cast<Rank>(1 + random_.below(random_.below(8) == 0 ? 40 : 10));
+    if (seed % 100 == 7) size = static_cast<Rank>(64 + random_.below(70));
     n = 1 + random_.below(random_.below(3) == 0 ? 1'000'000 : 3000);
     settings = {.k = 1 + random_.below(60),
                 .boundaries_every = 1 + random_.below(5),
@@ -69,6 +70,8 @@ class Adversary {
     const std::uint64_t width = 1 + random_.below(random_.below(2) == 0 ? 4 : n);
     const std::uint64_t kind = random_.below(4);
     const std::uint64_t silent = random_.below(5);
+    // By up to twice, for which a threshold is moved, or by far more.
+    scale_ = static_cast<float>(std::exp2((random_.below(6) == 0 ? 40.0 : 2.0) * (random_.uniform() - 0.5)));
     std::vector<std::uint64_t> begins;
     for (std::uint64_t i = 0; i < clusters; ++i) begins.push_back(random_.below(n));
     for (Rank rank = 0; rank < size; ++rank) {
@@ -85,7 +88,7 @@ class Adversary {
         std::ranges::sort(indices);
         indices.erase(std::ranges::unique(indices).begin(), indices.end());
       }
-      for (std::size_t i = 0; i < inputs[rank].indices.size(); ++i) inputs[rank].values.push_back(value(kind));
+      for (std::size_t i = 0; i < inputs[rank].indices.size(); ++i) inputs[rank].values.push_back(scale_ * value(kind));
     }
     return inputs;
   }
@@ -103,6 +106,7 @@ class Adversary {
   }
 
   Random random_;
+  float scale_ = 1.0F;
 };
 
 TEST("no call of 10,000 breaks a bound, whatever the ranks hold") {
