@@ -56,7 +56,9 @@ FORMAT, VERSION = "telegrad-telemetry", 1
 class StepRecord:
     """One backward pass of one rank. ``bytes_sent``: by its communicator, from when it joined until this pass began.
     ``kept``, ``words_sent`` and ``words_received``: as in ``DDPStats``, by then: only before a pass are all sums over,
-    so that what two records differ by is that of whole steps."""
+    so that what two records differ by is that of whole steps. DiLoCo's steps are its rounds, and have a ``round``:
+    norms of this replica's ``move``, of the ``average``, and of their difference, the ``drift``. An exchange takes
+    ``seconds``, of which training ``waited`` some."""
 
     step: int
     rank: int
@@ -71,6 +73,7 @@ class StepRecord:
     words_sent: int = 0
     words_received: int = 0
     unix_s: float = 0.0
+    round: dict[str, float] | None = None
 
     @classmethod
     def begin(cls, step: int, comm: Communicator, stats: DDPStats) -> Self:
@@ -169,6 +172,7 @@ class JsonLines:
                 "words_sent": record.words_sent,
                 "words_received": record.words_received,
                 "tensors": [[_json_number(value) for value in one] for one in record.tensors],
+                **({} if record.round is None else {"round": record.round}),
             }
         )
         self._file.flush()
@@ -222,6 +226,8 @@ class TensorBoard:
                     self._writer.add_scalar(f"telegrad/{figure}/{one.name}", value, record.step)
         for total in ("bytes_sent", "kept", "words_sent", "words_received"):
             self._writer.add_scalar(f"telegrad/{total}", getattr(record, total), record.step)
+        for figure, value in (record.round or {}).items():
+            self._writer.add_scalar(f"telegrad/round/{figure}", value, record.step)
         self._writer.add_scalar("telegrad/dropped", int(record.dropped), record.step)
 
 

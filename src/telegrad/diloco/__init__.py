@@ -31,7 +31,7 @@ from telegrad.ddp.exchange import Exchange, check_used
 from telegrad.ddp.options import Quantised, TopK, check_choice, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
-from telegrad.ddp.telemetry import DDPStats
+from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, check_telemetry, write_record
 from telegrad.diloco.fragment import Fragment, layer_of, layers_of
 from telegrad.diloco.membership import ReplicaGroup, broadcast_any, state_of_rank
 from telegrad.diloco.replica_ranks import ReplicaRanks, local_of, reshard
@@ -89,6 +89,9 @@ class DiLoCo:
     exchanges its shards, or a part of the tensors, with the ranks at its position in the other replicas. The outer
     optimizer sees this part only, so it must step each parameter by itself, as SGD does.
 
+    ``telemetry``: a ``telegrad.ddp.JsonLines`` or ``TensorBoard``, whose steps are rounds then: how far the replica and
+    the average have moved, the drift between them, residuals, bytes and seconds. ``telegrad report`` draws them.
+
     ``inner_optimizer`` keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
     averaged with the fragment of their layer. All ranks give the same options, and take as many steps. A GradScaler
     skips steps on one rank alone: use ``every=None`` then, and call ``exchange()`` every so many batches.
@@ -117,6 +120,7 @@ class DiLoCo:
         delay: int = 0,
         mix: float = 0.0,
         replica: ProcessGroup | int = 1,
+        telemetry: Telemetry | None = None,
     ) -> None:
         if not isinstance(comm, (Communicator, ReplicaGroup)):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -132,6 +136,7 @@ class DiLoCo:
             if not self._parameters:
                 raise ValueError(f"replica={replica} has more ranks than the model has tensors: use fewer ranks")
             self._verify = checked_count(verify, "verify")
+            check_telemetry(telemetry)
             self._every = None if every is None else checked_count(every, "every")
             if self._every == 0:
                 raise ValueError(f"every={every} must be at least 1: the inner steps of a round; None: you exchange")
@@ -173,6 +178,7 @@ class DiLoCo:
         self._alike = zlib.crc32(json.dumps([alike, others]).encode())
         self._check: tuple[Work, int] | None = None  # of checksums, and in which round
         self._prepared: tuple[Fragment, float] | None = None  # whose average has come, and is not agreed on yet
+        self._telemetry, self._sent_before = telemetry, 0
         self._is_member = self._differs = self._is_wanted = self._told_of_store = False
         self._round = self._steps = 0
         self._has_begun = False
@@ -338,7 +344,8 @@ class DiLoCo:
                         parameter=fault.parameter,
                     )
             for one in fragments:
-                one.start(left)
+                observes = self._telemetry is not None and self._round % self._telemetry.every == 0
+                one.start(left, StepRecord.begin(self._round, self._comm, self.stats) if observes else None)
 
     def _finish(self, fragment: Fragment, mix: float) -> None:
         with self._settling():
@@ -355,6 +362,12 @@ class DiLoCo:
 
     def _apply(self, fragment: Fragment, mix: float) -> None:
         fragment.keep()
+        record = fragment.flight.record if fragment.flight else None
+        if record is not None and record.round is not None and self._telemetry is not None:
+            record.step, record.bytes_sent = self._round, self._sent_before + self._comm.stats()["bytes_sent"]
+            record.round["fragment"] = self._fragments.index(fragment)
+            record.close(dropped=False)
+            self._telemetry = write_record(self._telemetry, record)
         fragment.apply(self.outer)
         self._round += 1
         if self._group is None and self._ranks is None and self._verify and self._round % self._verify == 0:
@@ -553,6 +566,8 @@ class DiLoCo:
         return self._comm.rank if self._ranks is None else self._ranks.rank
 
     def _connect(self, comm: Communicator) -> None:
+        if self._connected is not None:
+            self._sent_before += self._connected.stats()["bytes_sent"]
         self._comm = self._connected = comm
         self._norms = np.zeros((len(self._fragments), comm.world_size))
         comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 from telegrad.communicator import Communicator, Work
 from telegrad.compress import Compressor
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
-from telegrad.ddp.exchange import Exchange, Fault, PlacedState, Sending, TopkStates, find_fault
+from telegrad.ddp.exchange import Exchange, Fault, Floats, PlacedState, Sending, TopkStates, find_fault
+from telegrad.ddp.telemetry import StepRecord
 from telegrad.diloco.replica_ranks import local_of
 from telegrad.kernels.floats import count_nonfinite
 
@@ -41,6 +43,9 @@ class Flight:
     sending: Sending | None  # None: the average is there
     buffers: Tensor | None  # their average
     work: Work | None = None  # of the buffers
+    record: StepRecord | None = None
+    own: Floats | None = None  # the replica's move, where it is recorded
+    began_s: float = field(default_factory=time.monotonic)
 
 
 class Fragment:
@@ -129,10 +134,14 @@ class Fragment:
                 )
         return find_fault(self._compressor, self._layout, self._moved, self._selects)
 
-    def start(self, left: int) -> None:
-        """Sends what ``find_fault`` has seen, without waiting."""
-        exchange = self._exchange
+    def start(self, left: int, record: StepRecord | None = None) -> None:
+        """Sends what ``find_fault`` has seen, without waiting. ``record`` is filled in."""
+        exchange, began_s = self._exchange, time.monotonic()
         assert exchange is not None
+        own = None if record is None else self._moved.copy()
+        if record is not None:
+            self._compressor.observer = record.tensors.append
+            record.add(self._moved, self._layout.dense if self._selects else self._layout.members)
         for one in exchange.undoable:
             one.begin()
         try:
@@ -151,7 +160,9 @@ class Fragment:
         except BaseException:
             self.drop()
             raise
-        self.flight = Flight(left, sending, flat, work)
+        finally:
+            self._compressor.observer = None
+        self.flight = Flight(left, sending, flat, work, record, own, began_s)
 
     def complete(self) -> None:
         """Waits until the average is there; ``keep`` or ``drop`` follows. Where that fails, it is dropped."""
@@ -159,6 +170,7 @@ class Fragment:
         assert flight is not None
         if flight.sending is None:
             return
+        waits_s = time.monotonic()
         try:
             for work in (*flight.sending.works, *((flight.work,) if flight.work else ())):
                 work.wait()
@@ -168,6 +180,11 @@ class Fragment:
             self.drop()
             raise
         flight.sending = flight.work = None
+        if flight.record is not None and flight.own is not None:
+            norms = {"move": flight.own, "average": self._moved, "drift": flight.own - self._moved}
+            flight.record.round = {name: float(np.linalg.norm(one)) for name, one in norms.items()}
+            now_s = time.monotonic()
+            flight.record.round |= {"seconds": now_s - flight.began_s, "waited": now_s - waits_s}
         if flight.buffers is not None:
             upper, lower = flight.buffers[0], flight.buffers[-1]
             flight.buffers = upper if len(flight.buffers) == 1 else torch.where(lower == 0, upper, upper + lower)

@@ -173,7 +173,8 @@ class ReplicaGroup:
         watch = _Watch(self)
         while (found := self._latest(number)) is None:
             watch.look([name for name in before.names if name != self._name])
-            here = [name for name in before.names if self._store.check([f"here/{number}/{name}"])]
+            said = self._store.values([f"here/{number}/{name}" for name in before.names])
+            here = [name for name, one in zip(before.names, said, strict=True) if one]
             if all(name in here or watch.is_gone(name) for name in before.names):
                 coming, tickets = self._coming(before.tickets) if admit else ([], before.tickets)
                 self._decide(_Members(number, here + coming, tickets))
@@ -196,7 +197,7 @@ class ReplicaGroup:
                 self._ask_to_join()
                 watch = _Watch(self)
             if found is None:
-                names = [self._value(f"ticket/{ticket}") for ticket in range(self._replicas)]
+                names = self._store.values([f"ticket/{ticket}" for ticket in range(self._replicas)])
                 if all(names):
                     self._decide(_Members(0, [name for name in names if name], self._replicas))
                     continue
@@ -222,7 +223,7 @@ class ReplicaGroup:
     def _coming(self, tickets: int) -> tuple[list[str], int]:
         """Who of those that wait shows a sign of life, and how many tickets there are."""
         most = self._store.add("tickets", 0)
-        names = [name for ticket in range(tickets, most) if (name := self._value(f"ticket/{ticket}"))]
+        names = [name for name in self._store.values([f"ticket/{one}" for one in range(tickets, most)]) if name]
         watch = _Watch(self)
         while names and watch.waited_s < 4 * _BEAT_S and not all(map(watch.is_alive, names)):
             watch.look(names)
@@ -243,7 +244,7 @@ class ReplicaGroup:
         self._store.compare_set(f"group/{group.number}", "", said)
 
     def _value(self, key: str) -> str | None:
-        return self._store.get(key).decode() if self._store.check([key]) else None
+        return self._store.values([key])[0]
 
 
 class _StoreThread:
@@ -281,6 +282,14 @@ class _StoreThread:
 
     def get(self, key: str) -> bytes:
         return bytes(self._asked(lambda: self._store.get(key)))
+
+    def values(self, keys: list[str]) -> list[str | None]:
+        """``None`` where there is none; the thread is asked once."""
+
+        def found() -> list[str | None]:
+            return [self._store.get(key).decode() if self._store.check([key]) else None for key in keys]
+
+        return list(self._asked(found))
 
     def check(self, keys: list[str]) -> bool:
         return bool(self._asked(lambda: self._store.check(keys)))
@@ -403,16 +412,17 @@ class _Watch:
         self._seen: dict[str, str | None] = {}
         self._since: dict[str, float] = {}
         self._alive: set[str] = set()
-        self.waited_s = 0.0
+        self.waited_s, self._looked_s = 0.0, time.monotonic()
 
     def look(self, names: Iterable[str]) -> None:
-        for name in names:
-            beat = self._group._value(f"beat/{name}")
+        names = [*names]
+        said = self._group._store.values([f"{what}/{name}" for what in ("beat", "left") for name in names])
+        for name, beat, left in zip(names, said, said[len(names) :], strict=False):
             if name in self._seen and beat != self._seen[name]:
                 self._alive.add(name)
             if name not in self._seen or beat != self._seen[name]:
                 self._seen[name], self._since[name] = beat, self.waited_s
-            if self._group._store.check([f"left/{name}"]):
+            if left:
                 self._since[name] = float("-inf")
 
     def is_gone(self, name: str) -> bool:
@@ -423,4 +433,6 @@ class _Watch:
 
     def pause(self) -> None:
         time.sleep(_POLL_S)
-        self.waited_s += _POLL_S
+        now_s = time.monotonic()
+        self.waited_s += min(now_s - self._looked_s, _BEAT_S)
+        self._looked_s = now_s

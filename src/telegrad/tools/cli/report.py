@@ -389,7 +389,7 @@ def _report_run(console: Console, errors: Console, file: Path, plot_file: Path |
         console.print(telemetry.table_of(run), soft_wrap=False)
     else:
         console.print(telemetry.title_of(run), markup=False)
-    if not run.names:
+    if not run.names and not run.of_round("move"):
         errors.print("no tensor was compressed in these steps: there is nothing to draw", markup=False)
         if plot_file is not None:
             raise typer.Exit(2)

@@ -19,6 +19,7 @@ from rich.table import Table
 from telegrad.tools.report.figures import (
     BLACK,
     LIGHT_GREY,
+    duration,
     key_of_marks,
     log_ticks,
     looks_of,
@@ -80,6 +81,7 @@ class TelemetryStep:
     words_sent: int = 0
     words_received: int = 0
     job: int = 0
+    round: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -106,6 +108,10 @@ class TelemetryRun:
     def of(self, name: str) -> list[tuple[int, TensorStep]]:
         """One tensor's figures by step."""
         return [(step.step, one) for step in self.steps for one in step.tensors if one.name == name]
+
+    def of_round(self, figure: str) -> list[tuple[int, float]]:
+        """A figure of DiLoCo's rounds, by round."""
+        return [(step.step, step.round[figure]) for step in self.steps if figure in step.round]
 
     @property
     def bytes_per_step(self) -> float | None:
@@ -217,7 +223,13 @@ def _step_of(said: dict[str, Any], columns: Sequence[str], world_size: int, job:
     later = {name: _count(said.get(name, 0), name) for name in _COUNTS_OF_LATER_FILES}
     tensors = tuple(_tensor_of(one) for one in said["tensors"])
     return TelemetryStep(
-        world_size=world_size, dropped=bool(said["dropped"]), tensors=tensors, job=job, **counts, **later
+        world_size=world_size,
+        dropped=bool(said["dropped"]),
+        tensors=tensors,
+        job=job,
+        **counts,
+        **later,
+        round={str(name): float(value) for name, value in said.get("round", {}).items()},
     )
 
 
@@ -295,6 +307,9 @@ def title_of(run: TelemetryRun) -> str:
     if (sent := run.bytes_per_step) is not None:
         ratio = f" (1/{run.ring_bytes_per_step / sent:.1f} of a dense ring's)" if sent else ""
         parts.append(f"{sent / 1e6:.3g} MB sent per step{ratio}")
+    if run.of_round("seconds"):
+        seconds, waited = (statistics.median(dict(run.of_round(name)).values()) for name in ("seconds", "waited"))
+        parts.append(f"an exchange takes {duration(seconds)}, and training waits {duration(waited)} (medians)")
     if (words := run.words_per_step) is not None and run.wanted:
         least, paper = run.least_words_per_step / run.wanted, run.paper_words_per_step / run.wanted
         bounds = f"2k(P-1)/P is {least:.2f} k, 6k(P-1)/P {paper:.2f} k"
@@ -335,6 +350,7 @@ def as_json(run: TelemetryRun) -> dict[str, Any]:
         "least_words_per_step": run.least_words_per_step,
         "paper_words_per_step": run.paper_words_per_step,
         "kept_to_k": run.kept_to_k,
+        "rounds": [{"round": step.step, **step.round} for step in run.steps if step.round],
         "tensors": [
             {name: getattr(one, name) for name in TensorSummary.__dataclass_fields__}  # slots: no vars()
             for one in summaries(run)
@@ -365,6 +381,13 @@ FIGURES: dict[str, Callable[[TensorStep], float | None]] = {
 """What is drawn, each in a panel."""
 
 
+ROUND_FIGURES = {
+    "norms of this replica's move, of the average, and of their difference": ("move", "average", "drift"),
+    "seconds of an exchange, and that training waited": ("seconds", "waited"),
+}
+"""What is drawn of DiLoCo's rounds, each in a panel."""
+
+
 _NAMED = 9  # of the largest tensors have a colour and a name; the others are grey
 _LOGARITHMIC = ("compression", "threshold")
 
@@ -373,11 +396,17 @@ def plot(run: TelemetryRun, path: Path) -> None:
     """Writes a PNG with a panel for each figure and a line for each tensor, the largest ones with their names."""
     from matplotlib.ticker import StrMethodFormatter
 
-    names = run.names
+    names, of_tensors = run.names, FIGURES if run.names else {}
+    rounds = ROUND_FIGURES if run.of_round("move") else {}
     looks = looks_of([printable(name) for name in names[:_NAMED]])
-    with picture(path, title_of(run), height=0.5 + 2.4 * len(FIGURES)) as figure:
-        grid = figure.subplots(len(FIGURES), 1, sharex=True)
-        for axes, (about, figure_of) in zip(grid, FIGURES.items(), strict=True):
+    with picture(path, title_of(run), height=0.5 + 2.4 * (len(rounds) + len(of_tensors))) as figure:
+        grid = figure.subplots(len(rounds) + len(of_tensors), 1, sharex=True)
+        for axes, (about, drawn) in zip(grid, rounds.items(), strict=False):
+            for name, one in looks_of([*drawn]).items():
+                axes.plot(*zip(*run.of_round(name), strict=True), **one.of_line() | {"label": name, "marker": "."})
+            axes.set_title(about)
+            name_lines(axes)
+        for axes, (about, figure_of) in zip(grid[len(rounds) :], of_tensors.items(), strict=True):
             for place, tensor in reversed(list(enumerate(names))):  # the largest on top
                 points = [(step, value) for step, one in run.of(tensor) if (value := figure_of(one)) is not None]
                 points = [(step, value) for step, value in points if math.isfinite(value)]
@@ -397,6 +426,6 @@ def plot(run: TelemetryRun, path: Path) -> None:
                 axes.set_ylim(bottom=0)
             axes.set_title(about)
             name_lines(axes)
-        grid[-1].set_xlabel("step")
+        grid[-1].set_xlabel("round" if rounds else "step")
         if len(names) > _NAMED:
             key_of_marks(figure, {f"{len(names) - _NAMED} smaller tensors": {"color": LIGHT_GREY}})
