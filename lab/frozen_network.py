@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,7 @@ def main() -> None:
 
 def run(freeze_s: float, liveness_s: float, rate: str) -> dict[str, Any]:
     """One training with one freeze."""
+    environment = {**os.environ, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": INTERFACE}  # namespaces share memory
     command = [sys.executable, "-m", "lab.frozen_network", "--liveness-s", str(liveness_s)]
     with tempfile.TemporaryDirectory() as name, Netlab(REPLICAS + 1, rate) as lab:
         folder, address = Path(name), lab.address_of(REPLICAS)
@@ -119,7 +121,8 @@ def run(freeze_s: float, liveness_s: float, rate: str) -> dict[str, Any]:
         server.stdout.readline()
         started = [
             subprocess.Popen(
-                [*lab.prefix_of(one), *command, "--replica", str(one), address, str(folder / f"{one}.jsonl")]
+                [*lab.prefix_of(one), *command, "--replica", str(one), address, str(folder / f"{one}.jsonl")],
+                env=environment,
             )
             for one in range(REPLICAS)
         ]
