@@ -158,12 +158,7 @@ class DiLoCo:
             self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
             self._config |= {"average": average, "clip": str(clip)}
             self._config |= {"fragments": str(fragments), "delay": str(delay), "mix": str(self._mix)}
-            if self._ranks is None:
-                alike = described(self._common, self._config)
-            else:
-                shapes = {name: (str(one.dtype), tuple(one.shape)) for name, one in self._trained.items()}
-                alike = {"parameters that require a gradient": json.dumps(shapes), **self._config}
-                alike["ranks of a replica"] = str(self._ranks.size)
+            alike = described(self._common, self._config) if self._ranks is None else self._ranks.alike(self._config)
         except (ValueError, TypeError) as found:
             error = found
         if isinstance(comm, Communicator):
@@ -187,10 +182,10 @@ class DiLoCo:
             self._connect(comm)
             if self._ranks is not None:
                 self._ranks.begin_alike(model)
-            for name, one in self._common.items():
-                one.data.copy_(local_of(self._parameters[name].detach()))
+            self._begin_common()
             self._copy_from(0)
-            self._spread(self._fragments)
+            for one in self._fragments:
+                self._spread(one)
         else:
             self._regroup(failed=False)
         self._hooks = [
@@ -276,8 +271,11 @@ class DiLoCo:
         """Before the first step: weights that were loaded after this was made are no move of a replica."""
         if not self._has_begun:
             self._has_begun = True
-            for name, common in self._common.items():
-                common.data.copy_(local_of(self._parameters[name].detach()))
+            self._begin_common()
+
+    def _begin_common(self) -> None:
+        for name, common in self._common.items():
+            common.data.copy_(local_of(self._parameters[name].detach()))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if _is_within_step(optimizer):
@@ -377,14 +375,13 @@ class DiLoCo:
                 self._end_check()
         reshard(self._model)
         fragment.take_over(mix)
-        self._spread([fragment])
+        self._spread(fragment)
 
-    def _spread(self, fragments: Iterable[Fragment]) -> None:
+    def _spread(self, fragment: Fragment) -> None:
         """To the other ranks of this replica."""
         if self._ranks is not None:
-            for one in fragments:
-                number = self._fragments.index(one)
-                self._ranks.spread(self._names_of(number), self._float_buffers(number).values())
+            number = self._fragments.index(fragment)
+            self._ranks.spread(self._names_of(number), self._float_buffers(number).values())
 
     def _agree_with_all(self, fragment: Fragment, ranks: ReplicaRanks) -> None:
         """All ranks have their part of this average, or nobody applies it."""
@@ -542,9 +539,8 @@ class DiLoCo:
             lost = [number for number in range(replicas) if not group.has_claimed(f"{number} of {state}")]
             norm = math.hypot(*(norms[number] for number in lost)) if len(norms) == replicas else math.nan
             if norm != 0 and lost:
-                text = f"of {replicas} states, those of ranks {lost} were not loaded"
-                text += f": residuals of norm {norm:.3g} are lost"
-                warnings.warn(f"{text}; telegrad.ddp.reshard spreads them over all replicas", RuntimeWarning, 6)
+                text = f"those of ranks {lost} were not loaded: residuals of norm {norm:.3g} are lost"
+                warnings.warn(f"of {replicas} states, {text}; telegrad.ddp.reshard spreads them", RuntimeWarning, 6)
 
     def _drop_residuals(self, why: str, what: str) -> None:
         norm = math.hypot(*(one.residual_norm() for one in self._fragments))

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -146,30 +147,30 @@ class ReplicaGroup:
         ``RendezvousError`` where there were some, and nobody is left who has them."""
         assert self._group is not None
         own = str(self._group.number)
-        begun = self._store.compare_set("begun", "", own).decode()
+        begun = self._store.call("compare_set", "begun", "", own).decode()
         if not are_there and begun != own:
             raise RendezvousError(_ALL_GONE, operation="rendezvous")
 
     def claim(self, what: str) -> bool:
         """Whether this replica is the first that asks for it."""
-        return self._store.compare_set(f"claimed/{what}", "", self._name).decode() == self._name
+        return bool(self._store.call("compare_set", f"claimed/{what}", "", self._name).decode() == self._name)
 
     def has_claimed(self, what: str) -> bool:
         """Whether any has asked for it."""
-        return self._store.check([f"claimed/{what}"])
+        return self._value(f"claimed/{what}") is not None
 
     def leave(self, *, ends: bool = False) -> None:
         """The others need not wait for this replica, which joins anew if it regroups. ``ends``: it is done."""
         if self._name:
             with contextlib.suppress(RendezvousError):  # then nobody can look
-                self._store.set(f"left/{self._name}", "ends" if ends else "fails")
+                self._store.call("set", f"left/{self._name}", "ends" if ends else "fails")
         self._store.stop()
         self._group, self._name, self._ticket = None, "", -1
 
     def _as_member(self, before: _Members, admit: bool) -> _Members | None:
         """``None``: the others have gone on without this replica."""
         number = before.number + 1
-        self._store.set(f"here/{number}/{self._name}", "1")
+        self._store.call("set", f"here/{number}/{self._name}", "1")
         watch = _Watch(self)
         while (found := self._latest(number)) is None:
             watch.look([name for name in before.names if name != self._name])
@@ -217,12 +218,12 @@ class ReplicaGroup:
     def _ask_to_join(self) -> None:
         self._name = uuid.uuid4().hex
         self._store.begin(f"beat/{self._name}")
-        self._ticket = self._store.add("tickets", 1) - 1
-        self._store.set(f"ticket/{self._ticket}", self._name)
+        self._ticket = self._store.call("add", "tickets", 1) - 1
+        self._store.call("set", f"ticket/{self._ticket}", self._name)
 
     def _coming(self, tickets: int) -> tuple[list[str], int]:
         """Who of those that wait shows a sign of life, and how many tickets there are."""
-        most = self._store.add("tickets", 0)
+        most = self._store.call("add", "tickets", 0)
         names = [name for name in self._store.values([f"ticket/{one}" for one in range(tickets, most)]) if name]
         watch = _Watch(self)
         while names and watch.waited_s < 4 * _BEAT_S and not all(map(watch.is_alive, names)):
@@ -241,7 +242,7 @@ class ReplicaGroup:
     def _decide(self, group: _Members) -> None:
         """Unless it is decided already."""
         said = json.dumps([group.names, group.tickets])
-        self._store.compare_set(f"group/{group.number}", "", said)
+        self._store.call("compare_set", f"group/{group.number}", "", said)
 
     def _value(self, key: str) -> str | None:
         return self._store.values([key])[0]
@@ -277,11 +278,9 @@ class _StoreThread:
             thread.join(_STOPS_S)
             atexit.unregister(self.stop)
 
-    def set(self, key: str, value: str | bytes) -> None:
-        self._asked(lambda: self._store.set(key, value))
-
-    def get(self, key: str) -> bytes:
-        return bytes(self._asked(lambda: self._store.get(key)))
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The method of torch's store."""
+        return self._asked(lambda: getattr(self._store, name)(*arguments))
 
     def values(self, keys: list[str]) -> list[str | None]:
         """``None`` where there is none; the thread is asked once."""
@@ -291,18 +290,13 @@ class _StoreThread:
 
         return list(self._asked(found))
 
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._asked(lambda: self._store.check(keys)))
-
-    def add(self, key: str, more: int) -> int:
-        return int(self._asked(lambda: self._store.add(key, more)))
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        return bytes(self._asked(lambda: self._store.compare_set(key, expected, value)))
-
-    def under(self, prefix: str) -> _StoreUnder:
-        """The part of the store whose keys begin with ``prefix``."""
-        return _StoreUnder(self, prefix)
+    def under(self, prefix: str) -> SimpleNamespace:
+        """What a rendezvous asks a store for, of the keys that begin with ``prefix``."""
+        return SimpleNamespace(
+            set=lambda key, value: self.call("set", f"{prefix}/{key}", value),
+            get=lambda key: self.call("get", f"{prefix}/{key}"),
+            check=lambda keys: self.call("check", [f"{prefix}/{key}" for key in keys]),
+        )
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
         answer: Future[Any] = Future()
@@ -340,23 +334,6 @@ class _StoreThread:
 
     def _note(self, what: str) -> None:
         self.error = f"the store of the replicas is gone: is the process that serves it running? ({what})"
-
-
-@dataclass(frozen=True)
-class _StoreUnder:
-    """What a rendezvous asks a store for."""
-
-    store: _StoreThread
-    prefix: str
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self.store.set(f"{self.prefix}/{key}", value)
-
-    def get(self, key: str) -> bytes:
-        return self.store.get(f"{self.prefix}/{key}")
-
-    def check(self, keys: list[str]) -> bool:
-        return self.store.check([f"{self.prefix}/{key}" for key in keys])
 
 
 def broadcast_any(held: Tensor, source: int, comm: Communicator) -> None:

@@ -64,14 +64,16 @@ class ReplicaRanks:
                 self._owners[name] = int(np.argmin(owned))
                 owned[self._owners[name]] += one.numel()
 
+    def alike(self, config: Mapping[str, str]) -> dict[str, str]:
+        """What all ranks must have alike, beside ``config``."""
+        shapes = {name: (str(one.dtype), tuple(one.shape)) for name, one in self._parameters.items()}
+        return {"parameters that require a gradient": str(shapes), **config, "ranks of a replica": str(self.size)}
+
     def owned(self) -> dict[str, nn.Parameter]:
         """What this rank exchanges with the ranks at its position in the other replicas."""
-        held = self._parameters.items()
-        return {
-            name: one
-            for name, one in held
-            if self._owners.get(name, self.position) == self.position and local_of(one.detach()).numel()
-        }
+        own = [name for name in self._parameters if self._owners.get(name, self.position) == self.position]
+        held = {name: self._parameters[name] for name in own}
+        return {name: one for name, one in held.items() if local_of(one.detach()).numel()}
 
     def connect(self) -> Communicator:
         """The communicator of the ranks at this position. All ranks of ``comm`` call it. Raises ``ValueError`` unless
@@ -97,15 +99,12 @@ class ReplicaRanks:
         for name in names if verify else ():
             if name in self._owners:
                 found = zlib.crc32(_bytes_of(self._parameters[name]).numpy().data, found)
-        row = [*own, found]
-        told = self._comm.all_gather(np.array(row, np.int64)).reshape(-1, len(row))
+        told = self._comm.all_gather(np.array([*own, found], np.int64)).reshape(self._comm.world_size, -1)
         ranks = np.arange(len(told))[:, None]
-        made = []
-        for position in range(self.size):
-            made.append(("", np.hstack([ranks, told[:, :-1]])[self._places[:, 1] == position]))
-        for first in np.unique(self._places[:, 0]):
-            made.append(("replica", np.hstack([ranks, told[:, -1:]])[self._places[:, 0] == first]))
-        return made
+        firsts, positions = self._places.T
+        common, own = np.hstack([ranks, told[:, :-1]]), np.hstack([ranks, told[:, -1:]])
+        made = [("", common[positions == one]) for one in range(self.size)]
+        return made + [("replica", own[firsts == one]) for one in np.unique(firsts)]
 
     def begin_alike(self, model: nn.Module) -> None:
         """As DistributedDataParallel does: all that is whole on all ranks of the replica is that of position 0."""
@@ -127,10 +126,7 @@ class ReplicaRanks:
             sizes = [math.prod(one.shape) * one.element_size() for one in held]
             if not sum(sizes):
                 continue
-            if owner == self.position:
-                flat = torch.cat([_bytes_of(one) for one in held])
-            else:
-                flat = torch.empty(sum(sizes), dtype=torch.uint8)
+            flat = torch.cat([_bytes_of(one) for one in held])
             self._inside.broadcast(flat, owner)
             if owner != self.position:
                 for one, values in zip(held, torch.split(flat, sizes), strict=True):
@@ -143,8 +139,8 @@ class ReplicaRanks:
 
     def close(self) -> None:
         """Closes what ``connect()`` has made."""
-        for one in (self._across, self._inside):
-            one.close()
+        self._across.close()
+        self._inside.close()
 
 
 def _is_sharded(one: Tensor) -> bool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from telegrad.cost.closed_forms import allgather
-from telegrad.tools.advise.sending import BUCKET, Cluster, dense, qsgd, sum_cost
+from telegrad.tools.advise.sending import BUCKET, Cluster, dense, qsgd
 from telegrad.tools.advise.step import planned, simulate
 from telegrad.tools.advise.workload import ELEMENT_BYTES, Workload
 
@@ -52,10 +53,8 @@ class OuterLoop:
     def exchange_s(self, kind: str, elements: int) -> float:
         """Of so many entries in that format."""
         size = elements * ELEMENT_BYTES
-        if kind == "float32":
-            return sum_cost(self.cluster)(size)
-        if kind == "qsgd4":
-            return qsgd(self.cluster, 4).cost(size)
+        if kind != "sparse":
+            return (dense(self.cluster) if kind == "float32" else qsgd(self.cluster, 4)).cost(size)
         return allgather(self.cluster.ranks, self._message_bytes(elements), self.cluster.ring_costs).time_s
 
     def sent_bytes(self, kind: str) -> float:
@@ -78,19 +77,11 @@ class OuterLoop:
 
     def least(self, kind: str, *, streams: bool) -> Round:
         """The shortest round in which exchanges take no more than ``MOST_SHARE``."""
-        if not streams:
-            steps = self.exchange_s(kind, self.elements) * (1 / MOST_SHARE - 1) / self.step_s
-            return self.round_of(kind, max(1, math.ceil(steps)), streams=False)
-        low, high = 1, 2
-        while self.round_of(kind, high, streams=True).share > MOST_SHARE:
-            low, high = high, 2 * high
-        while low < high:
-            middle = (low + high) // 2
-            if self.round_of(kind, middle, streams=True).share > MOST_SHARE:
-                low = middle + 1
-            else:
-                high = middle
-        return self.round_of(kind, high, streams=True)
+
+        def is_enough(every: int) -> bool:
+            return self.round_of(kind, every, streams=streams).share <= MOST_SHARE
+
+        return self.round_of(kind, 1 + bisect_left(range(1, 1 << 40), True, key=is_enough), streams=streams)
 
     def rounds(self, every: int | None) -> Iterator[Round]:
         """Of that many steps, or the least, in all formats, with and without streaming."""
@@ -152,6 +143,4 @@ class Round:
 
     def for_json(self) -> dict[str, Any]:
         """All of it; seconds, and bytes that a replica sends."""
-        said = {"format": self.kind, "every": self.every, "fragments": self.fragments, "delay": self.delay}
-        times = {"exchange_s": self.exchange_s, "compute_s": self.compute_s, "exposed_s": self.exposed_s}
-        return {**said, "streams": self.streams, "bytes": self.bytes, **times, "share": self.share, "line": self.line}
+        return {**asdict(self), "streams": self.streams, "share": self.share, "line": self.line}
