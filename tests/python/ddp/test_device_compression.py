@@ -17,6 +17,7 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Bucket, gradients_of, 
 from triton_arrays import DEVICE
 
 import telegrad
+from telegrad.compress import BucketTopK
 from telegrad.kernels.select.triton import launches
 
 pytestmark = [
@@ -63,6 +64,13 @@ WAYS: list[dict[str, Any]] = [
     {"select": "topk", "values": "f16", "momentum": 0.9, "optimizer": plain_sgd},
     {"select": "topk", "values": "raw-qsgd4", "density": 0.4},
     {"select": "topk", "values": "packed-codebook2", "density": 0.4},
+    {"select": "buckets", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": BucketTopK(300, 9), "nonfinite": "skip"},
+    {"select": "search"},
+    {"select": "sampled", "interval": 3, "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "gaussian", "density": 0.05},
+    {"select": "random", "density": 0.03},
+    {"select": "random", "density": 0.7},
 ]
 
 

@@ -253,12 +253,21 @@ def test_a_pass_that_was_broken_off_leaves_nothing(make: Make) -> None:
     assert ranks.states[0].step == 1
 
 
+class OtherSelection:
+    """A program's own."""
+
+    def capacity(self, entry: Any) -> int:
+        return int(entry.k)
+
+    def select(self, *_: Any) -> int:
+        raise AssertionError("it is refused before")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"select": "random"}, "parameter 'weight' is on a device, where RandomK.*cannot choose without waiting"),
-        ({"select": "search"}, "use select='topk', 'trimmed' or 'reused'"),
-        ({"select": "topk", "same_sign": True, "output": []}, "or 'reused' without same_sign, or model.cpu"),
+        ({"select": OtherSelection()}, "parameter 'weight' is on a device, where .* cannot choose without waiting"),
+        ({"select": "topk", "same_sign": True, "output": []}, "without same_sign, or model.cpu"),
         ({"combine": "oktopk"}, "combine='oktopk' works in host memory.*use 'allreduce'"),
         ({"combine": "allgather"}, "combine='allgather' works in host memory.*use 'allreduce'"),
     ],

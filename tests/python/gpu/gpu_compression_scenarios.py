@@ -31,6 +31,11 @@ def compressed_bits() -> None:
         {"select": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
         {"select": "topk", "values": "packed-bf16"},
         {"select": "topk", "values": "int8", "nonfinite": "skip"},
+        {"select": "buckets"},
+        {"select": "random"},
+        {"select": "sampled", "interval": 3},
+        {"select": "search", "momentum": 0.9},
+        {"select": "gaussian"},
     ):
         dtype = options.pop("dtype", torch.float32)
         given = {"density": 0.02, "small_elements": 100, "values": "packed", **options}
