@@ -36,6 +36,12 @@ def compressed_bits() -> None:
         {"select": "sampled", "interval": 3},
         {"select": "search", "momentum": 0.9},
         {"select": "gaussian"},
+        {"select": "topk", "same_sign": True, "output": [], "values": "auto"},
+        {"select": "reused", "combine": "oktopk"},
+        {"select": "topk", "combine": "oktopk", "values": "int8", "momentum": 0.9},
+        {"select": "topk", "combine": "gtopk", "nonfinite": "skip"},
+        {"select": "topk", "combine": "bounded", "values": "auto"},
+        {"select": "topk", "combine": "allgather", "dtype": torch.bfloat16},
     ):
         dtype = options.pop("dtype", torch.float32)
         given = {"density": 0.02, "small_elements": 100, "values": "packed", **options}

@@ -89,8 +89,7 @@ def check_topk(kernels: Any, x: np.ndarray, share: float, seed: int, sign: Sign)
 def check_queued(
     kernels: Any, name: str, x: np.ndarray, seed: int, capacity: int, what: Any, sign: Sign | None
 ) -> None:
-    """``queue_select`` with a threshold, ``queue_topk`` with k, others with a tuple, and maybe no sign: the entries of
-    the oracle, and how many they are."""
+    """``queue_topk`` with k, others with a tuple, maybe no sign: the oracle's entries, and how many they are."""
     whats = what if isinstance(what, tuple) else (what,)
     signed = () if sign is None else (sign,)
     gradient = gradient_of(x, seed)
@@ -101,7 +100,7 @@ def check_queued(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numpy, about NaN and infinity
         found = getattr(naive, f"accumulate_{name}")(expected, gradient, *whats, indices_, values_, 7, *signed)
-    moved = min(found if name == "select" else found.count, capacity)
+    moved = min(found.count, capacity)
     assert count.tolist() == [moved]
     assert bits(got) == bits(expected)
     assert bits(indices[:moved]) == bits(indices_[:moved])

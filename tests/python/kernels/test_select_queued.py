@@ -94,7 +94,7 @@ def test_queue_normal_is_the_policy_on_a_cpu(k: int) -> None:
         residual, indices, values = map(tensor_of, (np.zeros(150, np.float32), *checks.outputs(policy.capacity(entry))))
         count = policy.select(entry, x.copy(), *wanted, 7)
         how = (policy.deviations(entry), LOWERED_BY, LOWERED_MOST)
-        kernels.queue_normal(residual, tensor_of(x), k, *how, indices, values, found, 7)
+        kernels.queue_normal(residual, tensor_of(x), k, how, indices, values, found, 7)
         assert int(found) == count
         assert checks.bits(array_of(indices)[:count]) == checks.bits(wanted[0][:count])
         assert checks.bits(array_of(values)[:count]) == checks.bits(wanted[1][:count])
@@ -167,7 +167,7 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
         kept = {"interval": 8, "gain": 0.0, "tolerance": 0.1}
         kernels.queue_reused(parts, table, gradient, indices, values, own, active=active, **kept)
         kernels.queue_search(x, gradient, 25, 1e-3, indices, values, count, 0, active=active)
-        kernels.queue_normal(x, gradient, 25, 2.0, 0.9, 20, indices, values, count, 0, active=active)
+        kernels.queue_normal(x, gradient, 25, (2.0, 0.9, 20), indices, values, count, 0, active=active)
         kernels.queue_buckets(x, gradient, x.numel() // 10, 5, 0, indices, values, count, 0, active=active)
         kernels.queue_random(x, gradient, 50, (1, own, 0, 0), indices, values, count, 0, active=active)
     finally:  # else the tests behind this one would fail, too
@@ -199,7 +199,7 @@ def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -
         kept = {"interval": 4, "gain": 0.1, "tolerance": 0.1 if name == "sampled" else None}
         _queue([part], torch.cat([given[:7], given]), indices, values, count, active=takes_part, **kept)
     else:
-        whats = {"topk": (20,), "search": (20, 0.1), "normal": (20, 1.5, 0.9, 20), "buckets": (40, 3, 2)}
+        whats = {"topk": (20,), "search": (20, 0.1), "normal": (20, (1.5, 0.9, 20)), "buckets": (40, 3, 2)}
         what: Any = (20, (5, tensor_of(np.zeros(1, np.int64)), 0, 0)) if name == "random" else whats.get(name, ())
         getattr(kernels, f"queue_{name}")(residual, given, *what, indices, values, count, 7, active=takes_part)
     moved = int(count)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream
 from telegrad.compress import (
+    SELECTIONS,
     BucketTopK,
     Compressor,
-    ExactTopK,
     GaussianThreshold,
     RandomK,
     Residual,
@@ -19,7 +19,6 @@ from telegrad.compress import (
     SampledThreshold,
     Selection,
     ThresholdSearch,
-    TrimmedTopK,
 )
 from telegrad.compress.baselines import LOWERED_BY, LOWERED_MOST
 from telegrad.ddp.cuda.feedback import DeviceResidual, DeviceTables
@@ -97,7 +96,7 @@ def _queue_one(
             kernels.queue_all(*given, *end, active)
         elif isinstance(policy, GaussianThreshold):
             how = (policy.deviations(entry), LOWERED_BY, LOWERED_MOST)
-            kernels.queue_normal(*given, k, *how, *end, active=active)
+            kernels.queue_normal(*given, k, how, *end, active=active)
         elif isinstance(policy, ThresholdSearch):
             kernels.queue_search(*given, k, policy.tolerance, *end, sign, active)
         else:
@@ -148,27 +147,20 @@ def _queue_reused(
     def select(table: Any, gradient: Any, indices: Any, values: Any, counts: Any, active: Any, *residuals: Any) -> None:
         own = [part._replace(residual=residual) for part, residual in zip(parts, residuals, strict=True)]
         counted = counts if count == len(choices) else counts.new_empty(count)
-        kept: dict[str, Any] = {"interval": policy.interval, "gain": getattr(policy, "gain", 0.0)}
-        kept["tolerance"] = getattr(policy, "tolerance", None)
-        kernels.queue_reused(own, table, gradient, indices, values, counted, active=active, **kept)
+        options = {"gain": 0.0, **vars(policy)}
+        kernels.queue_reused(own, table, gradient, indices, values, counted, active=active, **options)
         if counted is not counts:
             torch._foreach_copy_([counts[number : number + 1] for number in numbers], [*counted.split(1)])
 
     runtime.launch(stream, select, table, *chosen, *(part.residual for part in parts))
 
 
-def check_selections(compressor: Compressor, entries: Iterable[Residual]) -> None:
+def check_selections(compressor: Compressor) -> None:
     """Raises ``TypeError``, naming the parameter, for a policy that a stream cannot follow."""
-    for entry in entries:
+    for entry in compressor.residuals:
         policy = compressor.policy_of(entry)
-        if not isinstance(policy, _QUEUED) or getattr(policy, "same_sign", False):
+        if entry.name not in compressor.matrices and not isinstance(policy, tuple(SELECTIONS.values())):
             raise TypeError(
-                f"parameter {entry.name!r} is on a device, where {policy!r} cannot choose without waiting for it: use "
-                "a selection of telegrad.compress without same_sign, or model.cpu()"
+                f"parameter {entry.name!r} is on a device, where a {type(policy).__name__} cannot choose without "
+                "waiting for it: use a selection of telegrad.compress, or model.cpu()"
             )
-
-
-_QUEUED = (
-    *(BucketTopK, ExactTopK, GaussianThreshold, RandomK),
-    *(ReusedThreshold, SampledThreshold, ThresholdSearch, TrimmedTopK),
-)

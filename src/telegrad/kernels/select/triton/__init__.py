@@ -117,26 +117,24 @@ def queue_normal(
     residual: torch.Tensor,
     gradient: torch.Tensor | None,
     k: int,
-    deviations: float,
-    lowered_by: float,
-    lowered_most: int,
+    how: tuple[float, float, int],
     indices: torch.Tensor,
     values: torch.Tensor,
     count: torch.Tensor,
     offset: int,
     active: torch.Tensor | None = None,
 ) -> None:
-    """All entries that reach |mean| + so many ``deviations``, as ``GaussianThreshold``. ``count`` and ``active`` as of
-    ``queue_topk``. Does not wait."""
+    """All entries that reach a threshold as of ``GaussianThreshold``. ``how``: so many deviations, lowered by a factor,
+    so often at most. ``count`` and ``active`` as of ``queue_topk``. Does not wait."""
     most = min(2 * k, residual.numel())
     check_arguments(residual, gradient, indices, values, most, k)
     out = Output(indices[:most], values[:most], offset)
     candidates = Candidates(residual, gradient, 2 * k + 1, side_of(0), moments=False, active=active)
     numbers = torch.empty(4, dtype=torch.float64, device=residual.device)
     numbers[2].fill_(residual.numel())
-    numbers[3].fill_(deviations)
+    numbers[3].fill_(how[0])
     numbers[:2] = _normal_sums(residual, None)
-    launches.queue_cut(candidates, launches.normal_cut(k, numbers, lowered_by, lowered_most), out, count)
+    launches.queue_cut(candidates, launches.normal_cut(k, numbers, *how[1:]), out, count)
 
 
 def queue_buckets(

@@ -373,8 +373,7 @@ def normal_cut(k: int, sums: torch.Tensor, lowered_by: float, lowered_most: int)
     def cut_of(source: Source) -> torch.Tensor:
         cut = torch.empty(2, dtype=torch.int64, device=sums.device)
         ranks = source.kth(k), source.kth(2 * k + 1), source.kth((3 * k + 3) // 4)
-        how: dict[str, Any] = {"LOWERED_BY": lowered_by, "LOWERED_MOST": lowered_most, "warps": 1}
-        launch(passes.normal_cut, 1, *ranks, sums, cut, **how)
+        launch(passes.normal_cut, 1, *ranks, sums, cut, LOWERED_BY=lowered_by, LOWERED_MOST=lowered_most, warps=1)
         return cut
 
     return cut_of
@@ -383,10 +382,10 @@ def normal_cut(k: int, sums: torch.Tensor, lowered_by: float, lowered_most: int)
 def accumulate_cut(candidates: Candidates, cut_of: Cut, out: Output) -> Chosen:
     """What the cut cuts off leaves. Waits for the GPU once; twice where the sample misled."""
     while True:
-        source = candidates.source
+        source, moments = candidates.source, candidates.moments
         cut = cut_of(source)
-        count = source.move(cut, out)
-        usable, moved, key, ties, largest = told(candidates.usable, count, cut, _largest(candidates.moments, cut))
+        highest = cut[:1] if moments is None else moments.largest
+        usable, moved, key, ties, largest = told(candidates.usable, source.move(cut, out), cut, highest)
         if usable:
             threshold = value_of(key if ties else key + 1)
             return Chosen(moved, threshold, value_of(max(key, 0) if source.side.is_both else largest))
@@ -419,10 +418,6 @@ def key_of(threshold: float, side: Side) -> int:
 def value_of(key: int) -> float:
     """The magnitude that has this key."""
     return float(np.int32(key).view(np.float32))
-
-
-def _largest(moments: Moments | None, cut: torch.Tensor) -> torch.Tensor:
-    return cut[:1] if moments is None else moments.largest
 
 
 def sample_rank(size: int, wanted: int) -> int | None:

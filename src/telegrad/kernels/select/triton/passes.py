@@ -627,8 +627,7 @@ def search_cut(
     kth = tl.load(at_k)
     last = tl.load(beyond)
     is_open = (mean - mean == 0) & (largest - largest == 0)  # NaN and infinity say nothing about the others
-    low = mean * 0
-    low = tl.where(is_open, low, 0.0)
+    low = tl.zeros([], tl.float64)
     high = low + 1.0
     found = kth * 0 - 1
     for _ in range(halvings):
