@@ -213,6 +213,7 @@ StartedCall operation_of(const std::shared_ptr<Self>& self, Started started) {
 template <class Self, class Started>
 StartedCall begin(const std::shared_ptr<Self>& self, Started started, bool blocking, const Gate* gate = nullptr) {
   if constexpr (requires { started.request; }) {
+    if (gate != nullptr) started.request->set_gate(*gate);
     self->submit(started.request, blocking);
   } else {
     if (gate != nullptr) started->set_gate(*gate);

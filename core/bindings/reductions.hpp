@@ -61,6 +61,47 @@ void bind_allreduce_table(nb::class_<Self>& type) {
           nb::arg("bytes"));
 }
 
+/// Addresses of what a stream stages and takes, as Python gives them. `lost_form` 0: nobody wants what is lost.
+struct StagedAddresses {
+  std::uintptr_t count, indices, values;
+  std::size_t room;
+  std::uintptr_t form, sum_indices, sum_values;
+  std::size_t sum_room;
+  std::uintptr_t dense, lost_form, lost_indices, lost_values;
+  std::size_t lost_room;
+  std::uintptr_t lost;
+
+  explicit StagedAddresses(const std::vector<std::uintptr_t>& all) {
+    if (all.size() != 14) throw nb::value_error("staged must be 14 addresses and lengths");
+    std::size_t i = 0;
+    for (std::uintptr_t* one : {&count, &indices, &values, &room, &form, &sum_indices, &sum_values, &sum_room, &dense,
+                                &lost_form, &lost_indices, &lost_values, &lost_room, &lost}) {
+      *one = all[i++];
+    }
+  }
+
+  template <class V>
+  StagedEntries<V> entries(std::uint64_t n) const {
+    return {.dimension = n,
+            .count = reinterpret_cast<const std::int64_t*>(count),
+            .indices = memory<const std::uint32_t>(indices, room),
+            .values = memory<const V>(values, room)};
+  }
+  template <class V>
+  StagedSum<V> sum(std::uint64_t n) const {
+    return {.form = reinterpret_cast<std::int64_t*>(form),
+            .indices = memory<std::uint32_t>(sum_indices, sum_room),
+            .values = memory<V>(sum_values, sum_room),
+            .dense = memory<V>(dense, n)};
+  }
+  StagedSum<float> errors(std::uint64_t n) const {
+    return {.form = reinterpret_cast<std::int64_t*>(lost_form),
+            .indices = memory<std::uint32_t>(lost_indices, lost_room),
+            .values = memory<float>(lost_values, lost_room),
+            .dense = memory<float>(lost, lost_form == 0 ? 0 : n)};
+  }
+};
+
 /// Which algorithm it is follows from the state, a KeptTopkState.
 template <class Kept, class Self>
 void bind_all_reduce_topk(nb::class_<Self>& type) {
@@ -79,6 +120,21 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
       },
       nb::arg("indices"), nb::arg("values"), nb::arg("nnz"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"),
       nb::arg("state"), nb::arg("blocking") = false);
+  type.def(
+      "all_reduce_topk_staged",
+      [](const std::shared_ptr<Self>& self, const std::vector<std::uintptr_t>& staged, std::uint64_t n, DType dtype,
+         const SparseReduction& how, Kept& state, const Gate& opened) {
+        if (state.in_use()) throw nb::value_error("the state is in use");
+        const StagedAddresses at(staged);
+        return on_entry_type(dtype, [&]<class V>(V) {
+          const auto sum = make_all_reduce_topk_staged(at.entries<V>(n), at.sum<V>(n), at.errors(n), state.settings(),
+                                                       state.state(), how.reduction, how.wire);
+          StartedCall begun = begin(self, sum, false, &opened);
+          state.follow(sum);
+          return begun;
+        });
+      },
+      nb::arg("staged"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), nb::arg("state"), nb::arg("gate"));
 }
 
 /// `Self`: see begin(); it also has rank(), size(), allreduce_table(), nodes(), sparse_choice() and use(table, costs).
@@ -182,33 +238,27 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           // Of entries that a stream has staged once the gate is open.
           "all_reduce_staged",
-          [](const Pointer& self, std::uintptr_t count, std::uintptr_t indices, std::uintptr_t values, std::size_t room,
-             std::uint64_t n, DType dtype, SparseReduction how, std::uintptr_t form, std::uintptr_t sum_indices,
-             std::uintptr_t sum_values, std::size_t sum_room, std::uintptr_t dense, std::uintptr_t lost_form,
-             std::uintptr_t lost_indices, std::uintptr_t lost_values, std::size_t lost_room, std::uintptr_t lost,
-             const Gate& opened) {
+          [](const Pointer& self, const std::vector<std::uintptr_t>& staged, std::uint64_t n, DType dtype,
+             SparseReduction how, const Gate& opened) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
+            const StagedAddresses at(staged);
             return on_entry_type(dtype, [&]<class V>(V) {
-              const StagedEntries<V> staged{.dimension = n,
-                                            .count = reinterpret_cast<const std::int64_t*>(count),
-                                            .indices = memory<const std::uint32_t>(indices, room),
-                                            .values = memory<const V>(values, room)};
-              const StagedSum<V> sum{.form = reinterpret_cast<std::int64_t*>(form),
-                                     .indices = memory<std::uint32_t>(sum_indices, sum_room),
-                                     .values = memory<V>(sum_values, sum_room),
-                                     .dense = memory<V>(dense, n)};
-              const StagedSum<float> errors{.form = reinterpret_cast<std::int64_t*>(lost_form),
-                                            .indices = memory<std::uint32_t>(lost_indices, lost_room),
-                                            .values = memory<float>(lost_values, lost_room),
-                                            .dense = memory<float>(lost, lost_form == 0 ? 0 : n)};
-              return begin(self, make_all_reduce_staged(staged, sum, how, errors), false, &opened);
+              return begin(self, make_all_reduce_staged(at.entries<V>(n), at.sum<V>(n), how, at.errors(n)), false, &opened);
             });
           },
-          nb::arg("count"), nb::arg("indices"), nb::arg("values"), nb::arg("room"), nb::arg("n"), nb::arg("dtype"),
-          nb::arg("how"), nb::arg("form"), nb::arg("sum_indices"), nb::arg("sum_values"), nb::arg("sum_room"),
-          nb::arg("dense"), nb::arg("lost_form"), nb::arg("lost_indices"), nb::arg("lost_values"),
-          nb::arg("lost_room"), nb::arg("lost"), nb::arg("gate"))
+          nb::arg("staged"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), nb::arg("gate"))
+      .def(
+          "average_gathered_staged",
+          [](const Pointer& self, const std::vector<std::uintptr_t>& staged, std::uint64_t n, DType dtype,
+             const SparseReduction& how, const Gate& opened) {
+            const StagedAddresses at(staged);
+            return on_entry_type(dtype, [&]<class V>(V) {
+              return begin(self, make_average_gathered_staged(at.entries<V>(n), at.sum<V>(n), how, at.errors(n)), false,
+                           &opened);
+            });
+          },
+          nb::arg("staged"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), nb::arg("gate"))
       .def(
           // `counts`: of each rank's slice; none: all alike.
           "reduce_scatter_sparse",

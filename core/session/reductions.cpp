@@ -87,15 +87,36 @@ Task<void> sum_largest(Transport& net, SparseVector<V> mine, Settings settings, 
 }
 
 template <class V, class Settings, class State>
-TopkSum<V, State> topk_sum(Algorithm algorithm, SparseVector<V> vector, const Settings& settings, const State& state,
-                           Reduction reduction, WireFormat wire, std::span<float> residual) {
-  const Call call{.operation = Operation::allreduce_topk,
-                  .dtype = dtype_of<V>,
-                  .reduction = reduction,
-                  .algorithm = algorithm,
-                  .count = vector.dimension(),
-                  .layout = state.digest(settings),
-                  .wire = wire.values};
+Task<void> sum_largest_staged(Transport& net, StagedEntries<V> mine, StagedSum<V> sum, StagedSum<float> lost,
+                              Settings settings, State state, Reduction reduction, WireFormat wire,
+                              std::shared_ptr<std::optional<TopkResult<V, State>>> result) {
+  co_await clear_lost(net, lost);
+  SparseVector<V> vector = co_await read_staged(net, mine);
+  const std::span<float> residual = wire.values == ValueEncoding::native ? std::span<float>{} : lost.dense;
+  co_await sum_largest(net, std::move(vector), settings, std::move(state), reduction, wire, residual, result);
+  co_await write_lost(net, (*result)->left, lost);
+  co_await write_staged(net, (*result)->sum, sum, reduction);
+}
+
+template <class V, class Settings, class State>
+Call topk_call(std::uint64_t dimension, const Settings& settings, const State& state, Reduction reduction,
+               const WireFormat& wire) {
+  constexpr Algorithm algorithm = std::is_same_v<State, OkTopkState>  ? Algorithm::oktopk
+                                  : std::is_same_v<State, GTopkState> ? Algorithm::gtopk
+                                                                      : Algorithm::bounded;
+  return {.operation = Operation::allreduce_topk,
+          .dtype = dtype_of<V>,
+          .reduction = reduction,
+          .algorithm = algorithm,
+          .count = dimension,
+          .layout = state.digest(settings),
+          .wire = wire.values};
+}
+
+template <class V, class Settings, class State>
+TopkSum<V, State> topk_sum(SparseVector<V> vector, const Settings& settings, const State& state, Reduction reduction,
+                           WireFormat wire, std::span<float> residual) {
+  const Call call = topk_call<V>(vector.dimension(), settings, state, reduction, wire);
   auto result = std::make_shared<std::optional<TopkResult<V, State>>>();
   auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
   return {request(call,
@@ -218,29 +239,56 @@ template <class V>
 TopkSum<V, OkTopkState> make_all_reduce_topk(SparseVector<V> vector, const OkTopkSettings& settings,
                                              const OkTopkState& state, Reduction reduction, WireFormat wire,
                                              std::span<float> residual) {
-  return topk_sum(Algorithm::oktopk, std::move(vector), settings, state, reduction, wire, residual);
+  return topk_sum(std::move(vector), settings, state, reduction, wire, residual);
 }
 template <class V>
 TopkSum<V, GTopkState> make_all_reduce_topk(SparseVector<V> vector, const GTopkSettings& settings,
                                             const GTopkState& state, Reduction reduction, WireFormat wire,
                                             std::span<float> residual) {
-  return topk_sum(Algorithm::gtopk, std::move(vector), settings, state, reduction, wire, residual);
+  return topk_sum(std::move(vector), settings, state, reduction, wire, residual);
 }
 template <class V>
 TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseVector<V> vector, const BoundedTopkSettings& settings,
                                                   const BoundedTopkState& state, Reduction reduction, WireFormat wire,
                                                   std::span<float> residual) {
-  return topk_sum(Algorithm::bounded, std::move(vector), settings, state, reduction, wire, residual);
+  return topk_sum(std::move(vector), settings, state, reduction, wire, residual);
+}
+
+template <class V, class Settings, class State>
+TopkSum<V, State> make_all_reduce_topk_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum,
+                                              const StagedSum<float>& lost, const Settings& settings, const State& state,
+                                              Reduction reduction, WireFormat wire) {
+  auto result = std::make_shared<std::optional<TopkResult<V, State>>>();
+  return {request(topk_call<V>(mine.dimension, settings, state, reduction, wire),
+                  [=](Transport& net) {
+                    return sum_largest_staged(net, mine, sum, lost, settings, state, reduction, wire, result);
+                  }),
+          result};
+}
+
+template <class V>
+RequestPtr make_average_gathered_staged(const StagedEntries<V>& mine, const StagedSum<V>& average,
+                                        const SparseReduction& how, const StagedSum<float>& lost) {
+  const Call call{.operation = Operation::sparse_allgather,
+                  .dtype = dtype_of<V>,
+                  .count = mine.dimension,
+                  .wire = how.wire.values};
+  return request(call, [=](Transport& net) { return average_gathered_staged(net, mine, how, average, lost); });
 }
 
 #define TELEGRAD_INSTANTIATE_TOPK(V, Kind)                                                                     \
   template TopkSum<V, Kind##State> make_all_reduce_topk(SparseVector<V>, const Kind##Settings&, const Kind##State&, \
-                                                        Reduction, WireFormat, std::span<float>);
+                                                        Reduction, WireFormat, std::span<float>);              \
+  template TopkSum<V, Kind##State> make_all_reduce_topk_staged(                                                \
+      const StagedEntries<V>&, const StagedSum<V>&, const StagedSum<float>&, const Kind##Settings&,            \
+      const Kind##State&, Reduction, WireFormat);
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
   template SparseSum<V> make_all_reduce(SparseVector<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseVector<V>, std::span<V>, const SparseReduction&); \
   template RequestPtr make_all_reduce_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
                                              const SparseReduction&, const StagedSum<float>&);     \
+  template RequestPtr make_average_gathered_staged(const StagedEntries<V>&, const StagedSum<V>&,   \
+                                                   const SparseReduction&, const StagedSum<float>&); \
   template SparseSum<V> make_reduce_scatter(SparseVector<V>, Partition, const SparseReduction&);   \
   TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \
   TELEGRAD_INSTANTIATE_TOPK(V, GTopk)                                                              \

@@ -90,4 +90,16 @@ TopkSum<V, BoundedTopkState> make_all_reduce_topk(SparseVector<V> vector, const 
                                                   const BoundedTopkState& state, Reduction reduction, WireFormat wire,
                                                   std::span<float> residual = {});
 
+/// The same call of one of these three, of entries that lie there once the request's gate is open, to where a stream takes
+/// the sum. `lost` gets what wire and sum lose of this rank's entries: errors of rounding, and the finite values of `left`.
+template <class V, class Settings, class State>
+TopkSum<V, State> make_all_reduce_topk_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum,
+                                              const StagedSum<float>& lost, const Settings& settings, const State& state,
+                                              Reduction reduction, WireFormat wire);
+
+/// The call of make_all_gather() of vectors, likewise; its result is their average: see average_gathered_staged().
+template <class V>
+RequestPtr make_average_gathered_staged(const StagedEntries<V>& mine, const StagedSum<V>& average,
+                                        const SparseReduction& how, const StagedSum<float>& lost = {});
+
 }  // namespace telegrad

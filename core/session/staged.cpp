@@ -1,14 +1,18 @@
 #include "session/staged.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.hpp"
+#include "collectives/sparse/allgather.hpp"
 #include "collectives/sparse/auto.hpp"
 #include "collectives/sparse/output.hpp"
 #include "collectives/support/elements.hpp"
+#include "kernels/arithmetic.hpp"
 #include "kernels/scan.hpp"
 
 namespace telegrad {
@@ -64,19 +68,6 @@ Task<void> read(Transport& net, const StagedEntries<V>& staged, const SparseRedu
   vector = SparseVector<V>::adopt_sparse(staged.dimension, std::move(indices), std::move(values));
 }
 
-template <class V>
-Task<void> write_sum(Transport& net, const SparseVector<V>& sum, StagedSum<V> out, Reduction reduction) {
-  const SparseView<V> view = sum.view();
-  if (view.dense || view.nnz() > out.indices.size()) {
-    co_await write_view(net, view, out.dense, reduction);
-    *out.form = kDenseForm;
-    co_return;
-  }
-  co_await copy(net, std::as_bytes(view.indices), std::as_writable_bytes(out.indices.first(view.nnz())));
-  co_await copy(net, std::as_bytes(view.values), std::as_writable_bytes(out.values.first(view.nnz())));
-  *out.form = static_cast<std::int64_t>(view.nnz());
-}
-
 Task<void> clear(Transport& net, std::span<float> dense) {
   co_await compute_slices(net, dense.size(), sizeof(float), [&](std::size_t begin, std::size_t end) {
     std::ranges::fill(dense.subspan(begin, end - begin), 0.0F);
@@ -113,6 +104,93 @@ Task<void> write_errors(Transport& net, StagedSum<float> lost) {
 }  // namespace
 
 template <class V>
+Task<SparseVector<V>> read_staged(Transport& net, StagedEntries<V> mine) {
+  TELEGRAD_CHECK(mine.indices.size() == mine.values.size());
+  const std::size_t count = held(count_once(mine.count), mine.indices.size());
+  Array<std::uint32_t> indices;
+  co_await copy_to(net, mine.indices.first(count), indices);
+  co_await validate(net, mine.dimension, indices.span());
+  Array<V> values;
+  co_await copy_to(net, mine.values.first(count), values);
+  co_return SparseVector<V>::adopt_sparse(mine.dimension, std::move(indices), std::move(values));
+}
+
+template <class V>
+Task<void> write_staged(Transport& net, const SparseVector<V>& sum, StagedSum<V> out, Reduction reduction) {
+  const SparseView<V> view = sum.view();
+  if (view.dense || view.nnz() > out.indices.size()) {
+    co_await write_view(net, view, out.dense, reduction);
+    *out.form = kDenseForm;
+    co_return;
+  }
+  co_await copy(net, std::as_bytes(view.indices), std::as_writable_bytes(out.indices.first(view.nnz())));
+  co_await copy(net, std::as_bytes(view.values), std::as_writable_bytes(out.values.first(view.nnz())));
+  *out.form = static_cast<std::int64_t>(view.nnz());
+}
+
+Task<void> clear_lost(Transport& net, StagedSum<float> lost) {
+  if (lost.form != nullptr) co_await clear(net, lost.dense);
+}
+
+template <class V>
+Task<void> write_lost(Transport& net, const SparseVector<V>& left, StagedSum<float> lost) {
+  if (lost.form == nullptr) co_return;
+  const SparseView<V> view = left.view();
+  TELEGRAD_CHECK(!view.dense && lost.dense.size() == left.dimension());
+  co_await compute_slices(net, view.nnz(), sizeof(V), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto value = static_cast<float>(view.values[i]);
+      if (std::isfinite(value)) lost.dense[view.indices[i]] += value;
+    }
+  });
+  co_await write_errors(net, lost);
+}
+
+template <class V>
+Task<void> average_gathered_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> average,
+                                   StagedSum<float> lost) {
+  using Sum = kernels::Factor<V>;
+  how.wire.key.rank = net.rank();
+  if (lost.form != nullptr) {
+    co_await clear_lost(net, lost);
+    if constexpr (std::is_same_v<V, float>) how.residual = lost.dense;
+  }
+  SparseVector<V> vector = co_await read_staged(net, mine);
+  const std::vector<SparseVector<V>> all = co_await allgather_sparse(net, std::move(vector), how);
+  std::size_t gathered = 0;
+  for (const SparseVector<V>& one : all) gathered += one.nnz();
+  std::vector<std::uint32_t> touched;
+  touched.reserve(gathered);
+  Array<Sum> sums(static_cast<std::size_t>(mine.dimension));
+  std::ranges::fill(sums.span(), Sum{0});
+  for (const SparseVector<V>& one : all) {
+    const SparseView<V> view = one.view();
+    TELEGRAD_CHECK(!view.dense);
+    touched.insert(touched.end(), view.indices.begin(), view.indices.end());
+    co_await compute_slices(net, view.nnz(), sizeof(V), [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        Sum& sum = sums.span()[view.indices[i]];
+        sum = kernels::canonical(sum + static_cast<Sum>(view.values[i]));
+      }
+    });
+  }
+  std::ranges::sort(touched);
+  touched.erase(std::ranges::unique(touched).begin(), touched.end());
+  Array<std::uint32_t> indices(touched.size());
+  Array<V> values(touched.size());
+  const Sum ranks = static_cast<Sum>(all.size());
+  co_await compute_slices(net, touched.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      indices.span()[i] = touched[i];
+      values.span()[i] = static_cast<V>(sums.span()[touched[i]] / ranks);
+    }
+  });
+  const auto total = SparseVector<V>::adopt_sparse(mine.dimension, std::move(indices), std::move(values));
+  if (lost.form != nullptr) co_await write_errors(net, lost);
+  co_await write_staged(net, total, average, Reduction::avg);
+}
+
+template <class V>
 Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> sum,
                             StagedSum<float> lost) {
   TELEGRAD_CHECK(mine.indices.size() == mine.values.size() && sum.indices.size() == sum.values.size());
@@ -130,12 +208,17 @@ Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReducti
   const SparseVector<V> total = co_await allreduce_sparse(net, std::move(vector), how);
   if (how.observation) how.observation->end();
   if (lost.form != nullptr) co_await write_errors(net, lost);
-  co_await write_sum(net, total, sum, how.reduction);
+  co_await write_staged(net, total, sum, how.reduction);
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                     \
   template Task<void> allreduce_staged(Transport&, StagedEntries<V>, SparseReduction, StagedSum<V>, \
-                                       StagedSum<float>);
+                                       StagedSum<float>);                                           \
+  template Task<SparseVector<V>> read_staged(Transport&, StagedEntries<V>);                         \
+  template Task<void> write_staged(Transport&, const SparseVector<V>&, StagedSum<V>, Reduction);    \
+  template Task<void> write_lost(Transport&, const SparseVector<V>&, StagedSum<float>);             \
+  template Task<void> average_gathered_staged(Transport&, StagedEntries<V>, SparseReduction,        \
+                                              StagedSum<V>, StagedSum<float>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

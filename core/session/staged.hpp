@@ -31,6 +31,26 @@ struct StagedSum {
   std::span<V> dense;  // as many as the dimension; may be the memory of the other two
 };
 
+/// What is staged when this begins, as entries. Throws std::invalid_argument where that is no vector.
+template <class V>
+Task<SparseVector<V>> read_staged(Transport& net, StagedEntries<V> mine);
+
+/// To where a stream takes the sum.
+template <class V>
+Task<void> write_staged(Transport& net, const SparseVector<V>& sum, StagedSum<V> out, Reduction reduction);
+
+/// What a sum loses on this rank, of which none may be wanted: at first zeros.
+Task<void> clear_lost(Transport& net, StagedSum<float> lost);
+/// And at last, with the finite values of `left`, to where a stream takes it.
+template <class V>
+Task<void> write_lost(Transport& net, const SparseVector<V>& left, StagedSum<float> lost);
+
+/// The average of all ranks' vectors, of which each rank gathers all and adds them in the order of ranks: those that are
+/// staged when this begins. Of `how` allgather_sparse() looks at the same; `lost` is as below.
+template <class V>
+Task<void> average_gathered_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> average,
+                                   StagedSum<float> lost);
+
 /// allreduce_sparse() of what is staged when this begins. Throws std::invalid_argument where that is no vector. `lost`, if
 /// V is float, gets what rounding on the wire loses on this rank, whose entries are those that are not 0.
 template <class V>

@@ -321,27 +321,23 @@ class Communicator:
         output: int,
         blocking: bool = False,
     ) -> Request: ...
-    # Once the gate is open: the int64 at `count` says how many of the staged entries there are. What becomes of the sum
-    # is said at `form` (int64): how many entries it has, or -2: it is dense. A gate's failure leaves -1 there.
+    # Once the gate is open. `staged`, addresses and lengths, is a `Staged` of communicator.cuda.entries: the int64 at
+    # `counted` says how many of the staged entries there are. What becomes of the sum is said at `form` (int64): how
+    # many entries it has, or -2: it is dense. A gate's failure leaves -1 there.
     def all_reduce_staged(
+        self, staged: Sequence[int], n: int, dtype: DType, how: SparseReduction, gate: Gate
+    ) -> Request: ...
+    def average_gathered_staged(
+        self, staged: Sequence[int], n: int, dtype: DType, how: SparseReduction, gate: Gate
+    ) -> Request: ...
+    # What the sum does not keep of this rank's entries is lost, too. Its topk_result() is as of all_reduce_topk.
+    def all_reduce_topk_staged(
         self,
-        count: int,
-        indices: int,  # uint32
-        values: int,
-        room: int,
+        staged: Sequence[int],
         n: int,
         dtype: DType,
         how: SparseReduction,
-        form: int,
-        sum_indices: int,
-        sum_values: int,
-        sum_room: int,
-        dense: int,  # n values; may be the memory of the sum's entries
-        lost_form: int,  # 0: none is wanted
-        lost_indices: int,
-        lost_values: int,  # float32, as all that is lost
-        lost_room: int,
-        lost: int,  # n values; may be the memory of its entries
+        state: OkTopkState | GTopkState | BoundedTopkState,
         gate: Gate,
     ) -> Request: ...
     def reduce_scatter_sparse(

@@ -391,17 +391,43 @@ class StreamReductions(CommunicatorBase):
         self, entries: DeviceEntries, op: Any, how: _core.SparseReduction, out: Any, error: Any, async_op: bool
     ) -> Any:
         core, absent = self._usable(), neutral_element(sparse_reduction_of(op))
-        kernels_of(out)  # what they need may be missing: that must be known before anything begins
         dtype, n = DTYPES[entries.dtype], entries.length
 
         def begin(staged: Staged, gate: _core.Gate) -> _core.Request:
-            mine, total = staged[:4], staged[4:]
-            return core.all_reduce_staged(*mine, n, dtype, how, *total, gate)
+            return core.all_reduce_staged(staged, n, dtype, how, gate)
 
+        return self._run_entries("all_reduce", entries, absent, begin, out, error, async_op)
+
+    def _run_entries(
+        self,
+        operation: str,
+        entries: DeviceEntries,
+        absent: float,
+        begin: Callable[[Staged, _core.Gate], _core.Request],
+        out: Any,
+        error: Any,
+        async_op: bool,
+    ) -> Any:
+        kernels_of(out)  # what they need may be missing: that must be known before anything begins
         form = entries.count.new_empty(2, dtype=sys.modules["torch"].int64)
         part = EntriesPart(entries, flat(out), form, absent, begin, None if error is None else flat(error))
         tensors = (entries.indices, entries.values, entries.count, out, form, *(() if error is None else (error,)))
-        return self._run_on_device("all_reduce", [part], tensors, out, async_op)
+        return self._run_on_device(operation, [part], tensors, out, async_op)
+
+    def _begin_entries_average(self, entries: DeviceEntries, out: Any, wire: str, error: Any, state: Any) -> Any:
+        """Puts into ``out`` the average of all ranks' entries: as ``all_reduce_topk`` by ``state``, or (``None``) of
+        all that this rank gathers, added in the order of ranks. To ``error`` (float32) is added what the wire loses of
+        this rank's entries, and those finite ones that are not kept. Returns a DeviceWork."""
+        core, how = self._usable(), self._sparse_reduction(entries, "avg", "auto", 1.0, wire, None, 0)
+        dtype, n = DTYPES[entries.dtype], entries.length
+
+        def begin(staged: Staged, gate: _core.Gate) -> _core.Request:
+            if state is None:
+                return core.average_gathered_staged(staged, n, dtype, how, gate)
+            return core.all_reduce_topk_staged(staged, n, dtype, how, state._core, gate)
+
+        operation = "all_gather" if state is None else "all_reduce_topk"
+        return self._run_entries(operation, entries, 0.0, begin, out, error, True)
 
     def _scatter_stream(
         self,

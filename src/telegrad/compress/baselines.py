@@ -11,8 +11,8 @@ from telegrad.compress.arguments import checked_whole
 from telegrad.compress.residual import Residual
 from telegrad.compress.selection import Floats, Indices, noted, select_all
 
-_LOWERED_BY = 0.9  # thresholds of a normal distribution that too few entries reach
-_LOWERED_MOST = 20  # times: to an eighth
+LOWERED_BY = 0.9  # thresholds of a normal distribution that too few entries reach
+LOWERED_MOST = 20  # times: to an eighth
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class BucketTopK:
 
     def capacity(self, entry: Residual) -> int:
         """The number of entries that all buckets send together."""
-        bucket, per_bucket, of_last = self._shares(entry)
+        bucket, per_bucket, of_last = self.shares(entry)
         return entry.size // bucket * per_bucket + of_last
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        chosen = entry.kernels.accumulate_buckets(entry.values, gradient, *self._shares(entry), indices, values, offset)
+        chosen = entry.kernels.accumulate_buckets(entry.values, gradient, *self.shares(entry), indices, values, offset)
         noted(entry, chosen)
         entry.threshold = None  # each bucket has its own
         return chosen.count
 
-    def _shares(self, entry: Residual) -> tuple[int, int, int]:
+    def shares(self, entry: Residual) -> tuple[int, int, int]:
         """Size of a bucket, entries sent of each, and of the shorter one at the end (0: there is none)."""
         size, bucket = entry.size, min(self.bucket_elements, entry.size)
         k, of = (entry.k, size) if self.per_bucket is None else (self.per_bucket, self.bucket_elements)
@@ -68,26 +68,30 @@ class GaussianThreshold:
         """2k, or all there are if that is less."""
         return min(2 * entry.k, entry.size)
 
+    def deviations(self, entry: Residual) -> float:
+        """How many make the threshold."""
+        return statistics.NormalDist().inv_cdf(1 - entry.k / (2 * entry.size))
+
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
         size = entry.size
         if entry.k == size:
             return select_all(entry, gradient, indices, values, offset)
         mean, deviation = entry.kernels.accumulate_normal(entry.values, gradient)
-        threshold = abs(mean) + statistics.NormalDist().inv_cdf(1 - entry.k / (2 * size)) * deviation
+        threshold = abs(mean) + self.deviations(entry) * deviation
         if math.isfinite(threshold):
             most = self.capacity(entry)
             indices, values = indices[:most], values[:most]
-            for lowered in range(1 + _LOWERED_MOST):
+            for lowered in range(1 + LOWERED_MOST):
                 count = entry.kernels.accumulate_select(entry.values, None, threshold, indices, values, offset)
-                if count <= most and (4 * count >= 3 * entry.k or lowered == _LOWERED_MOST):
+                if count <= most and (4 * count >= 3 * entry.k or lowered == LOWERED_MOST):
                     entry.threshold = entry.peak = threshold
                     return count
                 moved = min(count, most)
                 entry.kernels.put_back(entry.values, indices[:moved], values[:moved], offset)
                 if count > most:
                     break
-                threshold *= _LOWERED_BY
+                threshold *= LOWERED_BY
         return noted(entry, entry.kernels.accumulate_topk(entry.values, None, entry.k, indices, values, offset))
 
 
@@ -110,9 +114,13 @@ class RandomK:
         """k."""
         return entry.k
 
+    def stream(self, entry: Residual) -> int:
+        """Which of the random sequences is this parameter's."""
+        return zlib.crc32(entry.name.encode())
+
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
-        draw = (self.seed, entry.calls % 2**32, self.rank, zlib.crc32(entry.name.encode()))
+        draw = (self.seed, entry.calls % 2**32, self.rank, self.stream(entry))
         entry.calls += 1
         chosen = entry.kernels.accumulate_random(entry.values, gradient, entry.k, draw, indices, values, offset)
         noted(entry, chosen)

@@ -558,13 +558,15 @@ class Exchange:
         """RedSync's exchange: every rank gets every rank's indices and mean, so nothing is rounded twice."""
         indices, values = entries
         sending.nnz += indices.size
-        stream = SparseVector.trusted(indices, values, bits.size)
-        work = self._comm.all_gather(stream, async_op=True, wire="mean", error=errors)
+        size = part.entry.values.size
+        where = slice(part.offset, part.offset + size)
+        stream = SparseVector.trusted(indices - np.uint32(part.offset), values, size)
+        lost = None if errors is None else errors[where]
+        work = self._comm.all_gather(stream, async_op=True, wire="mean", error=lost)
         sending.works.append(work)
-        where = slice(part.offset, part.offset + part.entry.values.size)
 
         def write() -> None:
-            total = self._average_of(work.result(), (part,), where)
+            total = self._average_of(work.result(), (PlacedResidual(part.entry, 0),), slice(0, size))
             bits[where] = total if bits.dtype == np.float32 else rounded_to_bf16(total)
 
         sending.writes.append(write)

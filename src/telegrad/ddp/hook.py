@@ -382,15 +382,16 @@ class DDPState(RefusesCopies):
         figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
         about = self._comm, self._compressor, wire, encoding, self.stats, scale, figures, self._low_rank
         compression = CudaExchange(*about)
+        compression.combine, compression.sums = self._combine, self._exchange.topk_states
         self._memories.add(compression.feedback)
         return DeviceBuckets(self._averaging, compression)
 
     def _check_device_options(self) -> None:
         from telegrad.ddp.cuda.buckets import check_options as check_device_options
-        from telegrad.ddp.cuda.exchange import check_fits_device
+        from telegrad.ddp.cuda.selection import check_selections
 
         check_device_options(self._config, self._parameters.values())
-        check_fits_device(self._compressor, self._combine)
+        check_selections(self._compressor)
 
     def _check_ranks(self) -> None:
         if self._ranks_are_those_of_ddp:

@@ -19,8 +19,9 @@ from telegrad.communicator.operands import on_device
 from telegrad.compress import PlacedResidual
 from telegrad.cost.send_method import GroupCost
 from telegrad.ddp.bucket import BucketLayout, ParameterSpan, has_current_density, layout_of_members
-from telegrad.ddp.cuda.exchange import CudaExchange, check_fits_device
+from telegrad.ddp.cuda.exchange import CudaExchange
 from telegrad.ddp.cuda.faults import LateFaults
+from telegrad.ddp.cuda.selection import check_selections
 from telegrad.ddp.options import QUANTISED, Cheapest, Compress, LowRank, TopK
 from telegrad.ddp.pass_use import Revertible
 from telegrad.synchronizer.clocks import Mark
@@ -135,7 +136,7 @@ class CudaGroupCompression(GroupCompression):
                 "LowRank or Quantised, or model.cpu()"
             )
         if isinstance(compress, (TopK, LowRank)):
-            check_fits_device(self.compressor, self.combine)
+            check_selections(self.compressor)
             self.device.prepare(parameters.values())
 
     def move_to(self, comm: Communicator) -> None:
@@ -144,6 +145,7 @@ class CudaGroupCompression(GroupCompression):
         self.device = CudaExchange(comm, self.compressor, self.values, self.encoding, self.stats, low_rank=low_rank)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
         super().move_to(comm)
+        self.device.combine, self.device.sums = self.combine, self._exchange.topk_states
 
     @property
     def _memory(self) -> Revertible:

@@ -243,6 +243,106 @@ TEST("what rounding loses is what a vector's residual gets, as entries or densel
   }
 }
 
+namespace {
+
+struct StagedLoss {
+  explicit StagedLoss(std::uint64_t n) : indices(n), values(n), dense(n) {}
+  StagedSum<float> where() { return {.form = &form, .indices = indices, .values = values, .dense = dense}; }
+  std::vector<float> scattered() const {
+    if (form == kDenseForm) return dense;
+    std::vector<float> all(dense.size());
+    for (std::size_t i = 0; i < static_cast<std::size_t>(form); ++i) all[indices[i]] = values[i];
+    return all;
+  }
+  std::int64_t form = kUnset;
+  std::vector<std::uint32_t> indices;
+  std::vector<float> values;
+  std::vector<float> dense;
+};
+
+// The bits of the same call of vectors; what the sum does not keep is lost, beside errors of rounding.
+template <class Settings, class State>
+void check_topk(Rank size, const Settings& settings, const State& state, ValueEncoding values) {
+  constexpr std::uint64_t kN = 900;
+  const auto inputs = inputs_of<float>(size, kN, 0.1, size);
+  const WireFormat wire{.values = values, .key = {.seed = 3, .call = 7}};
+  const bool rounds = values != ValueEncoding::native;
+  std::vector<std::vector<float>> expected(size, std::vector<float>(kN));
+  std::vector<std::shared_ptr<std::optional<TopkResult<float, State>>>> results;
+  const Ended plain = run_ranks(World::local, size, [&](Rank rank) {
+    const auto residual = rounds ? std::span(expected[rank]) : std::span<float>{};
+    auto sum = make_all_reduce_topk(inputs[rank].vector(kN), settings, state, Reduction::avg, wire, residual);
+    results.push_back(sum.result);
+    return sum.request;
+  });
+  REQUIRE(plain.all_succeeded());
+  std::vector<Staged<float>> staged;
+  std::vector<StagedLoss> lost(size, StagedLoss(kN));
+  for (Rank rank = 0; rank < size; ++rank) staged.emplace_back(kN, inputs[rank], 3, kN);
+  std::vector<std::shared_ptr<std::optional<TopkResult<float, State>>>> own;
+  const Ended ended = run_ranks(World::local, size, [&](Rank rank) {
+    Staged<float>& one = staged[rank];
+    auto sum = make_all_reduce_topk_staged<float>(
+        {.dimension = kN, .count = &one.count, .indices = one.indices, .values = one.values},
+        {.form = &one.form, .indices = one.sum_indices, .values = one.sum_values, .dense = one.dense}, lost[rank].where(),
+        settings, state, Reduction::avg, wire);
+    own.push_back(sum.result);
+    return sum.request;
+  });
+  REQUIRE(ended.all_succeeded());
+  for (Rank rank = 0; rank < size; ++rank) {
+    const auto& result = **results[rank];
+    EXPECT(staged[rank].holds(result.sum));
+    for (std::size_t i = 0; i < result.left.nnz(); ++i) expected[rank][result.left.indices()[i]] += result.left.values()[i];
+    EXPECT(lost[rank].scattered() == expected[rank]);
+    EXPECT(size == 1 || result.left.nnz() > 0);
+    EXPECT_EQ((**own[rank]).state.digest(settings), result.state.digest(settings));
+  }
+}
+
+}  // namespace
+
+TEST("top-k sums give the bits of vectors, and give back what they do not keep") {
+  for (const Rank size : {1U, 2U, 3U, 4U}) {
+    check_topk(size, OkTopkSettings{.k = 40}, OkTopkState{}, ValueEncoding::native);
+    check_topk(size, OkTopkSettings{.k = 40}, OkTopkState{}, ValueEncoding::int8);
+    check_topk(size, GTopkSettings{.k = 40}, GTopkState{}, ValueEncoding::native);
+    check_topk(size, BoundedTopkSettings{.k = 40}, BoundedTopkState{}, ValueEncoding::native);
+  }
+}
+
+TEST("an average of gathered entries adds them in the order of ranks") {
+  constexpr std::uint64_t kN = 900;
+  for (const Rank size : {1U, 2U, 3U, 5U}) {
+    const auto inputs = inputs_of<float>(size, kN, 0.1, size);
+    for (const std::size_t room : {std::size_t{0}, std::size_t{kN}}) {
+      std::vector<Staged<float>> staged;
+      for (Rank rank = 0; rank < size; ++rank) staged.emplace_back(kN, inputs[rank], 3, room);
+      const Ended ended = run_ranks(World::local, size, [&](Rank rank) {
+        Staged<float>& one = staged[rank];
+        return make_average_gathered_staged<float>(
+            {.dimension = kN, .count = &one.count, .indices = one.indices, .values = one.values},
+            {.form = &one.form, .indices = one.sum_indices, .values = one.sum_values, .dense = one.dense}, {});
+      });
+      REQUIRE(ended.all_succeeded());
+      std::vector<float> expected(kN);
+      for (const auto& input : inputs) {
+        for (std::size_t i = 0; i < input.indices.size(); ++i) expected[input.indices[i]] += input.values[i];
+      }
+      for (float& one : expected) one /= static_cast<float>(size);
+      for (const Staged<float>& one : staged) {
+        std::vector<float> found(kN);
+        if (room == 0) found = one.dense;
+        for (std::int64_t i = 0; i < one.form; ++i) {
+          found[one.sum_indices[static_cast<std::size_t>(i)]] = one.sum_values[static_cast<std::size_t>(i)];
+        }
+        EXPECT(one.form == kDenseForm ? room == 0 : room > 0);
+        EXPECT(found == expected);
+      }
+    }
+  }
+}
+
 TEST("entries beyond a slice of work, in order or not") {
   constexpr std::uint64_t kN = 400'000;
   for (const double density : {0.25, 0.75}) {

@@ -17,6 +17,8 @@ from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Bucket, gradients_of, 
 from triton_arrays import DEVICE
 
 import telegrad
+from telegrad.compress import BucketTopK
+from telegrad.ddp import OkTopk
 from telegrad.kernels.select.triton import launches
 
 pytestmark = [
@@ -63,6 +65,27 @@ WAYS: list[dict[str, Any]] = [
     {"select": "topk", "values": "f16", "momentum": 0.9, "optimizer": plain_sgd},
     {"select": "topk", "values": "raw-qsgd4", "density": 0.4},
     {"select": "topk", "values": "packed-codebook2", "density": 0.4},
+    {"select": "buckets", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": BucketTopK(300, 9), "nonfinite": "skip"},
+    {"select": "search"},
+    {"select": "sampled", "interval": 3, "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "gaussian", "density": 0.05},
+    {"select": "random", "density": 0.03},
+    {"select": "random", "density": 0.7},
+    {"select": "topk", "same_sign": True, "output": []},
+    {"select": "trimmed", "same_sign": True, "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "search", "same_sign": True, "output": [], "dtype": torch.bfloat16},
+    {"select": "topk", "combine": "allgather"},
+    {"select": "reused", "combine": "allgather", "values": "int8", "dtype": torch.float32},
+    {"select": "topk", "combine": "allgather", "dtype": torch.bfloat16},
+    {"select": "reused", "combine": "oktopk"},
+    {"select": "topk", "combine": "oktopk", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk", "combine": "oktopk", "values": "int8", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk", "combine": OkTopk(threshold_every=3), "nonfinite": "skip"},
+    {"select": "topk", "combine": "gtopk", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk", "combine": "gtopk", "dtype": torch.bfloat16},
+    {"select": "topk", "combine": "bounded", "momentum": 0.9, "optimizer": plain_sgd},
+    {"select": "topk", "same_sign": True, "combine": "oktopk"},
 ]
 
 
@@ -84,7 +107,8 @@ def test_the_hosts_bits(make: Make, on_host: Any, options: dict[str, Any]) -> No
         assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
         assert trainer.state.step == host.state.step == steps
         stats, expected_stats = trainer.state.stats, host.state.stats
-        for name in ("buckets", "elements", "dense_elements", "wanted", "selected"):
+        counted = ("buckets", "elements", "dense_elements", "wanted", "selected")
+        for name in (*counted, "kept", "overflow", "words_sent", "words_received"):
             assert getattr(stats, name) == getattr(expected_stats, name), name
 
 
@@ -128,12 +152,22 @@ def test_what_selections_need_is_there_before_the_first_one(make: Make, monkeypa
     assert launches.sample_words.cache_info().hits > RANKS  # the pass did take a sample
 
 
-@pytest.mark.parametrize("selection", ["topk", "reused"])
+@pytest.mark.parametrize(
+    ("selection", "combine"),
+    [
+        ("topk", "allreduce"),
+        ("reused", "allreduce"),
+        ("sampled", "oktopk"),
+        ("buckets", "gtopk"),
+        ("search", "bounded"),
+        ("gaussian", "allgather"),
+    ],
+)
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
-def test_nothing_is_lost(make: Make, selection: str, nonfinite: str) -> None:
+def test_nothing_is_lost(make: Make, selection: str, combine: str, nonfinite: str) -> None:
     """Integers, whose sums and thirds' threefold are exact enough: all that came in has gone out, or waits."""
-    interval = {"interval": 3} if selection == "reused" else {}  # exact again at the fourth step
-    trainers, steps = make(select=selection, nonfinite=nonfinite, density=0.02, **interval), 6
+    interval = {"interval": 3} if selection in ("reused", "sampled") else {}  # exact again at the fourth step
+    trainers, steps = make(select=selection, combine=combine, nonfinite=nonfinite, density=0.02, **interval), 6
     sent = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     entered = {name: np.zeros(int(np.prod(shape))) for name, shape in SHAPES.items()}
     for step in range(steps):
@@ -146,6 +180,43 @@ def test_nothing_is_lost(make: Make, selection: str, nonfinite: str) -> None:
         waits = sum(state[name]["residual"].numpy().astype(np.float64) for state in states) if name in LARGE else 0.0
         np.testing.assert_array_equal(sent[name] + waits, entered[name])
         assert name not in LARGE or np.any(waits)
+
+
+@pytest.mark.parametrize("combine", ["oktopk", "gtopk", "bounded", "allgather"])
+def test_a_dropped_step_leaves_sums_as_they_were(make: Make, on_host: Any, combine: str) -> None:
+    """States of sums too: a threshold is reused after the step, as on the host."""
+    options = {"select": "topk", "combine": combine, "nonfinite": "skip", "momentum": 0.9, "optimizer": plain_sgd}
+    trainers, hosts = make(**options), on_host(**options)
+    for step in range(6):
+        gradients = [drawn(rank, step) for rank in range(RANKS)]
+        if step in (2, 3):
+            gradients[1]["hidden"][3] = math.nan
+        found, expected = step_on_device(trainers, gradients, REBUILT), step_on_host(hosts, gradients, REBUILT)
+        for name, average in expected[0].items():
+            assert found[0][name].tobytes() == average.tobytes(), (step, name)
+    for trainer, host in zip(trainers, hosts, strict=True):
+        with trainer.device.on(trainer.stream):
+            state, wanted = trainer.state.state_dict(), host.state.state_dict()
+        assert_same_state(state["compressor"], wanted["compressor"])
+        assert state["sums"] == wanted["sums"]
+        assert state["step"] == wanted["step"] == 4
+
+
+@pytest.mark.parametrize("same_sign", [False, True])
+def test_a_nan_that_is_sent_spoils_no_residual(make: Make, on_host: Any, same_sign: bool) -> None:
+    """It arrives on all ranks, whatever adds entries up, and nothing of it comes back."""
+    ways = [{"same_sign": True}] if same_sign else [{"combine": one} for one in ("oktopk", "gtopk", "allgather")]
+    for way in ways:
+        trainers = make(select="topk", nonfinite="send", **way)
+        for step in range(3):
+            gradients = [drawn(rank, step) for rank in range(RANKS)]
+            if step == 1:
+                gradients[2]["embedding"][5] = math.nan
+            found = step_on_device(trainers, gradients, REBUILT)
+            assert [np.isnan(own["embedding"]).any() for own in found] == [step == 1] * RANKS
+        for trainer in trainers:
+            for entry in trainer.memory()["parameters"].values():
+                assert np.isfinite(entry["residual"].numpy()).all()
 
 
 def test_a_parameter_that_took_no_part_keeps_what_waits(make: Make, on_host: Any) -> None:
@@ -343,9 +414,14 @@ def test_what_float16_does_not_hold_waits(make: Make, on_host: Any) -> None:
         assert_same_state(trainer.memory(), host.state.state_dict()["compressor"])
 
 
-def test_a_pass_that_was_broken_off_is_undone(make: Make) -> None:
-    trainers = make(select="topk", nonfinite="skip")
-    step_on_device(trainers, [drawn(rank, 0) for rank in range(RANKS)], REBUILT)
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("combine", ["allreduce", "oktopk"])
+def test_a_pass_that_was_broken_off_is_undone(make: Make, on_host: Any, combine: str, saves: bool) -> None:
+    options = {"select": "topk", "nonfinite": "skip", "combine": combine}
+    trainers, hosts = make(**options), on_host(**options)
+    given = [drawn(rank, 0) for rank in range(RANKS)]
+    step_on_device(trainers, given, REBUILT)
+    step_on_host(hosts, given, REBUILT)
     before = [trainer.memory() for trainer in trainers]
     for rank, trainer in enumerate(trainers):
         gradients = drawn(rank, 1)
@@ -356,7 +432,12 @@ def test_a_pass_that_was_broken_off_is_undone(make: Make) -> None:
             bucket = Bucket(parameters, computed_on(trainer.device, own), 0, False)
             telegrad.ddp_hook(trainer.state, bucket)  # type: ignore[arg-type]
     for trainer, state in zip(trainers, before, strict=True):
-        assert_same_state(trainer.memory(), state)
+        if saves:
+            assert_same_state(trainer.memory(), state)
+    given = [drawn(rank, 2) for rank in range(RANKS)]
+    found, expected = step_on_device(trainers, given, REBUILT), step_on_host(hosts, given, REBUILT)
+    for name, average in expected[0].items():
+        assert found[0][name].tobytes() == average.tobytes(), name
 
 
 def test_passes_that_nobody_waits_for_come_in_their_order(make: Make) -> None:

@@ -253,20 +253,21 @@ def test_a_pass_that_was_broken_off_leaves_nothing(make: Make) -> None:
     assert ranks.states[0].step == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"select": "random"}, "parameter 'weight' is on a device, where RandomK.*cannot choose without waiting"),
-        ({"select": "search"}, "use select='topk', 'trimmed' or 'reused'"),
-        ({"select": "topk", "same_sign": True, "output": []}, "or 'reused' without same_sign, or model.cpu"),
-        ({"combine": "oktopk"}, "combine='oktopk' works in host memory.*use 'allreduce'"),
-        ({"combine": "allgather"}, "combine='allgather' works in host memory.*use 'allreduce'"),
-    ],
-)
-def test_compression_that_streams_cannot_do_is_refused(make: Make, options: dict[str, Any], message: str) -> None:
+class OtherSelection:
+    """A program's own."""
+
+    def capacity(self, entry: Any) -> int:
+        return int(entry.k)
+
+    def select(self, *_: Any) -> int:
+        raise AssertionError("it is refused before")
+
+
+def test_a_selection_that_streams_cannot_do_is_refused(make: Make) -> None:
+    message = "parameter 'weight' is on a device, where a OtherSelection cannot choose without waiting.*model.cpu"
     with pytest.raises(TypeError, match=message):
-        make(compress="topk", small_elements=4, **options)
-    make(compress="topk", small_elements=100)  # all of it is dense
+        make(compress="topk", small_elements=4, select=OtherSelection())
+    make(compress="topk", small_elements=100, select=OtherSelection())  # all of it is dense
 
 
 def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
@@ -285,8 +286,9 @@ def test_steps_are_dropped_on_one_device_only(make: Make) -> None:
 def test_a_model_that_was_moved_after_the_state_was_made(make: Make) -> None:
     ranks = make()
     host = {name: torch.nn.Parameter(torch.zeros(shape)) for name, shape in SHAPES.items()}
-    ranks.states[0] = DDPState(ranks.comms[0], module_of(host), compress=TopK(combine="gtopk", small_elements=4))
-    with pytest.raises(TypeError, match="combine='gtopk' works in host memory"):
+    compress = TopK(select=OtherSelection(), small_elements=4)
+    ranks.states[0] = DDPState(ranks.comms[0], module_of(host), compress=compress)
+    with pytest.raises(TypeError, match="a OtherSelection cannot choose without waiting"):
         ranks.start(0, 1.0)
     meta = Bucket([host["bias"]], torch.zeros(4, device="meta"), 0, False)
     state = DDPState(ranks.comms[1], module_of(host), compress=None)

@@ -13,7 +13,7 @@ from device_trainer import DeviceTrainer, Gradients, step_on_device, step_on_hos
 from handmade_buckets import LARGE, ONE, REBUILT, Trainer, gradients_of, plain_sgd
 from triton_arrays import DEVICE
 
-from telegrad.ddp import reshard
+from telegrad.ddp import OkTopk, reshard
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning:triton"),  # of numpy, in the interpreter
@@ -24,6 +24,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"select": "topk"},
     {"select": "reused", "interval": 4, "momentum": 0.9, "optimizer": plain_sgd},
     {"select": "reused", "feedback": "steps", "optimizer": plain_sgd, "nonfinite": "skip"},
+    {"select": "sampled", "interval": 4, "combine": OkTopk(boundaries_every=2, threshold_every=5)},
+    {"select": "random", "combine": "bounded", "density": 0.05},
+    {"select": "trimmed", "same_sign": True},
 ]
 
 Make = Callable[..., list[DeviceTrainer]]

@@ -76,6 +76,9 @@ def of_all(step: int) -> list[Gradients]:
         {"select": "reused", "interval": 3},
         {"select": "trimmed", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd},
         {"select": "topk", "dtype": torch.bfloat16},
+        {"select": "search", "density": 0.1},
+        {"select": "gaussian"},
+        {"select": "buckets"},
         {"select": "topk", "nonfinite": "skip", "every": 2},
         {"compress": None},
     ],
@@ -100,7 +103,14 @@ def test_the_hosts_figures(make: Make, on_host: Any, options: dict[str, Any]) ->
         assert [getattr(record, name) for name in names] == [getattr(other, name) for name in names]
         assert [one[:4] for one in record.tensors] == [one[:4] for one in other.tensors]
         for one, expected in zip(record.tensors, other.tensors, strict=True):
-            assert one[4:] == pytest.approx(expected[4:], rel=1e-5)
+            assert one[4:6] == pytest.approx(expected[4:6], rel=1e-5)
+            if options.get("select") in ("search", "gaussian"):  # on the device the least that is sent
+                assert one.threshold is not None
+                assert expected.threshold is not None
+                assert expected.threshold <= one.threshold < 1.1 * expected.threshold
+            else:
+                assert (one.threshold is None) == (expected.threshold is None)
+                assert (one.threshold or 0.0) == pytest.approx(expected.threshold or 0.0, rel=1e-5)
     assert seen.records[-1].bytes_sent > seen.records[0].bytes_sent
     assert ("compress" in options) == (not seen.records[0].tensors)
 

@@ -20,18 +20,39 @@ STEPS = 6
 def compressed_bits() -> None:
     """What the device averages, and what waits there, has the bits of the host's compression of the same gradients;
     from the second step on what was captured is replayed."""
-    from handmade_buckets import Bucket
-
-    shapes = {"large": (600, 600), "middle": (40, 300), "small": (50,)}
-    buckets = [["middle", "small"], ["large"]]
-    for options in (
+    _hold_against_the_host(
         {"select": "topk"},
         {"select": "reused", "interval": 3},
         {"select": "topk", "momentum": 0.9, "nesterov": True},
         {"select": "topk", "dtype": torch.bfloat16, "nonfinite": "skip"},
         {"select": "topk", "values": "packed-bf16"},
         {"select": "topk", "values": "int8", "nonfinite": "skip"},
-    ):
+    )
+
+
+def combined_bits() -> None:
+    """So it has with selections that search, draw or look at buckets, and however ranks combine entries."""
+    _hold_against_the_host(
+        {"select": "buckets"},
+        {"select": "random"},
+        {"select": "sampled", "interval": 3},
+        {"select": "search", "momentum": 0.9},
+        {"select": "gaussian"},
+        {"select": "topk", "same_sign": True, "output": [], "values": "auto"},
+        {"select": "reused", "combine": "oktopk"},
+        {"select": "topk", "combine": "oktopk", "values": "int8", "momentum": 0.9},
+        {"select": "topk", "combine": "gtopk", "nonfinite": "skip"},
+        {"select": "topk", "combine": "bounded", "values": "auto"},
+        {"select": "topk", "combine": "allgather", "dtype": torch.bfloat16},
+    )
+
+
+def _hold_against_the_host(*ways: dict[str, Any]) -> None:
+    from handmade_buckets import Bucket
+
+    shapes = {"large": (600, 600), "middle": (40, 300), "small": (50,)}
+    buckets = [["middle", "small"], ["large"]]
+    for options in ways:
         dtype = options.pop("dtype", torch.float32)
         given = {"density": 0.02, "small_elements": 100, "values": "packed", **options}
         with Communicator.from_torch(timeout_s=60) as comm:

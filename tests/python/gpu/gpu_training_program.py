@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_compression_scenarios import compressed_bits, low_rank_sums
+from gpu_compression_scenarios import combined_bits, compressed_bits, low_rank_sums
 from gpu_jobs import run_scenarios
 from gpu_scenario_device import DEVICE, ON_GPU
 from torch import nn
@@ -436,6 +436,7 @@ SCENARIOS: tuple[Callable[[], None], ...] = (
     compressed_synchronizer,
     quantised_synchronizer,
     sharded,
+    combined_bits,
     late_errors,
 )
 

@@ -51,10 +51,12 @@ CASES: list[tuple[JITFunction, dict[str, Any]]] = [
     (passes.count_cut, {**NEGATIVE, **BLOCK}),
     (passes.move_cut, {**BOTH, **BLOCK, "LISTED": True, "ALONE": False, "ENDS": False}),
     (passes.move_cut, {**BOTH, **BLOCK, "LISTED": False, "ALONE": True, "ENDS": False}),
-    (passes.bucket_pass, {"ADD": True, "ROWS": 4, "WIDTH": 512}),
+    (passes.bucket_pass, {"ADD": True, "HELD": True, "ROWS": 4, "WIDTH": 512}),
+    (passes.search_cut, {"LOWEST": 1}),
+    (passes.normal_cut, {"LOWERED_BY": 0.9, "LOWERED_MOST": 20}),
     (passes.draw_positions, BLOCK),
     (passes_of_many.set_bounds, {"BEYOND": 1 << 31, "BLOCK": 128}),
-    (passes_of_many.decide_reuse, {"HELD": True, "BLOCK": 128}),
+    (passes_of_many.decide_reuse, {"SEARCHES": True, "HELD": True, "BLOCK": 128}),
     (passes_of_many.follow_reuse, {"GAIN": 0.1, "TINY": 1e-38, "HELD": True, "BLOCK": 128}),
 ]
 WHOLE = {"BLOCK": 1024}
@@ -97,6 +99,8 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
 CALLED_BY_KERNELS = {
     *(
         "narrowed",
+        "key_of",
+        "put_cut",
         "ones_of",
         "put_sample_bound",
         "added",
@@ -126,12 +130,12 @@ NUMBERS = {
     "size",
     "room",
     "offset",
+    "halvings",
     "bucket",
     "per_bucket",
     "of_last",
     "k",
     "count",
-    "call",
     "rank",
     "stream",
 }
@@ -147,7 +151,7 @@ def type_of(kernel: JITFunction, name: str) -> str:
         return "i32"
     if name.startswith("seed_"):
         return "i64"
-    if name in ("sums", "squares"):
+    if name in ("sums", "squares") or (name == "total" and kernel is passes.search_cut):
         return "*fp64"
     if name in SMALL_COUNTS:
         return "*i32"

@@ -86,15 +86,21 @@ def check_topk(kernels: Any, x: np.ndarray, share: float, seed: int, sign: Sign)
     assert chosen.count == k if sign == 0 else chosen.count <= k
 
 
-def check_queued(kernels: Any, name: str, x: np.ndarray, seed: int, capacity: int, what: float, sign: Sign) -> None:
-    """``queue_select`` with a threshold, ``queue_topk`` with k: the entries of the oracle, and how many they are."""
+def check_queued(
+    kernels: Any, name: str, x: np.ndarray, seed: int, capacity: int, what: Any, sign: Sign | None
+) -> None:
+    """``queue_topk`` with k, others with a tuple, maybe no sign: the oracle's entries, and how many they are."""
+    whats = what if isinstance(what, tuple) else (what,)
+    signed = () if sign is None else (sign,)
     gradient = gradient_of(x, seed)
     got, expected = x.copy(), x.copy()
     (indices, values), (indices_, values_) = outputs(capacity), outputs(capacity)
     count = np.full(1, -5, np.int32 if seed % 2 else np.int64)
-    getattr(kernels, f"queue_{name}")(got, gradient, what, indices, values, count, 7, sign)
-    found = getattr(naive, f"accumulate_{name}")(expected, gradient, what, indices_, values_, 7, sign)
-    moved = min(found if name == "select" else found.count, capacity)
+    getattr(kernels, f"queue_{name}")(got, gradient, *whats, indices, values, count, 7, *signed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of numpy, about NaN and infinity
+        found = getattr(naive, f"accumulate_{name}")(expected, gradient, *whats, indices_, values_, 7, *signed)
+    moved = min(found.count, capacity)
     assert count.tolist() == [moved]
     assert bits(got) == bits(expected)
     assert bits(indices[:moved]) == bits(indices_[:moved])

@@ -39,7 +39,10 @@ _ON_DEVICE: dict[str, Call] = {
     "buckets": lambda x, g, i, v: gpu.accumulate_buckets(x, g, 10, 1, 0, i, v, 0),
     "random": lambda x, g, i, v: gpu.accumulate_random(x, g, 3, (0, 0, 0, 0), i, v, 0),
     "queue_all": lambda x, g, i, v: gpu.queue_all(x, g, i, v, _count(), 0),
-    "queue_select": lambda x, g, i, v: gpu.queue_select(x, g, 0.5, i, v, _count(), 0),
+    "queue_search": lambda x, g, i, v: gpu.queue_search(x, g, 3, 1e-3, i, v, _count(), 0),
+    "queue_normal": lambda x, g, i, v: gpu.queue_normal(x, g, 3, (2.0, 0.9, 20), i, v, _count(), 0),
+    "queue_buckets": lambda x, g, i, v: gpu.queue_buckets(x, g, 10, 1, 0, i, v, _count(), 0),
+    "queue_random": lambda x, g, i, v: gpu.queue_random(x, g, 3, (0, _count(), 0, 0), i, v, _count(), 0),
     "queue_topk": lambda x, g, i, v: gpu.queue_topk(x, g, 3, i, v, _count(), 0),
 }
 on_host = pytest.mark.parametrize("call", _ON_HOST.values(), ids=_ON_HOST)

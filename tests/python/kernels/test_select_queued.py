@@ -10,7 +10,8 @@ import selection_checks as checks
 from hypothesis import HealthCheck, Phase, example, given, settings
 from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blocks_round
 
-from telegrad.compress import Residual, ReusedThreshold
+from telegrad.compress import GaussianThreshold, Residual, ReusedThreshold, SampledThreshold
+from telegrad.compress.baselines import LOWERED_BY, LOWERED_MOST
 from telegrad.kernels.select import Sign, naive
 from telegrad.kernels.select import triton as kernels
 from telegrad.kernels.select.triton import launches
@@ -45,17 +46,6 @@ in_all_ways = pytest.mark.usefixtures("in_blocks")
 
 @in_all_ways
 @examined
-@given(*checks.SELECT)
-@example(np.ones(200, np.float32), 1, 70, 0.25, 0)  # more than there is room for
-@example(np.tile(np.array([1, -1], np.float32), 100), 2, 64, 0.25, -1)
-@example(np.ones(200, np.float32), 1, 0, 0.25, 0)
-@example(np.ones(70, np.float32), 1, 70, 0.25, 0)
-def test_queue_select(x: np.ndarray, seed: int, capacity: int, threshold: float, sign: Sign) -> None:
-    checks.check_queued(GPU, "select", x, seed, capacity, threshold, sign)
-
-
-@in_all_ways
-@examined
 @given(*checks.TOPK)
 @example(np.array([5, 0, 0], np.float32), 0.67, 0, 0)
 @example(np.array([-1, -1, -1], np.float32), 0.6, 0, 1)
@@ -66,12 +56,73 @@ def test_queue_topk(x: np.ndarray, share: float, seed: int, sign: Sign) -> None:
     checks.check_queued(GPU, "topk", x, seed, k, k, sign)
 
 
+@in_all_ways
+@examined
+@given(*checks.SEARCH)
+@example(np.ones(70, np.float32), 0.3, 1, 0, 1e-3)
+@example(np.tile(np.array([1, -1, 0, 2, -3], np.float32), 40), 0.1, 1, -1, 0.1)
+def test_queue_search(x: np.ndarray, share: float, seed: int, sign: Sign, tolerance: float) -> None:
+    k = max(1, round(share * x.size))
+    checks.check_queued(GPU, "search", x, seed, min(2 * k, x.size), (k, tolerance), sign)
+
+
+@pytest.mark.parametrize("most", [8192, 4], ids=["in registers", "ranked one by one"])
+@examined
+@given(*checks.BUCKETS)
+@example(np.ones(70, np.float32), 8, 3, 1)
+def test_queue_buckets(most: int, x: np.ndarray, bucket: int, share: int, seed: int) -> None:
+    per_bucket, rest = min(share, bucket), x.size % bucket
+    of_last = 1 + seed % min(share, rest) if rest else 0
+    room = x.size // bucket * per_bucket + of_last
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_MOST_OF_A_BUCKET", most)
+        checks.check_queued(GPU, "buckets", x, seed, room, (bucket, per_bucket, of_last), None)
+
+
+@in_all_ways
+@pytest.mark.parametrize("k", [1, 7, 60, 149])
+def test_queue_normal_is_the_policy_on_a_cpu(k: int) -> None:
+    """With tails long and short, ties, none that is finite, and nothing at all."""
+    rng, policy = np.random.default_rng(k), GaussianThreshold()
+    drawn = rng.standard_normal((3, 150)).astype(np.float32)
+    drawn[1] **= 5
+    drawn[2] = rng.uniform(1, 1.1, 150)
+    others = (np.ones(150), np.zeros(150), np.full(150, 3e38), np.r_[np.zeros(140), np.arange(10)])
+    for x in (*drawn, *(one.astype(np.float32) for one in others)):
+        entry = Residual("x", np.zeros(150, np.float32), k=k)
+        wanted, found = checks.outputs(policy.capacity(entry)), tensor_of(np.full(1, -5))
+        residual, indices, values = map(tensor_of, (np.zeros(150, np.float32), *checks.outputs(policy.capacity(entry))))
+        count = policy.select(entry, x.copy(), *wanted, 7)
+        how = (policy.deviations(entry), LOWERED_BY, LOWERED_MOST)
+        kernels.queue_normal(residual, tensor_of(x), k, how, indices, values, found, 7)
+        assert int(found) == count
+        assert checks.bits(array_of(indices)[:count]) == checks.bits(wanted[0][:count])
+        assert checks.bits(array_of(values)[:count]) == checks.bits(wanted[1][:count])
+        assert checks.bits(array_of(residual)) == checks.bits(entry.values)
+
+
+@in_all_ways
+@pytest.mark.parametrize("k", [1, 20, 75, 76, 149, 150])
+def test_queue_random(k: int) -> None:
+    x = np.random.default_rng(k).standard_normal(150).astype(np.float32)
+    for call in (0, 1, 2**32 - 1):
+        wanted, expected = checks.outputs(k), x.copy()
+        naive.accumulate_random(expected, x, k, (5, call, 3, 9), *wanted, 7)
+        residual, indices, values = map(tensor_of, (x, *checks.outputs(k)))
+        count, drawn = tensor_of(np.full(1, -5)), tensor_of(np.array([call]))
+        kernels.queue_random(residual, tensor_of(x), k, (5, drawn, 3, 9), indices, values, count, 7)
+        assert int(count) == k
+        assert checks.bits(array_of(indices)) == checks.bits(wanted[0])
+        assert checks.bits(array_of(values)) == checks.bits(wanted[1])
+        assert checks.bits(array_of(residual)) == checks.bits(expected)
+
+
 @pytest.mark.parametrize("size", [launches.BLOCK - 1, launches.BLOCK, 2 * launches.BLOCK + 1, 40_000])
 def test_long_vectors(size: int) -> None:
     x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     for sign in (0, -1):
         checks.check_queued(GPU, "topk", x, size, size // 50, size // 50, sign)
-    checks.check_queued(GPU, "select", x, size, size // 50, 2.0, 0)  # 4.6 % reach it, and 2 % have room
+    checks.check_queued(GPU, "search", x, size, size // 25, (size // 50, 1e-3), 0)
 
 
 @pytest.mark.parametrize("bound", [1, 0x7F000000], ids=["too low", "too high"])
@@ -99,7 +150,7 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
     indices, values = map(tensor_of, checks.outputs(50))
     count = tensor_of(np.zeros(1, np.int32))
     parts, counts, active = [_reusing(x, 25, threshold=0.0)], numbers_on(x, 0), numbers_on(x, 1)
-    table = reuse_table(parts).to(DEVICE)
+    table, own = reuse_table(parts).to(DEVICE), numbers_on(x, 0)
     kernels.queue_topk(x, gradient, 50, indices, values, count, 0)  # a device's first waits for the sample's numbers
     if DEVICE == "cuda":
         torch.cuda.set_sync_debug_mode("error")
@@ -112,8 +163,13 @@ def test_the_host_asks_for_nothing(size: int, monkeypatch: pytest.MonkeyPatch) -
             monkeypatch.setattr(torch.Tensor, name, asks)
     try:
         kernels.queue_topk(x, gradient, 50, indices, values, count, 0)
-        kernels.queue_select(x, None, 0.5, indices, values, count, 0)
         kernels.queue_reused(parts, table, gradient, indices, values, counts, active=active, interval=8, gain=0.1)
+        kept = {"interval": 8, "gain": 0.0, "tolerance": 0.1}
+        kernels.queue_reused(parts, table, gradient, indices, values, own, active=active, **kept)
+        kernels.queue_search(x, gradient, 25, 1e-3, indices, values, count, 0, active=active)
+        kernels.queue_normal(x, gradient, 25, (2.0, 0.9, 20), indices, values, count, 0, active=active)
+        kernels.queue_buckets(x, gradient, x.numel() // 10, 5, 0, indices, values, count, 0, active=active)
+        kernels.queue_random(x, gradient, 50, (1, own, 0, 0), indices, values, count, 0, active=active)
     finally:  # else the tests behind this one would fail, too
         monkeypatch.undo()
         if DEVICE == "cuda":
@@ -127,27 +183,29 @@ def test_outputs_that_are_too_short() -> None:
     with pytest.raises(ValueError, match="hold 10 entries, but up to 11 are to be moved: make them longer"):
         kernels.queue_topk(x, None, 11, indices, values, count, 0)
     with pytest.raises(ValueError, match="hold 9 entries, but up to 10 are to be moved: make them longer"):
-        kernels.queue_select(x, None, 0.5, indices, values[:9], count, 0)
+        kernels.queue_search(x, None, 5, 0.1, indices, values[:9], count, 0)
 
 
 @in_all_ways
 @pytest.mark.parametrize("active", [0, 1])
-@pytest.mark.parametrize("name", ["topk", "all", "reused"])
+@pytest.mark.parametrize("name", ["topk", "all", "reused", "sampled", "search", "normal", "buckets", "random"])
 def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -> None:
     x = np.random.default_rng(3).standard_normal(150).astype(np.float32)
     gradient = x[::-1].copy() if active else np.full(150, np.nan, np.float32)
     residual, indices, values = map(tensor_of, (x, *checks.outputs(150)))
     count, takes_part = tensor_of(np.full(1, -5)), tensor_of(np.array([active]))
     part, given = _reusing(residual, 60, 0.5, 1, offset=7), tensor_of(gradient)
-    if name == "reused":
-        _queue([part], torch.cat([given[:7], given]), indices, values, count, active=takes_part, interval=4, gain=0.1)
+    if name in ("reused", "sampled"):
+        kept = {"interval": 4, "gain": 0.1, "tolerance": 0.1 if name == "sampled" else None}
+        _queue([part], torch.cat([given[:7], given]), indices, values, count, active=takes_part, **kept)
     else:
-        what = [20] if name == "topk" else []
+        whats = {"topk": (20,), "search": (20, 0.1), "normal": (20, (1.5, 0.9, 20)), "buckets": (40, 3, 2)}
+        what: Any = (20, (5, tensor_of(np.zeros(1, np.int64)), 0, 0)) if name == "random" else whats.get(name, ())
         getattr(kernels, f"queue_{name}")(residual, given, *what, indices, values, count, 7, active=takes_part)
     moved = int(count)
     assert (moved > 0) == bool(active)
     assert (array_of(residual).tobytes() == x.tobytes()) == (not active)
-    assert (part.threshold.tolist() == [0.5]) == (name != "reused" or not active)
+    assert (part.threshold.tolist() == [0.5]) == (name not in ("reused", "sampled") or not active)
     if active:
         sums = x + gradient
         chosen = array_of(indices)[:moved].astype(int) - 7
@@ -157,12 +215,12 @@ def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -
 
 
 @in_all_ways
-def test_queue_reused_is_the_policy_on_a_cpu() -> None:
+@pytest.mark.parametrize("policy", [ReusedThreshold(interval=4), SampledThreshold(interval=4)], ids=type)
+def test_queue_reused_is_the_policy_on_a_cpu(policy: ReusedThreshold | SampledThreshold) -> None:
     """Thresholds that fit, that let too many or too few pass, and ties at 0; of several residuals, some of which are
     left out now and then."""
     rng = np.random.default_rng(5)
     ks, sizes = [1, 9, 60, 130], [150, 30, 300, 150]
-    policy = ReusedThreshold(interval=4)
     entries = [Residual(str(k), np.zeros(size, np.float32), k=k) for k, size in zip(ks, sizes, strict=True)]
     rooms = [policy.capacity(entry) for entry in entries]
     starts, offsets, places = [0, *np.cumsum(rooms)], [3, *(4 + np.cumsum(sizes))], [2, 0, 1, 3]
@@ -178,7 +236,8 @@ def test_queue_reused_is_the_policy_on_a_cpu() -> None:
         active = np.ones(4, np.int64)
         active[places[step % 5 :]] = step != 5  # of a gradient that has never been left out, and of others
         indices, values, counts = *map(tensor_of, checks.outputs(starts[-1])), tensor_of(np.full(4, -5))
-        kept = {"interval": policy.interval, "gain": policy.gain}
+        kept: dict[str, Any] = {"interval": policy.interval, "gain": getattr(policy, "gain", 0.0)}
+        kept["tolerance"] = getattr(policy, "tolerance", None)
         _queue(parts, tensor_of(gradient), indices, values, counts, active=tensor_of(active), **kept)
         for number, (entry, part) in enumerate(zip(entries, parts, strict=True)):
             found, own = 0, checks.outputs(part.room)
@@ -193,7 +252,7 @@ def test_queue_reused_is_the_policy_on_a_cpu() -> None:
             assert int(part.calls) == entry.calls
             assert float(part.threshold) == pytest.approx(entry.threshold or 0.0, rel=1e-14)
             held[entry.calls > 1] += 1
-    assert min(held) > 10
+    assert min(held) > (10 if isinstance(policy, ReusedThreshold) else 5)
 
 
 @in_all_ways

@@ -34,6 +34,10 @@ pytestmark = [
         {"plan": NAMED, "select": "topk", "warmup_steps": 4, "warmup": "falling"},
         {"plan": "single", "select": "reused", "feedback": "steps", "optimizer": sgd},
         {"plan": NAMED, "select": "topk", "values": "packed-int8"},
+        {"plan": NAMED, "select": "search", "combine": "oktopk"},
+        {"plan": NAMED, "select": "sampled", "interval": 3, "combine": "allgather"},
+        {"plan": "single", "select": "topk", "combine": "gtopk", "momentum": 0.9, "optimizer": sgd},
+        {"plan": NAMED, "select": "topk", "same_sign": True},
     ],
     ids=named,
 )

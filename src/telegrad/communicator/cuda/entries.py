@@ -90,7 +90,7 @@ def _check_tensor(x: Any, name: str, dtypes: tuple[str, ...]) -> None:
 
 
 class Staged(NamedTuple):
-    """Addresses in pinned memory, as the core's ``all_reduce_staged`` takes them."""
+    """Addresses in pinned memory, and lengths, as the core takes them. ``lost_form`` 0: nobody wants what is lost."""
 
     counted: int
     indices: int

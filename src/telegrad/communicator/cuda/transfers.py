@@ -76,6 +76,11 @@ class DeviceWork(Work):
             request.wait()
         return True
 
+    @property
+    def request(self) -> _core.Request:
+        """The engine's, of an operation of one part."""
+        return self._requests[0]
+
     def then(self, compute: Callable[[], object], tensors: Sequence[Any]) -> None:
         """Puts what ``compute`` has the device do behind the operation, as a part of it. ``tensors``: all that it
         uses."""

@@ -142,6 +142,11 @@ class DeviceBuckets:
             self._last_verdict.wait()  # what it undoes is undone before it changes
         self._close_reads()  # of a pass that was broken off
         self._compression.settle()
+        if (sums := self._compression.sums) is not None and self._nonfinite == "skip":
+            self._settle(wait=True)
+            self._compression.take_counts(wait=True)  # of a pass that was broken off, too
+            sums.drop_step()
+            sums.begin()
         self._compression.feedback.apply_reverts()
         if self._compression.scale is not None:
             self._compression.scale.begin()
@@ -191,6 +196,8 @@ class DeviceBuckets:
 
     def _settle_pass(self, *, dropped: bool) -> None:
         self._averaging.settle(dropped=dropped)
+        if (sums := self._compression.sums) is not None:
+            sums.drop_step() if dropped else sums.keep_step()
         if self._compression.telemetry is not None:
             self._compression.telemetry.settled(dropped)
 

@@ -3,6 +3,7 @@ sparse sum. The host knows where things lie and how much there can be, and waits
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import accumulate, pairwise
@@ -16,15 +17,16 @@ from telegrad.communicator import Communicator, DeviceEntries
 from telegrad.communicator.cuda.runtime import DeviceRuntime, LateRead, Stream, has_runtime, runtime_of
 from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.communicator.operands import encoding_of
+from telegrad.communicator.topk import BoundedTopkState, TopkReport, TopkState
 from telegrad.compress import Compressor, PlacedResidual
 from telegrad.ddp.bucket import BucketLayout, ParameterSpan
 from telegrad.ddp.cuda.captured_work import CapturedWork
 from telegrad.ddp.cuda.faults import GatheredReads
 from telegrad.ddp.cuda.feedback import DeviceFeedback, DeviceTables, Remembered, copied
 from telegrad.ddp.cuda.loss_scale import LossScale
-from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, check_selections, queue_selections
+from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, queue_selections
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
-from telegrad.ddp.exchange import most_of
+from telegrad.ddp.exchange import TopkStates, most_of
 from telegrad.ddp.low_rank import LowRankRounds, MatrixShape, first_factor
 from telegrad.ddp.options import Combine
 from telegrad.ddp.telemetry import DDPStats
@@ -112,10 +114,18 @@ class Plan(NamedTuple):
 
 
 class Leaving(NamedTuple):
-    """The entries of all parts, one behind the other; ``ends``: int64, where those of each end."""
+    """The entries of ``parts``, one behind the other; ``ends``: int64, where those of each end. ``one_signed``: of this
+    part alone, whose entries all have one sign."""
 
     entries: DeviceEntries
     ends: torch.Tensor
+    parts: Sequence[PlacedResidual]
+    one_signed: PlacedResidual | None
+
+    @property
+    def first(self) -> int:
+        """The element of the bucket that its indices count from."""
+        return 0 if self.one_signed is None else self.one_signed.offset
 
 
 class Made(NamedTuple):
@@ -123,7 +133,7 @@ class Made(NamedTuple):
     any."""
 
     faulty: torch.Tensor | None
-    leaving: Leaving | None = None
+    leaving: Sequence[Leaving] = ()
     dense: torch.Tensor | None = None
 
 
@@ -445,8 +455,13 @@ class CudaExchange:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
     messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
     date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
-    ``telemetry``: which its owner begins and closes. ``low_rank``: of those that are sent as matrices.
+    ``telemetry``: which its owner begins and closes. ``low_rank``: of those that are sent as matrices. ``combine``: as
+    for ``TopK``; ``sums``: the states of sums that keep a part. The host waits where such a sum, of the same bucket and
+    the pass before, is not over.
     """
+
+    combine: Combine = "allreduce"
+    sums: TopkStates | None = None
 
     def __init__(
         self,
@@ -465,6 +480,8 @@ class CudaExchange:
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: GatheredReads[None] = GatheredReads()
         self._keeping: list[DeviceWork] = []
+        self._states: dict[str, tuple[BucketLayout, TopkState]] = {}
+        self._summing: dict[str, DeviceWork] = {}
         self._tables = DeviceTables()
         self._captured: CapturedWork[Made] = CapturedWork()
         self._low_rank = None if low_rank is None else DeviceLowRank(comm, low_rank, self.feedback, telemetry, scale)
@@ -525,14 +542,14 @@ class CudaExchange:
             else:
                 self._stats.wanted += layout.wanted
                 assert made is not None
-                assert made.leaving is not None
-                work = self._send(layout, buffer, made.leaving, made.dense)
+                work = self._send(layout, buffer, made)
             faulty = None if made is None else made.faulty
             return Started(work, [] if faulty is None else [one.name for one in plan.filled], faulty)
 
     def forget(self) -> None:
         """What is remembered is the compressor's, and lies elsewhere from here on."""
         self.feedback.forget()
+        self._states = {}
         if self._low_rank is not None:
             self._low_rank.forget()
         self._captured.forget()  # first: it has the addresses of tables
@@ -545,6 +562,8 @@ class CudaExchange:
 
     def save(self) -> None:
         """Writes all that is remembered to host memory, for which the host waits."""
+        if self.sums is not None:
+            self.sums.drop_step()
         self.feedback.save()
         if self._low_rank is not None:
             self._low_rank.save()
@@ -554,9 +573,24 @@ class CudaExchange:
         self._counts.close()
 
     def take_counts(self, *, wait: bool) -> None:
-        """Adds to ``stats.selected`` what is known by now; ``wait``: all of passes that were closed."""
+        """Adds to ``stats`` what is known by now; ``wait``: all of passes that were closed."""
         for _, found in self._counts.known(wait=wait):
             self._stats.selected += int(found)
+        for name, work in [*self._summing.items()]:
+            if wait or work.request.done():
+                self._finish_sum(name)
+
+    def _finish_sum(self, name: str) -> None:
+        """Waits for that bucket's sum, if one is under way that keeps a part. Raises what it failed with."""
+        work = self._summing.pop(name, None)
+        if work is None:
+            return
+        work.communicated()
+        report = TopkReport(*work.request.topk_result()[2])
+        self._stats.kept += report.selected
+        self._stats.overflow += report.overflow
+        self._stats.words_sent += report.words_sent
+        self._stats.words_received += report.words_received
 
     def _prepared(self, plan: Plan, buffer: torch.Tensor) -> Made | None:
         """What a stream makes of the bucket before anything of it is communicated; ``None``: there is nothing in it."""
@@ -567,11 +601,16 @@ class CudaExchange:
             faulty = buffer.new_empty(len(plan.filled), dtype=torch.bool) if plan.looks else None
             if not plan.parts:
                 return Made(faulty)
-            taken = self._used(plan.parts)
-            room = self.compressor.capacity(taken)
-            ends = (buffer.new_empty if taken else buffer.new_zeros)(len(taken) or 1, dtype=torch.int64)
-            given = buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room), ends[-1:]
-            leaving = Leaving(DeviceEntries(*given, plan.layout.elements), ends)
+            layout, leaving = plan.layout, []
+            for parts, alone in ((layout.signed, None), *(((one,), one) for one in layout.one_signed)):
+                taken = self._used(parts)
+                room = self.compressor.capacity(taken)
+                ends = (buffer.new_empty if taken else buffer.new_zeros)(len(taken) or 1, dtype=torch.int64)
+                dtype = buffer.dtype if alone is None else torch.float32  # as means are
+                given = buffer.new_empty(room, dtype=torch.uint32), buffer.new_empty(room, dtype=dtype), ends[-1:]
+                length = layout.elements if alone is None else alone.entry.size
+                if parts:
+                    leaving.append(Leaving(DeviceEntries(*given, length), ends, taken, alone))
             elements = sum(run.stop - run.start for run in plan.layout.dense_runs)
             return Made(faulty, leaving, buffer.new_empty(elements) if elements else None)
 
@@ -580,7 +619,7 @@ class CudaExchange:
             self._correct(plan.dense, buffer, found)
             for part in plan.waiting:
                 self._release(part, buffer, found)
-            if made.leaving is not None:
+            if plan.parts:
                 self._select(plan, buffer, found, made.leaving)
             if made.dense is not None:
                 torch.cat([buffer[run] for run in plan.layout.dense_runs], out=made.dense)
@@ -657,20 +696,69 @@ class CudaExchange:
 
         runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
 
-    def _send(
-        self, layout: BucketLayout, buffer: torch.Tensor, leaving: Leaving, dense: torch.Tensor | None
-    ) -> DeviceWork:
-        entries = leaving.entries
-        self._counts.add(None, entries.count)
-        lost = buffer.new_zeros(layout.elements, dtype=torch.float32) if self._rounds else None
-        if dense is not None:
-            self.comm.all_reduce(dense, "avg", async_op=True)
-        work: DeviceWork = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
-        self._put_dense_members(layout, buffer, dense, work)
+    def _send(self, layout: BucketLayout, buffer: torch.Tensor, made: Made) -> DeviceWork:
+        if made.dense is not None:
+            self.comm.all_reduce(made.dense, "avg", async_op=True)
+        for leaving in made.leaving:  # that of all elements is first: the others write over it
+            entries, alone = leaving.entries, leaving.one_signed
+            self._counts.add(None, entries.count)
+            loses = self._rounds or self.sums is not None or alone is not None
+            lost = buffer.new_zeros(entries.length, dtype=torch.float32) if loses else None
+            if alone is not None:
+                own = buffer[alone.offset : alone.offset + alone.entry.size]
+                mean = own if own.dtype == torch.float32 else own.float()
+                work: DeviceWork = self.comm._begin_entries_average(entries, mean, "mean", lost, None)
+                if mean is not own:
+                    work.then(functools.partial(own.copy_, mean), [own, mean])
+            else:
+                work = self._average_signed(layout, buffer, entries, lost)
+                if self.sums is not None and lost is not None:
+                    self._mask_sent(leaving, lost, work)
+            if lost is not None:
+                self._keep_lost(leaving, lost, work)
+        self._put_dense_members(layout, buffer, made.dense, work)
         self._captured.read_by(name_of(layout), work)
-        if lost is not None:
-            self._keep_lost(layout, lost, work)
         return work
+
+    def _average_signed(
+        self, layout: BucketLayout, buffer: torch.Tensor, entries: DeviceEntries, lost: torch.Tensor | None
+    ) -> DeviceWork:
+        """As ``combine`` says."""
+        work: DeviceWork
+        if self.combine == "allreduce":
+            work = self.comm.all_reduce(entries, "avg", out=buffer, wire=self._wire, error=lost, async_op=True)
+        elif self.sums is None:
+            work = self.comm._begin_entries_average(entries, buffer, self._wire, lost, None)
+        else:
+            name = name_of(layout)
+            self._finish_sum(name)  # which leaves its state to this one
+            known = self._states.get(name)
+            if known is None or known[0] is not layout:
+                known = self._states[name] = layout, self.sums.of(layout.signed)
+            wire = "raw" if isinstance(known[1], BoundedTopkState) else self._wire
+            work = self._summing[name] = self.comm._begin_entries_average(entries, buffer, wire, lost, known[1])
+        return work
+
+    def _mask_sent(self, leaving: Leaving, lost: torch.Tensor, work: DeviceWork) -> None:
+        """Where an entry has left and has not come back, its velocity is forgotten. What comes back is lost as it was
+        given, unless gTopk has dropped a sum that has it."""
+        if not self.compressor.masks or not leaving.parts:
+            return
+        entries = leaving.entries
+        velocities = self.feedback.velocities([part.entry.name for part in leaving.parts], lost)
+
+        def mask() -> None:
+            with torch.no_grad():
+                positions = entries.indices.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+                is_entry = torch.ones_like(positions).cumsum(0) <= entries.count
+                positions = torch.where(is_entry, positions, torch.zeros_like(positions))
+                back = lost[positions]
+                stays = back == entries.values.float() if self._rounds else back != 0
+                sent = torch.zeros_like(lost).index_add_(0, positions, (is_entry & ~stays).float()) > 0
+                for part, velocity in zip(leaving.parts, velocities, strict=True):
+                    velocity.masked_fill_(sent[part.offset : part.offset + part.entry.size], 0.0)
+
+        work.then(mask, [lost, entries.indices, entries.values, entries.count, *velocities])
 
     def _start_quantised(self, layout: BucketLayout, buffer: torch.Tensor, wire: str) -> Started:
         found = Found(filled_of(layout), buffer)
@@ -710,10 +798,9 @@ class CudaExchange:
         if layout.selected:
             made = self._prepared(Plan(layout, filled, layout.selected, layout.dense, (), looks=True), buffer)
             assert made is not None
-            assert made.leaving is not None
             assert made.faulty is not None
             faulty = made.faulty
-            self._send(layout, buffer, made.leaving, made.dense)
+            self._send(layout, buffer, made)
         elif layout.dense_runs:
             dense = torch.cat([buffer[run] for run in layout.dense_runs])
             self.comm.all_reduce(dense, "avg", async_op=True)
@@ -743,10 +830,10 @@ class CudaExchange:
 
         work.then(put, [sums, buffer])
 
-    def _keep_lost(self, layout: BucketLayout, lost: torch.Tensor, work: DeviceWork) -> None:
-        parts = self._used(layout.selected)
+    def _keep_lost(self, leaving: Leaving, lost: torch.Tensor, work: DeviceWork) -> None:
+        parts, first = leaving.parts, leaving.first
         residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], lost)]
-        errors = [lost[part.offset : part.offset + part.entry.size] for part in parts]
+        errors = [lost[part.offset - first : part.offset - first + part.entry.size] for part in parts]
 
         def keep() -> None:
             with torch.no_grad():
@@ -756,49 +843,53 @@ class CudaExchange:
             work.then(keep, [lost, *residuals])
             self._keeping.append(work)
 
-    def _select(self, plan: Plan, buffer: torch.Tensor, found: Found, leaving: Leaving) -> None:
+    def _select(self, plan: Plan, buffer: torch.Tensor, found: Found, all_leaving: Sequence[Leaving]) -> None:
         """Of parts of which nothing can be chosen nothing is taken up, and nothing sent."""
         given = self._norms(plan.layout, buffer)  # before momentum overwrites what it is of
         gradient = buffer
         if self.compressor.momentum is not None:
             gradient = self._corrected(plan.parts, buffer, found)
-        taken = self._used(plan.parts)
-        starts = [0, *accumulate(self.compressor.capacity([part]) for part in taken)]
-        chosen = QueuedEntries(
-            gradient,
-            buffer.new_empty(starts[-1], dtype=torch.uint32),
-            buffer.new_empty(starts[-1], dtype=torch.float32),
-            buffer.new_zeros(len(taken), dtype=torch.int64),
-            found.active,
-        )
-        residuals = self.feedback.residuals([part.entry for part in taken], buffer)
-        choices = [
-            QueuedSelection(
-                *(self.compressor.policy_of(part.entry), part.entry, held),
-                *(start, part.offset, found.places[part.entry.name].start),
+        broken = found.broken.to(torch.int64)
+        for leaving in all_leaving:
+            taken, first = leaving.parts, leaving.first
+            starts = [0, *accumulate(self.compressor.capacity([part]) for part in taken)]
+            chosen = QueuedEntries(
+                gradient[first : first + leaving.entries.length],
+                buffer.new_empty(starts[-1], dtype=torch.uint32),
+                buffer.new_empty(starts[-1], dtype=torch.float32),
+                buffer.new_zeros(len(taken), dtype=torch.int64),
+                found.active,
             )
-            for part, held, start in zip(taken, residuals, starts[:-1], strict=True)
-        ]
-        queue_selections(choices, chosen, self._tables, *_stream_of(buffer))
-        if given is not None and self.telemetry is not None:
-            unit = None if self.scale is None else self.scale.unit(buffer)
-            self.telemetry.add_selections(choices, chosen, given, unit)
-        if taken:
-            broken = found.broken.to(torch.int64)
-            of_taken = torch.cat([broken[found.places[part.entry.name]] for part in taken])
-            torch.cumsum(chosen.counts + of_taken, 0, out=leaving.ends)
-            parts = self._collected(taken, starts, found, buffer)
-            table = self._table_of(taken[0].entry.name, parts)
-            own = (chosen.indices, chosen.values, chosen.counts)
-            to = (leaving.entries.indices, leaving.entries.values)
-            self._collect(parts, table, (*own, broken, leaving.ends, *to, found.faults))
+            residuals = self.feedback.residuals([part.entry for part in taken], buffer)
+            choices = [
+                QueuedSelection(
+                    *(self.compressor.policy_of(part.entry), part.entry, held),
+                    *(start, part.offset - first, found.places[part.entry.name].start),
+                )
+                for part, held, start in zip(taken, residuals, starts[:-1], strict=True)
+            ]
+            queue_selections(choices, chosen, self._tables, *_stream_of(buffer))
+            if given is not None and self.telemetry is not None:
+                unit = None if self.scale is None else self.scale.unit(buffer)
+                self.telemetry.add_selections(choices, chosen, [given[part.entry.name] for part in taken], unit)
+            if taken:
+                of_taken = torch.cat([broken[found.places[part.entry.name]] for part in taken])
+                torch.cumsum(chosen.counts + of_taken, 0, out=leaving.ends)
+                parts = self._collected(leaving, starts, found, buffer)
+                table = self._table_of(taken[0].entry.name, parts)
+                own = (chosen.indices, chosen.values, chosen.counts)
+                to = (leaving.entries.indices, leaving.entries.values)
+                most = self._most if leaving.one_signed is None else math.inf
+                self._collect(parts, table, (*own, broken, leaving.ends, *to, found.faults), most)
 
-    def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> list[torch.Tensor] | None:
-        """Of the gradients that selections will be from; ``None``: nobody wants them."""
+    def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> dict[str, torch.Tensor] | None:
+        """Of the gradients that selections will be from, by name; ``None``: nobody wants them."""
         if self.telemetry is None or not self.telemetry.observes:
             return None
-        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in self._used(layout.selected)]
-        return [*torch._foreach_norm(gradients, dtype=torch.float32)] if gradients else []
+        parts = self._used(layout.selected)
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in parts]
+        norms = torch._foreach_norm(gradients, dtype=torch.float32) if gradients else ()
+        return {part.entry.name: norm for part, norm in zip(parts, norms, strict=True)}
 
     def _used(self, parts: Sequence[PlacedResidual]) -> list[PlacedResidual]:
         """Those of which something can be chosen."""
@@ -811,24 +902,25 @@ class CudaExchange:
         self._move_velocities([(part.entry.name, part.offset) for part in parts], buffer, made, found)
         return made
 
-    def _collected(
-        self, parts: Sequence[PlacedResidual], starts: Sequence[int], found: Found, like: torch.Tensor
-    ) -> list[Collected]:
-        """What is to be known of the residuals of ``parts``, whose chosen entries begin at ``starts``."""
+    def _collected(self, leaving: Leaving, starts: Sequence[int], found: Found, like: torch.Tensor) -> list[Collected]:
+        """What is to be known of the residuals of parts whose chosen entries begin at ``starts``."""
+        parts, comes_back = leaving.parts, self.sums is not None and leaving.one_signed is None
         residuals = [held.values for held in self.feedback.residuals([part.entry for part in parts], like)]
         velocities: Sequence[torch.Tensor | None] = [None] * len(parts)
-        if self.compressor.masks:
+        if self.compressor.masks and not comes_back:
             velocities = self.feedback.velocities([part.entry.name for part in parts], like)
         return [
-            Collected(residual, velocity, start, stop, part.offset, found.places[part.entry.name].start)
+            Collected(residual, velocity, start, stop, part.offset - leaving.first, found.places[part.entry.name].start)
             for part, residual, velocity, (start, stop) in zip(
                 parts, residuals, velocities, pairwise(starts), strict=True
             )
         ]
 
-    def _collect(self, parts: list[Collected], table: torch.Tensor, tensors: tuple[torch.Tensor, ...]) -> None:
+    def _collect(
+        self, parts: list[Collected], table: torch.Tensor, tensors: tuple[torch.Tensor, ...], most: float
+    ) -> None:
         """The entries of all parts, one behind the other; what does not leave, and what must not stay, is seen to."""
-        kernels, most = kernels_of(parts[0].residual), self._most
+        kernels = kernels_of(parts[0].residual)
         runtime, stream = _stream_of(parts[0].residual)
 
         def collect(
@@ -854,18 +946,6 @@ class CudaExchange:
         arrays = [one for part in parts for one in (part.residual, part.velocity) if one is not None]
         contents = [(one.data_ptr(), one.numel()) for one in arrays], [part[2:] for part in parts]
         return self._tables.of(("collect", name), contents, lambda: kernels_of(like).table(parts), like)
-
-
-def check_fits_device(compressor: Compressor, combine: Combine) -> None:
-    """Raises ``TypeError``, with the remedy, for a compression that streams of a device cannot do."""
-    if not len(compressor.residuals):
-        return
-    check_selections(compressor, (one for one in compressor.residuals if one.name not in compressor.matrices))
-    if combine != "allreduce":
-        raise TypeError(
-            f"combine={combine!r} works in host memory, and the gradients are on a device: use 'allreduce', or "
-            "train with model.cpu()"
-        )
 
 
 def _stream_of(x: torch.Tensor) -> tuple[DeviceRuntime, Stream]:

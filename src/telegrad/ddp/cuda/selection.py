@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream
-from telegrad.compress import Compressor, ExactTopK, Residual, ReusedThreshold, Selection, TrimmedTopK
+from telegrad.compress import (
+    SELECTIONS,
+    BucketTopK,
+    Compressor,
+    GaussianThreshold,
+    RandomK,
+    Residual,
+    ReusedThreshold,
+    SampledThreshold,
+    Selection,
+    ThresholdSearch,
+)
+from telegrad.compress.baselines import LOWERED_BY, LOWERED_MOST
 from telegrad.ddp.cuda.feedback import DeviceResidual, DeviceTables
-from telegrad.kernels.select import queues_of
+from telegrad.kernels.select import Sign, queues_of
 
 
 class QueuedSelection(NamedTuple):
@@ -28,7 +40,12 @@ class QueuedSelection(NamedTuple):
     @property
     def reuses(self) -> bool:
         """Whether by a threshold that is used again."""
-        return isinstance(self.policy, ReusedThreshold) and self.entry.k < self.entry.size
+        return isinstance(self.policy, (ReusedThreshold, SampledThreshold)) and self.entry.k < self.entry.size
+
+    @property
+    def room(self) -> int:
+        """The most entries that leave."""
+        return self.policy.capacity(self.entry)
 
 
 class QueuedEntries(NamedTuple):
@@ -50,10 +67,10 @@ def queue_selections(
     stream: Stream,
 ) -> None:
     """Adds gradients to residuals, and moves out what policies choose. Those that reuse thresholds go together."""
-    reused: dict[ReusedThreshold, list[int]] = {}
+    reused: dict[ReusedThreshold | SampledThreshold, list[int]] = {}
     for number, one in enumerate(choices):
         if one.reuses:
-            assert isinstance(one.policy, ReusedThreshold)
+            assert isinstance(one.policy, (ReusedThreshold, SampledThreshold))
             reused.setdefault(one.policy, []).append(number)
         else:
             _queue_one(one, number, chosen, runtime, stream)
@@ -64,22 +81,47 @@ def queue_selections(
 def _queue_one(
     choice: QueuedSelection, number: int, chosen: QueuedEntries, runtime: DeviceRuntime, stream: Stream
 ) -> None:
-    kernels, k, size, offset = queues_of(choice.held.values), choice.entry.k, choice.entry.size, choice.offset
+    entry, held, policy, start, offset, place = choice.entry, choice.held, choice.policy, *choice[3:]
+    kernels, k, size = queues_of(held.values), entry.k, entry.size
 
-    def select(residual: Any, gradient: Any, indices: Any, values: Any, count: Any, active: Any) -> None:
-        if k == size:
-            kernels.queue_all(residual, gradient, indices, values, count, offset, active)
+    def queue(given: tuple[Any, Any], out: tuple[Any, Any], count: Any, active: Any, calls: Any, sign: Sign) -> None:
+        end = (*out, count, offset)
+        if isinstance(policy, BucketTopK):
+            kernels.queue_buckets(*given, *policy.shares(entry), *end, active=active)
+        elif isinstance(policy, RandomK):
+            draw = (policy.seed, calls, policy.rank, policy.stream(entry))
+            kernels.queue_random(*given, k, draw, *end, active=active)
+            calls.add_(active)
+        elif k == size and sign == 0:
+            kernels.queue_all(*given, *end, active)
+        elif isinstance(policy, GaussianThreshold):
+            how = (policy.deviations(entry), LOWERED_BY, LOWERED_MOST)
+            kernels.queue_normal(*given, k, how, *end, active=active)
+        elif isinstance(policy, ThresholdSearch):
+            kernels.queue_search(*given, k, policy.tolerance, *end, sign, active)
         else:
-            kernels.queue_topk(residual, gradient, k, indices, values, count, offset, active=active)
+            kernels.queue_topk(*given, k, *end, sign, active)
 
-    room = slice(choice.start, choice.start + k)
+    def select(residual: Any, gradient: Any, indices: Any, values: Any, count: Any, active: Any, calls: Any) -> None:
+        given, out = (residual, gradient), (indices, values)
+        if not getattr(policy, "same_sign", False):
+            queue(given, out, count, active, calls, 0)
+            return
+        calls.add_(active)  # of both signs the one whose turn it is takes part
+        positive = active * (calls & 1)
+        others = torch.empty_like(count)
+        queue(given, out, count, positive, calls, 1)
+        queue(given, out, others, active - positive, calls, -1)
+        count.add_(others)
+
+    room = slice(start, start + choice.room)
     outputs = chosen.indices[room], chosen.values[room], chosen.counts[number : number + 1]
-    active = chosen.active[choice.place : choice.place + 1]
-    runtime.launch(stream, select, choice.held.values, chosen.gradient[offset : offset + size], *outputs, active)
+    gradient, active = chosen.gradient[offset : offset + size], chosen.active[place : place + 1]
+    runtime.launch(stream, select, held.values, gradient, *outputs, active, held.calls)
 
 
 def _queue_reused(
-    policy: ReusedThreshold,
+    policy: ReusedThreshold | SampledThreshold,
     choices: Sequence[QueuedSelection],
     numbers: Sequence[int],
     chosen: QueuedEntries,
@@ -105,21 +147,20 @@ def _queue_reused(
     def select(table: Any, gradient: Any, indices: Any, values: Any, counts: Any, active: Any, *residuals: Any) -> None:
         own = [part._replace(residual=residual) for part, residual in zip(parts, residuals, strict=True)]
         counted = counts if count == len(choices) else counts.new_empty(count)
-        kept = {"interval": policy.interval, "gain": policy.gain}
-        kernels.queue_reused(own, table, gradient, indices, values, counted, active=active, **kept)
+        options = {"gain": 0.0, **vars(policy)}
+        kernels.queue_reused(own, table, gradient, indices, values, counted, active=active, **options)
         if counted is not counts:
             torch._foreach_copy_([counts[number : number + 1] for number in numbers], [*counted.split(1)])
 
     runtime.launch(stream, select, table, *chosen, *(part.residual for part in parts))
 
 
-def check_selections(compressor: Compressor, entries: Iterable[Residual]) -> None:
+def check_selections(compressor: Compressor) -> None:
     """Raises ``TypeError``, naming the parameter, for a policy that a stream cannot follow."""
-    for entry in entries:
+    for entry in compressor.residuals:
         policy = compressor.policy_of(entry)
-        fits = isinstance(policy, (ExactTopK, TrimmedTopK, ReusedThreshold))
-        if not fits or getattr(policy, "same_sign", False):
+        if entry.name not in compressor.matrices and not isinstance(policy, tuple(SELECTIONS.values())):
             raise TypeError(
-                f"parameter {entry.name!r} is on a device, where {policy!r} cannot choose without waiting for it: use "
-                "select='topk', 'trimmed' or 'reused' without same_sign, or model.cpu()"
+                f"parameter {entry.name!r} is on a device, where a {type(policy).__name__} cannot choose without "
+                "waiting for it: use a selection of telegrad.compress, or model.cpu()"
             )

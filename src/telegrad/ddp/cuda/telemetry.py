@@ -3,6 +3,7 @@ them, which it never waits for."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import LateRead
-from telegrad.compress import Observation
+from telegrad.compress import BucketTopK, Observation, RandomK
 from telegrad.ddp.bucket import BucketLayout
 from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, write_record
@@ -76,7 +77,8 @@ class DeviceTelemetry:
         if not choices:
             return
         left = torch._foreach_norm([one.held.values for one in choices])
-        thresholds = torch.cat([_threshold_of(one, chosen) for one in choices])
+        pairs = zip(choices, chosen.counts, strict=True)
+        thresholds = torch.cat([_threshold_of(one, chosen, count) for one, count in pairs])
         active = torch.cat([chosen.active[one.place : one.place + 1] for one in choices])
         tensors = [(one.entry.name, one.entry.size, one.entry.k) for one in choices]
         self._add(tensors, given, left, thresholds, torch.stack([chosen.counts, active]), unit)
@@ -142,11 +144,17 @@ class DeviceTelemetry:
         self._open = None
 
 
-def _threshold_of(choice: QueuedSelection, chosen: QueuedEntries) -> torch.Tensor:
-    """Float64, one element: the lowest magnitude of what was chosen, or where the threshold of the next call is."""
+def _threshold_of(choice: QueuedSelection, chosen: QueuedEntries, count: torch.Tensor) -> torch.Tensor:
+    """Float64, one element: the lowest magnitude of what was chosen, or where the threshold of the next call is; 0:
+    there is none. ``count``: how many were chosen."""
     if choice.reuses:
         return choice.held.threshold  # type: ignore[no-any-return]
-    return chosen.values[choice.start : choice.start + choice.entry.k].abs().amin().double().view(1)
+    if isinstance(choice.policy, (BucketTopK, RandomK)):
+        return torch.zeros_like(choice.held.threshold)
+    magnitudes = chosen.values[choice.start : choice.start + choice.room].abs()
+    others = count.new_ones(choice.room).cumsum(0) > count
+    lowest = magnitudes.masked_fill(others, math.inf).amin().double().view(1)
+    return lowest.masked_fill(lowest == math.inf, 0.0)
 
 
 def _observations(figures: _Figures) -> list[Observation]:

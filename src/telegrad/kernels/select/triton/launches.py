@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -344,45 +343,65 @@ class Candidates:
         self._usable, self.source = None, Source.whole(self._residual, self._side)
 
 
-def accumulate_topk(residual: torch.Tensor, gradient: torch.Tensor | None, k: int, side: Side, out: Output) -> Chosen:
-    """As the contract says. Waits for the GPU once; twice where the sample misled."""
-    candidates = Candidates(residual, gradient, k, side, moments=not side.is_both)
-    while True:
-        cut = candidates.source.kth(k, cuts_all=True)
-        count = candidates.source.move(cut, out)
-        usable, moved, key, ties, largest = told(candidates.usable, count, cut, _largest(candidates.moments, cut))
-        if usable:
-            return _chosen(moved, key, ties, largest, side)
-        candidates.rank_all()
+Cut = Callable[[Source], torch.Tensor]
+"""Makes of what is ranked the cut of what leaves, without a wait."""
 
 
-def accumulate_search(
-    residual: torch.Tensor, gradient: torch.Tensor | None, k: int, tolerance: float, side: Side, out: Output
-) -> Chosen:
-    """As the contract says. Waits for the GPU twice; three times where the sample misled.
+def largest_cut(k: int) -> Cut:
+    """That of the k largest."""
+    return lambda source: source.kth(k, cuts_all=True)
 
-    The bisection runs on the CPU and counts nothing: k entries reach a bound if the k-th largest key does, and more
-    than 2k if the next one after 2k does.
-    """
-    candidates = Candidates(residual, gradient, 2 * k + 1, side, moments=True)
-    moments = candidates.moments
+
+def search_cut(k: int, tolerance: float, moments: Moments | None) -> Cut:
+    """That of a search for a threshold; ``moments``: of all that is ranked, which there are."""
     assert moments is not None
+
+    def cut_of(source: Source) -> torch.Tensor:
+        cut = torch.empty(2, dtype=torch.int64, device=source.values.device)
+        ranks = source.kth(k), source.kth(2 * k + 1)
+        halvings = max(0, math.ceil(-math.log2(tolerance)))
+        found = (*ranks, moments.total, moments.count, moments.top, cut, halvings)
+        launch(passes.search_cut, 1, *found, LOWEST=source.side.lowest, warps=1)
+        return cut
+
+    return cut_of
+
+
+def normal_cut(k: int, sums: torch.Tensor, lowered_by: float, lowered_most: int) -> Cut:
+    """That of a normal distribution; ``sums``: see ``passes.normal_cut``."""
+
+    def cut_of(source: Source) -> torch.Tensor:
+        cut = torch.empty(2, dtype=torch.int64, device=sums.device)
+        ranks = source.kth(k), source.kth(2 * k + 1), source.kth((3 * k + 3) // 4)
+        launch(passes.normal_cut, 1, *ranks, sums, cut, LOWERED_BY=lowered_by, LOWERED_MOST=lowered_most, warps=1)
+        return cut
+
+    return cut_of
+
+
+def accumulate_cut(candidates: Candidates, cut_of: Cut, out: Output) -> Chosen:
+    """What the cut cuts off leaves. Waits for the GPU once; twice where the sample misled."""
     while True:
-        at_k, beyond = candidates.source.kth(k), candidates.source.kth(2 * k + 1)
-        usable, bits, count, top, largest, *keys = told(
-            *(candidates.usable, moments.total.view(torch.int64), moments.count, moments.top, moments.largest),
-            *(at_k, beyond),
-        )
+        source, moments = candidates.source, candidates.moments
+        cut = cut_of(source)
+        highest = cut[:1] if moments is None else moments.largest
+        usable, moved, key, ties, largest = told(candidates.usable, source.move(cut, out), cut, highest)
         if usable:
-            break
+            threshold = value_of(key if ties else key + 1)
+            return Chosen(moved, threshold, value_of(max(key, 0) if source.side.is_both else largest))
         candidates.rank_all()
-    total = struct.unpack("d", struct.pack("q", bits))[0]
-    bound = _searched_bound(total / count if count else 0.0, value_of(top), tolerance, keys[0], keys[2], side)
-    cut = at_k.masked_fill(at_k[:1] < 0, 0)
-    if bound is not None:
-        cut = numbers_on(residual, bound - 1, 0)
-    moved, key, ties = told(candidates.source.move(cut, out), cut)
-    return _chosen(moved, key, ties, largest, side)
+
+
+def queue_cut(candidates: Candidates, cut_of: Cut, out: Output, count: torch.Tensor) -> torch.Tensor:
+    """What the cut cuts off leaves; ``count`` becomes how many entries that are. Returns its key, int64."""
+    source, rest = candidates.source, candidates.rest()
+    cut = cut_of(source)
+    moved = source.move(cut, out, count.view(1))
+    if rest is None:
+        return cut[:1]
+    other = cut_of(rest)  # of the two one has nothing to rank, and cuts at 0
+    moved.add_(rest.move(other, out))
+    return torch.maximum(cut[:1], other[:1])
 
 
 def room_of(size: int, wanted: int) -> int:
@@ -399,31 +418,6 @@ def key_of(threshold: float, side: Side) -> int:
 def value_of(key: int) -> float:
     """The magnitude that has this key."""
     return float(np.int32(key).view(np.float32))
-
-
-def _searched_bound(mean: float, top: float, tolerance: float, kth: int, beyond: int, side: Side) -> int | None:
-    if not (math.isfinite(mean) and math.isfinite(top)):
-        return None  # they say nothing about the others
-    low, high = 0.0, 1.0
-    while high - low > tolerance:
-        ratio = low + (high - low) / 2
-        bound = key_of(mean + ratio * (top - mean), side)
-        if bound > kth:
-            high = ratio
-        elif bound <= beyond:
-            low = ratio
-        else:
-            return bound
-    return None
-
-
-def _chosen(moved: int, key: int, ties: int, largest: int, side: Side) -> Chosen:
-    threshold = value_of(key if ties else key + 1)
-    return Chosen(moved, threshold, value_of(max(key, 0) if side.is_both else largest))
-
-
-def _largest(moments: Moments | None, cut: torch.Tensor) -> torch.Tensor:
-    return cut[:1] if moments is None else moments.largest
 
 
 def sample_rank(size: int, wanted: int) -> int | None:
@@ -628,6 +622,7 @@ def queue_reused(
     *,
     interval: int,
     gain: float,
+    tolerance: float | None = None,
     active: torch.Tensor | None = None,
 ) -> None:
     """Of each residual all entries at or above its threshold, if these are k/2 to 2k; otherwise, and at every
@@ -637,8 +632,10 @@ def queue_reused(
     ``table``: ``reuse_table`` of the parts, on their device, so that all of them go by as many launches as one does,
     but for those that are alone. ``gradient``: of all parts, each from its offset on; ``None``: nothing is added.
     ``indices`` and ``values``: of all parts, each in its room; ``counts``: int64, by part; ``active``: int64, by place:
-    where it is 0, the residual and what is kept stay as they are, and nothing is moved. Does not wait. Source: RedSync
-    §2.1; the entries are those of ``ReusedThreshold`` on a CPU. Raises as ``check_arguments``, of the part that ends
+    where it is 0, the residual and what is kept stay as they are, and nothing is moved. ``tolerance``: thresholds are
+    those of ``accumulate_search``, and used again if k to 2k entries reach them; each residual then has launches of its
+    own. Does not wait. Source: RedSync §2.1; the entries are those of ``ReusedThreshold`` on a CPU, or of
+    ``SampledThreshold``. Raises as ``check_arguments``, of the part that ends
     last, and of k.
     """
     if not parts:
@@ -654,12 +651,18 @@ def queue_reused(
 
     decide(passes_of_many.set_bounds, bounds, reuses, interval, BEYOND=passes_of_many.BEYOND)
     together = None
-    alone = {place: _Alone(one, gradient, bounds[place : place + 1]) for place, one in enumerate(parts) if one.is_alone}
+    searches = tolerance is not None
+    alone = {
+        place: _Alone(one, gradient, bounds[place : place + 1], tolerance)
+        for place, one in enumerate(parts)
+        if one.is_alone or searches
+    }
     if len(alone) < number:
         together = Passes(parts, table, gradient, side, bounds, reached, active)
     for place, by_itself in alone.items():
         by_itself.mark(reached[place : place + 1], active)
-    decide(passes_of_many.decide_reuse, reuses, reached, takes_part, usable, listed, lengths, **held)
+    found = (reuses, reached, takes_part, usable, listed, lengths)
+    decide(passes_of_many.decide_reuse, *found, SEARCHES=searches, **held)
     cuts = torch.empty(number, 2, dtype=torch.int64, device=table.device)
     if together is not None:
         together.take(usable, indices, values)
@@ -676,11 +679,14 @@ class _Alone:
     that reach a bound of a sample, if one is taken: to rank all of 2**26 elements, in every eighth call, takes 2 ms on
     an H200."""
 
-    def __init__(self, part: Reusing, gradient: torch.Tensor | None, bound: torch.Tensor) -> None:
+    def __init__(
+        self, part: Reusing, gradient: torch.Tensor | None, bound: torch.Tensor, tolerance: float | None
+    ) -> None:
         size = part.residual.numel()
+        self._tolerance, self._wanted = tolerance, part.k if tolerance is None else 2 * part.k + 1
         self._part, self._bound, self._side = part, bound, side_of(0)
         self._gradient = None if gradient is None else gradient[part.offset : part.offset + size]
-        rank = sample_rank(size, part.k)
+        rank = sample_rank(size, self._wanted)
         self._samples = rank is not None
         if rank is not None:
             sampled_bound(part.residual, self._gradient, self._side, rank, bound)
@@ -693,6 +699,7 @@ class _Alone:
             self._gradient,
             self._side,
             bound=self._bound,
+            moments=self._tolerance is not None,
             active=None if active is None else active[place : place + 1],
             reached=reached,
         )
@@ -705,23 +712,28 @@ class _Alone:
 
     def move_largest(self, length: torch.Tensor, listed: torch.Tensor, cut: torch.Tensor, moved: torch.Tensor) -> None:
         """As ``Passes.move_largest``, of ``length`` elements, or of as many marked entries as ``listed`` says."""
-        residual, k = self._part.residual, self._part.k
+        residual = self._part.residual
         source = Source(residual, residual, length, self._side)
-        source.move(source.kth(k, cut, cuts_all=True), self._out, moved)
+        source.move(cut.copy_(self._cut(source)), self._out, moved)
         if self._samples:  # where one of the two has nothing to rank, it cuts and moves 0
             cut_of_listed, of_listed = self._rank_listed(listed)
             cut.add_(cut_of_listed)
             moved.add_(of_listed)
 
     def _rank_listed(self, listed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        residual, k = self._part.residual, self._part.k
-        room, device = room_of(residual.numel(), k), residual.device
+        residual = self._part.residual
+        room, device = room_of(residual.numel(), self._wanted), residual.device
         positions = torch.empty(room, dtype=torch.uint32, device=device)
         values = torch.empty(room, dtype=torch.float32, device=device)
         self._made.copy(Output(positions, values, 0), listed)
         source = Source(residual, values, listed, self._side, positions)
-        cut = source.kth(k, cuts_all=True)
+        cut = self._cut(source)
         return cut, source.move(cut, self._out)
+
+    def _cut(self, source: Source) -> torch.Tensor:
+        k, moments = self._part.k, self._made.moments
+        cut_of = largest_cut(k) if self._tolerance is None else search_cut(k, self._tolerance, moments)
+        return cut_of(source)
 
 
 def _check(

@@ -165,11 +165,11 @@ def copy_marked(residual, at, word, count, place, most, indices, values, offset,
         place += 1
 
 
-@triton.jit(do_not_specialize=["size", "offset"])
-def move_listed(residual, positions, size, indices, values, offset, BLOCK: tl.constexpr):
-    """Moves the entries at ``positions`` (int64, ascending)."""
+@triton.jit(do_not_specialize=["offset"])
+def move_listed(residual, positions, length, indices, values, offset, BLOCK: tl.constexpr):
+    """Moves the entries at the first ``length`` (int64, on the device) of ``positions`` (int64, ascending)."""
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = lane < size
+    inside = lane < tl.load(length)
     position = tl.load(positions + lane, mask=inside, other=0)
     tl.store(indices + lane, position + offset, mask=inside)
     tl.store(values + lane, tl.load(residual + position, mask=inside, other=0.0), mask=inside)
@@ -546,6 +546,8 @@ def bucket_pass(
     values,
     peaks,  # of every program: the highest key that stays
     offset,
+    active,  # int64: if HELD, 0 where nothing is to be done
+    HELD: tl.constexpr,
     ADD: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,  # a power of two, at least `bucket`
@@ -558,11 +560,15 @@ def bucket_pass(
     column = tl.arange(0, WIDTH)[None, :]
     where = row * bucket + column
     inside = (column < bucket) & (where < size)
+    k = tl.where(row < size // bucket, per_bucket, of_last)  # behind the last row there is nothing to choose
+    if HELD:
+        takes_part = tl.load(active) > 0
+        inside = inside & takes_part
+        k = tl.where(takes_part, k, 0)
     x = tl.load(residual + where, mask=inside, other=0.0)
     if ADD:
         x += tl.load(gradient + where, mask=inside, other=0.0)
     key = tl.where(inside, x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, -1)
-    k = tl.where(row < size // bucket, per_bucket, of_last)  # behind the last row there is nothing to choose
     cut = tl.zeros([ROWS, 1], tl.int32)  # the highest key that k entries have at least, bit by bit from the top
     bit = tl.full([ROWS, 1], 1 << 30, tl.int32)
     for _ in range(31):
@@ -585,12 +591,90 @@ def bucket_pass(
     tl.store(peaks + tl.program_id(0), tl.max(tl.where(k > 0, cut, 0)))
 
 
+# Kernels of one program that make a cut of a threshold: RedSync's search, and that of a normal distribution. They count
+# nothing: k entries reach a bound if the k-th largest key does, and more than 2k if the next one after 2k does.
+
+
+@triton.jit
+def key_of(threshold, LOWEST: tl.constexpr):
+    """The key of that magnitude, float64; of NaN ``LOWEST``."""
+    nearest = tl.where(threshold > 0, threshold, 0.0).to(tl.float32)
+    return tl.maximum(nearest.to(tl.int32, bitcast=True), LOWEST).to(tl.int64)
+
+
+@triton.jit
+def put_cut(cut, found, at_k):
+    """Of all that reach the bound ``found``; where that is below 0, of the k largest, or of all if there are fewer."""
+    kth = tl.load(at_k)
+    tl.store(cut, tl.where(found >= 0, found - 1, tl.maximum(kth, 0)))
+    tl.store(cut + 1, tl.where((found >= 0) | (kth < 0), 0, tl.load(at_k + 1)))
+
+
+@triton.jit(do_not_specialize=["halvings"])
+def search_cut(
+    at_k,  # int64, two: the k-th largest key and its rank among those that equal it; -1: there are fewer
+    beyond,  # the same, of the one after 2k
+    total,  # float64: of magnitudes
+    number,  # int64: how many these are
+    top,  # int64: the highest key
+    cut,  # int64, two
+    halvings,
+    LOWEST: tl.constexpr,
+):
+    """The first mean + ratio (max - mean) that k to 2k entries reach, of so many halvings of the ratio's interval."""
+    mean = tl.load(total) / tl.maximum(tl.load(number), 1).to(tl.float64)
+    largest = tl.load(top).to(tl.int32).to(tl.float32, bitcast=True).to(tl.float64)
+    kth = tl.load(at_k)
+    last = tl.load(beyond)
+    is_open = (mean - mean == 0) & (largest - largest == 0)  # NaN and infinity say nothing about the others
+    low = tl.zeros([], tl.float64)
+    high = low + 1.0
+    found = kth * 0 - 1
+    for _ in range(halvings):
+        ratio = low + (high - low) / 2
+        bound = key_of(mean + ratio * (largest - mean), LOWEST)
+        is_few = bound > kth
+        is_many = bound <= last
+        found = tl.where(is_open & (found < 0) & ~is_few & ~is_many, bound, found)
+        high = tl.where(is_few, ratio, high)
+        low = tl.where(is_few | ~is_many, low, ratio)
+    put_cut(cut, found, at_k)
+
+
+@triton.jit
+def normal_cut(
+    at_k,
+    beyond,
+    enough,  # as these two, of the fewest entries that are enough
+    sums,  # float64: of the entries, of their squares, how many they are, and how many deviations make the threshold
+    cut,
+    LOWERED_BY: tl.constexpr,
+    LOWERED_MOST: tl.constexpr,
+):
+    """As ``GaussianThreshold``: |mean| + so many deviations, lowered until enough entries reach it."""
+    size = tl.load(sums + 2)
+    mean = tl.load(sums) / size
+    variance = tl.load(sums + 1) / size - mean * mean
+    threshold = tl.abs(mean) + tl.load(sums + 3) * tl.sqrt(tl.where(variance < 0, 0.0, variance))
+    is_open = threshold - threshold == 0
+    last = tl.load(beyond)
+    least = tl.load(enough)
+    found = last * 0 - 1
+    for lowered in range(LOWERED_MOST + 1):
+        bound = key_of(threshold, 0)
+        is_open = is_open & (bound > last)
+        fits = is_open & (found < 0) & ((bound <= least) | (lowered == LOWERED_MOST))
+        found = tl.where(fits, bound, found)
+        threshold = threshold * LOWERED_BY
+    put_cut(cut, found, at_k)
+
+
 # The Triton kernel of the random sequence that a random subset is made of.
 
 
-@triton.jit(do_not_specialize=["count", "size", "call", "rank", "stream", "seed_low", "seed_high"])
+@triton.jit(do_not_specialize=["count", "size", "rank", "stream", "seed_low", "seed_high"])
 def draw_positions(positions, count, size, call, rank, stream, seed_low, seed_high, BLOCK: tl.constexpr):
-    """The first ``count`` positions of the sequence, each below ``size``, as int64.
+    """The first ``count`` positions of the sequence, each below ``size``, as int64. ``call``: int64, on the device.
 
     A position is made of two words of Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). Counters come in groups of
     16: all their first words are used, then all their second ones, and so on.
@@ -603,7 +687,7 @@ def draw_positions(positions, count, size, call, rank, stream, seed_low, seed_hi
     low = tl.zeros([BLOCK], tl.uint64)
     for half in tl.static_range(2):
         w0 = (counter + half).to(tl.uint64) & words
-        w1 = tl.zeros([BLOCK], tl.uint64) + call.to(tl.uint64)
+        w1 = tl.zeros([BLOCK], tl.uint64) + (tl.load(call).to(tl.uint64) & words)
         w2 = tl.zeros([BLOCK], tl.uint64) + rank.to(tl.uint64)
         w3 = tl.zeros([BLOCK], tl.uint64) + stream.to(tl.uint64)
         k0 = tl.zeros([BLOCK], tl.uint64) + seed_low.to(tl.uint64)

@@ -327,20 +327,23 @@ def decide_reuse(
     usable,  # int64: becomes ``reached`` where these are taken, else 0
     listed,  # int64: or where these are ranked, as a sample has found a bound
     lengths,  # int64: or all there are, where all are ranked
+    SEARCHES: tl.constexpr,  # thresholds are searched for
     HELD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Entries that reach a threshold are taken if they are k/2 to the most there may be; those that reach a bound of a
-    sample are ranked if they are k to what ``ranked.room_of`` says. BEYOND no entry reaches."""
+    """Entries that reach a threshold are taken if they are k/2 (SEARCHES: k) to the most there may be; those that reach
+    a bound of a sample are ranked if they are k (2k + 1) to what ``launches.room_of`` says. BEYOND no entry reaches."""
     part = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = part < parts
     found = tl.load(reached + part, mask=inside, other=0)
     k = said_of(table, parts, part, inside, WANTED)
     size = said_of(table, parts, part, inside, SIZE)
     wanted = tl.load(reuses + part, mask=inside, other=0) > 0
-    taken = tl.where(wanted & (2 * found >= k) & (found <= tl.minimum(2 * k, size)), found, 0)
-    room = tl.minimum(size, tl.maximum(2 * k, size // 64))
-    ranked = tl.where((~wanted) & (found >= k) & (found <= room), found, 0)
+    scarce = k if SEARCHES else (k + 1) // 2
+    least = 2 * k + 1 if SEARCHES else k
+    taken = tl.where(wanted & (found >= scarce) & (found <= tl.minimum(2 * k, size)), found, 0)
+    room = tl.minimum(size, tl.maximum(2 * least, size // 64))
+    ranked = tl.where((~wanted) & (found >= least) & (found <= room), found, 0)
     ranks = (taken == 0) & (ranked == 0)
     if HELD:
         ranks = ranks & takes_part(table, parts, part, inside, active)
