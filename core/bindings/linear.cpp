@@ -12,6 +12,7 @@
 #include "linear/descent.hpp"
 #include "linear/gradient.hpp"
 #include "linear/libsvm.hpp"
+#include "linear/newton.hpp"
 #include "linear/numbering.hpp"
 #include "linear/rank_gradient.hpp"
 
@@ -30,6 +31,14 @@ nb::list damaged_of(const ParsedRows& found) {
     lines.append(nb::make_tuple(one.line, one.damage, nb::bytes(one.token.data(), one.token.size())));
   }
   return lines;
+}
+
+// Sums by Python's function, in the thread that has called step().
+Newton::Reduce reduce_by(nb::callable act) {
+  return [act = std::move(act)](std::span<double> sums, std::size_t by_feature) {
+    const nb::gil_scoped_acquire locked;
+    act(reinterpret_cast<std::uintptr_t>(sums.data()), sums.size(), by_feature);
+  };
 }
 
 }  // namespace
@@ -243,6 +252,58 @@ void bind_linear(nb::module_& module) {
                          memory<double>(scores, rows));
           },
           nb::arg("block"), nb::arg("changes"), nb::arg("count"), nb::arg("scores"), nb::arg("rows"), unlocked);
+  nb::class_<Newton::Step>(module, "NewtonStep")
+      .def_ro("loss", &Newton::Step::loss)
+      .def_ro("objective", &Newton::Step::objective)
+      .def_ro("gap", &Newton::Step::gap)
+      .def_ro("sums", &Newton::Step::sums)
+      .def_ro("converged", &Newton::Step::converged)
+      .def_ro("stuck", &Newton::Step::stuck);
+  nb::class_<Newton>(module, "Newton")
+      .def(
+          "__init__",
+          [](Newton* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::uintptr_t targets,
+             std::uintptr_t row_weights, double total_weight, std::size_t features, Loss loss, double l2,
+             bool with_bias, double tolerance, Team& team, nb::callable reduce) {
+            const std::size_t all = rows.offsets.size() - 1;
+            const Newton::Problem problem{.rows = rows,
+                                          .chosen = memory<const std::uint64_t>(chosen, count),
+                                          .targets = memory<const float>(targets, all),
+                                          .row_weights = memory<const float>(row_weights, row_weights == 0 ? 0 : all),
+                                          .total_weight = total_weight,
+                                          .features = features,
+                                          .loss = loss,
+                                          .l2 = l2,
+                                          .with_bias = with_bias,
+                                          .tolerance = tolerance};
+            new (self) Newton(problem, team, reduce_by(std::move(reduce)));
+          },
+          nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("targets"), nb::arg("row_weights"),
+          nb::arg("total_weight"), nb::arg("features"), nb::arg("loss"), nb::arg("l2"), nb::arg("with_bias"),
+          nb::arg("tolerance"), nb::arg("team"), nb::arg("reduce"), nb::keep_alive<1, 13>())
+      .def("step", &Newton::step, unlocked)
+      .def(
+          "write_weights",
+          [](const Newton& newton, std::uintptr_t out, std::size_t count) {
+            newton.write_weights(memory<float>(out, count));
+          },
+          nb::arg("out"), nb::arg("count"))
+      .def_prop_ro("bias", &Newton::bias)
+      .def_prop_ro("dual_count", [](const Newton& newton) { return newton.duals().size(); })
+      .def(
+          "write_duals",
+          [](const Newton& newton, std::uintptr_t out) {
+            std::ranges::copy(newton.duals(), reinterpret_cast<double*>(out));
+          },
+          nb::arg("out"))
+      .def("settle", &Newton::settle)
+      .def(
+          "restore",
+          [](Newton& newton, std::uintptr_t weights, std::size_t count, double bias, std::uintptr_t duals,
+             std::size_t dual_count) {
+            newton.restore(memory<const float>(weights, count), bias, memory<const double>(duals, dual_count));
+          },
+          nb::arg("weights"), nb::arg("count"), nb::arg("bias"), nb::arg("duals"), nb::arg("dual_count"));
   module.def(
       "sum_losses",
       [](std::uintptr_t scores, std::uintptr_t targets, std::size_t rows, double bias, Loss loss) {

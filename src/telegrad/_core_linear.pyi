@@ -1,5 +1,6 @@
 """The part of ``_core`` for linear models (``core/bindings/linear.cpp``). The stub alone is in several."""
 
+from collections.abc import Callable
 from enum import Enum
 
 class Damage(Enum):
@@ -106,5 +107,38 @@ class Columns:
         curvatures: int,
     ) -> None: ...
     def move(self, block: int, changes: int, count: int, scores: int, rows: int) -> None: ...
+
+class NewtonStep:
+    loss: float
+    objective: float
+    gap: float
+    sums: int
+    converged: bool
+    stuck: bool
+
+class Newton:
+    bias: float
+    dual_count: int
+    def __init__(
+        self,
+        rows: RowsView,
+        chosen: int,
+        count: int,
+        targets: int,
+        row_weights: int,
+        total_weight: float,
+        features: int,
+        loss: Loss,
+        l2: float,
+        with_bias: bool,
+        tolerance: float,
+        team: Team,
+        reduce: Callable[[int, int, int], None],
+    ) -> None: ...
+    def step(self) -> NewtonStep: ...
+    def write_weights(self, out: int, count: int) -> None: ...
+    def write_duals(self, out: int) -> None: ...
+    def settle(self) -> None: ...
+    def restore(self, weights: int, count: int, bias: float, duals: int, dual_count: int) -> None: ...
 
 def sum_losses(scores: int, targets: int, rows: int, bias: float, loss: Loss) -> tuple[float, float]: ...
