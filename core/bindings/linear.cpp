@@ -54,13 +54,15 @@ void bind_linear(nb::module_& module) {
       .value("not_rising", Damage::not_rising)
       .value("beyond_32_bits", Damage::beyond_32_bits)
       .value("beyond_features", Damage::beyond_features)
-      .value("query_id", Damage::query_id);
+      .value("query_id", Damage::query_id)
+      .value("bad_weight", Damage::bad_weight);
   nb::class_<ParsedRows>(module, "ParsedRows")
       .def_ro("rows", &ParsedRows::rows)
       .def_ro("entries", &ParsedRows::entries)
       .def_ro("lines", &ParsedRows::lines)
       .def_ro("features", &ParsedRows::features)
       .def_ro("damaged", &ParsedRows::damaged)
+      .def_ro("weighted", &ParsedRows::weighted)
       .def_ro("complete", &ParsedRows::complete)
       .def_prop_ro("first_damaged", &damaged_of);
   module.def(
@@ -82,13 +84,14 @@ void bind_linear(nb::module_& module) {
       .def(
           "__init__",
           [](RowsOut* self, std::uintptr_t offsets, std::uintptr_t indices, std::uintptr_t values,
-             std::uintptr_t labels, std::uintptr_t starts, std::size_t rows, std::size_t entries) {
+             std::uintptr_t labels, std::uintptr_t starts, std::uintptr_t weights, std::size_t rows,
+             std::size_t entries) {
             new (self) RowsOut{memory<std::uint64_t>(offsets, rows + 1), memory<std::uint32_t>(indices, entries),
                                memory<float>(values, entries), memory<float>(labels, rows),
-                               memory<std::uint64_t>(starts, rows)};
+                               memory<std::uint64_t>(starts, rows), memory<float>(weights, rows)};
           },
           nb::arg("offsets"), nb::arg("indices"), nb::arg("values"), nb::arg("labels"), nb::arg("starts"),
-          nb::arg("rows"), nb::arg("entries"));
+          nb::arg("weights"), nb::arg("rows"), nb::arg("entries"));
   nb::class_<RowsView>(module, "RowsView")
       .def(
           "__init__",

@@ -13,6 +13,7 @@ class Damage(Enum):
     beyond_32_bits = ...
     beyond_features = ...
     query_id = ...
+    bad_weight = ...
 
 class ParsedRows:
     rows: int
@@ -20,6 +21,7 @@ class ParsedRows:
     lines: int
     features: int
     damaged: int
+    weighted: bool
     complete: bool
     first_damaged: list[tuple[int, Damage, bytes]]
 
@@ -28,7 +30,15 @@ def libsvm_bounds(text: int, size: int) -> tuple[int, int]: ...
 
 class RowsOut:
     def __init__(
-        self, offsets: int, indices: int, values: int, labels: int, starts: int, rows: int, entries: int
+        self,
+        offsets: int,
+        indices: int,
+        values: int,
+        labels: int,
+        starts: int,
+        weights: int,
+        rows: int,
+        entries: int,
     ) -> None: ...
 
 class RowsView:
