@@ -53,13 +53,13 @@ void measure(const char* name, const std::string& text) {
   const linear::RowBounds bounds = linear::bounds_of(text);
   std::vector<std::uint64_t> offsets(bounds.rows + 1), starts(bounds.rows);
   std::vector<std::uint32_t> indices(bounds.entries);
-  std::vector<float> values(bounds.entries), labels(bounds.rows);
+  std::vector<float> values(bounds.entries), labels(bounds.rows), weights(bounds.rows);
   std::string copy(text.size(), '\0');
   double parse_s = std::numeric_limits<double>::infinity(), count_s = parse_s, copy_s = parse_s;
   for (int round = 0; round < kRounds; ++round) {
     count_s = std::min(count_s, seconds([&] { TELEGRAD_CHECK(linear::bounds_of(text).rows == bounds.rows); }));
     parse_s = std::min(parse_s, seconds([&] {
-      TELEGRAD_CHECK(linear::parse_libsvm(text, {}, {offsets, indices, values, labels, starts}).complete);
+      TELEGRAD_CHECK(linear::parse_libsvm(text, {}, {offsets, indices, values, labels, starts, weights}).complete);
     }));
     copy_s = std::min(copy_s, seconds([&] { std::copy(text.begin(), text.end(), copy.begin()); }));
   }

@@ -12,6 +12,7 @@
 #include "linear/descent.hpp"
 #include "linear/gradient.hpp"
 #include "linear/libsvm.hpp"
+#include "linear/newton.hpp"
 #include "linear/numbering.hpp"
 #include "linear/rank_gradient.hpp"
 
@@ -32,6 +33,14 @@ nb::list damaged_of(const ParsedRows& found) {
   return lines;
 }
 
+// Sums by Python's function, in the thread that has called step().
+Newton::Reduce reduce_by(nb::callable act) {
+  return [act = std::move(act)](std::span<double> sums, std::size_t by_feature) {
+    const nb::gil_scoped_acquire locked;
+    act(reinterpret_cast<std::uintptr_t>(sums.data()), sums.size(), by_feature);
+  };
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& module) {
@@ -45,13 +54,15 @@ void bind_linear(nb::module_& module) {
       .value("not_rising", Damage::not_rising)
       .value("beyond_32_bits", Damage::beyond_32_bits)
       .value("beyond_features", Damage::beyond_features)
-      .value("query_id", Damage::query_id);
+      .value("query_id", Damage::query_id)
+      .value("bad_weight", Damage::bad_weight);
   nb::class_<ParsedRows>(module, "ParsedRows")
       .def_ro("rows", &ParsedRows::rows)
       .def_ro("entries", &ParsedRows::entries)
       .def_ro("lines", &ParsedRows::lines)
       .def_ro("features", &ParsedRows::features)
       .def_ro("damaged", &ParsedRows::damaged)
+      .def_ro("weighted", &ParsedRows::weighted)
       .def_ro("complete", &ParsedRows::complete)
       .def_prop_ro("first_damaged", &damaged_of);
   module.def(
@@ -73,13 +84,14 @@ void bind_linear(nb::module_& module) {
       .def(
           "__init__",
           [](RowsOut* self, std::uintptr_t offsets, std::uintptr_t indices, std::uintptr_t values,
-             std::uintptr_t labels, std::uintptr_t starts, std::size_t rows, std::size_t entries) {
+             std::uintptr_t labels, std::uintptr_t starts, std::uintptr_t weights, std::size_t rows,
+             std::size_t entries) {
             new (self) RowsOut{memory<std::uint64_t>(offsets, rows + 1), memory<std::uint32_t>(indices, entries),
                                memory<float>(values, entries), memory<float>(labels, rows),
-                               memory<std::uint64_t>(starts, rows)};
+                               memory<std::uint64_t>(starts, rows), memory<float>(weights, rows)};
           },
           nb::arg("offsets"), nb::arg("indices"), nb::arg("values"), nb::arg("labels"), nb::arg("starts"),
-          nb::arg("rows"), nb::arg("entries"));
+          nb::arg("weights"), nb::arg("rows"), nb::arg("entries"));
   nb::class_<RowsView>(module, "RowsView")
       .def(
           "__init__",
@@ -243,6 +255,58 @@ void bind_linear(nb::module_& module) {
                          memory<double>(scores, rows));
           },
           nb::arg("block"), nb::arg("changes"), nb::arg("count"), nb::arg("scores"), nb::arg("rows"), unlocked);
+  nb::class_<Newton::Step>(module, "NewtonStep")
+      .def_ro("loss", &Newton::Step::loss)
+      .def_ro("objective", &Newton::Step::objective)
+      .def_ro("gap", &Newton::Step::gap)
+      .def_ro("sums", &Newton::Step::sums)
+      .def_ro("converged", &Newton::Step::converged)
+      .def_ro("stuck", &Newton::Step::stuck);
+  nb::class_<Newton>(module, "Newton")
+      .def(
+          "__init__",
+          [](Newton* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::uintptr_t targets,
+             std::uintptr_t row_weights, double total_weight, std::size_t features, Loss loss, double l2,
+             bool with_bias, double tolerance, Team& team, nb::callable reduce) {
+            const std::size_t all = rows.offsets.size() - 1;
+            const Newton::Problem problem{.rows = rows,
+                                          .chosen = memory<const std::uint64_t>(chosen, count),
+                                          .targets = memory<const float>(targets, all),
+                                          .row_weights = memory<const float>(row_weights, row_weights == 0 ? 0 : all),
+                                          .total_weight = total_weight,
+                                          .features = features,
+                                          .loss = loss,
+                                          .l2 = l2,
+                                          .with_bias = with_bias,
+                                          .tolerance = tolerance};
+            new (self) Newton(problem, team, reduce_by(std::move(reduce)));
+          },
+          nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("targets"), nb::arg("row_weights"),
+          nb::arg("total_weight"), nb::arg("features"), nb::arg("loss"), nb::arg("l2"), nb::arg("with_bias"),
+          nb::arg("tolerance"), nb::arg("team"), nb::arg("reduce"), nb::keep_alive<1, 13>())
+      .def("step", &Newton::step, unlocked)
+      .def(
+          "write_weights",
+          [](const Newton& newton, std::uintptr_t out, std::size_t count) {
+            newton.write_weights(memory<float>(out, count));
+          },
+          nb::arg("out"), nb::arg("count"))
+      .def_prop_ro("bias", &Newton::bias)
+      .def_prop_ro("dual_count", [](const Newton& newton) { return newton.duals().size(); })
+      .def(
+          "write_duals",
+          [](const Newton& newton, std::uintptr_t out) {
+            std::ranges::copy(newton.duals(), reinterpret_cast<double*>(out));
+          },
+          nb::arg("out"))
+      .def("settle", &Newton::settle)
+      .def(
+          "restore",
+          [](Newton& newton, std::uintptr_t weights, std::size_t count, double bias, std::uintptr_t duals,
+             std::size_t dual_count) {
+            newton.restore(memory<const float>(weights, count), bias, memory<const double>(duals, dual_count));
+          },
+          nb::arg("weights"), nb::arg("count"), nb::arg("bias"), nb::arg("duals"), nb::arg("dual_count"));
   module.def(
       "sum_losses",
       [](std::uintptr_t scores, std::uintptr_t targets, std::size_t rows, double bias, Loss loss) {

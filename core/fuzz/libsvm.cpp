@@ -20,7 +20,7 @@ using namespace telegrad::linear;
 struct Rows {
   std::vector<std::uint64_t> offsets, starts;
   std::vector<std::uint32_t> indices;
-  std::vector<float> values, labels;
+  std::vector<float> values, labels, weights;
   ParsedRows parsed;
 };
 
@@ -35,12 +35,14 @@ Rows parse(std::string_view text, const LibsvmFormat& format) {
             .indices = std::vector<std::uint32_t>(bounds.entries),
             .values = std::vector<float>(bounds.entries),
             .labels = std::vector<float>(bounds.rows),
+            .weights = std::vector<float>(bounds.rows),
             .parsed = {}};
-  rows.parsed = parse_libsvm(own, format, {rows.offsets, rows.indices, rows.values, rows.labels, rows.starts});
+  rows.parsed = parse_libsvm(own, format, {rows.offsets, rows.indices, rows.values, rows.labels, rows.starts, rows.weights});
   TELEGRAD_CHECK(rows.parsed.rows <= bounds.rows && rows.parsed.entries <= bounds.entries);
   rows.offsets.resize(rows.parsed.rows + 1);
   rows.starts.resize(rows.parsed.rows);
   rows.labels.resize(rows.parsed.rows);
+  rows.weights.resize(rows.parsed.rows);
   rows.indices.resize(rows.parsed.entries);
   rows.values.resize(rows.parsed.entries);
   return rows;
@@ -52,6 +54,7 @@ void check_sound(const Rows& rows, std::string_view text, const LibsvmFormat& fo
   TELEGRAD_CHECK(rows.parsed.complete || rows.parsed.first_damaged.size() == 1);
   for (std::size_t row = 0; row < rows.parsed.rows; ++row) {
     TELEGRAD_CHECK(rows.offsets[row] <= rows.offsets[row + 1] && std::isfinite(rows.labels[row]));
+    TELEGRAD_CHECK(std::isfinite(rows.weights[row]) && rows.weights[row] >= 0);
     TELEGRAD_CHECK(rows.starts[row] == 0 || text[rows.starts[row] - 1] == '\n');
     for (std::uint64_t i = rows.offsets[row]; i < rows.offsets[row + 1]; ++i) {
       TELEGRAD_CHECK(rows.indices[i] < rows.parsed.features && std::isfinite(rows.values[i]));
@@ -84,11 +87,12 @@ std::size_t read_libsvm_text(ConstBytes input) {
     joined.indices.insert(joined.indices.end(), part.indices.begin(), part.indices.end());
     joined.values.insert(joined.values.end(), part.values.begin(), part.values.end());
     joined.labels.insert(joined.labels.end(), part.labels.begin(), part.labels.end());
+    joined.weights.insert(joined.weights.end(), part.weights.begin(), part.weights.end());
     for (const std::uint64_t start : part.starts) joined.starts.push_back(range.begin + start);
     lines += part.parsed.lines;
   }
   TELEGRAD_CHECK(lines == whole.parsed.lines && joined.starts == whole.starts && joined.indices == whole.indices);
-  TELEGRAD_CHECK(joined.values == whole.values && joined.labels == whole.labels);
+  TELEGRAD_CHECK(joined.values == whole.values && joined.labels == whole.labels && joined.weights == whole.weights);
   return whole.parsed.rows;
 }
 

@@ -63,9 +63,17 @@ class Parser {
     if (ends_line(*at)) return false;
     token = at;
     float label = 0;
-    damage = read_number(at, label, Damage::bad_label);
+    float weight = 1;
+    damage = read_label(at, label, weight);
     if (damage != Damage::none) return false;
     out_.labels[found_.rows] = label;
+    out_.weights[found_.rows] = weight;
+    while (is_blank(*at)) ++at;
+    if (names_query(at)) {
+      token = at;
+      damage = pass_query(at);
+      if (damage != Damage::none) return false;
+    }
     // Local copies: the compiler cannot know that stores of entries leave the members alone.
     std::uint32_t* const indices = out_.indices.data();
     float* const values = out_.values.data();
@@ -91,10 +99,32 @@ class Parser {
     return true;
   }
 
+  // A label, or a label and a weight with a colon between.
+  Damage read_label(const char*& at, float& label, float& weight) {
+    const Decimal read = read_decimal(at, label);
+    if (read == Decimal::malformed || !(ends_token(*at) || *at == ':')) return Damage::bad_label;
+    if (read == Decimal::too_large) return Damage::not_finite;
+    if (*at != ':') return Damage::none;
+    ++at;
+    const Damage damage = read_number(at, weight, Damage::bad_weight);
+    if (damage == Damage::none && weight < 0) return Damage::bad_weight;
+    found_.weighted = found_.weighted || damage == Damage::none;
+    return damage;
+  }
+
+  static bool names_query(const char* at) { return *at == 'q' && at[1] == 'i' && at[2] == 'd' && at[3] == ':'; }
+
+  static Damage pass_query(const char*& at) {
+    at += 4;
+    const char* const first = at;
+    while (detail::digit_of(*at) <= 9) ++at;
+    return at == first || !ends_token(*at) ? Damage::query_id : Damage::none;
+  }
+
   Damage read_index(const char*& at, std::uint64_t& index) const {
     const char* const first = at;
     unsigned digit = detail::digit_of(*at);
-    if (digit > 9) return *at == 'q' && at[1] == 'i' && at[2] == 'd' && at[3] == ':' ? Damage::query_id : Damage::bad_index;
+    if (digit > 9) return names_query(at) ? Damage::query_id : Damage::bad_index;
     std::uint64_t named = 0;
     for (; digit <= 9; digit = detail::digit_of(*++at)) named = named * 10 + digit;
     if (*at != ':') return Damage::bad_index;

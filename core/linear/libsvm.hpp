@@ -1,8 +1,9 @@
 #pragma once
-// LIBSVM text to rows in compressed form: `label index:value index:value … # comment`, one row a line.
+// LIBSVM text to rows in compressed form: `label[:weight] [qid:n] index:value index:value … # comment`, one row a line.
 //
 // Indices rise strictly within a line. Blank lines and lines of a comment alone are no rows. Lines end with LF or CRLF; the
-// last one needs no end. `qid:` of ranking data is refused: rows that belong together are no business of linear models.
+// last one needs no end. `qid:` of ranking data, behind the label, is passed over: linear models need not know which rows
+// belong together.
 
 #include <cstdint>
 #include <span>
@@ -44,7 +45,8 @@ enum class Damage : std::uint8_t {
   not_rising,
   beyond_32_bits,
   beyond_features,  // as declared: ends the parsing in any case, since rather the declaration is wrong
-  query_id,
+  query_id,  // that is no whole number, or not behind the label
+  bad_weight,
 };
 
 struct DamagedLine {
@@ -59,13 +61,15 @@ struct LibsvmFormat {
   bool strict = true;  // the first damaged line ends the parsing; otherwise it is left out, and counted
 };
 
-/// Where rows go: `offsets` has one element more than there are rows, `starts` each row's first byte in the text.
+/// Where rows go: `offsets` has one element more than there are rows, `starts` each row's first byte in the text. A row
+/// without a weight has 1.
 struct RowsOut {
   std::span<std::uint64_t> offsets;
   std::span<std::uint32_t> indices;
   std::span<float> values;
   std::span<float> labels;
   std::span<std::uint64_t> starts;
+  std::span<float> weights;
 };
 
 struct ParsedRows {
@@ -74,6 +78,7 @@ struct ParsedRows {
   std::uint64_t lines = 0;
   std::uint64_t features = 0;  // one more than the largest index found, from 0
   std::uint64_t damaged = 0;
+  bool weighted = false;   // some row has a weight
   bool complete = true;  // false: the last damaged line has ended the parsing
   std::vector<DamagedLine> first_damaged;
 

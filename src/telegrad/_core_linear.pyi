@@ -1,5 +1,6 @@
 """The part of ``_core`` for linear models (``core/bindings/linear.cpp``). The stub alone is in several."""
 
+from collections.abc import Callable
 from enum import Enum
 
 class Damage(Enum):
@@ -12,6 +13,7 @@ class Damage(Enum):
     beyond_32_bits = ...
     beyond_features = ...
     query_id = ...
+    bad_weight = ...
 
 class ParsedRows:
     rows: int
@@ -19,6 +21,7 @@ class ParsedRows:
     lines: int
     features: int
     damaged: int
+    weighted: bool
     complete: bool
     first_damaged: list[tuple[int, Damage, bytes]]
 
@@ -27,7 +30,15 @@ def libsvm_bounds(text: int, size: int) -> tuple[int, int]: ...
 
 class RowsOut:
     def __init__(
-        self, offsets: int, indices: int, values: int, labels: int, starts: int, rows: int, entries: int
+        self,
+        offsets: int,
+        indices: int,
+        values: int,
+        labels: int,
+        starts: int,
+        weights: int,
+        rows: int,
+        entries: int,
     ) -> None: ...
 
 class RowsView:
@@ -106,5 +117,38 @@ class Columns:
         curvatures: int,
     ) -> None: ...
     def move(self, block: int, changes: int, count: int, scores: int, rows: int) -> None: ...
+
+class NewtonStep:
+    loss: float
+    objective: float
+    gap: float
+    sums: int
+    converged: bool
+    stuck: bool
+
+class Newton:
+    bias: float
+    dual_count: int
+    def __init__(
+        self,
+        rows: RowsView,
+        chosen: int,
+        count: int,
+        targets: int,
+        row_weights: int,
+        total_weight: float,
+        features: int,
+        loss: Loss,
+        l2: float,
+        with_bias: bool,
+        tolerance: float,
+        team: Team,
+        reduce: Callable[[int, int, int], None],
+    ) -> None: ...
+    def step(self) -> NewtonStep: ...
+    def write_weights(self, out: int, count: int) -> None: ...
+    def write_duals(self, out: int) -> None: ...
+    def settle(self) -> None: ...
+    def restore(self, weights: int, count: int, bias: float, duals: int, dual_count: int) -> None: ...
 
 def sum_losses(scores: int, targets: int, rows: int, bias: float, loss: Loss) -> tuple[float, float]: ...

@@ -27,11 +27,12 @@ _OWN = {
     "square_indices": (1, "u"),
     "squares": (1, "f"),
     "bias_squares": (0, "f"),
+    "duals": (1, "f"),
     "settings": (0, "U"),
     "data": (1, "f"),
     "epochs": (2, "f"),
 }
-_MAY_CHANGE = ("epochs", "threads")
+_MAY_CHANGE = ("epochs", "threads", "tol")
 _FIELDS = [one.name for one in dataclasses.fields(EpochReport)]
 _COUNTS = ("epoch", "steps", "entries")
 _SAME = 1e-6  # ranks sum what describes the data in an order of their own
@@ -91,6 +92,7 @@ class Checkpoint:
             "square_indices": indices,
             "squares": squares[indices],
             "bias_squares": np.float64(state.bias_squares),
+            "duals": np.zeros(0) if state.duals is None else state.duals,
             "settings": np.str_(json.dumps(dict(self.settings))),
             "data": np.array(dataclasses.astuple(self.data), np.float64),
             "epochs": np.array([dataclasses.astuple(one) for one in self.reports], np.float64),
@@ -133,7 +135,10 @@ class Checkpoint:
             ):
                 raise ValueError("numbers that no training has")
             squares = _squares_of(arrays, data.features) if settings["optimizer"] == "adagrad" else None
-            return cls(State(model, squares, bias_squares), reports, settings, data)
+            duals = arrays["duals"].astype(np.float64) if settings["optimizer"] == "dual" else None
+            if duals is not None and not (duals.size and ((duals >= 0) & (duals <= 1)).all() and duals[-1] > 0):
+                raise ValueError("dual variables that no training has")
+            return cls(State(model, squares, bias_squares, duals), reports, settings, data)
         except MemoryError:
             raise
         except Exception as error:  # arrays of any kind lead numpy to errors of many kinds
@@ -219,8 +224,10 @@ class Checkpoints:
             if not is_same:
                 what = name.replace("_", " ")
                 self._refuse(f"data whose {what} is {before[name]:{form}}, and here it is {value:{form}}")
-        if len(found.reports) > settings.epochs:
-            self._refuse(f"{len(found.reports)} epochs, and here are epochs={settings.epochs}")
+        if len(found.reports) > settings.most_epochs:
+            self._refuse(f"{len(found.reports)} epochs, and here are epochs={settings.most_epochs}")
+        if found.state.duals is not None and found.state.duals.size != self._problem.share.trained_total + 1:
+            self._refuse("dual variables of other rows")
 
     def _refuse(self, what: str) -> NoReturn:
         raise ValueError(
@@ -230,7 +237,8 @@ class Checkpoints:
 
 
 def _settings_of(settings: TrainingSettings) -> dict[str, Any]:
-    return {name: value for name, value in dataclasses.asdict(settings).items() if name not in _MAY_CHANGE}
+    chosen = dataclasses.asdict(settings) | {"optimizer": settings.method, "batch": settings.rows_a_step}
+    return {name: value for name, value in chosen.items() if name not in _MAY_CHANGE}
 
 
 def _squares_of(arrays: Mapping[str, Any], features: int) -> F32:
@@ -254,13 +262,13 @@ def _from_rank_0(
     reports = [EpochReport(*report) for report in json.loads(about)]
     if not reports:
         return None, []
-    with_squares = problem.settings.optimizer == "adagrad"
     if state is None:
-        zeros = [np.zeros(problem.features, np.float32) for _ in range(1 + with_squares)]
-        state = State(problem.model(zeros[0], 0.0), zeros[1] if with_squares else None)
+        squares = np.zeros(problem.all_features, np.float32) if problem.settings.method == "adagrad" else None
+        duals = np.zeros(problem.share.trained_total + 1) if problem.settings.method == "dual" else None
+        state = State(problem.model(np.zeros(problem.features, np.float32), 0.0), squares, duals=duals)
     numbers = np.array([state.model.bias, state.bias_squares])
-    for array in (state.model.weights, state.squares, numbers):
+    for array in (state.model.weights, state.squares, state.duals, numbers):
         if array is not None:
             comm.broadcast(array, 0)
     bias, bias_squares = numbers.tolist()
-    return State(problem.model(state.model.weights, bias), state.squares, bias_squares), reports
+    return State(dataclasses.replace(state.model, bias=bias), state.squares, bias_squares, state.duals), reports

@@ -222,10 +222,11 @@ def _said_by(head: bytes) -> int | None:
 # up.
 
 _MAGIC = b"telegrad rows\n"
-_VERSION = 2
+_VERSION = 3
 _HEADER_BYTES = 8192
 _ALIGNMENT = 64
 _ARRAYS = {"offsets": "uint64", "starts": "uint64", "labels": "float32", "indices": "uint32", "values": "float32"}
+_ARRAYS |= {"weights": "float32"}  # none, or one for each row
 
 
 def cache_path(file: Path, rank: int, world_size: int) -> Path:
@@ -269,7 +270,7 @@ def keep(
     at = _HEADER_BYTES
     places = {}
     for name in _ARRAYS:
-        array = getattr(rows, name)
+        array = _array_of(rows, name)
         places[name] = (at, array.size)
         at += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     header = {
@@ -294,7 +295,7 @@ def keep(
                 place.write(text.ljust(_HEADER_BYTES))
                 for array, (begin, _) in places.items():
                     place.seek(begin)
-                    place.write(getattr(rows, array).data)
+                    place.write(_array_of(rows, array).data)
                 place.truncate(at)
             os.chmod(name, stat.S_IMODE(state.st_mode) | stat.S_IWUSR)  # who may read the text may read its rows
             os.replace(name, target)
@@ -305,6 +306,11 @@ def keep(
             for other in _shares_of(file):
                 if not other.name.endswith(f"of{world_size}.rows"):
                     other.unlink(missing_ok=True)
+
+
+def _array_of(rows: Rows, name: str) -> Any:
+    array = getattr(rows, name)
+    return np.empty(0, _ARRAYS[name]) if array is None else array
 
 
 def _shares_of(file: Path) -> list[Path]:
@@ -336,7 +342,7 @@ def _load(path: Path, made_of: Mapping[str, Any]) -> tuple[Rows, int] | None:
         arrays = {}
         for name, dtype in _ARRAYS.items():
             at, size = header["arrays"][name]
-            arrays[name] = np.frombuffer(memory, dtype, size, at)
+            arrays[name] = np.frombuffer(memory, dtype, size, at) if size or name != "weights" else None
         rows = Rows(
             **arrays,
             n_features=header["n_features"],
@@ -370,7 +376,8 @@ _REASONS = {
     "not_rising": "{!r}: indices must rise within a line, and occur once",
     "beyond_32_bits": "{!r}: indices must be below 2**32 - 1; hash them",
     "beyond_features": "{!r} is beyond the {features} features that are declared: declare more, or none",
-    "query_id": "{!r}: ranking data (qid) is not supported: remove these tokens",
+    "query_id": "{!r}: qid must be a whole number right behind the label",
+    "bad_weight": "{!r}: a label's weight must be a finite number, 0 or more",
 }
 
 
@@ -420,6 +427,8 @@ def read_libsvm(
 ) -> Rows:
     """The rows of this rank's share of a LIBSVM file: ``label index:value index:value …``, one a line.
 
+    A label may be ``label:weight``, as XGBoost has it, with the row's weight. ``qid:n`` behind it is passed over.
+
     ``rank`` reads one of ``world_size`` equal ranges of the text's bytes. A ``.gz``, ``.bz2``, ``.xz`` or ``.zst``
     (needs ``zstandard``) file is decompressed up to there, and once before if there are several ranks. Blank lines and
     ``# comments`` are skipped. A pipe is read to its end, by one rank.
@@ -434,9 +443,9 @@ def read_libsvm(
       or these arguments change. One of the whole file serves every rank. If it cannot be written, nothing is kept.
 
     Raises ``DamagedLine``, a ``ValueError`` with the line number from 1, for a label, index or value that is missing,
-    NaN or Inf, indices that do not rise, or ``qid``. Raises ``ValueError`` for an index beyond ``features``, a damaged
-    archive or one with a wrong suffix, an empty file, a comment that contradicts ``zero_based``, and bad arguments.
-    Raises ``TypeError``, ``OSError``, and ``ImportError`` without ``zstandard``."""
+    NaN or Inf, indices that do not rise, or a ``qid`` elsewhere. Raises ``ValueError`` for an index beyond ``features``,
+    a damaged archive or one with a wrong suffix, an empty file, a comment that contradicts ``zero_based``, and bad
+    arguments. Raises ``TypeError``, ``OSError``, and ``ImportError`` without ``zstandard``."""
     how = LibsvmFormat(features, zero_based, strict)
     world_size = checked_integer(world_size, "world_size", "an int of at least 1")
     if world_size < 1:
@@ -544,13 +553,14 @@ def _parse(
     most_rows, most_entries = _core.libsvm_bounds(text.ctypes.data, text.size)
     offsets, starts = np.empty(most_rows + 1, np.uint64), np.empty(most_rows, np.uint64)
     labels, values = np.empty(most_rows, np.float32), np.empty(most_entries, np.float32)
-    indices = np.empty(most_entries, np.uint32)
+    indices, weights = np.empty(most_entries, np.uint32), np.empty(most_rows, np.float32)
     out = _core.RowsOut(
         offsets.ctypes.data,
         indices.ctypes.data,
         values.ctypes.data,
         labels.ctypes.data,
         starts.ctypes.data,
+        weights.ctypes.data,
         most_rows,
         most_entries,
     )
@@ -579,5 +589,6 @@ def _parse(
         said,
         base.number,
         base.source == "guess",
+        weights[: found.rows] if found.weighted else None,
     )
     return rows, found.lines

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from telegrad import Communicator
 from telegrad.communicator.operands import checked_flag, checked_number
 from telegrad.communicator.texts import all_gather_text, own_error_first
-from telegrad.linear.losses import F32, gap_above_optimum
-from telegrad.linear.problem import TrainingSettings
+from telegrad.linear.losses import F32
+from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
 from telegrad.linear.rows import Rows
 from telegrad.linear.training import objective, train
 
@@ -31,14 +31,16 @@ try:
     from sklearn.utils import check_random_state
     from sklearn.utils.extmath import safe_sparse_dot
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ModuleNotFoundError as error:
     raise ImportError("estimators need scikit-learn: pip install 'telegrad[estimators]'") from error
 
 F64 = npt.NDArray[np.float64]
-_Checked = tuple[Any, Any, TrainingSettings]
+_Checked = tuple[Any, Any, Any, TrainingSettings]
+"""Rows, classes or numbers, the rows' weights or ``None``, and what they are trained with."""
 
 _CONVERGED = 0.01  # above the optimum
+_STEPS = 100  # at most, to find the optimum for a comparison
 # of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
 _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 
@@ -50,6 +52,7 @@ class _Fitted:
 
     weights: F32
     bias: float
+    epochs: int
     gap: float
     reached: float
     without: float | None
@@ -60,8 +63,10 @@ class _Linear(BaseEstimator):
 
     comm: Communicator | None
     random_state: Any
-    max_iter: int
-    batch: int
+    max_iter: int | None
+    tol: float
+    optimizer: str
+    batch: int | None
     learning_rate: float | None
     decay: float
     fit_intercept: bool
@@ -87,7 +92,7 @@ class _Linear(BaseEstimator):
         own: dict[str, Any] = {}
         try:
             checked, said_of_data = look()
-            X, _, settings = checked  # noqa: N806
+            X, _, _, settings = checked  # noqa: N806
             own = {"rows": X.shape[0], "features": X.shape[1], "seed": settings.seed, **said_of_data}
             own["settings"] = self._told()
             text = json.dumps(own) if self.comm is not None else ""
@@ -105,20 +110,24 @@ class _Linear(BaseEstimator):
 
     def _settings(self, loss: str) -> TrainingSettings:
         """Of this rank, but for the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
-        if isinstance(self.max_iter, bool) or not isinstance(self.max_iter, (int, np.integer)) or self.max_iter < 1:
-            raise ValueError(f"max_iter={self.max_iter!r} must be an int of at least 1")
+        if self.max_iter is not None and not (
+            isinstance(self.max_iter, (int, np.integer)) and not isinstance(self.max_iter, bool) and self.max_iter >= 1
+        ):
+            raise ValueError(f"max_iter={self.max_iter!r} must be an int of at least 1, or None")
         return TrainingSettings(
             loss=loss,
             epochs=self.max_iter,
             batch=self.batch,
             learning_rate=self.learning_rate,
             decay=self.decay,
+            optimizer=self.optimizer,
+            tol=self.tol,
             bias=checked_flag(self.fit_intercept, "fit_intercept"),
             seed=int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
         )
 
-    def _fitted(self, rows: Rows, matrix: Any, count: int, settings: TrainingSettings) -> _Fitted:
-        """One model of ``rows``, which are also in ``matrix``, float64. ``count``: the rows of all ranks."""
+    def _fitted(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
+        """One model of ``rows``."""
         trained = train(rows, settings, self.comm)
         reached = objective(trained.model, rows, settings.l2, self.comm, settings.l1)
         diverged = trained.diverged_to(reached)
@@ -130,21 +139,20 @@ class _Linear(BaseEstimator):
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
         negligible = max(_NEGLIGIBLE * trained.loss_without_weights, _NEGLIGIBLE_OF_ZEROS * trained.loss_at_zero)
         gap = 0.0
-        if negligible > 0:
-            gap = gap_above_optimum(
-                matrix,
-                rows.labels.astype(np.float64),
-                trained.model.weights,
-                trained.model.bias if settings.bias else None,
-                loss=settings.loss,
-                l2=settings.l2,
-                rows=count,
-                negligible=negligible,
-                enough=_CONVERGED,
-                comm=self.comm,
-            )
+        if settings.method in SECOND_ORDER:
+            gap = trained.epochs[-1].gap
+        elif negligible > 0:
+            # what the objective can be at least, by a training that finds the optimum
+            others: dict[str, Any] = {
+                "loss": settings.loss,
+                "l2": settings.l2,
+                "bias": settings.bias,
+                "tol": _CONVERGED / 10,
+            }
+            best = train(rows, TrainingSettings(epochs=_STEPS, **others), self.comm).epochs[-1].objective
+            gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without = trained.loss_without_weights if trained.is_worse_than_no_weights(reached) else None
-        return _Fitted(trained.model.weights, trained.model.bias, gap, reached, without)
+        return _Fitted(trained.model.weights, trained.model.bias, len(trained.epochs), gap, reached, without)
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
@@ -161,9 +169,9 @@ class _Linear(BaseEstimator):
             )
         elif farthest >= _CONVERGED:
             said = (
-                f"max_iter={self.max_iter} ended the training when the objective was at least {100 * farthest:,.1f} % "
-                f"above the optimum, which is more than {100 * _CONVERGED:g} %: give more, another learning_rate, or "
-                "scale X"
+                f"max_iter={max(model.epochs for model in models)} ended the training when the objective was at least "
+                f"{100 * farthest:,.1f} % above the optimum, which is more than {100 * _CONVERGED:g} %: give more, "
+                "another learning_rate, or scale X"
             )
         if said:
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
@@ -193,8 +201,16 @@ def _check_alike(every: list[dict[str, Any]]) -> None:
         raise ValueError(f"X has {features} features by rank: give all ranks as many")
 
 
-def _rows_of(X: Any, labels: Any) -> Rows:  # noqa: N803
-    return Rows.from_csr(sparse.csr_array(X), labels)
+def _rows_of(X: Any, labels: Any, weights: Any) -> Rows:  # noqa: N803
+    return replace(Rows.from_csr(sparse.csr_array(X), labels), weights=weights)
+
+
+def _weights_of(X: Any, given: Any) -> F32 | None:  # noqa: N803
+    """``sample_weight``, checked. Raises ``ValueError`` for negative ones, and what scikit-learn refuses."""
+    if given is None:
+        return None
+    found = _check_sample_weight(given, X, dtype=np.float32, ensure_non_negative=True)
+    return np.ascontiguousarray(found)
 
 
 def _common_dtype(own: np.dtype[Any], every: list[str]) -> np.dtype[Any] | None:
@@ -207,48 +223,76 @@ def _common_dtype(own: np.dtype[Any], every: list[str]) -> np.dtype[Any] | None:
 
 
 class _Classifier(ClassifierMixin, _Linear, ABC):
-    """``C``: λ is 1/(C·rows). Classes are one against the rest."""
+    """``C``: λ is 1/(C·the sum of the rows' weights). Classes are one against the rest."""
 
     C: float
+    class_weight: Any
+    intercept_scaling: float | None
 
     @abstractmethod
     def _loss(self) -> str:
         """Its name. Raises ``ValueError`` for one that cannot be."""
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """``X``: (rows, features), dense or sparse; ``y``: the class of each. With ``comm`` all ranks call it, each
-        with its own rows; a class may be missing on some. Raises ``ValueError``, on every rank, for what scikit-learn
-        refuses, fewer than two classes, ``C`` that is not above 0 or too small, and settings that cannot be or diverge;
-        ``TypeError`` on a rank whose own arguments are of a wrong type."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        """``X``: (rows, features), dense or sparse; ``y``: the class of each; ``sample_weight``: of each, 0 or more.
+        With ``comm`` all ranks call it, each with its own rows; a class may be missing on some. Raises ``ValueError``,
+        on every rank, for what scikit-learn refuses, fewer than two classes, ``C`` that is not above 0 or too small,
+        and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments are of a wrong type."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
             if not checked_number(self.C, "C", "a number above 0") > 0:
                 raise ValueError(f"C={self.C} must be above 0")
+            scaling = self.intercept_scaling
+            if scaling is not None and not checked_number(scaling, "intercept_scaling", "a number above 0") > 0:
+                raise ValueError(f"intercept_scaling={scaling} must be above 0, or None")
+            if not (self.class_weight in (None, "balanced") or isinstance(self.class_weight, dict)):
+                raise ValueError(f"class_weight={self.class_weight!r} must be a dict, 'balanced' or None")
             settings = self._settings(self._loss())
             rows, classes = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
             check_classification_targets(classes)
-            said = {"classes": np.unique(classes).tolist(), "dtype": classes.dtype.str}
-            return (rows, classes, settings), said
+            weights = _weights_of(rows, sample_weight)
+            found, places = np.unique(classes, return_inverse=True)
+            said = {"classes": found.tolist(), "dtype": classes.dtype.str}
+            said["counts"] = np.bincount(places, weights, found.size).tolist()
+            return (rows, classes, weights, settings), said
 
-        (X, y, settings), every = self._agree(look)  # noqa: N806
-        found = sorted({one for said in every for one in said["classes"]})
+        (X, y, weights, settings), every = self._agree(look)  # noqa: N806
+        counts: dict[Any, float] = {}
+        for said in every:
+            for one, count in zip(said["classes"], said["counts"], strict=True):
+                counts[one] = counts.get(one, 0.0) + count
+        found = sorted(counts)
         self.classes_ = np.array(found, _common_dtype(y.dtype, [said["dtype"] for said in every]))
         if self.classes_.size < 2:
             raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
-        count = sum(said["rows"] for said in every)
-        l2 = 1 / (self.C * count)
+        total = sum(counts.values())
+        if self.class_weight is not None:
+            balanced = {one: total / (len(found) * count) if count else 1.0 for one, count in counts.items()}
+            of_class = balanced if self.class_weight == "balanced" else self.class_weight
+            factors = np.array([of_class.get(one, 1.0) for one in found], np.float32)
+            own = factors[np.searchsorted(self.classes_, y)]
+            weights = own if weights is None else own * weights
+            total = sum(float(factor) * counts[one] for factor, one in zip(factors, found, strict=True))
+        l2 = 1 / (self.C * total) if total > 0 else 1.0
         if math.isinf(l2):
             raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
         settings = replace(settings, l2=l2, seed=every[0]["seed"])
-        rows, matrix = _rows_of(X, np.zeros(X.shape[0])), sparse.csr_array(X, dtype=np.float64)
-        ones = self.classes_[1:] if self.classes_.size == 2 else self.classes_
+        scaling = self.intercept_scaling if settings.bias else None
+        if scaling is not None:
+            column = np.full((X.shape[0], 1), scaling, np.float32)
+            X = sparse.hstack([X, column], format="csr")  # noqa: N806
+            settings = replace(settings, bias=False)
+        rows = _rows_of(X, np.zeros(X.shape[0]), weights)
         models = []
-        for one in ones:
+        for one in self.classes_[1:] if self.classes_.size == 2 else self.classes_:
             labels = np.where(y == one, np.float32(1), np.float32(-1))
-            models.append(self._fitted(replace(rows, labels=labels), matrix, count, settings))
+            models.append(self._fitted(replace(rows, labels=labels), settings))
         self.coef_ = np.stack([model.weights for model in models])
         self.intercept_ = np.array([model.bias for model in models])
-        self.n_iter_ = self.max_iter
+        if scaling is not None:
+            self.intercept_ = scaling * self.coef_[:, -1].astype(np.float64)
+            self.coef_ = np.ascontiguousarray(self.coef_[:, :-1])
+        self.n_iter_ = max(model.epochs for model in models)
         self._warn_of(models)
         return self
 
@@ -264,17 +308,20 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
 
 
 class LogisticRegression(_Classifier):
-    """Logistic regression by mini-batch SGD, whose sparse gradients are summed over the ranks of ``comm``.
+    """Logistic regression on the rows of all ranks of ``comm``, by default by Newton's method.
 
-    Minimised is mean log(1 + exp(-y·score)) + |w|²/(2·C·rows), as by scikit-learn's of the same name; the intercept is
-    not regularised. ``max_iter``: epochs. ``batch``, ``learning_rate``, ``decay``: see ``TrainingSettings``; without
-    ``learning_rate`` no batch makes it diverge, and it is often slow. ``comm``: a Communicator, whose ranks all call
+    Minimised is mean log(1 + exp(-y·score)) + |w|²/(2·C·rows), as by scikit-learn's of the same name. The intercept is
+    not regularised, unless ``intercept_scaling`` is a number: then it is that times the weight of a feature that always
+    is that number, as liblinear has it.
+
+    ``class_weight``: by class, or ``"balanced"``; rows of a class weigh so much, of missing ones 1. ``tol``, ``batch``,
+    ``learning_rate``, ``decay`` and ``optimizer``: see ``TrainingSettings``, and ``max_iter``: its ``epochs``.
+    ``n_iter_``: how many there were. ``comm``: a Communicator, whose ranks all call
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
 
-    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum: a few Newton steps at
-    the end, which do not change the model, find how much lower it can be at least. It also warns if the model is worse
-    than one without weights.
+    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or worse than that of a
+    model without weights. After SGD or AdaGrad a training by Newton's method finds that optimum.
     """
 
     def __init__(
@@ -282,14 +329,20 @@ class LogisticRegression(_Classifier):
         *,
         C: float = 1.0,  # noqa: N803
         fit_intercept: bool = True,
-        max_iter: int = 100,
-        batch: int = 100,
+        intercept_scaling: float | None = None,
+        class_weight: Any = None,
+        tol: float = 1e-4,
+        max_iter: int | None = None,
+        optimizer: str = "auto",
+        batch: int | None = None,
         learning_rate: float | None = None,
         decay: float = 0.0,
         random_state: Any = None,
         comm: Communicator | None = None,
     ) -> None:
-        self.C, self.fit_intercept, self.max_iter, self.batch = C, fit_intercept, max_iter, batch
+        self.C, self.fit_intercept, self.intercept_scaling = C, fit_intercept, intercept_scaling
+        self.class_weight, self.tol, self.max_iter = class_weight, tol, max_iter
+        self.optimizer, self.batch = optimizer, batch
         self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
 
     def _loss(self) -> str:
@@ -312,8 +365,8 @@ class LogisticRegression(_Classifier):
 
 
 class LinearSVC(_Classifier):
-    """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression. The
-    intercept is not regularised, which scikit-learn's is."""
+    """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression. For
+    scikit-learn's, whose intercept is regularised, set ``intercept_scaling=1``."""
 
     def __init__(
         self,
@@ -321,14 +374,20 @@ class LinearSVC(_Classifier):
         loss: str = "squared_hinge",
         C: float = 1.0,  # noqa: N803
         fit_intercept: bool = True,
-        max_iter: int = 100,
-        batch: int = 100,
+        intercept_scaling: float | None = None,
+        class_weight: Any = None,
+        tol: float = 1e-4,
+        max_iter: int | None = None,
+        optimizer: str = "auto",
+        batch: int | None = None,
         learning_rate: float | None = None,
         decay: float = 0.0,
         random_state: Any = None,
         comm: Communicator | None = None,
     ) -> None:
-        self.loss, self.C, self.fit_intercept, self.max_iter, self.batch = loss, C, fit_intercept, max_iter, batch
+        self.loss, self.C, self.fit_intercept, self.intercept_scaling = loss, C, fit_intercept, intercept_scaling
+        self.class_weight, self.tol, self.max_iter = class_weight, tol, max_iter
+        self.optimizer, self.batch = optimizer, batch
         self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
 
     def _loss(self) -> str:
@@ -345,21 +404,24 @@ class Ridge(RegressorMixin, _Linear):
         *,
         alpha: float = 1.0,
         fit_intercept: bool = True,
-        max_iter: int = 100,
-        batch: int = 100,
+        tol: float = 1e-4,
+        max_iter: int | None = None,
+        optimizer: str = "auto",
+        batch: int | None = None,
         learning_rate: float | None = None,
         decay: float = 0.0,
         random_state: Any = None,
         comm: Communicator | None = None,
     ) -> None:
-        self.alpha, self.fit_intercept, self.max_iter, self.batch = alpha, fit_intercept, max_iter, batch
+        self.alpha, self.fit_intercept, self.tol, self.max_iter = alpha, fit_intercept, tol, max_iter
+        self.optimizer, self.batch = optimizer, batch
         self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """``X``: (rows, features), dense or sparse; ``y``: a number for each row. With ``comm`` all ranks call it,
-        each with its own rows. Raises ``ValueError``, on every rank, for what scikit-learn refuses, an ``alpha`` that
-        is negative or not finite, and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments
-        are of a wrong type."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
+        """``X``: (rows, features), dense or sparse; ``y``: a number for each row, and its ``sample_weight``. With
+        ``comm`` all ranks call it, each with its own rows. Raises ``ValueError``, on every rank, for what scikit-learn
+        refuses, an ``alpha`` that is negative or not finite, and settings that cannot be or diverge; ``TypeError`` on a
+        rank whose own arguments are of a wrong type."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
             if not 0 <= checked_number(self.alpha, "alpha", "a number, 0 or more") < math.inf:
@@ -370,14 +432,16 @@ class Ridge(RegressorMixin, _Linear):
                 numbers = numbers.astype(np.float32)
             if not np.isfinite(numbers).all():
                 raise ValueError("y has numbers that float32 cannot hold: scale or remove them")
-            return (rows, numbers, settings), {}
+            weights = _weights_of(rows, sample_weight)
+            return (rows, numbers, weights, settings), {
+                "weight": len(numbers) if weights is None else float(weights.sum())
+            }
 
-        (X, y, settings), every = self._agree(look)  # noqa: N806
-        count = sum(said["rows"] for said in every)
-        settings = replace(settings, l2=self.alpha / count, seed=every[0]["seed"])
-        model = self._fitted(_rows_of(X, y), sparse.csr_array(X, dtype=np.float64), count, settings)
-        self.coef_, self.intercept_ = model.weights, model.bias
-        self.n_iter_ = self.max_iter
+        (X, y, weights, settings), every = self._agree(look)  # noqa: N806
+        total = sum(said["weight"] for said in every)
+        settings = replace(settings, l2=self.alpha / total if total else 0.0, seed=every[0]["seed"])
+        model = self._fitted(_rows_of(X, y, weights), settings)
+        self.coef_, self.intercept_, self.n_iter_ = model.weights, model.bias, model.epochs
         self._warn_of([model])
         return self
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import signal
 import sys
@@ -26,7 +27,7 @@ from telegrad.launch.joining import RANK
 from telegrad.linear.data import DamagedLine, LibsvmFormat, read_libsvm
 from telegrad.linear.losses import label_counts
 from telegrad.linear.model import EpochReport, LinearModel
-from telegrad.linear.problem import TrainingSettings
+from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
 from telegrad.linear.rows import Rows
 from telegrad.linear.training import objective, train
 
@@ -141,12 +142,16 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         has_begun = True
         if (now_s := time.perf_counter()) - said_s > _STEP_MESSAGE_S:
             said_s = now_s
-            say({"kind": "step", "done": (epochs + step / steps) / job.settings.epochs})
+            if job.settings.method not in SECOND_ORDER:
+                say({"kind": "step", "done": (epochs + step / steps) / job.settings.most_epochs})
 
     def on_epoch(report: EpochReport) -> None:
         nonlocal epochs
         epochs += 1
         say({"kind": "epoch", **dataclasses.asdict(report)})
+        if 0 < report.gap < 1:  # a bar that follows the gap's digits, as nobody knows how many steps there will be
+            done = min(math.log(report.gap) / math.log(min(job.settings.tol, 0.5)), 1.0)
+            say({"kind": "step", "done": max(done, epochs / job.settings.most_epochs)})
 
     def on_resume(reports: list[EpochReport]) -> None:
         nonlocal epochs
@@ -180,8 +185,9 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
         except OSError as error:
             raise OSError(f"cannot write the model to {job.model}: {error.strerror or error}") from error
     end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}
-    fall = 0.0 if diverged else trained.last_fall
+    fall = 0.0 if diverged or job.settings.method in SECOND_ORDER else trained.last_fall
     end |= {"first_learning_rate": trained.first_rate, "last_fall": fall}
+    end |= {"converged": trained.converged, "gap": trained.epochs[-1].gap}
     end["objective_without_weights"] = trained.loss_without_weights
     end["worse_than_no_weights"] = trained.is_worse_than_no_weights(of_trained)
     say({"kind": "end", **end, "diverged": diverged})

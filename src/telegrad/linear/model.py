@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import shutil
@@ -14,7 +15,7 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from telegrad import _core
-from telegrad.linear.losses import F32, is_classification
+from telegrad.linear.losses import F32, F64, is_classification
 from telegrad.linear.rows import MOST_FEATURES, Rows, check_rows
 
 
@@ -206,13 +207,17 @@ def _check(arrays: Mapping[str, Any]) -> None:
 
 @dataclass
 class Pass:
-    """``loss``: mean over rows; ``entries``: that this rank has sent, over all steps."""
+    """``loss``: mean over rows; ``entries``: that this rank has sent, over all steps. ``has_ended``: another pass would
+    not make the model better."""
 
     steps: int
     loss: float = 0.0
     compute_s: float = 0.0
     comm_s: float = 0.0
     entries: int = 0
+    objective: float = math.nan
+    gap: float = math.nan
+    has_ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,7 +228,9 @@ class EpochReport:
     ``comm_s``: this rank's seconds in gradients and updates, and in sums with the wait for slower ranks. With overlap
     ``comm_s`` is only the wait. ``entries``: the number that this rank has sent, over all steps; one rank alone: has
     added. ``held_out_loss``, ``accuracy`` and ``auc`` (area under the ROC curve) are of held-out rows of all ranks, NaN
-    without any. With the squared error ``accuracy`` and ``auc`` are NaN."""
+    without any. With the squared error ``accuracy`` and ``auc`` are NaN. ``objective``: at the end, and
+    ``gap``: by about what part of it that is above the optimum, at most; NaN but with Newton and the dual method.
+    """
 
     epoch: int
     steps: int
@@ -234,20 +241,24 @@ class EpochReport:
     held_out_loss: float
     accuracy: float
     auc: float
+    objective: float = math.nan
+    gap: float = math.nan
 
 
 @dataclass(frozen=True)
 class State:
     """Between two passes, the same bits on every rank. ``squares`` and ``bias_squares``: AdaGrad's sums of squared
-    gradients, of each feature and of the bias."""
+    gradients, of each feature and of the bias. ``duals``: the dual method's variables, of all ranks' rows that are
+    trained on, and its smoothing behind them."""
 
     model: LinearModel
     squares: F32 | None = None
     bias_squares: float = 0.0
+    duals: F64 | None = None
 
     @property
     def is_finite(self) -> bool:
-        arrays = [self.model.weights] if self.squares is None else [self.model.weights, self.squares]
+        arrays = [one for one in (self.model.weights, self.squares, self.duals) if one is not None]
         numbers = np.array([self.model.bias, self.bias_squares])
         return all(bool(np.isfinite(one).all()) for one in (*arrays, numbers))
 

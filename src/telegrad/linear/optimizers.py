@@ -203,10 +203,7 @@ class CoordinateDescent:
             return own, int(offsets[-1])
         entries = np.array([offsets[-1]], np.int64)
         problem.comm.all_reduce(entries)
-        stream = SparseVector.trusted(own, np.ones(own.size, np.float32), problem.features)
-        total: SparseVector = problem.comm.all_reduce(stream, "max")
-        indices, values = total.memory(0.0)
-        return np.flatnonzero(values > 0).astype(np.uint32) if indices is None else indices, int(entries[0])
+        return problem.union(own), int(entries[0])
 
     def _move(self, found: Pass, block: U32) -> None:
         problem = self._problem
@@ -317,19 +314,19 @@ class MiniBatches:
         self._problem = problem
         self._direct = aggregation is None and problem.world_size == 1 and not settings.overlap
         self._aggregation = aggregation or SparseSum(problem.comm)
-        rule = _core.Rule.adagrad if settings.optimizer == "adagrad" else _core.Rule.sgd
+        rule = _core.Rule.adagrad if settings.method == "adagrad" else _core.Rule.sgd
         penalty, team, numbering = (settings.l1, settings.l2), problem.team, problem.numbering
         self._descent = _core.Descent(problem.features, rule, *penalty, settings.bias, team, numbering)
         if self._direct:
             self._sums = _core.BatchGradient(problem.features, team)
         else:
             self._gradient = _core.RankGradient(self._descent, numbering, team)
-        self.steps = -(-problem.share.trained_total // settings.batch)
+        self.steps = -(-problem.share.trained_total // settings.rows_a_step)
 
     def epoch(self, number: int, on_step: Callable[[int, int], None]) -> Pass:
         """One pass over the rows, in the order of epoch ``number``, from 0."""
         settings, found, sent = self._problem.settings, Pass(self.steps), None
-        for step, (chosen, rows) in enumerate(self._problem.share.batches(number, settings.batch)):
+        for step, (chosen, rows) in enumerate(self._problem.share.batches(number, settings.rows_a_step)):
             rate = self._problem.rate_at(number * self.steps + step, rows)
             if self._direct:
                 self._step_alone(found, chosen, rate)
@@ -353,7 +350,7 @@ class MiniBatches:
 
     def state(self) -> State:
         squares: npt.NDArray[np.float32] | None = None
-        if self._problem.settings.optimizer == "adagrad":
+        if self._problem.settings.method == "adagrad":
             squares = np.empty(self._problem.features, np.float32)
             self._descent.write_squares(squares.ctypes.data, squares.size)
             squares = self._problem.of_all(squares)

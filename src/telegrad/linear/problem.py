@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from telegrad import Communicator, _core
+from telegrad import Communicator, SparseVector, _core
 from telegrad.communicator.operands import checked_flag, checked_integer, checked_number
 from telegrad.linear.losses import (
     CURVATURE_BOUND,
@@ -33,18 +33,22 @@ from telegrad.linear.rows import MOST_FEATURES, U32, Rows, squared_lengths
 
 # Settings. The rows of a step depend on these alone, not on the number of ranks.
 
-OPTIMIZERS = ("sgd", "adagrad", "coordinate_descent")
+OPTIMIZERS = ("auto", "newton", "dual", "sgd", "adagrad", "coordinate_descent")
+SECOND_ORDER = ("newton", "dual")
+"""They choose their steps themselves, and end at the tolerance."""
 
 _INTEGERS = {
-    **dict.fromkeys(("epochs", "batch", "threads"), "an int of at least 1"),
-    "coordinates": "an int of at least 1, or None",
+    "threads": "an int of at least 1",
+    **dict.fromkeys(("epochs", "batch", "coordinates"), "an int of at least 1, or None"),
     "seed": "an int, 0 or more",
 }
 _NUMBERS = {
     **dict.fromkeys(("l2", "l1", "decay"), "a finite number, 0 or more"),
     "learning_rate": "a finite number above 0, or None",
     "held_out": "a number from 0 to below 1",
+    "tol": "a finite number above 0",
 }
+_EPOCHS, _MOST_EPOCHS, _BATCH = 10, 1000, 1000  # of first-order optimizers, of the others at most; rows of a step
 _MOST_COUNT = 1 << 40  # beyond any data's; places of rows and coordinates are 64-bit integers
 _MOST_THREADS = 1024  # so that a slip takes none from the machine's other processes
 
@@ -53,9 +57,12 @@ _MOST_THREADS = 1024  # so that a slip takes none from the machine's other proce
 class TrainingSettings:
     """Options of ``train``. Objective: mean loss + ``l2``/2·|w|² + ``l1``·Σ|w_i|; the bias is not regularised.
 
-    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``; coordinate descent is for smooth losses, and has no
-      ``batch``, ``learning_rate``, ``decay`` or ``overlap``.
-    - ``batch``: rows of all ranks together in a step. ``held_out``: the share of rows that are not trained on.
+    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``;
+      with ``l1`` coordinate descent, for the hinge AdaGrad. An option that one optimizer alone has chooses that one.
+    - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
+      optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.
+    - ``batch``: rows of all ranks together in a step of SGD or AdaGrad, by default 1,000. ``held_out``: the share of
+      rows that are not trained on.
     - ``learning_rate``: of the first step; step t has ``learning_rate / (1 + decay·t)``. ``None``: 0.1 with AdaGrad;
       with SGD a rate that no batch makes diverge (docs/reference/linear.md).
     - ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
@@ -66,18 +73,19 @@ class TrainingSettings:
 
     loss: str = "logistic"
     l2: float = 1e-6
-    epochs: int = 10
-    batch: int = 1000
+    epochs: int | None = None
+    batch: int | None = None
     learning_rate: float | None = None
     decay: float = 0.0
     bias: bool = True
     held_out: float = 0.0
     seed: int = 0
-    optimizer: str = "sgd"
+    optimizer: str = "auto"
     l1: float = 0.0
     overlap: bool = False
     coordinates: int | None = None
     threads: int = 1
+    tol: float = 1e-4
 
     def __post_init__(self) -> None:
         is_classification(self.loss)
@@ -101,7 +109,11 @@ class TrainingSettings:
             raise ValueError(f"held_out={self.held_out} must be from 0 to below 1: a share of the rows")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer={self.optimizer!r} does not exist: use one of {', '.join(OPTIMIZERS)}")
-        if self.optimizer == "coordinate_descent":
+        if not 0 < self.tol < math.inf:
+            raise ValueError(f"tol={self.tol} must be a finite number above 0: a part of the objective")
+        if self.method in SECOND_ORDER:
+            self._check_second_order()
+        if self.method == "coordinate_descent":
             if self.loss not in CURVATURE_BOUND:
                 raise ValueError(
                     f"loss={self.loss!r} has a kink, where coordinate descent gets stuck: use 'squared_hinge', or "
@@ -120,11 +132,48 @@ class TrainingSettings:
             if self.overlap:
                 raise ValueError("overlap=True is not for optimizer='coordinate_descent': use 'sgd' or 'adagrad'")
 
+    @property
+    def method(self) -> str:
+        """The optimizer, which ``"auto"`` leaves to the other options."""
+        if self.optimizer != "auto":
+            return self.optimizer
+        if self.batch is not None or self.learning_rate is not None or self.decay or self.overlap:
+            return "sgd"
+        if self.coordinates is not None:
+            return "coordinate_descent"
+        if self.l1:
+            return "coordinate_descent" if self.loss in CURVATURE_BOUND else "adagrad"
+        if self.loss == "hinge":
+            return "dual" if self.l2 else "adagrad"
+        return "newton"
+
+    @property
+    def most_epochs(self) -> int:
+        """How many epochs there are, at most."""
+        return self.epochs or (_MOST_EPOCHS if self.method in SECOND_ORDER else _EPOCHS)
+
+    @property
+    def rows_a_step(self) -> int:
+        """``batch``, or its default."""
+        return self.batch or _BATCH
+
+    def _check_second_order(self) -> None:
+        name = f"optimizer={self.method!r}"
+        if (self.method == "dual") != (self.loss == "hinge"):
+            raise ValueError(f"{name} is not for loss={self.loss!r}: leave it out, which chooses one that is")
+        if self.method == "dual" and not self.l2:
+            raise ValueError(f"l2=0 is not for {name}: give more, or use 'adagrad'")
+        if self.l1:
+            raise ValueError(f"l1={self.l1} is not for {name}: use 'coordinate_descent', or leave the optimizer out")
+        for option in ("batch", "learning_rate", "decay", "overlap", "coordinates"):
+            if value := getattr(self, option):
+                raise ValueError(f"{option}={value} is not for {name}, whose steps follow from the data: leave it out")
+
     def _take_python_s(self) -> None:
         """Python's int, float or bool in each field, so that ranks which mean the same compare alike."""
         taken: dict[str, int | float] = {}
         for name, wanted in _INTEGERS.items():
-            if name == "coordinates" and self.coordinates is None:
+            if wanted.endswith("None") and getattr(self, name) is None:
                 continue
             taken[name] = checked_integer(getattr(self, name), name, wanted)
         for name, wanted in _NUMBERS.items():
@@ -162,14 +211,20 @@ def bytes_needed(
     total: int = 0,
     alone: bool = False,
     with_checkpoints: bool = False,
+    most_occurring: int = MOST_FEATURES,
 ) -> int:
     """What a rank with ``rows`` of ``total`` rows and ``nnz`` entries takes at most beside its rows. ``alone``: only
-    features that occur have a weight."""
+    features that occur have a weight. ``most_occurring``: at most so many do in rows of all ranks."""
+    if settings.method in SECOND_ORDER:
+        occurring = min(features, nnz if alone else most_occurring)
+        # ten numbers for each feature, the model; of rows numbers, scores and what is of a loss; places
+        needed = occurring * (8 * 10 + 4 + 4) + rows * (2 * 8 + 4 + 7 * 8) + nnz * 4 + features * 4
+        return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
     # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
     held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
     if with_checkpoints:
         # of all features sums of squares, and what is finite; of weights and sums that are not 0 which ones, and copies
-        sums = 2 if settings.optimizer == "adagrad" else 1
+        sums = 2 if settings.method == "adagrad" else 1
         held += features * (4 * (sums - 1) + 1) + min(features, nnz if alone else features) * 12 * sums
     return max(held, total * _DRAWN)
 
@@ -177,10 +232,10 @@ def bytes_needed(
 def _held(features: int, nnz: int, settings: TrainingSettings, rows: int, total: int, *, alone: bool) -> int:
     occurring = min(features, nnz)
     weighted = occurring if alone else features
-    adagrad = settings.optimizer == "adagrad"
+    adagrad = settings.method == "adagrad"
     owes = settings.l1 > 0 or (adagrad and settings.l2 > 0)
     paid = (8 if adagrad else 4) if owes else 0  # the step of the last touch, and AdaGrad's pace then
-    if settings.optimizer == "coordinate_descent":
+    if settings.method == "coordinate_descent":
         # weights, beginnings of columns; rows and values by column; of rows numbers twice, scores, targets, counts
         needed = weighted * (4 + 8) + nnz * 8 + rows * (8 + 8 + 8 + 4 + 4)
         # at first which columns there are; then these, in the order of a pass, and at the end the model
@@ -206,11 +261,19 @@ def check_memory(
     total: int,
     alone: bool,
     with_checkpoints: bool,
+    most_occurring: int,
 ) -> None:
     """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
     place = zlib.crc32(platform.node().encode())
     needed = bytes_needed(
-        features, nnz, settings, rows=rows, total=total, alone=alone, with_checkpoints=with_checkpoints
+        features,
+        nnz,
+        settings,
+        rows=rows,
+        total=total,
+        alone=alone,
+        with_checkpoints=with_checkpoints,
+        most_occurring=most_occurring,
     )
     own = np.array([place, needed, available_bytes()], np.int64)
     every = own[None] if comm is None else comm.all_gather(own)
@@ -289,6 +352,8 @@ class Share:
         own = trained[first : first + count]
         self.trained_total = int(trained.sum())
         self._numbers = numbers[first : first + count][own] - 1
+        self.trained_first = int(numbers[first] - own[0]) if count else 0
+        """How many rows before this rank's are trained on."""
         self.trained: U64 = np.flatnonzero(own).astype(np.uint64)
         """This rank's rows that are trained on, from its first as 0."""
         self.held_out: U64 = np.flatnonzero(~own).astype(np.uint64)
@@ -324,7 +389,7 @@ class Problem:
     caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
     feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
     ``all_features``. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has
-    none.
+    none. Second-order optimizers number the features of all ranks' rows likewise, of which this rank's are ``own``.
     """
 
     def __init__(
@@ -340,7 +405,7 @@ class Problem:
         self._told = _told_by(settings) | {"checkpoint_every": checkpoint_every}
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss)
-        self.features, counts, self.index_base, self.base_is_guessed = self._agree()
+        self.features, counts, entries, any_weights, self.index_base, self.base_is_guessed = self._agree()
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
         check_memory(
@@ -352,28 +417,49 @@ class Problem:
             total=self.total,
             alone=alone,
             with_checkpoints=checkpoint_every is not None,
+            most_occurring=entries,
         )
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
         if self.share.trained_total == 0:
             remedy = "give more, or a smaller held_out" if self.total else "give data that have some"
             raise ValueError(f"of {self.total} rows none is left to train on: {remedy}")
         self.targets: F32 = signed(rows.labels) if self.is_classification else np.ascontiguousarray(rows.labels)
-        self.loss_at_zero = self._loss_at_zero()
+        trained = self.share.trained.astype(np.int64)
+        own_weight = trained.size if rows.weights is None else rows.weights[trained].sum(dtype=np.float64)
+        self.trained_weight, weight = self._sums(own_weight, rows.total_weight)
+        if any_weights and settings.method not in SECOND_ORDER:
+            raise ValueError(
+                f"rows have weights, which optimizer={settings.method!r} does not know: use 'newton', for the hinge "
+                "'dual', without l1, or leave out the weights"
+            )
+        if not self.trained_weight > 0:
+            raise ValueError("the weights of all rows to train on are 0: give some rows a weight above 0")
+        self.loss_at_zero = self._loss_at_zero(weight)
         self.loss_without_weights = self._loss_without_weights()
-        self.first_rate = settings.learning_rate or self._default_rate(counts)
+        self.first_rate = 0.0
+        if settings.method in ("sgd", "adagrad"):
+            self.first_rate = settings.learning_rate or self._default_rate(counts)
         # A safe rate is one of whole batches: the rows of a shorter last one weigh more in its mean.
         self._whole_batch = 0
-        if settings.optimizer == "sgd" and settings.learning_rate is None:
+        if settings.method == "sgd" and settings.learning_rate is None:
             self._whole_batch = self._most_rows_of_a_step()
         self.all_features = self.features
         self._used: U32 | None = None
         self.numbering: _core.Numbering | None = None
         self._numbered = rows  # whose memory the view is of
-        if alone or settings.optimizer != "coordinate_descent":
+        self.own: U32 | None = None
+        if alone or settings.method != "coordinate_descent":
             # others' sums may have features behind the last of these rows
             numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, self.features)
+            if not alone and settings.method in SECOND_ORDER:
+                own = np.empty(numbering.size, np.uint32)
+                numbering.write_features(own.ctypes.data)
+                every = self.union(own)
+                numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
+                self.own = np.empty(own.size, np.uint32)
+                numbering.renumber(own.ctypes.data, self.own.ctypes.data, own.size)
             self._numbered = _in_places(rows, numbering)
-            if alone:
+            if alone or settings.method in SECOND_ORDER:
                 self._used = np.empty(numbering.size, np.uint32)
                 numbering.write_features(self._used.ctypes.data)
                 self.features = numbering.size
@@ -388,8 +474,16 @@ class Problem:
         rate = self.settings.rate_at(step, self.first_rate)
         return rate * rows / self._whole_batch if self._whole_batch else rate
 
+    def union(self, own: U32) -> U32:
+        """The features, rising, that are ``own`` on any rank."""
+        assert self.comm is not None
+        stream = SparseVector.trusted(own, np.ones(own.size, np.float32), self.features)
+        total: SparseVector = self.comm.all_reduce(stream, "max")
+        indices, values = total.memory(0.0)
+        return np.flatnonzero(values > 0).astype(np.uint32) if indices is None else indices
+
     def _most_rows_of_a_step(self) -> int:
-        return min(self.settings.batch, self.share.trained_total)
+        return min(self.settings.rows_a_step, self.share.trained_total)
 
     def _default_rate(self, counts: I64) -> float:
         """Of SGD 1/L, or 1/(2L) where gradients come a step late; L bounds the curvature of every batch's mean loss.
@@ -401,10 +495,8 @@ class Problem:
         need not fall, and of batches that differ some orders make it grow; at half of that it falls along every c above
         0, and no order of batches is known that makes it grow, though that is not proven.
         """
-        if self.settings.optimizer == "adagrad":
+        if self.settings.method == "adagrad":
             return _ADAGRAD_RATE
-        if self.settings.optimizer == "coordinate_descent":
-            return 0.0  # has none
         # the hinge has no curvature; 1 serves for a first learning rate
         curvature = CURVATURE_BOUND.get(self.settings.loss, 1.0) * (self._longest_mean(counts) + 1)
         return 1 / ((2 if self.settings.overlap else 1) * curvature)
@@ -420,21 +512,25 @@ class Problem:
             longest = np.sort(every)[::-1][:count]
         return float(np.add.accumulate(longest)[-1]) / count
 
-    def _loss_at_zero(self) -> float:
-        """Mean loss of all ranks' rows where all weights are 0, hence also the objective."""
-        own = np.array([losses_of(self.settings.loss, np.zeros(len(self.rows)), self.targets).sum()])
+    def _sums(self, *own: float) -> list[float]:
+        """Of all ranks."""
+        sums = np.array(own, np.float64)
         if self.comm is not None:
-            self.comm.all_reduce(own)
-        return float(own[0]) / self.total
+            self.comm.all_reduce(sums)
+        return [float(one) for one in sums]
+
+    def _loss_at_zero(self, weight: float) -> float:
+        """Mean loss of all ranks' rows where all weights are 0, hence also the objective."""
+        losses = self.rows.weighted(losses_of(self.settings.loss, np.zeros(len(self.rows)), self.targets))
+        return self._sums(losses.sum())[0] / weight if weight else 0.0
 
     def _loss_without_weights(self) -> float:
-        targets, rows = self.targets[self.share.trained.astype(np.int64)].astype(np.float64), self.share.trained_total
+        trained = self.share.trained.astype(np.int64)
+        targets = self.targets[trained].astype(np.float64)
+        shares = np.ones(targets.size) if self.rows.weights is None else self.rows.weights[trained].astype(np.float64)
 
         def mean_of(values: F64) -> float:
-            own = np.array([values.sum()])
-            if self.comm is not None:
-                self.comm.all_reduce(own)
-            return float(own[0]) / rows
+            return self._sums(float((values * shares).sum()))[0] / self.trained_weight
 
         if not self.settings.bias:
             return mean_of(losses_of(self.settings.loss, np.zeros(targets.size), targets))
@@ -453,13 +549,15 @@ class Problem:
         assert team is not None
         return team
 
-    def _agree(self) -> tuple[int, I64, int | None, bool]:
-        """The number of features, every rank's rows, ``index_base`` and ``base_is_guessed``."""
+    def _agree(self) -> tuple[int, I64, int, bool, int | None, bool]:
+        """The number of features, every rank's rows, all entries, whether any row has a weight, ``index_base`` and
+        ``base_is_guessed``."""
         labels = self.rows.labels
         kinds = label_counts(labels)
         told = [zlib.crc32(repr(value).encode()) for value in self._told.values()]
         base = -1 if self.rows.index_base is None else self.rows.index_base
         about = [self.rows.n_features, len(labels), base, int(self.rows.base_is_guessed)]
+        about += [self.rows.nnz, int(self.rows.weights is not None)]
         own = np.array([*about, *kinds, *told], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
         self._check_alike(every[:, len(about) + len(kinds) :])
@@ -484,7 +582,8 @@ class Problem:
                 f"{features} features are more than the {MOST_FEATURES - EXTRA} that a model can be trained on "
                 "(the bias and the loss are summed as two more): hash them"
             )
-        return features, counts, bases.pop() if bases in ({0}, {1}) else None, is_guessed
+        base_of_all = bases.pop() if bases in ({0}, {1}) else None
+        return features, counts, int(every[:, 4].sum()), bool(every[:, 5].any()), base_of_all, is_guessed
 
     def _first_other_label(self, counts: I64) -> str:
         """Of all ranks' rows the first label that no class has, if there is one. Called on all ranks."""

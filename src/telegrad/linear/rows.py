@@ -27,7 +27,8 @@ class Rows:
     ``n_features``; ``values`` and ``labels``: float32. ``starts``: uint64, of each row the first byte of its line in
     the text that it was read from, or ``None``. ``damaged``: lines that were left out, and ``first_damaged`` what is
     wrong with some of them. ``index_base``: what that text calls its first feature, 0 or 1, or ``None`` without a text;
-    ``indices`` are from 0 in any case. ``base_is_guessed``: neither an argument nor a comment said so. Raises
+    ``indices`` are from 0 in any case. ``base_is_guessed``: neither an argument nor a comment said so. ``weights``:
+    float32, 0 or more, of each row in the mean loss; ``None``: all 1. Raises
     ``TypeError`` for other dtypes, ``ValueError`` for arrays that do not fit together.
     """
 
@@ -41,9 +42,12 @@ class Rows:
     first_damaged: tuple[str, ...] = field(default=())
     index_base: int | None = None
     base_is_guessed: bool = False
+    weights: F32 | None = None
 
     def __post_init__(self) -> None:
         wanted = {"offsets": np.uint64, "indices": np.uint32, "values": np.float32, "labels": np.float32}
+        if self.weights is not None:
+            wanted["weights"] = np.float32
         for name, dtype in wanted.items():
             array = getattr(self, name)
             if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
@@ -51,6 +55,13 @@ class Rows:
                 raise TypeError(f"{name} is {found}: it must be a 1-D array of {np.dtype(dtype)}")
             if not array.flags.c_contiguous:
                 raise ValueError(f"{name} is not contiguous: use numpy.ascontiguousarray()")
+        if self.weights is not None:
+            if self.weights.size != self.labels.size:
+                raise ValueError(
+                    f"weights has {self.weights.size} elements but labels {self.labels.size}: give as many"
+                )
+            if not (np.isfinite(self.weights).all() and (self.weights >= 0).all()):
+                raise ValueError("weights have a negative number, NaN or Inf: give finite ones, 0 or more")
         if not 0 <= self.n_features <= MOST_FEATURES:
             raise ValueError(f"n_features={self.n_features} must be from 0 to {MOST_FEATURES}")
         if self.indices.size != self.values.size:
@@ -82,6 +93,15 @@ class Rows:
         """The number of entries."""
         return self.indices.size
 
+    @property
+    def total_weight(self) -> float:
+        """The sum of the weights; without any the number of rows."""
+        return float(len(self)) if self.weights is None else float(self.weights.sum(dtype=np.float64))
+
+    def weighted(self, by_row: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """``by_row``, each times the row's weight."""
+        return by_row if self.weights is None else by_row * self.weights
+
     def first_features(self, count: int) -> Rows:
         """All rows, without the entries of later features than the first ``count``."""
         keep = self.indices < count
@@ -106,6 +126,7 @@ class Rows:
             None if self.starts is None else self.starts[first:last],
             index_base=self.index_base,
             base_is_guessed=self.base_is_guessed,
+            weights=None if self.weights is None else self.weights[first:last],
         )
 
     def view(self) -> _core.RowsView:
@@ -187,4 +208,11 @@ def joined(parts: list[Rows], n_features: int) -> Rows:
         tuple(text for part in parts for text in part.first_damaged)[:8],
         index_bases.pop() if len(index_bases) == 1 else None,
         any(part.base_is_guessed for part in parts),
+        _joined_weights(parts),
     )
+
+
+def _joined_weights(parts: list[Rows]) -> F32 | None:
+    if all(part.weights is None for part in parts):
+        return None
+    return np.concatenate([np.ones(len(part), np.float32) if part.weights is None else part.weights for part in parts])

@@ -15,8 +15,9 @@ from telegrad.communicator.operands import checked_integer
 from telegrad.linear.checkpoint import Checkpoints
 from telegrad.linear.losses import is_classification, losses_of, signed
 from telegrad.linear.model import EpochReport, LinearModel, Optimizer
+from telegrad.linear.newton import Newton
 from telegrad.linear.optimizers import Aggregation, CoordinateDescent, Gathering, MiniBatches
-from telegrad.linear.problem import Problem, TrainingSettings
+from telegrad.linear.problem import SECOND_ORDER, Problem, TrainingSettings
 from telegrad.linear.rows import Rows, check_rows
 
 _WINDOW = 10  # epochs whose mean is compared
@@ -56,7 +57,10 @@ class Trained:
     """Which of this rank's rows were not trained on, from 0, rising."""
 
     first_rate: float
-    """The learning rate of the first step, the default where settings have none; 0 with coordinate descent."""
+    """The learning rate of the first step, the default where settings have none; 0 with optimizers without one."""
+
+    converged: bool = False
+    """Whether Newton or the dual method has reached its tolerance."""
 
     @property
     def last_fall(self) -> float:
@@ -99,7 +103,7 @@ def train(
     on_resume: Callable[[list[EpochReport]], None] = lambda reports: None,
 ) -> Trained:
     """Trains on the rows of all ranks of ``comm`` (``None``: one rank); each calls this with its own, in the order of
-    the data.
+    the data. Newton and the dual method end at the tolerance of ``settings``, all others after their epochs.
 
     Labels are -1 and 1 or 0 and 1, or numbers for the squared error. The number of features is the largest of all
     ranks. The result depends on the number of ranks by rounding only; with coordinate descent if all ranks together
@@ -128,11 +132,16 @@ def train(
         raise ValueError(f"checkpoint_every={checkpoint_every} must be at least 1: so many epochs lie between two")
     if checkpoint is not None and not isinstance(checkpoint, (str, os.PathLike)):
         raise TypeError(f"checkpoint={checkpoint!r} must be a path, or None")
+    second_order = settings.method in SECOND_ORDER
+    if second_order and aggregation is not None:
+        raise TypeError(f"aggregation is not for optimizer={settings.method!r}: leave it out")
     alone = aggregation is None and (comm is None or comm.world_size == 1)
     every = None if checkpoint is None else checkpoint_every
     problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every)
     optimizer: Optimizer
-    if settings.optimizer == "coordinate_descent":
+    if second_order:
+        optimizer = Newton(problem)
+    elif settings.method == "coordinate_descent":
         optimizer = CoordinateDescent(problem, cast(Any, aggregation))
     else:
         optimizer = MiniBatches(problem, cast(Any, aggregation))
@@ -141,16 +150,21 @@ def train(
     reports = [] if checkpoints is None else checkpoints.restore(optimizer)
     if reports:
         on_resume([*reports])
+    converged = bool(reports) and second_order and reports[-1].gap <= settings.tol
     try:
-        for epoch in range(len(reports), settings.epochs):
+        for epoch in range(len(reports), len(reports) if converged else settings.most_epochs):
             found = optimizer.epoch(epoch, on_step)
             judged = problem.on_held_out(optimizer.model()) if judges else (float("nan"),) * 3
             took = (found.steps, found.loss, found.compute_s, found.comm_s, found.entries)
-            report = EpochReport(epoch + 1, *took, *judged)
+            report = EpochReport(epoch + 1, *took, *judged, found.objective, found.gap)
             reports.append(report)
-            if checkpoints is not None and (report.epoch % checkpoint_every == 0 or report.epoch == settings.epochs):
+            converged = second_order and found.gap <= settings.tol
+            ends = found.has_ended or converged or report.epoch == settings.most_epochs
+            if checkpoints is not None and (report.epoch % checkpoint_every == 0 or ends):
                 checkpoints.write(optimizer, reports)
             on_epoch(report)
+            if ends:
+                break
     except BaseException:
         if on_break_off is not None:
             try:
@@ -166,6 +180,7 @@ def train(
         problem.loss_without_weights,
         problem.share.held_out,
         problem.first_rate,
+        converged,
     )
 
 
@@ -178,13 +193,15 @@ def objective(
     *,
     without: npt.NDArray[np.uint64] | None = None,
 ) -> float:
-    """Mean loss of all ranks' rows + l2/2·|w|² + l1·Σ|w_i|. Labels as for ``train``. ``without``: this rank's rows that
-    do not count, as ``Trained.held_out`` has them."""
+    """Weighted mean loss of all ranks' rows + l2/2·|w|² + l1·Σ|w_i|. Labels as for ``train``. ``without``: this rank's
+    rows that do not count, as ``Trained.held_out`` has them."""
     targets = signed(rows.labels) if is_classification(model.loss) else rows.labels
-    losses = losses_of(model.loss, model.scores(rows), targets)
+    losses = np.stack(
+        [rows.weighted(losses_of(model.loss, model.scores(rows), targets)), rows.weighted(np.ones(len(rows)))]
+    )
     if without is not None:
-        losses = np.delete(losses, without.astype(np.int64))
-    sums = np.array([losses.sum(), len(losses)], np.float64)
+        losses = np.delete(losses, without.astype(np.int64), axis=1)
+    sums = losses.sum(axis=1)
     if comm is not None:
         comm.all_reduce(sums)
     weights = model.weights

@@ -22,6 +22,7 @@ struct Row {
   float label = 0;
   std::vector<std::pair<std::uint32_t, float>> entries;
   std::uint64_t start = 0;
+  float weight = 1;
 
   friend bool operator==(const Row&, const Row&) = default;
 };
@@ -35,10 +36,10 @@ Parsed parse(std::string_view text, const LibsvmFormat& format = {}) {
   const RowBounds bounds = bounds_of(text);
   std::vector<std::uint64_t> offsets(bounds.rows + 1), starts(bounds.rows);
   std::vector<std::uint32_t> indices(bounds.entries);
-  std::vector<float> values(bounds.entries), labels(bounds.rows);
-  Parsed parsed{{}, parse_libsvm(text, format, {offsets, indices, values, labels, starts})};
+  std::vector<float> values(bounds.entries), labels(bounds.rows), weights(bounds.rows);
+  Parsed parsed{{}, parse_libsvm(text, format, {offsets, indices, values, labels, starts, weights})};
   for (std::size_t row = 0; row < parsed.found.rows; ++row) {
-    Row one{labels[row], {}, starts[row]};
+    Row one{labels[row], {}, starts[row], weights[row]};
     for (std::uint64_t i = offsets[row]; i < offsets[row + 1]; ++i) one.entries.emplace_back(indices[i], values[i]);
     parsed.rows.push_back(std::move(one));
   }
@@ -140,6 +141,16 @@ TEST("random texts as the slow parser reads them") {
   }
 }
 
+TEST("weights of labels, and queries that are passed over") {
+  const Parsed parsed = parse("1:0.5 3:2\n-1 qid:7 1:1 # of query 7\n0:2e1\tqid:12\n1:0 qid:1\t2:4\n");
+  EXPECT(parsed.found.complete && parsed.found.weighted);
+  EXPECT(parsed.rows == (std::vector<Row>{{1, {{2, 2.0F}}, 0, 0.5F},
+                                          {-1, {{0, 1.0F}}, 10, 1},
+                                          {0, {}, 36, 20},
+                                          {1, {{1, 4.0F}}, 49, 0}}));
+  EXPECT(!parse("1 1:1\n1:x\n", {.strict = false}).found.weighted);
+}
+
 struct Refused {
   std::string_view line;
   Damage damage;
@@ -149,7 +160,11 @@ struct Refused {
 TEST("damaged lines: which, why and what, strictly or left out") {
   constexpr LibsvmFormat kFormat{.features = 100};
   const Refused all[] = {{"x 1:1", Damage::bad_label, "x"},
-                         {"1:1 2:1", Damage::bad_label, "1:1"},
+                         {"1:x 2:1", Damage::bad_weight, "1:x"},
+                         {"1:-1 2:1", Damage::bad_weight, "1:-1"},
+                         {"1: 2:1", Damage::bad_weight, "1:"},
+                         {"1:1e99 2:1", Damage::not_finite, "1:1e99"},
+                         {"1:2:3 2:1", Damage::bad_weight, "1:2:3"},
                          {"1,2 2:1", Damage::bad_label, "1,2"},
                          {"nan 2:1", Damage::bad_label, "nan"},
                          {"1e99 2:1", Damage::not_finite, "1e99"},
@@ -157,7 +172,10 @@ TEST("damaged lines: which, why and what, strictly or left out") {
                          {"1 a:2", Damage::bad_index, "a:2"},
                          {"1 -2:2", Damage::bad_index, "-2:2"},
                          {"1 2 :2", Damage::bad_index, "2"},
-                         {"1 qid:3 1:2", Damage::query_id, "qid:3"},
+                         {"1 1:2 qid:3", Damage::query_id, "qid:3"},
+                         {"1 qid:x 1:2", Damage::query_id, "qid:x"},
+                         {"1 qid: 1:2", Damage::query_id, "qid:"},
+                         {"1 qid:1 qid:2 1:2", Damage::query_id, "qid:2"},
                          {"1 2:", Damage::bad_value, "2:"},
                          {"1 2:x", Damage::bad_value, "2:x"},
                          {"1 2:1.2.3", Damage::bad_value, "2:1.2.3"},

@@ -38,6 +38,7 @@ def test_scikit_learn_s_checks(name: str) -> None:
     skipped = {one["check_name"] for one in found if one["status"] == "skipped"}
     assert skipped <= {
         "check_array_api_input",
+        "check_sample_weights_pandas_series",
         "check_classifier_data_not_an_array",
         "check_regressor_data_not_an_array",
     }
@@ -57,12 +58,56 @@ def loss_of(coefficients: Any, intercept: Any, x: Any, y: Any, c: float) -> floa
 def test_its_optimum_is_that_of_scikit_learn_s() -> None:
     x, y = data()
     settings: dict[str, Any] = {"max_iter": 200, "batch": 50, "learning_rate": 0.5, "decay": 0.01, "random_state": 0}
-    own = LogisticRegression(C=0.5, **settings).fit(x, y)
     other = sklearn.linear_model.LogisticRegression(C=0.5, tol=1e-9, max_iter=1000).fit(x, y)
-    best, found = (loss_of(one.coef_, one.intercept_, x, y, 0.5) for one in (other, own))
-    assert best * (1 - 1e-6) <= found <= best * (1 + 1e-3)
-    assert np.abs(own.predict_proba(x) - other.predict_proba(x)).max() < 0.02
-    assert own.predict_log_proba(x) == pytest.approx(np.log(own.predict_proba(x)))
+    for own in (LogisticRegression(C=0.5), LogisticRegression(C=0.5, **settings)):
+        own.fit(x, y)
+        best, found = (loss_of(one.coef_, one.intercept_, x, y, 0.5) for one in (other, own))
+        assert best * (1 - 1e-6) <= found <= best * (1 + 1e-3)
+        assert np.abs(own.predict_proba(x) - other.predict_proba(x)).max() < 0.02
+        assert own.predict_log_proba(x) == pytest.approx(np.log(own.predict_proba(x)))
+    assert own.n_iter_ == 200
+    assert LogisticRegression().fit(x, y).n_iter_ < 20
+
+
+def balanced(x: Any, y: Any, weight: Any) -> Any:
+    other = sklearn.linear_model.LogisticRegression(class_weight=weight, tol=1e-10, solver="newton-cholesky")
+    return other.fit(x, y)
+
+
+@pytest.mark.parametrize("weight", ["balanced", {1: 3.0}, {0: 0.5, 1: 2.0}], ids=["balanced", "one", "both"])
+def test_weights_of_classes_are_those_of_scikit_learn(weight: Any) -> None:
+    x, y = data()
+    x, y = x[100:], np.where(np.arange(300) < 200, 0, y[100:])
+    own = LogisticRegression(class_weight=weight, tol=1e-8).fit(x, y)
+    np.testing.assert_allclose(own.coef_, balanced(x, y, weight).coef_, atol=1e-3)
+    parts = [(x[:50], y[:50]), (x[50:], y[50:])]
+    for one in among(parts, lambda comm: LogisticRegression(class_weight=weight, tol=1e-8, comm=comm)):
+        np.testing.assert_allclose(one.coef_, own.coef_, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["newton", "auto"])
+def test_sample_weights_are_those_of_scikit_learn(optimizer: str) -> None:
+    x, y = data()
+    weights = np.random.default_rng(0).random(400)
+    own = LogisticRegression(optimizer=optimizer, tol=1e-8).fit(x, y, sample_weight=weights)
+    other = sklearn.linear_model.LogisticRegression(tol=1e-9, max_iter=1000).fit(x, y, sample_weight=weights)
+    np.testing.assert_allclose(own.coef_, other.coef_, atol=1e-3)
+    ridge = Ridge(tol=1e-10).fit(x, y * 3.0, sample_weight=weights)
+    expected = sklearn.linear_model.Ridge(tol=1e-12).fit(x, y * 3.0, sample_weight=weights)
+    np.testing.assert_allclose(ridge.coef_, expected.coef_, atol=1e-4)
+    with pytest.raises(ValueError, match="rows have weights, which optimizer='sgd' does not know"):
+        LogisticRegression(optimizer="sgd").fit(x, y, sample_weight=weights)
+    with pytest.raises(ValueError, match="Negative values"):
+        LogisticRegression().fit(x, y, sample_weight=-weights)
+
+
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_a_scaled_intercept_is_regularised_as_liblinear_s(loss: str) -> None:
+    x, y = data()
+    own = LinearSVC(loss=loss, C=0.1, intercept_scaling=2.0, tol=1e-6).fit(x, y)
+    other = sklearn.svm.LinearSVC(loss=loss, C=0.1, intercept_scaling=2.0, tol=1e-8, max_iter=100_000).fit(x, y)
+    np.testing.assert_allclose(own.coef_, other.coef_, atol=2e-3)
+    np.testing.assert_allclose(own.intercept_, other.intercept_, atol=2e-3)
 
 
 def test_the_optimum_of_ridge() -> None:
@@ -142,7 +187,7 @@ def test_divergence_is_raised_though_all_is_finite() -> None:
         Ridge(learning_rate=0.5, batch=400, max_iter=8).fit(x, y)
     assert np.isfinite(Ridge(batch=400, max_iter=8).fit(x, y).coef_).all()
     with pytest.raises(ValueError, match="diverges with learning_rate=None, which is safe but for rounding: scale X"):
-        Ridge(max_iter=1).fit(np.full((4, 2), 1e30), np.array([1e38, 1, 2, 3]))
+        Ridge(max_iter=1, batch=4).fit(np.full((4, 2), 1e30), np.array([1e38, 1, 2, 3]))
 
 
 def test_several_classes_are_one_against_the_rest() -> None:
@@ -240,10 +285,15 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
         (LogisticRegression(C=1e-320), "C=1e-320 is too small"),
         (Ridge(alpha=math.inf), "alpha=inf must be finite, 0 or more"),
         (Ridge(learning_rate=1e6), "learning_rate=1000000.0 diverges"),
+        (LogisticRegression(class_weight="even"), "class_weight='even' must be a dict, 'balanced' or None"),
+        (LinearSVC(intercept_scaling=0), "intercept_scaling=0 must be above 0, or None"),
         (LogisticRegression(max_iter=0), "max_iter=0 must be an int of at least 1"),
         (LogisticRegression(max_iter=True), "max_iter=True must be an int of at least 1"),
     ],
-    ids=["C", "loss", "alpha", "tiny C", "infinite alpha", "diverges", "max_iter", "flag as max_iter"],
+    ids=[
+        *("C", "loss", "alpha", "tiny C", "infinite alpha", "diverges", "class weight", "intercept", "max_iter"),
+        "flag as max_iter",
+    ],
 )
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_arguments_that_cannot_be(estimator: Any, said: str) -> None:

@@ -116,7 +116,8 @@ def test_features_are_those_declared_or_those_that_occur(tmp_path: Path) -> None
         ("1 2:1 1:1", "'1:1': indices must rise"),
         ("1 5000000000:1", "'5000000000:1': indices must be below 2"),
         ("1 12:1", "'12:1' is beyond the 11 features that are declared"),
-        ("1 qid:3 1:1", "'qid:3': ranking data"),
+        ("1 1:1 qid:3", "'qid:3': qid must be a whole number right behind the label"),
+        ("1:-2 1:1", "'1:-2': a label's weight must be a finite number, 0 or more"),
     ],
 )
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -269,3 +270,19 @@ def test_shares_may_be_numpy_s_numbers(tmp_path: Path) -> None:
     path = written(tmp_path, TEXT)
     share: Any = {"rank": np.uint8(1), "world_size": np.uint8(2)}  # whose products would overflow
     assert listed(read_libsvm(path, **share)) == listed(read_libsvm(path, rank=1, world_size=2))
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_weights_are_read_and_kept(tmp_path: Path, world_size: int) -> None:
+    """As XGBoost writes them; ``qid`` is passed over."""
+    path = tmp_path / "weights.svm"
+    path.write_text("1:0.5 1:1\n0 qid:1 2:1\n0:3 qid:2 1:2 3:1\n1 2:2\n")
+    for cache in (False, True, True):
+        shares = [read_libsvm(path, rank=rank, world_size=world_size, cache=cache) for rank in range(world_size)]
+        weights = np.concatenate([np.ones(len(one)) if one.weights is None else one.weights for one in shares])
+        assert weights.tolist() == [0.5, 1, 3, 1]
+        assert np.concatenate([one.labels for one in shares]).tolist() == [1, 0, 0, 1]
+        assert sum(one.nnz for one in shares) == 5
+    assert read_libsvm(path).total_weight == 5.5
+    path.write_text("1 1:1\n0 2:1\n")
+    assert read_libsvm(path).weights is None

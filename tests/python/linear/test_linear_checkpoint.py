@@ -26,6 +26,8 @@ SETTINGS = {
     "adagrad": TrainingSettings(batch=40, optimizer="adagrad", l2=0.01, epochs=6, held_out=0.2),
     "adagrad with l1": TrainingSettings(batch=40, optimizer="adagrad", l1=0.002, epochs=6, bias=False),
     "coordinate_descent": TrainingSettings(optimizer="coordinate_descent", coordinates=7, l1=0.001, epochs=6),
+    "newton": TrainingSettings(l2=0.01, epochs=6, held_out=0.2, tol=1e-12),
+    "dual": TrainingSettings(loss="hinge", l2=0.01, epochs=6, held_out=0.2, tol=1e-12),
 }
 
 
@@ -62,10 +64,15 @@ def _given(function: Any, *arguments: Any, **named: Any) -> Any:
 
 def steady(reports: list[EpochReport]) -> list[EpochReport]:
     """What does not depend on the time, nor on whose reports they are: a file has rank 0's."""
-    return [replace(one, compute_s=0, comm_s=0, entries=0, **({} if one.auc == one.auc else NONE)) for one in reports]
+    numbers: list[dict[str, Any]] = [{} if one.auc == one.auc else NONE for one in reports]
+    numbers = [given | ({} if one.gap == one.gap else NO_GAP) for given, one in zip(numbers, reports, strict=True)]
+    return [
+        replace(one, compute_s=0, comm_s=0, entries=0, **given) for given, one in zip(numbers, reports, strict=True)
+    ]
 
 
 NONE: dict[str, Any] = {"held_out_loss": 0, "accuracy": 0, "auc": 0}  # NaN is not itself
+NO_GAP: dict[str, Any] = {"objective": 0, "gap": 0}
 
 
 def assert_same(found: Trained, wanted: Trained) -> None:
@@ -100,7 +107,8 @@ def test_it_goes_on_to_the_same_bits(name: str, world_size: int | None, tmp_path
 @pytest.mark.parametrize("name", SETTINGS)
 def test_other_ranks_go_on_to_the_same_but_for_rounding(name: str, tmp_path: Path) -> None:
     rows, settings, file = some_rows(), SETTINGS[name], tmp_path / "state.npz"
-    settings = replace(settings, coordinates=6 if name == "coordinate_descent" else 100)
+    if name == "coordinate_descent":
+        settings = replace(settings, coordinates=6)
     wanted = train_among(rows, 2, settings, tmp_path / "whole.npz")[0]
     train_among(rows, 2, replace(settings, epochs=3), file)
     # of which each moves as many coordinates as before: so not this one
@@ -110,7 +118,7 @@ def test_other_ranks_go_on_to_the_same_but_for_rounding(name: str, tmp_path: Pat
         file.write_bytes(kept)
         for found in train_among(rows, world_size, settings, file):
             np.testing.assert_allclose(found.model.weights, wanted.model.weights, rtol=1e-3, atol=1e-5)
-            assert len(found.epochs) == 6
+            assert abs(len(found.epochs) - len(wanted.epochs)) <= (name in ("newton", "dual"))  # by rounding
 
 
 def test_all_epochs_are_there_and_more_may_follow(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable
@@ -14,13 +15,24 @@ import numpy as np
 import pytest
 from scipy import sparse
 from scipy.optimize import minimize
+from scipy.special import expit
 from sklearn.datasets import load_breast_cancer, load_digits, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from typer.testing import CliRunner
 
 from telegrad import Communicator
-from telegrad.linear import LinearSVC, LogisticRegression, Ridge, Rows, TrainingSettings, objective, train
-from telegrad.linear.losses import gap_above_optimum, least_loss_of_classes, losses_of, slopes_and_curvatures
+from telegrad.linear import (
+    LOSSES,
+    EpochReport,
+    LinearSVC,
+    LogisticRegression,
+    Ridge,
+    Rows,
+    TrainingSettings,
+    objective,
+    train,
+)
+from telegrad.linear.losses import least_loss_of_classes, losses_of
 from telegrad.linear.training import last_fall
 from telegrad.tools.cli import make_app
 
@@ -54,6 +66,14 @@ def _digits() -> tuple[Any, Any]:
 DATA = {"digits": _digits, "cancer": _cancer, "separable": _separable, "badly scaled": _badly_scaled}
 
 
+def slopes_of(loss: str, scores: Any, y: Any) -> Any:
+    if loss == "squared_error":
+        return scores - y
+    if loss == "logistic":
+        return -y * expit(-scores * y)
+    return -2 * y * np.maximum(0, 1 - scores * y)
+
+
 class Task:
     """Rows, and the optimum of their objective by scipy, whose features have one scale there."""
 
@@ -72,48 +92,153 @@ class Task:
 
     def _scaled(self, scaled: Any) -> tuple[float, Any]:
         z = scaled * self.scale
-        slopes = slopes_and_curvatures(self.loss, self.x @ z[:-1] + z[-1], self.y, 1.0)[0] / len(self.y)
+        slopes = slopes_of(self.loss, self.x @ z[:-1] + z[-1], self.y) / len(self.y)
         gradient = np.append(self.x.T @ slopes + self.l2 * z[:-1], slopes.sum())
         return self.value(z), gradient * self.scale
-
-    def gap(self, z: Any, enough: float = 0.01) -> float:
-        return gap_above_optimum(
-            sparse.csr_array(self.x),
-            self.y,
-            z[:-1].astype(np.float32),
-            float(z[-1]),
-            loss=self.loss,
-            l2=self.l2,
-            rows=len(self.y),
-            negligible=1e-9,
-            enough=enough,
-        )
-
-    def at(self, gap: float, seed: int) -> Any:
-        """A model so far above the optimum, on a way from the latter in a random direction."""
-        direction = np.random.default_rng(seed).normal(size=self.z.size) * self.scale
-        low, high = 0.0, 1.0
-        while self.value(self.z + high * direction) < self.best * (1 + gap):
-            high *= 2
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (
-                (low, middle) if self.value(self.z + middle * direction) > self.best * (1 + gap) else (middle, high)
-            )
-        return self.z + low * direction
 
 
 @pytest.mark.parametrize("c", [0.1, 100.0])
 @pytest.mark.parametrize("loss", SMOOTH)
 @pytest.mark.parametrize("name", DATA)
-def test_the_gap_is_found_on_both_sides_of_the_limit(name: str, loss: str, c: float) -> None:
+def test_the_default_ends_at_the_optimum(name: str, loss: str, c: float) -> None:
     task = Task(name, loss, c)
-    assert task.gap(task.z) < 1e-3
-    for seed in range(3):
-        assert task.gap(task.at(1e-3, seed)) < 2e-3  # more only as the optimum of scipy is not exact
-        assert task.gap(task.at(0.05, seed)) > 0.01
-    assert task.gap(task.at(0.05, 9), enough=1.0) == pytest.approx(0.05, rel=0.1)
-    assert task.gap(np.zeros(task.z.size)) > 0.01
+    trained = train(task.rows, TrainingSettings(loss=loss, l2=task.l2))
+    assert trained.converged
+    found = task.value(np.append(trained.model.weights.astype(float), trained.model.bias))
+    assert found < task.best * (1 + 1e-3) + 1e-12
+    assert trained.epochs[-1].objective == pytest.approx(found, rel=1e-4)
+
+
+@pytest.mark.parametrize("c", [0.1, 100.0])
+@pytest.mark.parametrize("name", DATA)
+def test_the_gap_of_the_hinge_is_its_own_proof(name: str, c: float) -> None:
+    """A longer training finds nothing that is better by more than the gap."""
+    x, y = DATA[name]()
+    rows = Rows.from_csr(sparse.csr_array(x.astype(np.float32)), y)
+    l2 = 1 / (c * len(y))
+    trained = train(rows, TrainingSettings(loss="hinge", l2=l2, tol=1e-3))
+    assert trained.converged
+    longer = train(rows, TrainingSettings(loss="hinge", l2=l2, tol=1e-5))
+    best = objective(longer.model, rows, l2)
+    found = objective(trained.model, rows, l2)
+    assert best * (1 - 1e-5) <= found <= best * (1 + 1e-3) + 1e-9
+    assert trained.epochs[-1].gap <= 1e-3
+
+
+def parts_of(rows: Rows, borders: list[int]) -> list[Rows]:
+    return [rows.part(a, b) for a, b in itertools.pairwise(borders)]
+
+
+@pytest.mark.parametrize("density", [0.02, 0.7], ids=["sparse sums", "dense sums"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ranks_find_the_same_model(loss: str, density: float) -> None:
+    """Rows have weights; one rank has no row, and no rank has all features."""
+    random = np.random.default_rng(2)
+    matrix = sparse.random(300, 800, density, format="csr", random_state=4, dtype=np.float32)
+    rows = Rows.from_csr(matrix, np.where(random.random(300) < 0.4, 1, -1))
+    rows = replace(rows, weights=random.integers(0, 3, 300).astype(np.float32))
+    settings = TrainingSettings(loss=loss, l2=0.01, tol=1e-9, held_out=0.1)
+    parts = parts_of(rows, [0, 130, 130, 300])
+    comms = Communicator.local(3, timeout_s=60)
+
+    def run(rank: int) -> Any:
+        with comms[rank]:
+            trained = train(parts[rank], settings, comms[rank])
+            return trained, objective(trained.model, parts[rank], 0.01, comms[rank])
+
+    with ThreadPoolExecutor(3) as pool:
+        every = list(pool.map(run, range(3)))
+    alone = train(rows, settings)
+    assert alone.converged
+    for trained, reached in every:
+        assert trained.model.weights.tobytes() == every[0][0].model.weights.tobytes()
+        assert trained.model.bias == every[0][0].model.bias
+        assert trained.epochs[-1].objective == pytest.approx(alone.epochs[-1].objective, rel=1e-5)
+        assert reached == pytest.approx(objective(alone.model, rows, 0.01), rel=1e-4)
+        np.testing.assert_allclose(trained.model.weights, alone.model.weights, atol=1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_weight_is_as_many_rows(loss: str) -> None:
+    x, y = data()
+    counts = np.random.default_rng(0).integers(0, 4, 400)
+    rows = Rows.from_csr(x, np.where(y, 1, -1))
+    weighted = replace(rows, weights=counts.astype(np.float32))
+    places = np.repeat(np.arange(400), counts)
+    repeated = Rows.from_csr(x[places], rows.labels[places])
+    settings = TrainingSettings(loss=loss, l2=0.01, tol=1e-8)
+    one, other = train(weighted, settings), train(repeated, settings)
+    np.testing.assert_allclose(one.model.weights, other.model.weights, atol=1e-4)
+    assert one.loss_at_zero == pytest.approx(other.loss_at_zero)
+    assert one.loss_without_weights == pytest.approx(other.loss_without_weights)
+    assert objective(one.model, weighted, 0.01) == pytest.approx(objective(one.model, repeated, 0.01))
+
+
+def test_weights_that_cannot_be() -> None:
+    x, y = data()
+    rows = Rows.from_csr(x, np.where(y, 1, -1))
+    with pytest.raises(TypeError, match="weights is 1-D float64"):
+        replace(rows, weights=np.ones(400))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="weights has 3 elements but labels 400: give as many"):
+        replace(rows, weights=np.ones(3, np.float32))
+    for bad in (-1, np.nan, np.inf):
+        with pytest.raises(ValueError, match="weights have a negative number, NaN or Inf"):
+            replace(rows, weights=np.full(400, bad, np.float32))
+    with pytest.raises(ValueError, match="the weights of all rows to train on are 0"):
+        train(replace(rows, weights=np.zeros(400, np.float32)))
+    with pytest.raises(ValueError, match="rows have weights, which optimizer='sgd' does not know: use 'newton'"):
+        train(replace(rows, weights=np.ones(400, np.float32)), TrainingSettings(optimizer="sgd"))
+
+
+def test_auto_follows_the_options() -> None:
+    chosen: list[tuple[dict[str, Any], str]] = [
+        ({}, "newton"),
+        ({"loss": "squared_error", "l2": 0.0}, "newton"),
+        ({"loss": "hinge"}, "dual"),
+        ({"loss": "hinge", "l2": 0.0}, "adagrad"),
+        ({"l1": 0.1}, "coordinate_descent"),
+        ({"loss": "hinge", "l1": 0.1}, "adagrad"),
+        ({"batch": 7}, "sgd"),
+        ({"learning_rate": 0.1, "l1": 0.1}, "sgd"),
+        ({"overlap": True}, "sgd"),
+        ({"decay": 0.1}, "sgd"),
+        ({"coordinates": 3}, "coordinate_descent"),
+        ({"optimizer": "adagrad"}, "adagrad"),
+    ]
+    for options, name in chosen:
+        settings = TrainingSettings(**options)
+        assert settings.method == name
+        assert settings.most_epochs == (1000 if name in ("newton", "dual") else 10)
+
+
+@pytest.mark.parametrize("loss", ["logistic", "hinge"])
+def test_a_training_that_is_interrupted_leaves_a_model(loss: str) -> None:
+    x, y = data()
+    left = []
+
+    def on_epoch(report: EpochReport) -> None:
+        if report.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            Rows.from_csr(x, np.where(y, 1, -1)),
+            TrainingSettings(loss=loss),
+            on_epoch=on_epoch,
+            on_break_off=left.append,
+        )
+    assert np.abs(left[0].weights).max() > 0
+
+
+def test_a_checkpoint_of_a_converged_training_is_not_trained_on(tmp_path: Path) -> None:
+    x, y = data()
+    rows, file = Rows.from_csr(x, np.where(y, 1, -1)), tmp_path / "state.npz"
+    first = train(rows, TrainingSettings(), checkpoint=file)
+    again = train(rows, TrainingSettings(), checkpoint=file, on_step=lambda step, steps: pytest.fail("a step"))
+    assert again.converged
+    assert again.model.weights.tobytes() == first.model.weights.tobytes()
+    finer = train(rows, TrainingSettings(tol=1e-12), checkpoint=file)
+    assert len(finer.epochs) > len(first.epochs)
 
 
 @pytest.mark.parametrize(("learning_rate", "max_iter"), [(1.0, 100), (1.0, 200), (2.0, 100), (0.3, 200), (None, 300)])
@@ -122,9 +247,9 @@ def test_noise_of_the_loss_does_not_hide_that_a_fit_ended_early(learning_rate: f
     with pytest.warns(
         ConvergenceWarning, match=rf"max_iter={max_iter} ended the training when the objective was at least"
     ):
-        own = LogisticRegression(C=100, learning_rate=learning_rate, max_iter=max_iter, random_state=0).fit(
-            task.x, task.y
-        )
+        own = LogisticRegression(
+            C=100, optimizer="sgd", batch=100, learning_rate=learning_rate, max_iter=max_iter, random_state=0
+        ).fit(task.x, task.y)
     assert task.value(np.append(own.coef_, own.intercept_)) > 1.05 * task.best
 
 
@@ -139,17 +264,20 @@ def test_a_fit_that_ends_too_early_is_warned_of_and_a_converged_one_is_not(name:
     x, y = data()
     for epochs in (1, 3):
         with pytest.warns(ConvergenceWarning, match=f"max_iter={epochs} ended the training|worse than a model without"):
-            ESTIMATORS[name](max_iter=epochs, random_state=0, fit_intercept=fit_intercept).fit(x, y)
+            ESTIMATORS[name](max_iter=epochs, batch=100, random_state=0, fit_intercept=fit_intercept).fit(x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings: dict[str, Any] = {"batch": 400, "learning_rate": 0.05, "random_state": 0}
         ESTIMATORS[name](max_iter=1000, fit_intercept=fit_intercept, **settings).fit(x, y)
+        ESTIMATORS[name](fit_intercept=fit_intercept).fit(x, y)
 
 
 def test_the_gap_of_the_hinge() -> None:
     x, y = data()
     with pytest.warns(ConvergenceWarning, match="max_iter=5 "):
-        LinearSVC(loss="hinge", C=0.05, max_iter=5, random_state=0).fit(x, y)
+        LinearSVC(loss="hinge", C=0.05, batch=100, max_iter=5, random_state=0).fit(x, y)
+    with pytest.warns(ConvergenceWarning, match="max_iter=3 "):
+        LinearSVC(loss="hinge", max_iter=3).fit(x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings: dict[str, Any] = {"max_iter": 300, "batch": 50, "learning_rate": 0.05, "decay": 0.01}
@@ -159,7 +287,7 @@ def test_the_gap_of_the_hinge() -> None:
 def test_models_of_several_classes_are_warned_of_once() -> None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        LogisticRegression(max_iter=2, random_state=0).fit(*data(3))
+        LogisticRegression(max_iter=1, random_state=0).fit(*data(3))
     assert [one.category for one in found] == [ConvergenceWarning]
     assert found[0].filename == __file__
 
@@ -170,29 +298,6 @@ def test_numbers_that_are_all_the_same_are_no_error(y: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Ridge(max_iter=2000, batch=40, random_state=0).fit(x, y)
-
-
-def test_all_ranks_find_the_gap_of_one() -> None:
-    x, y = data()
-    comms = Communicator.local(3, timeout_s=60.0)
-    borders = [0, 90, 90, 400]  # one has no row
-
-    def found(rank: int, comm: Communicator | None) -> float:
-        own = slice(borders[rank], borders[rank + 1]) if comm else slice(0, 400)
-        weights, signs = np.linspace(-1, 1, 20, dtype=np.float32), np.where(y == 1, 1.0, -1.0)
-        matrix = sparse.csr_array(x.toarray()[own].astype(float))
-        settings: dict[str, Any] = {"loss": "logistic", "l2": 0.01, "rows": 400, "negligible": 1e-9, "enough": 9.0}
-        return gap_above_optimum(matrix, signs[own], weights, 0.3, comm=comm, **settings)
-
-    def run(rank: int) -> float:
-        with comms[rank]:
-            return found(rank, comms[rank])
-
-    with ThreadPoolExecutor(3) as pool:
-        every = list(pool.map(run, range(3)))
-    assert every == [every[0]] * 3
-    assert every[0] == pytest.approx(found(0, None), rel=1e-6)
-    assert every[0] > 0.1
 
 
 @pytest.mark.parametrize("loss", ["logistic", "hinge", "squared_hinge"])

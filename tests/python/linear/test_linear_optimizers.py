@@ -235,15 +235,28 @@ def test_nan_is_not_hidden_by_penalties() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"optimizer": "adam"}, "optimizer='adam' does not exist: use one of sgd, adagrad, coordinate_descent"),
+        (
+            {"optimizer": "adam"},
+            "optimizer='adam' does not exist: use one of auto, newton, dual, sgd, adagrad, coordinate_descent",
+        ),
         ({"l1": -1.0}, "l1=-1.0 must be a finite number, 0 or more"),
         ({"coordinates": 0}, "coordinates=0 must be at least 1"),
         ({"threads": 0}, "threads=0 must be at least 1"),
         ({"optimizer": "coordinate_descent", "loss": "hinge"}, "loss='hinge' has a kink"),
         ({"optimizer": "coordinate_descent", "learning_rate": 0.5}, "learning_rate=0.5 is not for optimizer="),
         ({"optimizer": "coordinate_descent", "overlap": True}, "overlap=True is not for optimizer="),
+        ({"optimizer": "newton", "loss": "hinge"}, "optimizer='newton' is not for loss='hinge': leave it out"),
+        ({"optimizer": "dual"}, "optimizer='dual' is not for loss='logistic': leave it out"),
+        ({"optimizer": "dual", "loss": "hinge", "l2": 0}, "l2=0 is not for optimizer='dual': give more, or use"),
+        ({"optimizer": "newton", "l1": 0.1}, "l1=0.1 is not for optimizer='newton': use 'coordinate_descent'"),
+        ({"optimizer": "newton", "batch": 5}, "batch=5 is not for optimizer='newton', whose steps follow from the"),
+        ({"optimizer": "newton", "learning_rate": 0.5}, "learning_rate=0.5 is not for optimizer='newton'"),
+        ({"tol": 0}, "tol=0.0 must be a finite number above 0"),
     ],
-    ids=["optimizer", "l1", "coordinates", "threads", "kink", "rate", "overlap"],
+    ids=[
+        *("optimizer", "l1", "coordinates", "threads", "kink", "rate", "overlap"),
+        *("newton hinge", "dual logistic", "dual without l2", "newton l1", "newton batch", "newton rate", "tol"),
+    ],
 )
 def test_settings_of_optimisers_that_cannot_be(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
@@ -265,7 +278,9 @@ def test_an_aggregation_must_be_for_the_optimiser() -> None:
     with pytest.raises(TypeError, match="aggregation is a OnlySums, which gathers nothing: see Gathering"):
         train(rows, TrainingSettings(optimizer="coordinate_descent"), aggregation=OnlySums())
     with Communicator.local(1)[0] as comm, pytest.raises(TypeError, match="a DenseGather, which sums no gradients"):
-        train(rows, TrainingSettings(), comm, aggregation=DenseGather(comm))
+        train(rows, TrainingSettings(optimizer="sgd"), comm, aggregation=DenseGather(comm))
+    with pytest.raises(TypeError, match="aggregation is not for optimizer='newton': leave it out"):
+        train(rows, aggregation=OnlySums())
 
 
 def test_memory_is_judged_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +293,7 @@ def test_memory_is_judged_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match=r"^2147483648 features: 1 ranks of one machine need 8\.0 GiB beside their"):
         train(rows)
     with pytest.raises(ValueError, match=r"1 ranks of one machine need 16\.0 GiB beside their rows"):
-        train(rows, aggregation=SparseSum(None))
+        train(rows, TrainingSettings(optimizer="sgd"), aggregation=SparseSum(None))
     wanted = {"sgd": 8, "adagrad": 20, "coordinate_descent": 28}
     for optimizer, each in wanted.items():
         assert problem.bytes_needed(1000, 0, TrainingSettings(optimizer=optimizer)) == 1000 * each

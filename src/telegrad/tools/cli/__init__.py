@@ -38,7 +38,7 @@ COMMANDS = (
     Command("simulate", "telegrad.tools.cli.simulate", "app", needs=("matplotlib:plot_file",)),
     Command("advise", "telegrad.tools.cli.advise", "advise", needs=("matplotlib:plot_file",)),
     Command("profile", "telegrad.tools.cli.profile", "profile", needs=("matplotlib:plot_file",)),
-    Command("linear", "telegrad.tools.cli.linear", "app"),
+    Command("linear", "telegrad.tools.cli.linear", "app", needs=("matplotlib:plot_file",)),
     Command("demo", "telegrad.tools.cli.demo", "demo", needs=("matplotlib",), extra="demo"),
 )
 

@@ -25,22 +25,32 @@ from telegrad.linear.data import ContradictingBase, LibsvmFormat, ZeroBased
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
-from telegrad.linear.problem import OPTIMIZERS
+from telegrad.linear.problem import OPTIMIZERS, SECOND_ORDER
 from telegrad.linear.rows import Rows
 from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.netlab import NetlabError
 from telegrad.tools.bench.plan import run_ranks
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import bad_setting, networks_of, refuse_given
-from telegrad.tools.cli.outputs import check_all_writable, check_writable, sharing, table_console, write_result, written
-from telegrad.tools.report.figures import duration
+from telegrad.tools.cli.outputs import (
+    check_all_writable,
+    check_writable,
+    drawn,
+    sharing,
+    table_console,
+    write_result,
+    written,
+)
+from telegrad.tools.report.figures import dated, duration, picture, seconds_across
 
 Optimizer = Annotated[
     str,
     typer.Option(
-        help=f"One of {', '.join(OPTIMIZERS)}. [bold]adagrad[/] gives rare features longer steps, and often needs "
-        "fewer epochs; [bold]coordinate_descent[/] (smooth losses only) moves a few weights in each step as far as is "
-        "safe, and needs no learning rate, but twice the memory for the rows."
+        help=f"One of {', '.join(OPTIMIZERS)}. [bold]auto[/]: [bold]newton[/], for the hinge [bold]dual[/], which need "
+        "no learning rate and end within --tol of the optimum; with --l1 coordinate_descent, for the hinge adagrad. An "
+        "option that one optimizer alone has chooses that one. [bold]adagrad[/] gives rare features longer steps, and "
+        "often needs fewer epochs; [bold]coordinate_descent[/] (smooth losses only) moves a few weights in each step "
+        "as far as is safe, and needs no learning rate, but twice the memory for the rows."
     ),
 ]
 L2 = Annotated[float, typer.Option("--l2", help="λ of mean loss + λ/2·|w|²: pulls all weights towards 0.")]
@@ -48,10 +58,11 @@ L1 = Annotated[
     float, typer.Option("--l1", help="λ of λ·Σ|w_i|, also in the objective: makes weights of no use exactly 0.")
 ]
 Batch = Annotated[
-    int,
+    int | None,
     typer.Option(
-        help="Rows of all ranks together in a step; larger ones need fewer sums, but more epochs. Not for coordinate "
-        "descent."
+        help="Rows of all ranks together in a step of sgd or adagrad; larger ones need fewer sums, but more epochs. "
+        "Default: 1,000.",
+        show_default=False,
     ),
 ]
 LearningRate = Annotated[
@@ -139,6 +150,8 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "epoch": lambda one: str(one["epoch"]),
         "loss": lambda one: loss_text(one["loss"]),
+        "objective": lambda one: _or_blank(one["objective"], "{:.6g}"),
+        "gap": lambda one: _or_blank(100 * one["gap"], "{:.3g} %"),
         "held-out\nloss": lambda one: "" if math.isnan(one["held_out_loss"]) else loss_text(one["held_out_loss"]),
         "accuracy": lambda one: _or_blank(100 * one["accuracy"], "{:.2f} %"),
         "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
@@ -162,6 +175,18 @@ def _or_blank(value: float, text: str) -> str:
 def loss_text(loss: float) -> str:
     """Short, also where a training has diverged."""
     return f"{loss:.5f}" if abs(loss) < 1e5 else f"{loss:.4g}"
+
+
+def _plot(epochs: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """The objective over seconds, or the loss of optimizers that do not tell the objective."""
+    seconds = np.cumsum([one["compute_s"] + one["comm_s"] for one in epochs])
+    name = "loss" if math.isnan(epochs[-1]["objective"]) else "objective"
+    with picture(path, title, height=3.2) as figure:
+        axes = figure.add_subplot()
+        axes.plot(seconds, [one[name] for one in epochs], marker="o", markersize=3)
+        axes.set_ylabel(name)
+        axes.set_yscale("log")
+        seconds_across(axes.xaxis, logarithmic=False)
 
 
 _STILL_FALLS = 1e-3  # of the loss in an epoch: worth a word
@@ -207,11 +232,20 @@ def train_command(
         ),
     ] = None,
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Epochs from one checkpoint to the next.")] = 1,
-    optimizer: Optimizer = "sgd",
+    optimizer: Optimizer = "auto",
     l2: L2 = 1e-6,
     l1: L1 = 0.0,
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 10,
-    batch: Batch = 4000,
+    tol: Annotated[
+        float, typer.Option(help="Newton and dual end when the objective is this part above the optimum, at most.")
+    ] = 1e-4,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Passes over the data, by default 10. Of newton and dual: steps at most, by default 1,000.",
+            show_default=False,
+        ),
+    ] = None,
+    batch: Batch = None,
     learning_rate: LearningRate = None,
     decay: Annotated[float, typer.Option(help="Step t has the learning rate / (1 + decay·t).")] = 0.0,
     bias: Annotated[bool, typer.Option(help="Whether there is one; it is not regularised.")] = True,
@@ -234,6 +268,9 @@ def train_command(
     json_file: Annotated[
         Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")
     ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw the objective over seconds into this PNG file.")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which the job is given up.")] = 86_400.0,
 ) -> None:
     """Train a linear model among ranks, which sum their sparse gradients without loss.
@@ -249,6 +286,7 @@ def train_command(
         settings = TrainingSettings(
             loss=loss,
             l2=l2,
+            tol=tol,
             epochs=epochs,
             batch=batch,
             learning_rate=learning_rate,
@@ -267,8 +305,9 @@ def train_command(
         job = Job(str(data.resolve()), str(model.resolve()), form, settings, cache, kept, checkpoint_every)
     except ValueError as error:
         raise bad_option(error) from error
-    of_others = "batch" if optimizer == "coordinate_descent" else "coordinates"
-    refuse_given(context, (of_others,), f"--optimizer {optimizer} has none")
+    if settings.method not in SECOND_ORDER:  # whose settings refuse all
+        of_others = "batch" if settings.method == "coordinate_descent" else "coordinates"
+        refuse_given(context, (of_others, "tol"), f"--optimizer {settings.method} has none")
     if checkpoint is None:
         refuse_given(context, ("checkpoint_every",), "without --checkpoint there is none")
     networks_of([network])
@@ -276,7 +315,7 @@ def train_command(
         raise typer.BadParameter(
             f"{data} is no regular file, of which ranks could read parts: write it to one", param_hint="DATA"
         )
-    outputs = {"--model": model, "--checkpoint": checkpoint, "--json": json_file}
+    outputs = {"--model": model, "--checkpoint": checkpoint, "--json": json_file, "--plot": plot_file}
     if writes_files():
         check_all_writable(outputs)
     for option, output in outputs.items():
@@ -309,13 +348,19 @@ def train_command(
     else:
         if end["worse_than_no_weights"]:
             console.print(_worse_than_no_weights(settings, end), style="yellow", highlight=False, soft_wrap=True)
+        elif settings.method in SECOND_ORDER and not end["converged"]:
+            console.print(_ended_early(said["epochs"], end), style="yellow", highlight=False, soft_wrap=True)
         elif end["last_fall"] > _STILL_FALLS:
             console.print(_still_falls(settings, end), style="yellow", highlight=False, soft_wrap=True)
         console.print(f"model: {model}", highlight=False, soft_wrap=True)
     if checkpoint is not None and checkpoint.exists():
         console.print(f"checkpoint: {checkpoint}", highlight=False, markup=False, soft_wrap=True)
+    if plot_file is not None:
+        with drawn(console, plot_file):
+            _plot(said["epochs"], dated(title), plot_file)
     if json_file is not None:
         asked = {name: value for name, value in dataclasses.asdict(settings).items() if name != "epochs"}
+        asked |= {"optimizer": settings.method, "batch": settings.rows_a_step}
         figures = {"data": data.name, **asked, **about, "epochs": said["epochs"], **end}
         write_result(console, json_file, {**_without_nan(figures), "machine": describe_machine()}, what="figures")
     if end["diverged"]:
@@ -416,22 +461,24 @@ def _rows_for(
 
 
 def _steps_of(settings: TrainingSettings) -> str:
-    if settings.optimizer == "coordinate_descent":
+    if settings.method in SECOND_ORDER:
+        return "Newton's method" if settings.method == "newton" else "proximal dual method"
+    if settings.method == "coordinate_descent":
         chosen = "coordinate descent, blocks by density"
         return chosen if settings.coordinates is None else f"{settings.coordinates:,} coordinates a rank and step"
-    text = f"batches of {settings.batch:,}" + (", overlapped" if settings.overlap else "")
-    return text if settings.optimizer == "sgd" else f"{text}, {settings.optimizer}"
+    text = f"batches of {settings.rows_a_step:,}" + (", overlapped" if settings.overlap else "")
+    return text if settings.method == "sgd" else f"{text}, {settings.method}"
 
 
 def _lower_rate(settings: TrainingSettings) -> str:
     if settings.learning_rate is not None:
         return f"try a lower --learning-rate than {settings.learning_rate:g}, or leave it out"
-    return "try a lower --learning-rate than 0.1" if settings.optimizer == "adagrad" else "scale the features"
+    return "try a lower --learning-rate than 0.1" if settings.method == "adagrad" else "scale the features"
 
 
 def _worse_than_no_weights(settings: TrainingSettings, end: dict[str, Any]) -> str:
     without, reached = end["objective_without_weights"], end["objective"]
-    has_rate = settings.learning_rate is not None or settings.optimizer == "adagrad"
+    has_rate = settings.learning_rate is not None or settings.method == "adagrad"
     return (
         f"the model is worse than one without weights (objective {reached:.6g}, without weights {without:.6g}): "
         + _lower_rate(settings)
@@ -447,12 +494,19 @@ def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
 
 def _still_falls(settings: TrainingSettings, end: dict[str, Any]) -> str:
     said = f"the loss still fell by {100 * end['last_fall']:.2g} % an epoch when the training ended: give more --epochs"
-    if settings.optimizer == "coordinate_descent":
+    if settings.method == "coordinate_descent":
         return said
     faster = f"a larger --learning-rate (it was {end['first_learning_rate']:.3g})"
-    if settings.optimizer == "sgd":
+    if settings.method == "sgd":
         return f"{said}, a smaller --batch, {faster} or --optimizer adagrad"
     return f"{said}, a smaller --batch or {faster}"
+
+
+def _ended_early(epochs: Sequence[Mapping[str, Any]], end: dict[str, Any]) -> str:
+    return (
+        f"{_counted(len(epochs), 'step')} ended the training when the objective was up to about "
+        f"{100 * end['gap']:.2g} % above the optimum: give more --epochs"
+    )
 
 
 def _counted(count: int, what: str) -> str:
@@ -492,6 +546,7 @@ class _Shown:
 
     def __init__(self, bar: Progress) -> None:
         self.said: dict[str, Any] = {"epochs": []}
+        self._seconds = 0.0
         self.error: str | None = None
         self._bar = bar
         self._task = bar.add_task("reading", total=1.0, what="")
@@ -500,9 +555,8 @@ class _Shown:
         kind = message.pop("kind")
         if kind == "epoch":
             self.said["epochs"].append(message)
-            held_out = message["held_out_loss"]
-            judged = "" if math.isnan(held_out) else f", held-out {loss_text(held_out)}"
-            what = f"epoch {message['epoch']}: loss {loss_text(message['loss'])}{judged}"
+            self._seconds += message["compute_s"] + message["comm_s"]
+            what = f"epoch {message['epoch']}: " + self._reached(message)
             if self._bar.console.is_terminal:
                 self._bar.update(self._task, what=what)
             else:
@@ -517,6 +571,16 @@ class _Shown:
             self.error = self.error or message["said"]
         else:
             self.said[kind] = message
+
+    def _reached(self, epoch: dict[str, Any]) -> str:
+        parts = [f"loss {loss_text(epoch['loss'])}"]
+        if not math.isnan(epoch["gap"]):
+            parts = [f"objective {epoch['objective']:.6g}", f"gap {100 * epoch['gap']:.3g} %"]
+        if not math.isnan(epoch["held_out_loss"]):
+            parts.append(f"held-out {loss_text(epoch['held_out_loss'])}")
+        if not math.isnan(epoch["accuracy"]):
+            parts.append(f"accuracy {100 * epoch['accuracy']:.2f} %")
+        return ", ".join([*parts, f"{self._seconds:.1f} s"])
 
 
 def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s: float, left: _Left) -> dict[str, Any]:
@@ -537,7 +601,7 @@ def _as_launcher(console: Console, job: Job, ranks: int, network: str, timeout_s
             _fail(console, str(error) + files)
         if shown.error is None and isinstance(error, RanksTimedOut):
             # where ranks were tells nothing of a training that went on
-            at = f"epoch {len(shown.said['epochs']) + 1} of {job.settings.epochs}"
+            at = f"epoch {len(shown.said['epochs']) + 1} of {job.settings.most_epochs}"
             _fail(
                 console,
                 f"ranks were in {at} after {timeout_s:g} s: give more time (--timeout), or fewer --epochs{files}",

@@ -201,7 +201,19 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
             ("--optimizer", "coordinate_descent", "--batch", "7"),
             "Invalid value for --batch: --optimizer coordinate_descent has none: leave this out",
         ),
-        (("--coordinates", "5"), "Invalid value for --coordinates: --optimizer sgd has none: leave this out"),
+        (
+            ("--optimizer", "sgd", "--coordinates", "5"),
+            "Invalid value for --coordinates: --optimizer sgd has none: leave this out",
+        ),
+        (
+            ("--optimizer", "newton", "--batch", "5"),
+            "Invalid value for --batch: 5 is not for --optimizer newton, whose steps follow from the data: leave",
+        ),
+        (
+            ("--optimizer", "sgd", "--tol", "0.1"),
+            "Invalid value for --tol: --optimizer sgd has none: leave this out",
+        ),
+        (("--tol", "0"), "Invalid value for --tol: 0.0 must be a finite number above 0: a part of the objective"),
         (
             ("--optimizer", "coordinate_descent", "--decay", "0.5"),
             "Invalid value for --decay: 0.5 is not for --optimizer coordinate_descent, which has no learning rate",
@@ -232,7 +244,8 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
         ),
         (
             ("--optimizer", "adam"),
-            "Invalid value for --optimizer: adam does not exist: use one of sgd, adagrad, coordinate_descent",
+            "Invalid value for --optimizer: adam does not exist: use one of auto, newton, dual, sgd, "
+            "adagrad, coordinate_descent",
         ),
         (("--network", "token-ring"), "network 'token-ring' is not known"),
         (("--json", "/nowhere/x.json"), "the folder /nowhere does not exist"),
@@ -242,6 +255,9 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
             "loss",
             "descent-batch",
             "sgd-coordinates",
+            "newton-batch",
+            "sgd-tol",
+            "tol",
             "descent-decay",
             "batch",
             "features",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -185,6 +186,13 @@ def test_a_loss_that_still_falls_is_said(path: Path, tmp_path: Path) -> None:
     begin = ("train", str(path), "--model", str(tmp_path / "m.npz"), "--ranks", "1")
     status, said = run(*begin, "--epochs", "2")
     assert status == 0
+    assert "60 rows of 2.0 entries, 7 features, 1 rank, Newton's method" in said
+    assert re.search(r"2 steps ended the training when the objective was up to about [\d.]+ % above the optimum", said)
+    status, said = run(*begin)
+    assert status == 0
+    assert "above the optimum" not in said
+    status, said = run(*begin, "--epochs", "2", "--optimizer", "sgd")
+    assert status == 0
     assert "60 rows of 2.0 entries, 7 features, 1 rank, batches" in said
     falls = "% an epoch when the training ended: give more --epochs"
     assert f"{falls}, a smaller --batch, a larger --learning-rate (it was 1.78) or --optimizer adagrad" in said
@@ -201,3 +209,22 @@ def test_a_seed_that_cannot_be(path: Path) -> None:
     status, said = run("train", str(path), "--seed", "-1")
     assert status == 2
     assert "Invalid value for --seed: -1 must be an int, 0 or more" in said
+
+
+@pytest.mark.parametrize("options", [(), ("--loss", "hinge"), ("--optimizer", "sgd")], ids=["newton", "dual", "sgd"])
+def test_what_is_reached_is_shown_and_drawn(path: Path, tmp_path: Path, options: tuple[str, ...]) -> None:
+    plot, figures = tmp_path / "objective.png", tmp_path / "figures.json"
+    asked = ("train", str(path), "--model", str(tmp_path / "m.npz"), "--ranks", "2", "--held-out", "0.2", *options)
+    status, said = run(*asked, "--plot", str(plot), "--json", str(figures))
+    assert status == 0, said
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    reached = r"loss [\d.]+" if "sgd" in options else r"objective [\d.e-]+, gap [\d.e-]+ %"
+    assert re.search(rf"epoch 1: {reached}, held-out [\d.]+, accuracy [\d.]+ %, [\d.]+ s", said)
+    written = json.loads(figures.read_text())
+    assert written["optimizer"] == (options[-1].replace("hinge", "dual") if options else "newton")
+    assert written["converged"] == ("sgd" not in options)
+    if "sgd" not in options:
+        assert written["gap"] <= 1e-4
+        assert written["epochs"][-1]["gap"] == written["gap"]
+    else:
+        assert written["gap"] is None

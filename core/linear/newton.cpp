@@ -1,0 +1,518 @@
+#include "linear/newton.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/check.hpp"
+
+namespace telegrad::linear {
+namespace {
+
+constexpr std::size_t kRowsAtOnce = 1024;
+constexpr std::size_t kMostDirect = 160;     // columns of a Hessian that is factorised
+constexpr int kHalvings = 40;
+constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
+constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
+constexpr double kCertain = 0.003;           // the same of the tolerance, where the optimum may be near
+constexpr double kFirstSmoothing = 2, kShrink = 0.25, kLeastSmoothing = 1e-9;
+constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
+constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
+constexpr double kSingular = 1e-13;          // of a diagonal element
+
+double dot(const LargeVector<double>& a, const LargeVector<double>& b) {
+  double sums[4] = {};
+  std::size_t i = 0;
+  for (; i + 4 <= a.size(); i += 4) {
+    for (std::size_t k = 0; k < 4; ++k) sums[k] += a[i + k] * b[i + k];
+  }
+  for (; i < a.size(); ++i) sums[0] += a[i] * b[i];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+}  // namespace
+
+Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
+    : problem_(problem), team_(team), reduce_(std::move(reduce)) {
+  TELEGRAD_CHECK(problem.loss != Loss::hinge || problem.l2 > 0);
+  TELEGRAD_CHECK(problem.row_weights.empty() || problem.row_weights.size() == problem.targets.size());
+  direct_ = width() <= kMostDirect;
+  for (LargeVector<double>* vector : {&w_, &gradient_, &diagonal_, &step_, &residual_, &direction_, &product_}) {
+    vector->resize(width());
+  }
+  if (direct_) hessian_.resize(width() * width());
+  for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) vector->resize(rows());
+  if (is_hinge()) {
+    duals_.resize(rows() + 1);
+    duals_.back() = kFirstSmoothing;
+  }
+  moves_known_ = problem.loss == Loss::logistic || problem.loss == Loss::squared_error;
+  parts_.resize(3 * ((rows() + kRowsAtOnce - 1) / kRowsAtOnce));
+  // equal shares of entries, so far as some rows can tell; which thread sums a feature changes no bit
+  std::vector<std::uint32_t> seen;
+  for (std::size_t i = 0; i < rows() && team_.size() > 1; i += rows() / 256 + 1) {
+    const std::uint64_t row = problem.chosen[i];
+    seen.insert(seen.end(), problem.rows.indices.begin() + static_cast<std::ptrdiff_t>(problem.rows.offsets[row]),
+                problem.rows.indices.begin() + static_cast<std::ptrdiff_t>(problem.rows.offsets[row + 1]));
+  }
+  std::sort(seen.begin(), seen.end());
+  for (std::size_t part = 0; part <= team_.size(); ++part) {
+    const std::size_t place = seen.size() * part / team_.size();
+    borders_.push_back(part == 0 ? 0 : place < seen.size() ? seen[place] : problem.features);
+  }
+}
+
+// act(at), where at(score, target, dual) are a row's loss and its derivatives.
+template <class Do>
+void Newton::by_loss(const Do& act) const {
+  switch (problem_.loss) {
+    case Loss::logistic:
+      return act([](double score, double target, double) -> At {
+        const double margin = score * target, small = std::exp(-std::abs(margin)), part = 1 / (1 + small);
+        const double value = std::log1p(small) + (margin < 0 ? -margin : 0);
+        return {value, -target * (margin < 0 ? part : small * part), small * part * part};
+      });
+    case Loss::squared_hinge:
+      return act([](double score, double target, double) -> At {
+        const double lacking = 1 - score * target;
+        if (lacking <= 0) return {};
+        return {lacking * lacking, -2 * target * lacking, 2};
+      });
+    case Loss::squared_error:
+      return act([](double score, double target, double) -> At {
+        const double error = score - target;
+        return {error * error / 2, error, 1};
+      });
+    case Loss::hinge: {
+      const double h = duals_.back();
+      return act([h](double score, double target, double dual) -> At {
+        const double v = 1 - score * target + h * dual, less = h * dual * dual / 2;
+        if (v <= 0) return {-less, 0, 0};
+        if (v >= h) return {v - h / 2 - less, -target, 0};
+        return {v * v / (2 * h) - less, -target * v / h, 1 / h};
+      });
+    }
+  }
+}
+
+double Newton::score(std::size_t row, const double* w) const {
+  const std::uint64_t begin = problem_.rows.offsets[row], end = problem_.rows.offsets[row + 1];
+  const std::uint32_t* const indices = problem_.rows.indices.data();
+  const float* const values = problem_.rows.values.data();
+  double one = 0, other = 0;
+  std::uint64_t i = begin;
+  if (end - begin >= 2 && indices[end - 1] - indices[begin] == end - begin - 1) {
+    const double* const dense = w + indices[begin] - begin;
+    for (; i + 2 <= end; i += 2) {
+      one += dense[i] * static_cast<double>(values[i]);
+      other += dense[i + 1] * static_cast<double>(values[i + 1]);
+    }
+  } else {
+    for (; i + 2 <= end; i += 2) {
+      one += w[indices[i]] * static_cast<double>(values[i]);
+      other += w[indices[i + 1]] * static_cast<double>(values[i + 1]);
+    }
+  }
+  if (i < end) one += w[indices[i]] * static_cast<double>(values[i]);
+  return one + other + w[problem_.features];
+}
+
+void Newton::score_rows(const LargeVector<double>& w, std::vector<double>& out) {
+  team_.run([&](std::size_t part) {
+    const std::size_t end = rows() * (part + 1) / team_.size();
+    for (std::size_t i = rows() * part / team_.size(); i < end; ++i) out[i] = score(problem_.chosen[i], w.data());
+  });
+}
+
+// out[feature] = Σ by_row·value, or ·value², in the order of rows; behind the features that of the bias.
+void Newton::sum_columns(const std::vector<double>& by_row, bool squared, double* out) {
+  const std::uint32_t* const indices = problem_.rows.indices.data();
+  const float* const values = problem_.rows.values.data();
+  std::fill(out, out + width(), 0.0);
+  team_.run([&](std::size_t part) {
+    const std::size_t first = borders_[part], last = borders_[part + 1];
+    const bool all = team_.size() == 1;
+    for (std::size_t i = 0; i < rows(); ++i) {
+      const double factor = by_row[i];
+      if (factor == 0) continue;
+      const std::uint64_t row = problem_.chosen[i];
+      std::uint64_t begin = problem_.rows.offsets[row], end = problem_.rows.offsets[row + 1];
+      if (!all) {
+        begin = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, first) - indices);
+        end = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, last) - indices);
+      }
+      if (squared) {
+        for (std::uint64_t e = begin; e < end; ++e) {
+          const auto value = static_cast<double>(values[e]);
+          out[indices[e]] += factor * value * value;
+        }
+      } else {
+        for (std::uint64_t e = begin; e < end; ++e) out[indices[e]] += factor * static_cast<double>(values[e]);
+      }
+    }
+  });
+  if (!problem_.with_bias) return;
+  double sum = 0;
+  for (const double factor : by_row) sum += factor;
+  out[problem_.features] = sum;
+}
+
+void Newton::reduce(std::span<double> sums, std::size_t by_feature) {
+  reduce_(sums, by_feature);
+  ++sums_;
+}
+
+double Newton::penalty(const LargeVector<double>& w) const {
+  return problem_.l2 / 2 * (dot(w, w) - w.back() * w.back());
+}
+
+// The mean losses there; slopes_ and curvatures_ then are those there.
+Newton::Value Newton::evaluate(double part) {
+  by_loss([&](const auto& at) {
+    const bool plain = is_hinge();
+    const std::size_t blocks = parts_.size() / 3;
+    team_.run([&](std::size_t own) {
+      for (std::size_t block = blocks * own / team_.size(); block < blocks * (own + 1) / team_.size(); ++block) {
+        double smoothed = 0, of_loss = 0, of_duals = 0;
+        for (std::size_t i = block * kRowsAtOnce; i < std::min(rows(), (block + 1) * kRowsAtOnce); ++i) {
+          const std::uint64_t row = problem_.chosen[i];
+          const double score = part == 0 ? scores_[i] : scores_[i] + part * moved_[i];
+          const auto target = static_cast<double>(problem_.targets[row]);
+          const At found = at(score, target, plain ? duals_[i] : 0.0);
+          const double weight = problem_.row_weights.empty() ? 1 : static_cast<double>(problem_.row_weights[row]);
+          smoothed += weight * found.value;
+          slopes_[i] = weight * found.slope;
+          curvatures_[i] = weight * found.curvature;
+          if (plain) {
+            of_loss += weight * std::max(0.0, 1 - score * target);
+            of_duals += weight * std::abs(found.slope);
+          }
+        }
+        parts_[3 * block] = smoothed;
+        parts_[3 * block + 1] = plain ? of_loss : smoothed;
+        parts_[3 * block + 2] = of_duals;
+      }
+    });
+  });
+  double sums[3] = {};
+  for (std::size_t i = 0; i < parts_.size(); ++i) sums[i % 3] += parts_[i];
+  reduce(sums, 0);
+  for (double& sum : sums) sum /= problem_.total_weight;
+  return {sums[0], sums[1], sums[2]};
+}
+
+void Newton::begin() {
+  if (begun_) return;
+  score_rows(w_, scores_);
+  const Value value = evaluate(0);
+  smoothed_ = value.smoothed;
+  loss_ = value.plain;
+  weighted_duals_ = value.duals;
+  if (is_hinge()) {
+    best_ = w_;
+    best_value_ = loss_ + penalty(w_);
+    bound_ = 0;
+  }
+  begun_ = true;
+}
+
+void Newton::find_gradient() {
+  sum_columns(slopes_, false, gradient_.data());
+  reduce(gradient_, problem_.features);
+  for (std::size_t i = 0; i < width(); ++i) {
+    gradient_[i] = gradient_[i] / problem_.total_weight + (i < problem_.features ? problem_.l2 * w_[i] : 0);
+  }
+}
+
+Newton::Step Newton::step() {
+  begin();
+  sums_ = 0;
+  find_gradient();
+  Step done;
+  if (is_hinge()) {
+    move_duals(done);
+    if (done.converged) return done;
+  }
+  const double predicted = solve();
+  const double slope = dot(gradient_, step_);
+  const double before = smoothed_ + penalty(w_);
+  done.stuck = !(slope < 0 && search(slope) > 0);
+  if (done.stuck) evaluate(0);  // slopes_ are of a step that was tried
+  done.loss = loss_;
+  done.objective = loss_ + penalty(w_);
+  if (is_hinge()) {
+    keep_best();
+    done.objective = best_value_;
+    done.loss = best_value_ - penalty(best_);
+    if (done.stuck && duals_.back() > kLeastSmoothing) {
+      minimised_ = true;
+      done.stuck = false;
+    }
+  } else {
+    done.gap = before > 0 ? predicted / before : 0;
+    done.converged = done.gap <= problem_.tolerance;
+  }
+  done.sums = sums_;
+  return done;
+}
+
+void Newton::keep_best() {
+  const double value = loss_ + penalty(w_);
+  if (value >= best_value_) return;
+  best_value_ = value;
+  best_ = w_;
+}
+
+// The gap between both bounds of the hinge's objective. Once that of the smoothed one is a small part of it, its slopes are
+// the next dual variables.
+void Newton::move_duals(Step& done) {
+  double inner = 0;
+  const double bound = dual_bound(inner);
+  bound_ = std::max(bound_, bound);
+  done.gap = best_value_ > 0 ? std::max(best_value_ - bound_, 0.0) / best_value_ : 0;
+  done.objective = best_value_;
+  done.loss = best_value_ - penalty(best_);
+  done.converged = done.gap <= problem_.tolerance;
+  done.sums = sums_;
+  if (done.converged) return;
+  if (!minimised_ && inner > kInner * (loss_ + penalty(w_) - bound)) return;
+  minimised_ = false;
+  double& h = duals_.back();
+  for (std::size_t i = 0; i < rows(); ++i) {
+    const double target = static_cast<double>(problem_.targets[problem_.chosen[i]]);
+    duals_[i] = std::clamp((1 - scores_[i] * target) / h + duals_[i], 0.0, 1.0);
+  }
+  h = std::max(h * kShrink, kLeastSmoothing);
+  const Value changed = evaluate(0);
+  smoothed_ = changed.smoothed;
+  weighted_duals_ = changed.duals;
+  find_gradient();
+}
+
+// The dual objective of the slopes at w_. With them weights are w_ − gradient/l2; a bias has no penalty, so that theirs must
+// sum to 0: by as much as they do not, the bound is lower, for optima whose bias is not more than 1 + |bias| away.
+double Newton::dual_bound(double& inner) const {
+  double square = 0, of_gradient = 0;
+  for (std::size_t i = 0; i < problem_.features; ++i) {
+    const double one = problem_.l2 * w_[i] - gradient_[i];
+    square += one * one;
+    of_gradient += gradient_[i] * gradient_[i];
+  }
+  const double slope = gradient_.back(), bias = w_.back();
+  inner = of_gradient / (2 * problem_.l2) + std::abs(slope) * (1 + std::abs(bias));
+  return weighted_duals_ - square / (2 * problem_.l2) + slope * bias - std::abs(slope) * (1 + std::abs(bias));
+}
+
+// The largest of 1, 1/2, … times the step that makes the objective fall as it promises, taken; 0 if none does.
+double Newton::search(double slope) {
+  if (!moves_known_) score_rows(step_, moved_);
+  const double square = dot(step_, step_) - step_.back() * step_.back();
+  const double product = dot(w_, step_) - w_.back() * step_.back();
+  double part = 1;
+  for (int halving = 0; halving < kHalvings; ++halving, part /= 2) {
+    const Value value = evaluate(part);
+    const double change =
+        value.smoothed - smoothed_ + problem_.l2 * part * (product + part / 2 * square);
+    if (!(change <= kSufficient * part * slope)) continue;
+    for (std::size_t i = 0; i < width(); ++i) w_[i] += part * step_[i];
+    for (std::size_t i = 0; i < rows(); ++i) scores_[i] += part * moved_[i];
+    smoothed_ = value.smoothed;
+    loss_ = value.plain;
+    weighted_duals_ = value.duals;
+    return part;
+  }
+  return 0;
+}
+
+// step_, and by how much it makes the quadratic model of the objective fall.
+double Newton::solve() {
+  double predicted = 0;
+  if (direct_ && solve_directly(predicted)) {
+    if (moves_known_) score_rows(step_, moved_);
+    return predicted;
+  }
+  return solve_iteratively();
+}
+
+bool Newton::solve_directly(double& predicted) {
+  const std::size_t n = width();
+  const std::uint32_t* const indices = problem_.rows.indices.data();
+  const float* const values = problem_.rows.values.data();
+  std::fill(hessian_.begin(), hessian_.end(), 0.0);
+  double* const last = hessian_.data() + (n - 1) * n;  // the bias's row
+  team_.run([&](std::size_t part) {
+    const std::size_t first = borders_[part], end_feature = borders_[part + 1];
+    for (std::size_t i = 0; i < rows(); ++i) {
+      const double curvature = curvatures_[i];
+      if (curvature == 0) continue;
+      const std::uint64_t row = problem_.chosen[i], begin = problem_.rows.offsets[row],
+                          end = problem_.rows.offsets[row + 1];
+      if (begin == end) continue;
+      const bool dense = indices[end - 1] - indices[begin] == end - begin - 1;
+      for (std::uint64_t e = begin; e < end; ++e) {
+        const std::size_t feature = indices[e];
+        if (feature < first || feature >= end_feature) continue;
+        double* const out = hessian_.data() + feature * n;
+        const double factor = curvature * static_cast<double>(values[e]);
+        if (problem_.with_bias) last[feature] += factor;
+        if (dense) {
+          double* const place = out + indices[begin];
+          const float* const value = values + begin;
+          for (std::uint64_t k = 0; k <= e - begin; ++k) place[k] += factor * static_cast<double>(value[k]);
+        } else {
+          for (std::uint64_t k = begin; k <= e; ++k) out[indices[k]] += factor * static_cast<double>(values[k]);
+        }
+      }
+    }
+  });
+  if (problem_.with_bias) {
+    for (const double curvature : curvatures_) last[n - 1] += curvature;
+  }
+  reduce(hessian_, 0);
+  for (double& one : hessian_) one /= problem_.total_weight;
+  if (is_hinge() && problem_.with_bias) last[n - 1] += kOfBias;
+  for (std::size_t i = 0; i + 1 < n; ++i) hessian_[i * n + i] += problem_.l2;
+  // Cholesky; a variable without curvature of its own does not move
+  for (std::size_t i = 0; i < n; ++i) {
+    double* const row = hessian_.data() + i * n;
+    const double before = row[i];
+    for (std::size_t j = 0; j <= i; ++j) {
+      const double* const other = hessian_.data() + j * n;
+      double sums[2] = {};
+      std::size_t k = 0;
+      for (; k + 2 <= j; k += 2) {
+        sums[0] += row[k] * other[k];
+        sums[1] += row[k + 1] * other[k + 1];
+      }
+      if (k < j) sums[0] += row[k] * other[k];
+      const double rest = row[j] - (sums[0] + sums[1]);
+      if (j < i) {
+        row[j] = other[j] > 0 ? rest / other[j] : 0;
+      } else {
+        row[i] = rest > kSingular * before ? std::sqrt(rest) : 0;
+      }
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    double rest = -gradient_[i];
+    for (std::size_t k = 0; k < i; ++k) rest -= hessian_[i * n + k] * step_[k];
+    step_[i] = hessian_[i * n + i] > 0 ? rest / hessian_[i * n + i] : 0;
+  }
+  for (std::size_t i = n; i-- > 0;) {
+    step_[i] = hessian_[i * n + i] > 0 ? step_[i] / hessian_[i * n + i] : 0;
+    for (std::size_t k = 0; k < i; ++k) step_[k] -= hessian_[i * n + k] * step_[i];
+  }
+  predicted = -dot(gradient_, step_) / 2;
+  return std::isfinite(predicted) && predicted > 0;
+}
+
+double Newton::solve_iteratively() {
+  sum_columns(curvatures_, true, diagonal_.data());
+  reduce(diagonal_, problem_.features);
+  for (std::size_t i = 0; i < width(); ++i) {
+    double found = diagonal_[i] / problem_.total_weight + (i < problem_.features ? problem_.l2 : 0);
+    if (i == problem_.features && is_hinge() && problem_.with_bias) found += kOfBias;
+    diagonal_[i] = found > 0 ? 1 / found : 0;
+  }
+  double product = 0;
+  for (std::size_t i = 0; i < width(); ++i) {
+    step_[i] = 0;
+    residual_[i] = -gradient_[i];
+    direction_[i] = diagonal_[i] * residual_[i];
+    product += residual_[i] * direction_[i];
+  }
+  if (moves_known_) std::fill(moved_.begin(), moved_.end(), 0.0);
+  const double objective = smoothed_ + penalty(w_);
+  const bool quadratic = problem_.loss == Loss::squared_error;
+  double predicted = 0;
+  const std::size_t most = std::max<std::size_t>(width(), 10) * 2;
+  for (std::size_t iteration = 1; iteration <= most && product > 0; ++iteration) {
+    multiply(direction_, product_);
+    const double curved = dot(direction_, product_);
+    if (!(curved > 0)) break;
+    const double length = product / curved, gain = length * product / 2;
+    double next = 0, square = 0;
+    for (std::size_t i = 0; i < width(); ++i) {
+      step_[i] += length * direction_[i];
+      residual_[i] -= length * product_[i];
+      square += residual_[i] * residual_[i];
+      next += residual_[i] * residual_[i] * diagonal_[i];
+    }
+    if (moves_known_) {
+      for (std::size_t i = 0; i < rows(); ++i) moved_[i] += length * along_[i];
+    }
+    predicted += gain;
+    // a small gain may be that of a few iterations alone, and no sign of the optimum: only more of them tell
+    const double least = kCertain * problem_.tolerance * std::max(objective - predicted, 0.0);
+    const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
+    if (is_hinge() && doubtful) {  // its dual bound takes a gradient that is nearly 0
+      const double of_bias = residual_.back();
+      const double inner =
+          (square - of_bias * of_bias) / (2 * problem_.l2) + std::abs(of_bias) * (1 + std::abs(w_.back()));
+      if (inner <= kInner / 2 * problem_.tolerance * objective) break;
+    } else if (static_cast<double>(iteration) * gain <= (doubtful ? least : kEnough * predicted)) {
+      break;
+    } else if (doubtful && square <= 2 * problem_.l2 * kInner / 2 * problem_.tolerance * objective) {
+      break;  // no further iteration can win more than that, as the curvature is at least l2
+    }
+    const double kept = next / product;
+    product = next;
+    for (std::size_t i = 0; i < width(); ++i) direction_[i] = diagonal_[i] * residual_[i] + kept * direction_[i];
+  }
+  return predicted;
+}
+
+void Newton::multiply(const LargeVector<double>& direction, LargeVector<double>& out) {
+  if (team_.size() > 1) {
+    score_rows(direction, along_);
+    weighted_.resize(rows());
+    for (std::size_t i = 0; i < rows(); ++i) weighted_[i] = along_[i] * curvatures_[i];
+    sum_columns(weighted_, false, out.data());
+  } else {
+    const std::uint32_t* const indices = problem_.rows.indices.data();
+    const float* const values = problem_.rows.values.data();
+    double* const sums = out.data();
+    std::fill(out.begin(), out.end(), 0.0);
+    double of_bias = 0;
+    for (std::size_t i = 0; i < rows(); ++i) {
+      const std::uint64_t row = problem_.chosen[i];
+      if (!moves_known_ && curvatures_[i] == 0) continue;
+      along_[i] = score(row, direction.data());
+      const double factor = along_[i] * curvatures_[i];
+      if (factor == 0) continue;
+      of_bias += factor;
+      const std::uint64_t end = problem_.rows.offsets[row + 1];
+      for (std::uint64_t e = problem_.rows.offsets[row]; e < end; ++e) {
+        sums[indices[e]] += factor * static_cast<double>(values[e]);
+      }
+    }
+    sums[problem_.features] = problem_.with_bias ? of_bias : 0;
+  }
+  reduce(out, problem_.features);
+  for (std::size_t i = 0; i < width(); ++i) {
+    out[i] = out[i] / problem_.total_weight + (i < problem_.features ? problem_.l2 * direction[i] : 0);
+  }
+  if (is_hinge() && problem_.with_bias) out.back() += kOfBias * direction.back();
+}
+
+void Newton::write_weights(std::span<float> out) const {
+  TELEGRAD_CHECK(out.size() == problem_.features);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(best()[i]);
+}
+
+void Newton::restore(std::span<const float> weights, double bias, std::span<const double> duals) {
+  TELEGRAD_CHECK(weights.size() == problem_.features && (duals.empty() || duals.size() == duals_.size()));
+  for (std::size_t i = 0; i < weights.size(); ++i) w_[i] = static_cast<double>(weights[i]);
+  w_.back() = bias;
+  std::copy(duals.begin(), duals.end(), duals_.begin());
+  best_.clear();
+  begun_ = false;
+}
+
+void Newton::settle() {
+  if (!best_.empty()) w_ = best_;
+  for (std::size_t i = 0; i < problem_.features; ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
+  best_.clear();
+  begun_ = false;
+}
+
+}  // namespace telegrad::linear

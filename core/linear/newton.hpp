@@ -1,0 +1,122 @@
+#pragma once
+// Newton's method for linear models, by conjugate gradients, among ranks that hold rows: no learning rate, and an estimate
+// of how far the optimum is.
+//
+// Each rank sums gradients and Hessian-vector products over its own rows, and a callback sums them over the ranks; all
+// vectors are alike on all ranks, and so are all inner products. A step is that of a truncated Newton method with a line
+// search (Galli and Lin 2021; Nash and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal
+// (Hsia, Wei and Lin 2018). With few features the Hessian itself is summed and factorised.
+//
+// The hinge has no second derivative. Its proximal dual method (augmented Lagrangian; Rockafellar 1976) minimises
+//   l2/2·|w|² + mean of E_h(1 − margin + h·a) − h·a²/2,   E_h(v) = 0, v²/(2h) or v − h/2 where v < 0, < h or above,
+// whose a = clip(v/h, 0, 1) at the optimum are the next dual variables. That optimum is a lower bound of the hinge's
+// objective, whatever a in [0, 1] and h are; both bounds meet as a converges. (Semismooth Newton steps for it: Li, Sun and
+// Toh 2018.)
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "linear/large.hpp"
+#include "linear/loss.hpp"
+#include "linear/model.hpp"
+#include "linear/team.hpp"
+
+namespace telegrad::linear {
+
+class Newton {
+ public:
+  struct Problem {
+    RowsView rows;
+    std::span<const std::uint64_t> chosen;     // the rows that count
+    std::span<const float> targets;            // by row, as in `rows`
+    std::span<const float> row_weights;        // likewise; none: all 1
+    double total_weight = 1;                   // of all ranks' rows that count
+    std::size_t features = 0;                  // of all ranks; indices are below
+    Loss loss = Loss::logistic;
+    double l2 = 0;  // above 0 for the hinge
+    bool with_bias = true;
+    double tolerance = 1e-4;  // of the gap to the optimum, as a part of the objective
+  };
+
+  /// Sums over ranks: of `sums` the first `by_feature` elements belong to features, and `sums.size() / by_feature` may be
+  /// more than one row of those. Called by all ranks alike, by one rank alone, too; may throw.
+  using Reduce = std::function<void(std::span<double> sums, std::size_t by_feature)>;
+
+  Newton(const Problem& problem, Team& team, Reduce reduce);
+
+  struct Step {
+    double loss = 0;       // weighted mean, afterwards
+    double objective = 0;  // afterwards
+    double gap = 0;        // estimate of the part of the objective by which it was above the optimum before
+    std::size_t sums = 0;  // over ranks
+    bool converged = false;
+    bool stuck = false;  // no step makes the objective lower, but for rounding
+  };
+
+  /// One step. If `reduce` throws, the model is as before.
+  Step step();
+
+  void write_weights(std::span<float> out) const;
+  double bias() const { return best().back(); }
+
+  /// The dual variables of the hinge, by chosen row, and h behind them; as restore() takes them.
+  std::span<const double> duals() const { return duals_; }
+
+  /// Goes on from this model. `duals`: none for other losses.
+  void restore(std::span<const float> weights, double bias, std::span<const double> duals);
+
+  /// What restore() would make of the present model.
+  void settle();
+
+ private:
+  struct At {
+    double value = 0, slope = 0, curvature = 0;
+  };
+  // What the steps minimise, but for the penalty; the loss itself; of the hinge the dual variables at such slopes.
+  struct Value {
+    double smoothed = 0, plain = 0, duals = 0;
+  };
+
+  std::size_t rows() const { return problem_.chosen.size(); }
+  std::size_t width() const { return problem_.features + 1; }  // and the bias
+  const LargeVector<double>& best() const { return best_.empty() ? w_ : best_; }
+  bool is_hinge() const { return problem_.loss == Loss::hinge; }
+
+  template <class Do>
+  void by_loss(const Do& act) const;
+  double score(std::size_t row, const double* w) const;
+  void score_rows(const LargeVector<double>& w, std::vector<double>& out);
+  void sum_columns(const std::vector<double>& by_row, bool squared, double* out);
+  Value evaluate(double part);
+  double penalty(const LargeVector<double>& w) const;
+  void begin();
+  void find_gradient();
+  double dual_bound(double& inner) const;
+  void move_duals(Step& done);
+  void keep_best();
+  double solve();
+  bool solve_directly(double& predicted);
+  double solve_iteratively();
+  void multiply(const LargeVector<double>& direction, LargeVector<double>& out);
+  double search(double predicted_slope);
+  void reduce(std::span<double> sums, std::size_t by_feature);
+
+  Problem problem_;
+  Team& team_;
+  Reduce reduce_;
+  std::size_t sums_ = 0;
+  bool begun_ = false, moves_known_ = false, direct_ = false;
+  bool minimised_ = false;  // what the steps for the hinge minimise
+  double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0;  // at w_
+  LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
+  LargeVector<double> best_;  // of the hinge, whose steps minimise something else
+  double best_value_ = 0, bound_ = 0;
+  std::vector<double> scores_, moved_, along_, weighted_, slopes_, curvatures_;
+  std::vector<double> parts_;
+  std::vector<std::size_t> borders_;  // of threads' features
+  std::vector<double> duals_;
+};
+
+}  // namespace telegrad::linear
