@@ -469,6 +469,7 @@ class DiLoCo:
         assert self._group is not None
         while True:
             if self._connected is not None:
+                self._sent_before += self._connected.stats()["bytes_sent"]
                 self._connected.close()
             try:
                 comm, was_member = self._group.regroup(admit=not failed)
@@ -562,8 +563,6 @@ class DiLoCo:
         return self._comm.rank if self._ranks is None else self._ranks.rank
 
     def _connect(self, comm: Communicator) -> None:
-        if self._connected is not None:
-            self._sent_before += self._connected.stats()["bytes_sent"]
         self._comm = self._connected = comm
         self._norms = np.zeros((len(self._fragments), comm.world_size))
         comm._usable().hint_at_stalls(_FIRST_ROUND, _LATER_ROUND)
