@@ -324,14 +324,14 @@ def _move_buckets(
     check_arguments(residual, gradient, indices, values, count)
     moved = numbers_on(residual, count) if active is None else active * count
     if bucket > _MOST_OF_A_BUCKET:
-        peaks = []
+        peaks: list[torch.Tensor] = []
         for number, first in enumerate(range(0, size, bucket)):
             own = slice(first, min(first + bucket, size))
             k, place = per_bucket if own.stop - first == bucket else of_last, number * per_bucket
             out = Output(indices[place : place + k], values[place : place + k], offset + first)
             added = None if gradient is None else gradient[own]
             candidates = Candidates(residual[own], added, k, side_of(0), moments=False, active=active)
-            peaks.append(launches.queue_cut(candidates, launches.largest_cut(k), out, torch.empty_like(moved)))
+            peaks += launches.queue_cut(candidates, launches.largest_cut(k), out, torch.empty_like(moved))
         return moved, torch.cat(peaks)
     width = 1 << (bucket - 1).bit_length()
     rows = max(1, _LANES // width)

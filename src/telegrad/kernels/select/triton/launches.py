@@ -343,21 +343,21 @@ class Candidates:
         self._usable, self.source = None, Source.whole(self._residual, self._side)
 
 
-Cut = Callable[[Source], torch.Tensor]
-"""Makes of what is ranked the cut of what leaves, without a wait."""
+Cut = Callable[..., torch.Tensor]
+"""Makes of a Source the cut of what leaves, without a wait; maybe in a tensor that is given, too."""
 
 
 def largest_cut(k: int) -> Cut:
     """That of the k largest."""
-    return lambda source: source.kth(k, cuts_all=True)
+    return lambda source, out=None: source.kth(k, out, cuts_all=True)
 
 
 def search_cut(k: int, tolerance: float, moments: Moments | None) -> Cut:
     """That of a search for a threshold; ``moments``: of all that is ranked, which there are."""
     assert moments is not None
 
-    def cut_of(source: Source) -> torch.Tensor:
-        cut = torch.empty(2, dtype=torch.int64, device=source.values.device)
+    def cut_of(source: Source, out: torch.Tensor | None = None) -> torch.Tensor:
+        cut = torch.empty(2, dtype=torch.int64, device=source.values.device) if out is None else out
         ranks = source.kth(k), source.kth(2 * k + 1)
         halvings = max(0, math.ceil(-math.log2(tolerance)))
         found = (*ranks, moments.total, moments.count, moments.top, cut, halvings)
@@ -392,16 +392,16 @@ def accumulate_cut(candidates: Candidates, cut_of: Cut, out: Output) -> Chosen:
         candidates.rank_all()
 
 
-def queue_cut(candidates: Candidates, cut_of: Cut, out: Output, count: torch.Tensor) -> torch.Tensor:
-    """What the cut cuts off leaves; ``count`` becomes how many entries that are. Returns its key, int64."""
+def queue_cut(candidates: Candidates, cut_of: Cut, out: Output, count: torch.Tensor) -> list[torch.Tensor]:
+    """What the cut cuts off leaves; ``count`` becomes how many entries. Returns its key, the highest of these int64."""
     source, rest = candidates.source, candidates.rest()
     cut = cut_of(source)
     moved = source.move(cut, out, count.view(1))
     if rest is None:
-        return cut[:1]
+        return [cut[:1]]
     other = cut_of(rest)  # of the two one has nothing to rank, and cuts at 0
     moved.add_(rest.move(other, out))
-    return torch.maximum(cut[:1], other[:1])
+    return [cut[:1], other[:1]]
 
 
 def room_of(size: int, wanted: int) -> int:
@@ -714,7 +714,7 @@ class _Alone:
         """As ``Passes.move_largest``, of ``length`` elements, or of as many marked entries as ``listed`` says."""
         residual = self._part.residual
         source = Source(residual, residual, length, self._side)
-        source.move(cut.copy_(self._cut(source)), self._out, moved)
+        source.move(self._cut(source, cut), self._out, moved)
         if self._samples:  # where one of the two has nothing to rank, it cuts and moves 0
             cut_of_listed, of_listed = self._rank_listed(listed)
             cut.add_(cut_of_listed)
@@ -730,10 +730,10 @@ class _Alone:
         cut = self._cut(source)
         return cut, source.move(cut, self._out)
 
-    def _cut(self, source: Source) -> torch.Tensor:
+    def _cut(self, source: Source, out: torch.Tensor | None = None) -> torch.Tensor:
         k, moments = self._part.k, self._made.moments
         cut_of = largest_cut(k) if self._tolerance is None else search_cut(k, self._tolerance, moments)
-        return cut_of(source)
+        return cut_of(source, out)
 
 
 def _check(
