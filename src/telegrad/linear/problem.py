@@ -462,7 +462,8 @@ class Problem:
                 numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
                 self.own = np.empty(own.size, np.uint32)
                 numbering.renumber(own.ctypes.data, self.own.ctypes.data, own.size)
-            self._numbered = _in_places(rows, numbering)
+            if numbering.size < self.features:
+                self._numbered = _in_places(rows, numbering)
             if alone or settings.method in SECOND_ORDER:
                 self._used = np.empty(numbering.size, np.uint32)
                 numbering.write_features(self._used.ctypes.data)
