@@ -192,6 +192,7 @@ class TrainingSettings:
 # The memory that training needs, checked before it is allocated.
 
 _GIB = 2**30
+_SMALL = 2**24  # bytes that every machine has: to ask it takes longer than to train on so few rows
 _DRAWN = (
     8 + 1
 )  # of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
@@ -264,7 +265,6 @@ def check_memory(
     most_occurring: int,
 ) -> None:
     """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
-    place = zlib.crc32(platform.node().encode())
     needed = bytes_needed(
         features,
         nnz,
@@ -275,6 +275,9 @@ def check_memory(
         with_checkpoints=with_checkpoints,
         most_occurring=most_occurring,
     )
+    if comm is None and needed < _SMALL:
+        return
+    place = zlib.crc32(platform.node().encode())
     own = np.array([place, needed, available_bytes()], np.int64)
     every = own[None] if comm is None else comm.all_gather(own)
     for one in np.unique(every[:, 0]):
@@ -345,9 +348,10 @@ class Share:
     def __init__(self, first: int, count: int, total: int, *, held_out: float, seed: int) -> None:
         self._seed = seed
         trained = np.ones(total, np.bool_)
-        drawn = np.random.default_rng([seed, _HELD_OUT]).permutation(total)
-        trained[drawn[: round(held_out * total)]] = False
-        del drawn  # of all ranks' rows, as the next one
+        if held_out:
+            drawn = np.random.default_rng([seed, _HELD_OUT]).permutation(total)
+            trained[drawn[: round(held_out * total)]] = False
+            del drawn  # of all ranks' rows, as the next one
         numbers = np.cumsum(trained)  # among those that are trained on, from 1
         own = trained[first : first + count]
         self.trained_total = int(trained.sum())
@@ -458,7 +462,8 @@ class Problem:
                 numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
                 self.own = np.empty(own.size, np.uint32)
                 numbering.renumber(own.ctypes.data, self.own.ctypes.data, own.size)
-            self._numbered = _in_places(rows, numbering)
+            if numbering.size < self.features:
+                self._numbered = _in_places(rows, numbering)
             if alone or settings.method in SECOND_ORDER:
                 self._used = np.empty(numbering.size, np.uint32)
                 numbering.write_features(self._used.ctypes.data)
