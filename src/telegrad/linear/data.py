@@ -443,12 +443,6 @@ def read_libsvm(
       or these arguments change. One of the whole file serves every rank. If it cannot be written, nothing is kept.
 
     Raises ``DamagedLine``, a ``ValueError`` with the line number from 1, for a label, index or value that is missing,
-<<<<<<< HEAD
-    NaN or Inf. Also for indices that do not rise, and a ``qid`` elsewhere. Raises ``ValueError`` for an index beyond
-    ``features``, a damaged archive or one with a wrong suffix, an empty file, a comment that contradicts
-    ``zero_based``, and bad arguments. Raises ``TypeError``, ``OSError``, and ``ImportError`` without ``zstandard``.
-    """
-=======
     NaN or Inf, and for tokens out of order. Raises ``ValueError`` for:
 
     - an index beyond ``features``, an empty file, and bad arguments
@@ -456,7 +450,6 @@ def read_libsvm(
     - a comment that contradicts ``zero_based``
 
     Raises ``TypeError``, ``OSError``, and ``ImportError`` without ``zstandard``."""
->>>>>>> linear
     how = LibsvmFormat(features, zero_based, strict)
     world_size = checked_integer(world_size, "world_size", "an int of at least 1")
     if world_size < 1:
