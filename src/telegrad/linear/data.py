@@ -339,7 +339,7 @@ def _load(path: Path, made_of: Mapping[str, Any]) -> tuple[Rows, int] | None:
         if any(header[name] != value for name, value in made_of.items()) or path.stat().st_size != header["bytes"]:
             return None
         memory = np.memmap(path, np.uint8, mode="r")
-        arrays = {}
+        arrays: dict[str, Any] = {}
         for name, dtype in _ARRAYS.items():
             at, size = header["arrays"][name]
             arrays[name] = np.frombuffer(memory, dtype, size, at) if size or name != "weights" else None
