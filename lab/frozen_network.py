@@ -1,12 +1,10 @@
-"""Replicas of Streaming DiLoCo whose network stands still in the middle of an exchange: either the round completes, or
-all agree that it did not.
+"""What a network that stands still in the middle of an exchange does to Streaming DiLoCo.
 
-Run as root: python -m lab.frozen_network --freeze-s 30 --liveness-s 8
+Either the round completes, or all replicas agree that it did not.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -16,9 +14,14 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from telegrad.tools.bench.machine import describe_machine
 from telegrad.tools.bench.netlab import INTERFACE, Netlab
+from telegrad.tools.cli.options import RowsFile
+from telegrad.tools.cli.outputs import check_writable, table_console, write_result
 
 REPLICAS, ROUNDS, FREEZES_AT = 3, 24, 7
 PORT = 29_400
@@ -90,38 +93,48 @@ def freeze(lab: Netlab, seconds: float) -> None:
         time.sleep(seconds if state == "down" else 0.0)
 
 
-def main() -> None:
-    """Prints what happened, as JSON; fails where replicas differ or do not end."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--freeze-s", type=float, default=30.0)
-    parser.add_argument("--liveness-s", type=float, default=8.0)
-    parser.add_argument("--rate", default="20mbit")
-    parser.add_argument("--replica", nargs=3, metavar=("NUMBER", "ADDRESS", "FILE"))
-    parser.add_argument("--serve", action="store_true")
-    given = parser.parse_args()
-    if given.serve:
-        serve()
-    elif given.replica:
-        number, address, output = given.replica
-        replica(int(number), address, given.liveness_s, output)
-    else:
-        print(json.dumps(run(given.freeze_s, given.liveness_s, given.rate), indent=1))
+def command(
+    freeze_s: Annotated[float, typer.Option(min=0.1, help="Seconds for which nothing passes.")] = 30.0,
+    liveness_s: Annotated[
+        float, typer.Option(min=1, help="Silence after which a replica takes another for dead.")
+    ] = 8.0,
+    rate: Annotated[str, typer.Option(help="Of the network, such as 20mbit.")] = "20mbit",
+    json_file: RowsFile = None,
+) -> None:
+    """Freeze the network of three replicas once, and say what becomes of the round. Needs root, for namespaces.
+
+    Fails where replicas differ, or do not end.
+    """
+    console = table_console()
+    check_writable(json_file, "--json")
+    found = run(freeze_s, liveness_s, rate)
+    console.print_json(json.dumps(found))
+    if json_file is not None:
+        write_result(console, json_file, {"rows": [found], "machine": describe_machine()})
+    if any(found["exit"]) or found["differing_rounds"]:
+        raise typer.Exit(1)
 
 
 def run(freeze_s: float, liveness_s: float, rate: str) -> dict[str, Any]:
     """One training with one freeze."""
     environment = {**os.environ, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": INTERFACE}  # namespaces share memory
-    command = [sys.executable, "-m", "lab.frozen_network", "--liveness-s", str(liveness_s)]
+    program = [sys.executable, "-c"]
     with tempfile.TemporaryDirectory() as name, Netlab(REPLICAS + 1, rate) as lab:
         folder, address = Path(name), lab.address_of(REPLICAS)
         server = subprocess.Popen(
-            [*lab.prefix_of(REPLICAS), *command, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*lab.prefix_of(REPLICAS), *program, "from lab.frozen_network import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert server.stdout is not None
         server.stdout.readline()
+
+        def of_replica(one: int) -> tuple[int, str, float, str]:
+            return one, address, liveness_s, str(folder / f"{one}.jsonl")
+
         started = [
             subprocess.Popen(
-                [*lab.prefix_of(one), *command, "--replica", str(one), address, str(folder / f"{one}.jsonl")],
+                [*lab.prefix_of(one), *program, f"from lab.frozen_network import replica; replica{of_replica(one)}"],
                 env=environment,
             )
             for one in range(REPLICAS)
@@ -145,7 +158,7 @@ def run(freeze_s: float, liveness_s: float, rate: str) -> dict[str, Any]:
             if "checksum" in line:
                 bits.setdefault(line.get("round", "end"), set()).add(line["checksum"])
     after = [[line["s"] for line in lines if "round" in line and line["s"] > frozen_s + freeze_s] for lines in said]
-    result = {
+    return {
         "freeze_s": freeze_s,
         "liveness_s": liveness_s,
         "exit": codes,
@@ -156,10 +169,3 @@ def run(freeze_s: float, liveness_s: float, rate: str) -> dict[str, Any]:
         "next_round_after_s": [round(min(one) - frozen_s - freeze_s, 1) if one else None for one in after],
         "warnings": [[line["warned"][:300] for line in lines if "warned" in line] for lines in said],
     }
-    if any(codes) or result["differing_rounds"]:
-        raise SystemExit(json.dumps(result, indent=1))
-    return result
-
-
-if __name__ == "__main__":
-    main()

@@ -41,6 +41,17 @@ def _accuracy_over_time(data: Data, day: str, path: Path) -> None:
     plot_over_time(runs, data["times"], sorted({row["ranks"] for row in data["times"]})[:2], path, day)
 
 
+def _outer(data: Data, day: str, path: Path) -> None:
+    from lab.outer import plot
+
+    rows = data["rows"]
+    plot(
+        rows,
+        dated(f"outer loops at equal tokens, {rows[0]['replicas']} replicas, {rows[0]['steps']:,} steps", day),
+        path,
+    )
+
+
 def _adamw(data: Data, day: str, path: Path) -> None:
     from lab.adamw import picture_title, plot
 
@@ -174,6 +185,7 @@ DRAWS: dict[str, Draw] = {
     "gpu-select*": _select,
     "gpu-transfers": _transfers,
     "linear*": _linear,
+    "outer*": _outer,
     "predictions*": _predictions,
     "select": _select,
     "simulate-sparse-sweep": _simulated_sparse_sweep,
