@@ -56,27 +56,39 @@ using AddFunction = double(const float* before, const float* added, const float*
                            const Narrow& sizes);
 using SubtractFunction = double(const float* left, const float* right, float* matrix, const Narrow& sizes);
 
-// Sums of a group stay in registers, and right's values serve `kRows` rows.
+// Products of a group of columns, of which `right` is the first. Sums stay in registers, and right's values serve `kRows`
+// rows.
+template <std::size_t kRows>
+[[gnu::always_inline]] inline void products_of_group(const float* left, const float* right, Group (&sums)[kRows],
+                                                     std::size_t columns, std::size_t rank) {
+  Group line;
+  get(line, right);
+  for (std::size_t row = 0; row < kRows; ++row) sums[row] = left[row * rank] * line;
+  for (std::size_t k = 1; k < rank; ++k) {
+    get(line, right + k * columns);
+    for (std::size_t row = 0; row < kRows; ++row) sums[row] += left[row * rank + k] * line;
+  }
+}
+
+[[gnu::always_inline]] inline float product_of_one(const float* left, const float* right, std::size_t columns,
+                                                   std::size_t rank) {
+  float sum = left[0] * right[0];
+  for (std::size_t k = 1; k < rank; ++k) sum += left[k] * right[k * columns];
+  return sum;
+}
+
 template <std::size_t kRows>
 [[gnu::always_inline]] inline void add_products(const float* left, const float* right, float* out, std::size_t columns,
                                                 std::size_t rank) {
   std::size_t j = 0;
   for (; j + kGroup <= columns; j += kGroup) {
     Group sums[kRows];
-    Group line;
-    get(line, right + j);
-    for (std::size_t row = 0; row < kRows; ++row) sums[row] = left[row * rank] * line;
-    for (std::size_t k = 1; k < rank; ++k) {
-      get(line, right + k * columns + j);
-      for (std::size_t row = 0; row < kRows; ++row) sums[row] += left[row * rank + k] * line;
-    }
+    products_of_group(left, right + j, sums, columns, rank);
     for (std::size_t row = 0; row < kRows; ++row) put(sums[row], out + row * columns + j);
   }
   for (; j < columns; ++j) {
     for (std::size_t row = 0; row < kRows; ++row) {
-      float sum = left[row * rank] * right[j];
-      for (std::size_t k = 1; k < rank; ++k) sum += left[row * rank + k] * right[k * columns + j];
-      out[row * columns + j] = sum;
+      out[row * columns + j] = product_of_one(left + row * rank, right + j, columns, rank);
     }
   }
 }
@@ -226,13 +238,7 @@ template <std::size_t kRows>
   std::size_t j = 0;
   for (; j + kGroup <= columns; j += kGroup) {
     Group sums[kRows];
-    Group line;
-    get(line, right + j);
-    for (std::size_t row = 0; row < kRows; ++row) sums[row] = left[row * rank] * line;
-    for (std::size_t k = 1; k < rank; ++k) {
-      get(line, right + k * columns + j);
-      for (std::size_t row = 0; row < kRows; ++row) sums[row] += left[row * rank + k] * line;
-    }
+    products_of_group(left, right + j, sums, columns, rank);
     for (std::size_t row = 0; row < kRows; ++row) {
       Group rest;
       get(rest, matrix + row * columns + j);
@@ -243,10 +249,8 @@ template <std::size_t kRows>
   }
   for (; j < columns; ++j) {
     for (std::size_t row = 0; row < kRows; ++row) {
-      float sum = left[row * rank] * right[j];
-      for (std::size_t k = 1; k < rank; ++k) sum += left[row * rank + k] * right[k * columns + j];
       float& one = matrix[row * columns + j];
-      one -= sum;
+      one -= product_of_one(left + row * rank, right + j, columns, rank);
       rests[row] += one * one;
     }
   }
