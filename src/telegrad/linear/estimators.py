@@ -56,6 +56,7 @@ class _Fitted:
     gap: float
     reached: float
     without: float | None
+    ended_by_tol: bool
 
 
 class _Linear(BaseEstimator):
@@ -152,7 +153,9 @@ class _Linear(BaseEstimator):
             best = train(rows, TrainingSettings(epochs=_STEPS, **others), self.comm).epochs[-1].objective
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without = trained.loss_without_weights if trained.is_worse_than_no_weights(reached) else None
-        return _Fitted(trained.model.weights, trained.model.bias, len(trained.epochs), gap, reached, without)
+        model, epochs = trained.model, len(trained.epochs)
+        by_tol = settings.method in SECOND_ORDER and (settings.epochs is None or epochs < settings.epochs)
+        return _Fitted(model.weights, model.bias, epochs, gap, reached, without, by_tol)
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
@@ -168,10 +171,12 @@ class _Linear(BaseEstimator):
                 f"weights {worse[0].without:.4g}; {remedy}"
             )
         elif farthest >= _CONVERGED:
+            ended, remedy = f"max_iter={max(model.epochs for model in models)}", "give more, another learning_rate"
+            if all(model.ended_by_tol for model in models if model.gap == farthest):
+                ended, remedy = f"tol={self.get_params(deep=False).get('tol')}", "give a smaller one"
             said = (
-                f"max_iter={max(model.epochs for model in models)} ended the training when the objective was at least "
-                f"{100 * farthest:,.1f} % above the optimum, which is more than {100 * _CONVERGED:g} %: give more, "
-                "another learning_rate, or scale X"
+                f"{ended} ended the training when the objective was at least {100 * farthest:,.1f} % above the "
+                f"optimum, which is more than {100 * _CONVERGED:g} %: {remedy}, or scale X"
             )
         if said:
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
@@ -269,6 +274,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         if self.class_weight is not None:
             balanced = {one: total / (len(found) * count) if count else 1.0 for one, count in counts.items()}
             of_class = balanced if self.class_weight == "balanced" else self.class_weight
+            unknown = [one for one in of_class if one not in counts]
+            if unknown and not of_class.keys() >= counts.keys():
+                raise ValueError(f"class_weight has {unknown[0]!r}, which is no class of y: {found}")
             factors = np.array([of_class.get(one, 1.0) for one in found], np.float32)
             own = factors[np.searchsorted(self.classes_, y)]
             weights = own if weights is None else own * weights
@@ -280,7 +288,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         scaling = self.intercept_scaling if settings.bias else None
         if scaling is not None:
             column = np.full((X.shape[0], 1), scaling, np.float32)
-            X = sparse.hstack([X, column], format="csr")  # noqa: N806
+            X = sparse.hstack([X, column], format="csr") if sparse.issparse(X) else np.hstack([X, column])  # noqa: N806
             settings = replace(settings, bias=False)
         rows = _rows_of(X, np.zeros(X.shape[0]), weights)
         models = []

@@ -101,9 +101,20 @@ def test_sample_weights_are_those_of_scikit_learn(optimizer: str) -> None:
         LogisticRegression().fit(x, y, sample_weight=-weights)
 
 
-@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
-def test_a_scaled_intercept_is_regularised_as_liblinear_s(loss: str) -> None:
+def test_a_coarse_tol_is_named_by_the_warning() -> None:
     x, y = data()
+    with pytest.warns(ConvergenceWarning, match="tol=2 ended the training when .* give a smaller one, or scale X"):
+        LogisticRegression(tol=2, C=1e3).fit(x, y)
+    unused = LogisticRegression(class_weight={**dict.fromkeys(np.unique(y).tolist(), 1.0), 99: 3.0})
+    unused.fit(x, y)  # all classes have a weight
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+def test_a_scaled_intercept_is_regularised_as_liblinear_s(loss: str, is_dense: bool) -> None:
+    x, y = data()
+    x = sparse.csr_matrix(x)
+    x = x.toarray() if is_dense else x
     own = LinearSVC(loss=loss, C=0.1, intercept_scaling=2.0, tol=1e-6).fit(x, y)
     other = sklearn.svm.LinearSVC(loss=loss, C=0.1, intercept_scaling=2.0, tol=1e-8, max_iter=100_000).fit(x, y)
     np.testing.assert_allclose(own.coef_, other.coef_, atol=2e-3)
@@ -286,12 +297,14 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all() -> None:
         (Ridge(alpha=math.inf), "alpha=inf must be finite, 0 or more"),
         (Ridge(learning_rate=1e6), "learning_rate=1000000.0 diverges"),
         (LogisticRegression(class_weight="even"), "class_weight='even' must be a dict, 'balanced' or None"),
+        (LogisticRegression(class_weight={7: 2}), "class_weight has 7, which is no class of y"),
         (LinearSVC(intercept_scaling=0), "intercept_scaling=0 must be above 0, or None"),
         (LogisticRegression(max_iter=0), "max_iter=0 must be an int of at least 1"),
         (LogisticRegression(max_iter=True), "max_iter=True must be an int of at least 1"),
     ],
     ids=[
-        *("C", "loss", "alpha", "tiny C", "infinite alpha", "diverges", "class weight", "intercept", "max_iter"),
+        *("C", "loss", "alpha", "tiny C", "infinite alpha", "diverges", "class weight", "no class", "intercept"),
+        "max_iter",
         "flag as max_iter",
     ],
 )

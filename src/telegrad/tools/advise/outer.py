@@ -86,7 +86,7 @@ class OuterLoop:
     def rounds(self, every: int | None) -> Iterator[Round]:
         """Of that many steps, or the least, in all formats, with and without streaming."""
         for kind in FORMATS:
-            for streams in (False, True):
+            for streams in (False, True) if every != 1 else (False,):  # which no fragments divide
                 yield (
                     self.least(kind, streams=streams) if every is None else self.round_of(kind, every, streams=streams)
                 )

@@ -711,6 +711,8 @@ def training_step(
     if outer is not None:
         refuse_given(context, ("global_samples", "scheme", "plan", "density", "overlap"), "--outer has no use for it")
         refuse_given(context, ("plot", "plot_file"), "--outer draws nothing")
+        if min(ranks) < 2:
+            raise typer.BadParameter("1 replica exchanges nothing: give at least 2", param_hint="--ranks")
         cluster = _clusters(network, ranks)
         with as_bad_parameter_of_costs():
             rounds = {count: [*OuterLoop.of(workload, cluster(count)).rounds(outer)] for count in ranks}
