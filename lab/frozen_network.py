@@ -1,4 +1,4 @@
-"""What a network that stands still in the middle of an exchange does to Streaming DiLoCo.
+"""Streaming DiLoCo on a network that stands still in the middle of an exchange.
 
 Either the round completes, or all replicas agree that it did not.
 """

@@ -1,4 +1,4 @@
-"""What outer loops cost in accuracy: DDP, local SGD, DiLoCo, Streaming DiLoCo and SparseLoCo at equal tokens.
+"""The accuracy of outer loops beside DDP at equal tokens: local SGD, DiLoCo, Streaming DiLoCo and SparseLoCo.
 
 The demo's GPT (5.3 million parameters) and AdamW. Replicas are threads of one process, each with its own model and its
 own inner optimizer, and exchange by the library itself. In a step each sees one window, as a rank of DDP does. Nothing

@@ -229,7 +229,7 @@ class LowRankRounds:
         return not count_nonfinite(gradient) and not self.compressor.overflowing((part,), flat).size
 
     def finish(self, first: FirstRound) -> Sending:
-        """Waits for P, and starts the averages of Q. What is sent leaves the residuals if the step is kept."""
+        """Waits for P, and starts the averages of Q. If the step is kept, residuals lose what is sent."""
         for work in first.works:
             work.wait()
         matrices, bits = first.layout.matrices, first.bits

@@ -173,7 +173,7 @@ class _Linear(BaseEstimator):
         elif farthest >= _CONVERGED:
             ended, remedy = f"max_iter={max(model.epochs for model in models)}", "give more, another learning_rate"
             if all(model.ended_by_tol for model in models if model.gap == farthest):
-                ended, remedy = f"tol={self.get_params(deep=False).get('tol')}", "give a smaller one"
+                ended, remedy = f"tol={self.tol}", "give a smaller one"
             said = (
                 f"{ended} ended the training when the objective was at least {100 * farthest:,.1f} % above the "
                 f"optimum, which is more than {100 * _CONVERGED:g} %: {remedy}, or scale X"
