@@ -767,7 +767,7 @@ def command(
     size = ModelSize(width=width)
     if width % size.heads:
         raise typer.BadParameter(f"{width} is no multiple of {size.heads}, the heads: use 56", param_hint="--width")
-    multiples = _multiples(rates)
+    multiples = positive_numbers(rates, "--rates", "0.7,1,1.4")
     machine = describe_machine()
     result = GrowingResult(json_file, {"machine": machine, "width": width})
     if json_file is not None and json_file.is_file() and json_file.stat().st_size:
@@ -798,11 +798,12 @@ def command(
     result.end(console)
 
 
-def _multiples(rates: str) -> list[float]:
+def positive_numbers(text: str, option: str, example: str) -> list[float]:
+    """Of a list with commas. Raises ``BadParameter``."""
     try:
-        found = [float(one) for one in rates.split(",")]
+        found = [float(one) for one in text.split(",")]
     except ValueError:
         found = [0.0]
     if not all(0 < one < math.inf for one in found):
-        raise typer.BadParameter(f"{rates!r} is no list of positive numbers: use 0.7,1,1.4", param_hint="--rates")
+        raise typer.BadParameter(f"{text!r} is no list of positive numbers: use {example}", param_hint=option)
     return found

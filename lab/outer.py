@@ -26,7 +26,7 @@ from rich.table import Table
 from torch import nn
 
 import telegrad
-from lab.adamw import held_out, step_all
+from lab.adamw import held_out, positive_numbers, step_all
 from lab.common.commands import TextFolder
 from lab.common.growing_result import GrowingResult
 from telegrad import Communicator, DiLoCo
@@ -213,8 +213,10 @@ def command(
     console = table_console()
     names = among(methods, METHODS, "--methods")
     check_all_writable({"--json": json_file, "--plot": plot_file})
-    rounds = [int(one) for one in _positive(every, "--every")]
-    rates = _positive(outer_rates, "--outer-rates") if outer_rates else []
+    rounds = [int(one) for one in positive_numbers(every, "--every", "15,30")]
+    if ",".join(map(str, rounds)) != every.replace(" ", ""):
+        raise typer.BadParameter(f"{every!r} is no list of whole numbers: use 15,30", param_hint="--every")
+    rates = positive_numbers(outer_rates, "--outer-rates", "0.4,0.7") if outer_rates else []
     size = ModelSize(width=width)
     if width % size.heads:
         raise typer.BadParameter(f"{width} is no multiple of {size.heads}, the heads: use 56", param_hint="--width")
@@ -243,14 +245,3 @@ def command(
         with drawn(console, plot_file):
             plot(rows, dated(f"outer loops at equal tokens, {replicas} replicas, {steps:,} steps"), plot_file)
     result.end(console)
-
-
-def _positive(text: str, option: str) -> list[float]:
-    """Numbers above 0. Raises ``BadParameter``."""
-    try:
-        found = [float(one) for one in text.split(",")]
-    except ValueError:
-        found = [0.0]
-    if not all(0 < one < float("inf") for one in found) or (option == "--every" and any(one % 1 for one in found)):
-        raise typer.BadParameter(f"{text!r} is no list of positive numbers: use 15,30", param_hint=option)
-    return found
