@@ -39,8 +39,7 @@ class DeviceTuning:
 
     def __post_init__(self) -> None:
         for name, cost in self._costs().items():
-            if not all(0 <= value < math.inf for value in asdict(cost).values()):
-                raise ValueError(f"{name}={cost} must be of finite numbers, 0 or more")
+            _check_cost(name, cost)
         if not 0 <= self.residual < math.inf:
             raise ValueError(f"residual={self.residual} must be a finite number, 0 or more")
 
@@ -92,6 +91,11 @@ class DeviceTuning:
     def _costs(self) -> dict[str, LinearCost]:
         own = {HOST_TRANSFER: self.host_transfer}
         return own if self.nccl is None else {NCCL: self.nccl, **own}
+
+
+def _check_cost(name: str, cost: LinearCost) -> None:
+    if not all(0 <= value < math.inf for value in asdict(cost).values()):
+        raise ValueError(f"{name}={cost} must be of finite numbers, 0 or more")
 
 
 def _cost_from(found: Any) -> LinearCost:
@@ -154,10 +158,11 @@ class Tuning:
     """``costs`` and the ``allreduce`` table of one ``place``.
 
     With two levels ``costs`` are those between nodes while all ranks send. ``alone``: those while one rank of each node
-    sends. ``within``: those inside a node. ``on_device``: of sums of device tensors. Each is ``None`` if not measured.
-    ``measured_at``: date and time, UTC, ISO 8601. ``telegrad_version``: of the library that measured. ``residual``: the
-    median of |fitted / measured − 1|. Raises ``ValueError`` if the table is for another number of ranks than the place
-    has, and for a residual below 0."""
+    sends. ``within``: those inside a node. ``on_device``: of sums of device tensors. ``gloo``: of dense sums of all
+    ranks by torch's Gloo, as plain DDP makes them. Each is ``None`` if not measured. ``measured_at``: date and time,
+    UTC, ISO 8601. ``telegrad_version``: of the library that measured. ``residual``: the median of |fitted / measured −
+    1|. Raises ``ValueError`` if the table is for another number of ranks than the place has, and for costs of Gloo and
+    a residual that are NaN, infinite or below 0."""
 
     place: Place
     costs: Costs
@@ -168,10 +173,13 @@ class Tuning:
     within: Costs | None = None
     on_device: DeviceTuning | None = None
     alone: Costs | None = None
+    gloo: LinearCost | None = None
 
     def __post_init__(self) -> None:
         if self.allreduce.ranks != self.place.ranks:
             raise ValueError(f"the table is for {self.allreduce.ranks} ranks, but the place has {self.place.ranks}")
+        if self.gloo is not None:
+            _check_cost("gloo", self.gloo)
         if not 0 <= self.residual < math.inf:
             raise ValueError(f"residual={self.residual} must be a finite number, 0 or more")
 
@@ -184,7 +192,7 @@ class Tuning:
         """The expected tuning of ``place``, which has some of these ranks: the same costs, and the closed forms' table
         for its number of ranks. ``one_node``: it is on one node, so its costs are those within, if they are known.
         ``shares_memory``: as for ``allreduce_table``."""
-        on_device = self.on_device if place.is_alike(self.place) else None
+        on_device, gloo = (self.on_device, self.gloo) if place.is_alike(self.place) else (None, None)
         costs, within = self.costs, self.within
         levels: Levels | None = None
         if within is not None and one_node:
@@ -195,7 +203,8 @@ class Tuning:
             within = None
         alone = None if levels is None else levels.alone
         table = allreduce_table(place.ranks, costs, levels=levels, shares_memory=shares_memory)
-        return replace(self, place=place, costs=costs, allreduce=table, within=within, alone=alone, on_device=on_device)
+        found = replace(self, place=place, costs=costs, allreduce=table, within=within, alone=alone)
+        return replace(found, on_device=on_device, gloo=gloo)
 
     @property
     def digest(self) -> str:
@@ -223,6 +232,7 @@ class Tuning:
                 "within": None if self.within is None else asdict(self.within),
                 "alone": None if self.alone is None else asdict(self.alone),
                 "on_device": None if self.on_device is None else self.on_device.to_data(),
+                "gloo": None if self.gloo is None else asdict(self.gloo),
             },
             indent=1,
             allow_nan=False,
@@ -272,6 +282,7 @@ class Tuning:
             None if found.get("within") is None else _costs_from(found["within"]),
             None if found.get("on_device") is None else DeviceTuning.from_data(found["on_device"]),
             None if found.get("alone") is None else _costs_from(found["alone"]),
+            None if found.get("gloo") is None else _cost_from(found["gloo"]),
         )
 
     def __str__(self) -> str:

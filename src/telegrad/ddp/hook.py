@@ -52,6 +52,7 @@ from telegrad.ddp.rank_checks import (
     check_alike,
     check_group,
     check_ranks,
+    tell_of_broadcasts,
     told_to_all,
 )
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
@@ -218,6 +219,8 @@ class DDPState(RefusesCopies):
         self.failure: Exception | None = None
         self._choices = self._watch_of_choices()
         tell_of_nesting(model, rank=self._job_rank)
+        if self._ranks_are_those_of_ddp:
+            tell_of_broadcasts(model, comm)
         if isinstance(sends, LowRank) and compress != AUTO and not len(self._compressor.residuals):
             tell_of_nothing_compressed(sends, rank=self._job_rank)
 

@@ -1,15 +1,25 @@
-"""What ranks must have alike: parameters and options, and for a DDPState the ranks of DDP."""
+"""What ranks must have alike: parameters and options, and for a DDPState the ranks of DDP; and who tells of a wait in
+DDP's own broadcasts, of which torch says nothing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+import sys
+import threading
+import time
+import weakref
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from telegrad.communicator import Communicator
+from telegrad.communicator.groups import stall_s
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.compress import Compressor
 from telegrad.ddp.options import compressed_by
@@ -136,3 +146,48 @@ def _shown(value: str, other: str) -> str:
 
 
 _MOST_SHOWN = 60  # characters of a value in a message
+
+
+_LOOKS = 4  # at all threads, in the time after which a wait is told
+_PRE_FORWARD = "_pre_forward"
+"""Of DistributedDataParallel: the method in which it broadcasts, in torch 2.6 to 2.15."""
+
+
+def tell_of_broadcasts(model: torch.nn.Module, comm: Communicator) -> None:
+    """From now on a line on stderr tells of a wait of ``TELEGRAD_STALL_S`` for DDP's broadcast before a forward pass,
+    of buffers such as BatchNorm's: if rank 0 has fewer batches it sends none, and Gloo says nothing for half an hour.
+    A thread looks at the stacks of the others every few seconds, until the model is gone: passes take no longer."""
+    after_s = stall_s()
+    if isinstance(model, DistributedDataParallel) and comm.world_size > 1 and not math.isinf(after_s):
+        told = (weakref.ref(model), comm.rank, after_s)
+        threading.Thread(target=_look_at_broadcasts, args=told, name="telegrad-broadcasts", daemon=True).start()
+
+
+def _look_at_broadcasts(model: weakref.ref[torch.nn.Module], rank: int, after_s: float) -> None:
+    seen: FrameType | None = None  # kept, so that no later call has a frame of the same address
+    since, is_told = 0.0, False
+    while model() is not None:
+        time.sleep(after_s / _LOOKS)
+        found = _broadcast_of(model)
+        if found is not seen:
+            seen, since, is_told = found, time.monotonic(), False
+        elif found is not None and not is_told and time.monotonic() - since >= after_s:
+            is_told = True
+            print(
+                f"telegrad: rank {rank}: has waited {after_s:g} s for DistributedDataParallel's broadcast before a "
+                f"forward pass, which sends buffers such as BatchNorm's; {HAS_FEWER_BATCHES.format('rank 0')}; for "
+                "more: docs/how-to/hangs.md",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _broadcast_of(model: weakref.ref[torch.nn.Module]) -> FrameType | None:
+    """The frame in which a thread of ``model`` broadcasts."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code.co_name == _PRE_FORWARD and at.f_locals.get("self") is model():
+                return at
+            at = at.f_back
+    return None

@@ -35,7 +35,7 @@ from telegrad.tuning.probes import (
     timed_sample,
     written_zeros,
 )
-from telegrad.tuning.sweep import MeasuredDeviceSums, Samples, Sweep, grid, measure_device_sums
+from telegrad.tuning.sweep import MeasuredDeviceSums, Samples, Sweep, grid, measure_device_sums, measure_gloo
 
 # There are three algorithms; where nothing disturbs they cross a few times, also where a network's protocol changes.
 _MOST_STEPS = 8
@@ -90,6 +90,7 @@ _SAMPLE_S = 0.015
 _LEVELS = {"within": "within nodes", "between": "between nodes", "alone": "of one rank of each node"}
 _PROBES_SHARE = 0.3  # of the time
 _DEVICE_SHARE = 0.4  # of the time, where devices are measured; then the rest is what the others share
+_GLOO_SHARE = 0.3  # in the same way
 
 DEFAULT_S = 7.0
 """How long a calibration may take, about."""
@@ -169,20 +170,26 @@ def measure(
     seconds: float = DEFAULT_S,
     on_progress: Progress = lambda _part, _what: None,
     like: Any = None,
+    with_gloo: bool = False,
 ) -> Calibration:
     """Measures as ``calibrate``, but changes and keeps nothing. ``like``: a float32 tensor on the device to measure
-    too."""
+    too. ``with_gloo``, the same on all ranks: dense sums by torch's Gloo too, as ``measure_gloo`` says."""
     place = _checked_place(communicator, seconds)
     doubts = _agree(communicator, seconds, on_device=like is not None)
-    say, device_sums = on_progress, None
-    if like is not None:
-        device_sums = measure_device_sums(
-            communicator, like, _DEVICE_SHARE * seconds, lambda part, what: say(_DEVICE_SHARE * part, what)
-        )
-        seconds *= 1 - _DEVICE_SHARE
+    device_sums = gloo = None
+    first_share = _DEVICE_SHARE if like is not None else _GLOO_SHARE if with_gloo else 0.0
 
-        def on_progress(part: float, what: str) -> None:
-            say(_DEVICE_SHARE + (1 - _DEVICE_SHARE) * part, what)
+    def say_first(part: float, what: str) -> None:
+        on_progress(first_share * part, what)
+
+    def say(part: float, what: str) -> None:
+        on_progress(first_share + (1 - first_share) * part, what)
+
+    if like is not None:
+        device_sums = measure_device_sums(communicator, like, first_share * seconds, say_first)
+    elif with_gloo:
+        gloo = measure_gloo(communicator, first_share * seconds, say_first)
+    seconds *= 1 - first_share
 
     medians_of: dict[str, dict[Probe, float]] = {}
     levels = tuple(_LEVELS) if place.nodes else ("flat",)
@@ -190,7 +197,7 @@ def measure(
     for number, level in enumerate(levels):
 
         def on_probe(part: float, what: str, number: int = number, level: str = level) -> None:
-            on_progress(share * (number + part), f"{what} {_LEVELS.get(level, '')}".rstrip())
+            say(share * (number + part), f"{what} {_LEVELS.get(level, '')}".rstrip())
 
         medians_of[level] = _measure_probes(communicator, level, share * seconds, on_probe)
     medians = medians_of["between" if place.nodes else "flat"]
@@ -208,7 +215,7 @@ def measure(
     )
     sweep = Sweep(
         communicator,
-        lambda part, what: on_progress(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what),
+        lambda part, what: say(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what),
         TABLE_ALGORITHMS if on_levels else ALLREDUCE_ALGORITHMS,
     )
     sweep.run(grid(choice.from_bytes for choice in predicted.choices[1:]), (1 - _PROBES_SHARE) * seconds)
@@ -221,9 +228,10 @@ def measure(
         residual=fit.residual(medians),
         within=within,
         alone=alone,
+        gloo=gloo,
         on_device=_known_of_devices(communicator) if device_sums is None else device_sums.tuning,
     )
-    on_progress(1.0, "done")
+    say(1.0, "done")
     agreed = _of_rank_0(communicator, tuning)
     doubts = (*doubts, *doubts_about_sizes(sweep.samples), *doubts_about(agreed))
     return Calibration(agreed, fit, medians, sweep.samples, doubts, device_sums)

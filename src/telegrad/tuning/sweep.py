@@ -5,12 +5,16 @@ All ranks take the same decisions, since all hold the same times.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import math
+import os
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -259,6 +263,65 @@ def measure_device_sums(
     return MeasuredDeviceSums(fitted(kind, samples), samples)
 
 
+_GLOO_SIZES = tuple(1 << power for power in (16, 20, 22, 24))
+_GLOO_JOIN_S = 30.0
+
+
+def measure_gloo(
+    communicator: Communicator, seconds: float, on_progress: Callable[[float, str], None]
+) -> LinearCost | None:
+    """Of dense sums among all ranks by torch's Gloo, in about ``seconds``; all ranks call this in a job whose launcher
+    has set MASTER_ADDR. ``None``, on all ranks, where one of them has no Gloo, or has a process group already."""
+    group = _open_gloo(communicator)
+    if group is None:
+        return None
+    import torch
+
+    points: list[tuple[int, float]] = []
+    spent_s = 0.0
+    for number, size in enumerate(_GLOO_SIZES):
+        if number >= _FEWEST_SIZES and spent_s + (_ROUNDS + 1) * points[-1][1] * size / points[-1][0] > seconds:
+            break
+        on_progress(number / len(_GLOO_SIZES), f"sums of {size} bytes by Gloo")
+        call = functools.partial(group.all_reduce, torch.zeros(size // 4))
+        taken = [timed_sample(communicator, call, 1, warm=not turn) for turn in range(_ROUNDS)]
+        points.append((size, statistics.median(one.per_call_s for one in taken)))
+        spent_s += sum(one.spent_s for one in taken)
+    group.destroy_process_group()
+    return _linear(points)
+
+
+def _open_gloo(communicator: Communicator) -> Any:
+    """``torch.distributed``, with Gloo among the ranks of ``communicator``."""
+    dist: Any = None
+    store: Any = None
+    address = os.environ.get("MASTER_ADDR", "")
+    with contextlib.suppress(ImportError):
+        import torch.distributed as dist
+    usable = bool(address) and dist is not None and dist.is_available() and not dist.is_initialized()
+    usable, port, timeout = usable and dist.is_gloo_available(), 0, timedelta(seconds=_GLOO_JOIN_S)
+    if usable and communicator.rank == 0:
+        with contextlib.suppress(RuntimeError):
+            store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+        usable, port = store is not None, 0 if store is None else store.port
+    told = communicator.all_gather(np.array([usable, port], np.int64))
+    if not told[:, 0].all():
+        return None
+    with contextlib.suppress(RuntimeError):  # such as: a host's own name has no address
+        store = store or dist.TCPStore(address, int(told[0, 1]), timeout=timeout)
+        rank, size = communicator.rank, communicator.world_size
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    everywhere = bool(communicator.all_gather(np.array([dist.is_initialized()], np.int64)).all())
+    if not everywhere and dist.is_initialized():
+        dist.destroy_process_group()
+    return dist if everywhere else None
+
+
+def _linear(points: Sequence[tuple[int, float]]) -> LinearCost:
+    line = line_of(points)
+    return LinearCost(max(0.0, line.intercept_s), max(0.0, line.slope_s_per_byte))
+
+
 def fitted(kind: str, samples: Samples) -> DeviceTuning:
     """Straight lines through the medians, which do the shortest sum the same justice as the longest. Raises
     ``ValueError`` for less than two sizes."""
@@ -269,8 +332,7 @@ def fitted(kind: str, samples: Samples) -> DeviceTuning:
     lines: dict[str, LinearCost] = {}
     for name, measured in points.items():
         if measured:
-            line = line_of(measured)
-            lines[name] = LinearCost(max(0.0, line.intercept_s), max(0.0, line.slope_s_per_byte))
+            lines[name] = _linear(measured)
     residual = statistics.median(
         abs(lines[name](size) / seconds - 1) for name, measured in points.items() for size, seconds in measured
     )

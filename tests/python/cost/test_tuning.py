@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from telegrad.cost import Costs, DecisionTable, Place, TableEntry, Tuning, allreduce_table
+from telegrad.cost.send_method import LinearCost
 
 PLACE = Place("ucx", (("node1", 2), ("node2", 2)), "eth0", (("UCX_TLS", "tcp,self"),))
 TUNING = Tuning(
@@ -30,6 +31,19 @@ def test_a_tuning_travels_as_json() -> None:
     assert TUNING.ranks == 4
     for unit in ("alpha_s", "beta_s_per_byte", "beta_exchange_s_per_byte", "gamma_s_per_byte", "from_bytes"):
         assert f'"{unit}"' in TUNING.to_json()
+
+
+def test_costs_of_gloo_travel_and_stay_with_the_same_ranks() -> None:
+    tuning = dataclasses.replace(TUNING, gloo=LinearCost(1e-3, 2e-9))
+    assert Tuning.from_json(tuning.to_json()) == tuning
+    assert tuning.for_part(PLACE).gloo == tuning.gloo
+    assert tuning.for_part(Place("ucx", (("node1", 2), ("node2", 1)))).gloo is None
+    for wrong in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(ValueError, match="gloo=.* must be of finite numbers, 0 or more"):
+            dataclasses.replace(TUNING, gloo=LinearCost(wrong, 2e-9))
+    damaged = {**json.loads(tuning.to_json()), "gloo": {"startup_s": -1.0, "s_per_byte": 0.0}}
+    with pytest.raises(ValueError, match="this tuning is damaged .*gloo="):
+        Tuning.from_data(damaged)
 
 
 def test_a_tuning_says_where_it_holds_and_what_it_chooses() -> None:

@@ -6,7 +6,9 @@ Each function is one scenario, as in ddp_program.
 from __future__ import annotations
 
 import contextlib
+import io
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -301,6 +303,37 @@ def states_of_different_steps(comm: Communicator) -> None:
         assert isinstance(state.failure, ValueError)
 
 
+class Told(io.StringIO):
+    """Lets the other rank know that something was written."""
+
+    def __init__(self, store: torch.distributed.Store) -> None:
+        super().__init__()
+        self.store = store
+
+    def write(self, text: str) -> int:
+        self.store.set("telegrad test: told", text)
+        return super().write(text)
+
+
+def a_rank_that_comes_late_to_the_broadcast_of_buffers(comm: Communicator) -> None:
+    """The one that waits there says so: it would wait for ever for a rank with fewer batches."""
+    store = torch.distributed.distributed_c10d._get_default_store()
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TELEGRAD_STALL_S", "2")
+        with hooked(model, comm) as (ddp, _):
+            backward(ddp, 0, comm.rank)
+            backward(ddp, 0, comm.rank)  # before which DDP makes its buckets anew, once
+            if comm.rank == 1:  # rank 0 only sends
+                with contextlib.redirect_stderr(Told(store)) as said:
+                    backward(ddp, 1, comm.rank)
+                assert "rank 1: has waited 2 s for DistributedDataParallel's broadcast" in said.getvalue()
+            else:
+                store.wait(["telegrad test: told"], timedelta(seconds=60))
+                backward(ddp, 1, comm.rank)
+            assert_alike(comm, model)
+
+
 SCENARIOS: list[Callable[[Communicator], None]] = [
     an_optimizer_in_the_backward_pass,
     and_later,
@@ -312,6 +345,7 @@ SCENARIOS: list[Callable[[Communicator], None]] = [
     a_parameter_that_ddp_does_not_know,
     a_parameter_that_ddp_is_to_ignore,
     a_parameter_that_is_frozen,
+    a_rank_that_comes_late_to_the_broadcast_of_buffers,
     uneven_inputs,
     uneven_inputs_of_those_that_are_left,
     states_of_different_steps,

@@ -199,7 +199,7 @@ _DENSE_FROM = 2 / 3  # δ of SparCML §5.1 with 16-bit indices: 4 bytes of a val
 class Scheme:
     """``ways``: one or more ways to send a group, of which each group takes the cheapest by bytes. ``line``: of code,
     for a density and the recipe's options. ``selects``: it sends entries at a density, and not all of them.
-    ``needs_rows``: of the trace; it is left out where they are not known."""
+    ``needs_rows``: of the trace; ``needs_gloo``: measured costs of torch's Gloo. Without them it is left out."""
 
     name: str
     about: str
@@ -209,6 +209,7 @@ class Scheme:
     compresses: bool = False
     selects: bool = False
     needs_rows: bool = False
+    needs_gloo: bool = False
 
 
 def _state(*options: str) -> str:
@@ -249,8 +250,19 @@ def _quantised(bits: int) -> Scheme:
     return Scheme(f"qsgd{bits}", about, lambda *of: [qsgd(of[0], bits)], plan, lambda *_: line, compresses=True)
 
 
+_DDP = Scheme(
+    "ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density, options: _state("compress=None")
+)
 SCHEMES = (
-    Scheme("ddp", "dense, DDP's buckets of 25 MiB", _dense, "fixed", lambda density, options: _state("compress=None")),
+    Scheme(
+        "gloo",
+        "dense, DDP over Gloo, as it is",
+        lambda cluster, *of: [] if cluster.gloo is None else [SendMethod("gloo", cluster.gloo)],
+        "fixed",
+        lambda density, options: "ddp = torch.nn.parallel.DistributedDataParallel(model)",
+        needs_gloo=True,
+    ),
+    _DDP,
     _merged("optimal", "merged by the planner"),
     _merged("wfbp", "each gradient by itself"),
     _merged("single", "all in one message"),
@@ -366,7 +378,7 @@ def advise(
     if not {one.compresses for one in schemes} == {False, True}:
         raise ValueError("schemes must have one that is dense and one that compresses")
     job = _Job(workload, cluster, device, recipe, steps, chosen)
-    found = tuple(job.prediction(one) for one in schemes if workload.trace.rows or not one.needs_rows)
+    found = tuple(job.prediction(one) for one in schemes if job.knows(one))
     plain = _best([one for one in found if not one.scheme.compresses], _NEAR)
     lossy = [one for one in found if one.scheme.compresses]
     worth = [one for one in lossy if _ratio(plain.mean_s, one.mean_s) >= 1 + WORTH]
@@ -399,6 +411,11 @@ class _Job:
     steps: int | None
     density: float
 
+    def knows(self, scheme: Scheme) -> bool:
+        """What the scheme needs."""
+        has_rows, has_gloo = bool(self.workload.trace.rows), self.cluster.gloo is not None
+        return (has_rows or not scheme.needs_rows) and (has_gloo or not scheme.needs_gloo)
+
     def dense_share(self, scheme: Scheme) -> float:
         """Of the steps. Matrices of low rank need dense ones with Adam in a short job only."""
         recipe = self.recipe
@@ -413,7 +430,7 @@ class _Job:
         accuracy = expected_loss(scheme.name, self.recipe.optimizer, workload.family, self.density, self.steps)
         share = self.dense_share(scheme)
         if share:  # DDPState sends its dense steps in DDP's buckets
-            dense_s = self.exchanged(SCHEMES[0])[0].step_s
+            dense_s = self.exchanged(_DDP)[0].step_s
             mean_s = share * dense_s + (1 - share) * step.step_s
         mean_s += alone_s
         per_s = _ratio(cluster.ranks * workload.samples * workload.accumulate, mean_s)

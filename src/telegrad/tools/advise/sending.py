@@ -25,7 +25,7 @@ from telegrad.cost.closed_forms import (
     reduce_scatter_sparse,
 )
 from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Cost, Costs, ceil_div
-from telegrad.cost.send_method import GroupCost, SendMethod
+from telegrad.cost.send_method import GroupCost, LinearCost, SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.workload import REUSED_BYTES, Device
 
@@ -36,7 +36,8 @@ NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
 @dataclass(frozen=True)
 class Cluster:
     """``costs``: of the network between nodes, ``within``: inside of one. A node's link carries what the ports of its
-    ``ranks_per_node`` ranks can, over ``oversubscription``: with as much as ranks, what one port can.
+    ``ranks_per_node`` ranks can, over ``oversubscription``: with as much as ranks, what one port can. ``gloo``: of
+    dense sums of all ranks by torch's Gloo, where they were measured.
 
     Raises ``ValueError`` for less than one rank, for ranks that do not fill their nodes, and for an oversubscription
     below 1.
@@ -47,6 +48,7 @@ class Cluster:
     ranks_per_node: int = 1
     within: Costs = NODE
     oversubscription: float = 1.0
+    gloo: LinearCost | None = None
 
     def __post_init__(self) -> None:
         if self.ranks < 1:

@@ -54,9 +54,9 @@ def table_of(advice: Advice) -> Table:
     title = escape(f"{advice.workload.model} with {advice.recipe.title} on {ranks:,} ranks, {where}{each}")
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
     table.caption = (
-        "step: of the optimizer, after dense first ones. job: the whole job's speed beside ddp. efficiency: of the "
-        "samples a second that ranks without communication would have. accuracy: beside dense training, in a study of "
-        "small models"
+        "step: of the optimizer, after dense first ones. job: the whole job's speed beside the first row. efficiency: "
+        "of the samples a second that ranks without communication would have. accuracy: beside dense training, in a "
+        "study of small models"
     )
     table.caption_justify = "left"
     table.add_column("scheme", no_wrap=True)
@@ -230,7 +230,9 @@ def cluster_of(tuning: Tuning, nodes: int, per_node: int) -> Cluster:
     if tuning.alone is not None and port.beta_s_per_byte > 0:  # one rank may send less than the link carries
         slower = min(max(1.0, tuning.alone.beta_s_per_byte / port.beta_s_per_byte), sharing)
         port, oversubscription = port.with_bytes_times(slower), max(1.0, per_node / slower)
-    return Cluster(ranks, port, per_node, within, oversubscription=oversubscription)
+    is_same = (ranks, per_node) == (tuning.ranks, round(sharing))
+    gloo = tuning.gloo if is_same else None
+    return Cluster(ranks, port, per_node, within, oversubscription=oversubscription, gloo=gloo)
 
 
 _COSTS = ("network", "alpha", "beta")

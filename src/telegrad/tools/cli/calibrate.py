@@ -18,6 +18,7 @@ from rich.table import Table
 from telegrad.communicator import Communicator, tuning_cache
 from telegrad.communicator.rendezvous.joining import variables_of_step
 from telegrad.cost import ALLREDUCE_ALGORITHMS, DEVICE_ALGORITHMS, DeviceTuning, TableEntry, Tuning
+from telegrad.cost.send_method import LinearCost
 from telegrad.launch import LaunchError
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import run_ranks, text_of
@@ -87,6 +88,16 @@ def device_costs_text(tuning: DeviceTuning) -> str:
         if cost is not None
     ]
     return f"{', '.join(told)}; sums are {tuning.residual * 100:.0f} % off these (median)"
+
+
+def gloo_text(gloo: LinearCost, rows: Sequence[ShownRow]) -> str:
+    """The fitted line, and the longest sum that was measured here beside it."""
+    longest = max((row for row in rows if row["chosen"]), key=lambda row: row["bytes"])
+    size = longest["bytes"]
+    return (
+        f"torch's Gloo: {duration(gloo.startup_s)} + {gloo.s_per_byte * 1e9:.3g} ns/B, so {duration(gloo(size))} for "
+        f"{text_of(size)}; here {duration(longest['median_s'])}"
+    )
 
 
 def plot(found: Mapping[str, Any], title: str, path: Path) -> None:
@@ -238,6 +249,8 @@ def calibrate(
     console.print(table_of(found["rows"], title))
     console.print(costs_text(tuning, found["round_s"]), highlight=False)
     console.print(str(tuning.allreduce), highlight=False)
+    if tuning.gloo is not None:
+        console.print(gloo_text(tuning.gloo, found["rows"]), highlight=False)
     if tuning.on_device is not None and found["device_rows"]:
         console.print(table_of(found["device_rows"], f"all_reduce on {tuning.on_device.device}"))
         console.print(device_costs_text(tuning.on_device), highlight=False)
@@ -251,6 +264,8 @@ def calibrate(
             plot(found, dated(title), plot_file)
     if "not_kept" in said:
         console.print(f"not kept for later jobs: {said['not_kept']}", style="red", highlight=False, markup=False)
+        if in_job:
+            return  # of an exit with 1 a launcher says so much that nobody finds this line
         raise typer.Exit(1)
     console.print(f"kept for later jobs: {said['kept']}", highlight=False, markup=False, soft_wrap=True)
     if found["doubts"]:
@@ -294,6 +309,7 @@ def _measure_in_job(console: Console, seconds: float, timeout_s: float) -> dict[
             communicator,
             seconds=seconds,
             on_progress=lambda part, what: progress.update(task, completed=part, what=what),
+            with_gloo=True,
         )
         return {"found": to_data(found), **kept_in(found)} if communicator.rank == 0 else {}
 

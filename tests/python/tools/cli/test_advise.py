@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from telegrad.communicator.tuning_cache import store
 from telegrad.cost import Costs, Place, Tuning, allreduce_table
+from telegrad.cost.send_method import LinearCost
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.architectures import ARCHITECTURES
 from telegrad.tools.advise.sending import Cluster
@@ -163,6 +164,33 @@ def test_measured_costs_take_the_place_of_a_named_network_s(tmp_path: Path) -> N
     assert written("--nodes", "4", "--gpus-per-node", "2", "--tuning", str(kept), file=file)["within"].startswith(
         "measured: α 1 µs"
     )
+
+
+def test_measured_sums_of_gloo_are_the_dense_job_to_beat_if_they_are_fast(tmp_path: Path) -> None:
+    costs = Costs(20e-6, 8.5e-9, gamma_s_per_byte=1e-10)
+    place = Place("ucx", (("one", 1), ("two", 1)), None, ())
+    slow = Tuning(place, costs, allreduce_table(2, costs), "2026-11-26T00:00:00Z", "0.1.0", 0.1)
+    path, file = tmp_path / "kept.json", tmp_path / "advice.json"
+
+    def rows_of(tuning: Tuning, nodes: int = 2) -> dict[str, Any]:
+        path.write_text(tuning.to_json())
+        found = written("--nodes", str(nodes), "--tuning", str(path), file=file)
+        return {**{row["scheme"]: row for row in found["rows"]}, "verdict": found["verdict"]}
+
+    assert "gloo" not in rows_of(slow)
+    fast = replace(slow, gloo=LinearCost(1e-4, 4e-9))
+    found = rows_of(fast)
+    assert next(iter(found)) == "gloo"
+    assert found["gloo"]["line"] == "ddp = torch.nn.parallel.DistributedDataParallel(model)"
+    assert found["gloo"]["communicate_s"] == pytest.approx(
+        1e-4 * len(found["gloo"]["groups"]) + 4e-9 * 102.2e6, rel=0.01
+    )
+    assert found["gloo"]["mean_s"] < found["ddp"]["mean_s"]
+    assert "the best dense scheme, gloo" in found["verdict"]
+    assert "gloo" not in rows_of(fast, nodes=4)
+    slower = rows_of(replace(slow, gloo=LinearCost(1e-2, 4e-8)))
+    assert slower["gloo"]["mean_s"] > slower["ddp"]["mean_s"]
+    assert "gloo" not in slower["verdict"]
 
 
 @pytest.mark.parametrize(

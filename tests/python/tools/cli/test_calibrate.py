@@ -15,8 +15,10 @@ from typer.testing import CliRunner
 from telegrad.cost import ALLREDUCE_ALGORITHMS, Costs, DecisionTable, DeviceTuning, Place, TableEntry, Tuning
 from telegrad.cost.send_method import LinearCost
 from telegrad.tools.bench.netlab import NetlabError
+from telegrad.tools.bench.plan import text_of
 from telegrad.tools.cli import calibrate as command
 from telegrad.tools.cli import make_app
+from telegrad.tools.report.figures import duration
 
 _TUNING = Tuning(
     Place("ucx", (("here", 4),)),
@@ -153,6 +155,21 @@ def test_what_is_not_kept_is_an_error_but_shown(monkeypatch: pytest.MonkeyPatch)
     assert status == 1
     assert "not kept for later jobs: disk full" in output
     assert "from 60,000 bytes ring" in output
+
+
+def test_in_a_job_what_is_not_kept_is_no_failure_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    gloo = replace(_TUNING, gloo=LinearCost(1e-3, 2e-8))
+    found = {**_found(), "tuning": json.loads(gloo.to_json())}
+    monkeypatch.setattr(command, "_measure_in_job", lambda *_: {"found": found, "not_kept": "busy"})
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, output = _run()
+    assert status == 0
+    assert "not kept for later jobs: busy" in output
+    longest = max(row["bytes"] for row in found["rows"] if row["chosen"])
+    assert (
+        f"torch's Gloo: 1.00 ms + 20 ns/B, so {duration(1e-3 + longest * 2e-8)} for {text_of(longest)}; here" in output
+    )
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
