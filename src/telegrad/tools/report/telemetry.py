@@ -114,6 +114,12 @@ class TelemetryRun:
         return [(step.step, step.round[figure]) for step in self.steps if figure in step.round]
 
     @property
+    def has_fixed_sizes(self) -> bool:
+        """Whether always k values were sent, and no threshold chose them, as with matrices of low rank."""
+        every = [one for step in self.steps for one in step.tensors]
+        return all(one.selected == one.k and one.threshold is None for one in every)
+
+    @property
     def bytes_per_step(self) -> float | None:
         """Sent by this rank, between the first and the last observed step; ``None``: too few steps to say."""
         return self._per_step(lambda step: step.bytes_sent)
@@ -321,20 +327,28 @@ def table_of(run: TelemetryRun) -> Table:
     """A row per tensor."""
     table = Table(title=title_of(run), title_justify="left", header_style="bold")
     table.add_column("tensor", overflow="fold")
-    for name in ("elements", "k", "selected/k", "least … most", "compression", "residual/gradient", "threshold"):
+    columns = _COLUMNS_OF_FIXED_SIZES if run.has_fixed_sizes else _COLUMNS
+    for name in columns:
         table.add_column(name, justify="right")
     for one in summaries(run):
-        table.add_row(
-            escape(printable(one.name)),
-            f"{one.elements:,}",
-            f"{one.k:,}",
-            f"{one.selected_to_k:.2f}",
-            f"{one.selected_to_k_least:.2f} … {one.selected_to_k_most:.2f}",
-            _shown(one.compression, "{:.0f}x"),
-            _shown(one.late_residual_to_gradient, "{:.2f}"),
-            _shown(one.late_threshold, "{:.3g}"),
-        )
+        table.add_row(escape(printable(one.name)), *(text_of(one) for text_of in columns.values()))
     return table
+
+
+_COLUMNS: dict[str, Callable[[TensorSummary], str]] = {
+    "elements": lambda one: f"{one.elements:,}",
+    "k": lambda one: f"{one.k:,}",
+    "selected/k": lambda one: f"{one.selected_to_k:.2f}",
+    "least … most": lambda one: f"{one.selected_to_k_least:.2f} … {one.selected_to_k_most:.2f}",
+    "compression": lambda one: _shown(one.compression, "{:.0f}x"),
+    "residual/gradient": lambda one: _shown(one.late_residual_to_gradient, "{:.2f}"),
+    "threshold": lambda one: _shown(one.late_threshold, "{:.3g}"),
+}
+_COLUMNS_OF_FIXED_SIZES = {
+    "values sent" if name == "k" else name: text_of
+    for name, text_of in _COLUMNS.items()
+    if name not in ("selected/k", "least … most", "threshold")
+}
 
 
 def as_json(run: TelemetryRun) -> dict[str, Any]:
@@ -378,7 +392,8 @@ FIGURES: dict[str, Callable[[TensorStep], float | None]] = {
     "residual norm / gradient norm": lambda one: one.residual_to_gradient,
     "threshold": lambda one: one.threshold,
 }
-"""What is drawn, each in a panel."""
+"""What is drawn, each in a panel; of tensors with fixed sizes the last but one alone."""
+_LASTING = "residual norm / gradient norm"
 
 
 ROUND_FIGURES = {
@@ -397,10 +412,12 @@ def plot(run: TelemetryRun, path: Path) -> None:
     from matplotlib.ticker import StrMethodFormatter
 
     names, of_tensors = run.names, FIGURES if run.names else {}
+    if names and run.has_fixed_sizes:
+        of_tensors = {_LASTING: FIGURES[_LASTING]}
     rounds = ROUND_FIGURES if run.of_round("move") else {}
     looks = looks_of([printable(name) for name in names[:_NAMED]])
     with picture(path, title_of(run), height=0.5 + 2.4 * (len(rounds) + len(of_tensors))) as figure:
-        grid = figure.subplots(len(rounds) + len(of_tensors), 1, sharex=True)
+        grid = figure.subplots(len(rounds) + len(of_tensors), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (about, drawn) in zip(grid, rounds.items(), strict=False):
             for name, one in looks_of([*drawn]).items():
                 axes.plot(*zip(*run.of_round(name), strict=True), **one.of_line() | {"label": name, "marker": "."})

@@ -150,6 +150,26 @@ def test_many_tensors_are_drawn(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "many.png").stat().st_size > 10_000
 
 
+def test_matrices_of_low_rank_have_no_columns_and_panels_of_selections(run: Run, tmp_path: Path) -> None:
+    written, heights = tmp_path / "fixed.jsonl", list[int]()
+    for threshold in (None, 0.5):
+        with JsonLines(written) as telemetry:
+            for step in range(3):
+                tensors = [Observation("matrix", 10_000, 400, 400, 2.0, 1.0, threshold)]
+                telemetry.write(StepRecord(step, 0, 2, tensors, 10_000, 0, 4))
+        (header,) = [line for line in run(written).output.splitlines() if "elements" in line]
+        assert ("selected/k" in header) == ("threshold" in header) == (threshold is not None)
+        assert ("values sent" in header) == (threshold is None)
+        heights.append(height_of(tmp_path / "fixed.png"))
+        written.unlink()
+    assert 2 * heights[0] < heights[1]
+
+
+def height_of(picture: Path) -> int:
+    """In pixels, of a PNG."""
+    return int.from_bytes(picture.read_bytes()[20:24], "big")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
