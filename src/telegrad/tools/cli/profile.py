@@ -169,7 +169,8 @@ def profile(
         trace = model_profile.profile(
             model, loss, steps=steps, skip=skip, optimizer=optimizer, on_step=lambda: bar.advance(shown)
         )
-        trace = replace(trace, samples=model_profile.samples_of(opened, batch))
+        samples = model_profile.samples_of(opened, batch)
+        trace = replace(trace, samples=samples, about=f"{trace.about}, with {optimizer}")
     _show(console, trace, json_file, plot_file)
 
 
