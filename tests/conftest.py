@@ -20,6 +20,7 @@ from hypothesis import settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from cpu_cost import CpuCost
 from forked_ranks import RankServers
 from telegrad.launch import ranks
 
@@ -48,6 +49,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     session.config.stash[_begun_s] = time.time()
     servers = session.config.stash[_servers] = RankServers()
     ranks.start_process = servers.start
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if "TELEGRAD_TEST_COST" in os.environ:
+        config.pluginmanager.register(CpuCost())
 
 
 def pytest_collection_finish() -> None:
