@@ -84,5 +84,7 @@ def _remove_shared_memory(since_s: float) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """How the ranks of this test start, also in the fixtures of its module that it is the first to ask for."""
     mark = item.get_closest_marker("ranks")
-    item.config.stash[_servers].kind = mark.args[0] if mark else "numpy"
+    servers = item.config.stash[_servers]
+    servers.kind = mark.args[0] if mark else "numpy"
+    servers.follow(os.environ)
     return (yield)
