@@ -1,7 +1,7 @@
-"""The CPU seconds of each file of tests, with those of every process it has started: ``make test-cost`` prints them.
+"""CPU seconds of each file of tests and each test, with those of every process it has started: ``make test-cost``.
 
-Wall time is noisy, and longer than a file's share where several files run at a time. A process that outlives its test
-is counted where it ends: a server of forked ranks at the end of the session, under ``(the rest)``.
+A process is counted with the test during which it ends: a server that forks torchrun's ranks with the last one that
+uses it, a server of ``forked_ranks.py`` with none. Wall time would be noise: several files run at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Generator
 import pytest
 
 _PROPERTY = "cpu_s"
-_SHOWN = 600
+_SHOWN = 60
 
 
 def _used_s() -> float:
