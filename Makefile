@@ -2,7 +2,7 @@
 SHELL := bash
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test lint docs docs-serve build release compatibility bench gpu offline without-network clean sanitize test-core test-python
+.PHONY: help demo test lint docs docs-serve build release compatibility bench gpu offline without-network clean sanitize test-core test-cost test-python
 
 PYTHON ?= python3
 FOR ?= python3
@@ -116,6 +116,9 @@ configure_core = $(tools) cmake -S core -B build/core -G Ninja --log-level=WARNI
 test-python: $(venv)/built
 	$(say) "Python tests"
 	@$(venv)/bin/python -m pytest $(if $(T),'$(T)',-n 3 --dist loadfile --no-loadscope-reorder)
+
+test-cost: export TELEGRAD_TEST_COST = 1
+test-cost: test-python  ## the Python tests, and the CPU seconds of files and tests that take most
 
 $(venv)/ready: .ci/setup constraints.txt pyproject.toml
 	@PYTHON='$(PYTHON)' .ci/setup

@@ -20,6 +20,7 @@ from hypothesis import settings
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from cpu_cost import CpuCost
 from forked_ranks import RankServers
 from telegrad.launch import ranks
 
@@ -50,6 +51,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     ranks.start_process = servers.start
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if "TELEGRAD_TEST_COST" in os.environ:
+        config.pluginmanager.register(CpuCost())
+
+
 def pytest_collection_finish() -> None:
     """Modules and thousands of collected tests stay: without them a full collection has little to look at."""
     gc.collect()
@@ -78,5 +84,7 @@ def _remove_shared_memory(since_s: float) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """How the ranks of this test start, also in the fixtures of its module that it is the first to ask for."""
     mark = item.get_closest_marker("ranks")
-    item.config.stash[_servers].kind = mark.args[0] if mark else "numpy"
+    servers = item.config.stash[_servers]
+    servers.kind = mark.args[0] if mark else "numpy"
+    servers.follow(os.environ)
     return (yield)

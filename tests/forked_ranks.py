@@ -56,6 +56,13 @@ class RankServers:
         self._servers: dict[tuple[str, int], _Server] = {}
         self._lock = threading.Lock()
 
+    def follow(self, environment: Mapping[str, str]) -> None:
+        """Starts new servers where this process's environment has changed for good: a library that tests import, such
+        as scikit-learn, sets variables, and with the servers of before every rank would be executed from then on."""
+        if _read_while_loaded({**environment, **SINGLE_THREADED}) != _read_while_loaded(self._environment):
+            self.close()
+            self._environment = {**environment, **SINGLE_THREADED}
+
     def start(self, asked: Start) -> Process:
         if self.kind == "exec" or asked.prefix or not self._is_for(asked.environment):
             return execute(asked)

@@ -180,11 +180,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'telegrad' has no attribute {name!r}")
     try:
         found = importlib.import_module(f"telegrad.{_LAZY.get(name, name)}")
+        return getattr(found, name) if name in _LAZY else found
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ImportError(f"telegrad.{name} needs torch: pip install 'telegrad[torch]'") from error
-    return getattr(found, name) if name in _LAZY else found
 
 
 def __dir__() -> list[str]:

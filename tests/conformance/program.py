@@ -68,8 +68,8 @@ def run(communicators: Sequence[Communicator], *, one_in: int = 1) -> Iterator[O
                 }
 
 
-def main() -> None:
+def main(one_in: str) -> None:
     """One rank among processes; prints a line of JSON for each outcome."""
     with join(timeout_s=60.0) as communicator:
-        for outcome in run([communicator]):
+        for outcome in run([communicator], one_in=int(one_in)):
             print(json.dumps(outcome))

@@ -29,6 +29,9 @@ MPI_SIZES = (2, 3, 4, 8)  # what differs between drivers shows in few numbers of
 # Processes are many for few cores: of numbers that are no powers of two UCX has 3, the other drivers these too; and
 # ranks of MPI poll.
 _SLOW = {("ucx", 5), ("ucx", 7), ("ucx", 13), ("ucx", 16), ("mpi", 4), ("mpi", 8)}
+# Among 8 processes, of each family some groups: the driver's part in all of them shows among 2, 3 and 4, and the
+# algorithms' among 8 ranks of one process.
+ONE_IN = {("ucx", 8): 3}
 JOBS = [
     pytest.param(driver, size, marks=[pytest.mark.slow] if (driver, size) in _SLOW else [])
     for driver, sizes in (("local", SIZES), ("ucx", SIZES), ("sim", SIZES), ("mpi", MPI_SIZES))
@@ -85,6 +88,7 @@ def _ucx(size: int) -> list[program.Outcome]:
     with Ranks(
         "program:main",
         size,
+        arguments=[str(ONE_IN.get(("ucx", size), 1))],
         timeout_s=_TIMEOUT_S,
         environment=_ENVIRONMENT,
         environment_of=lambda rank: {"TELEGRAD_NODE": f"node{node_of(rank, size)}"},
@@ -143,8 +147,10 @@ def test_collectives(driver: str, size: int, family: str) -> None:
     by_case: dict[tuple[int, int], list[program.Outcome]] = defaultdict(list)
     for outcome in found:
         by_case[outcome["group"], outcome["case"]].append(outcome)
-    wanted = {(g, c) for g, group in enumerate(asked) if group.family == family for c in range(len(group.cases))}
-    assert set(by_case) == wanted
+    one_in = ONE_IN.get((driver, size), 1)
+    numbers = [g for g, group in enumerate(asked) if group.family == family and g % one_in == 0]
+    assert numbers
+    assert set(by_case) == {(g, c) for g in numbers for c in range(len(asked[g].cases))}
     faults = []
     for (group, index), results in by_case.items():
         case = asked[group].cases[index]

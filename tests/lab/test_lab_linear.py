@@ -88,6 +88,7 @@ def test_a_sparse_sum_counts_the_entries_of_its_sums() -> None:
     assert len(sums.seconds) == 2
 
 
+@pytest.mark.ranks("torch")
 def test_every_scheme_takes_the_same_steps(tmp_path: Path) -> None:
     file, picture = tmp_path / "rows.json", tmp_path / "steps.png"
     schemes = ["gloo-dense", "telegrad-dense", "telegrad-sparse", "telegrad-split_allgather"]

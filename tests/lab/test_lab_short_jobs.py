@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from lab import short_jobs
 from lab.short_jobs import METHODS, TASKS, ShortJob, images, network_of, options_of, table_of
 
+pytestmark = pytest.mark.ranks("torch")
+
 _app = typer.Typer()
 _app.command()(short_jobs.command)
 

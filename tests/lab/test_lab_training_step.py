@@ -17,6 +17,8 @@ from lab.common.models import MODELS
 from lab.training_step import WAYS, Row, TrainingStepPlan, Verdict, verdicts_of
 from telegrad.launch import LaunchError
 
+pytestmark = pytest.mark.ranks("torch")
+
 _app = typer.Typer()
 _app.command()(training_step.command)
 

@@ -17,6 +17,8 @@ from telegrad.cost import Costs, Place, Tuning, allreduce_table
 from telegrad.launch import LaunchError
 from telegrad.synchronizer.trace import Trace
 
+pytestmark = pytest.mark.ranks("torch")
+
 _app = typer.Typer()
 _app.command()(whole_jobs.command)
 

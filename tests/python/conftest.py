@@ -1,4 +1,4 @@
-"""Ranks in threads, for tests that need collectives but no processes."""
+"""Ranks in threads, for tests that need collectives but no processes; and what stands for torchrun."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from forked_torchrun import torchrun_server
 
 from telegrad import Communicator
+
+__all__ = ["torchrun_server"]
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A stand-in for torchrun, which forks ranks from a process that has imported torch: ten times as quick.
 
-Real ones are started by the page on DDP, ``test_elastic.py``, ``test_ddp.py`` and ``test_named_backend.py``.
+Real ones are started by the page on DDP, ``test_ddp.py``, ``test_restarts.py`` and ``test_named_backend.py``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 HERE = Path(__file__).resolve().parent
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+@pytest.fixture(scope="session")
+def torchrun_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The socket of a process that forks ranks; in its folder lies a torchrun that asks it."""
     folder = tmp_path_factory.mktemp("server")
     path = str(folder / "socket")

@@ -42,13 +42,13 @@ comm.all_reduce(numpy.ones(3, numpy.float32))
 assert "telegrad.ddp" not in sys.modules and "torch" not in sys.modules
 future = comm.barrier(async_op=True).get_future
 torch_users = (lambda: telegrad.DDPState, lambda: telegrad.ddp_hook, lambda: telegrad.ddp)
-for use in (*torch_users, telegrad.Communicator.from_torch, future):
+for use in (*torch_users, lambda: telegrad.Synchronizer, telegrad.Communicator.from_torch, future):
     try:
         use()
     except ImportError as error:
         print("needs torch" in str(error) and "pip install 'telegrad[torch]'" in str(error))
 """
-    assert _run(program).split() == ["True"] * 5
+    assert _run(program).split() == ["True"] * 6
 
 
 @pytest.mark.parametrize(("module", "most"), [("telegrad", 42), ("telegrad.ddp", 70)])
@@ -65,11 +65,19 @@ def test_packages_are_there_without_an_import_of_their_own(name: str) -> None:
     assert _run(f"import telegrad; print(callable(telegrad.{name}))") == "True"
 
 
+def test_forecasts_load_no_torch() -> None:
+    """It takes longer to load than most of them take to compute."""
+    commands = "telegrad.tools.cli.simulate, telegrad.tools.cli.advise, telegrad.tools.cli.profile"
+    assert _run(f"import sys, {commands}; print('torch' in sys.modules)") == "False"
+
+
 def test_public_names() -> None:
     assert set(telegrad.__all__) <= set(dir(telegrad))
     assert all(hasattr(telegrad, name) for name in telegrad.__all__)
     with pytest.raises(AttributeError, match="module 'telegrad' has no attribute 'AllReduce'"):
         telegrad.AllReduce  # noqa: B018
+    with pytest.raises(AttributeError, match="module 'telegrad.synchronizer' has no attribute 'Syncroniser'"):
+        telegrad.synchronizer.Syncroniser  # noqa: B018
 
 
 def test_the_version_is_that_of_the_installed_package(monkeypatch: pytest.MonkeyPatch) -> None:

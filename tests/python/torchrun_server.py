@@ -105,7 +105,8 @@ def run_script(request: dict[str, Any]) -> dict[str, Any]:
     DDP model waits for a thread of Gloo, which waits for Python's lock."""
     os.environ.update(request["environment"])
     sys.argv = request["script"]
-    sys.path.insert(0, str(Path(sys.argv[0]).parent.resolve()))
+    own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [str(Path(sys.argv[0]).parent.resolve()), *own]
     try:
         return runpy.run_path(sys.argv[0], run_name="__main__")
     finally:

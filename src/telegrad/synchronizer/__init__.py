@@ -1,14 +1,22 @@
 """Training without DistributedDataParallel: gradients in planned groups, and replicas of models that ``fully_shard``
 has sharded. Needs torch."""
 
-from telegrad.synchronizer.profile import StepProfile
-from telegrad.synchronizer.replicas import ReplicaSynchronizer
-from telegrad.synchronizer.step_report import StepReport
-from telegrad.synchronizer.synchronizer import Synchronizer
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ReplicaSynchronizer",
-    "StepProfile",
-    "StepReport",
-    "Synchronizer",
-]
+if TYPE_CHECKING:
+    from telegrad.synchronizer.profile import StepProfile
+    from telegrad.synchronizer.replicas import ReplicaSynchronizer
+    from telegrad.synchronizer.step_report import StepReport
+    from telegrad.synchronizer.synchronizer import Synchronizer
+
+__all__ = ["ReplicaSynchronizer", "StepProfile", "StepReport", "Synchronizer"]
+
+# Imported when used: `telegrad simulate` and `advise` need plans and traces of this package, which need no torch.
+_MODULES = dict(zip(__all__, ("replicas", "profile", "step_report", "synchronizer"), strict=True))
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

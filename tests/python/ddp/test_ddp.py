@@ -68,7 +68,6 @@ def test_two_ranks(reports: list[dict[str, str]], program: str, scenario: str) -
     assert said == ["ok"] * RANKS
 
 
-@pytest.mark.ranks("exec")
 def test_a_dead_rank_is_reported(tmp_path: Path) -> None:
     lines: list[list[str]] = [[] for _ in range(RANKS)]
     with _ranks("ddp_program:die", tmp_path, lines, timeout_s=100) as ranks:

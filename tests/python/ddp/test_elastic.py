@@ -1,17 +1,15 @@
-"""A job of torchrun that goes on with another number of ranks: what waited is kept, and it learns as if nothing had
+"""A job that goes on with another number of ranks: what waited is kept, and it learns as if nothing had
 been."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torchrun_client import ask, free_port
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"
@@ -19,22 +17,13 @@ EVERY = 40  # steps, with each number of ranks
 BATCH = 60
 
 
-def _run(ranks: int, steps: int, folder: Path) -> dict[str, Any]:
+def _run(server: str, ranks: int, steps: int, folder: Path) -> dict[str, Any]:
     report = folder / f"{ranks}.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    done = subprocess.run(
-        [*command, str(HERE / "elastic_program.py"), str(folder / "run"), str(steps), str(report)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(EXAMPLES), *sys.path]),
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    script = [str(HERE / "elastic_program.py"), str(folder / "run"), str(steps), str(report)]
+    environment = {"PYTHONPATH": str(EXAMPLES)}
+    request = {"script": script, "ranks": ranks, "folder": str(folder), "environment": environment, "port": free_port()}
+    statuses, said = ask(server, request)
+    assert statuses == [0] * ranks, said
     return json.loads(report.read_text())
 
 
@@ -59,11 +48,11 @@ def _losses_of_dense_sums(steps: int) -> list[float]:
     "sizes",
     [
         pytest.param([2, 1], id="2-1"),
-        pytest.param([4, 3, 5], id="4-3-5", marks=pytest.mark.slow),  # twelve processes that import torch
+        pytest.param([4, 3, 5], id="4-3-5", marks=pytest.mark.slow),
     ],
 )
-def test_jobs_of_other_sizes(tmp_path: Path, sizes: list[int]) -> None:
-    runs = [_run(ranks, EVERY * (number + 1), tmp_path) for number, ranks in enumerate(sizes)]
+def test_jobs_of_other_sizes(torchrun_server: str, tmp_path: Path, sizes: list[int]) -> None:
+    runs = [_run(torchrun_server, ranks, EVERY * (number + 1), tmp_path) for number, ranks in enumerate(sizes)]
     assert "step" not in runs[0]
     for number, resumed in enumerate(runs[1:], 1):
         found = resumed["ranks_before"], resumed["step"], resumed["compressed"]

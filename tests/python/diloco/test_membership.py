@@ -35,7 +35,8 @@ from torch.distributed import HashStore, TCPStore  # noqa: E402
 pytestmark = pytest.mark.timeout(400)  # processes start slowly on a busy machine
 PATIENCE_S = 100.0
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["telegrad.diloco", "pytest"])  # which Python 3.11 finds, as it does not find tests
+# Optimizers import torch._dynamo when they step. Python 3.11 finds these modules, as it does not find tests.
+_context.set_forkserver_preload(["telegrad.diloco", "torch._dynamo", "pytest"])
 
 
 class Job:

@@ -16,12 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from forked_torchrun import server
 from torchrun_client import ask, free_port
 
 pytest.importorskip("torch")
-
-__all__ = ["server"]
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted(path for part in ("tutorial", "how-to") for path in (ROOT / "docs" / part).glob("*.md"))
@@ -94,24 +91,24 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_python_runs(page: Path, server: str, tmp_path: Path) -> None:
+def test_python_runs(page: Path, torchrun_server: str, tmp_path: Path) -> None:
     blocks = [one for one in blocks_of(page.read_text()) if one.language == "python" and one.why_not is None]
     code = [(one.line, one.code) for one in blocks if one.title is None]
     if not code:
         pytest.skip("the page has no such block")
     (tmp_path / "shared").mkdir()
     request = {"page": name_of(page), "blocks": code, "folder": str(tmp_path), "port": free_port(), "ranks": 2}
-    statuses, said = ask(server, request | {"prelude": PRELUDES.get(name_of(page), "training")})
+    statuses, said = ask(torchrun_server, request | {"prelude": PRELUDES.get(name_of(page), "training")})
     assert statuses == [0, 0], said
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_shell_runs(page: Path, server: str, tmp_path: Path) -> None:
+def test_shell_runs(page: Path, torchrun_server: str, tmp_path: Path) -> None:
     blocks = [one for one in blocks_of(page.read_text()) if one.why_not is None]
     if not any(one.language == "sh" for one in blocks):
         pytest.skip("the page has no such block")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    stand_in = [] if name_of(page) in TORCHRUN else [str(Path(server).parent)]
+    stand_in = [] if name_of(page) in TORCHRUN else [str(Path(torchrun_server).parent)]
     path = os.pathsep.join([*stand_in, str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "TELEGRAD_CACHE": str(tmp_path / "cache")}
     said = ""

@@ -17,14 +17,14 @@ pytest.importorskip("triton", reason="GPU kernels are compiled, or interpreted, 
 PROGRAM = Path(__file__).with_name("compile_kernels_program.py")
 
 
-def _compiled(*target: str, cache: Path) -> list[dict[str, Any]]:
+def _compiled(*target: str, cache: pytest.Cache) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *target],
         capture_output=True,
         text=True,
         timeout=600,
-        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        env=environment | {"TRITON_CACHE_DIR": str(cache.mkdir("triton"))},  # by source, options and version
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
@@ -34,16 +34,16 @@ def _compiled(*target: str, cache: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow  # more than a minute; the passes before the last one are those that HIP's go through
 @pytest.mark.timeout(600)
-def test_all_for_cuda(tmp_path: Path) -> None:
-    for row in _compiled("cuda", "90", "32", cache=tmp_path):
+def test_all_for_cuda(cache: pytest.Cache) -> None:
+    for row in _compiled("cuda", "90", "32", cache=cache):
         if row["kernel"] == "follow_reuse":
             continue  # it has a logarithm and an exponential of doubles, which are exact to the last bits or two
         assert [row["flushes_denormals"], row["fuses"], row["approximates"]] == [False] * 3, row["kernel"]
 
 
 @pytest.mark.timeout(600)
-def test_the_fused_pass_for_cuda(tmp_path: Path) -> None:
-    rows = _compiled("cuda", "90", "32", "fused_pass", "fused_pass_of_many", cache=tmp_path)
+def test_the_fused_pass_for_cuda(cache: pytest.Cache) -> None:
+    rows = _compiled("cuda", "90", "32", "fused_pass", "fused_pass_of_many", cache=cache)
     assert [row["kernel"] for row in rows] == ["fused_pass"] * 3 + ["fused_pass_of_many"]
     for row in rows:
         assert [row["flushes_denormals"], row["fuses"], row["approximates"]] == [False] * 3
@@ -56,8 +56,8 @@ def test_the_fused_pass_for_cuda(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_all_for_hip(tmp_path: Path) -> None:
-    for row in _compiled("hip", "gfx942", "64", cache=tmp_path):
+def test_all_for_hip(cache: pytest.Cache) -> None:
+    for row in _compiled("hip", "gfx942", "64", cache=cache):
         assert row["bytes"] > 1000, row["kernel"]
         # Nothing is read that they would order, but for what all programs have counted, by the last one.
         assert (row["orders_atomics"] > 0) == row["kernel"].startswith("count_digits"), row["kernel"]

@@ -129,6 +129,25 @@ def test_a_server_outlives_the_thread_that_started_it_and_is_replaced_when_it_en
         servers.close()
 
 
+def test_what_a_library_has_set_in_this_process_executes_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = RankServers()
+    monkeypatch.setattr(launcher, "start_process", servers.start)
+    servers.kind = "numpy"
+    try:
+        assert [end.returncode for end in _run("say_goodbye", 1)[1]] == [0]
+        before = servers._servers["numpy", 0]
+        servers.follow({**os.environ, "TELEGRAD_CACHE": "elsewhere"})  # read when it is used
+        assert servers._servers == {("numpy", 0): before}
+        monkeypatch.setenv("KMP_SOMETHING", "set while a library was loaded")
+        servers.follow(os.environ)
+        assert servers._servers == {}
+        assert [end.returncode for end in _run("say_goodbye", 1)[1]] == [0]
+        assert servers._servers.keys() == {("numpy", 0)}, "the rank was executed"
+        assert servers._servers["numpy", 0] is not before
+    finally:
+        servers.close()
+
+
 def test_what_it_raises_is_shown(forked: RankServers) -> None:
     (failed,) = _run("fail", 1)[1]
     assert failed.returncode == 1

@@ -56,7 +56,7 @@ def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any], *, nodes: 
         return list(pool.map(run, range(size)))
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3])
 def test_every_rank_finds_the_same(size: int) -> None:
     said: list[tuple[float, str]] = []
 
@@ -93,7 +93,9 @@ def test_on_two_levels_messages_inside_of_nodes_and_of_one_rank_alone_have_costs
     def run(comm: Communicator) -> Calibration:
         return measure(comm, seconds=60.0, on_progress=lambda _, what: said.append(what))
 
-    tuning = _on_ucx_ranks(4, run, nodes=2)[0].tuning
+    found = _on_ucx_ranks(4, run, nodes=2)
+    assert len({json.dumps(to_data(one)) for one in found}) == 1
+    tuning = found[0].tuning
     assert tuning.place.nodes == (0, 1, 0, 1)
     for costs in (tuning.within, tuning.alone):
         assert costs is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,10 +40,20 @@ def library(tmp_path: Path) -> Path:
     return root
 
 
-def _demo(*options: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "120"}
-    command = [*_COMMAND, *_TINY, *options]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=100)
+@dataclass(frozen=True)
+class _Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def _demo(*options: str, cwd: Path) -> _Done:
+    """In this process, whose ranks are forked with torch; ``test_an_interrupt_ends_all_ranks`` executes the command."""
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(make_app(), ["demo", *_TINY, *options], env={"COLUMNS": "120"})
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return _Done(done.exit_code, done.stdout, done.stderr)
 
 
 def test_three_runs(library: Path, tmp_path: Path) -> None:
