@@ -255,6 +255,16 @@ class DiLoCo:
         """How many exchanges were applied: of each fragment its own."""
         return self._round
 
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """This rank's position in a replica of several, and how many there are; each has its own part of the state."""
+        return None if self._ranks is None else (self._ranks.position, self._ranks.size)
+
+    @property
+    def is_for_any_rank(self) -> bool:
+        """Whether the state of one rank may be loaded by another, as in a ReplicaGroup."""
+        return self._group is not None
+
     def close(self) -> None:
         """Takes the hooks off the inner optimizer, which another DiLoCo may have then, and leaves a ReplicaGroup.
         Idempotent."""
@@ -269,6 +279,10 @@ class DiLoCo:
 
     def _before_step(self, *_: Any) -> None:
         """Before the first step: weights that were loaded after this was made are no move of a replica."""
+        if not _is_no_step(self._optimizer):
+            self._begin()
+
+    def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
             self._begin_common()
@@ -278,7 +292,7 @@ class DiLoCo:
             common.data.copy_(local_of(self._parameters[name].detach()))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if _is_within_step(optimizer):
+        if _is_no_step(optimizer):
             return
         self._steps += 1
         for one in self._fragments:
@@ -332,7 +346,7 @@ class DiLoCo:
         with self._settling():
             if fragments:
                 self._check_parameters()
-            self._before_step()  # where all of them were skipped
+            self._begin()  # where all steps were skipped
             for one in fragments:
                 if (fault := one.find_fault()) is not None:
                     raise NonFiniteGradient(
@@ -680,7 +694,7 @@ class DiLoCo:
             **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
             "inner_steps": self._steps,
             "residual_norms": tuple(map(float, np.linalg.norm(self._norms, axis=0))),
-            "fragments": [one.state_dict() for one in self._fragments],
+            "fragments": tuple(one.state_dict() for one in self._fragments),  # DCP keeps a tuple in one piece
             "sums": tuple(sum for one in self._fragments if one.sums for sum in one.sums.state_dict()),
             "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
             "common": {name: one.detach().clone() for name, one in self._common.items()},
@@ -698,7 +712,7 @@ class DiLoCo:
         """
         self._wait_for_flights()
         here = {"rank": self._comm.rank, "world_size": self._comm.world_size}
-        any_rank = self._group is not None and isinstance(state, Mapping)
+        any_rank = self.is_for_any_rank and isinstance(state, Mapping)
         step = checked_step({**state, **here} if any_rank else state, self._comm, "DiLoCo")
         saved = {**here, **state}
         is_own = saved["rank"] == here["rank"] and saved["world_size"] == here["world_size"]
@@ -754,14 +768,17 @@ class DiLoCo:
         return {**{name: local_of(one.detach()) for name, one in self._trained.items()}, **buffers}
 
 
-def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step that has ended was called by another step of the same optimizer. torch 2.13 runs the hooks for
-    both where a class's ``step()`` calls that of torch's class, once such a one was made in the process."""
+def _is_no_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this step of the optimizer is none of training. It may be called by another step of the same one: torch
+    2.13 runs the hooks for both where a class's ``step()`` calls that of torch's class, once such a one was made in the
+    process. Or torch.distributed.checkpoint makes the optimizer's state by it, with gradients of zeros."""
     calls, frame = 0, sys._getframe(2)
     while frame.f_back is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename == _STEP_WRAPPER_FILE:
             calls += next(iter(frame.f_locals.get("args", ())), None) is optimizer
+        elif code.co_name == "_init_optim_state":
+            return True
         frame = frame.f_back
     return calls > 1
 

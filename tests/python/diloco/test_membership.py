@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -23,13 +24,15 @@ from replicas import network, train
 from threaded_ranks import on_ranks
 
 import telegrad
+from telegrad.ddp import GatheredState, RankState
 from telegrad.diloco import ReplicaGroup, nesterov
 from telegrad.diloco.membership import state_of_rank
 from telegrad.errors import RendezvousError
 
 torch = pytest.importorskip("torch")
 import membership_program  # noqa: E402 - it needs torch
-from membership_program import EVERY, LIVENESS_S  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from membership_program import EVERY  # noqa: E402
 from torch.distributed import HashStore, TCPStore  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)  # processes start slowly on a busy machine
@@ -360,24 +363,28 @@ def test_the_last_replica_goes_on_alone_and_takes_others_in(job: Callable[..., J
 
 
 def disturb(running: Job, chance: random.Random, events: int) -> list[int]:
-    """Kills, freezes and starts replicas at random moments, of two to five; returns those that are left."""
-    alive = [*running.processes]
-    for _ in range(events):
-        time.sleep(chance.uniform(0, 1.5))
+    """Kills, freezes and starts replicas at random moments, of two to five, also while others are frozen or start.
+    After each event the first replica ends a round. Returns those that are left."""
+    alive, wakes = [*running.processes], dict[int, int]()  # after which event a frozen one does
+    for event in range(events):
+        time.sleep(chance.uniform(0, 0.8))
+        for victim in [one for one, when in wakes.items() if when <= event]:
+            running.send(victim, signal.SIGCONT)
+            del wakes[victim]
         what = "start" if len(alive) < 3 else chance.choice(["kill", "freeze", "start" if len(alive) < 5 else "kill"])
+        victim = chance.choice(alive[1:])
         if what == "start":
             alive.append(running.start())
-            running.wait_for_rounds(alive[-1], 1)
-            continue
-        victim = chance.choice(alive[1:])
-        if what == "kill":
+        elif what == "kill":
             running.send(victim, signal.SIGKILL)
             alive.remove(victim)
+            wakes.pop(victim, None)
         else:
             running.send(victim, signal.SIGSTOP)
-            time.sleep(chance.choice([0.1, 1.5 * LIVENESS_S, 3 * LIVENESS_S]))
-            running.send(victim, signal.SIGCONT)
+            wakes[victim] = event + chance.choice([1, 1, 4])  # mostly before it counts as gone, or long after
         running.wait_for_rounds(alive[0], 1)
+    for victim in wakes:
+        running.send(victim, signal.SIGCONT)
     for number in alive:
         running.wait_for_rounds(number, 1)
     return alive
@@ -393,7 +400,18 @@ def test_random_changes_of_members(job: Callable[..., Job], kind: str) -> None:
         running, random.Random(f"{kind} {os.environ.get('SEED', '0')}"), int(os.environ.get("EVENTS", "20"))
     )
     running.finish(alive)
+    if kind != "streaming":
+        for number in running.processes:
+            check_steps([one for one in running.said(number) if "round" in one])
     check_is_flat([one for one in running.said(0) if "round" in one])
+
+
+def check_steps(rounds: list[dict[str, Any]]) -> None:
+    """Of a replica, from one round that it has ended to the next: no step is lost. One that was away has missed some
+    rounds."""
+    for before, after in itertools.pairwise(rounds):
+        if after["round"] == before["round"] + 1:
+            assert after["step"] - before["step"] == EVERY, (before, after)
 
 
 def check_is_flat(rounds: list[dict[str, Any]]) -> None:
@@ -529,6 +547,35 @@ def test_a_state_of_a_group_is_for_any_rank_and_number(loaded: list[int]) -> Non
     assert len(texts) == bool(lost) + (len(loaded) > len({*loaded}))
 
 
+def test_a_distributed_checkpoint_of_a_replica_is_for_any_other(tmp_path: Path) -> None:
+    """Each replica of a group saves by itself, as no process group has all of them."""
+
+    def save(group: ReplicaGroup, number: int) -> tuple[int, dict[str, Any]]:
+        diloco, _ = trained(group, number, None, range(7))
+        with saving:  # torch changes the warnings' filters meanwhile
+            dcp.save({"diloco": RankState(diloco)}, checkpoint_id=tmp_path / str(diloco.comm.rank), no_dist=True)
+        state = diloco.state_dict()
+        diloco.comm.barrier()
+        return diloco.comm.rank, state
+
+    def resume(group: ReplicaGroup, number: int) -> dict[str, Any]:
+        diloco, _ = trained(group, number, None, range(0))
+        with saving:
+            other = {"diloco": RankState(diloco)}
+            dcp.load(other, checkpoint_id=tmp_path / str(1 - diloco.comm.rank), no_dist=True)
+        state = diloco.state_dict()
+        diloco.comm.barrier()
+        return state
+
+    saving = threading.Lock()
+    saved = dict(on_replicas(2, save))
+    for state in on_replicas(2, resume):
+        other = saved[1 - state["rank"]]
+        assert state["step"] == 2
+        for kind in ("common", "outer", "compressor", "replica", "inner_steps"):
+            assert str(state[kind]) == str(other[kind])
+
+
 def test_states_of_a_group_that_do_not_fit() -> None:
     def run(group: ReplicaGroup, number: int) -> None:
         diloco, before = trained(group, number, None, range(0))
@@ -536,6 +583,8 @@ def test_states_of_a_group_that_do_not_fit() -> None:
             diloco.load_state_dict(3)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="is not of this model"):
             diloco.load_state_dict({**before, "common": {}})
+        with pytest.raises(TypeError, match="which rank 0 cannot gather: save a RankState"):
+            GatheredState(diloco)
 
     on_replicas(1, run)
 

@@ -193,7 +193,8 @@ def test_a_group_has_replicas_of_one_rank() -> None:
         DiLoCo(model, group, torch.optim.SGD(model.parameters(), 0.1), replica=2)
 
 
-SCENARIOS = ["ddp_inside", "fully_shard_inside", "sparse_shards", "groups_that_do_not_fit"]
+SCENARIOS = ["ddp_inside", "fully_shard_inside", "sparse_shards", "distributed_checkpoint"]
+SCENARIOS += ["distributed_checkpoint_of_other_replicas", "groups_that_do_not_fit"]
 
 
 @pytest.fixture(scope="module")
