@@ -19,6 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from replicas import network, train
 from threaded_ranks import on_ranks
@@ -44,8 +45,8 @@ _context.set_forkserver_preload(["telegrad.diloco", "pytest"])  # which Python 3
 class Job:
     """Replicas, their store, and what they have said."""
 
-    def __init__(self, folder: Path, replicas: int, kind: str, port: int | None = None) -> None:
-        self._folder, self._replicas, self._kind = folder, replicas, kind
+    def __init__(self, folder: Path, replicas: int, kind: str, port: int | None = None, pause_s: float = 0.01) -> None:
+        self._folder, self._replicas, self._kind, self._pause_s = folder, replicas, kind, pause_s
         self.store = TCPStore("127.0.0.1", port or 0, is_master=port is None, wait_for_workers=False)
         self.processes: dict[int, BaseProcess] = {}
         for _ in range(replicas):
@@ -53,7 +54,14 @@ class Job:
 
     def start(self) -> int:
         number = len(self.processes)
-        arguments = (self.store.port, self._replicas, number, self._kind, str(self._folder / f"{number}.jsonl"))
+        arguments: tuple[Any, ...] = (
+            self.store.port,
+            self._replicas,
+            number,
+            self._kind,
+            str(self._folder / f"{number}.jsonl"),
+        )
+        arguments += (self._pause_s,)
         self.processes[number] = _context.Process(target=membership_program.main, args=arguments, daemon=True)
         self.processes[number].start()
         return number
@@ -117,8 +125,8 @@ class Job:
 def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     made: list[Job] = []
 
-    def make(replicas: int, kind: str = "dense", port: int | None = None) -> Job:
-        made.append(Job(tmp_path, replicas, kind, port))
+    def make(replicas: int, kind: str = "dense", **options: Any) -> Job:
+        made.append(Job(tmp_path, replicas, kind, **options))
         return made[-1]
 
     yield make
@@ -423,6 +431,27 @@ def check_is_flat(rounds: list[dict[str, Any]]) -> None:
         print(f"{size} replicas: {spread(before)} -> {spread(after)}")
         assert min(one["descriptors"] for one in after) <= max(one["descriptors"] for one in before)
     assert rounds[-1]["resident"] < 1.2 * max(one["resident"] for one in first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
+def test_rounds_of_two_hours_leave_nothing_behind(job: Callable[..., Job], kind: str) -> None:
+    """2 h of rounds of 30 steps that take 0.1 s each are 2,400 rounds. Here a round has fewer and shorter steps; of
+    memory and descriptors each takes as much."""
+    rounds = int(os.environ.get("ROUNDS", "2400"))
+    running = job(3, kind, pause_s=0.0)
+    while len(running.rounds(0)) < rounds:
+        running.wait_for_rounds(0, 20)
+    running.finish([0, 1, 2])
+    for number in range(3):
+        assert warnings_of(running, number) == ""
+        said = [one for one in running.said(number) if "round" in one]
+        assert {one["size"] for one in said} == {3}
+        assert len({one["descriptors"] for one in said[len(said) // 4 :]}) == 1
+        middle, last = (np.median([one["resident"] for one in part]) for part in (said[500:800], said[-300:]))
+        print(f"{kind} {number}: {middle / 2**20:.2f} -> {last / 2**20:.2f} MiB, {said[-1]['descriptors']} descriptors")
+        assert last < middle + 2**20  # a float of each round would be 20 KB
 
 
 def spread(rounds: list[dict[str, Any]]) -> str:
