@@ -273,6 +273,9 @@ class DiLoCo:
         Idempotent."""
         if self._group is not None and self._is_member:
             self._leave(ends=True)
+        elif self._group is None:
+            with contextlib.suppress(NonFiniteGradient, TransportError):
+                self._send_looked()  # as other ranks may have done
         for hook in self._hooks:
             hook.remove()
         if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
@@ -282,7 +285,7 @@ class DiLoCo:
 
     def _before_step(self, *_: Any) -> None:
         """Before the first step: weights that were loaded after this was made are no move of a replica."""
-        if not _is_no_step(self._optimizer):
+        if not self._has_begun and not _is_no_step(self._optimizer):
             self._begin()
 
     def _begin(self) -> None:

@@ -196,7 +196,8 @@ class Fragment:
         for (name, offset, size), own in zip(self._spans, found, strict=False):
             moved = torch.from_numpy(self._moved[offset : offset + size]).view_as(self.common[name])
             moved.copy_(own)
-            torch.sub(self.common[name], moved, out=moved)
+            begun = self.common[name].to(own.dtype)  # rounded: what bfloat16 has no bits for is no move of the replica
+            torch.sub(begun, moved, out=moved)
             if count := count_nonfinite(self._moved[offset : offset + size]):
                 return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
         self._reading, self._seen = Reading(()), [*found]
