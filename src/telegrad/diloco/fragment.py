@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import weakref
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from telegrad.communicator import Communicator, Work
-from telegrad.communicator.cuda.runtime import has_runtime, runtime_of
+from telegrad.communicator.cuda.runtime import DeviceRuntime, has_runtime, runtime_of
 from telegrad.compress import Compressor
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, Floats, PlacedState, Sending, TopkStates, find_fault
@@ -48,8 +49,9 @@ class Reading:
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._events: list[tuple[Any, Any]] = []
         given = [one.detach() for one in tensors]
-        for device in {one.device for one in given if has_runtime(one.device.type)}:
-            runtime = runtime_of(device.type)
+        for device in {one.device for one in given}:
+            if (runtime := _runtime_of(device)) is None:
+                continue
             current, streams = runtime.current_stream(device), _copying.setdefault(runtime, {})
             if (copying := streams.get(device)) is None:
                 copying = streams[device] = runtime.new_stream(device)
@@ -81,12 +83,20 @@ def on_host(one: Tensor) -> Tensor:
 
 def on_device_of(own: Tensor, values: Tensor) -> Tensor:
     """``values`` of host memory where ``own`` is, once its stream comes to here."""
-    if not has_runtime(own.device.type):
+    if (runtime := _runtime_of(own.device)) is None:
         return values.to(own.device)
-    runtime, made = runtime_of(own.device.type), torch.empty_like(own, dtype=values.dtype).contiguous()
+    made = torch.empty_like(own, dtype=values.dtype).contiguous()
     if values.numel():
         runtime.copy(runtime.current_stream(own.device), made, _pinned_like(values, runtime).copy_(values))
     return made
+
+
+def _runtime_of(device: torch.device) -> DeviceRuntime | None:
+    """``None``: torch itself copies, and the host waits, as for ROCm."""
+    if has_runtime(device.type):
+        with contextlib.suppress(ImportError, TypeError):
+            return runtime_of(device.type)
+    return None
 
 
 def _pinned_like(one: Tensor, runtime: Any) -> Tensor:

@@ -15,6 +15,8 @@ from fake_device import FakeStream
 from replicas import network
 
 from telegrad import Communicator, DiLoCo, NonFiniteGradient, TopK, TransportError
+from telegrad.communicator.cuda import runtime as runtimes
+from telegrad.diloco.fragment import on_device_of, on_host
 
 __all__ = ["comms", "device", "streams"]
 
@@ -47,7 +49,7 @@ class Replica:
         return [getattr(one, "memory", one.detach()).contiguous().numpy().tobytes() for one in held]
 
 
-def on_host(comm: Communicator, steps: int, **options: Any) -> list[bytes]:
+def trained_on_host(comm: Communicator, steps: int, **options: Any) -> list[bytes]:
     replica = Replica(comm, None, **options)
     for number in range(steps):
         replica.step(number)
@@ -90,7 +92,7 @@ def test_a_device_has_the_bits_of_the_host(
             stream.synchronize()
             return replica.state()
 
-    expected = together(comms, lambda comm: on_host(comm, 3 * EVERY + 1, **options))
+    expected = together(comms, lambda comm: trained_on_host(comm, 3 * EVERY + 1, **options))
     assert together(comms, run) == expected
 
 
@@ -123,7 +125,7 @@ def test_the_host_waits_for_no_device_until_the_delay_is_over(
             stream.synchronize()
             return replica.state()
 
-    expected = together(comms, lambda comm: on_host(comm, 3 * EVERY, **options))
+    expected = together(comms, lambda comm: trained_on_host(comm, 3 * EVERY, **options))
     assert together(comms, run) == expected
 
 
@@ -176,6 +178,19 @@ def test_a_replica_that_diverged_is_told_when_its_device_is_there(
     errors = together(comms, run)
     assert [isinstance(one, NonFiniteGradient) for one in errors] == [False, True, False]
     assert all("entries of '0.weight' have become NaN or infinite in training" in str(one) for one in errors)
+
+
+def test_devices_whose_streams_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch copies by itself, as where CUDA's bindings are not there, or of ROCm."""
+
+    def make() -> Any:
+        raise TypeError("x is on a ROCm device")
+
+    monkeypatch.setitem(runtimes._makers, "cpu", make)
+    monkeypatch.setitem(runtimes._makers, "meta", make)
+    values = torch.arange(4.0)
+    assert torch.equal(on_host(values), values)
+    assert on_device_of(torch.empty(4, device="meta"), values).device.type == "meta"
 
 
 def test_a_state_of_what_the_device_has_not_reached(
