@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,9 +15,11 @@ from computing_device import ComputingRuntime, computed_on, model_on
 from device_fixtures import comms, device, streams
 from fake_device import FakeStream
 from replicas import network
+from torch.distributed import HashStore
 
 from telegrad import Communicator, DiLoCo, NonFiniteGradient, TopK, TransportError
 from telegrad.communicator.cuda import runtime as runtimes
+from telegrad.diloco import ReplicaGroup
 from telegrad.diloco.fragment import on_device_of, on_host
 
 __all__ = ["comms", "device", "streams"]
@@ -28,8 +32,8 @@ Move = Callable[[torch.Tensor], torch.Tensor]
 class Replica:
     """With gradients that are computed of its parameters, on a device or on the host."""
 
-    def __init__(self, comm: Communicator, runtime: ComputingRuntime | None, **options: Any) -> None:
-        self.number, self._runtime = comm.rank, runtime
+    def __init__(self, comm: Any, runtime: ComputingRuntime | None, **options: Any) -> None:
+        self.number, self._runtime = getattr(comm, "rank", 0), runtime
         self.model = network() if runtime is None else model_on(runtime, network())
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9, foreach=False)
         self.diloco = DiLoCo(self.model, comm, self.optimizer, every=EVERY, **options)
@@ -178,6 +182,43 @@ def test_a_replica_that_diverged_is_told_when_its_device_is_there(
     errors = together(comms, run)
     assert [isinstance(one, NonFiniteGradient) for one in errors] == [False, True, False]
     assert all("entries of '0.weight' have become NaN or infinite in training" in str(one) for one in errors)
+
+
+def test_replicas_on_devices_come_and_go(device: ComputingRuntime, streams: list[FakeStream]) -> None:
+    """While exchanges wait for a device: one comes, and one leaves."""
+    store, comes = HashStore(), threading.Event()
+
+    def run(number: int) -> tuple[int, int, set[int]]:
+        goal: int | None
+        if number == 2:
+            assert comes.wait(60)
+        group = ReplicaGroup(store, 2, timeout_s=60.0)
+        with device.on(streams[number]) as stream:
+            replica = Replica(group, device, fragments=3, delay=3, mix=0.5, **SPARSE)
+            replica.number, goal, step, sizes = number, None, 0, set[int]()
+            while goal is None or replica.diloco.rounds < goal:
+                sizes.add(replica.diloco.comm.world_size)
+                if goal is None and 3 in sizes:  # all see that after one round
+                    goal = replica.diloco.rounds + (12 if number == 1 else 36)
+                replica.step(step)
+                step += 1
+                if replica.diloco.rounds >= 6:
+                    comes.set()
+                time.sleep(0.01)
+            if number == 1:
+                replica.diloco.close()
+                return 0, 0, sizes
+            replica.diloco.exchange()
+            stream.synchronize()
+            found = replica.diloco.rounds, replica.diloco.checksum(), sizes
+            replica.diloco.close()
+            return found
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(3) as pool:
+        warnings.simplefilter("ignore", RuntimeWarning)  # one leaves
+        first, _, third = [future.result(100) for future in [pool.submit(run, number) for number in range(3)]]
+    assert first[:2] == third[:2]
+    assert first[2] >= {2, 3}
 
 
 def test_devices_whose_streams_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
