@@ -15,6 +15,7 @@ model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 make = telegrad.DiLoCo.sparse if "--sparse" in sys.argv else telegrad.DiLoCo
 diloco = make(model, comm, optimizer, every=30)  # the training loop below is that of one machine
+before = comm.stats()["bytes_sent"]  # rank 0 has sent its parameters
 
 generator = torch.Generator().manual_seed(comm.rank)  # each replica has its own data
 for _ in range(200):
@@ -30,6 +31,6 @@ with torch.no_grad():
     inputs = torch.randn(4096, 256, generator=torch.Generator().manual_seed(1000))
     loss = torch.nn.functional.cross_entropy(model(inputs), inputs[:, :10].argmax(dim=1))
 if comm.rank == 0:
-    sent = comm.stats()["bytes_sent"]
+    sent = comm.stats()["bytes_sent"] - before
     print(f"{diloco.rounds} rounds: held-out loss {loss:.3f}, {sent / 1e6:.2f} MB sent")
 comm.close()

@@ -20,9 +20,12 @@ from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text
 from telegrad.ddp.rank_state import GROUPS, reshard
 
+_ALIKE = ("common", "outer")
+"""Of a DiLoCo's state: what all replicas have alike, so that one copy is written."""
+
 
 class Resumable(Protocol):
-    """A DDPState or a Synchronizer."""
+    """A DDPState, a Synchronizer or a DiLoCo."""
 
     @property
     def comm(self) -> Communicator:
@@ -38,13 +41,13 @@ class Resumable(Protocol):
 def _resumable(state: Resumable) -> Resumable:
     if not isinstance(getattr(state, "comm", None), Communicator):
         raise TypeError(
-            f"state is a {type(state).__name__}: give the DDPState, Synchronizer or ReplicaSynchronizer itself"
+            f"state is a {type(state).__name__}: give the DDPState, Synchronizer, ReplicaSynchronizer or DiLoCo"
         )
     return state
 
 
 class RankState:
-    """A DDPState, a Synchronizer that compresses, or a ReplicaSynchronizer, as DCP's ``Stateful``:
+    """A DDPState, a Synchronizer that compresses, a ReplicaSynchronizer or a DiLoCo, as DCP's ``Stateful``:
     ``dcp.save({"model": …, "telegrad": RankState(state)})`` on all ranks.
 
     ``dcp.load`` of the same dictionary restores it on as many ranks; for another number see ``load_resharded``.
@@ -55,7 +58,10 @@ class RankState:
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, under this rank's name."""
-        return {_name_of(self._state): self._state.state_dict()}
+        own = self._state.state_dict()
+        # DCP fills what the state has when it loads. A tuple stays in one piece, whatever it holds by then.
+        alike = {name: own.pop(name) if name == "common" else (own.pop(name),) for name in _ALIKE if name in own}
+        return {_name_of(self._state): own} | ({_alike_name_of(self._state): alike} if alike else {})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hands this rank's part on. Raises ``ValueError`` for what does not fit it."""
@@ -65,7 +71,7 @@ class RankState:
                 f"the checkpoint has no {name!r}: it is of other ranks than these {self._state.comm.world_size}; "
                 "telegrad.ddp.load_resharded restores it on any number of them"
             )
-        self._state.load_state_dict(state[name])
+        self._state.load_state_dict({**state[name], **_unwrapped(state.get(_alike_name_of(self._state), {}))})
 
 
 class GatheredState:
@@ -78,7 +84,7 @@ class GatheredState:
 
     def __init__(self, state: Resumable) -> None:
         if hasattr(state, "shard"):
-            raise TypeError(f"state is a {type(state).__name__}, whose shards rank 0 cannot gather: save a RankState")
+            raise TypeError(f"state is a {type(state).__name__}, which rank 0 cannot gather: save a RankState")
         self._state = _resumable(state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,10 +154,11 @@ def load_resharded(
     reader = FileSystemReader(checkpoint_id)
     metadata = reader.read_metadata()
     shard = _shard_of(state)
+    alike = _alike_name_of(state)
     paths = {
         name: path
         for name, path in (metadata.planner_data or {}).items()
-        if path and path[0] == key and str(path[1]).startswith(f"{shard}rank ")
+        if path and path[0] == key and (path[1] == alike or str(path[1]).startswith(f"{shard}rank"))
     }
     if not paths:
         raise ValueError(
@@ -172,8 +179,10 @@ def load_resharded(
         for step in path[1:-1]:
             place = place.setdefault(step, {})
         place[path[-1]] = flat[name]
+    common = _unwrapped(ranks.pop(alike, {}))
     for one in ranks.values():  # DCP keeps no empty dictionaries: where nothing is compressed there are no residuals
         one.setdefault("compressor", {}).setdefault("parameters", {})
+        one.update(common)
     made = reshard(ranks.values(), state.comm.world_size, keep=keep)
     state.load_state_dict(made[state.comm.rank])
 
@@ -192,10 +201,18 @@ def _load_alone(flat: dict[str, Any], reader: Any) -> None:
 
 
 def _name_of(state: Resumable) -> str:
-    return f"{_shard_of(state)}rank {state.comm.rank}"
+    return f"{_shard_of(state)}rank" + ("" if getattr(state, "is_for_any_rank", False) else f" {state.comm.rank}")
+
+
+def _alike_name_of(state: Resumable) -> str:
+    return f"{_shard_of(state)}all ranks"
+
+
+def _unwrapped(alike: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: one[0] if isinstance(one, tuple) else one for name, one in alike.items()}
 
 
 def _shard_of(state: Resumable) -> str:
     """Replicas of different shards have the same ranks."""
-    shard = getattr(state, "shard", None)  # a ReplicaSynchronizer has one
+    shard = getattr(state, "shard", None)  # a ReplicaSynchronizer has one, and a DiLoCo of replicas of several ranks
     return "" if shard is None else f"shard {shard[0]} of {shard[1]}, "

@@ -32,7 +32,7 @@ from telegrad.ddp.options import Quantised, TopK, check_choice, compressor_of, e
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, check_telemetry, write_record
-from telegrad.diloco.fragment import Fragment, layer_of, layers_of
+from telegrad.diloco.fragment import Fragment, layer_of, layers_of, on_device_of, on_host
 from telegrad.diloco.membership import ReplicaGroup, broadcast_any, state_of_rank
 from telegrad.diloco.replica_ranks import ReplicaRanks, local_of, reshard
 from telegrad.errors import NonFiniteGradient, RendezvousError, TransportError
@@ -81,13 +81,14 @@ class DiLoCo:
 
     ``fragments``: the layers are dealt out to so many fragments, which are exchanged one after another within ``every``
     steps, so that fewer bytes travel at once. A fragment's exchange is a round. ``delay``: inner steps, less than
-    ``every``, for which training goes on until an average is applied; 0: it waits. ``mix``, in [0, 1]: the share of its
-    own parameters that a replica keeps then; 0: it goes on with the common ones.
+    ``every``, for which training goes on until an average is applied, also while a GPU's parameters are copied to the
+    host; 0: it waits. ``mix``, in [0, 1]: the share of its own parameters that a replica keeps then; 0: it goes on with
+    the common ones.
 
     ``replica``: for replicas of several ranks, which DistributedDataParallel or ``fully_shard`` trains. The process
     group of this rank's replica, or how many consecutive ranks of ``comm`` make one; ``comm`` has all ranks. Each rank
     exchanges its shards, or a part of the tensors, with the ranks at its position in the other replicas. The outer
-    optimizer sees this part only, so it must step each parameter by itself, as SGD does.
+    optimizer sees this part only, so it must step each parameter by itself, as SGD does. Not with a ReplicaGroup.
 
     ``telemetry``: a ``telegrad.ddp.JsonLines`` or ``TensorBoard``, whose steps are rounds then: how far the replica and
     the average have moved, the drift between them, residuals, bytes and seconds. ``telegrad report`` draws them.
@@ -171,6 +172,8 @@ class DiLoCo:
         self._model = model
         others = {name: (str(one.dtype), tuple(one.shape)) for name, one in model.state_dict().items()}
         self._alike = zlib.crc32(json.dumps([alike, others]).encode())
+        self._looked: list[Fragment] = []  # whose exchange begins once they are in host memory
+        self._looked_left = 0  # as a flight's
         self._check: tuple[Work, int] | None = None  # of checksums, and in which round
         self._prepared: tuple[Fragment, float] | None = None  # whose average has come, and is not agreed on yet
         self._telemetry, self._sent_before = telemetry, 0
@@ -255,11 +258,24 @@ class DiLoCo:
         """How many exchanges were applied: of each fragment its own."""
         return self._round
 
+    @property
+    def shard(self) -> tuple[int, int] | None:
+        """This rank's position in a replica of several, and how many there are; each has its own part of the state."""
+        return None if self._ranks is None else (self._ranks.position, self._ranks.size)
+
+    @property
+    def is_for_any_rank(self) -> bool:
+        """Whether the state of one rank may be loaded by another, as in a ReplicaGroup."""
+        return self._group is not None
+
     def close(self) -> None:
         """Takes the hooks off the inner optimizer, which another DiLoCo may have then, and leaves a ReplicaGroup.
         Idempotent."""
         if self._group is not None and self._is_member:
             self._leave(ends=True)
+        elif self._group is None:
+            with contextlib.suppress(NonFiniteGradient, TransportError):
+                self._send_looked()  # as other ranks may have done
         for hook in self._hooks:
             hook.remove()
         if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
@@ -269,18 +285,23 @@ class DiLoCo:
 
     def _before_step(self, *_: Any) -> None:
         """Before the first step: weights that were loaded after this was made are no move of a replica."""
+        if not self._has_begun and not _is_no_step(self._optimizer):
+            self._begin()
+
+    def _begin(self) -> None:
         if not self._has_begun:
             self._has_begun = True
             self._begin_common()
 
     def _begin_common(self) -> None:
         for name, common in self._common.items():
-            common.data.copy_(local_of(self._parameters[name].detach()))
+            common.data.copy_(on_host(local_of(self._parameters[name].detach())))
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if _is_within_step(optimizer):
+        if _is_no_step(optimizer):
             return
         self._steps += 1
+        self._looked_left -= 1
         for one in self._fragments:
             one.has_moved = True
             if one.flight is not None:
@@ -289,10 +310,12 @@ class DiLoCo:
             self._go_on(self._advance)
 
     def _advance(self) -> None:
+        due = [one for one in self._fragments if one.offset == self._steps]
+        ends = any(one.flight.left <= 0 for one in self._fragments if one.flight is not None)
+        self._send_looked(waits=bool(due) or ends or self._looked_left <= 0)
         for one in self._in_flight():
             if one.flight is not None and one.flight.left <= 0:
                 self._finish(one, self._mix)
-        due = [one for one in self._fragments if one.offset == self._steps]
         if due:
             self._start(due, self._delay)
             if self._delay == 0:
@@ -309,6 +332,7 @@ class DiLoCo:
         self._go_on(self._exchange_all)
 
     def _exchange_all(self) -> None:
+        self._send_looked()
         for one in self._in_flight():
             self._finish(one, self._mix)
         rest = [one for one in self._fragments if one.has_moved or self._every is None]
@@ -332,7 +356,19 @@ class DiLoCo:
         with self._settling():
             if fragments:
                 self._check_parameters()
-            self._before_step()  # where all of them were skipped
+            self._begin()  # where all steps were skipped
+            for one in fragments:
+                one.look()
+        self._looked, self._looked_left = [*fragments], left
+        self._send_looked(waits=left == 0)
+
+    def _send_looked(self, *, waits: bool = True) -> None:
+        """Begins exchanges that a device's stream was waited for. On all ranks they are the next operation, whenever
+        that is, so that none of them need wait for its device where another one does not."""
+        if not self._looked or not (waits or all(one.is_seen() for one in self._looked)):
+            return
+        fragments, self._looked = self._looked, []
+        with self._settling():
             for one in fragments:
                 if (fault := one.find_fault()) is not None:
                     raise NonFiniteGradient(
@@ -343,7 +379,8 @@ class DiLoCo:
                     )
             for one in fragments:
                 observes = self._telemetry is not None and self._round % self._telemetry.every == 0
-                one.start(left, StepRecord.begin(self._round, self._comm, self.stats) if observes else None)
+                record = StepRecord.begin(self._round, self._comm, self.stats) if observes else None
+                one.start(self._looked_left, record)
 
     def _finish(self, fragment: Fragment, mix: float) -> None:
         with self._settling():
@@ -398,7 +435,7 @@ class DiLoCo:
         try:
             yield
         except Exception as error:
-            self._check = None
+            self._check, self._looked = None, []
             if self._ranks is not None:
                 self._abort(f"{type(error).__name__}: {error}")
             self._wait_for_flights()
@@ -457,6 +494,7 @@ class DiLoCo:
         while self._is_wanted:
             self._is_wanted = failed = False
             try:
+                self._send_looked()
                 for one in self._in_flight():
                     one.complete()
                 self._comm.barrier()
@@ -496,7 +534,7 @@ class DiLoCo:
         mine = self._prepared if self._is_member else None
         own = [self._round if self._is_member else -1, mine is not None, failed, self._alike]
         told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 4)
-        group, self._prepared = self._group, None
+        group, self._prepared, self._looked = self._group, None, []
         assert group is not None
         last, source = int(told[:, 0].max()), int(told[:, 0].argmax())
         ended, prepared = told[:, 0] == last, (told[:, 0] == last - 1) & (told[:, 1] == 1)
@@ -658,10 +696,10 @@ class DiLoCo:
         trained = {*map(id, self._trained.values())}
         frozen = [local_of(one) for one in self._model.parameters() if id(one) not in trained]
         for one in (*self._common.values(), *frozen, *self._model.buffers()):
-            held = one.detach().cpu().contiguous().clone()
+            held = on_host(one).contiguous().clone()
             broadcast_any(held, source, self._comm)
             if takes:
-                one.copy_(held)
+                one.copy_(on_device_of(one.detach(), held))
         for fragment in self._fragments if takes else ():
             fragment.take_over(0.0)
 
@@ -672,6 +710,7 @@ class DiLoCo:
         the averages of fragments in flight, which it waits for. ``telegrad.ddp.reshard`` makes the states of another
         number of replicas. Raises ``TransportError`` where an exchange in flight has failed.
         """
+        self._send_looked()
         for one in self._in_flight():
             one.complete()
             one.keep()
@@ -680,9 +719,9 @@ class DiLoCo:
             **state_of(self._comm, self._round, self._config, self._compressor, MemoryOrders({})),
             "inner_steps": self._steps,
             "residual_norms": tuple(map(float, np.linalg.norm(self._norms, axis=0))),
-            "fragments": [one.state_dict() for one in self._fragments],
+            "fragments": tuple(one.state_dict() for one in self._fragments),  # DCP keeps a tuple in one piece
             "sums": tuple(sum for one in self._fragments if one.sums for sum in one.sums.state_dict()),
-            "replica": {name: one.detach().cpu().clone() for name, one in self._replica().items()},
+            "replica": {name: on_host(one).clone() for name, one in self._replica().items()},
             "common": {name: one.detach().clone() for name, one in self._common.items()},
             "outer": copy.deepcopy(self.outer.state_dict()),
         }
@@ -696,9 +735,11 @@ class DiLoCo:
         ``ValueError`` for a state of another model, and without a ReplicaGroup of another rank or number of ranks; then
         nothing is changed.
         """
+        with contextlib.suppress(NonFiniteGradient, TransportError):
+            self._send_looked()
         self._wait_for_flights()
         here = {"rank": self._comm.rank, "world_size": self._comm.world_size}
-        any_rank = self._group is not None and isinstance(state, Mapping)
+        any_rank = self.is_for_any_rank and isinstance(state, Mapping)
         step = checked_step({**state, **here} if any_rank else state, self._comm, "DiLoCo")
         saved = {**here, **state}
         is_own = saved["rank"] == here["rank"] and saved["world_size"] == here["world_size"]
@@ -737,7 +778,7 @@ class DiLoCo:
             for name, one in self._common.items():
                 one.copy_(common[name])
             for name, held in self._replica().items():
-                held.copy_(replica[name])
+                held.copy_(on_device_of(held, replica[name]))
         for fragment, found, own in zip(self._fragments, sums, fragments, strict=True):
             fragment.load_state_dict(own, found)
         self._round, self._steps, self._has_begun = step, steps, True
@@ -754,14 +795,17 @@ class DiLoCo:
         return {**{name: local_of(one.detach()) for name, one in self._trained.items()}, **buffers}
 
 
-def _is_within_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the step that has ended was called by another step of the same optimizer. torch 2.13 runs the hooks for
-    both where a class's ``step()`` calls that of torch's class, once such a one was made in the process."""
+def _is_no_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this step of the optimizer is none of training. It may be called by another step of the same one: torch
+    2.13 runs the hooks for both where a class's ``step()`` calls that of torch's class, once such a one was made in the
+    process. Or torch.distributed.checkpoint makes the optimizer's state by it, with gradients of zeros."""
     calls, frame = 0, sys._getframe(2)
     while frame.f_back is not None:
         code = frame.f_code
         if code.co_name == "wrapper" and code.co_filename == _STEP_WRAPPER_FILE:
             calls += next(iter(frame.f_locals.get("args", ())), None) is optimizer
+        elif code.co_name == "_init_optim_state":
+            return True
         frame = frame.f_back
     return calls > 1
 
@@ -777,7 +821,10 @@ def _checked_ranks(replica: Any, comm: Any, trained: Mapping[str, nn.Parameter])
     if type(replica) is int and replica == 1:
         return None
     if not isinstance(comm, Communicator):
-        raise ValueError("replica= needs a Communicator of all ranks: replicas of a ReplicaGroup have one rank each")
+        raise ValueError(
+            f"replica={replica} with a ReplicaGroup, whose replicas have one rank each: give a Communicator of all "
+            "ranks, and save checkpoints, as the loss of one rank ends all"
+        )
     return ReplicaRanks(replica, comm, trained)
 
 
@@ -812,7 +859,7 @@ def _checked_parameters(model: Any, inner_optimizer: Any, replica: Any) -> dict[
 
 def _held(parameter: Tensor) -> nn.Parameter:
     """A float32 copy in host memory."""
-    return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(parameter))
+    return nn.Parameter(torch.empty(parameter.shape, dtype=torch.float32).copy_(on_host(parameter)))
 
 
 def _checked_compress(compress: Any) -> tuple[TopK | None, str | None]:

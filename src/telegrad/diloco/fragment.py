@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from telegrad.communicator import Communicator, Work
+from telegrad.communicator.cuda.runtime import DeviceRuntime, has_runtime, runtime_of
 from telegrad.compress import Compressor
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, Floats, PlacedState, Sending, TopkStates, find_fault
@@ -33,6 +36,74 @@ def layer_of(name: str) -> str:
 def layers_of(names: Iterable[str]) -> dict[str, int]:
     """The layers of these parameters, numbered in their order."""
     return {layer: number for number, layer in enumerate(dict.fromkeys(map(layer_of, names)))}
+
+
+_copying: weakref.WeakKeyDictionary[Any, dict[torch.device, Any]] = weakref.WeakKeyDictionary()
+"""Of a runtime, and a device: the stream that copies from it."""
+
+
+class Reading:
+    """Tensors as they are when their device's stream comes to here. Copies to the host have a stream of their own, and
+    the device overwrites nothing before."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._events: list[tuple[Any, Any]] = []
+        given = [one.detach() for one in tensors]
+        for device in {one.device for one in given}:
+            if (runtime := _runtime_of(device)) is None:
+                continue
+            current, streams = runtime.current_stream(device), _copying.setdefault(runtime, {})
+            if (copying := streams.get(device)) is None:
+                copying = streams[device] = runtime.new_stream(device)
+            own = {place: one.contiguous() for place, one in enumerate(given) if one.device == device}
+            runtime.wait_event(copying, runtime.record(current))
+            for place, one in own.items():
+                given[place] = _pinned_like(one, runtime)
+                if one.numel():
+                    runtime.copy(copying, given[place], one)
+            self._events.append((runtime, event := runtime.record(copying)))
+            runtime.wait_event(current, event)
+        self._values = [one.cpu() for one in given]
+
+    def is_over(self) -> bool:
+        """Whether ``values()`` would not wait."""
+        return all(runtime.passed(event) for runtime, event in self._events)
+
+    def values(self) -> list[Tensor]:
+        """In host memory; those of the host themselves."""
+        for runtime, event in self._events:
+            runtime.wait_on_host(event)
+        return self._values
+
+
+def on_host(one: Tensor) -> Tensor:
+    """Its values, for which this waits; one in host memory itself."""
+    return Reading([one]).values()[0]
+
+
+def on_device_of(own: Tensor, values: Tensor) -> Tensor:
+    """``values`` of host memory where ``own`` is, once its stream comes to here."""
+    if (runtime := _runtime_of(own.device)) is None:
+        return values.to(own.device)
+    made = torch.empty_like(own, dtype=values.dtype).contiguous()
+    if values.numel():
+        runtime.copy(runtime.current_stream(own.device), made, _pinned_like(values, runtime).copy_(values))
+    return made
+
+
+def _runtime_of(device: torch.device) -> DeviceRuntime | None:
+    """``None``: torch itself copies, and the host waits, as for ROCm."""
+    if has_runtime(device.type):
+        with contextlib.suppress(ImportError, TypeError):
+            return runtime_of(device.type)
+    return None
+
+
+def _pinned_like(one: Tensor, runtime: Any) -> Tensor:
+    if not one.numel():
+        return torch.empty(one.shape, dtype=one.dtype)
+    held: Tensor = runtime.pinned(one.numel() * one.element_size()).view(one.dtype).view(one.shape)
+    return held
 
 
 @dataclass(slots=True)
@@ -78,6 +149,7 @@ class Fragment:
         self._moved = np.zeros(end, np.float32)
         self._layout = layout_of_members(self._spans, end, compressor)
         self._exchange: Exchange | None = None
+        self._reading, self._seen = Reading(()), list[Tensor]()  # of the buffers
         self.has_moved = False  # since the replica took the common parameters over
         self.flight: Flight | None = None
 
@@ -119,15 +191,27 @@ class Fragment:
             self.flight = Flight(state["left"], None, None if state["buffers"] is None else state["buffers"].clone())
 
     @torch.no_grad()
+    def look(self) -> None:
+        """The replica is exchanged as it is now, or as its device has it when its stream comes to here."""
+        self._reading = Reading([*(local_of(self._own[name]) for name in self.common), *self._buffers().values()])
+
+    def is_seen(self) -> bool:
+        """Whether ``find_fault`` need not wait for a device."""
+        return self._reading.is_over()
+
+    @torch.no_grad()
     def find_fault(self) -> Fault | None:
-        """Looks how far the parameters have moved, before anything is sent or changed."""
-        for name, offset, size in self._spans:
+        """How far the parameters have moved, before anything is sent or changed. ``start`` or ``look`` follows."""
+        found = iter(self._reading.values())
+        for (name, offset, size), own in zip(self._spans, found, strict=False):
             moved = torch.from_numpy(self._moved[offset : offset + size]).view_as(self.common[name])
-            moved.copy_(local_of(self._own[name].detach()))
-            torch.sub(self.common[name], moved, out=moved)
+            moved.copy_(own)
+            begun = self.common[name].to(own.dtype)  # rounded: what bfloat16 has no bits for is no move of the replica
+            torch.sub(begun, moved, out=moved)
             if count := count_nonfinite(self._moved[offset : offset + size]):
                 return Fault(name, f"{count} of {size} entries of {name!r} have become NaN or infinite in training")
-        for name, one in self._buffers().items():
+        self._reading, self._seen = Reading(()), [*found]
+        for name, one in zip(self._buffers(), self._seen, strict=True):
             if count := int(torch.isnan(one).sum()):
                 return Fault(
                     name, f"{count} of {one.numel()} values of the buffer {name!r} have become NaN in training"
@@ -155,7 +239,7 @@ class Fragment:
                     sending = exchange.send(self._layout, self._moved, sound=True)
                 else:
                     sending = exchange.send_quantised(self._layout, self._moved, self._wire)
-            flat = _exactly_summed(self._buffers().values())
+            flat, self._seen = _exactly_summed(self._seen), []
             work = None if flat is None else self._comm.all_reduce(flat, "avg", async_op=True)
         except BaseException:
             self.drop()
@@ -221,9 +305,8 @@ class Fragment:
             found = self._buffers().values()
             pairs += zip(found, _split(flight.buffers, found), strict=True)
         for own, common in pairs:
-            common = common.view_as(own)
+            common = on_device_of(own, common.view(own.shape))
             if mix:
-                common = common.to(own.device)
                 mixed = common.lerp(own.detach().to(common.dtype), mix)
                 stays = mixed.isnan() | (mixed == common)  # of two infinities, as in a mask, or two zeros
                 common = torch.where(stays, common, mixed)
@@ -258,7 +341,7 @@ def _exactly_summed(buffers: Collection[Tensor]) -> Tensor | None:
     a float64 value is divided into two with few bits each."""
     if not buffers:
         return None
-    flat = torch.cat([one.detach().double().cpu().reshape(-1) for one in buffers])
+    flat = torch.cat([one.double().reshape(-1) for one in buffers])
     if all(one.dtype != torch.float64 for one in buffers):
         return flat[None]
     upper = (flat.view(torch.int64) & -(1 << 27)).view(torch.float64)

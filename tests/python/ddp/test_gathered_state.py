@@ -92,7 +92,7 @@ def test_what_is_no_such_state(local: Callable[..., list[Communicator]], state: 
 
 @pytest.mark.parametrize("wrapper", [GatheredState, RankState])
 def test_only_what_has_residuals_is_wrapped(wrapper: Any) -> None:
-    with pytest.raises(TypeError, match="state is a dict: give the DDPState, Synchronizer or ReplicaSynchronizer it"):
+    with pytest.raises(TypeError, match="state is a dict: give the DDPState, Synchronizer, ReplicaSynchronizer or"):
         wrapper({"rank": 0})
 
 

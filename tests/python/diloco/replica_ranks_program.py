@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from replicas import batch, network
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -19,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from telegrad import Communicator, DiLoCo, TopK
 from telegrad.compress import BucketTopK
+from telegrad.ddp import RankState, load_resharded
 
 STEPS, EVERY = 14, 4
 
@@ -156,6 +160,96 @@ def sparse_shards(world: Communicator) -> None:
     resumed.close()
 
 
+COMPRESSED = {"compress": TopK(0.1, small_elements=0, values="packed-qsgd2", combine="allgather"), "decay": 0.9}
+STREAMED: dict[str, Any] = {"fragments": 3, "delay": 3, "mix": 0.5, **COMPRESSED}
+
+
+class Replica:
+    """A job of replicas, as a user of torch.distributed.checkpoint writes it."""
+
+    def __init__(self, comm: Communicator, world: Communicator, *, shards: bool, **options: Any) -> None:
+        self.data = world.rank // 2 if shards else comm.rank
+        self.model = network(3)
+        if shards:
+            fully_shard(self.model, mesh=mesh())
+            options["replica"] = mesh().get_group()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 0.01)
+        self.diloco = DiLoCo(self.model, comm, self.optimizer, every=6, **options)
+
+    def train(self, steps: range) -> None:
+        for number in steps:
+            step(self.model, self.optimizer, self.data, number)
+
+    def state(self) -> dict[str, Any]:
+        own = get_optimizer_state_dict(self.model, self.optimizer)
+        return {"diloco": RankState(self.diloco), "optimizers": {f"replica {self.data}": own}}
+
+    def load(self, folder: str) -> None:
+        state = self.state()
+        assert (self.diloco.rounds, self.diloco.state_dict()["inner_steps"]) == (0, 0)
+        dcp.load(state, checkpoint_id=folder)
+        own = state["optimizers"][f"replica {self.data}"]
+        set_optimizer_state_dict(self.model, self.optimizer, optim_state_dict=own)
+
+    def end(self) -> tuple[bytes, int, int]:
+        self.diloco.exchange()
+        self.diloco.close()
+        return whole(self.model).tobytes(), self.diloco.rounds, self.diloco.checksum()
+
+
+def distributed_checkpoint(world: Communicator) -> None:
+    """Saved in the middle of a round, with averages in flight, it goes on bitwise in objects that have taken no step,
+    whose outer optimizer has no state yet. What ``async_save`` writes is as it was when that was called."""
+    for shards in (False, True):
+        for options in ({}, COMPRESSED, STREAMED):
+            folders: list[Any] = [tempfile.mkdtemp(), tempfile.mkdtemp()]
+            dist.broadcast_object_list(folders)
+            first = Replica(world, world, shards=shards, **options)
+            first.train(range(11))
+            dcp.save(first.state(), checkpoint_id=folders[0])
+            saving: Any = dcp.async_save(first.state(), checkpoint_id=folders[1])
+            first.train(range(11, 20))
+            saving.result()
+            expected = first.end()
+            for folder in folders:
+                resumed = Replica(world, world, shards=shards, **options)
+                resumed.load(folder)
+                resumed.train(range(11, 20))
+                assert resumed.end() == expected, (shards, options)
+
+
+def distributed_checkpoint_of_other_replicas(world: Communicator) -> None:
+    """Of four replicas two go on: with the common parameters, the outer momentum, what was in flight, and the sum of
+    all residuals."""
+    folders: list[Any] = [tempfile.mkdtemp()]
+    dist.broadcast_object_list(folders)
+    first = Replica(world, world, shards=False, **STREAMED)
+    first.train(range(11))
+    dcp.save(first.state(), checkpoint_id=folders[0])
+    before = first.diloco.state_dict()
+    with alone() as comm:
+        fewer = Replica(comm, world, shards=False, **STREAMED)
+        with pytest.raises(ValueError, match="state is of rank"):
+            fewer.diloco.load_state_dict(before)
+        load_resharded(fewer.diloco, folders[0], key="diloco")
+        after = fewer.diloco.state_dict()
+        for kind in ("common", "outer", "fragments"):
+            assert str(after[kind]) == str(before[kind])
+        assert (after["step"], after["inner_steps"]) == (before["step"], 5)
+        for name, entry in before["compressor"]["parameters"].items():
+            waits, kept = entry["residual"].double(), after["compressor"]["parameters"][name]["residual"].double()
+            world.all_reduce(waits)
+            comm.all_reduce(kept)
+            torch.testing.assert_close(kept, waits, rtol=1e-5, atol=1e-7)
+        fewer.train(range(11, 20))
+        found = fewer.end()
+    assert found[1] > before["step"]
+    with alone() as comm:
+        told = comm.all_gather(np.array([found[2]], np.int64))
+        assert len({*told.reshape(-1).tolist()}) == 1
+    first.diloco.close()
+
+
 def groups_that_do_not_fit(world: Communicator) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
@@ -169,7 +263,14 @@ def groups_that_do_not_fit(world: Communicator) -> None:
         DiLoCo(sharded, world, torch.optim.SGD(sharded.parameters(), 0.1))
 
 
-SCENARIOS = [ddp_inside, fully_shard_inside, sparse_shards, groups_that_do_not_fit]
+SCENARIOS = [
+    ddp_inside,
+    fully_shard_inside,
+    sparse_shards,
+    distributed_checkpoint,
+    distributed_checkpoint_of_other_replicas,
+]
+SCENARIOS += [groups_that_do_not_fit]
 
 
 def run(init_method: str) -> None:

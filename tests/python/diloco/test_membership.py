@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -18,18 +19,21 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from replicas import network, train
 from threaded_ranks import on_ranks
 
 import telegrad
+from telegrad.ddp import GatheredState, RankState
 from telegrad.diloco import ReplicaGroup, nesterov
 from telegrad.diloco.membership import state_of_rank
 from telegrad.errors import RendezvousError
 
 torch = pytest.importorskip("torch")
 import membership_program  # noqa: E402 - it needs torch
-from membership_program import EVERY, LIVENESS_S  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from membership_program import EVERY  # noqa: E402
 from torch.distributed import HashStore, TCPStore  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)  # processes start slowly on a busy machine
@@ -42,8 +46,8 @@ _context.set_forkserver_preload(["telegrad.diloco", "torch._dynamo", "pytest"])
 class Job:
     """Replicas, their store, and what they have said."""
 
-    def __init__(self, folder: Path, replicas: int, kind: str, port: int | None = None) -> None:
-        self._folder, self._replicas, self._kind = folder, replicas, kind
+    def __init__(self, folder: Path, replicas: int, kind: str, port: int | None = None, pause_s: float = 0.01) -> None:
+        self._folder, self._replicas, self._kind, self._pause_s = folder, replicas, kind, pause_s
         self.store = TCPStore("127.0.0.1", port or 0, is_master=port is None, wait_for_workers=False)
         self.processes: dict[int, BaseProcess] = {}
         for _ in range(replicas):
@@ -51,7 +55,14 @@ class Job:
 
     def start(self) -> int:
         number = len(self.processes)
-        arguments = (self.store.port, self._replicas, number, self._kind, str(self._folder / f"{number}.jsonl"))
+        arguments: tuple[Any, ...] = (
+            self.store.port,
+            self._replicas,
+            number,
+            self._kind,
+            str(self._folder / f"{number}.jsonl"),
+        )
+        arguments += (self._pause_s,)
         self.processes[number] = _context.Process(target=membership_program.main, args=arguments, daemon=True)
         self.processes[number].start()
         return number
@@ -115,8 +126,8 @@ class Job:
 def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     made: list[Job] = []
 
-    def make(replicas: int, kind: str = "dense", port: int | None = None) -> Job:
-        made.append(Job(tmp_path, replicas, kind, port))
+    def make(replicas: int, kind: str = "dense", **options: Any) -> Job:
+        made.append(Job(tmp_path, replicas, kind, **options))
         return made[-1]
 
     yield make
@@ -361,24 +372,28 @@ def test_the_last_replica_goes_on_alone_and_takes_others_in(job: Callable[..., J
 
 
 def disturb(running: Job, chance: random.Random, events: int) -> list[int]:
-    """Kills, freezes and starts replicas at random moments, of two to five; returns those that are left."""
-    alive = [*running.processes]
-    for _ in range(events):
-        time.sleep(chance.uniform(0, 1.5))
-        what = "start" if len(alive) < 3 else chance.choice(["kill", "freeze", "start" if len(alive) < 5 else "kill"])
+    """Kills, freezes and starts replicas at random moments, of three to five, also while others are frozen or start.
+    After each event the first replica ends a round. Returns those that are left."""
+    alive, wakes = [*running.processes], dict[int, int]()  # after which event a frozen one does
+    for event in range(events):
+        time.sleep(chance.uniform(0, 0.8))
+        for victim in [one for one, when in wakes.items() if when <= event]:
+            running.send(victim, signal.SIGCONT)
+            del wakes[victim]
+        what = "start" if len(alive) < 4 else chance.choice(["kill", "freeze", "start" if len(alive) < 5 else "kill"])
+        victim = chance.choice(alive[1:])
         if what == "start":
             alive.append(running.start())
-            running.wait_for_rounds(alive[-1], 1)
-            continue
-        victim = chance.choice(alive[1:])
-        if what == "kill":
+        elif what == "kill":
             running.send(victim, signal.SIGKILL)
             alive.remove(victim)
+            wakes.pop(victim, None)
         else:
             running.send(victim, signal.SIGSTOP)
-            time.sleep(chance.choice([0.1, 1.5 * LIVENESS_S, 3 * LIVENESS_S]))
-            running.send(victim, signal.SIGCONT)
+            wakes[victim] = event + chance.choice([1, 1, 4])  # mostly before it counts as gone, or long after
         running.wait_for_rounds(alive[0], 1)
+    for victim in wakes:
+        running.send(victim, signal.SIGCONT)
     for number in alive:
         running.wait_for_rounds(number, 1)
     return alive
@@ -388,13 +403,24 @@ def disturb(running: Job, chance: random.Random, events: int) -> list[int]:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
 def test_random_changes_of_members(job: Callable[..., Job], kind: str) -> None:
-    running = job(3, kind)
+    running = job(5, kind)
     running.wait_for_rounds(0)
     alive = disturb(
         running, random.Random(f"{kind} {os.environ.get('SEED', '0')}"), int(os.environ.get("EVENTS", "20"))
     )
     running.finish(alive)
+    if kind != "streaming":
+        for number in running.processes:
+            check_steps([one for one in running.said(number) if "round" in one])
     check_is_flat([one for one in running.said(0) if "round" in one])
+
+
+def check_steps(rounds: list[dict[str, Any]]) -> None:
+    """Of a replica, from one round that it has ended to the next: no step is lost. One that was away has missed some
+    rounds."""
+    for before, after in itertools.pairwise(rounds):
+        if after["round"] == before["round"] + 1:
+            assert after["step"] - before["step"] == EVERY, (before, after)
 
 
 def check_is_flat(rounds: list[dict[str, Any]]) -> None:
@@ -406,6 +432,27 @@ def check_is_flat(rounds: list[dict[str, Any]]) -> None:
         print(f"{size} replicas: {spread(before)} -> {spread(after)}")
         assert min(one["descriptors"] for one in after) <= max(one["descriptors"] for one in before)
     assert rounds[-1]["resident"] < 1.2 * max(one["resident"] for one in first)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
+def test_rounds_of_two_hours_leave_nothing_behind(job: Callable[..., Job], kind: str) -> None:
+    """2 h of rounds of 30 steps that take 0.1 s each are 2,400 rounds. Here a round has fewer and shorter steps; of
+    memory and descriptors each takes as much."""
+    rounds = int(os.environ.get("ROUNDS", "2400"))
+    running = job(3, kind, pause_s=0.0)
+    while len(running.rounds(0)) < rounds:
+        running.wait_for_rounds(0, 20)
+    running.finish([0, 1, 2])
+    for number in range(3):
+        assert warnings_of(running, number) == ""
+        said = [one for one in running.said(number) if "round" in one]
+        assert {one["size"] for one in said} == {3}
+        assert len({one["descriptors"] for one in said[len(said) // 4 :]}) == 1
+        middle, last = (np.median([one["resident"] for one in part]) for part in (said[500:800], said[-300:]))
+        print(f"{kind} {number}: {middle / 2**20:.2f} -> {last / 2**20:.2f} MiB, {said[-1]['descriptors']} descriptors")
+        assert last < middle + 2**20  # less than 600 bytes a round
 
 
 def spread(rounds: list[dict[str, Any]]) -> str:
@@ -530,6 +577,35 @@ def test_a_state_of_a_group_is_for_any_rank_and_number(loaded: list[int]) -> Non
     assert len(texts) == bool(lost) + (len(loaded) > len({*loaded}))
 
 
+def test_a_distributed_checkpoint_of_a_replica_is_for_any_other(tmp_path: Path) -> None:
+    """Each replica of a group saves by itself, as no process group has all of them."""
+
+    def save(group: ReplicaGroup, number: int) -> tuple[int, dict[str, Any]]:
+        diloco, _ = trained(group, number, None, range(7))
+        with saving:  # torch changes the warnings' filters meanwhile
+            dcp.save({"diloco": RankState(diloco)}, checkpoint_id=tmp_path / str(diloco.comm.rank), no_dist=True)
+        state = diloco.state_dict()
+        diloco.comm.barrier()
+        return diloco.comm.rank, state
+
+    def resume(group: ReplicaGroup, number: int) -> dict[str, Any]:
+        diloco, _ = trained(group, number, None, range(0))
+        with saving:
+            other = {"diloco": RankState(diloco)}
+            dcp.load(other, checkpoint_id=tmp_path / str(1 - diloco.comm.rank), no_dist=True)
+        state = diloco.state_dict()
+        diloco.comm.barrier()
+        return state
+
+    saving = threading.Lock()
+    saved = dict(on_replicas(2, save))
+    for state in on_replicas(2, resume):
+        other = saved[1 - state["rank"]]
+        assert state["step"] == 2
+        for kind in ("common", "outer", "compressor", "replica", "inner_steps"):
+            assert str(state[kind]) == str(other[kind])
+
+
 def test_states_of_a_group_that_do_not_fit() -> None:
     def run(group: ReplicaGroup, number: int) -> None:
         diloco, before = trained(group, number, None, range(0))
@@ -537,6 +613,8 @@ def test_states_of_a_group_that_do_not_fit() -> None:
             diloco.load_state_dict(3)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="is not of this model"):
             diloco.load_state_dict({**before, "common": {}})
+        with pytest.raises(TypeError, match="which rank 0 cannot gather: save a RankState"):
+            GatheredState(diloco)
 
     on_replicas(1, run)
 

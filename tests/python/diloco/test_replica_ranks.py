@@ -189,11 +189,12 @@ def test_ranks_that_make_no_replica(replica: Any, error: type[Exception], match:
 def test_a_group_has_replicas_of_one_rank() -> None:
     model = network()
     group = ReplicaGroup(torch.distributed.HashStore(), 1)
-    with pytest.raises(ValueError, match="replica= needs a Communicator of all ranks"):
+    with pytest.raises(ValueError, match="replica=2 with a ReplicaGroup, whose replicas have one rank each: give a"):
         DiLoCo(model, group, torch.optim.SGD(model.parameters(), 0.1), replica=2)
 
 
-SCENARIOS = ["ddp_inside", "fully_shard_inside", "sparse_shards", "groups_that_do_not_fit"]
+SCENARIOS = ["ddp_inside", "fully_shard_inside", "sparse_shards", "distributed_checkpoint"]
+SCENARIOS += ["distributed_checkpoint_of_other_replicas", "groups_that_do_not_fit"]
 
 
 @pytest.fixture(scope="module")

@@ -304,6 +304,52 @@ def test_a_parameter_that_is_unfrozen_later_is_told() -> None:
         assert "'0.weight' was frozen or unfrozen after DiLoCo was made: close() this one" in str(result)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"mix": 0.5}, {"compress": TopK(1.0, small_elements=0)}])
+def test_replicas_that_do_not_move_move_nothing(dtype: Any, options: dict[str, Any]) -> None:
+    """Though the common parameters have bits that theirs lack."""
+
+    def run(comm: Communicator) -> None:
+        model = network().to(dtype)
+        optimizer = SGD(model.parameters(), 0.05)
+        diloco = DiLoCo(model, comm, optimizer, every=2, outer=lambda found: SGD(found, 0.7), **options)
+        for common in diloco._common.values():
+            common.data.add_(torch.randn(common.shape, generator=torch.Generator().manual_seed(1)))
+        diloco._has_begun = True
+        for fragment in diloco._fragments:
+            fragment.take_over(0.0)
+        before = diloco.checksum()
+        for one in model.parameters():
+            one.grad = torch.zeros_like(one)
+        for _ in range(6):
+            optimizer.step()
+        assert diloco.rounds == 3
+        assert diloco.checksum() == before
+
+    on_ranks(2, run)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_averages_below_the_precision_of_replicas_add_up(dtype: Any) -> None:
+    """One of four replicas moves by one bit a round, so that a fourth of it is the average."""
+
+    def run(comm: Communicator) -> list[float]:
+        model = torch.nn.Linear(1, 1, bias=False).to(dtype)
+        torch.nn.init.ones_(model.weight)
+        optimizer = SGD(model.parameters(), 1.0)
+        DiLoCo(model, comm, optimizer, every=1, outer=lambda found: SGD(found, 1.0))
+        found = []
+        for _ in range(8):
+            moves = torch.finfo(dtype).eps if comm.rank == 0 else 0.0
+            model.weight.grad = torch.full_like(model.weight, -moves)
+            optimizer.step()
+            found.append((model.weight.item() - 1.0) / torch.finfo(dtype).eps)
+        return found
+
+    for found in on_ranks(4, run):
+        assert (found[3], found[7]) == (1.0, 2.0)
+
+
 def test_rounds_that_the_program_ends() -> None:
     """As with a GradScaler, which skips steps on one rank alone."""
 
