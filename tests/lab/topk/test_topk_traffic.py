@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from lab.topk import beside, command, made_up_calls, timed_calls
 from lab.topk.made_up_calls import made, rows_of
+from lab.topk.schemes import most_bytes
 from lab.topk.traffic import BESIDE, THIS, Part, all_rows, made_up_rows, parts_of, ratios, recorded_rows, summary
 from telegrad.launch import RankFailed
 from telegrad.sparse_vector import SparseVector
@@ -79,6 +80,9 @@ def test_calls_keep_to_the_bound_and_ties_to_2k(entries: str) -> None:
         assert 0 < row["bytes_of_bound"] <= 1
         assert row["bytes_over_4k"] == row["bytes_max"] / 120
         assert 30 - 7 <= row["kept"] <= 60
+        most = (max(row["given"], row["kept"]), 30, 6, 3000)
+        steps = {name: row[name] for name in ("cut", "exact", "balanced")}
+        assert row["bound_bytes"] == most_bytes(*most, **steps) <= most_bytes(*most)
 
 
 def test_recorded_gradients_are_summed_with_residuals() -> None:
