@@ -53,6 +53,12 @@ TOPK_MUTANTS = (
         "if (received <= total) co_return;",
     ),
     mutant(
+        "topk: each rank takes its own entries for what chance may bring an owner",
+        OKTOPK,
+        "const std::uint64_t excess = oktopk_excess(report_.local_most, size);",
+        "const std::uint64_t excess = oktopk_excess(mine_.nnz(), size);",
+    ),
+    mutant(
         "topk: two ranks cut slices differently",
         SLICES,
         "const std::uint64_t wanted = share_of(total, ranks_, i + 1);",
