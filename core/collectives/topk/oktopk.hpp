@@ -50,8 +50,9 @@ struct OkTopkSteps {
 };
 
 /// Bytes that a rank sends or receives at most in a call that does these steps, counts and headers included, where no value
-/// is rounded. A call that does none: up to 6.5 times 4 bytes (of `most`) for float, up to P = most/4 and 1 entry in 1,000. Formats that
-/// round have fewer for values, and a header of 32 bytes in each message of more than some entries.
+/// is rounded. For float, a call that does none of them moves at most 6.5 times 4 bytes for each of `most`, up to most/4 ranks
+/// and a dimension of 1,000 times `most`. Formats that round have fewer for values, and a header of 32 bytes in each message of
+/// more than some entries.
 template <class V>
 std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension,
                                 OkTopkSteps steps = {});
