@@ -24,7 +24,13 @@ void bind_past(nb::class_<Kept>& type) {
 void bind_topk_state(nb::module_& module) {
   nb::class_<KeptOkTopk> oktopk(module, "OkTopkState");
   oktopk.def_static("words_most", &oktopk_words_most, nb::arg("most"), nb::arg("ranks"))
-      .def_static("bytes_most", &oktopk_bytes_most<float>, nb::arg("most"), nb::arg("k"), nb::arg("ranks"), nb::arg("n"))
+      .def_static(
+          "bytes_most",
+          [](std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t n, bool cut, bool exact, bool balanced) {
+            return oktopk_bytes_most<float>(most, k, ranks, n, {.cut = cut, .exact = exact, .balanced = balanced});
+          },
+          nb::arg("most"), nb::arg("k"), nb::arg("ranks"), nb::arg("n"), nb::arg("cut") = true, nb::arg("exact") = true,
+          nb::arg("balanced") = true)
       .def(
           "__init__",
           [](KeptOkTopk* self, std::uint64_t k, std::uint64_t boundaries_every, std::uint64_t threshold_every,

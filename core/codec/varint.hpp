@@ -1,6 +1,7 @@
 #pragma once
 // Unsigned integers in seven bits a byte, the lowest first; the top bit of a byte says that another one follows (LEB128).
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,6 +14,13 @@ inline constexpr std::size_t kVarintBytesMost = 10;
 constexpr std::size_t varint_bytes(std::uint64_t value) {
   std::size_t bytes = 1;
   for (; value >= 0x80; value >>= 7) ++bytes;
+  return bytes;
+}
+
+/// What `count` numbers of this `sum` take at most: few of them are large.
+constexpr std::uint64_t varints_bytes_most(std::uint64_t count, std::uint64_t sum) {
+  std::uint64_t bytes = count;
+  for (sum >>= 7; sum > 0; sum >>= 7) bytes += std::min(count, sum);
   return bytes;
 }
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from rich.progress import TextColumn
 from lab.accuracy.fashion import DataMissing
 from lab.accuracy.runs import TASKS
 from lab.common.commands import TextFolder
-from lab.topk import balancing, measured, simulated, tables, traffic, weak_scaling
+from lab.topk import balancing, beside, measured, simulated, tables, traffic, weak_scaling
 from lab.topk.measured import MeasuredPlan
 from lab.topk.plots import picture_title, plot
 from lab.topk.processes import simulate_all, tasks_of
@@ -51,8 +52,8 @@ _ONLY_SIMULATED = ("patterns", "parameters", "weak", "balances", "training", "xi
 _ONLY_MEASURED = ("blocks", "samples", "seconds", "calibrates")
 _BYTES_RANKS = "4..1024"
 _BESIDE = ((256, 1000), (64, 4000))  # ranks and k of what another version does, too
-_ONLY_BYTES = ("ks", "beside")
-_NOT_BYTES = ("simulates", "network", "schemes", *_ONLY_SIMULATED, *_ONLY_MEASURED, "plot_file", "timeout")
+_ONLY_BYTES = ("ks", "other_python")
+_NOT_BYTES = ("simulates", "schemes", *_ONLY_SIMULATED, "blocks", "seconds", "calibrates", "plot_file", "timeout")
 
 
 def command(
@@ -73,10 +74,12 @@ def command(
         ),
     ] = False,
     ks: Annotated[str, typer.Option("--k", help="With --bytes: entries that sums keep; several.")] = "1000,4000,16000",
-    beside: Annotated[
+    other_python: Annotated[
         Path | None,
         typer.Option(
-            help="With --bytes: a Python whose telegrad is another version, which does some of the calls, too.",
+            "--beside",
+            help="With --bytes: a Python whose telegrad is another version, which does some of the calls, too; with "
+            "--network also calls over that.",
             show_default=False,
         ),
     ] = None,
@@ -169,6 +172,8 @@ def command(
         raise typer.BadParameter(f"{task} are several, and gradients are of one: give one", param_hint="--task")
     if counts_bytes:
         refuse_given(context, _NOT_BYTES, "--bytes has no such choice")
+        if other_python is None or network is None:
+            refuse_given(context, ("samples", "network"), "--bytes needs it for calls over a network, by --beside")
     else:
         refuse_given(context, _ONLY_BYTES, "it is for --bytes")
         for_other = _ONLY_MEASURED if simulates else _ONLY_SIMULATED
@@ -185,7 +190,8 @@ def command(
     recorder = _Recorder(console, tasks[0], steps, gradients, data, text, context)
     with tempfile.TemporaryDirectory(prefix="telegrad-topk-") as folder:
         if counts_bytes:
-            result = _count_bytes(console, counts, _ks(ks), calls, _only(densities), beside, recorder, Path(folder))
+            bytes_plan = _BytesPlan(counts, _ks(ks), calls, _only(densities), other_python, network, samples)
+            result = _count_bytes(console, bytes_plan, recorder, Path(folder))
         elif simulates:
             plan = SimulatedPlan(
                 tuple(counts), _only(densities), calls, chosen, _patterns(patterns), _virtual(network or "aries")
@@ -402,40 +408,65 @@ def _ks(text: str) -> list[int]:
     return found
 
 
-def _count_bytes(
-    console: Console,
-    ranks: list[int],
-    ks: list[int],
-    calls: int,
-    density: float,
-    beside: Path | None,
-    recorder: _Recorder,
-    folder: Path,
-) -> dict[str, Any]:
-    if beside is not None and not traffic.is_usable(beside):
+@dataclass(frozen=True)
+class _BytesPlan:
+    """``samples`` calls of each version over ``network``, if there is one."""
+
+    ranks: list[int]
+    ks: list[int]
+    calls: int
+    density: float
+    other_python: Path | None
+    network: str | None
+    samples: int
+
+
+def _count_bytes(console: Console, plan: _BytesPlan, recorder: _Recorder, folder: Path) -> dict[str, Any]:
+    if plan.other_python is not None and not traffic.is_usable(plan.other_python):
         raise typer.BadParameter(
-            f"{beside} is no Python with another telegrad: install one into a virtual environment, and name its python",
+            f"{plan.other_python} is no Python with another telegrad: install one into a virtual environment, and name "
+            "its python",
             param_hint="--beside",
         )
-    recorded_ranks = [count for count in traffic.RECORDED_RANKS if count <= ranks[-1]]
-    recording = Recording.load(recorder.file(recorded_ranks[-1], folder)) if recorded_ranks else None
-    asked = [one for one in _BESIDE if one[0] in ranks and one[1] in ks] if beside is not None else []
-    parts = traffic.parts_of(ranks, ks, calls, asked)
+    blocks = beside.BLOCKS if plan.network is not None else ()
+    recorded_ranks = [count for count in traffic.RECORDED_RANKS if count <= plan.ranks[-1]]
+    needed = max([*recorded_ranks, *([beside.RANKS] if blocks else [])], default=0)
+    recording = Recording.load(recorder.file(needed, folder)) if needed else None
+    asked = [one for one in _BESIDE if one[0] in plan.ranks and one[1] in plan.ks] if plan.other_python else []
+    parts = traffic.parts_of(plan.ranks, plan.ks, plan.calls, asked)
+    timed: list[simulated.Row] = []
     with counting(console, TextColumn("{task.fields[latest]}")) as bar:
-        shown = bar.add_task("counting bytes", total=len(parts) + len(recorded_ranks), latest="")
-        rows = traffic.all_rows(
-            parts,
-            beside,
-            recording,
-            density,
-            recorded_ranks,
-            on_done=lambda about: bar.update(shown, advance=1, latest=about),
-        )
+        total = len(parts) + len(recorded_ranks) + 2 * len(blocks) * plan.samples
+        shown = bar.add_task("counting bytes", total=total, latest="")
+
+        def done(about: str) -> None:
+            bar.update(shown, advance=1, latest=about)
+
+        if blocks:
+            assert plan.network is not None
+            assert plan.other_python is not None
+            assert recording is not None
+            (network,) = networks_of([plan.network])
+            versions = {traffic.THIS: Path(sys.executable), traffic.BESIDE: plan.other_python.absolute()}
+            for count in blocks:
+                timed += beside.timed_rows(
+                    versions,
+                    recording,
+                    plan.density,
+                    network=network,
+                    blocks=count,
+                    samples=plan.samples,
+                    on_sample=done,
+                )
+        rows = traffic.all_rows(parts, plan.other_python, recording, plan.density, recorded_ranks, on_done=done)
     console.print(tables.traffic_table(traffic.summary(rows), "bytes of the busiest rank over 4k, everything counted"))
-    said = traffic.ratios(rows)
+    if timed:
+        console.print(tables.beside_table(timed))
+    said = [*traffic.ratios(rows), *beside.timed_ratios(timed)]
     for line in said:
         console.print(f"this version beside the other: {line}", highlight=False)
-    return {"rows": rows, "ratios": said, "about": {**traffic.ABOUT, "gradients": recorder.about}}
+    about = {**traffic.ABOUT, **(beside.ABOUT if timed else {}), "gradients": recorder.about}
+    return {"rows": rows, "timed": timed, "ratios": said, "about": about}
 
 
 def _measure(

@@ -279,9 +279,13 @@ def most_words(k: int, ranks: int) -> int:
     return _core.OkTopkState.words_most(k, ranks)
 
 
-def most_bytes(most: int, k: int, ranks: int, n: int) -> int:
-    """What a rank sends or receives at most in bytes, counts and headers included; ``most`` is the larger count."""
-    return _core.OkTopkState.bytes_most(most, k, ranks, n)
+def most_bytes(
+    most: int, k: int, ranks: int, n: int, *, cut: bool = True, exact: bool = True, balanced: bool = True
+) -> int:
+    """What a rank sends or receives at most in bytes, counts and headers included; ``most`` is the larger count.
+
+    Of a call that cuts slices, finds the threshold or makes shares alike, as its report says."""
+    return _core.OkTopkState.bytes_most(most, k, ranks, n, cut, exact, balanced)
 
 
 def _most(found: Measurement) -> int:

@@ -180,6 +180,24 @@ def traffic_table(lines: Sequence[Sequence[str]], title: str) -> Table:
     return table
 
 
+def beside_table(rows: Sequence[Row]) -> Table:
+    """Of ``lab.topk.beside.timed_rows``."""
+    table = _table(
+        "calls over a network, in turn", ["version", "network", "ranks", "k", "median", "mean", "bytes", "exact"]
+    )
+    for row in rows:
+        table.add_row(
+            row["version"],
+            row["network"],
+            str(row["ranks"]),
+            f"{row['k']:,}",
+            *(duration(row[name]) for name in ("median_s", "mean_s")),
+            f"{row['bytes'] / 1e3:,.0f} kB",
+            f"{row['exact']}/{row['samples']}",
+        )
+    return table
+
+
 def measured_table(rows: Sequence[Row], title: str) -> Table:
     """The measured schemes, the slowest first."""
     table = _table(

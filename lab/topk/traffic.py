@@ -31,7 +31,7 @@ ABOUT = {
     "network": f"virtual time, alpha {ALPHA_S * 1e6:g} us, beta {BETA_S_PER_BYTE * 1e9:g} ns a byte, wire 'raw'",
     "bytes_over_4k": "of the rank that sends or receives most, everything counted: entries, headers and counts; 2 is "
     "what k entries of 8 bytes are",
-    "bound_bytes": "what no rank exceeds in a call of this version (OkTopkState.bytes_most)",
+    "bound_bytes": "what no rank exceeds in such a call of this version (OkTopkState.bytes_most)",
     "version": "this one; beside: the telegrad of --beside",
 }
 """What the fields of a row mean, for result files."""
@@ -113,7 +113,8 @@ def _with_bytes(row: Row) -> Row:
 
 
 def _judged(row: Row) -> Row:
-    bound = most_bytes(max(row["given"], row["kept"]), row["k"], row["ranks"], row["n"])
+    steps = {name: row[name] for name in ("cut", "exact", "balanced")}
+    bound = most_bytes(max(row["given"], row["kept"]), row["k"], row["ranks"], row["n"], **steps)
     return _with_bytes(row) | {"bound_bytes": bound, "bytes_of_bound": row["bytes_max"] / bound}
 
 

@@ -79,7 +79,8 @@ void check_call(const std::vector<Input<V>>& inputs, std::uint64_t n, const OkTo
     const std::uint64_t most = std::max(local_most, report.selected);
     const auto size = static_cast<Rank>(results.size());
     EXPECT(report.words_most() <= oktopk_words_most(most, size));
-    EXPECT(report.bytes_most() <= oktopk_bytes_most<V>(most, settings.k, size, n));
+    const OkTopkSteps steps{.cut = report.cut, .exact = report.exact, .balanced = report.balanced};
+    EXPECT(report.bytes_most() <= oktopk_bytes_most<V>(most, settings.k, size, n, steps));
     EXPECT(report.selected <= 2 * settings.k);
     if (!report.exact) {  // then it is near k, or all there is
       EXPECT(report.selected <= settings.k + settings.k / 4);

@@ -11,6 +11,7 @@ SHARES = "collectives/topk/allgather_shares.cpp"
 COUNTS = "collectives/support/sum_counts.cpp"
 SHORT_SHARES = "collectives/topk/short_shares.cpp"
 ENTRY_SETS = "codec/entry_sets.cpp"
+SHORT_NUMBERS = "codec/short_numbers.cpp"
 SPLIT = "collectives/sparse/split.cpp"
 PACKED_VALUES = "codec/pack_values.cpp"
 
@@ -50,6 +51,12 @@ TOPK_MUTANTS = (
         OKTOPK,
         "if (received <= report_.local_most + (is_due(settings_.boundaries_every) ? excess / 2 : excess)) co_return;",
         "if (received <= total) co_return;",
+    ),
+    mutant(
+        "topk: each rank takes its own entries for what chance may bring an owner",
+        OKTOPK,
+        "const std::uint64_t excess = oktopk_excess(report_.local_most, size);",
+        "const std::uint64_t excess = oktopk_excess(mine_.nnz(), size);",
     ),
     mutant(
         "topk: two ranks cut slices differently",
@@ -105,6 +112,49 @@ TOPK_MUTANTS = (
         COUNTS,
         "for_each(0, now.blocks(), [&](std::size_t i) {",
         "for_each(0, round + 1 < halving_rounds(size) ? now.blocks() : 0, [&](std::size_t i) {",
+    ),
+    mutant(
+        "topk: a moved threshold keeps what the one before it would",
+        OKTOPK,
+        "co_await keep_from(keys[place]);",
+        "co_await keep_from(keys[place > 0 ? place - 1 : 0]);",
+    ),
+    mutant(
+        "topk: each rank moves the threshold by what it alone would keep",
+        OKTOPK,
+        "co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));\n    const auto off",
+        "for (std::uint64_t& count : counts) count *= net_.size();\n    const auto off",
+    ),
+    mutant(
+        "topk: a threshold that is moved to is taken however far off k it is",
+        OKTOPK,
+        "if (!is_near(*nearest, false, settings_.k)) co_return false;",
+        "if (*nearest == 0) co_return false;",
+    ),
+    mutant(
+        "topk: equal sums are dropped to k instead of 2k",
+        OKTOPK,
+        "std::uint64_t dropped = report_.selected - 2 * settings_.k;",
+        "std::uint64_t dropped = report_.selected - settings_.k;",
+    ),
+    mutant(
+        "topk: of a bin of more entries than are gathered the largest is taken for the threshold",
+        THRESHOLD,
+        "if (left == 0 || counts[digit] > gathered_most(k)) continue;",
+        "if (left == 0) continue;\n    if (counts[digit] > gathered_most(k)) "
+        "co_return prefix << left | ((std::uint64_t{1} << left) - 1);",
+    ),
+    mutant(
+        "topk: bins are as many as an even distribution needs, and none is looked into",
+        SLICES,
+        "if ((!is_fixed_ && found[bin] <= enough_) || cut.within.size() <= 1)",
+        "if (!is_fixed_ || cut.within.size() <= 1)",
+    ),
+    mutant(
+        "counts: of a run of zeros one is forgotten",
+        SHORT_NUMBERS,
+        "zeros = more + kZerosLeast; zeros > 0; --zeros)",
+        "zeros = more + kZerosLeast; zeros > 1; --zeros)",
     ),
     mutant(
         "topk: of equal sums the last ranks' stay",

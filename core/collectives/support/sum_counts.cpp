@@ -9,6 +9,7 @@
 
 #include "base/check.hpp"
 #include "codec/short_numbers.hpp"
+#include "codec/varint.hpp"
 #include "collectives/support/halving.hpp"
 #include "collectives/support/partition.hpp"
 
@@ -16,6 +17,8 @@ namespace telegrad {
 namespace {
 
 constexpr std::size_t kDoubledMost = 256;  // counts
+
+std::uint64_t rounds_of(Rank ranks) { return std::bit_width(ranks - 1); }
 
 Transport::Failing fail_damaged_counts(Transport& net, Rank from) {
   return net.fail(from, "rank " + std::to_string(from) + " sent damaged counts");
@@ -167,9 +170,12 @@ Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size
       [&] { std::ranges::fill(counts, std::uint64_t{0}); });
 }
 
-std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::size_t count_bytes) {
-  const std::uint64_t times = counts > kDoubledMost ? 2 : std::bit_width(ranks);
-  return times * counts * count_bytes;
+std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::uint64_t total) {
+  return (counts > kDoubledMost ? 2 : rounds_of(ranks)) * varints_bytes_most(counts, total + counts);
+}
+
+std::uint64_t gather_counts_bytes_most(Rank ranks, std::uint64_t total) {
+  return varints_bytes_most(ranks, rounds_of(ranks) * total + ranks);
 }
 
 Task<std::vector<std::uint64_t>> gather_counts(Transport& net, std::span<const std::uint64_t> mine, SparseTraffic& traffic,

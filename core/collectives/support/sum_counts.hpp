@@ -16,13 +16,15 @@ namespace telegrad {
 Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima, SparseTraffic& traffic,
                       Step first_step);
 inline constexpr Step kSumCountsSteps = 128;
-/// No rank sends or receives more, where each count takes `count_bytes` at most, summed or not.
-std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::size_t count_bytes);
+/// No rank sends or receives more, where all ranks' counts have this `total` together.
+std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::uint64_t total);
 
 /// Every rank's `mine`, one behind the other; all pass as many. Bruck's allgather. Uses kGatherCountsSteps.
 Task<std::vector<std::uint64_t>> gather_counts(Transport& net, std::span<const std::uint64_t> mine, SparseTraffic& traffic,
                                                Step first_step);
 inline constexpr Step kGatherCountsSteps = 32;
+/// No rank sends or receives more, where each passes one.
+std::uint64_t gather_counts_bytes_most(Rank ranks, std::uint64_t total);
 
 /// keys = all ranks' keys, ascending; there are `total` of them. By recursive doubling. Uses kMergeKeysSteps.
 Task<void> merge_keys(Transport& net, std::vector<std::uint64_t>& keys, std::size_t total, SparseTraffic& traffic,

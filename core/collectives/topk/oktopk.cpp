@@ -33,6 +33,7 @@
 #include "codec/varint.hpp"
 #include "collectives/sparse/messages.hpp"
 #include "collectives/sparse/split.hpp"
+#include "collectives/support/allgather_short.hpp"
 #include "collectives/support/sum_counts.hpp"
 #include "collectives/topk/allgather_shares.hpp"
 #include "collectives/topk/pooled_slices.hpp"
@@ -45,6 +46,7 @@ namespace {
 
 constexpr std::size_t kBucketBytes = std::size_t{256} << 10;  // of a share, about
 constexpr std::size_t kBucketsMost = 8;
+constexpr std::uint64_t kHeaderBytesMost = 40;  // with padding
 constexpr Step kManySteps = Step{1} << 31;  // room for gathering all sums
 
 // Entries of a bin beyond which it is not divided, once slices are cut: so they need not be cut again at once.
@@ -414,17 +416,40 @@ std::uint64_t oktopk_excess(std::uint64_t most, Rank ranks) {
 }
 
 template <class V>
-std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension) {
+std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension, OkTopkSteps steps) {
   if (ranks == 1) return 0;
-  const std::size_t count_bytes = varint_bytes(2 * ranks * most + 2);
-  const std::size_t index_bytes = dimension > (std::uint64_t{1} << 28) ? 5 : 4;
-  const std::uint64_t entries = oktopk_words_most(most, ranks) / 2 * (index_bytes + sizeof(V));
-  const std::uint64_t headers = 4 * most;  // of a share that has one a tenth at most
-  const std::uint64_t checks = sum_counts_bytes_most(ranks + 2, ranks, count_bytes);
-  const std::uint64_t gathered = std::uint64_t{4} * ranks * count_bytes;
-  const std::uint64_t tried = sum_counts_bytes_most(kTried, ranks, count_bytes);
-  return entries + headers + checks + gathered + tried + threshold_bytes_most<V>(k, ranks, count_bytes) +
-         pooled_slices_bytes_most(dimension, ranks, most, enough_of(oktopk_excess(most, ranks), ranks), count_bytes);
+  const std::uint64_t total = ranks * most;
+  const std::uint64_t excess = oktopk_excess(most, ranks);
+  const bool may_be_short = are_short<V>(most, ranks, {.indices = IndexFormat::raw32});
+  const bool may_have_headers = !are_short<V>(most, ranks, {.indices = IndexFormat::packed});
+  // Of `entries`, in so many messages with headers, or in such as have none and lie in ranges that are `within` long together.
+  const auto shares = [&](std::uint64_t entries, std::uint64_t messages, std::uint64_t within) {
+    const std::uint64_t short_bytes = entries * sizeof(V) + varints_bytes_most(entries, within);
+    const std::uint64_t with_headers = entries * (sizeof(std::uint32_t) + sizeof(V)) + messages * kHeaderBytesMost;
+    return std::max(may_be_short ? short_bytes : 0, may_have_headers ? with_headers : 0);
+  };
+  const std::uint64_t everywhere = ranks * dimension;
+  const std::uint64_t messages = ranks * std::clamp<std::uint64_t>(most * (4 + sizeof(V)) / ranks / kBucketBytes, 1, kBucketsMost);
+  std::uint64_t sent = shares(most, messages, dimension);
+  std::uint64_t received = shares(most + excess, messages, everywhere);
+  if (steps.balanced) {
+    sent += shares(most, ranks, everywhere) + shares(most + ranks, ranks, everywhere);
+    received += shares(most / ranks + 1, ranks, everywhere) + shares(most, ranks, everywhere);
+  } else {
+    const bool may_double = most * (4 + sizeof(V)) / ranks <= kShortMessageBytes;
+    const std::uint64_t rounds = std::bit_width(ranks - 1);
+    sent += shares(may_double ? 2 * most + ranks : most, ranks, rounds * dimension);
+    received += shares(most, ranks, dimension);
+  }
+  // What owners would receive, all entries, the most of a rank; what is kept by a useless threshold, and by the right one.
+  const std::uint64_t checks = sum_counts_bytes_most(ranks + 2, ranks, 2 * total + most);
+  const std::uint64_t gathered = gather_counts_bytes_most(ranks, 2 * total + ranks) +
+                                 gather_counts_bytes_most(ranks, 2 * most + ranks);
+  const std::uint64_t tried = sum_counts_bytes_most(kTried, ranks, kTried * total);
+  std::uint64_t bytes = std::max(sent, received) + checks + gathered + tried;
+  if (steps.exact) bytes += threshold_bytes_most<V>(k, ranks, total) + gather_counts_bytes_most(ranks, most);
+  if (steps.cut) bytes += pooled_slices_bytes_most(dimension, ranks, most, enough_of(excess, ranks));
+  return bytes;
 }
 
 template <class V>
@@ -435,7 +460,7 @@ Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseVector<V> mine, OkTopk
 }
 
 #define TELEGRAD_INSTANTIATE(V)                                                                                    \
-  template std::uint64_t oktopk_bytes_most<V>(std::uint64_t, std::uint64_t, Rank, std::uint64_t);                  \
+  template std::uint64_t oktopk_bytes_most<V>(std::uint64_t, std::uint64_t, Rank, std::uint64_t, OkTopkSteps);     \
   template Task<OkTopkSum<V>> allreduce_oktopk(Transport&, SparseVector<V>, OkTopkSettings, OkTopkState, Reduction, \
                                                WireFormat, std::span<float>);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)

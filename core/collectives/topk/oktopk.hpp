@@ -42,12 +42,20 @@ std::uint64_t oktopk_excess(std::uint64_t most, Rank ranks);
 /// Words that a rank moves at most in a call, of `most` = k' below.
 inline std::uint64_t oktopk_words_most(std::uint64_t most, Rank ranks) { return 6 * most + 2 * oktopk_excess(most, ranks); }
 
-/// Bytes that a rank sends or receives at most in a call, counts and headers included, where no value is rounded: entries
-/// 4 + sizeof(V) bytes each, about 2·log2 P bytes of counts for each rank or 6 if there are many, some √k·log2 P for a threshold,
-/// and where slices are cut some bytes for each bin and level. Formats that round have fewer for
-/// values, and a header of 32 bytes in each message of more than some entries.
+/// What only some calls do, as their reports say: they cut slices, find the threshold anew, make shares alike.
+struct OkTopkSteps {
+  bool cut = true;
+  bool exact = true;
+  bool balanced = true;
+};
+
+/// Bytes that a rank sends or receives at most in a call that does these steps, counts and headers included, where no value
+/// is rounded. For float, a call that does none of them moves at most 6.5 times 4 bytes for each of `most`, up to most/4 ranks
+/// and a dimension of 1,000 times `most`. Formats that round have fewer for values, and a header of 32 bytes in each message of
+/// more than some entries.
 template <class V>
-std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension);
+std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks, std::uint64_t dimension,
+                                OkTopkSteps steps = {});
 
 /// Top-k of the sum (or mean) of all ranks' vectors: Topk(Σ mine), the same bits on every rank, each sum formed in the order
 /// of ranks. `mine`: sparse (CHECKed), what this rank has selected of its own, any number of entries. With k' the largest

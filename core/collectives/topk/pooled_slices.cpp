@@ -141,13 +141,13 @@ Task<Partition> pooled_slices(Transport& net, std::span<const std::uint32_t> ind
   co_return Partition(std::span<const std::uint64_t>(cutting.lengths(dimension)));
 }
 
-std::uint64_t pooled_slices_bytes_most(std::uint64_t dimension, Rank ranks, std::uint64_t mean, std::uint64_t enough,
-                                       std::size_t count_bytes) {
+std::uint64_t pooled_slices_bytes_most(std::uint64_t dimension, Rank ranks, std::uint64_t mean, std::uint64_t enough) {
   const std::size_t bins = bins_of(ranks, mean, enough);
-  std::uint64_t bytes = sum_counts_bytes_most(bins, ranks, count_bytes);
+  const std::uint64_t total = mean * ranks;
+  std::uint64_t bytes = sum_counts_bytes_most(bins, ranks, total);
   const std::size_t others = std::max(bins, kBinsOfRange * ranks);
   for (std::uint64_t range = dimension / bins + 1; range > 1; range = (range + kBinsOfRange - 1) / kBinsOfRange) {
-    bytes += std::max(sum_counts_bytes_most(others, ranks, count_bytes), sum_counts_bytes_most(256, ranks, count_bytes));
+    bytes += std::max(sum_counts_bytes_most(others, ranks, total), sum_counts_bytes_most(256, ranks, total));
   }
   return bytes;
 }

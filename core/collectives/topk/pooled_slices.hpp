@@ -23,9 +23,8 @@ struct PooledSlices {
 Task<Partition> pooled_slices(Transport& net, std::span<const std::uint32_t> indices, std::uint64_t dimension,
                               std::uint64_t total, std::uint64_t enough, SparseTraffic& traffic, Step first_step);
 
-/// No rank moves more for it, of at most T/P = `mean`, where a count has `count_bytes` at most.
-std::uint64_t pooled_slices_bytes_most(std::uint64_t dimension, Rank ranks, std::uint64_t mean, std::uint64_t enough,
-                                       std::size_t count_bytes);
+/// No rank moves more for it, of at most T/P = `mean`.
+std::uint64_t pooled_slices_bytes_most(std::uint64_t dimension, Rank ranks, std::uint64_t mean, std::uint64_t enough);
 
 /// The same, to within P, in messages whose number and sizes follow from P and the dimension alone. `most` is not set: no
 /// rank says it.

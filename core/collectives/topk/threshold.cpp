@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "codec/sparse_vector.hpp"
+#include "codec/varint.hpp"
 #include "collectives/support/sum_counts.hpp"
 
 namespace telegrad {
@@ -65,16 +66,17 @@ Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> valu
 }
 
 template <class V>
-std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::size_t count_bytes) {
+std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::uint64_t total) {
   const unsigned bits = digit_bits(k);
   const std::uint64_t digits = (kMantissaBits<V> + bits - 1) / bits;
-  const std::uint64_t counts = sum_counts_bytes_most(std::size_t{1} << (kBits<V> - kMantissaBits<V>), ranks, count_bytes) +
-                               digits * sum_counts_bytes_most(std::size_t{1} << bits, ranks, count_bytes);
-  return counts + std::bit_width(ranks) * gathered_most(k) * (kMantissaBits<V> / 7 + 1);
+  const std::uint64_t counts = sum_counts_bytes_most(std::size_t{1} << (kBits<V> - kMantissaBits<V>), ranks, total) +
+                               digits * sum_counts_bytes_most(std::size_t{1} << bits, ranks, total);
+  const std::uint64_t keys = varints_bytes_most(gathered_most(k), std::uint64_t{1} << kMantissaBits<V>);
+  return counts + std::bit_width(ranks - 1) * keys;
 }
 
 #define TELEGRAD_INSTANTIATE(V) \
-  template std::uint64_t threshold_bytes_most<V>(std::uint64_t, Rank, std::size_t); \
+  template std::uint64_t threshold_bytes_most<V>(std::uint64_t, Rank, std::uint64_t); \
   template Task<std::uint64_t> global_threshold_key(Transport&, std::span<const V>, std::uint64_t, SparseTraffic&, Step);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE

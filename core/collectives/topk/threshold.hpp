@@ -16,9 +16,9 @@ namespace telegrad {
 template <class V>
 Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> values, std::uint64_t k,
                                          SparseTraffic& traffic, Step first_step);
-/// No rank moves more for it, where a count has `count_bytes` at most.
+/// No rank moves more for it, of at most `total` values.
 template <class V>
-std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::size_t count_bytes);
+std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::uint64_t total);
 inline constexpr Step kThresholdSteps = Step{1} << 12;
 
 }  // namespace telegrad

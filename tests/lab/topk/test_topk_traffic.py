@@ -13,10 +13,22 @@ import typer
 from topk_recordings import recording
 from typer.testing import CliRunner
 
-from lab.topk import command, made_up_calls
+from lab.topk import beside, command, made_up_calls, timed_calls
 from lab.topk.made_up_calls import made, rows_of
+from lab.topk.schemes import most_bytes
 from lab.topk.traffic import BESIDE, THIS, Part, all_rows, made_up_rows, parts_of, ratios, recorded_rows, summary
+from telegrad.launch import RankFailed
 from telegrad.sparse_vector import SparseVector
+
+# Answers as a rank does, with a checksum of its own for each version.
+_SAYS_ITS_VERSION = """
+import json, os, sys, zlib
+folder, version = sys.argv[1:3]
+print(json.dumps({"ready": True}), flush=True)
+for _ in open(f"{folder}/{version}-{os.environ['TELEGRAD_RANK']}"):
+    row = {"seconds": 1.0, "bytes": 1, "checksum": zlib.crc32(version.encode()), "exact": True}
+    print(json.dumps(row), flush=True)
+"""
 
 _app = typer.Typer()
 _app.command()(command.command)
@@ -68,6 +80,9 @@ def test_calls_keep_to_the_bound_and_ties_to_2k(entries: str) -> None:
         assert 0 < row["bytes_of_bound"] <= 1
         assert row["bytes_over_4k"] == row["bytes_max"] / 120
         assert 30 - 7 <= row["kept"] <= 60
+        most = (max(row["given"], row["kept"]), 30, 6, 3000)
+        steps = {name: row[name] for name in ("cut", "exact", "balanced")}
+        assert row["bound_bytes"] == most_bytes(*most, **steps) <= most_bytes(*most)
 
 
 def test_recorded_gradients_are_summed_with_residuals() -> None:
@@ -143,11 +158,66 @@ def test_the_command_writes_rows_and_says_both_versions(
     assert result["about"]["gradients"] == "gradients of lstm after 5 steps"
 
 
+def test_calls_over_a_network_are_of_both_versions_in_turn(
+    tmp_path: Path, other_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, written = tmp_path / "gradients.npz", tmp_path / "rows.json"
+    recording(8).save(kept)
+    monkeypatch.setattr(beside, "BLOCKS", (1, 2))
+    monkeypatch.setattr(beside, "_CALIBRATION_S", 0.5)
+    options = ["--bytes", "--ranks", "2", "--k", "20", "--calls", "1", "--gradients", str(kept), "--samples", "3"]
+    status, said = _run(*options, "--beside", str(other_python), "--network", "tcp", "--json", str(written))
+    assert status == 0
+    assert "8 ranks over tcp, recorded gradients, k = 36" in said
+    rows = json.loads(written.read_text())["timed"]
+    assert [(row["version"], row["blocks"], row["k"]) for row in rows] == [
+        ("this", 1, 36),
+        ("beside", 1, 36),
+        ("this", 2, 72),
+        ("beside", 2, 72),
+    ]
+    for row in rows:
+        assert (row["network"], row["ranks"], row["samples"], row["exact"]) == ("tcp", 8, 3, 1)
+        assert row["n"] == row["blocks"] * recording().elements
+        assert 0 < row["min_s"] <= row["median_s"]
+    for this, other in zip(rows[::2], rows[1::2], strict=True):
+        assert other["bytes"] == pytest.approx(this["bytes"], rel=0.2)  # each chooses its own messages
+
+
+def test_each_version_of_a_timed_call_takes_its_turn_and_all_sums_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    program = tmp_path / "wrong.py"
+    program.write_text(_SAYS_ITS_VERSION)
+    monkeypatch.setattr(timed_calls, "__file__", str(program))
+    versions = {THIS: Path(sys.executable), BESIDE: Path(sys.executable)}
+    with pytest.raises(RuntimeError, match="differ in the first sum, which is exact: 2 checksums"):
+        beside.timed_rows(
+            versions, recording(), 0.01, network="tcp", ranks=2, blocks=1, samples=4, on_sample=seen.append
+        )
+    order = [said.partition(":")[0] for said in seen]
+    assert order == [THIS, BESIDE, BESIDE, THIS, THIS, BESIDE, BESIDE, THIS]
+
+
+def test_a_timed_rank_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "fails.py"
+    program.write_text("import sys\nsys.exit('no such collective')\n")
+    monkeypatch.setattr(timed_calls, "__file__", str(program))
+    with pytest.raises(RankFailed, match="no such collective"):
+        beside.timed_rows({THIS: Path(sys.executable)}, recording(), 0.01, network="tcp", ranks=2, blocks=1, samples=1)
+    program.write_text("")
+    with pytest.raises(RuntimeError, match="ranks ended before they were told to"):
+        beside.timed_rows({THIS: Path(sys.executable)}, recording(), 0.01, network="tcp", ranks=2, blocks=1, samples=1)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         (("--bytes", "--simulate"), "--bytes has no such choice"),
-        (("--bytes", "--network", "1gbit"), "--bytes has no such choice"),
+        (("--bytes", "--network", "1gbit"), "--bytes needs it for calls over a network, by --beside"),
+        (("--bytes", "--samples", "5"), "--bytes needs it for calls over a network, by --beside"),
+        (("--bytes", "--blocks", "5"), "--bytes has no such choice"),
         (("--k", "5"), "it is for --bytes"),
         (("--bytes", "--k", "0"), "is no list of numbers of entries"),
         (("--bytes", "--k", "5,x"), "is no list of numbers of entries"),

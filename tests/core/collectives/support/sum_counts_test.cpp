@@ -2,8 +2,10 @@
 #include "testing.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,8 @@ Counts drawn(std::size_t size, Random& random) {
   return counts;
 }
 
+std::uint64_t total_of(const Counts& counts) { return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}); }
+
 TEST("sums and maxima of few and of many counts, within the bytes that are promised") {
   for (const World world : kWorlds) {
     for (const Rank size : kSizes) {
@@ -38,8 +42,10 @@ TEST("sums and maxima of few and of many counts, within the bytes that are promi
           Random random(size + length);
           std::vector<Counts> counts;
           Counts expected(length);
+          std::uint64_t total = 0;
           for (Rank rank = 0; rank < size; ++rank) {
             counts.push_back(drawn(length, random));
+            total += total_of(counts[rank]);
             for (std::size_t i = 0; i < length; ++i) {
               const std::uint64_t count = counts[rank][i];
               expected[i] = i < length - maxima ? expected[i] + count : std::max(expected[i], count);
@@ -56,7 +62,7 @@ TEST("sums and maxima of few and of many counts, within the bytes that are promi
             EXPECT(counts[rank] == expected);
             EXPECT_EQ(traffic[rank].control_bytes_sent, moved[rank].sent);
             EXPECT_EQ(traffic[rank].control_bytes_received, moved[rank].received);
-            EXPECT(std::max(moved[rank].sent, moved[rank].received) <= sum_counts_bytes_most(length, size, 4));
+            EXPECT(std::max(moved[rank].sent, moved[rank].received) <= sum_counts_bytes_most(length, size, total));
           }
         }
       }
@@ -80,6 +86,7 @@ TEST("every rank gets every rank's counts, and all keys in order") {
           all_keys.insert(all_keys.end(), keys[rank].begin(), keys[rank].end());
         }
         std::ranges::sort(all_keys);
+        const std::size_t keys_most = std::bit_width(size) * most_key_bytes(all_keys.size());
         std::vector<Counts> found(size);
         std::vector<SparseTraffic> traffic(size);
         const auto run = [&](Transport& net) -> Task<void> {
@@ -89,6 +96,7 @@ TEST("every rank gets every rank's counts, and all keys in order") {
         EXPECT(run_ranks(world, size, [&](Rank) { return request_of(run); }, size).all_succeeded());
         for (Rank rank = 0; rank < size; ++rank) {
           EXPECT(found[rank] == all);
+          if (length == 1) EXPECT(traffic[rank].control_bytes_sent <= gather_counts_bytes_most(size, total_of(all)) + keys_most);
           EXPECT(keys[rank] == all_keys);
         }
       }

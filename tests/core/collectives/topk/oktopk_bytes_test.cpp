@@ -53,11 +53,12 @@ TEST("of 1,024 ranks too") {
 // all ranks or not, of equal values or of all exponents, on few ranks or on all.
 class Adversary {
  public:
-  explicit Adversary(std::uint64_t seed) : random_(seed) {
+  explicit Adversary(std::uint64_t seed, Rank ranks = 0, std::uint64_t k_most = 60) : random_(seed) {
     size = static_cast<Rank>(1 + random_.below(random_.below(8) == 0 ? 40 : 10));
     if (seed % 100 == 7) size = static_cast<Rank>(64 + random_.below(70));
-    n = 1 + random_.below(random_.below(3) == 0 ? 1'000'000 : 3000);
-    settings = {.k = 1 + random_.below(60),
+    if (ranks > 0) size = ranks;
+    n = 1 + random_.below(random_.below(3) == 0 ? 1'000'000 : 50 * k_most);
+    settings = {.k = 1 + random_.below(k_most),
                 .boundaries_every = 1 + random_.below(5),
                 .threshold_every = 1 + random_.below(5),
                 .balance_factor = random_.below(2) == 0 ? 4.0 : 1.0 + 3.0 * random_.uniform()};
@@ -109,16 +110,43 @@ class Adversary {
   float scale_ = 1.0F;
 };
 
+void check_calls(Adversary adversary, std::uint64_t seed, int calls = 5) {
+  OkTopkState state;
+  for (int time = 0; time < calls; ++time) {
+    const auto inputs = adversary.next();
+    const auto results = call(seed % 2 == 0 ? World::simulated : World::local, inputs, adversary.n, adversary.settings, state,
+                              Reduction::sum, seed % 3 == 0 ? IndexFormat::packed : IndexFormat::raw32, seed);
+    check_call(inputs, adversary.n, adversary.settings, Reduction::sum, results);
+    state = results[0].state;
+  }
+}
+
 TEST("no call of 10,000 breaks a bound, whatever the ranks hold") {
-  for (std::uint64_t seed = 0; seed < 2000; ++seed) {
-    Adversary adversary(seed);
-    OkTopkState state;
-    for (int time = 0; time < 5; ++time) {
-      const auto inputs = adversary.next();
-      const auto results = call(seed % 2 == 0 ? World::simulated : World::local, inputs, adversary.n, adversary.settings, state,
-                                Reduction::sum, seed % 3 == 0 ? IndexFormat::packed : IndexFormat::none, seed);
-      check_call(inputs, adversary.n, adversary.settings, Reduction::sum, results);
-      state = results[0].state;
+  for (std::uint64_t seed = 0; seed < 2000; ++seed) check_calls(Adversary(seed), seed);
+}
+
+TEST("nor does one whose messages have headers") {
+  for (std::uint64_t seed = 0; seed < 120; ++seed) {
+    check_calls(Adversary(seed, static_cast<Rank>(2 + seed % 7), 4000), seed);
+  }
+  for (std::uint64_t seed = 0; seed < 6; ++seed) check_calls(Adversary(seed, 2, 100'000), seed);
+}
+
+TEST("nor does one among up to 1,024 ranks") {
+  check_calls(Adversary(0, 1024, 20), 0, 2);
+  check_calls(Adversary(2, 1024), 2, 2);
+  check_calls(Adversary(4, 257), 4, 2);
+}
+
+TEST("a call that cuts no slices and keeps its threshold moves 6.5 times 4k' bytes at most, up to k'/4 ranks") {
+  for (const std::uint64_t k : {100U, 1000U, 2000U, 4000U, 16'000U, 50'000U, 250'000U}) {
+    for (Rank size = 2; size <= 1024 && 4 * size <= k; ++size) {
+      for (const std::uint64_t n : {2 * k, 100 * k, 1000 * k}) {
+        const OkTopkSteps none{.cut = false, .exact = false, .balanced = false};
+        const OkTopkSteps balanced{.cut = false, .exact = false, .balanced = true};
+        EXPECT(2 * oktopk_bytes_most<float>(k, k, size, n, none) <= 13 * 4 * k);
+        EXPECT(oktopk_bytes_most<float>(k, k, size, n, balanced) <= 7 * 4 * k);
+      }
     }
   }
 }
