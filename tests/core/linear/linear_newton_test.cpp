@@ -84,7 +84,7 @@ Found solve(const Newton::Problem& problem, std::size_t threads = 1) {
 constexpr Loss kLosses[] = {Loss::logistic, Loss::hinge, Loss::squared_hinge, Loss::squared_error};
 
 TEST("no model near the one found has a lower objective, with few features and with many") {
-  for (const std::size_t features : {20UL, 400UL}) {
+  for (const std::size_t features : {20UL, 90UL, 400UL}) {
     const Task task(features);
     for (const Loss loss : kLosses) {
       const Found found = solve(task.problem(loss));
@@ -115,7 +115,7 @@ TEST("the gap of the hinge is at least what a further training wins") {
 }
 
 TEST("threads change no bit") {
-  for (const std::size_t features : {20UL, 400UL}) {
+  for (const std::size_t features : {20UL, 90UL, 400UL}) {
     const Task task(features);
     for (const Loss loss : kLosses) {
       const Found one = solve(task.problem(loss, 1e-4)), three = solve(task.problem(loss, 1e-4), 3);
@@ -181,7 +181,7 @@ std::vector<Found> among(const Newton::Problem& whole, const std::vector<std::si
 
 TEST("any number of ranks finds the same bits") {
   for (const float scale : {1.0F, 1e5F}) {
-    for (const std::size_t features : {20UL, 400UL}) {
+    for (const std::size_t features : {20UL, 90UL, 400UL}) {
       Task task(features);
       for (std::size_t e = 0; e < task.sample.values.size(); ++e) {
         if (task.sample.indices[e] % 3 == 0) task.sample.values[e] *= scale;
