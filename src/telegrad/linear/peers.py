@@ -40,11 +40,6 @@ class Task:
     matrix: Any
     labels: Any
 
-    @property
-    def inverse_penalty(self) -> float:
-        """``C`` of liblinear and scikit-learn."""
-        return 1 / (self.l2 * self.matrix.shape[0])
-
     def objective(self, weights: Weights) -> float:
         losses = losses_of(self.loss, self.matrix @ weights, self.labels)
         return float(losses.mean()) + self.l2 / 2 * float(weights @ weights)
@@ -58,7 +53,7 @@ def liblinear(task: Task) -> Fit:
 
     def fit(tolerance: float | None) -> Weights:
         ends = "" if tolerance is None else f"-e {tolerance}"
-        options = f"-s {SOLVERS[task.loss]} -c {task.inverse_penalty!r} {ends} -q"
+        options = f"-s {SOLVERS[task.loss]} -c {1 / (task.l2 * task.matrix.shape[0])!r} {ends} -q"
         model = liblinearutil.train(problem, liblinearutil.parameter(options))
         weights = np.zeros(task.matrix.shape[1])
         weights[: model.nr_feature] = model.w[: model.nr_feature]
@@ -72,7 +67,7 @@ def scikit_learn(task: Task, solver: str = "") -> Fit:
     from sklearn.linear_model import LogisticRegression
     from sklearn.svm import LinearSVC
 
-    options: dict[str, Any] = {"C": task.inverse_penalty, "fit_intercept": False, "max_iter": 1000}
+    options: dict[str, Any] = {"C": 1 / (task.l2 * task.matrix.shape[0]), "fit_intercept": False, "max_iter": 1000}
     if task.loss == "logistic":
         make, options = LogisticRegression, options | ({"solver": solver} if solver else {})
     else:
@@ -126,8 +121,6 @@ def vowpal_wabbit(task: Task) -> Fit:
                 file.writelines(lines())
             said = f"-d {text} --cache_file {text}.cache -k --bfgs --passes {_PASSES} --holdout_off --noconstant "
             said += f"--loss_function logistic --l2 {task.l2 * rows!r} -b {bits} --quiet"
-            if tolerance is not None:
-                said += f" --termination {tolerance}"
             model = Workspace(said)
             weights = np.array([model.get_weight(one) for one in range(columns)], np.float64)
             model.finish()
@@ -182,30 +175,22 @@ def compared(
     seconds = time.perf_counter() - began_s
     wide, labels = sparse.csr_matrix(matrix.astype(np.float64)), signed(rows.labels)
     task = Task(settings.loss, settings.l2, wide[trained], labels[trained])
-    found: list[dict[str, Any]] = []
+    about, found = {"rows": trained.size, "held_out": held_out.size}, list[dict[str, Any]]()
 
     def judge(name: str, seconds: float, weights: Weights) -> None:
         right = (wide[held_out] @ weights > 0) == (labels[held_out] > 0)
         figures = {"objective": task.objective(weights), "accuracy": float(right.mean()) if right.size else math.nan}
-        found.append({"program": name, **figures, "seconds": seconds})
+        found.append({"program": name, **about, **figures, "seconds": seconds})
 
     judge("telegrad", seconds, model.weights.astype(np.float64))
     for peer in (one for one in peers if one.is_installed):
         on_fit(peer.name)
         fit = peer.prepare(task)
-        with _one_thread():
+        with contextlib.ExitStack() as one_thread:
+            if importlib.util.find_spec("threadpoolctl"):  # comes with scikit-learn, which alone has threads by default
+                one_thread.enter_context(importlib.import_module("threadpoolctl").threadpool_limits(1))
             began_s = time.perf_counter()
             weights = fit(None)
             judge(peer.name, time.perf_counter() - began_s, weights)
     best = min(one["objective"] for one in found)
-    about = {"rows": trained.size, "held_out": held_out.size}
-    return [{**one, "above": one["objective"] / best - 1 if best else 0.0, **about} for one in found]
-
-
-def _one_thread() -> contextlib.AbstractContextManager[Any]:
-    try:
-        from threadpoolctl import threadpool_limits
-    except ModuleNotFoundError:  # which comes with scikit-learn, the only one here that has threads by default
-        return contextlib.nullcontext()
-    limits: contextlib.AbstractContextManager[Any] = threadpool_limits(1)
-    return limits
+    return [{**one, "above": one["objective"] / best - 1 if best else 0.0} for one in found]

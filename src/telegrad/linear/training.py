@@ -216,10 +216,9 @@ def train_further(
     were before. Raises as ``train``."""
     optimizer = MiniBatches(Problem(rows, settings, comm, alone=False), SparseSum(comm))
     if state is not None:
-        squares, has_squares = state.squares, settings.method == "adagrad"  # the optimizer may be another than before
-        if has_squares and squares is None:
-            squares = np.zeros(state.model.weights.size, np.float32)
-        optimizer.restore(replace(state, squares=squares if has_squares else None))
+        # the optimizer may be another than before
+        squares = np.zeros(state.model.weights.size, np.float32) if state.squares is None else state.squares
+        optimizer.restore(replace(state, squares=squares if settings.method == "adagrad" else None))
     optimizer.epoch(number, lambda step, steps: None)
     optimizer.settle()
     return optimizer.state()

@@ -215,6 +215,7 @@ _ZeroBased = Annotated[
 _Strict = Annotated[
     bool, typer.Option("--strict/--skip-damaged", help="Stop at a damaged line, or leave such lines out.")
 ]
+_Json = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")]
 _Cache = Annotated[bool, typer.Option(help="Keep the rows in a binary file beside DATA, for the next time.")]
 
 
@@ -267,9 +268,7 @@ def train_command(
             "[bold]1gbit[/] (one network namespace per rank; needs root)."
         ),
     ] = "shm",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")
-    ] = None,
+    json_file: _Json = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw the objective over seconds into this PNG file.")
     ] = None,
@@ -437,9 +436,7 @@ def compare_command(
     zero_based: _ZeroBased = ZeroBasedOption.auto,
     strict: _Strict = True,
     cache: _Cache = True,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")
-    ] = None,
+    json_file: _Json = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw the seconds into this PNG file.")
     ] = None,
@@ -453,13 +450,13 @@ def compare_command(
     console = table_console()
     if loss not in SOLVERS:
         raise typer.BadParameter(f"{loss} is none of {', '.join(SOLVERS)}", param_hint="--loss")
+    if not l2:
+        raise typer.BadParameter("0 must be above 0: peers have no objective without a penalty", param_hint="--l2")
     check_all_writable({"--json": json_file, "--plot": plot_file})
-    for option, output in (("--json", json_file), ("--plot", plot_file)):
-        _check_apart(output, option, data)
+    _check_apart(json_file, "--json", data)
+    _check_apart(plot_file, "--plot", data)
     try:
         settings = TrainingSettings(loss=loss, l2=l2, tol=tol, held_out=held_out, seed=seed, bias=False)
-        if not l2:
-            raise ValueError("l2=0 must be above 0: peers have no objective without a penalty")
     except ValueError as error:
         raise bad_option(error) from error
     peers = [peer for peer in PEERS if loss in peer.losses]
@@ -467,9 +464,8 @@ def compare_command(
     with ended_by_interrupt(console, lambda: "interrupted"), counting(console) as bar:
         task = bar.add_task("reading", total=1 + sum(peer.is_installed for peer in peers))
         try:
-            rows = read_libsvm(
-                data, features=features, zero_based=zero_based.value_in_python, strict=strict, cache=cache
-            )
+            base = zero_based.value_in_python
+            rows = read_libsvm(data, features=features, zero_based=base, strict=strict, cache=cache)
             found = compared(rows, settings, peers, lambda name: bar.update(task, description=name, advance=1))
         except (ValueError, ImportError, OSError) as error:
             _fail(console, str(error))
