@@ -95,8 +95,8 @@ def solved(rows: Rows, loss: str, comm: Communicator, scheme: str, best: float |
         every = comm.all_gather(own)
         seconds, comm_s = seconds + float(every[:, 0].max()), comm_s + float(every[:, 1].min())
         steps, sums = steps + 1, sums + found.steps
-        for near in NEAR if best is not None else ():
-            if found.objective <= best * (1 + near):
+        for near in NEAR:
+            if best is not None and found.objective <= best * (1 + near):
                 reached.setdefault(f"to_{near:g}_s", seconds)
         if found.has_ended or (best is not None and len(reached) == len(NEAR)):
             break
