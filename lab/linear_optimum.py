@@ -10,11 +10,11 @@ the machine changes them less than the clock's.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
 import statistics
 import subprocess
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +28,8 @@ from scipy import sparse
 
 from lab.common.commands import end_with_rows
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
-from telegrad.linear import Rows, TrainingSettings, train
-from telegrad.linear.losses import losses_of
+from telegrad.linear import Rows, TrainingSettings, peers, train
+from telegrad.linear.peers import SOLVERS, Fit, liblinear, scikit_learn
 from telegrad.tools.cli.outputs import table_console
 from telegrad.tools.report.figures import duration
 
@@ -37,28 +37,14 @@ NEAR = 1e-3
 _TOLERANCES = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6)
 _MOST_S = 2.0  # of one fit, behind which no smaller tolerance is tried
 _MOST_DIRECT = 1000  # columns for which scikit-learn's newton-cholesky is tried
-SOLVERS = {"logistic": 0, "squared_hinge": 2, "hinge": 3}
-"""liblinear's ``-s`` for each loss."""
-
-Weights = Any
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(peers.Task):
     """One set with one loss, of the columns that occur. ``matrix``: in float64, what peers get."""
 
     name: str
-    loss: str
     rows: Rows
-    matrix: Any
-
-    @property
-    def l2(self) -> float:
-        return 1 / len(self.rows)
-
-    def objective(self, weights: Weights) -> float:
-        losses = losses_of(self.loss, self.matrix @ weights, self.rows.labels)
-        return float(losses.mean() + self.l2 / 2 * weights @ weights)
 
 
 def _sets() -> Iterator[tuple[str, Callable[[], tuple[Any, Any]]]]:
@@ -137,7 +123,7 @@ def tasks(only: str = "") -> Iterator[Task]:
         compact.sort_indices()
         rows = Rows.from_csr(compact, np.where(labels, 1, -1))
         for loss in SOLVERS:
-            yield Task(name, loss, rows, compact)
+            yield Task(loss, 1 / len(rows), compact, rows.labels, name, rows)
 
 
 def timed(act: Callable[[], Any]) -> tuple[float, Any]:
@@ -183,7 +169,7 @@ def own(task: Task, rounds: int) -> tuple[Reached, Reached, float]:
     return Reached(near_s, near, name), Reached(all_s, gap, name), best
 
 
-def of_peer(task: Task, best: float, rounds: int, how: str, fit: Callable[[float], Weights]) -> Reached:
+def of_peer(task: Task, best: float, rounds: int, how: str, fit: Fit) -> Reached:
     """``fit(tolerance)`` gives weights."""
     found = Reached(math.inf, math.inf, how)
     for tolerance in _TOLERANCES:
@@ -195,53 +181,21 @@ def of_peer(task: Task, best: float, rounds: int, how: str, fit: Callable[[float
     return Reached(statistics.median([found.seconds, *more]), found.gap, how)
 
 
-def liblinear(task: Task) -> Callable[[float], Weights]:
-    """Raises ``BadParameter`` without it."""
-    try:
-        from liblinear import liblinearutil
-    except ModuleNotFoundError as error:
-        raise typer.BadParameter("liblinear is missing: pip install liblinear-official==2.50.0") from error
-    labels = task.rows.labels.astype(np.float64)
-    problem = liblinearutil.problem(labels, task.matrix)
-
-    def fit(tolerance: float) -> Weights:
-        parameter = liblinearutil.parameter(f"-s {SOLVERS[task.loss]} -c 1 -e {tolerance} -q")
-        model = liblinearutil.train(problem, parameter)
-        weights = np.zeros(task.matrix.shape[1])
-        found = np.array([model.w[i] for i in range(model.nr_feature)])
-        weights[: found.size] = found
-        return weights if model.get_labels()[0] == 1 else -weights
-
-    return fit
-
-
-def scikit_learn(task: Task) -> dict[str, Callable[[float], Weights]]:
-    """By the solver's name."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.svm import LinearSVC
-
-    def fit(tolerance: float, make: Callable[..., Any]) -> Weights:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return make(tol=tolerance, fit_intercept=False).fit(task.matrix, task.rows.labels).coef_[0]
-
-    made: dict[str, Callable[..., Any]] = {}
+def solvers_of(task: Task) -> dict[str, Fit]:
+    """Scikit-learn's, by name."""
     if task.loss == "logistic":
-        solvers = ["lbfgs", "liblinear", "newton-cg"]
-        solvers += ["newton-cholesky"] if task.matrix.shape[1] <= _MOST_DIRECT else []
-        made = {one: functools.partial(LogisticRegression, solver=one, max_iter=1000) for one in solvers}
-    else:
-        for dual in (True, False) if task.loss == "squared_hinge" else (True,):
-            name = "LinearSVC, dual" if dual else "LinearSVC, primal"
-            made[name] = functools.partial(LinearSVC, loss=task.loss, dual=dual, max_iter=1000, random_state=0)
-    return {name: functools.partial(fit, make=make) for name, make in made.items()}
+        names = ["lbfgs", "liblinear", "newton-cg"]
+        names += ["newton-cholesky"] if task.matrix.shape[1] <= _MOST_DIRECT else []
+        return {one: scikit_learn(task, one) for one in names}
+    names = ["dual", "primal"] if task.loss == "squared_hinge" else ["dual"]
+    return {f"LinearSVC, {one}": scikit_learn(task, one) for one in names}
 
 
 def measured(task: Task, rounds: int) -> dict[str, Any]:
     """A row of figures."""
     near, default, best = own(task, rounds)
     lib = of_peer(task, best, rounds, f"-s {SOLVERS[task.loss]}", liblinear(task))
-    every = [of_peer(task, best, rounds, how, fit) for how, fit in scikit_learn(task).items()]
+    every = [of_peer(task, best, rounds, how, fit) for how, fit in solvers_of(task).items()]
     arrived = [one for one in every if one.is_near] or every
     peer = min(arrived, key=lambda one: one.seconds)
     row: dict[str, Any] = {"data": task.name, "loss": task.loss, "optimum": best, "wrong": 0}
@@ -264,6 +218,8 @@ def command(
     from threadpoolctl import threadpool_limits
 
     console = table_console()
+    if importlib.util.find_spec("liblinear") is None:
+        raise typer.BadParameter("liblinear is missing: pip install liblinear-official==2.50.0")
     rows = []
     with threadpool_limits(1):
         for task in tasks(only):

@@ -35,9 +35,9 @@ nb::list damaged_of(const ParsedRows& found) {
 
 // Sums by Python's function, in the thread that has called step().
 Newton::Reduce reduce_by(nb::callable act) {
-  return [act = std::move(act)](std::span<double> sums, std::size_t by_feature) {
+  return [act = std::move(act)](std::span<double> numbers, std::size_t by_feature, Newton::Over over) {
     const nb::gil_scoped_acquire locked;
-    act(reinterpret_cast<std::uintptr_t>(sums.data()), sums.size(), by_feature);
+    act(reinterpret_cast<std::uintptr_t>(numbers.data()), numbers.size(), by_feature, over == Newton::Over::largest);
   };
 }
 
@@ -266,15 +266,16 @@ void bind_linear(nb::module_& module) {
       .def(
           "__init__",
           [](Newton* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::uintptr_t targets,
-             std::uintptr_t row_weights, double total_weight, std::size_t features, Loss loss, double l2,
-             bool with_bias, double tolerance, Team& team, nb::callable reduce) {
+             std::uintptr_t row_weights, std::size_t total_rows, std::size_t features, std::size_t classes, Loss loss,
+             double l2, bool with_bias, double tolerance, Team& team, nb::callable reduce) {
             const std::size_t all = rows.offsets.size() - 1;
             const Newton::Problem problem{.rows = rows,
                                           .chosen = memory<const std::uint64_t>(chosen, count),
                                           .targets = memory<const float>(targets, all),
                                           .row_weights = memory<const float>(row_weights, row_weights == 0 ? 0 : all),
-                                          .total_weight = total_weight,
+                                          .total_rows = total_rows,
                                           .features = features,
+                                          .classes = classes,
                                           .loss = loss,
                                           .l2 = l2,
                                           .with_bias = with_bias,
@@ -282,8 +283,8 @@ void bind_linear(nb::module_& module) {
             new (self) Newton(problem, team, reduce_by(std::move(reduce)));
           },
           nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("targets"), nb::arg("row_weights"),
-          nb::arg("total_weight"), nb::arg("features"), nb::arg("loss"), nb::arg("l2"), nb::arg("with_bias"),
-          nb::arg("tolerance"), nb::arg("team"), nb::arg("reduce"), nb::keep_alive<1, 13>())
+          nb::arg("total_rows"), nb::arg("features"), nb::arg("classes"), nb::arg("loss"), nb::arg("l2"),
+          nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("team"), nb::arg("reduce"), nb::keep_alive<1, 14>())
       .def("step", &Newton::step, unlocked)
       .def(
           "write_weights",
@@ -292,6 +293,12 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("out"), nb::arg("count"))
       .def_prop_ro("bias", &Newton::bias)
+      .def(
+          "write_biases",
+          [](const Newton& newton, std::uintptr_t out, std::size_t count) {
+            newton.write_biases(memory<double>(out, count));
+          },
+          nb::arg("out"), nb::arg("count"))
       .def_prop_ro("dual_count", [](const Newton& newton) { return newton.duals().size(); })
       .def(
           "write_duals",

@@ -8,7 +8,6 @@
 namespace telegrad::linear {
 namespace {
 
-constexpr std::size_t kRowsAtOnce = 1024;
 constexpr std::size_t kMostDirect = 160;     // columns of a Hessian that is factorised
 constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
@@ -18,16 +17,48 @@ constexpr double kFirstSmoothing = 2, kShrink = 0.25, kLeastSmoothing = 1e-9;
 constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
 constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
 constexpr double kSingular = 1e-13;          // of a diagonal element
+constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
 
-double dot(const LargeVector<double>& a, const LargeVector<double>& b) {
+double dot(const LargeVector<double>& a, const LargeVector<double>& b, std::size_t count) {
   double sums[4] = {};
   std::size_t i = 0;
-  for (; i + 4 <= a.size(); i += 4) {
+  for (; i + 4 <= count; i += 4) {
     for (std::size_t k = 0; k < 4; ++k) sums[k] += a[i + k] * b[i + k];
   }
-  for (; i < a.size(); ++i) sums[0] += a[i] * b[i];
+  for (; i < count; ++i) sums[0] += a[i] * b[i];
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
+
+double dot(const LargeVector<double>& a, const LargeVector<double>& b) { return dot(a, b, a.size()); }
+
+// The least power of two that is not below x; 1 for 0, and where there is none.
+double power_of_two(double x) {
+  if (!(x > 0) || !std::isfinite(x)) return 1;
+  int exponent = 0;
+  const double part = std::frexp(x, &exponent);
+  return std::ldexp(1.0, part == 0.5 ? exponent - 1 : exponent);
+}
+
+// x as a multiple of a number that `magic`, 1.5 times a power of two, determines.
+double rounded(double x, double magic) { return (x + magic) - magic; }
+
+// A sum with the same bits in any order, of terms of which none is above `largest`, in two parts of their digits.
+struct Sum {
+  double high_magic = 0, low_magic = 0, high = 0, low = 0;
+
+  Sum(double largest, double rounding)
+      : high_magic(rounding * power_of_two(largest)), low_magic(rounding * power_of_two(std::ldexp(high_magic, -52))) {}
+
+  void add(double x) {
+    const double most = rounded(x, high_magic);
+    high += most;
+    low += rounded(x - most, low_magic);
+  }
+  void add(const Sum& other) {
+    high += other.high;
+    low += other.low;
+  }
+};
 
 }  // namespace
 
@@ -35,18 +66,21 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
     : problem_(problem), team_(team), reduce_(std::move(reduce)) {
   TELEGRAD_CHECK(problem.loss != Loss::hinge || problem.l2 > 0);
   TELEGRAD_CHECK(problem.row_weights.empty() || problem.row_weights.size() == problem.targets.size());
-  direct_ = width() <= kMostDirect;
+  TELEGRAD_CHECK(problem.classes > 0 && (problem.classes == 1 || problem.loss == Loss::logistic));
+  direct_ = classes() == 1 && width() <= kMostDirect;
   for (LargeVector<double>* vector : {&w_, &gradient_, &diagonal_, &step_, &residual_, &direction_, &product_}) {
     vector->resize(width());
   }
   if (direct_) hessian_.resize(width() * width());
-  for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) vector->resize(rows());
+  for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) {
+    vector->resize(rows() * classes());
+  }
   if (is_hinge()) {
     duals_.resize(rows() + 1);
     duals_.back() = kFirstSmoothing;
   }
   moves_known_ = problem.loss == Loss::logistic || problem.loss == Loss::squared_error;
-  parts_.resize(3 * ((rows() + kRowsAtOnce - 1) / kRowsAtOnce));
+  parts_.resize(6 * team_.size());
   // equal shares of entries, so far as some rows can tell; which thread sums a feature changes no bit
   std::vector<std::uint32_t> seen;
   for (std::size_t i = 0; i < rows() && team_.size() > 1; i += rows() / 256 + 1) {
@@ -116,92 +150,228 @@ double Newton::score(std::size_t row, const double* w) const {
   return one + other + w[problem_.features];
 }
 
+void Newton::score_row(std::size_t i, const double* w, double* out) const {
+  const std::uint64_t row = problem_.chosen[i], end = problem_.rows.offsets[row + 1];
+  if (classes() == 1) {
+    *out = score(row, w);
+    return;
+  }
+  std::copy(w + weights(), w + width(), out);
+  for (std::uint64_t e = problem_.rows.offsets[row]; e < end; ++e) {
+    const double* const own = w + problem_.rows.indices[e] * classes();
+    const auto value = static_cast<double>(problem_.rows.values[e]);
+    for (std::size_t k = 0; k < classes(); ++k) out[k] += own[k] * value;
+  }
+}
+
 void Newton::score_rows(const LargeVector<double>& w, std::vector<double>& out) {
   team_.run([&](std::size_t part) {
     const std::size_t end = rows() * (part + 1) / team_.size();
-    for (std::size_t i = rows() * part / team_.size(); i < end; ++i) out[i] = score(problem_.chosen[i], w.data());
+    for (std::size_t i = rows() * part / team_.size(); i < end; ++i) score_row(i, w.data(), &out[i * classes()]);
   });
 }
 
-// out[feature] = Σ by_row·value, or ·value², in the order of rows; behind the features that of the bias.
-void Newton::sum_columns(const std::vector<double>& by_row, bool squared, double* out) {
+// What bounds follow from; also the sum of weights. Called by all ranks, in the first step.
+void Newton::begin_bounds() {
+  if (bounded_) return;
+  LargeVector<double> found(problem_.features + 3);
+  double& heaviest = found[problem_.features];
+  double& farthest = found[problem_.features + 1];
+  double& most_entries = found[problem_.features + 2];
+  for (const std::uint64_t row : problem_.chosen) {
+    const std::uint64_t begin = problem_.rows.offsets[row], end = problem_.rows.offsets[row + 1];
+    for (std::uint64_t e = begin; e < end; ++e) {
+      double& largest = found[problem_.rows.indices[e]];
+      largest = std::max(largest, std::abs(static_cast<double>(problem_.rows.values[e])));
+    }
+    heaviest = std::max(heaviest, weight(row));
+    farthest = std::max(farthest, std::abs(static_cast<double>(problem_.targets[row])));
+    most_entries = std::max(most_entries, static_cast<double>(end - begin));
+  }
+  reduce(found, problem_.features, Over::largest);
+  heaviest_ = heaviest;
+  farthest_ = farthest;
+  most_entries_ = most_entries;
+  rounding_ = 1.5 * power_of_two(2 * static_cast<double>(std::max<std::size_t>(problem_.total_rows, 1)));
+  double most = 0, least = HUGE_VAL;
+  for (std::size_t i = 0; i < problem_.features; ++i) {
+    if (found[i] == 0) continue;
+    most = std::max(most, found[i]);
+    least = std::min(least, found[i]);
+  }
+  uniform_ = !(most > kUniform * least);
+  largest_.resize(problem_.features);
+  for (std::size_t i = 0; i < problem_.features; ++i) largest_[i] = power_of_two(uniform_ ? most : found[i]);
+  Sum sum(heaviest_, rounding_);
+  for (const std::uint64_t row : problem_.chosen) sum.add(weight(row));
+  double both[2] = {sum.high, sum.low};
+  reduce(both, 0);
+  total_weight_ = both[0] + both[1];
+  bounded_ = true;
+}
+
+// Of any row's score there.
+double Newton::bound_of_scores(const LargeVector<double>& w) const {
+  double square = 0, bias = 0;
+  if (uniform_) {
+    const double largest = problem_.features == 0 ? 1 : largest_[0];
+    square = dot(w, w, weights()) * largest * largest;
+  } else {
+    for (std::size_t i = 0; i < weights(); ++i) {
+      const double one = w[i] * largest_[i / classes()];
+      square += one * one;
+    }
+  }
+  for (std::size_t k = weights(); k < width(); ++k) bias = std::max(bias, std::abs(w[k]));
+  return std::sqrt(most_entries_ * square) + bias;
+}
+
+// Of any row's slope, and curvature, times its weight.
+double Newton::bound_of_slopes() const {
+  if (problem_.loss == Loss::squared_hinge) return heaviest_ * 2 * (1 + score_bound_);
+  return heaviest_ * (problem_.loss == Loss::squared_error ? farthest_ + score_bound_ : 1);
+}
+
+double Newton::bound_of_curvatures() const {
+  if (problem_.loss == Loss::squared_hinge) return 2 * heaviest_;
+  return heaviest_ * (is_hinge() ? 1 / duals_.back() : 1);
+}
+
+// act(magic), where rounded(x, magic(feature)) is for terms of at most `largest` times a value, or its square, of the column.
+template <class Do>
+void Newton::by_rounding(double largest, bool squared, const Do& act) const {
+  const double magic = rounding_ * power_of_two(largest);
+  if (uniform_) {
+    const double of_column = problem_.features == 0 ? 1 : largest_[0], same = magic * of_column * (squared ? of_column : 1);
+    act([same](std::size_t) { return same; });
+  } else if (squared) {
+    act([magic, this](std::size_t feature) { return magic * (largest_[feature] * largest_[feature]); });
+  } else {
+    act([magic, this](std::size_t feature) { return magic * largest_[feature]; });
+  }
+}
+
+// out[feature] = Σ by_row·value, or ·value²; behind the features that of the bias. `largest`: of by_row.
+void Newton::sum_columns(const std::vector<double>& by_row, bool squared, double largest, double* out) {
   const std::uint32_t* const indices = problem_.rows.indices.data();
   const float* const values = problem_.rows.values.data();
   std::fill(out, out + width(), 0.0);
-  team_.run([&](std::size_t part) {
-    const std::size_t first = borders_[part], last = borders_[part + 1];
-    const bool all = team_.size() == 1;
-    for (std::size_t i = 0; i < rows(); ++i) {
-      const double factor = by_row[i];
-      if (factor == 0) continue;
-      const std::uint64_t row = problem_.chosen[i];
-      std::uint64_t begin = problem_.rows.offsets[row], end = problem_.rows.offsets[row + 1];
-      if (!all) {
-        begin = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, first) - indices);
-        end = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, last) - indices);
-      }
-      if (squared) {
-        for (std::uint64_t e = begin; e < end; ++e) {
-          const auto value = static_cast<double>(values[e]);
-          out[indices[e]] += factor * value * value;
+  by_rounding(largest, squared, [&](const auto& magic) {
+    team_.run([&](std::size_t part) {
+      const std::size_t first = borders_[part], last = borders_[part + 1];
+      const bool all = team_.size() == 1;
+      for (std::size_t i = 0; i < rows(); ++i) {
+        const double* const factors = &by_row[i * classes()];
+        if (classes() == 1 && *factors == 0) continue;
+        const std::uint64_t row = problem_.chosen[i];
+        std::uint64_t begin = problem_.rows.offsets[row], end = problem_.rows.offsets[row + 1];
+        if (!all) {
+          begin = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, first) - indices);
+          end = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, last) - indices);
         }
-      } else {
-        for (std::uint64_t e = begin; e < end; ++e) out[indices[e]] += factor * static_cast<double>(values[e]);
+        if (classes() > 1) {
+          for (std::uint64_t e = begin; e < end; ++e) {
+            const auto value = static_cast<double>(values[e]);
+            const double term = squared ? value * value : value, own = magic(indices[e]);
+            double* const sums = out + indices[e] * classes();
+            for (std::size_t k = 0; k < classes(); ++k) sums[k] += rounded(factors[k] * term, own);
+          }
+        } else if (squared) {
+          for (std::uint64_t e = begin; e < end; ++e) {
+            const auto value = static_cast<double>(values[e]);
+            out[indices[e]] += rounded(*factors * value * value, magic(indices[e]));
+          }
+        } else {
+          for (std::uint64_t e = begin; e < end; ++e) {
+            out[indices[e]] += rounded(*factors * static_cast<double>(values[e]), magic(indices[e]));
+          }
+        }
       }
-    }
+    });
   });
   if (!problem_.with_bias) return;
-  double sum = 0;
-  for (const double factor : by_row) sum += factor;
-  out[problem_.features] = sum;
+  const double magic = rounding_ * power_of_two(largest);
+  for (std::size_t i = 0; i < by_row.size(); ++i) out[weights() + i % classes()] += rounded(by_row[i], magic);
 }
 
-void Newton::reduce(std::span<double> sums, std::size_t by_feature) {
-  reduce_(sums, by_feature);
+void Newton::reduce(std::span<double> numbers, std::size_t by_feature, Over over) {
+  reduce_(numbers, by_feature, over);
   ++sums_;
 }
 
-double Newton::penalty(const LargeVector<double>& w) const {
-  return problem_.l2 / 2 * (dot(w, w) - w.back() * w.back());
+double Newton::penalty(const LargeVector<double>& w) const { return problem_.l2 / 2 * dot(w, w, weights()); }
+
+// A row's loss there; slopes_ and curvatures_, which are the weighted chances of the classes, then are those there.
+double Newton::softmax(std::size_t i, double part) {
+  const std::size_t first = i * classes();
+  const auto own = static_cast<std::size_t>(problem_.targets[problem_.chosen[i]]);
+  const double weight = this->weight(problem_.chosen[i]);
+  double* const chances = &curvatures_[first];
+  double highest = -HUGE_VAL, sum = 0;
+  for (std::size_t k = 0; k < classes(); ++k) {
+    chances[k] = part == 0 ? scores_[first + k] : scores_[first + k] + part * moved_[first + k];
+    highest = std::max(highest, chances[k]);
+  }
+  const double of_own = highest - chances[own];
+  for (std::size_t k = 0; k < classes(); ++k) sum += chances[k] = std::exp(chances[k] - highest);
+  for (std::size_t k = 0; k < classes(); ++k) {
+    chances[k] *= weight / sum;
+    slopes_[first + k] = chances[k];
+  }
+  slopes_[first + own] -= weight;
+  return std::log(sum) + of_own;
 }
 
 // The mean losses there; slopes_ and curvatures_ then are those there.
 Newton::Value Newton::evaluate(double part) {
+  const double scores = score_bound_ + part * moved_bound_;
+  double largest = 2 * scores + static_cast<double>(classes());  // of a loss
+  if (problem_.loss == Loss::squared_hinge || problem_.loss == Loss::squared_error) {
+    largest = (scores + farthest_) * (scores + farthest_);
+  } else if (is_hinge()) {
+    largest = 1 + scores + 2 * duals_.back();
+  }
+  const Sum nothing(heaviest_ * largest, rounding_), none(heaviest_, rounding_);
   by_loss([&](const auto& at) {
-    const bool plain = is_hinge();
-    const std::size_t blocks = parts_.size() / 3;
     team_.run([&](std::size_t own) {
-      for (std::size_t block = blocks * own / team_.size(); block < blocks * (own + 1) / team_.size(); ++block) {
-        double smoothed = 0, of_loss = 0, of_duals = 0;
-        for (std::size_t i = block * kRowsAtOnce; i < std::min(rows(), (block + 1) * kRowsAtOnce); ++i) {
-          const std::uint64_t row = problem_.chosen[i];
-          const double score = part == 0 ? scores_[i] : scores_[i] + part * moved_[i];
-          const auto target = static_cast<double>(problem_.targets[row]);
-          const At found = at(score, target, plain ? duals_[i] : 0.0);
-          const double weight = problem_.row_weights.empty() ? 1 : static_cast<double>(problem_.row_weights[row]);
-          smoothed += weight * found.value;
-          slopes_[i] = weight * found.slope;
-          curvatures_[i] = weight * found.curvature;
-          if (plain) {
-            of_loss += weight * std::max(0.0, 1 - score * target);
-            of_duals += weight * std::abs(found.slope);
-          }
+      Sum smoothed = nothing, of_loss = nothing, of_duals = none;
+      for (std::size_t i = rows() * own / team_.size(); i < rows() * (own + 1) / team_.size(); ++i) {
+        const std::uint64_t row = problem_.chosen[i];
+        const double weight = this->weight(row);
+        if (classes() > 1) {
+          smoothed.add(weight * softmax(i, part));
+          continue;
         }
-        parts_[3 * block] = smoothed;
-        parts_[3 * block + 1] = plain ? of_loss : smoothed;
-        parts_[3 * block + 2] = of_duals;
+        const double score = part == 0 ? scores_[i] : scores_[i] + part * moved_[i];
+        const auto target = static_cast<double>(problem_.targets[row]);
+        const At found = at(score, target, is_hinge() ? duals_[i] : 0.0);
+        smoothed.add(weight * found.value);
+        slopes_[i] = weight * found.slope;
+        curvatures_[i] = weight * found.curvature;
+        if (is_hinge()) {
+          of_loss.add(weight * std::max(0.0, 1 - score * target));
+          of_duals.add(weight * std::abs(found.slope));
+        }
+      }
+      double* const out = &parts_[6 * own];
+      const Sum every[] = {smoothed, is_hinge() ? of_loss : smoothed, of_duals};
+      for (std::size_t k = 0; k < 3; ++k) {
+        out[2 * k] = every[k].high;
+        out[2 * k + 1] = every[k].low;
       }
     });
   });
-  double sums[3] = {};
-  for (std::size_t i = 0; i < parts_.size(); ++i) sums[i % 3] += parts_[i];
+  double sums[6] = {};
+  for (std::size_t i = 0; i < parts_.size(); ++i) sums[i % 6] += parts_[i];
   reduce(sums, 0);
-  for (double& sum : sums) sum /= problem_.total_weight;
+  for (std::size_t k = 0; k < 3; ++k) sums[k] = (sums[2 * k] + sums[2 * k + 1]) / total_weight_;
   return {sums[0], sums[1], sums[2]};
 }
 
 void Newton::begin() {
   if (begun_) return;
+  begin_bounds();
+  score_bound_ = bound_of_scores(w_);
   score_rows(w_, scores_);
   const Value value = evaluate(0);
   smoothed_ = value.smoothed;
@@ -216,10 +386,10 @@ void Newton::begin() {
 }
 
 void Newton::find_gradient() {
-  sum_columns(slopes_, false, gradient_.data());
-  reduce(gradient_, problem_.features);
+  sum_columns(slopes_, false, bound_of_slopes(), gradient_.data());
+  reduce(gradient_, weights());
   for (std::size_t i = 0; i < width(); ++i) {
-    gradient_[i] = gradient_[i] / problem_.total_weight + (i < problem_.features ? problem_.l2 * w_[i] : 0);
+    gradient_[i] = gradient_[i] / total_weight_ + (i < weights() ? problem_.l2 * w_[i] : 0);
   }
 }
 
@@ -305,8 +475,8 @@ double Newton::dual_bound(double& inner) const {
 // The largest of 1, 1/2, … times the step that makes the objective fall as it promises, taken; 0 if none does.
 double Newton::search(double slope) {
   if (!moves_known_) score_rows(step_, moved_);
-  const double square = dot(step_, step_) - step_.back() * step_.back();
-  const double product = dot(w_, step_) - w_.back() * step_.back();
+  const double square = dot(step_, step_, weights()), product = dot(w_, step_, weights());
+  moved_bound_ = bound_of_scores(step_);
   double part = 1;
   for (int halving = 0; halving < kHalvings; ++halving, part /= 2) {
     const Value value = evaluate(part);
@@ -314,7 +484,8 @@ double Newton::search(double slope) {
         value.smoothed - smoothed_ + problem_.l2 * part * (product + part / 2 * square);
     if (!(change <= kSufficient * part * slope)) continue;
     for (std::size_t i = 0; i < width(); ++i) w_[i] += part * step_[i];
-    for (std::size_t i = 0; i < rows(); ++i) scores_[i] += part * moved_[i];
+    for (std::size_t i = 0; i < scores_.size(); ++i) scores_[i] += part * moved_[i];
+    score_bound_ = bound_of_scores(w_);
     smoothed_ = value.smoothed;
     loss_ = value.plain;
     weighted_duals_ = value.duals;
@@ -339,11 +510,15 @@ bool Newton::solve_directly(double& predicted) {
   const float* const values = problem_.rows.values.data();
   std::fill(hessian_.begin(), hessian_.end(), 0.0);
   double* const last = hessian_.data() + (n - 1) * n;  // the bias's row
+  const double largest = power_of_two(bound_of_curvatures());
+  // rows of the Hessian are those of columns divided by `largest` and their own
+  LargeVector<double> magics(problem_.features);
+  for (std::size_t i = 0; i < problem_.features; ++i) magics[i] = rounding_ * largest_[i];
   team_.run([&](std::size_t part) {
     const std::size_t first = borders_[part], end_feature = borders_[part + 1];
     for (std::size_t i = 0; i < rows(); ++i) {
-      const double curvature = curvatures_[i];
-      if (curvature == 0) continue;
+      if (curvatures_[i] == 0) continue;
+      const double curvature = curvatures_[i] / largest;
       const std::uint64_t row = problem_.chosen[i], begin = problem_.rows.offsets[row],
                           end = problem_.rows.offsets[row + 1];
       if (begin == end) continue;
@@ -352,23 +527,33 @@ bool Newton::solve_directly(double& predicted) {
         const std::size_t feature = indices[e];
         if (feature < first || feature >= end_feature) continue;
         double* const out = hessian_.data() + feature * n;
-        const double factor = curvature * static_cast<double>(values[e]);
-        if (problem_.with_bias) last[feature] += factor;
+        const double factor = curvature * (static_cast<double>(values[e]) / largest_[feature]);
+        if (problem_.with_bias) last[feature] += rounded(factor, rounding_);
         if (dense) {
           double* const place = out + indices[begin];
+          const double* const magic = magics.data() + indices[begin];
           const float* const value = values + begin;
-          for (std::uint64_t k = 0; k <= e - begin; ++k) place[k] += factor * static_cast<double>(value[k]);
+          for (std::uint64_t k = 0; k <= e - begin; ++k) {
+            place[k] += rounded(factor * static_cast<double>(value[k]), magic[k]);
+          }
         } else {
-          for (std::uint64_t k = begin; k <= e; ++k) out[indices[k]] += factor * static_cast<double>(values[k]);
+          for (std::uint64_t k = begin; k <= e; ++k) {
+            out[indices[k]] += rounded(factor * static_cast<double>(values[k]), magics[indices[k]]);
+          }
         }
       }
     }
   });
   if (problem_.with_bias) {
-    for (const double curvature : curvatures_) last[n - 1] += curvature;
+    for (const double curvature : curvatures_) last[n - 1] += rounded(curvature / largest, rounding_);
   }
   reduce(hessian_, 0);
-  for (double& one : hessian_) one /= problem_.total_weight;
+  for (std::size_t i = 0; i < n; ++i) {
+    for (std::size_t k = 0; k <= i; ++k) {
+      const double of_column = i + 1 < n ? largest_[i] : k + 1 < n ? largest_[k] : 1;
+      hessian_[i * n + k] = hessian_[i * n + k] * (largest * of_column) / total_weight_;
+    }
+  }
   if (is_hinge() && problem_.with_bias) last[n - 1] += kOfBias;
   for (std::size_t i = 0; i + 1 < n; ++i) hessian_[i * n + i] += problem_.l2;
   // Cholesky; a variable without curvature of its own does not move
@@ -406,10 +591,19 @@ bool Newton::solve_directly(double& predicted) {
 }
 
 double Newton::solve_iteratively() {
-  sum_columns(curvatures_, true, diagonal_.data());
-  reduce(diagonal_, problem_.features);
+  if (classes() == 1) {
+    sum_columns(curvatures_, true, bound_of_curvatures(), diagonal_.data());
+  } else {
+    weighted_.resize(curvatures_.size());
+    for (std::size_t i = 0; i < curvatures_.size(); ++i) {
+      const double weight = this->weight(problem_.chosen[i / classes()]), chance = curvatures_[i];
+      weighted_[i] = weight > 0 ? chance * (1 - chance / weight) : 0;
+    }
+    sum_columns(weighted_, true, bound_of_curvatures(), diagonal_.data());
+  }
+  reduce(diagonal_, weights());
   for (std::size_t i = 0; i < width(); ++i) {
-    double found = diagonal_[i] / problem_.total_weight + (i < problem_.features ? problem_.l2 : 0);
+    double found = diagonal_[i] / total_weight_ + (i < weights() ? problem_.l2 : 0);
     if (i == problem_.features && is_hinge() && problem_.with_bias) found += kOfBias;
     diagonal_[i] = found > 0 ? 1 / found : 0;
   }
@@ -438,7 +632,7 @@ double Newton::solve_iteratively() {
       next += residual_[i] * residual_[i] * diagonal_[i];
     }
     if (moves_known_) {
-      for (std::size_t i = 0; i < rows(); ++i) moved_[i] += length * along_[i];
+      for (std::size_t i = 0; i < moved_.size(); ++i) moved_[i] += length * along_[i];
     }
     predicted += gain;
     // a small gain may be that of a few iterations alone, and no sign of the optimum: only more of them tell
@@ -462,45 +656,63 @@ double Newton::solve_iteratively() {
 }
 
 void Newton::multiply(const LargeVector<double>& direction, LargeVector<double>& out) {
-  if (team_.size() > 1) {
+  const double largest = (classes() > 1 ? 2 : 1) * bound_of_curvatures() * bound_of_scores(direction);
+  if (team_.size() > 1 || classes() > 1) {
     score_rows(direction, along_);
-    weighted_.resize(rows());
-    for (std::size_t i = 0; i < rows(); ++i) weighted_[i] = along_[i] * curvatures_[i];
-    sum_columns(weighted_, false, out.data());
+    weighted_.resize(along_.size());
+    for (std::size_t i = 0; i < rows(); ++i) {
+      const double* const own = &curvatures_[i * classes()];
+      const double weight = this->weight(problem_.chosen[i]);
+      double mean = 0;
+      for (std::size_t k = 0; classes() > 1 && k < classes(); ++k) mean += own[k] * along_[i * classes() + k];
+      if (weight > 0) mean /= weight;
+      for (std::size_t k = 0; k < classes(); ++k) {
+        weighted_[i * classes() + k] = own[k] * (along_[i * classes() + k] - mean);
+      }
+    }
+    sum_columns(weighted_, false, largest, out.data());
   } else {
     const std::uint32_t* const indices = problem_.rows.indices.data();
     const float* const values = problem_.rows.values.data();
     double* const sums = out.data();
     std::fill(out.begin(), out.end(), 0.0);
     double of_bias = 0;
-    for (std::size_t i = 0; i < rows(); ++i) {
-      const std::uint64_t row = problem_.chosen[i];
-      if (!moves_known_ && curvatures_[i] == 0) continue;
-      along_[i] = score(row, direction.data());
-      const double factor = along_[i] * curvatures_[i];
-      if (factor == 0) continue;
-      of_bias += factor;
-      const std::uint64_t end = problem_.rows.offsets[row + 1];
-      for (std::uint64_t e = problem_.rows.offsets[row]; e < end; ++e) {
-        sums[indices[e]] += factor * static_cast<double>(values[e]);
+    const double bias_magic = rounding_ * power_of_two(largest);
+    by_rounding(largest, false, [&](const auto& magic) {
+      for (std::size_t i = 0; i < rows(); ++i) {
+        const std::uint64_t row = problem_.chosen[i];
+        if (!moves_known_ && curvatures_[i] == 0) continue;
+        along_[i] = score(row, direction.data());
+        const double factor = along_[i] * curvatures_[i];
+        if (factor == 0) continue;
+        of_bias += rounded(factor, bias_magic);
+        const std::uint64_t end = problem_.rows.offsets[row + 1];
+        for (std::uint64_t e = problem_.rows.offsets[row]; e < end; ++e) {
+          sums[indices[e]] += rounded(factor * static_cast<double>(values[e]), magic(indices[e]));
+        }
       }
-    }
+    });
     sums[problem_.features] = problem_.with_bias ? of_bias : 0;
   }
-  reduce(out, problem_.features);
+  reduce(out, weights());
   for (std::size_t i = 0; i < width(); ++i) {
-    out[i] = out[i] / problem_.total_weight + (i < problem_.features ? problem_.l2 * direction[i] : 0);
+    out[i] = out[i] / total_weight_ + (i < weights() ? problem_.l2 * direction[i] : 0);
   }
   if (is_hinge() && problem_.with_bias) out.back() += kOfBias * direction.back();
 }
 
 void Newton::write_weights(std::span<float> out) const {
-  TELEGRAD_CHECK(out.size() == problem_.features);
+  TELEGRAD_CHECK(out.size() == weights());
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(best()[i]);
 }
 
+void Newton::write_biases(std::span<double> out) const {
+  TELEGRAD_CHECK(out.size() == classes());
+  std::copy(best().end() - static_cast<std::ptrdiff_t>(classes()), best().end(), out.begin());
+}
+
 void Newton::restore(std::span<const float> weights, double bias, std::span<const double> duals) {
-  TELEGRAD_CHECK(weights.size() == problem_.features && (duals.empty() || duals.size() == duals_.size()));
+  TELEGRAD_CHECK(classes() == 1 && weights.size() == problem_.features && (duals.empty() || duals.size() == duals_.size()));
   for (std::size_t i = 0; i < weights.size(); ++i) w_[i] = static_cast<double>(weights[i]);
   w_.back() = bias;
   std::copy(duals.begin(), duals.end(), duals_.begin());
@@ -510,7 +722,7 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
 
 void Newton::settle() {
   if (!best_.empty()) w_ = best_;
-  for (std::size_t i = 0; i < problem_.features; ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
+  for (std::size_t i = 0; i < weights(); ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
   best_.clear();
   begun_ = false;
 }

@@ -7,6 +7,10 @@
 // search (Galli and Lin 2021; Nash and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal
 // (Hsia, Wei and Lin 2018). With few features the Hessian itself is summed and factorised.
 //
+// Sums over rows have the same bits in any order, hence for any number of ranks and threads: each term is first rounded
+// to a multiple of a number so large that no sum of such multiples rounds (Demmel and Nguyen 2013). That number follows
+// from bounds of the terms: of their columns' largest values, and of scores by Cauchy and Schwarz.
+//
 // The hinge has no second derivative. Its proximal dual method (augmented Lagrangian; Rockafellar 1976) minimises
 //   l2/2·|w|² + mean of E_h(1 − margin + h·a) − h·a²/2,   E_h(v) = 0, v²/(2h) or v − h/2 where v < 0, < h or above,
 // whose a = clip(v/h, 0, 1) at the optimum are the next dual variables. That optimum is a lower bound of the hinge's
@@ -32,17 +36,19 @@ class Newton {
     std::span<const std::uint64_t> chosen;     // the rows that count
     std::span<const float> targets;            // by row, as in `rows`
     std::span<const float> row_weights;        // likewise; none: all 1
-    double total_weight = 1;                   // of all ranks' rows that count
+    std::size_t total_rows = 0;                // of all ranks, that count
     std::size_t features = 0;                  // of all ranks; indices are below
+    std::size_t classes = 1;                   // above 1: targets are numbers of classes, and the loss is softmax's
     Loss loss = Loss::logistic;
     double l2 = 0;  // above 0 for the hinge
     bool with_bias = true;
     double tolerance = 1e-4;  // of the gap to the optimum, as a part of the objective
   };
 
-  /// Sums over ranks: of `sums` the first `by_feature` elements belong to features, and `sums.size() / by_feature` may be
-  /// more than one row of those. Called by all ranks alike, by one rank alone, too; may throw.
-  using Reduce = std::function<void(std::span<double> sums, std::size_t by_feature)>;
+  /// Over ranks: sums, or the largest numbers, which are 0 or more. The first `by_feature` elements belong to features, those
+  /// of a feature's classes side by side. Called by all ranks alike, by one rank alone, too; may throw.
+  enum class Over : std::uint8_t { sum, largest };
+  using Reduce = std::function<void(std::span<double> numbers, std::size_t by_feature, Over)>;
 
   Newton(const Problem& problem, Team& team, Reduce reduce);
 
@@ -58,7 +64,9 @@ class Newton {
   /// One step. If `reduce` throws, the model is as before.
   Step step();
 
+  /// By feature, and of each by class.
   void write_weights(std::span<float> out) const;
+  void write_biases(std::span<double> out) const;
   double bias() const { return best().back(); }
 
   /// The dual variables of the hinge, by chosen row, and h behind them; as restore() takes them.
@@ -80,16 +88,29 @@ class Newton {
   };
 
   std::size_t rows() const { return problem_.chosen.size(); }
-  std::size_t width() const { return problem_.features + 1; }  // and the bias
+  std::size_t classes() const { return problem_.classes; }
+  std::size_t weights() const { return problem_.features * classes(); }
+  std::size_t width() const { return weights() + classes(); }  // and the biases
+  double weight(std::uint64_t row) const {
+    return problem_.row_weights.empty() ? 1 : static_cast<double>(problem_.row_weights[row]);
+  }
   const LargeVector<double>& best() const { return best_.empty() ? w_ : best_; }
   bool is_hinge() const { return problem_.loss == Loss::hinge; }
 
   template <class Do>
   void by_loss(const Do& act) const;
+  template <class Do>
+  void by_rounding(double largest, bool squared, const Do& act) const;
   double score(std::size_t row, const double* w) const;
+  void score_row(std::size_t i, const double* w, double* out) const;
   void score_rows(const LargeVector<double>& w, std::vector<double>& out);
-  void sum_columns(const std::vector<double>& by_row, bool squared, double* out);
+  double bound_of_scores(const LargeVector<double>& w) const;
+  double bound_of_slopes() const;
+  double bound_of_curvatures() const;
+  void begin_bounds();
+  void sum_columns(const std::vector<double>& by_row, bool squared, double largest, double* out);
   Value evaluate(double part);
+  double softmax(std::size_t i, double part);
   double penalty(const LargeVector<double>& w) const;
   void begin();
   void find_gradient();
@@ -101,13 +122,13 @@ class Newton {
   double solve_iteratively();
   void multiply(const LargeVector<double>& direction, LargeVector<double>& out);
   double search(double predicted_slope);
-  void reduce(std::span<double> sums, std::size_t by_feature);
+  void reduce(std::span<double> numbers, std::size_t by_feature, Over over = Over::sum);
 
   Problem problem_;
   Team& team_;
   Reduce reduce_;
   std::size_t sums_ = 0;
-  bool begun_ = false, moves_known_ = false, direct_ = false;
+  bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
   bool minimised_ = false;  // what the steps for the hinge minimise
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
@@ -115,6 +136,12 @@ class Newton {
   double best_value_ = 0, bound_ = 0;
   std::vector<double> scores_, moved_, along_, weighted_, slopes_, curvatures_;
   std::vector<double> parts_;
+  // Bounds, alike on all ranks: of a row's weight, target and entries; of columns' values, powers of two, all the same if
+  // their sizes differ little; and 1.5 times a power of two of at least twice all rows.
+  double heaviest_ = 1, farthest_ = 1, most_entries_ = 1, rounding_ = 0, total_weight_ = 1;
+  double score_bound_ = 0, moved_bound_ = 0;
+  bool uniform_ = true;
+  LargeVector<double> largest_;
   std::vector<std::size_t> borders_;  // of threads' features
   std::vector<double> duals_;
 };

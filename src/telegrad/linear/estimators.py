@@ -20,16 +20,17 @@ from telegrad import Communicator
 from telegrad.communicator.operands import checked_flag, checked_number
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.linear.losses import F32
+from telegrad.linear.model import LinearModel, State
 from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
 from telegrad.linear.rows import Rows
-from telegrad.linear.training import objective, train
+from telegrad.linear.training import WORSE, objective, train, train_further, train_softmax
 
 try:
     from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils import check_random_state
-    from sklearn.utils.extmath import safe_sparse_dot
+    from sklearn.utils.extmath import safe_sparse_dot, softmax
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ModuleNotFoundError as error:
@@ -40,6 +41,7 @@ _Checked = tuple[Any, Any, Any, TrainingSettings]
 """Rows, classes or numbers, the rows' weights or ``None``, and what they are trained with."""
 
 _CONVERGED = 0.01  # above the optimum
+_ROWS_A_STEP = 100  # of partial_fit, whose callers may have but few
 _STEPS = 100  # at most, to find the optimum for a comparison
 # of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
 _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
@@ -47,11 +49,11 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 
 @dataclass(frozen=True)
 class _Fitted:
-    """One model, and by what part of the optimum it is above it, at least. ``without``: the objective of a model
-    without weights, if that of this one, ``reached``, is worse."""
+    """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
+    objective of a model without weights, if that of this one, ``reached``, is worse."""
 
     weights: F32
-    bias: float
+    bias: Any
     epochs: int
     gap: float
     reached: float
@@ -228,15 +230,125 @@ def _common_dtype(own: np.dtype[Any], every: list[str]) -> np.dtype[Any] | None:
 
 
 class _Classifier(ClassifierMixin, _Linear, ABC):
-    """``C``: λ is 1/(C·the sum of the rows' weights). Classes are one against the rest."""
+    """``C``: λ is 1/(C·the sum of the rows' weights). Classes are one against the rest, or a softmax's."""
 
     C: float
     class_weight: Any
     intercept_scaling: float | None
+    _is_softmax = False
+    _states: list[State] | None = None  # of SGD or AdaGrad, between two calls of partial_fit
+    _passes = _rows = 0  # of partial_fit
 
     @abstractmethod
     def _loss(self) -> str:
         """Its name. Raises ``ValueError`` for one that cannot be."""
+
+    def _has_softmax(self, settings: TrainingSettings) -> bool:
+        """For more than two classes. Raises ``ValueError`` for what cannot be."""
+        return False
+
+    def _check_settings(self) -> TrainingSettings:
+        """But for the penalty."""
+        if not checked_number(self.C, "C", "a number above 0") > 0:
+            raise ValueError(f"C={self.C} must be above 0")
+        scaling = self.intercept_scaling
+        if scaling is not None and not checked_number(scaling, "intercept_scaling", "a number above 0") > 0:
+            raise ValueError(f"intercept_scaling={scaling} must be above 0, or None")
+        if not (self.class_weight in (None, "balanced") or isinstance(self.class_weight, dict)):
+            raise ValueError(f"class_weight={self.class_weight!r} must be a dict, 'balanced' or None")
+        settings = self._settings(self._loss())
+        self._has_softmax(settings)
+        return settings
+
+    def _penalised(self, settings: TrainingSettings, total: float, seed: int) -> TrainingSettings:
+        """``total``: of all rows' weights."""
+        l2 = 1 / (self.C * total) if total > 0 else 1.0
+        if math.isinf(l2):
+            raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
+        return replace(settings, l2=l2, seed=seed, bias=settings.bias and self.intercept_scaling is None)
+
+    def _with_intercept(self, X: Any) -> Any:  # noqa: N803
+        """``X``, with a column for an intercept that is regularised."""
+        if self.intercept_scaling is None or not self.fit_intercept:
+            return X
+        column = np.full((X.shape[0], 1), self.intercept_scaling, np.float32)
+        return sparse.hstack([X, column], format="csr") if sparse.issparse(X) else np.hstack([X, column])
+
+    def _take(self, weights: Any, biases: Any) -> None:
+        """Of all classes, or of the second of two."""
+        self.coef_, self.intercept_ = np.ascontiguousarray(weights), np.array(biases, np.float64)
+        if self.intercept_scaling is not None and self.fit_intercept:
+            self.intercept_ = self.intercept_scaling * self.coef_[:, -1].astype(np.float64)
+            self.coef_ = np.ascontiguousarray(self.coef_[:, :-1])
+
+    def _labels(self, y: Any) -> list[F32]:
+        """-1 and 1, of each model of one class against the rest."""
+        own = self.classes_[1:] if self.classes_.size == 2 else self.classes_
+        return [np.where(y == one, np.float32(1), np.float32(-1)) for one in own]
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
+        """Trains on further rows, for data that come in parts: one pass of AdaGrad, or of SGD if ``optimizer`` or one
+        of its options says so, in steps of ``batch`` rows of all ranks, by default 100. The coefficients of earlier
+        calls, or of ``fit``, and AdaGrad's sums stay. λ is 1/(C·rows of all calls). Several classes are one against the
+        rest. ``classes``: all that there will be; the first call needs them. With ``comm`` all ranks call it, each with
+        its own rows. Raises as ``fit``, and ``ValueError`` for other classes than before, ``class_weight`` and other
+        optimizers."""
+        begins = not hasattr(self, "classes_")
+
+        def look() -> tuple[_Checked, dict[str, Any]]:
+            settings = self._check_settings()
+            if self.class_weight is not None:
+                raise ValueError(f"class_weight={self.class_weight!r} is not for partial_fit: use fit, or None")
+            if settings.method not in ("sgd", "adagrad"):
+                if self.optimizer != "auto":
+                    raise ValueError(f"optimizer={self.optimizer!r} is not for partial_fit: use 'adagrad' or 'sgd'")
+                settings = replace(settings, optimizer="adagrad")
+            if begins and classes is None:
+                raise ValueError("classes=None at the first call of partial_fit: give all classes that y will have")
+            rows, own = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, reset=begins)
+            check_classification_targets(own)
+            known = self.classes_ if classes is None else np.unique(classes)
+            if not begins and not np.array_equal(known, self.classes_):
+                raise ValueError(f"classes={known.tolist()} differ from those before: {self.classes_.tolist()}")
+            if known.size < 2:
+                raise ValueError(f"classes={known.tolist()} must be at least two")
+            unknown = np.setdiff1d(own, known)
+            if unknown.size:
+                raise ValueError(f"y has {unknown.tolist()[0]!r}, which is not in classes={known.tolist()}")
+            settings = replace(settings, epochs=1, batch=settings.batch or _ROWS_A_STEP)
+            return (rows, own, known, settings), {"classes": known.tolist(), "passes": self._passes}
+
+        (X, y, known, settings), every = self._agree(look)  # noqa: N806
+        for name in ("classes", "passes"):
+            if any(said[name] != every[0][name] for said in every):
+                raise ValueError(f"{name} are {[said[name] for said in every]} by rank: give all ranks the same")
+        if begins:
+            self.classes_ = known
+        states: list[State | None] = [*(self._states or self._fitted_states())]
+        total = self._rows + sum(said["rows"] for said in every)
+        settings = self._penalised(settings, total, every[0]["seed"])
+        rows = _rows_of(self._with_intercept(X), np.zeros(X.shape[0]), None)
+        found = []
+        for labels, state in zip(self._labels(y), states, strict=True):
+            found.append(train_further(replace(rows, labels=labels), settings, self.comm, state, self._passes))
+        if not all(state.is_finite for state in found):
+            raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or scale X")
+        self._states, self._rows, self._passes, self._is_softmax = found, total, self._passes + 1, False
+        self._take(np.stack([one.model.weights for one in found]), [one.model.bias for one in found])
+        self.n_iter_ = self._passes
+        return self
+
+    def _fitted_states(self) -> list[State | None]:
+        """What ``partial_fit`` begins with, of each model."""
+        if not hasattr(self, "coef_"):
+            return [None] * (1 if self.classes_.size == 2 else self.classes_.size)
+        scaled = self.intercept_scaling is not None and self.fit_intercept
+        states: list[State | None] = []
+        for weights, bias in zip(self.coef_.astype(np.float32), self.intercept_.tolist(), strict=True):
+            every = np.append(weights, np.float32(bias / self.intercept_scaling)) if scaled else weights
+            model = LinearModel(np.ascontiguousarray(every), 0.0 if scaled else bias, self._loss())
+            states.append(State(model))
+        return states
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """``X``: (rows, features), dense or sparse; ``y``: the class of each; ``sample_weight``: of each, 0 or more.
@@ -245,14 +357,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments are of a wrong type."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
-            if not checked_number(self.C, "C", "a number above 0") > 0:
-                raise ValueError(f"C={self.C} must be above 0")
-            scaling = self.intercept_scaling
-            if scaling is not None and not checked_number(scaling, "intercept_scaling", "a number above 0") > 0:
-                raise ValueError(f"intercept_scaling={scaling} must be above 0, or None")
-            if not (self.class_weight in (None, "balanced") or isinstance(self.class_weight, dict)):
-                raise ValueError(f"class_weight={self.class_weight!r} must be a dict, 'balanced' or None")
-            settings = self._settings(self._loss())
+            settings = self._check_settings()
             rows, classes = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
             check_classification_targets(classes)
             weights = _weights_of(rows, sample_weight)
@@ -281,28 +386,27 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             own = factors[np.searchsorted(self.classes_, y)]
             weights = own if weights is None else own * weights
             total = sum(float(factor) * counts[one] for factor, one in zip(factors, found, strict=True))
-        l2 = 1 / (self.C * total) if total > 0 else 1.0
-        if math.isinf(l2):
-            raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
-        settings = replace(settings, l2=l2, seed=every[0]["seed"])
-        scaling = self.intercept_scaling if settings.bias else None
-        if scaling is not None:
-            column = np.full((X.shape[0], 1), scaling, np.float32)
-            X = sparse.hstack([X, column], format="csr") if sparse.issparse(X) else np.hstack([X, column])  # noqa: N806
-            settings = replace(settings, bias=False)
-        rows = _rows_of(X, np.zeros(X.shape[0]), weights)
-        models = []
-        for one in self.classes_[1:] if self.classes_.size == 2 else self.classes_:
-            labels = np.where(y == one, np.float32(1), np.float32(-1))
-            models.append(self._fitted(replace(rows, labels=labels), settings))
-        self.coef_ = np.stack([model.weights for model in models])
-        self.intercept_ = np.array([model.bias for model in models])
-        if scaling is not None:
-            self.intercept_ = scaling * self.coef_[:, -1].astype(np.float64)
-            self.coef_ = np.ascontiguousarray(self.coef_[:, :-1])
+        settings = self._penalised(settings, total, every[0]["seed"])
+        rows = _rows_of(self._with_intercept(X), np.zeros(X.shape[0]), weights)
+        self._is_softmax = self.classes_.size > 2 and self._has_softmax(settings)
+        self._states, self._rows, self._passes = None, 0, 0
+        if self._is_softmax:
+            labels = np.searchsorted(self.classes_, y).astype(np.float32)
+            models = [self._fitted_softmax(replace(rows, labels=labels), settings)]
+            self._take(models[0].weights, models[0].bias)
+        else:
+            models = [self._fitted(replace(rows, labels=labels), settings) for labels in self._labels(y)]
+            self._take(np.stack([model.weights for model in models]), [model.bias for model in models])
         self.n_iter_ = max(model.epochs for model in models)
         self._warn_of(models)
         return self
+
+    def _fitted_softmax(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
+        found = train_softmax(rows, self.classes_.size, settings, self.comm)
+        without = found.loss_without_weights
+        by_tol = settings.epochs is None or found.steps < settings.epochs
+        worse = without if found.objective > WORSE * without else None
+        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, worse, by_tol)
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
         """The score of each row, (rows,) for two classes, else (rows, classes)."""
@@ -321,6 +425,10 @@ class LogisticRegression(_Classifier):
     Minimised is mean log(1 + exp(-y·score)) + |w|²/(2·C·rows), as by scikit-learn's of the same name. The intercept is
     not regularised, unless ``intercept_scaling`` is a number: then it is that times the weight of a feature that always
     is that number, as liblinear has it.
+
+    ``multi_class``: ``"auto"`` minimises, for more than two classes, the loss of their softmax, as scikit-learn's does
+    (``"multinomial"``). With another optimizer than Newton's method, and in ``partial_fit``, each class is told from
+    the rest (``"ovr"``). Two classes are one logistic regression in any case.
 
     ``class_weight``: by class, or ``"balanced"``; rows of a class weigh so much, of missing ones 1. ``tol``, ``batch``,
     ``learning_rate``, ``decay`` and ``optimizer``: see ``TrainingSettings``, and ``max_iter``: its ``epochs``.
@@ -342,6 +450,7 @@ class LogisticRegression(_Classifier):
         tol: float = 1e-4,
         max_iter: int | None = None,
         optimizer: str = "auto",
+        multi_class: str = "auto",
         batch: int | None = None,
         learning_rate: float | None = None,
         decay: float = 0.0,
@@ -350,15 +459,28 @@ class LogisticRegression(_Classifier):
     ) -> None:
         self.C, self.fit_intercept, self.intercept_scaling = C, fit_intercept, intercept_scaling
         self.class_weight, self.tol, self.max_iter = class_weight, tol, max_iter
-        self.optimizer, self.batch = optimizer, batch
+        self.optimizer, self.multi_class, self.batch = optimizer, multi_class, batch
         self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
 
     def _loss(self) -> str:
         return "logistic"
 
+    def _has_softmax(self, settings: TrainingSettings) -> bool:
+        if self.multi_class not in ("auto", "multinomial", "ovr"):
+            raise ValueError(f"multi_class={self.multi_class!r} must be 'auto', 'multinomial' or 'ovr'")
+        if self.multi_class == "multinomial" and settings.method != "newton":
+            raise ValueError(
+                f"multi_class='multinomial' is not for optimizer={settings.method!r}: use 'newton' without batch, "
+                "learning_rate and decay, or 'ovr'"
+            )
+        return self.multi_class != "ovr" and settings.method == "newton"
+
     def predict_proba(self, X: Any) -> F64:  # noqa: N803
-        """(rows, classes). Of more than two classes each one's own probability, divided by their sum."""
+        """(rows, classes): the softmax of the scores. Of one class against the rest each one's own probability, divided
+        by their sum."""
         scores = self.decision_function(X)
+        if self._is_softmax:
+            return np.asarray(softmax(scores))
         chance = np.exp(-np.logaddexp(0, -scores))
         if chance.ndim == 1:
             return np.stack([np.exp(-np.logaddexp(0, scores)), chance], axis=1)

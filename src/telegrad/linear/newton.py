@@ -2,7 +2,8 @@
 
 The core takes the steps (``core/linear/newton.hpp``). All ranks hold the weights of the features that occur in any
 rank's rows, in a numbering of these alone. A step sums some vectors of these over the ranks: a gradient, and products
-with the Hessian. Each rank sends its own rows' features as a sparse vector, or all of them if ranks have most.
+with the Hessian. Each rank sends its own rows' features as a sparse vector, or all of them if ranks have most. These
+sums do not round, so that any number of ranks finds the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from telegrad import SparseVector, _core
-from telegrad.linear.losses import F64
+from telegrad.linear.losses import F32, F64
 from telegrad.linear.model import LinearModel, Pass, State
 from telegrad.linear.problem import Problem
 from telegrad.linear.rows import U32
@@ -42,8 +43,9 @@ class Newton:
             self._trained.size,
             problem.targets.ctypes.data,
             0 if weights is None else weights.ctypes.data,
-            problem.trained_weight,
+            problem.share.trained_total,
             problem.features,
+            problem.classes,
             problem.loss,
             problem.settings.l2,
             problem.settings.bias,
@@ -67,6 +69,15 @@ class Newton:
         self._newton.write_weights(weights.ctypes.data, weights.size)
         return self._problem.model(weights, self._newton.bias)
 
+    def softmax(self) -> tuple[F32, F64]:
+        """Weights, (classes, features), and biases, whose mean is 0, of several classes."""
+        weights = np.empty((self._problem.features, self._problem.classes), np.float32)
+        biases = np.empty(self._problem.classes)
+        self._newton.write_weights(weights.ctypes.data, weights.size)
+        self._newton.write_biases(biases.ctypes.data, biases.size)
+        every = [self._problem.of_all(np.ascontiguousarray(one)) for one in weights.T]
+        return np.stack(every), biases - biases.mean()
+
     def settle(self) -> None:
         self._newton.settle()
         if not self._newton.dual_count:
@@ -89,16 +100,19 @@ class Newton:
             duals = np.append(state.duals[first : first + self._trained.size], state.duals[-1])
         self._newton.restore(weights.ctypes.data, weights.size, state.model.bias, duals.ctypes.data, duals.size)
 
-    def _reduce(self, address: int, count: int, by_feature: int) -> None:
-        """Sums in place over the ranks. One rank's steps call this, too, so that Ctrl-C ends them."""
+    def _reduce(self, address: int, count: int, by_feature: int, largest: bool) -> None:
+        """Sums, or finds the largest numbers, in place over the ranks. One rank's steps call this, too, so that Ctrl-C
+        ends them."""
         comm = self._problem.comm
         if comm is None:
             return
-        began_s = time.perf_counter()
+        began_s, op = time.perf_counter(), "max" if largest else "sum"
         sums: F64 = np.ctypeslib.as_array((ctypes.c_double * count).from_address(address))
         if by_feature and self._own is not None:
-            sent = np.append(self._own, np.arange(by_feature, count, dtype=np.uint32))
-            total: Any = comm.all_reduce(SparseVector.trusted(sent, sums[sent], count))
+            each = np.arange(by_feature // self._problem.features, dtype=np.uint32)
+            own = (self._own[:, None] * np.uint32(each.size) + each).reshape(-1)
+            sent = np.append(own, np.arange(by_feature, count, dtype=np.uint32))
+            total: Any = comm.all_reduce(SparseVector.trusted(sent, sums[sent], count), op)
             indices, values = total.memory(0.0)
             if indices is None:
                 sums[:] = values
@@ -107,6 +121,6 @@ class Newton:
                 sums[indices] = values
             self._sent += sent.size
         else:
-            comm.all_reduce(sums)
+            comm.all_reduce(sums, op)
             self._sent += count
         self._comm_s += time.perf_counter() - began_s

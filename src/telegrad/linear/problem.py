@@ -213,13 +213,15 @@ def bytes_needed(
     alone: bool = False,
     with_checkpoints: bool = False,
     most_occurring: int = MOST_FEATURES,
+    classes: int = 1,
 ) -> int:
     """What a rank with ``rows`` of ``total`` rows and ``nnz`` entries takes at most beside its rows. ``alone``: only
     features that occur have a weight. ``most_occurring``: at most so many do in rows of all ranks."""
     if settings.method in SECOND_ORDER:
         occurring = min(features, nnz if alone else most_occurring)
-        # ten numbers for each feature, the model; of rows numbers, scores and what is of a loss; places
-        needed = occurring * (8 * 10 + 4 + 4) + rows * (2 * 8 + 4 + 7 * 8) + nnz * 4 + features * 4
+        # ten numbers for each feature and class, the model, a bound; of rows numbers, scores, what is of a loss; places
+        needed = occurring * ((8 * 10 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
+        needed += nnz * 4 + features * 4 * classes
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
     # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
     held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
@@ -263,6 +265,7 @@ def check_memory(
     alone: bool,
     with_checkpoints: bool,
     most_occurring: int,
+    classes: int,
 ) -> None:
     """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
     needed = bytes_needed(
@@ -274,6 +277,7 @@ def check_memory(
         alone=alone,
         with_checkpoints=with_checkpoints,
         most_occurring=most_occurring,
+        classes=classes,
     )
     if comm is None and needed < _SMALL:
         return
@@ -394,6 +398,7 @@ class Problem:
     feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
     ``all_features``. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has
     none. Second-order optimizers number the features of all ranks' rows likewise, of which this rank's are ``own``.
+    ``classes``: above 1, labels are numbers of classes, from 0, and the loss is that of their softmax.
     """
 
     def __init__(
@@ -404,11 +409,13 @@ class Problem:
         *,
         alone: bool,
         checkpoint_every: int | None = None,
+        classes: int = 1,
     ) -> None:
+        self.classes = classes
         self.rows, self.settings, self.comm = rows, settings, comm
-        self._told = _told_by(settings) | {"checkpoint_every": checkpoint_every}
+        self._told = _told_by(settings) | {"checkpoint_every": checkpoint_every, "classes": classes}
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
-        self.is_classification = is_classification(settings.loss)
+        self.is_classification = is_classification(settings.loss) and classes == 1
         self.features, counts, entries, any_weights, self.index_base, self.base_is_guessed = self._agree()
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
@@ -422,6 +429,7 @@ class Problem:
             alone=alone,
             with_checkpoints=checkpoint_every is not None,
             most_occurring=entries,
+            classes=classes,
         )
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
         if self.share.trained_total == 0:
@@ -526,6 +534,8 @@ class Problem:
 
     def _loss_at_zero(self, weight: float) -> float:
         """Mean loss of all ranks' rows where all weights are 0, hence also the objective."""
+        if self.classes > 1:
+            return math.log(self.classes)
         losses = self.rows.weighted(losses_of(self.settings.loss, np.zeros(len(self.rows)), self.targets))
         return self._sums(losses.sum())[0] / weight if weight else 0.0
 
@@ -537,6 +547,9 @@ class Problem:
         def mean_of(values: F64) -> float:
             return self._sums(float((values * shares).sum()))[0] / self.trained_weight
 
+        if self.classes > 1:
+            each = [mean_of((targets == one).astype(np.float64)) for one in range(self.classes)]
+            return -sum(one * math.log(one) for one in each if one > 0) if self.settings.bias else self.loss_at_zero
         if not self.settings.bias:
             return mean_of(losses_of(self.settings.loss, np.zeros(targets.size), targets))
         if self.is_classification:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -14,9 +14,9 @@ from telegrad import Communicator
 from telegrad.communicator.operands import checked_integer
 from telegrad.linear.checkpoint import Checkpoints
 from telegrad.linear.losses import is_classification, losses_of, signed
-from telegrad.linear.model import EpochReport, LinearModel, Optimizer
+from telegrad.linear.model import EpochReport, LinearModel, Optimizer, Pass, State
 from telegrad.linear.newton import Newton
-from telegrad.linear.optimizers import Aggregation, CoordinateDescent, Gathering, MiniBatches
+from telegrad.linear.optimizers import Aggregation, CoordinateDescent, Gathering, MiniBatches, SparseSum
 from telegrad.linear.problem import SECOND_ORDER, Problem, TrainingSettings
 from telegrad.linear.rows import Rows, check_rows
 
@@ -35,7 +35,7 @@ def last_fall(losses: Sequence[float]) -> float:
 
 
 _FAR = 10  # times the loss of a model that knows nothing
-_WORSE = 1.001  # times the same: more than rounding and the last steps make of a model that is as good
+WORSE = 1.001  # times the same: more than rounding and the last steps make of a model that is as good
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Trained:
     def is_worse_than_no_weights(self, reached: float) -> bool:
         """Whether ``reached``, the ``objective`` of the rows it was trained on, is more than a thousandth above that of
         a model without weights. If all labels are the same, that model's bias is 0."""
-        return reached > _WORSE * (self.loss_without_weights or self.loss_at_zero)
+        return reached > WORSE * (self.loss_without_weights or self.loss_at_zero)
 
     def _is_far(self, loss: float) -> bool:
         return not np.isfinite(loss) or loss > _FAR * self.loss_at_zero
@@ -182,6 +182,46 @@ def train(
         problem.first_rate,
         converged,
     )
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A model of several classes, the same bits on every rank and for any number of ranks: ``weights``, float32,
+    (classes, features), and ``biases``. ``objective`` and ``gap``: see ``EpochReport``."""
+
+    weights: npt.NDArray[np.float32]
+    biases: npt.NDArray[np.float64]
+    steps: int
+    objective: float
+    gap: float
+    loss_without_weights: float
+
+
+def train_softmax(rows: Rows, classes: int, settings: TrainingSettings, comm: Communicator | None = None) -> Softmax:
+    """Trains by Newton's method on labels from 0 to ``classes - 1``, as ``train`` does on two classes. Minimised is
+    mean log Σ exp(score) - score of the own class, + ``l2``/2·|w|². Raises as ``train``."""
+    alone = comm is None or comm.world_size == 1
+    problem = Problem(rows, settings, comm, alone=alone, classes=classes)
+    newton, steps, last = Newton(problem), 0, Pass(0)
+    while steps < settings.most_epochs and not last.has_ended:
+        last = newton.epoch(steps, lambda step, all_steps: None)
+        steps += 1
+    return Softmax(*newton.softmax(), steps, last.objective, last.gap, problem.loss_without_weights)
+
+
+def train_further(
+    rows: Rows, settings: TrainingSettings, comm: Communicator | None, state: State | None, number: int
+) -> State:
+    """One pass of SGD or AdaGrad from ``state``, which has all features of ``rows``, or from zeros; ``number`` passes
+    were before. Raises as ``train``."""
+    optimizer = MiniBatches(Problem(rows, settings, comm, alone=False), SparseSum(comm))
+    if state is not None:
+        # the optimizer may be another than before
+        squares = np.zeros(state.model.weights.size, np.float32) if state.squares is None else state.squares
+        optimizer.restore(replace(state, squares=squares if settings.method == "adagrad" else None))
+    optimizer.epoch(number, lambda step, steps: None)
+    optimizer.settle()
+    return optimizer.state()
 
 
 def objective(

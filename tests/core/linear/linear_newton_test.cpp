@@ -2,8 +2,9 @@
 #include "linear/newton.hpp"
 
 #include <algorithm>
-#include <barrier>
 #include <cmath>
+#include <condition_variable>
+#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -35,7 +36,7 @@ struct Task {
 
   Newton::Problem problem(Loss loss, double tolerance = 1e-8) const {
     return {.rows = sample.view(), .chosen = chosen, .targets = sample.targets, .row_weights = row_weights,
-            .total_weight = total, .features = features, .loss = loss, .l2 = kL2, .with_bias = true,
+            .total_rows = chosen.size(), .features = features, .loss = loss, .l2 = kL2, .with_bias = true,
             .tolerance = tolerance};
   }
 
@@ -60,7 +61,7 @@ struct Found {
   std::size_t steps = 0;
 };
 
-const Newton::Reduce kAlone = [](std::span<double>, std::size_t) {};
+const Newton::Reduce kAlone = [](std::span<double>, std::size_t, Newton::Over) {};
 
 Found run(Newton& newton, std::size_t features, std::size_t most = 2000) {
   Found found;
@@ -83,7 +84,7 @@ Found solve(const Newton::Problem& problem, std::size_t threads = 1) {
 constexpr Loss kLosses[] = {Loss::logistic, Loss::hinge, Loss::squared_hinge, Loss::squared_error};
 
 TEST("no model near the one found has a lower objective, with few features and with many") {
-  for (const std::size_t features : {20UL, 400UL}) {
+  for (const std::size_t features : {20UL, 90UL, 400UL}) {
     const Task task(features);
     for (const Loss loss : kLosses) {
       const Found found = solve(task.problem(loss));
@@ -114,7 +115,7 @@ TEST("the gap of the hinge is at least what a further training wins") {
 }
 
 TEST("threads change no bit") {
-  for (const std::size_t features : {20UL, 400UL}) {
+  for (const std::size_t features : {20UL, 90UL, 400UL}) {
     const Task task(features);
     for (const Loss loss : kLosses) {
       const Found one = solve(task.problem(loss, 1e-4)), three = solve(task.problem(loss, 1e-4), 3);
@@ -125,37 +126,125 @@ TEST("threads change no bit") {
   }
 }
 
-TEST("ranks that each have a part of the rows find the same model") {
-  const Task task(400);
-  for (const Loss loss : kLosses) {
-    const Found alone = solve(task.problem(loss));
-    constexpr std::size_t kRanks = 3;
-    std::vector<std::vector<double>> sent(kRanks);
-    std::barrier together(kRanks);
-    std::vector<Found> found(kRanks);
-    std::vector<std::thread> ranks;
-    for (std::size_t rank = 0; rank < kRanks; ++rank) {
-      ranks.emplace_back([&, rank] {
-        Newton::Problem problem = task.problem(loss);
-        const std::size_t first = task.chosen.size() * rank / kRanks, last = task.chosen.size() * (rank + 1) / kRanks;
-        problem.chosen = problem.chosen.subspan(first, last - first);
-        Team team(1);
-        Newton newton(problem, team, [&](std::span<double> sums, std::size_t) {
-          sent[rank].assign(sums.begin(), sums.end());
-          together.arrive_and_wait();
-          for (std::size_t i = 0; i < sums.size(); ++i) sums[i] = sent[0][i] + sent[1][i] + sent[2][i];
-          together.arrive_and_wait();
-        });
-        found[rank] = run(newton, task.features);
-      });
-    }
-    for (std::thread& rank : ranks) rank.join();
-    for (const Found& one : found) {
-      EXPECT(one.weights == found[0].weights);
-      EXPECT(one.bias == found[0].bias);
-      EXPECT(std::abs(one.last.objective - alone.last.objective) < 1e-6 * alone.last.objective);
+// As std::barrier, whose waiting threads take the processor from those that others wait for.
+class Barrier {
+ public:
+  explicit Barrier(std::size_t count) : count_(count) {}
+
+  void wait() {
+    std::unique_lock lock(mutex_);
+    const std::size_t round = round_;
+    if (++waiting_ == count_) {
+      waiting_ = 0;
+      ++round_;
+      all_.notify_all();
+    } else {
+      all_.wait(lock, [&] { return round_ != round; });
     }
   }
+
+ private:
+  std::size_t count_, waiting_ = 0, round_ = 0;
+  std::mutex mutex_;
+  std::condition_variable all_;
+};
+
+// What each rank finds whose rows are those chosen between two borders.
+std::vector<Found> among(const Newton::Problem& whole, const std::vector<std::size_t>& borders) {
+  const std::size_t ranks = borders.size() - 1;
+  std::vector<std::vector<double>> sent(ranks);
+  Barrier together(ranks);
+  std::vector<Found> found(ranks);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Newton::Problem problem = whole;
+      problem.chosen = problem.chosen.subspan(borders[rank], borders[rank + 1] - borders[rank]);
+      Team team(rank % 2 + 1);
+      Newton newton(problem, team, [&](std::span<double> numbers, std::size_t, Newton::Over over) {
+        sent[rank].assign(numbers.begin(), numbers.end());
+        together.wait();
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+          numbers[i] = 0;
+          for (const auto& one : sent) {
+            numbers[i] = over == Newton::Over::sum ? numbers[i] + one[i] : std::max(numbers[i], one[i]);
+          }
+        }
+        together.wait();
+      });
+      found[rank] = run(newton, problem.features * problem.classes);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return found;
+}
+
+TEST("any number of ranks finds the same bits") {
+  for (const float scale : {1.0F, 1e5F}) {
+    for (const std::size_t features : {20UL, 90UL, 400UL}) {
+      Task task(features);
+      for (std::size_t e = 0; e < task.sample.values.size(); ++e) {
+        if (task.sample.indices[e] % 3 == 0) task.sample.values[e] *= scale;
+      }
+      for (const Loss loss : kLosses) {
+        const Found alone = solve(task.problem(loss, 1e-2));
+        const std::size_t count = task.chosen.size();
+        for (const auto& borders : {std::vector<std::size_t>{0, 5, count}, {0, 40, 40, 99, count}}) {
+          for (const Found& one : among(task.problem(loss, 1e-2), borders)) {
+            EXPECT(one.weights == alone.weights);
+            EXPECT(one.bias == alone.bias);
+            EXPECT(one.steps == alone.steps);
+            EXPECT(one.last.objective == alone.last.objective);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST("the softmax's gradient is 0 at the model found, with the same bits on any number of ranks") {
+  Task task(30);
+  constexpr std::size_t kClasses = 4;
+  for (std::size_t row = 0; row < kRows; ++row) task.sample.targets[row] = static_cast<float>(row * row % 11 % kClasses);
+  Newton::Problem problem = task.problem(Loss::logistic, 1e-10);
+  problem.classes = kClasses;
+  Team team(1);
+  Newton newton(problem, team, kAlone);
+  const Found found = run(newton, task.features * kClasses);
+  EXPECT(found.last.converged);
+  std::vector<double> biases(kClasses), gradient(task.features * kClasses), of_biases(kClasses);
+  newton.write_biases(biases);
+  double value = 0;
+  for (std::size_t i = 0; i < gradient.size(); ++i) {
+    const auto weight = static_cast<double>(found.weights[i]);
+    gradient[i] = kL2 * weight;
+    value += kL2 / 2 * weight * weight;
+  }
+  for (const std::uint64_t row : task.chosen) {
+    std::vector<double> scores = biases;
+    const auto entries = [&](const auto& act) {
+      for (std::uint64_t e = task.sample.offsets[row]; e < task.sample.offsets[row + 1]; ++e) {
+        for (std::size_t k = 0; k < kClasses; ++k) {
+          act(task.sample.indices[e] * kClasses + k, k, static_cast<double>(task.sample.values[e]));
+        }
+      }
+    };
+    entries([&](std::size_t i, std::size_t k, double entry) { scores[k] += static_cast<double>(found.weights[i]) * entry; });
+    double sum = 0;
+    for (const double score : scores) sum += std::exp(score);
+    const auto own = static_cast<std::size_t>(task.sample.targets[row]);
+    const double weight = static_cast<double>(task.row_weights[row]) / task.total;
+    value += weight * (std::log(sum) - scores[own]);
+    for (std::size_t k = 0; k < kClasses; ++k) {
+      scores[k] = weight * (std::exp(scores[k]) / sum - (k == own ? 1 : 0));
+      of_biases[k] += scores[k];
+    }
+    entries([&](std::size_t i, std::size_t k, double entry) { gradient[i] += scores[k] * entry; });
+  }
+  EXPECT(std::abs(value - found.last.objective) < 1e-6 * value);
+  for (const double one : gradient) EXPECT(std::abs(one) < 2e-5);
+  for (const double one : of_biases) EXPECT(std::abs(one) < 2e-5);
+  for (const Found& one : among(problem, {0, 30, 100, task.chosen.size()})) EXPECT(one.weights == found.weights);
 }
 
 TEST("a training goes on from what it was settled to, to the bit") {
@@ -180,7 +269,7 @@ TEST("an error while sums travel leaves the model as it was") {
   const Task task(400);
   Team team(1);
   int calls = 0;
-  Newton newton(task.problem(Loss::logistic), team, [&](std::span<double>, std::size_t) {
+  Newton newton(task.problem(Loss::logistic), team, [&](std::span<double>, std::size_t, Newton::Over) {
     if (++calls == 12) throw std::runtime_error("lost");
   });
   std::vector<float> before(task.features), after(task.features);
@@ -203,7 +292,7 @@ TEST("no rows with entries, and no penalty") {
   const std::vector<float> targets{1, 1};
   for (const Loss loss : kLosses) {
     const Newton::Problem problem{.rows = {offsets, {}, {}}, .chosen = chosen, .targets = targets, .row_weights = {},
-                                  .total_weight = 2, .features = 3, .loss = loss,
+                                  .total_rows = 2, .features = 3, .loss = loss,
                                   .l2 = loss == Loss::hinge ? 1e-3 : 0, .with_bias = true,
                                   .tolerance = 1e-3};
     Team team(1);

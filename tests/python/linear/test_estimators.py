@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import pickle
@@ -18,8 +19,9 @@ import sklearn.linear_model
 import sklearn.svm
 from scipy import sparse
 from scipy.optimize import minimize
+from scipy.special import logsumexp
 from sklearn.base import clone
-from sklearn.datasets import make_classification
+from sklearn.datasets import load_digits, load_wine, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -213,7 +215,148 @@ def test_several_classes_are_one_against_the_rest() -> None:
     assert (own.predict(x) == names).mean() > 0.55
 
 
-def among(parts: list[tuple[Any, Any]], make: Callable[[Communicator], Any]) -> list[Any]:
+@pytest.mark.parametrize("is_scaled", [False, True])
+def test_a_softmax_s_optimum_is_that_of_scikit_learn(is_scaled: bool) -> None:
+    found = load_digits() if is_scaled else load_wine()
+    x, y = found.data / (16.0 if is_scaled else 1.0), found.target
+    classes, c = np.unique(y), 0.7
+
+    def value(fitted: Any) -> float:
+        scores = x @ fitted.coef_.T + fitted.intercept_
+        losses = logsumexp(scores, axis=1) - scores[np.arange(len(y)), y]
+        return float(losses.mean() + (fitted.coef_**2).sum() / (2 * c * len(y)))
+
+    own = LogisticRegression(C=c).fit(x, y)
+    other = sklearn.linear_model.LogisticRegression(C=c, solver="newton-cholesky", tol=1e-10, max_iter=1000).fit(x, y)
+    assert value(own) == pytest.approx(value(other), rel=1e-4)
+    assert own.coef_.shape == (classes.size, x.shape[1])
+    np.testing.assert_allclose(own.predict_proba(x), other.predict_proba(x), atol=0.03)
+    np.testing.assert_allclose(own.predict_proba(x).sum(axis=1), 1)
+    exact = LogisticRegression(C=c, tol=1e-9, multi_class="multinomial").fit(x, y)
+    np.testing.assert_allclose(exact.predict_proba(x), other.predict_proba(x), atol=1e-4)
+    assert exact.intercept_.sum() == pytest.approx(0, abs=1e-8)
+    assert not np.allclose(LogisticRegression(C=c, multi_class="ovr").fit(x, y).predict_proba(x), own.predict_proba(x))
+
+
+@pytest.mark.parametrize("options", [{}, {"fit_intercept": False}, {"intercept_scaling": 2.0}], ids=str)
+def test_any_number_of_ranks_fits_the_same_bits(options: dict[str, Any]) -> None:
+    x, y = data(3)
+    made: list[tuple[Callable[..., Any], Any]] = [
+        (LogisticRegression, y),
+        (LinearSVC, y == 1),
+        (functools.partial(LinearSVC, loss="hinge"), y == 1),
+    ]
+    weights = np.random.default_rng(0).random(400) if not options else None
+    for make, targets in made:
+        alone = make(**options).fit(x, targets)
+        for ranks in (2, 4):
+            borders = [400 * rank // ranks for rank in range(ranks + 1)]
+            parts = [(x[a:b], targets[a:b]) for a, b in itertools.pairwise(borders)]
+            for one in among(parts, lambda comm: make(comm=comm, **options)):  # noqa: B023
+                assert np.array_equal(one.coef_, alone.coef_)
+                assert np.array_equal(one.intercept_, alone.intercept_)
+        if weights is not None:
+            weighted = make().fit(x, targets, sample_weight=weights)
+            assert not np.array_equal(weighted.coef_, alone.coef_)
+
+
+@pytest.mark.parametrize("make", [LogisticRegression, LinearSVC])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_parts_of_the_rows_lead_to_nearly_the_optimum(make: Any, classes: int) -> None:
+    x, y = data(classes)
+    best = make(**({"multi_class": "ovr"} if make is LogisticRegression else {})).fit(x, y)
+    own = make(batch=20, optimizer="adagrad", random_state=0)
+    scores = []
+    for _ in range(40):
+        for first in range(0, 400, 100):
+            own.partial_fit(x[first : first + 100], y[first : first + 100], classes=np.unique(y))
+        scores.append(own.score(x, y))
+    assert own.n_iter_ == 160
+    assert scores[-1] >= best.score(x, y) - 0.02
+    assert own.decision_function(x) == pytest.approx(best.decision_function(x), abs=0.5)
+    again = pickle.loads(pickle.dumps(own)).partial_fit(x, y)
+    assert np.array_equal(again.coef_, own.partial_fit(x, y).coef_)
+    assert own.fit(x, y).n_iter_ < 100
+    assert own.partial_fit(x, y).n_iter_ == 1
+
+
+def test_features_that_a_part_lacks_keep_their_weights() -> None:
+    x, y = data()
+    own = LogisticRegression(C=1e9).partial_fit(x, y, classes=[0, 1])
+    before = own.coef_.copy()
+    few = x.toarray()
+    few[:, 5:] = 0
+    own.partial_fit(sparse.csr_array(few), y)
+    assert own.coef_[0, 5:] == pytest.approx(before[0, 5:], abs=1e-6)
+    assert (np.abs(own.coef_[0, :5] - before[0, :5]) > 1e-4).all()
+
+
+@pytest.mark.parametrize("scaling", [None, 2.0])
+def test_parts_go_on_from_a_fit_and_scaled_intercepts(scaling: float | None) -> None:
+    x, y = data()
+    own = LogisticRegression(C=10.0, intercept_scaling=scaling, optimizer="auto", random_state=0).fit(x, y)
+    before, intercept = own.coef_.copy(), own.intercept_.copy()
+    own.set_params(optimizer="sgd", learning_rate=1e-9).partial_fit(x, y)
+    assert own.coef_ == pytest.approx(before, abs=1e-5)
+    assert own.intercept_ == pytest.approx(intercept, abs=1e-5)
+    own.set_params(optimizer="adagrad", learning_rate=0.1).partial_fit(x, y)  # from sums of 0
+    assert not np.allclose(own.coef_, before)
+
+
+def test_all_ranks_fit_one_model_of_parts() -> None:
+    x, y = data(3)
+
+    class Parts:
+        def __init__(self, comm: Communicator | None) -> None:
+            self.own = LogisticRegression(comm=comm, random_state=0, batch=30, optimizer="adagrad")
+
+        def fit(self, x: Any, y: Any) -> Any:
+            for _ in range(3):
+                self.own.partial_fit(x, y, classes=[0, 1, 2])
+            return self.own
+
+    alone = Parts(None).fit(x, y)
+    for one in among([(x[:150], y[:150]), (x[150:], y[150:])], Parts):
+        assert one.coef_ == pytest.approx(alone.coef_, abs=1e-5)
+        assert one.intercept_ == pytest.approx(alone.intercept_, abs=1e-5)
+
+
+def test_what_cannot_be_a_part() -> None:
+    x, y = data()
+    for own, classes, said in [
+        (LogisticRegression(), None, "classes=None at the first call of partial_fit"),
+        (LogisticRegression(), [1], "classes=[1] must be at least two"),
+        (LogisticRegression(), [1, 2], "y has 0, which is not in classes=[1, 2]"),
+        (LogisticRegression(class_weight="balanced"), [0, 1], "class_weight='balanced' is not for partial_fit"),
+        (LinearSVC(optimizer="newton"), [0, 1], "optimizer='newton' is not for partial_fit"),
+        (LogisticRegression(multi_class="both"), [0, 1], "multi_class='both' must be 'auto', 'multinomial' or 'ovr'"),
+        (
+            LogisticRegression(multi_class="multinomial", batch=10),
+            [0, 1],
+            "multi_class='multinomial' is not for optimizer='sgd'",
+        ),
+        (LinearSVC(learning_rate=1e30, batch=4), [0, 1], "learning_rate=1e+30 diverges"),
+    ]:
+        with pytest.raises(ValueError, match=re.escape(said)):
+            own.partial_fit(x * 1e9, y, classes=classes)
+    own = LogisticRegression().partial_fit(x, y, classes=[0, 1])
+    with pytest.raises(ValueError, match=re.escape("classes=[0, 2] differ from those before: [0, 1]")):
+        own.partial_fit(x, y, classes=[0, 2])
+    with pytest.raises(ValueError, match="X has 7 features"):
+        own.partial_fit(x[:, :7], y)
+
+    class Parts:
+        def __init__(self, comm: Communicator) -> None:
+            self.comm = comm
+
+        def fit(self, x: Any, y: Any) -> Any:
+            return LinearSVC(comm=self.comm).partial_fit(x, y, classes=[0, 1, 2 + self.comm.rank])
+
+    said = among([(x, y), (x, y)], Parts)
+    assert said == ["classes are [[0, 1, 2], [0, 1, 3]] by rank: give all ranks the same"] * 2
+
+
+def among(parts: list[tuple[Any, Any]], make: Callable[..., Any]) -> list[Any]:
     """What each rank's ``fit`` gives or raises."""
     comms = Communicator.local(len(parts), timeout_s=60)
 

@@ -25,6 +25,7 @@ from telegrad.linear.data import ContradictingBase, LibsvmFormat, ZeroBased
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
+from telegrad.linear.peers import PEERS, SOLVERS, compared
 from telegrad.linear.problem import OPTIMIZERS, SECOND_ORDER
 from telegrad.linear.rows import Rows
 from telegrad.tools.bench.machine import describe_machine
@@ -35,13 +36,14 @@ from telegrad.tools.cli.options import bad_setting, networks_of, refuse_given
 from telegrad.tools.cli.outputs import (
     check_all_writable,
     check_writable,
+    counting,
     drawn,
     sharing,
     table_console,
     write_result,
     written,
 )
-from telegrad.tools.report.figures import dated, duration, picture, seconds_across
+from telegrad.tools.report.figures import bars, dated, duration, picture, seconds_across
 
 Optimizer = Annotated[
     str,
@@ -213,6 +215,7 @@ _ZeroBased = Annotated[
 _Strict = Annotated[
     bool, typer.Option("--strict/--skip-damaged", help="Stop at a damaged line, or leave such lines out.")
 ]
+_Json = Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")]
 _Cache = Annotated[bool, typer.Option(help="Keep the rows in a binary file beside DATA, for the next time.")]
 
 
@@ -265,9 +268,7 @@ def train_command(
             "[bold]1gbit[/] (one network namespace per rank; needs root)."
         ),
     ] = "shm",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", dir_okay=False, help="Write all figures and the machine here.")
-    ] = None,
+    json_file: _Json = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", dir_okay=False, help="Draw the objective over seconds into this PNG file.")
     ] = None,
@@ -421,6 +422,75 @@ def predict_command(
             text += f", accuracy {100 * right:.2f} %" + ("" if math.isnan(area) else f", AUC {area:.4f}")
     console.print(text, highlight=False)
     _print_damaged(console, rows.first_damaged)
+
+
+@app.command("compare")
+def compare_command(
+    data: _Data,
+    loss: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}.")] = "logistic",
+    l2: L2 = 1e-6,
+    tol: Annotated[float, typer.Option(help="Of telegrad; peers have their own defaults.")] = 1e-4,
+    held_out: Annotated[float, typer.Option(help="The share of rows to judge models by.")] = 0.1,
+    seed: Annotated[int, typer.Option(help="Of who is held out.")] = 0,
+    features: _Features = None,
+    zero_based: _ZeroBased = ZeroBasedOption.auto,
+    strict: _Strict = True,
+    cache: _Cache = True,
+    json_file: _Json = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", dir_okay=False, help="Draw the seconds into this PNG file.")
+    ] = None,
+) -> None:
+    """Compare with the other programs for linear models that are installed, on your rows.
+
+    Each fits once, on one thread, the rows that are not held out, with its own default tolerance. All minimise the same
+    objective: the bias is the weight of one more feature, and is regularised, as liblinear has it. [bold]seconds[/] are
+    those of the fit alone, with the rows in memory; Vowpal Wabbit's are also those of reading text.
+    """
+    console = table_console()
+    if loss not in SOLVERS:
+        raise typer.BadParameter(f"{loss} is none of {', '.join(SOLVERS)}", param_hint="--loss")
+    if not l2:
+        raise typer.BadParameter("0 must be above 0: peers have no objective without a penalty", param_hint="--l2")
+    check_all_writable({"--json": json_file, "--plot": plot_file})
+    _check_apart(json_file, "--json", data)
+    _check_apart(plot_file, "--plot", data)
+    try:
+        settings = TrainingSettings(loss=loss, l2=l2, tol=tol, held_out=held_out, seed=seed, bias=False)
+    except ValueError as error:
+        raise bad_option(error) from error
+    peers = [peer for peer in PEERS if loss in peer.losses]
+    found: list[dict[str, Any]] = []
+    with ended_by_interrupt(console, lambda: "interrupted"), counting(console) as bar:
+        task = bar.add_task("reading", total=1 + sum(peer.is_installed for peer in peers))
+        try:
+            base = zero_based.value_in_python
+            rows = read_libsvm(data, features=features, zero_based=base, strict=strict, cache=cache)
+            found = compared(rows, settings, peers, lambda name: bar.update(task, description=name, advance=1))
+        except (ValueError, ImportError, OSError) as error:
+            _fail(console, str(error))
+    title = f"{loss}, {_counted(found[0]['rows'], 'row')} and {found[0]['held_out']:,} held out, one thread each"
+    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("program", no_wrap=True)
+    for name in ("objective", "above the best", "held-out accuracy", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found:
+        cells = [f"{one['objective']:.6g}", f"{100 * one['above']:.3g} %", _or_blank(100 * one["accuracy"], "{:.2f} %")]
+        table.add_row(one["program"], *cells, f"{one['seconds']:.3g}")
+    console.print(table)
+    for peer in peers:
+        if not peer.is_installed:
+            said = f"{peer.name} is not installed: pip install {peer.package}"
+            console.print(said, style="dim", highlight=False, soft_wrap=True)
+    if plot_file is not None:
+        with drawn(console, plot_file), picture(plot_file, dated(title), height=1 + 0.35 * len(found)) as figure:
+            axes, seconds = figure.add_subplot(), [one["seconds"] for one in found]
+            texts = [f"{duration(one['seconds'])}, {100 * one['above']:.2g} % above the best" for one in found]
+            bars(axes, [one["program"] for one in found], {"computing": seconds}, texts)
+            seconds_across(axes.xaxis, logarithmic=False)
+    if json_file is not None:
+        figures = {"data": data.name, "loss": loss, "l2": l2, "tol": tol, "rows": _without_nan(found)}
+        write_result(console, json_file, {**figures, "machine": describe_machine()})
 
 
 def _rows_for(
