@@ -1,7 +1,8 @@
 """What compression costs a short job: a small CNN with AdamW, clipping and accumulated passes.
 
 Each rank draws images whose labels a fixed random teacher gives. All methods see the same images in the same order,
-from the same weights. Ranks share memory, so nothing here is a time.
+from the same weights. Averages are clipped; with top-k, each rank's own gradient. Ranks share memory, so nothing here
+is a time.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ from telegrad.tools.cli.outputs import check_writable, counting, table_console, 
 Row = dict[str, Any]
 
 CLASSES, COARSE, SIDE = 10, 4, 32
-METHODS = ("dense", "lowrank-8", "lowrank-16", "topk", "topk-cold", "lowrank-8-warm", "lowrank-16-warm", "lowrank-32")
-"""``topk``: 1 % of the entries, a tenth of the steps dense, as in ``…-warm``; ``topk-cold``: no dense steps."""
+_LOW_RANK = ("lowrank-8", "lowrank-16", "lowrank-8-warm", "lowrank-16-warm", "lowrank-16-local")
+METHODS = ("dense", "dense-local", *_LOW_RANK, "topk", "topk-cold")
+"""``topk``: 1 % of the entries, a tenth of the steps dense, as in ``…-warm``; ``topk-cold``: no dense steps.
+``…-local``: each rank clips its own gradient, as always with ``topk``."""
 TASKS: tuple[str, ...] = ("colours", "noise")
 """``colours``: coarse colours under noise, for a CNN with GroupNorm. ``noise``: labels of noise alone, which take
 longer to learn, for one with BatchNorm."""
@@ -96,6 +99,11 @@ def options_of(job: ShortJob) -> dict[str, Any]:
     return {"compress": telegrad.TopK(density=0.01), "warmup": None if "cold" in rest else tenth}
 
 
+def clips_locally(job: ShortJob) -> bool:
+    """Each rank its own gradient, before compression."""
+    return job.method.startswith("topk") or job.method.endswith("-local")
+
+
 def rank_main(job_json: str) -> None:
     """One rank; rank 0 prints the losses and what it has sent."""
     job = ShortJob.from_json(job_json)
@@ -106,7 +114,8 @@ def rank_main(job_json: str) -> None:
         )
         ddp = DistributedDataParallel(network_of(job.seed, job.task))
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=job.learning_rate)
-        state = telegrad.DDPState(comm, ddp, clip_norm=job.clip_norm, **options_of(job))
+        clip_norm = job.clip_norm if clips_locally(job) else None
+        state = telegrad.DDPState(comm, ddp, clip_norm=clip_norm, **options_of(job))
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         sent = comm.stats()["bytes_sent"]
         losses = [_step(job, ddp, optimizer, step, comm.rank) for step in range(job.steps)]
@@ -129,6 +138,8 @@ def _step(job: ShortJob, ddp: DistributedDataParallel, optimizer: torch.optim.Op
             loss = _loss(job, ddp, step, number, rank) / job.accumulate
             loss.backward()  # type: ignore[no-untyped-call]
         total += loss.item()
+    if not clips_locally(job):
+        nn.utils.clip_grad_norm_(ddp.parameters(), job.clip_norm)
     optimizer.step()
     return total
 

@@ -75,6 +75,17 @@ def tell_of_clipping(limit: str, remedy: str, *, norm: str = "…", rank: int) -
     )
 
 
+def tell_of_local_clipping(norm: float, *, rank: int) -> None:
+    """Of each rank's own gradient, where nothing is sparse."""
+    tell(
+        "local clipping",
+        f"clip_norm={norm:g} shortens each rank's own gradient, which is for sparse averages and costs accuracy with "
+        f"others: leave it out, and call torch.nn.utils.clip_grad_norm_(parameters, {norm:g}) before optimizer.step() "
+        "(docs/how-to/clipping.md)",
+        rank=rank,
+    )
+
+
 def tell_of_resuming(what: str, remedy: str, *, rank: int) -> None:
     """``what`` shows that training resumes without the gradients that its ranks had not sent."""
     tell("resuming", f"{what}, so gradients that were not sent yet are lost: {remedy}", rank=rank)

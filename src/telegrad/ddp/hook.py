@@ -21,6 +21,7 @@ from telegrad.ddp.bucket import GradBucket
 from telegrad.ddp.choices import (
     ChoiceWatch,
     tell_of_density,
+    tell_of_local_clipping,
     tell_of_nesting,
     tell_of_nothing_compressed,
     watch_choices,
@@ -221,6 +222,8 @@ class DDPState(RefusesCopies):
         tell_of_nesting(model, rank=self._job_rank)
         if self._ranks_are_those_of_ddp:
             tell_of_broadcasts(model, comm)
+        if self._clip_norm is not None and (sends is None or (isinstance(sends, LowRank) and sends.policy is None)):
+            tell_of_local_clipping(self._clip_norm, rank=self._job_rank)
         if isinstance(sends, LowRank) and compress != AUTO and not len(self._compressor.residuals):
             tell_of_nothing_compressed(sends, rank=self._job_rank)
 

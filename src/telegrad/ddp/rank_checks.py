@@ -155,7 +155,7 @@ _PRE_FORWARD = "_pre_forward"
 
 def tell_of_broadcasts(model: torch.nn.Module, comm: Communicator) -> None:
     """From now on a line on stderr tells of a wait of ``TELEGRAD_STALL_S`` for DDP's broadcast before a forward pass,
-    of buffers such as BatchNorm's: if rank 0 has fewer batches it sends none, and Gloo says nothing for half an hour.
+    of buffers such as BatchNorm's: a rank with fewer batches takes no part, and Gloo says nothing for half an hour.
     A thread looks at the stacks of the others every few seconds, until the model is gone: passes take no longer."""
     after_s = stall_s()
     if isinstance(model, DistributedDataParallel) and comm.world_size > 1 and not math.isinf(after_s):
@@ -175,8 +175,8 @@ def _look_at_broadcasts(model: weakref.ref[torch.nn.Module], rank: int, after_s:
             is_told = True
             print(
                 f"telegrad: rank {rank}: has waited {after_s:g} s for DistributedDataParallel's broadcast before a "
-                f"forward pass, which sends buffers such as BatchNorm's; {HAS_FEWER_BATCHES.format('rank 0')}; for "
-                "more: docs/how-to/hangs.md",
+                "forward pass, which sends buffers such as BatchNorm's; "
+                f"{HAS_FEWER_BATCHES.format('another rank')}; for more: docs/how-to/hangs.md",
                 file=sys.stderr,
                 flush=True,
             )

@@ -14,7 +14,7 @@ import torch
 from telegrad.communicator import Communicator
 from telegrad.ddp.choices import tell_of_clipping
 from telegrad.ddp.hook import DDPState
-from telegrad.ddp.options import TopK
+from telegrad.ddp.options import AUTO, LowRank, TopK, resolved_compress
 from telegrad.ddp.rank_state import GROUPS
 from telegrad.errors import NonFiniteGradient, TransportError
 
@@ -56,10 +56,12 @@ def may_wait(options: Mapping[str, Any]) -> bool:
 
 def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str) -> None:
     """Where a trainer clips averages to ``norm``, which hold gradients of several steps where they are sparse.
+    Those of low rank hold little of them.
 
     Hugging Face's Trainer does so by default: docs/how-to/clipping.md says what that costs.
     """
-    if norm and _compresses(options):
+    compress = resolved_compress(options.get("compress", AUTO), options.get("momentum"), options.get("warmup"))
+    if norm and compress is not None and not isinstance(compress, LowRank):
         what = f"the trainer clips averaged gradients to a norm of {norm:g}"
         tell_of_clipping(what, f"use {remedy}", norm=f"{norm:g}", rank=torch.distributed.get_rank())
 

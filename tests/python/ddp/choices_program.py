@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 import telegrad
-from telegrad import ChoiceWarning, Communicator, DDPState, Momentum, Synchronizer, TopK, Warmup
+from telegrad import ChoiceWarning, Communicator, DDPState, LowRank, Momentum, Synchronizer, TopK, Warmup
 from telegrad.ddp import BySize, choices, reshard
 
 STEPS = 6
@@ -195,6 +195,14 @@ def clip_grad_norm(comm: Communicator) -> None:
     Training(comm).train(clips_norm)
 
 
+def local_clipping_of_low_rank(comm: Communicator) -> None:
+    Training(comm, compress=LowRank(rank=1, small_elements=64), clip_norm=1.0).train()
+
+
+def local_clipping_without_compression(comm: Communicator) -> None:
+    Training(comm, compress=None, clip_norm=1.0).train()
+
+
 def clip_grad_norm_after_dense_steps(comm: Communicator) -> None:
     training = Training(comm, warmup=Warmup(STEPS))
     training.train(clips_norm)
@@ -286,6 +294,8 @@ WRONG = {
     momentum_of_sgd: "SGD has momentum=0.9, which repeats",
     momentum_in_its_second_group: "SGD has momentum=0.9, which repeats",
     clip_grad_norm: "averaged gradients are clipped to a norm of 0.001 before step()",
+    local_clipping_of_low_rank: "clip_norm=1 shortens each rank's own gradient, which is for sparse averages",
+    local_clipping_without_compression: "clip_norm=1 shortens each rank's own gradient, which is for sparse averages",
     clip_grad_norm_after_dense_steps: "averaged gradients are clipped to a norm of 0.001 before step()",
     clip_grad_norm_with_a_scaler: "averaged gradients are clipped to a norm of 0.001 before step()",
     clip_grad_norm_of_bucket_views: "averaged gradients are clipped to a norm of 0.001 before step()",
@@ -304,6 +314,10 @@ WRONG = {
 
 
 # Right choices, and what is only perhaps wrong.
+
+
+def averages_of_low_rank_that_are_clipped(comm: Communicator) -> None:
+    Training(comm, compress=LowRank(rank=1, small_elements=64)).train(clips_norm)
 
 
 def sgd(comm: Communicator) -> None:
@@ -495,6 +509,7 @@ def momentum_with_replicas(comm: Communicator) -> None:
 
 RIGHT = [
     momentum_with_replicas,
+    averages_of_low_rank_that_are_clipped,
     sgd,
     corrected_momentum,
     momentum_of_dense_averages,

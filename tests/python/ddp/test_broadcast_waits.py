@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 rank_checks = pytest.importorskip("telegrad.ddp.rank_checks")
 LINE = (
     "telegrad: rank 3: has waited 8 s for DistributedDataParallel's broadcast before a forward pass, which sends "
-    "buffers such as BatchNorm's; if rank 0 has fewer batches, train inside `with ddp.join():` on all ranks; for more: "
-    "docs/how-to/hangs.md\n"
+    "buffers such as BatchNorm's; if another rank has fewer batches, train inside `with ddp.join():` on all ranks; "
+    "for more: docs/how-to/hangs.md\n"
 )
 
 

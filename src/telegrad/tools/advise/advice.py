@@ -77,7 +77,7 @@ ACCURACY_SOURCE = "benchmarks/results/2026-11-23-accuracy.json"
 """4 ranks, 3,000 steps, models of 77 to 167 thousand parameters: docs/results/accuracy.md."""
 LOW_RANK_SOURCE = "benchmarks/results/2026-11-28-adamw.json"
 """4 ranks, 120 steps, no dense first ones, a GPT of 5.3 million parameters: docs/results/adamw.md."""
-SLOW_SOURCE = "benchmarks/results/2026-11-28-short-jobs-noise-16.json"
+SLOW_SOURCE = "benchmarks/results/2026-11-29-short-jobs-noise.json"
 """2 ranks, 120 steps, a CNN of 2.7 million parameters that learns slowly: docs/results/rivals.md."""
 LONG_LOW_RANK_SOURCE = "benchmarks/results/2026-11-28-accuracy-lowrank.json"
 """As ``ACCURACY_SOURCE``, with matrices of rank 4."""
@@ -151,7 +151,7 @@ ACCURACY = tuple(
 
 LOW_RANK_ACCURACY = (
     AccuracyRow("demo", "language", "adamw", "lowrank", "rank 8", None, 0.4, 3, 120, LOW_RANK_SOURCE),
-    AccuracyRow("cnn", "vision", "adamw", "lowrank", "rank 16, a tenth dense", None, 6.1, 1, 120, SLOW_SOURCE),
+    AccuracyRow("cnn", "vision", "adamw", "lowrank", "rank 16, a tenth dense", None, 4.9, 1, 120, SLOW_SOURCE),
     *(
         AccuracyRow(task, family, optimizer, "lowrank", "rank 4", None, loss, 1, 3000, LONG_LOW_RANK_SOURCE, points)
         for task, family, optimizer, loss, points in (
@@ -396,7 +396,7 @@ def advise(
         found,
         recommended,
         plain,
-        _verdict(plain, other, chosen, compress=compress),
+        _verdict(plain, other, chosen, compress=compress, gloo=found[0] if found[0].scheme.needs_gloo else None),
         (*(_gains(job, plain, small, fastest) if compress else ()), *_reasons(job, found, plain, other)),
         tuple(_cautions(recommended, recipe)),
     )
@@ -456,12 +456,14 @@ def _best(predictions: Sequence[Prediction], near: float) -> Prediction:
     return next(one for one in predictions if one.mean_s <= shortest_s * (1 + near))
 
 
-def _verdict(plain: Prediction, small: Prediction, density: float, *, compress: bool) -> str:
+def _verdict(plain: Prediction, small: Prediction, density: float, *, compress: bool, gloo: Prediction | None) -> str:
     times = _ratio(plain.mean_s, small.mean_s)
     which = _named(small, density)
     if compress:
-        best = plain.scheme.name
-        return f"Compress: {which} makes the whole job {times:.2f} times as fast as the best dense scheme, {best}."
+        beside = f"{times:.2f} times as fast as the best dense scheme, {plain.scheme.name}"
+        if gloo is not None and gloo is not plain:
+            beside = f"{_ratio(gloo.mean_s, small.mean_s):.2f} times as fast as DDP over Gloo, and {beside}"
+        return f"Compress: {which} makes the whole job {beside}."
     if 0 < times < 1:
         return f"Do not compress: it would cost you {_percent(1 / times - 1)} ({which})."
     return (
@@ -556,9 +558,10 @@ def _expected_accuracy(job: _Job, small: Prediction) -> str:
 def _cautions(recommended: Prediction, recipe: Recipe) -> list[str]:
     said = []
     if recommended.scheme.compresses:
+        clips = "give clip_norm=" if recommended.scheme.selects else "call clip_grad_norm_ before step(), as with DDP"
         said.append(
             "Compression changes the training: unsent gradients wait in residuals. Compare accuracy with a dense "
-            "run first (docs/results/accuracy.md). If you clip, give clip_norm= (docs/how-to/clipping.md)."
+            f"run first (docs/results/accuracy.md). If you clip, {clips} (docs/how-to/clipping.md)."
         )
         if recommended.scheme.needs_rows and recipe.dense_share and not (recipe.momentum or recommended.dense_share):
             said.append(f"In a job of less than {_SHORT:,} steps send all values in the first tenth: give --steps.")

@@ -190,7 +190,8 @@ def test_measured_sums_of_gloo_are_the_dense_job_to_beat_if_they_are_fast(tmp_pa
     assert "gloo" not in rows_of(fast, nodes=4)
     slower = rows_of(replace(slow, gloo=LinearCost(1e-2, 4e-8)))
     assert slower["gloo"]["mean_s"] > slower["ddp"]["mean_s"]
-    assert "gloo" not in slower["verdict"]
+    times = slower["gloo"]["mean_s"] / min(row["mean_s"] for row in slower.values() if isinstance(row, dict))
+    assert re.search(rf" {times:.2f} times as fast as DDP over Gloo, and [\d.]+ times .* scheme, ", slower["verdict"])
 
 
 @pytest.mark.parametrize(
