@@ -4,6 +4,9 @@ Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2. What a ran
 of it that was sent, P Pᵀ M. The paper keeps M less the average that came back; both have the same mean over ranks, so
 the averages are the same, and this residual does not hold how ranks differ. P and Q may travel in fewer bits. The error
 of P changes nothing, as all ranks make the same basis of its average; that of Q, times P, goes back to the residual.
+
+The first basis of a matrix is not the paper's: it is some rows of the matrix, which go as they are. Models of our study
+then end nearer to dense training (docs/results/adamw.md).
 """
 
 from __future__ import annotations
@@ -61,6 +64,17 @@ def orthonormal(columns: Floats) -> Floats:
     return made
 
 
+def first_basis(columns: Floats) -> Floats:
+    """Of the first pass with a gradient: a row of the matrix for each column, at equal distances among those of which
+    P has anything. A column for which there is no row is zero."""
+    rows = np.flatnonzero(columns.any(axis=1))
+    chosen = np.arange(min(len(rows), columns.shape[1]))
+    made = np.zeros(columns.shape, np.float32)
+    if chosen.size:
+        made[rows[chosen * len(rows) // chosen.size], chosen] = 1
+    return made
+
+
 def squared_lengths(matrix: Floats) -> npt.NDArray[np.float64]:
     """Of its columns. The same bits on every CPU."""
     found = np.empty(matrix.shape[1])
@@ -98,7 +112,7 @@ def scales_of(factor: Floats, shape: MatrixShape) -> Scales:
 
 
 def first_factor(name: str, shape: MatrixShape) -> Floats:
-    """Q before the first step: random, the same on all ranks."""
+    """Q before the first step: random, the same on all ranks. Its P says which rows have a gradient."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     return random.standard_normal((shape.columns, shape.rank), np.float32)
 
@@ -237,7 +251,10 @@ class LowRankRounds:
         packed = self._packed(first.layout, [(one.rank, one.columns) for one in shapes])
         averages = packed.matrices()
         sound = [bool(np.isfinite(p).all()) for p in first.averages]
-        bases = [orthonormal(p.T) if is_sound else p.T for p, is_sound in zip(first.averages, sound, strict=True)]
+        bases = [
+            self._basis(part.entry.name, p.T) if is_sound else p.T
+            for part, p, is_sound in zip(matrices, first.averages, sound, strict=True)
+        ]
         gives = [gives and is_sound for gives, is_sound in zip(first.gives, sound, strict=True)]
         for number, (part, shape, q) in enumerate(zip(matrices, shapes, averages, strict=True)):
             q.fill(0)  # where P is NaN all ranks know
@@ -280,6 +297,9 @@ class LowRankRounds:
 
         words, begun = sum(one.words for one in shapes), first.begun
         return Sending([*begun.works, *works], words + begun.nnz, [*begun.writes, write], [*begun.keeps, keep])
+
+    def _basis(self, name: str, average: Floats) -> Floats:
+        return first_basis(average) if name in self.fresh else orthonormal(average)
 
     def _observe(self, first: FirstRound, shapes: Sequence[MatrixShape], sent: Sequence[Floats]) -> None:
         """``sent``: Q of each, whose length is that of the product, since P is orthonormal."""

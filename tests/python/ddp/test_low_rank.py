@@ -17,7 +17,7 @@ import telegrad
 from telegrad import Communicator, DDPState, LowRank, Momentum, NonFiniteGradient, PeerFailed, TransportError, Warmup
 from telegrad.compress import ExactTopK
 from telegrad.ddp import ByShape, ParameterCompression, ParameterInfo, choices, reshard
-from telegrad.ddp.low_rank import MatrixShape, first_factor, orthonormal, product, squared_lengths
+from telegrad.ddp.low_rank import MatrixShape, first_basis, first_factor, orthonormal, product, squared_lengths
 
 torch = pytest.importorskip("torch")
 Floats = npt.NDArray[Any]
@@ -45,15 +45,20 @@ def exact(arrays: list[Floats]) -> tuple[Floats, list[Floats]]:
     return np.mean(arrays, axis=0), [np.zeros_like(one) for one in arrays]
 
 
+def rows_at_equal_distances(p: Floats) -> Floats:
+    rows, rank = p.shape
+    return np.eye(rows)[:, np.arange(rank) * rows // rank]
+
+
 class Reference:
     """Vogels et al., Algorithms 1 and 2, in float64, for matrices on all ranks, whose P, and then whose Q, are averaged
-    together, from the second step on by ``average``. A residual keeps what it has lost, too."""
+    together, from the second step on by ``average``. A residual keeps what it has lost. The first basis is rows."""
 
     def __init__(self, names: Sequence[str], ranks: int, average: Average = exact) -> None:
         self.shapes, self.average, self.ranks = {name: MATRICES[name] for name in names}, average, range(ranks)
         self.q = {name: first_factor(name, shape).astype(np.float64) for name, shape in self.shapes.items()}
         self.errors = [{name: np.zeros(one[:2]) for name, one in self.shapes.items()} for _ in self.ranks]
-        self.average_now = exact
+        self.average_now: Average | None = None
 
     def step(self, given: list[Arrays]) -> Arrays:
         m = [
@@ -63,7 +68,8 @@ class Reference:
         squares = {n: np.frexp((q * q).sum(0))[1] for n, q in self.q.items()}
         unit = {n: 2.0 ** (squares[n] - one.rows.bit_length() // 2) for n, one in self.shapes.items()}
         p, _ = self.averages([{n: one[n] @ self.q[n] for n in one} for one in m], unit)
-        p = {n: np.linalg.qr(one)[0] for n, one in p.items()}
+        basis = rows_at_equal_distances if self.average_now is None else lambda one: np.linalg.qr(one)[0]
+        p = {n: basis(one) for n, one in p.items()}
         unit = {n: 2.0 ** (squares[n] // 2 - one.columns.bit_length() // 2) for n, one in self.shapes.items()}
         q = [{n: one[n].T @ p[n] for n in one} for one in m]
         self.q, lost = self.averages(q, unit)
@@ -75,7 +81,7 @@ class Reference:
         """Of each matrix, by columns, in ``unit`` of each column."""
         average, lost = {}, [{} for _ in own]
         for n in unit:
-            made, errors = self.average_now([(x[n] / unit[n]).T.ravel() for x in own])
+            made, errors = (self.average_now or exact)([(x[n] / unit[n]).T.ravel() for x in own])
             shape = own[0][n].shape[::-1]
             average[n] = made.reshape(shape).T * unit[n]
             for of_rank, error in zip(lost, errors, strict=True):
@@ -90,6 +96,17 @@ def to_int8(arrays: list[Floats]) -> tuple[Floats, list[Floats]]:
     units = [np.float32(np.abs(block).max() / 127) for block in blocks]
     made = np.concatenate([np.rint(block / unit) * unit for block, unit in zip(blocks, units, strict=True)])
     return made, [x - made]
+
+
+@pytest.mark.parametrize(
+    ("found", "rows"), [(range(10), (0, 3, 6)), ((1, 4, 5, 8, 9), (1, 4, 8)), ((7, 2), (2, 7)), ((), ())]
+)
+def test_the_first_basis_is_of_rows_that_have_a_gradient(found: Sequence[int], rows: Sequence[int]) -> None:
+    p = np.zeros((10, 3), np.float32)
+    p[list(found), np.arange(len(found)) % 3] = -0.5
+    expected = np.zeros_like(p)
+    expected[list(rows), np.arange(len(rows))] = 1
+    np.testing.assert_array_equal(first_basis(p), expected)
 
 
 @pytest.mark.parametrize("buckets", [ONE_BUCKET, TWO_BUCKETS])
@@ -257,18 +274,20 @@ def test_a_policy_sees_the_shape() -> None:
     assert seen == [(32, 64), (32,)]
 
 
-def test_a_matrix_of_low_rank_arrives_whole() -> None:
+def test_a_matrix_of_low_rank_arrives_whole_from_the_second_step_on() -> None:
     random = np.random.default_rng(1)
     one, other = (random.standard_normal((2, rows, RANK)) for rows in (30, 40))
     given = [(one[0] * (rank + 1)) @ other[0].T for rank in range(2)]
 
     def run(comm: Communicator) -> npt.NDArray[np.float32]:
-        matrix = given[comm.rank].astype(np.float32).ravel()
-        rest = gradients(comm.rank, 0)
-        return trainer(comm).step({**rest, "embedding": matrix}, ONE_BUCKET)["embedding"]
+        step = {**gradients(comm.rank, 0), "embedding": given[comm.rank].astype(np.float32).ravel()}
+        one = trainer(comm)
+        rows = one.step(step, ONE_BUCKET)["embedding"].reshape(30, 40)
+        assert [*np.flatnonzero(rows.any(axis=1))] == [*np.arange(RANK) * 30 // RANK]
+        return rows.ravel() + one.step(step, ONE_BUCKET)["embedding"]
 
     expected = np.mean(given, axis=0).ravel()
-    np.testing.assert_allclose(on_ranks(2, run)[0], expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(on_ranks(2, run)[0], 2 * expected, rtol=1e-4, atol=2e-4)
 
 
 def test_bytes_are_those_of_the_narrow_matrices() -> None:
@@ -293,13 +312,13 @@ def test_numbers_of_other_matrices_do_not_cost_precision() -> None:
 
     def run(comm: Communicator) -> list[Arrays]:
         one = trainer(comm, values="int8")
-        return [one.step(_of_unlike_lengths(step), ONE_BUCKET) for step in range(6)]
+        return [one.step(_of_unlike_lengths(step), ONE_BUCKET) for step in range(10)]
 
     found = on_ranks(1, run)[0]
     for name in MATRICES:
-        given = sum(_of_unlike_lengths(step)[name].astype(np.float64) for step in range(6))
+        given = sum(_of_unlike_lengths(step)[name].astype(np.float64) for step in range(10))
         sent = sum(averages[name].astype(np.float64) for averages in found)
-        assert np.linalg.norm(given - sent) < 0.1 * np.linalg.norm(given) / 6  # which is one step's
+        assert np.linalg.norm(given - sent) < 0.1 * np.linalg.norm(given) / 10  # which is one step's
 
 
 def _of_unlike_lengths(step: int) -> Arrays:

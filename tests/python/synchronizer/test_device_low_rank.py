@@ -22,8 +22,8 @@ from triton_arrays import DEVICE
 
 from telegrad import Communicator, LowRank
 from telegrad.ddp import ByShape, StepRecord
-from telegrad.ddp.cuda.exchange import halved, in_batches, orthonormal_columns, power_of_two, product_of
-from telegrad.ddp.low_rank import first_factor, orthonormal, product
+from telegrad.ddp.cuda.exchange import first_rows, halved, in_batches, orthonormal_columns, power_of_two, product_of
+from telegrad.ddp.low_rank import first_basis, first_factor, orthonormal, product
 from telegrad.errors import NonFiniteGradient, TransportError
 
 pytestmark = [
@@ -298,6 +298,9 @@ def test_parts_are_those_of_the_host() -> None:
     given[1][:, 1] = 3 * given[1][:, 0]  # depends on it
     for own, one in zip(in_batches([*map(torch.from_numpy, given)], orthonormal_columns), given, strict=True):
         np.testing.assert_allclose(own.numpy(), orthonormal(one), atol=1e-6)
+    given[2][::3], given[0][1:] = 0, 0
+    for one in (*given, np.zeros_like(given[0])):
+        np.testing.assert_array_equal(first_rows(torch.from_numpy(one)).numpy(), first_basis(one))
     sums = in_batches([*map(torch.from_numpy, given)], lambda x: halved(x.double()))
     for own, one in zip(sums, given, strict=True):
         np.testing.assert_allclose(own.numpy(), one.astype(np.float64).sum(0), rtol=1e-12, atol=1e-12)

@@ -311,6 +311,11 @@ class DeviceLowRank:
         sound = [p.isfinite().all() for p in averages]
         cleaned = [torch.where(is_sound, p, torch.zeros_like(p)).T for p, is_sound in zip(averages, sound, strict=True)]
         bases = in_batches(cleaned, orthonormal_columns)
+        for number, (one, p) in enumerate(zip(matrices, cleaned, strict=True)):
+            before = self._first.get(one.part.entry.name)
+            if before is not None:
+                is_first = (one.lines.reshape(-1) == before).all()
+                bases[number] = torch.where(is_first, first_rows(p), bases[number])
         given, taken = [], []
         for one, basis, is_sound in zip(matrices, bases, sound, strict=True):
             q = torch.mm(basis.T, one.residual) / one.of_q[:, None]
@@ -441,6 +446,17 @@ def orthonormal_columns(matrices: torch.Tensor) -> torch.Tensor:
             shares = products[:, 1:] * unit
             made[:, :, number + 1 :] -= own[:, :, None] * shares[:, None, :]
     return made.float()
+
+
+def first_rows(columns: torch.Tensor) -> torch.Tensor:
+    """As ``telegrad.ddp.low_rank.first_basis``."""
+    found = (columns != 0).any(1)
+    chosen = columns.new_ones(columns.shape[1], dtype=torch.int64).cumsum(0) - 1
+    count = found.sum()
+    used = count.clamp(max=columns.shape[1])
+    places = chosen * count // used.clamp(min=1)
+    is_row = ((found.cumsum(0) - 1)[:, None] == places[None]) & found[:, None] & (chosen < used)[None]
+    return is_row.to(columns.dtype)
 
 
 def product_of(basis: torch.Tensor, lines: torch.Tensor) -> torch.Tensor:
