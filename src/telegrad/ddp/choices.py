@@ -80,8 +80,8 @@ def tell_of_local_clipping(norm: float, *, rank: int) -> None:
     tell(
         "local clipping",
         f"clip_norm={norm:g} shortens each rank's own gradient, which is for sparse averages and costs accuracy with "
-        f"others: leave it out, and call torch.nn.utils.clip_grad_norm_(parameters, {norm:g}) before optimizer.step() "
-        "(docs/how-to/clipping.md)",
+        f"whole ones: leave it out, and call torch.nn.utils.clip_grad_norm_(parameters, {norm:g}) before "
+        "optimizer.step() (docs/how-to/clipping.md)",
         rank=rank,
     )
 

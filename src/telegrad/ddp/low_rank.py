@@ -65,8 +65,8 @@ def orthonormal(columns: Floats) -> Floats:
 
 
 def first_basis(columns: Floats) -> Floats:
-    """Of the first pass with a gradient: a row of the matrix for each column, at equal distances among those of which
-    P has anything. A column for which there is no row is zero."""
+    """Where low rank starts, from the first P that is not zero: each column is the unit vector of a row of the matrix,
+    at equal distances among the rows with a gradient. A column for which there is no row is zero."""
     rows = np.flatnonzero(columns.any(axis=1))
     chosen = np.arange(min(len(rows), columns.shape[1]))
     made = np.zeros(columns.shape, np.float32)

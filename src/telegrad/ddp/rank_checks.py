@@ -149,16 +149,20 @@ _MOST_SHOWN = 60  # characters of a value in a message
 
 
 _LOOKS = 4  # at all threads, in the time after which a wait is told
+_watched: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 _PRE_FORWARD = "_pre_forward"
 """Of DistributedDataParallel: the method in which it broadcasts, in torch 2.6 to 2.15."""
 
 
 def tell_of_broadcasts(model: torch.nn.Module, comm: Communicator) -> None:
-    """From now on a line on stderr tells of a wait of ``TELEGRAD_STALL_S`` for DDP's broadcast before a forward pass,
-    of buffers such as BatchNorm's: a rank with fewer batches takes no part, and Gloo says nothing for half an hour.
-    A thread looks at the stacks of the others every few seconds, until the model is gone: passes take no longer."""
+    """Once for a model: this rank says on stderr when it waits ``TELEGRAD_STALL_S`` for DDP's broadcast before a
+    forward pass, of buffers such as BatchNorm's: a rank with fewer batches takes no part, and Gloo says nothing for
+    half an hour. A thread looks at the stacks of the others every few seconds, until the model is gone: passes take no
+    longer."""
     after_s = stall_s()
-    if isinstance(model, DistributedDataParallel) and comm.world_size > 1 and not math.isinf(after_s):
+    is_watched = model in _watched or comm.world_size == 1 or math.isinf(after_s)
+    if isinstance(model, DistributedDataParallel) and not is_watched:
+        _watched.add(model)
         told = (weakref.ref(model), comm.rank, after_s)
         threading.Thread(target=_look_at_broadcasts, args=told, name="telegrad-broadcasts", daemon=True).start()
 

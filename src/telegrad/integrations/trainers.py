@@ -61,7 +61,8 @@ def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str
     Hugging Face's Trainer does so by default: docs/how-to/clipping.md says what that costs.
     """
     compress = resolved_compress(options.get("compress", AUTO), options.get("momentum"), options.get("warmup"))
-    if norm and compress is not None and not isinstance(compress, LowRank):
+    is_sparse = compress is not None and not (isinstance(compress, LowRank) and compress.policy is None)
+    if norm and is_sparse:
         what = f"the trainer clips averaged gradients to a norm of {norm:g}"
         tell_of_clipping(what, f"use {remedy}", norm=f"{norm:g}", rank=torch.distributed.get_rank())
 

@@ -263,7 +263,8 @@ def measure_device_sums(
     return MeasuredDeviceSums(fitted(kind, samples), samples)
 
 
-_GLOO_SIZES = tuple(1 << power for power in (16, 20, 22, 24))
+SHORTEST_GLOO_BYTES = 1 << 16
+_GLOO_SIZES = (SHORTEST_GLOO_BYTES, 1 << 20, 1 << 22, 1 << 24)
 _GLOO_JOIN_S = 30.0
 
 

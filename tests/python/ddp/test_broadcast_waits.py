@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator
 
@@ -83,6 +84,17 @@ def test_a_long_wait_is_told_once(monkeypatch: pytest.MonkeyPatch, capfd: pytest
     looked(monkeypatch, models, between)
     # Seen in looks 2 and 14 for the first time, told 8 s later, read one look later.
     assert [(number, text) for number, text in enumerate(said, 1) if text] == [(7, LINE), (19, LINE)]
+
+
+def test_a_model_is_watched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(rank_checks, "DistributedDataParallel", Broadcasting)
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread))
+    model, comm = Broadcasting(), types.SimpleNamespace(world_size=2, rank=0)
+    for _ in range(2):
+        rank_checks.tell_of_broadcasts(model, comm)
+    rank_checks.tell_of_broadcasts(Broadcasting(), types.SimpleNamespace(world_size=1, rank=0))
+    assert len(started) == 1
 
 
 def test_broadcasts_one_after_the_other_are_no_wait(

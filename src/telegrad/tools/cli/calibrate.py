@@ -38,6 +38,7 @@ from telegrad.tools.report.figures import (
     seconds_across,
 )
 from telegrad.tuning.calibration import DEFAULT_S, kept_in, measure, to_data
+from telegrad.tuning.sweep import SHORTEST_GLOO_BYTES
 
 # Costs, table and plot of a calibration (`telegrad.tuning.calibration.to_data`).
 
@@ -91,13 +92,12 @@ def device_costs_text(tuning: DeviceTuning) -> str:
 
 
 def gloo_text(gloo: LinearCost, rows: Sequence[ShownRow]) -> str:
-    """The fitted line, and the longest sum that was measured here beside it."""
+    """The fitted line, and the longest of telegrad's sums beside it, if both were timed at such lengths."""
     longest = max((row for row in rows if row["chosen"]), key=lambda row: row["bytes"])
-    size = longest["bytes"]
-    return (
-        f"torch's Gloo: {duration(gloo.startup_s)} + {gloo.s_per_byte * 1e9:.3g} ns/B, so {duration(gloo(size))} for "
-        f"{text_of(size)}; here {duration(longest['median_s'])}"
-    )
+    size, line = longest["bytes"], f"torch's Gloo: {duration(gloo.startup_s)} + {gloo.s_per_byte * 1e9:.3g} ns/B"
+    if size < SHORTEST_GLOO_BYTES:
+        return line
+    return f"{line}, so {duration(gloo(size))} for {text_of(size)}; telegrad {duration(longest['median_s'])}"
 
 
 def plot(found: Mapping[str, Any], title: str, path: Path) -> None:

@@ -14,6 +14,7 @@ from telegrad.tools.advise.advice import (
     FAMILIES,
     LONG_LOW_RANK_SOURCE,
     LOW_RANK_ACCURACY,
+    LOW_RANK_SOURCE,
     RECIPES,
     SLOW_SOURCE,
     expected_loss,
@@ -38,8 +39,15 @@ def test_every_row_is_the_study_s() -> None:
 def test_every_row_of_low_rank_is_measured() -> None:
     long = {row["task"]: row for row in _rows(LONG_LOW_RANK_SOURCE) if row["method"] == "lowrank-4"}
     held_out = {row["method"]: row["held_out"] for row in _rows(SLOW_SOURCE)}
+    short = {
+        name: [row["loss"] for row in _rows(LOW_RANK_SOURCE) if row["method"] == name]
+        for name in ("dense", "library-lowrank-16")
+    }
     for one in LOW_RANK_ACCURACY:
-        if one.source == LONG_LOW_RANK_SOURCE:
+        if one.source == LOW_RANK_SOURCE:
+            above = 100 * (sum(short["library-lowrank-16"]) / sum(short["dense"]) - 1)
+            assert (one.loss, one.seeds) == (pytest.approx(round(above, 1)), 3)
+        elif one.source == LONG_LOW_RANK_SOURCE:
             assert one.loss == pytest.approx(round(long[one.task]["behind_dense"], 2 if one.points else 1)), one
         elif one.source == SLOW_SOURCE:
             above = 100 * (held_out["lowrank-16-warm"] / held_out["dense"] - 1)
@@ -85,7 +93,7 @@ def test_the_nearest_row_of_the_study_is_found() -> None:
     assert found("topk", "sgd-momentum", "vision", 0.001) == ("vgg-momentum", 0.001, 0.15)
     assert found("allgather", "adamw", "language", 0.001) == ("gpt", 0.001, 4.5)  # a sum of the same entries
     assert found("lowrank", "adam", "vision", 0.01) == ("cnn", None, 4.9)
-    assert found("lowrank", "adamw", "language", 0.01) == ("demo", None, 0.4)
+    assert found("lowrank", "adamw", "language", 0.01) == ("demo", None, 0.7)
     assert found("lowrank", "adamw", None, 0.01) == ("cnn", None, 4.9)  # the worst, where nobody says what is trained
     assert found("lowrank", "sgd", "vision", 0.01) == ("resnet", None, -0.14)
     assert found("lowrank", "sgd-momentum", "language", 0.01) == ("vgg-momentum", None, 0.35)

@@ -167,9 +167,10 @@ def test_in_a_job_what_is_not_kept_is_no_failure_of_a_rank(monkeypatch: pytest.M
     assert status == 0
     assert "not kept for later jobs: busy" in output
     longest = max(row["bytes"] for row in found["rows"] if row["chosen"])
-    assert (
-        f"torch's Gloo: 1.00 ms + 20 ns/B, so {duration(1e-3 + longest * 2e-8)} for {text_of(longest)}; here" in output
-    )
+    line, takes = "torch's Gloo: 1.00 ms + 20 ns/B", duration(1e-3 + longest * 2e-8)
+    assert f"{line}, so {takes} for {text_of(longest)}; telegrad" in output
+    assert gloo.gloo is not None
+    assert command.gloo_text(gloo.gloo, [{"bytes": 256, "median_s": 1.0, "chosen": True}]) == line
 
 
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
