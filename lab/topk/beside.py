@@ -38,7 +38,7 @@ ABOUT = {
     "bytes": "of the rank that sends or receives most, with those of the barrier; the median call",
     "blocks": "how many recorded gradients side by side make a rank's vector",
 }
-"""What the fields of a timed row mean, for result files."""
+"""The meaning of a timed row's fields, for result files."""
 
 
 @dataclass
@@ -145,7 +145,7 @@ def _summary(calls: Sequence[Sequence[Row]]) -> Row:
 
 
 def timed_ratios(rows: Sequence[Row]) -> list[str]:
-    """What the last version takes of the first one's time and bytes, for each two rows of the same calls."""
+    """A sentence for each two rows of the same calls: this version's time and bytes as shares of the other's."""
     said = []
     for here, other in zip(rows[::2], rows[1::2], strict=True):
         share, mean = here["median_s"] / other["median_s"], here["mean_s"] / other["mean_s"]

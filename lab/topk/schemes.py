@@ -282,7 +282,7 @@ def most_words(k: int, ranks: int) -> int:
 def most_bytes(
     most: int, k: int, ranks: int, n: int, *, cut: bool = True, exact: bool = True, balanced: bool = True
 ) -> int:
-    """What a rank sends or receives at most in bytes, counts and headers included; ``most`` is the larger count.
+    """The most bytes that a rank sends or receives, counts and headers included. ``most``: the larger count of entries.
 
     Of a call that cuts slices, finds the threshold or makes shares alike, as its report says."""
     return _core.OkTopkState.bytes_most(most, k, ranks, n, cut, exact, balanced)

@@ -34,6 +34,7 @@ from telegrad.ddp.options import (
     Momentum,
     TopK,
     Warmup,
+    averages_are_whole,
     check_choice,
     check_objects,
     checked_parameters,
@@ -222,7 +223,7 @@ class DDPState(RefusesCopies):
         tell_of_nesting(model, rank=self._job_rank)
         if self._ranks_are_those_of_ddp:
             tell_of_broadcasts(model, comm)
-        if self._clip_norm is not None and (sends is None or (isinstance(sends, LowRank) and sends.policy is None)):
+        if self._clip_norm is not None and averages_are_whole(sends):
             tell_of_local_clipping(self._clip_norm, rank=self._job_rank)
         if isinstance(sends, LowRank) and compress != AUTO and not len(self._compressor.residuals):
             tell_of_nothing_compressed(sends, rank=self._job_rank)

@@ -65,8 +65,8 @@ def orthonormal(columns: Floats) -> Floats:
 
 
 def first_basis(columns: Floats) -> Floats:
-    """Where low rank starts, from the first P that is not zero: each column is the unit vector of a row of the matrix,
-    at equal distances among the rows with a gradient. A column for which there is no row is zero."""
+    """Made of the first P that is not zero. Each column is the unit vector of a row of the matrix. These rows lie at
+    equal distances among those with a gradient. A column for which there is no row is zero."""
     rows = np.flatnonzero(columns.any(axis=1))
     chosen = np.arange(min(len(rows), columns.shape[1]))
     made = np.zeros(columns.shape, np.float32)

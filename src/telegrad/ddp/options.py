@@ -420,6 +420,11 @@ def resolved_compress(compress: Any, momentum: object, warmup: object) -> Any:
     return TopK() if momentum is not None or getattr(warmup, "kind", None) == "falling" else LowRank()
 
 
+def averages_are_whole(compress: object) -> bool:
+    """Whether averages of what ``resolved_compress`` gave hold all entries of a step, and are clipped as without it."""
+    return compress is None or (isinstance(compress, LowRank) and compress.policy is None)
+
+
 def check_objects(compress: object, momentum: object, warmup: object, *, kinds: tuple[type, ...] = (TopK,)) -> None:
     """Raises ``TypeError``, with the remedy, for what is none of the objects, and ``ValueError`` for what plain
     averaging does not use."""

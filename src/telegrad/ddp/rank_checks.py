@@ -1,5 +1,5 @@
-"""What ranks must have alike: parameters and options, and for a DDPState the ranks of DDP; and who tells of a wait in
-DDP's own broadcasts, of which torch says nothing.
+"""What ranks must have alike: parameters and options, and for a DDPState the ranks of DDP. A watch also tells of waits
+in DDP's own broadcasts, of which torch says nothing.
 """
 
 from __future__ import annotations

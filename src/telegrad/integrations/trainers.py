@@ -14,7 +14,7 @@ import torch
 from telegrad.communicator import Communicator
 from telegrad.ddp.choices import tell_of_clipping
 from telegrad.ddp.hook import DDPState
-from telegrad.ddp.options import AUTO, LowRank, TopK, resolved_compress
+from telegrad.ddp.options import AUTO, TopK, averages_are_whole, resolved_compress
 from telegrad.ddp.rank_state import GROUPS
 from telegrad.errors import NonFiniteGradient, TransportError
 
@@ -61,8 +61,7 @@ def warn_of_clipping(options: Mapping[str, Any], norm: float | None, remedy: str
     Hugging Face's Trainer does so by default: docs/how-to/clipping.md says what that costs.
     """
     compress = resolved_compress(options.get("compress", AUTO), options.get("momentum"), options.get("warmup"))
-    is_sparse = compress is not None and not (isinstance(compress, LowRank) and compress.policy is None)
-    if norm and is_sparse:
+    if norm and not averages_are_whole(compress):
         what = f"the trainer clips averaged gradients to a norm of {norm:g}"
         tell_of_clipping(what, f"use {remedy}", norm=f"{norm:g}", rank=torch.distributed.get_rank())
 

@@ -339,7 +339,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         return self
 
     def _fitted_states(self) -> list[State | None]:
-        """What ``partial_fit`` begins with, of each model."""
+        """Of each model, from which ``partial_fit`` goes on."""
         if not hasattr(self, "coef_"):
             return [None] * (1 if self.classes_.size == 2 else self.classes_.size)
         scaled = self.intercept_scaling is not None and self.fit_intercept

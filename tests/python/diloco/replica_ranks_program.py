@@ -199,7 +199,7 @@ class Replica:
 
 def distributed_checkpoint(world: Communicator) -> None:
     """Saved in the middle of a round, with averages in flight, it goes on bitwise in objects that have taken no step,
-    whose outer optimizer has no state yet. What ``async_save`` writes is as it was when that was called."""
+    whose outer optimizer has no state yet. ``async_save`` writes the state of the moment in which it was called."""
     for shards in (False, True):
         for options in ({}, COMPRESSED, STREAMED):
             folders: list[Any] = [tempfile.mkdtemp(), tempfile.mkdtemp()]

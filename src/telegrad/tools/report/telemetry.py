@@ -386,14 +386,14 @@ def _median(values: Iterator[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
+_WAITING = "residual norm / gradient norm"
 FIGURES: dict[str, Callable[[TensorStep], float | None]] = {
     "selected / k": lambda one: one.selected_to_k,
     "compression (elements / selected)": lambda one: one.compression,
-    "residual norm / gradient norm": lambda one: one.residual_to_gradient,
+    _WAITING: lambda one: one.residual_to_gradient,
     "threshold": lambda one: one.threshold,
 }
-"""What is drawn, each in a panel; of tensors with fixed sizes the last but one alone."""
-_LASTING = "residual norm / gradient norm"
+"""What is drawn, each in a panel. Of tensors with fixed sizes only the residual says anything."""
 
 
 ROUND_FIGURES = {
@@ -413,7 +413,7 @@ def plot(run: TelemetryRun, path: Path) -> None:
 
     names, of_tensors = run.names, FIGURES if run.names else {}
     if names and run.has_fixed_sizes:
-        of_tensors = {_LASTING: FIGURES[_LASTING]}
+        of_tensors = {_WAITING: FIGURES[_WAITING]}
     rounds = ROUND_FIGURES if run.of_round("move") else {}
     looks = looks_of([printable(name) for name in names[:_NAMED]])
     with picture(path, title_of(run), height=0.5 + 2.4 * (len(rounds) + len(of_tensors))) as figure:
