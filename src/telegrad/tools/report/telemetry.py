@@ -151,8 +151,16 @@ class TelemetryRun:
         """6k(P-1)/P: what Ok-Topk's paper says that a rank moves at most."""
         return 3 * self.least_words_per_step
 
-    def _per_step(self, total: Callable[[TelemetryStep], int]) -> float | None:
+    @property
+    def compressed_bytes_per_step(self) -> float | None:
+        """As ``bytes_per_step``, of the steps that compress; ``None`` if all of them do, or none."""
+        compresses = {bool(step.tensors) for step in self.steps}
+        return self._per_step(lambda step: step.bytes_sent, only_compressed=True) if len(compresses) == 2 else None
+
+    def _per_step(self, total: Callable[[TelemetryStep], int], only_compressed: bool = False) -> float | None:
         spans = [(a, b) for a, b in itertools.pairwise(self.steps) if a.job == b.job and total(b) >= total(a)]
+        if only_compressed:
+            spans = [(a, b) for a, b in spans if a.tensors]
         steps = sum(b.step - a.step for a, b in spans)
         return sum(total(b) - total(a) for a, b in spans) / steps if steps else None
 
@@ -313,6 +321,9 @@ def title_of(run: TelemetryRun) -> str:
     if (sent := run.bytes_per_step) is not None:
         ratio = f" (1/{run.ring_bytes_per_step / sent:.1f} of a dense ring's)" if sent else ""
         parts.append(f"{sent / 1e6:.3g} MB sent per step{ratio}")
+    if (sent := run.compressed_bytes_per_step) is not None:
+        ratio = f" (1/{run.ring_bytes_per_step / sent:.1f})" if sent else ""
+        parts.append(f"{sent / 1e6:.3g} MB{ratio} without the dense steps")
     if run.of_round("seconds"):
         seconds, waited = (statistics.median(dict(run.of_round(name)).values()) for name in ("seconds", "waited"))
         parts.append(f"an exchange takes {duration(seconds)}, and training waits {duration(waited)} (medians)")
@@ -359,6 +370,7 @@ def as_json(run: TelemetryRun) -> dict[str, Any]:
         "steps": len(run.steps),
         "dropped": run.dropped,
         "bytes_sent_per_step": run.bytes_per_step,
+        "compressed_bytes_per_step": run.compressed_bytes_per_step,
         "ring_bytes_per_step": run.ring_bytes_per_step,
         "words_per_step": run.words_per_step,
         "least_words_per_step": run.least_words_per_step,

@@ -92,6 +92,17 @@ def test_a_run_in_which_nothing_was_compressed_says_so(run: Run, tmp_path: Path)
     assert run(path, "--plot", str(tmp_path / "asked.png")).exit_code == 2
 
 
+def test_the_bytes_of_compressed_steps_are_told_from_those_of_dense_ones(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "warm-up.jsonl"
+    sent = [0, 12_000, 24_000, 24_500, 25_000]
+    with JsonLines(path) as telemetry:
+        for number, bytes_sent in enumerate(sent):
+            tensors = [Observation("large", 2_000, 100, 100, 2.0, 1.0, 0.5)] if number >= 2 else []
+            telemetry.write(StepRecord(number, 0, 4, tensors, 2_000, 0, 4, bytes_sent=bytes_sent))
+    assert (read(path).bytes_per_step, read(path).compressed_bytes_per_step) == (6_250, 500)
+    assert "0.0005 MB (1/24.0) without the dense steps" in " ".join(run(path).output.split())
+
+
 def test_what_a_run_that_went_on_did_again_counts_once_and_a_cut_line_not_at_all(file: Path) -> None:
     lines = file.read_text().splitlines(keepends=True)
     again = json.loads(lines[4])
