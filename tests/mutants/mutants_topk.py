@@ -19,8 +19,14 @@ TOPK_MUTANTS = (
     mutant(
         "topk: hands back what the sum has, too",
         ENTRY_SETS,
-        "count += own < other ? 1 : 0;",
-        "count += own <= other ? 1 : 0;",
+        "count += index < other ? 1 : 0;",
+        "count += index <= other ? 1 : 0;",
+    ),
+    mutant(
+        "topk: hands back what the sum has, too, by a map",
+        ENTRY_SETS,
+        "count += 1 - (map[place / kMapBits] >> place % kMapBits & 1);",
+        "count += 1;",
     ),
     mutant(
         "topk: what lies behind the sum's last entry is lost",
@@ -31,8 +37,8 @@ TOPK_MUTANTS = (
     mutant(
         "topk: keeps only what is above the threshold",
         OKTOPK,
-        "count += magnitude_key(value) >= key ? 1 : 0;",
-        "count += magnitude_key(value) > key || key == 0 ? 1 : 0;",
+        "next += magnitude_key(values[i]) >= key ? 1 : 0;",
+        "next += magnitude_key(values[i]) > key || key == 0 ? 1 : 0;",
     ),
     mutant(
         "topk: an old threshold serves however many it keeps",

@@ -319,19 +319,22 @@ class OkTopk {
   // Of the owned sums; all ranks say how many they keep.
   Task<void> keep_from(std::uint64_t key) {
     const std::span<const V> values = owned_.values.span();
+    kept_ = {owned_.range, false, Array<std::uint32_t>(values.size()), Array<V>(values.size())};
     std::size_t count = 0;
     co_await compute_slices(net_, values.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
-      for (const V value : values.subspan(begin, end - begin)) count += magnitude_key(value) >= key ? 1 : 0;
-    });
-    kept_ = {owned_.range, false, Array<std::uint32_t>(count), Array<V>(count)};
-    std::size_t next = 0;
-    co_await compute_slices(net_, values.size(), sizeof(V), [&](std::size_t begin, std::size_t end) {
-      for (std::size_t i = begin; i < end; ++i) {
-        if (magnitude_key(values[i]) < key) continue;
-        kept_.indices[next] = owned_.indices[i];
-        kept_.values[next++] = values[i];
+      const std::uint32_t* const indices = owned_.indices.data();
+      std::uint32_t* const kept_indices = kept_.indices.data();
+      V* const kept_values = kept_.values.data();
+      std::size_t next = count;
+      for (std::size_t i = begin; i < end; ++i) {  // without a branch that cannot be foreseen
+        kept_indices[next] = indices[i];
+        kept_values[next] = values[i];
+        next += magnitude_key(values[i]) >= key ? 1 : 0;
       }
+      count = next;
     });
+    kept_.indices.truncate(count);
+    kept_.values.truncate(count);
     co_await exchange_counts(count);
     report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
   }
