@@ -267,7 +267,8 @@ void bind_linear(nb::module_& module) {
           "__init__",
           [](Newton* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::uintptr_t targets,
              std::uintptr_t row_weights, std::size_t total_rows, std::size_t features, std::size_t classes, Loss loss,
-             double l2, bool with_bias, double tolerance, Team& team, nb::callable reduce) {
+             double l2, bool with_bias, double tolerance, bool descends, std::uint64_t seed, Team& team,
+             nb::callable reduce) {
             const std::size_t all = rows.offsets.size() - 1;
             const Newton::Problem problem{.rows = rows,
                                           .chosen = memory<const std::uint64_t>(chosen, count),
@@ -279,12 +280,15 @@ void bind_linear(nb::module_& module) {
                                           .loss = loss,
                                           .l2 = l2,
                                           .with_bias = with_bias,
-                                          .tolerance = tolerance};
+                                          .tolerance = tolerance,
+                                          .descends = descends,
+                                          .seed = seed};
             new (self) Newton(problem, team, reduce_by(std::move(reduce)));
           },
           nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("targets"), nb::arg("row_weights"),
           nb::arg("total_rows"), nb::arg("features"), nb::arg("classes"), nb::arg("loss"), nb::arg("l2"),
-          nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("team"), nb::arg("reduce"), nb::keep_alive<1, 14>())
+          nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"), nb::arg("team"),
+          nb::arg("reduce"), nb::keep_alive<1, 16>())
       .def("step", &Newton::step, unlocked)
       .def(
           "write_weights",

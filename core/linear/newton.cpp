@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.hpp"
+#include "linear/dual_descent.hpp"
 
 namespace telegrad::linear {
 namespace {
@@ -14,6 +15,7 @@ constexpr double kSufficient = 0.01;         // of the fall that a step's slope 
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
 constexpr double kCertain = 0.003;           // the same of the tolerance, where the optimum may be near
 constexpr double kFirstSmoothing = 2, kShrink = 0.25, kLeastSmoothing = 1e-9;
+constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
 constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
 constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
 constexpr double kSingular = 1e-13;          // of a diagonal element
@@ -78,6 +80,10 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
   if (is_hinge()) {
     duals_.resize(rows() + 1);
     duals_.back() = kFirstSmoothing;
+    if (problem.descends && !direct_) {
+      descent_ = std::make_unique<DualDescent>(problem);
+      duals_.back() = kOfDescent;
+    }
   }
   moves_known_ = problem.loss == Loss::logistic || problem.loss == Loss::squared_error;
   parts_.resize(6 * team_.size());
@@ -94,6 +100,8 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
     borders_.push_back(part == 0 ? 0 : place < seen.size() ? seen[place] : problem.features);
   }
 }
+
+Newton::~Newton() = default;
 
 // act(at), where at(score, target, dual) are a row's loss and its derivatives.
 template <class Do>
@@ -393,7 +401,21 @@ void Newton::find_gradient() {
   }
 }
 
+// A step of the descent by coordinates. From one that is slow the steps after it go on by Newton's method.
+Newton::Step Newton::descend() {
+  const DualDescent::Step found = descent_->step([&] { reduce_({}, 0, Over::sum); });
+  w_ = descent_->weights();
+  descent_->write_duals(duals_);
+  if (found.slow) {
+    duals_.back() = std::clamp(found.gap, kLeastSmoothing, kFirstSmoothing);
+    descent_.reset();
+  }
+  return {.loss = found.loss, .objective = found.objective, .gap = found.gap, .sums = 0, .converged = found.converged,
+          .stuck = false};
+}
+
 Newton::Step Newton::step() {
+  if (descent_) return descend();
   begin();
   sums_ = 0;
   find_gradient();
@@ -716,11 +738,21 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   for (std::size_t i = 0; i < weights.size(); ++i) w_[i] = static_cast<double>(weights[i]);
   w_.back() = bias;
   std::copy(duals.begin(), duals.end(), duals_.begin());
+  if (descent_ && !duals.empty() && duals.back() == kOfDescent) {
+    descent_->restore(duals, bias);
+  } else {
+    descent_.reset();
+  }
+  if (is_hinge() && !descent_ && duals_.back() == kOfDescent) duals_.back() = kFirstSmoothing;
   best_.clear();
   begun_ = false;
 }
 
 void Newton::settle() {
+  if (descent_) {
+    descent_->restore(duals_, w_.back());
+    return;
+  }
   if (!best_.empty()) w_ = best_;
   for (std::size_t i = 0; i < weights(); ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
   best_.clear();

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -28,6 +29,8 @@
 #include "linear/team.hpp"
 
 namespace telegrad::linear {
+
+class DualDescent;
 
 class Newton {
  public:
@@ -43,6 +46,8 @@ class Newton {
     double l2 = 0;  // above 0 for the hinge
     bool with_bias = true;
     double tolerance = 1e-4;  // of the gap to the optimum, as a part of the objective
+    bool descends = false;    // for the hinge, by one rank: coordinates of the dual, as long as that is fast
+    std::uint64_t seed = 0;   // of their order
   };
 
   /// Over ranks: sums, or the largest numbers, which are 0 or more. The first `by_feature` elements belong to features, those
@@ -51,6 +56,7 @@ class Newton {
   using Reduce = std::function<void(std::span<double> numbers, std::size_t by_feature, Over)>;
 
   Newton(const Problem& problem, Team& team, Reduce reduce);
+  ~Newton();
 
   struct Step {
     double loss = 0;       // weighted mean, afterwards
@@ -109,6 +115,7 @@ class Newton {
   double bound_of_curvatures() const;
   void begin_bounds();
   void sum_columns(const std::vector<double>& by_row, bool squared, double largest, double* out);
+  Step descend();
   Value evaluate(double part);
   double softmax(std::size_t i, double part);
   double penalty(const LargeVector<double>& w) const;
@@ -144,6 +151,7 @@ class Newton {
   LargeVector<double> largest_;
   std::vector<std::size_t> borders_;  // of threads' features
   std::vector<double> duals_;
+  std::unique_ptr<DualDescent> descent_;  // while it is fast
 };
 
 }  // namespace telegrad::linear

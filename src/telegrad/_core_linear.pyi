@@ -143,6 +143,8 @@ class Newton:
         l2: float,
         with_bias: bool,
         tolerance: float,
+        descends: bool,
+        seed: int,
         team: Team,
         reduce: Callable[[int, int, int, bool], None],
     ) -> None: ...

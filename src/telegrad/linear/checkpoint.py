@@ -20,7 +20,7 @@ from telegrad import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.linear.losses import F32
 from telegrad.linear.model import MODEL_ARRAYS, EpochReport, LinearModel, Optimizer, State, read_arrays, write_whole
-from telegrad.linear.problem import Problem, TrainingSettings
+from telegrad.linear.problem import SECOND_ORDER, Problem, TrainingSettings
 
 # of each array of its own its dimensions, and numpy's kinds of what it holds
 _OWN = {
@@ -135,8 +135,10 @@ class Checkpoint:
             ):
                 raise ValueError("numbers that no training has")
             squares = _squares_of(arrays, data.features) if settings["optimizer"] == "adagrad" else None
-            duals = arrays["duals"].astype(np.float64) if settings["optimizer"] == "dual" else None
-            if duals is not None and not (duals.size and ((duals >= 0) & (duals <= 1)).all() and duals[-1] > 0):
+            duals = arrays["duals"].astype(np.float64) if _has_duals(settings["loss"], settings["optimizer"]) else None
+            if duals is not None and not (
+                duals.size and ((duals[:-1] >= 0) & (duals[:-1] <= 1)).all() and duals[-1] > 0
+            ):
                 raise ValueError("dual variables that no training has")
             return cls(State(model, squares, bias_squares, duals), reports, settings, data)
         except MemoryError:
@@ -241,6 +243,10 @@ def _settings_of(settings: TrainingSettings) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if name not in _MAY_CHANGE}
 
 
+def _has_duals(loss: str, optimizer: str) -> bool:
+    return loss == "hinge" and optimizer in SECOND_ORDER
+
+
 def _squares_of(arrays: Mapping[str, Any], features: int) -> F32:
     """Raises ``ValueError`` or ``IndexError`` for what are none."""
     indices, values = arrays["square_indices"], arrays["squares"]
@@ -264,7 +270,11 @@ def _from_rank_0(
         return None, []
     if state is None:
         squares = np.zeros(problem.all_features, np.float32) if problem.settings.method == "adagrad" else None
-        duals = np.zeros(problem.share.trained_total + 1) if problem.settings.method == "dual" else None
+        duals = (
+            np.zeros(problem.share.trained_total + 1)
+            if _has_duals(problem.settings.loss, problem.settings.method)
+            else None
+        )
         state = State(problem.model(np.zeros(problem.features, np.float32), 0.0), squares, duals=duals)
     numbers = np.array([state.model.bias, state.bias_squares])
     for array in (state.model.weights, state.squares, state.duals, numbers):

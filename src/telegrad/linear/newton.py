@@ -3,7 +3,8 @@
 The core takes the steps (``core/linear/newton.hpp``). All ranks hold the weights of the features that occur in any
 rank's rows, in a numbering of these alone. A step sums some vectors of these over the ranks: a gradient, and products
 with the Hessian. Each rank sends its own rows' features as a sparse vector, or all of them if ranks have most. These
-sums do not round, so that any number of ranks finds the same bits.
+sums do not round, so that any number of ranks finds the same bits. With ``optimizer="dual"`` one rank alone first
+descends by the coordinates of the dual (``core/linear/dual_descent.hpp``).
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Newton:
             problem.settings.l2,
             problem.settings.bias,
             problem.settings.tol,
+            problem.settings.method == "dual" and problem.world_size == 1,
+            problem.settings.seed,
             problem.team,
             self._reduce,
         )

@@ -59,6 +59,8 @@ class TrainingSettings:
 
     - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``;
       with ``l1`` coordinate descent, for the hinge AdaGrad. An option that one optimizer alone has chooses that one.
+      ``"dual"`` on one rank descends by coordinates where that is fast: its bits are not those of several ranks.
+      ``"newton"`` has the same bits for any number of ranks, the hinge's too.
     - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
       optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.
     - ``batch``: rows of all ranks together in a step of SGD or AdaGrad, by default 1,000. ``held_out``: the share of
@@ -159,9 +161,9 @@ class TrainingSettings:
 
     def _check_second_order(self) -> None:
         name = f"optimizer={self.method!r}"
-        if (self.method == "dual") != (self.loss == "hinge"):
+        if self.method == "dual" and self.loss != "hinge":
             raise ValueError(f"{name} is not for loss={self.loss!r}: leave it out, which chooses one that is")
-        if self.method == "dual" and not self.l2:
+        if self.loss == "hinge" and not self.l2:
             raise ValueError(f"l2=0 is not for {name}: give more, or use 'adagrad'")
         if self.l1:
             raise ValueError(f"l1={self.l1} is not for {name}: use 'coordinate_descent', or leave the optimizer out")
@@ -222,6 +224,8 @@ def bytes_needed(
         # ten numbers for each feature and class, the model, a bound; of rows numbers, scores, what is of a loss; places
         needed = occurring * ((8 * 10 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
         needed += nnz * 4 + features * 4 * classes
+        if alone and settings.method == "dual":  # weights and their correction; of rows numbers, places, kinks
+            needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
     # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
     held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
@@ -536,10 +540,14 @@ class Problem:
         """Mean loss of all ranks' rows where all weights are 0, hence also the objective."""
         if self.classes > 1:
             return math.log(self.classes)
+        if self.is_classification:  # alike for both
+            return float(losses_of(self.settings.loss, 0.0, 1.0)) if weight else 0.0
         losses = self.rows.weighted(losses_of(self.settings.loss, np.zeros(len(self.rows)), self.targets))
         return self._sums(losses.sum())[0] / weight if weight else 0.0
 
     def _loss_without_weights(self) -> float:
+        if self.is_classification and not self.settings.bias:
+            return self.loss_at_zero
         trained = self.share.trained.astype(np.int64)
         targets = self.targets[trained].astype(np.float64)
         shares = np.ones(targets.size) if self.rows.weights is None else self.rows.weights[trained].astype(np.float64)
@@ -572,7 +580,7 @@ class Problem:
         ``base_is_guessed``."""
         labels = self.rows.labels
         kinds = label_counts(labels)
-        told = [zlib.crc32(repr(value).encode()) for value in self._told.values()]
+        told = [] if self.comm is None else [zlib.crc32(repr(value).encode()) for value in self._told.values()]
         base = -1 if self.rows.index_base is None else self.rows.index_base
         about = [self.rows.n_features, len(labels), base, int(self.rows.base_is_guessed)]
         about += [self.rows.nnz, int(self.rows.weights is not None)]

@@ -106,8 +106,8 @@ def train(
     the data. Newton and the dual method end at the tolerance of ``settings``, all others after their epochs.
 
     Labels are -1 and 1 or 0 and 1, or numbers for the squared error. The number of features is the largest of all
-    ranks. The result depends on the number of ranks by rounding only; with coordinate descent if all ranks together
-    move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for coordinate descent.
+    ranks. The result depends on the number of ranks by rounding only; of ``"dual"`` by ``tol``; with coordinate
+    descent if all ranks together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for that one.
 
     - ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called after each.
     - ``on_break_off`` gets the model of that moment if anything, such as Ctrl-C, ends the training early.

@@ -265,6 +265,40 @@ TEST("a training goes on from what it was settled to, to the bit") {
   }
 }
 
+TEST("a descent by coordinates proves its gap, hands over where it is slow, and goes on to the bit") {
+  const Task task(400);
+  for (const bool with_bias : {true, false}) {
+    Newton::Problem problem = task.problem(Loss::hinge, 1e-9);
+    problem.with_bias = with_bias;
+    const Found best = solve(problem);
+    problem.descends = true;
+    for (const double l2 : {kL2, 1e-7}) {  // with the smaller one it is slow
+      problem.l2 = l2;
+      problem.tolerance = l2 == kL2 ? 1e-9 : 1e-5;
+      Team team(1);
+      Newton whole(problem, team, kAlone);
+      for (int step = 0; step < 2; ++step) {
+        const Newton::Step found = whole.step();
+        if (l2 < kL2) continue;
+        EXPECT(found.objective * (1 - found.gap) <= best.last.objective * (1 + 1e-9));
+        EXPECT(found.objective >= best.last.objective * (1 - 1e-9));
+      }
+      whole.settle();
+      for (const double one : whole.duals().first(task.chosen.size())) EXPECT(one >= 0 && one <= 1);
+      std::vector<float> weights(task.features);
+      whole.write_weights(weights);
+      Newton again(problem, team, kAlone);
+      again.restore(weights, whole.bias(), std::vector<double>(whole.duals().begin(), whole.duals().end()));
+      const Found one = run(whole, task.features), other = run(again, task.features);
+      EXPECT(one.last.converged || one.last.stuck);
+      EXPECT(one.weights == other.weights);
+      EXPECT(one.bias == other.bias);
+      EXPECT(one.steps == other.steps);
+      if (l2 == kL2) EXPECT(std::abs(one.last.objective - best.last.objective) < 1e-7 * best.last.objective);
+    }
+  }
+}
+
 TEST("an error while sums travel leaves the model as it was") {
   const Task task(400);
   Team team(1);

@@ -138,7 +138,7 @@ def test_any_number_of_ranks_finds_the_same_bits(loss: str, density: float, bord
     matrix = sparse.random(300, 800, density, format="csr", random_state=4, dtype=np.float32)
     rows = Rows.from_csr(matrix, np.where(random.random(300) < 0.4, 1, -1))
     rows = replace(rows, weights=random.random(300).astype(np.float32))
-    settings = TrainingSettings(loss=loss, l2=0.01, held_out=0.1)
+    settings = TrainingSettings(loss=loss, l2=0.01, held_out=0.1, optimizer="newton")
     parts = parts_of(rows, [*borders])
     comms = Communicator.local(len(parts), timeout_s=60)
 
@@ -172,6 +172,48 @@ def test_a_weight_is_as_many_rows(loss: str) -> None:
     assert one.loss_at_zero == pytest.approx(other.loss_at_zero)
     assert one.loss_without_weights == pytest.approx(other.loss_without_weights)
     assert objective(one.model, weighted, 0.01) == pytest.approx(objective(one.model, repeated, 0.01))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("c", [0.1, 10.0])
+def test_one_rank_s_hinge_ends_where_several_ranks_do(bias: bool, c: float, tmp_path: Path) -> None:
+    """Sparse rows with weights and many columns; another method checks the gap."""
+    random = np.random.default_rng(5)
+    matrix = sparse.random(400, 900, 0.03, format="csr", random_state=6, dtype=np.float32)
+    matrix.data += 1
+    rows = Rows.from_csr(matrix, np.where(random.random(400) < 0.3, 1, -1))
+    rows = replace(rows, weights=random.integers(0, 4, 400).astype(np.float32))
+    settings = TrainingSettings(loss="hinge", l2=1 / (400 * c), bias=bias, tol=1e-5)
+    best = train(rows, replace(settings, optimizer="newton", tol=1e-7)).epochs[-1].objective
+    alone = train(rows, settings)
+    assert alone.converged
+    assert len(alone.epochs) < 20
+    reached = objective(alone.model, rows, settings.l2)
+    assert reached == pytest.approx(alone.epochs[-1].objective, rel=1e-5)
+    assert best * (1 - 1e-6) <= reached <= best * (1 + 1e-5) + 1e-9
+    for one in alone.epochs:
+        assert one.objective * (1 - one.gap) <= best * (1 + 1e-6)
+    assert train(rows, settings).model.weights.tobytes() == alone.model.weights.tobytes()
+    comms = Communicator.local(2, timeout_s=60)
+
+    def run(rank: int) -> Any:
+        with comms[rank]:
+            return train(parts_of(rows, [0, 150, 400])[rank], settings, comms[rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(run, range(2)))
+    assert both[0].model.weights.tobytes() == both[1].model.weights.tobytes()
+    assert both[0].epochs[-1].objective == pytest.approx(reached, rel=3e-5)
+    file = tmp_path / "state.npz"
+    whole = train(rows, settings, checkpoint=tmp_path / "whole.npz")
+    train(rows, replace(settings, epochs=2), checkpoint=file)
+    resumed = train(rows, settings, checkpoint=file)
+    assert resumed.model.weights.tobytes() == whole.model.weights.tobytes()
+    assert [one.gap for one in resumed.epochs] == [one.gap for one in whole.epochs]
+    duals = np.load(file)["duals"][:-1]
+    x, y, weights = matrix.astype(float), rows.labels.astype(float), np.asarray(rows.weights, float)
+    implied = x.T @ (weights * duals * y) / (weights.sum() * settings.l2)
+    np.testing.assert_allclose(implied, resumed.model.weights, atol=1e-5 * np.abs(implied).max())
 
 
 def test_weights_that_cannot_be() -> None:
