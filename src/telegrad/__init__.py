@@ -79,6 +79,7 @@ else:
         OkTopkState,
         ReduceOp,
         Work,
+        join,
     )
     from telegrad.cost import Tuning
     from telegrad.errors import (
@@ -144,6 +145,7 @@ __all__ = [
     "calibrate",
     "ddp_hook",
     "errors",
+    "join",
 ]
 
 _LAZY = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import queue
 import threading
 import time
@@ -17,10 +16,9 @@ import uuid
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
-from telegrad.communicator.nodes import machine_id
+from telegrad.communicator.nodes import process_mark, state_here
 from telegrad.communicator.rendezvous.store_exchange import StoreExchange
 from telegrad.communicator.torch_terms import first_line
 from telegrad.errors import RendezvousError, TransportError
@@ -46,39 +44,6 @@ Connect = Callable[[int, int, StoreExchange], Connected]
 """Makes the communicator of a rank of so many, whose addresses go by that exchange."""
 
 
-def process_mark() -> str:
-    """Tells this process from all others of all machines."""
-    pid = os.getpid()
-    return f"{machine_id()}:{_process_space()}:{pid}:{_started(pid)[0]}"
-
-
-def _process_space() -> str:
-    try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)
-    except OSError:
-        return ""
-
-
-def _started(pid: int) -> tuple[str, str]:
-    """When that process has begun, and its state. Raises ``OSError`` where there is none."""
-    said = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return said[19], said[0]
-
-
-def _state_here(name: str) -> str:
-    """Of the member's process: ``"gone"`` or ``"runs"``; empty for one that is frozen, or of another machine."""
-    machine, space, pid, started = name.partition("@")[2].split(":")
-    if (machine, space) != (machine_id(), _process_space()) or not space:
-        return ""
-    try:
-        found, state = _started(int(pid))
-    except OSError:
-        return "gone"
-    if found != started or state in "ZX":
-        return "gone"
-    return "" if state in "Tt" else "runs"
-
-
 @dataclass(frozen=True)
 class _Members:
     """``tickets``: of those who asked to join, so many were looked at."""
@@ -93,7 +58,7 @@ class Membership:
 
     ``store``: a ``torch.distributed.Store``. ``prefix``: of its keys that are this run's. ``first``: so many that ask
     to join make the first group; ``None``: it is there. ``store_timeout_s``: the limit of the store's answers.
-    ``who``: what errors call a member.
+    ``wait_s``: of the wait to be taken in; ``None``: ``timeout_s``. ``who``: what errors call a member.
     """
 
     def __init__(
@@ -106,10 +71,11 @@ class Membership:
         liveness_timeout_s: float | None,
         join_timeout_s: float,
         store_timeout_s: float,
+        wait_s: float | None = None,
         who: str = "rank",
     ) -> None:
         self._first, self._who = first, who
-        self._timeout_s = timeout_s
+        self._timeout_s, self._wait_s = timeout_s, timeout_s if wait_s is None else wait_s
         self._store = _StoreThread(store, prefix, store_timeout_s, who)
         self._liveness_s = timeout_s if liveness_timeout_s is None else liveness_timeout_s
         self._join_timeout_s = join_timeout_s
@@ -131,10 +97,6 @@ class Membership:
         """Shows signs of life from now on, until ``leave``; else only while a group is agreed on."""
         self._stays = True
         self._store.begin(f"beat/{self._name}")
-
-    def options(self) -> str | None:
-        """What the first group tells those that ask to join; ``None`` before it is there."""
-        return self._value("options")
 
     @property
     def store_error(self) -> str:
@@ -200,15 +162,25 @@ class Membership:
         """Whether somebody waits to be taken in, as far as is known. Does not wait for the store."""
         return self._group is not None and self._store.tickets > self._group.tickets
 
-    def wait_for(self, count: int, timeout_s: float) -> bool:
-        """Until so many wait to be taken in, or the time is over."""
+    def wait_for(self, count: int, timeout_s: float) -> int:
+        """Until so many wait to be taken in, or the time is over. Returns how many do."""
         assert self._group is not None
         until_s = time.monotonic() + timeout_s
-        while self._store.call("add", "tickets", 0) - self._group.tickets < count:
-            if time.monotonic() > until_s:
-                return False
+        while True:
+            found = int(self._store.call("add", "tickets", 0)) - self._group.tickets
+            if found >= count or time.monotonic() > until_s:
+                break
             time.sleep(_POLL_MOST_S)
-        return True
+        if not self._stays:
+            self._store.stop()
+        return found
+
+    def tell(self, running: str, options: str) -> None:
+        """Those that ask to join find this job by the store's key ``running``."""
+        self._store.tell(running)
+        self._store.call("set", "options", options)
+        if not self._stays:
+            self._store.stop()
 
     def note_parameters(self, *, are_there: bool) -> None:
         """``are_there``: some members had common parameters, else they begin with those of one. Raises
@@ -290,10 +262,10 @@ class Membership:
                     raise RendezvousError(
                         (_ENDED if ended else _ALL_GONE).format(who=self._who), operation="rendezvous"
                     )
-            if watch.waited_s > self._timeout_s:
+            if watch.waited_s > self._wait_s:
                 wanted = f"are {self._first} {self._who}s running" if self._first else "is the job running"
                 raise RendezvousError(
-                    f"this {self._who} was not taken in within {self._timeout_s:g} s: {wanted}, and do they take "
+                    f"this {self._who} was not taken in within {self._wait_s:g} s: {wanted}, and do they take "
                     "others in?",
                     operation="rendezvous",
                 )
@@ -334,6 +306,28 @@ class Membership:
         return self._store.values([key])[0]
 
 
+def running_job(store: Any, key: str, timeout_s: float) -> tuple[str, dict[str, Any]]:
+    """The prefix and the options of the job that a store has there. Raises ``RendezvousError`` if none comes in time,
+    or the store is gone."""
+    asked = _StoreThread(store, "", timeout_s, "rank")
+    until_s = time.monotonic() + timeout_s
+    try:
+        while True:
+            (prefix,) = asked.values_of_store([key])
+            said = prefix and asked.values_of_store([f"{prefix}/options"])[0]
+            if prefix and said:
+                return prefix, json.loads(said)
+            if time.monotonic() > until_s:
+                raise RendezvousError(
+                    f"no job was found in the store within {timeout_s:g} s: does it run, with this store and name=? "
+                    "The first processes give ranks=",
+                    operation="rendezvous",
+                )
+            time.sleep(_POLL_MOST_S)
+    finally:
+        asked.stop()
+
+
 class _GroupStore:
     """By which the members of a group exchange addresses. Raises ``TransportError`` once one of them cannot come."""
 
@@ -370,7 +364,7 @@ class _StoreThread:
         from torch._C._distributed_c10d import PrefixStore
 
         self._given = store  # torch keeps the half in C++ only
-        self._store: Any = PrefixStore(prefix, store)
+        self._prefix, self._store = prefix, PrefixStore(prefix, store)
         self._who = who
         self._timeout_s = timeout_s
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -401,10 +395,15 @@ class _StoreThread:
     def values(self, keys: list[str]) -> list[str | None]:
         """``None`` where there is none; the thread is asked once."""
 
-        def found() -> list[str | None]:
-            return [self._store.get(key).decode() if self._store.check([key]) else None for key in keys]
+        return list(self._asked(lambda: _values(self._store, keys)))
 
-        return list(self._asked(found))
+    def values_of_store(self, keys: list[str]) -> list[str | None]:
+        """As ``values``, of keys without the prefix."""
+        return list(self._asked(lambda: _values(self._given, keys)))
+
+    def tell(self, key: str) -> None:
+        """Those that have the store find the prefix there."""
+        self._asked(lambda: self._given.set(key, self._prefix))
 
     def now(self, name: str, *arguments: Any) -> None:
         """As ``call``, in this thread, for a store that was asked just now. Raises what torch raises."""
@@ -440,12 +439,16 @@ class _StoreThread:
             try:
                 if self._beat:
                     self._store.set(self._beat, str(count))
-                self.tickets = self._store.add("tickets", 0)
+                    self.tickets = self._store.add("tickets", 0)
             except Exception as error:
                 self._note(first_line(error))
 
     def _note(self, what: str) -> None:
         self.error = f"the store of the {self._who}s is gone: is the process that serves it running? ({what})"
+
+
+def _values(store: Any, keys: list[str]) -> list[str | None]:
+    return [store.get(key).decode() if store.check([key]) else None for key in keys]
 
 
 class _Watch:
@@ -476,7 +479,7 @@ class _Watch:
 
     def look_here(self, names: Iterable[str]) -> list[str]:
         """Whose processes have ended on this machine."""
-        states = {name: _state_here(name) for name in names}
+        states = {name: state_here(name.partition("@")[2]) for name in names}
         gone = [name for name, state in states.items() if state == "gone"]
         self._since.update(dict.fromkeys(gone, float("-inf")))
         self._alive.update(name for name, state in states.items() if state == "runs")

@@ -262,7 +262,8 @@ class Moves(StreamMoves):
         ``state``: tensors of torch, arrays of numpy, and plain values, in mappings, lists and tuples. Tensors arrive in
         host memory. Raises ``TypeError`` on ``root`` for anything else, before anything is sent."""
         root = checked_rank(root, "root", self.world_size)
-        is_root, held = self.rank == root, []
+        is_root = self.rank == root
+        held: list[Any] = []
         said = json.dumps(_plain(state, held)).encode() if is_root else b""
         length = np.array([len(said)])
         self.broadcast(length, root)
