@@ -44,10 +44,10 @@ class Elastic:
     - ``state``: objects with ``state_dict()`` and ``load_state_dict()``, by name, which newcomers take over too, such
       as a scheduler. ``step``: how many steps a loaded checkpoint has behind it, the same on all ranks.
 
-    Rank 0's parameters, buffers, optimizer, ``state`` and step are given to newcomers. A step is on all ranks or on none.
-    If a rank is lost, the others repeat at most the step under way; its average is over those who take part. What a
-    lost rank had not sent is lost: a ``RuntimeWarning`` names ranks and norm, and ``lost_residuals`` adds up. A rank
-    that was frozen for longer than ``liveness_timeout_s`` takes a peer's state over, with a warning, as a newcomer does.
+    All begin with rank 0's parameters, buffers, optimizer, ``state`` and step, as later newcomers do. A step is on all
+    ranks or on none. If a rank is lost, the others repeat at most the step under way; its average is over those who
+    take part. What a lost rank had not sent is lost: a ``RuntimeWarning`` names ranks and norm, and ``lost_residuals``
+    adds up. A rank that was frozen for longer than ``liveness_timeout_s`` takes a peer's state over, with a warning.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments. ``step()`` raises ``RendezvousError`` if the store is
     gone as a rank is lost.
@@ -157,8 +157,8 @@ class Elastic:
         raise self._given_up(f"step {self._step}")
 
     def close(self) -> None:
-        """Waits until all ranks have taken their last step, and leaves them. The model is free then, and ``comm`` may be
-        used or closed. Called twice it does nothing."""
+        """Waits until all ranks have taken their last step, and leaves them. Then the model is free. Close ``comm`` too.
+        Called twice it does nothing."""
         if self._is_closed:
             return
         self._before = None

@@ -70,6 +70,18 @@ def bare(port: int, ranks: int, number: int, kind: str, output: str) -> None:
             raise
 
 
+def store_is_gone(store: Any) -> bool:
+    try:
+        store.check(["last"])
+    except Exception:
+        return True
+    return False
+
+
+def has(store: Any, key: str) -> bool:
+    return not store_is_gone(store) and store.check([key])
+
+
 def _hurt(rank: int, kind: str, where: str) -> None:
     for one in kind.split():
         name, _, which = one.partition("@")
@@ -80,7 +92,11 @@ def _hurt(rank: int, kind: str, where: str) -> None:
 def _sum(store: Any, ranks: int, number: int, kind: str, say: Callable[..., None]) -> None:
     comm = telegrad.join(store, ranks, liveness_timeout_s=LIVENESS_S)
     first = comm.rank
-    part = comm.split(comm.rank % 2)
+    part, step = None, np.array([0])
+    if comm.rank < ranks:
+        part = comm.split(comm.rank % 2)
+    else:
+        comm.broadcast(step, 0)
     say(joined=comm.rank)
     connect = telegrad.communicator.communicator._connected  # type: ignore[attr-defined]
 
@@ -89,18 +105,19 @@ def _sum(store: Any, ranks: int, number: int, kind: str, say: Callable[..., None
         return connect(*arguments)
 
     telegrad.communicator.communicator._connected = hurting  # type: ignore[attr-defined]
-    step = 0
-    while not (store.check(["last"]) and step >= int(store.get("last"))):
-        own, out = np.full(5000, 1.0, np.float32), np.zeros(5000, np.float32)
+    step = int(step[0])
+    while not (has(store, "last") and step >= int(store.get("last"))):
+        own = np.full(5000, 1.0, np.float32)
         try:
             if step == 5:
+                while "nostore" in kind and not store_is_gone(store):
+                    time.sleep(0.05)
                 _hurt(first, kind, "sum")
             comm.all_reduce(own)
-            size = own[0]
+            size, ranks_now = own[0], comm.world_size
             comm.broadcast(one := np.array([step]), 0)
             assert one[0] == step
-            store_asks = comm.rank == 0 and store.check(["grow"])
-            told = np.array([store_asks])
+            told = np.array([comm.rank == 0 and has(store, "grow")])
             comm.broadcast(told, 0)
             if told[0]:
                 say(grew=comm.grow(1))
@@ -118,7 +135,7 @@ def _sum(store: Any, ranks: int, number: int, kind: str, say: Callable[..., None
                 continue
             say(error=str(error))
             return
-        assert size == comm.world_size, (size, comm.world_size, out[0])
+        assert size == ranks_now
         step += 1
         say(step=step, size=comm.world_size, rank=comm.rank)
         time.sleep(0.01)
@@ -166,7 +183,7 @@ def _train(port: int, ranks: int, number: int, kind: str, say: Callable[..., Non
         def loss_of() -> torch.Tensor:
             nonlocal calls
             calls += 1
-            if "raises" in kind and elastic.rank == 1 and elastic.steps == 5:
+            if "raises" in kind and number == 1 and elastic.steps == 5:
                 raise LookupError("the test says so")
             x, y = batch(elastic.steps, elastic.rank, elastic.world_size)
             return torch.nn.functional.cross_entropy(model(x), y)

@@ -172,9 +172,11 @@ def test_others_come_to_a_communicator(job: Callable[..., Job]) -> None:
     number = running.start()
     running.store.set("grow", "1")
     running.wait_for(lambda: any(one.get("size") == 3 for one in running.said(0)))
-    running.wait_for(lambda: bool(running.all_said("grew")))
+    running.wait_for(lambda: len(running.all_said("grew")) == 2)
     assert all(one["grew"] == 1 for one in running.all_said("grew"))
-    del number
+    running.wait_for_steps(number)
+    assert [one["rank"] for one in running.said(number) if "step" in one][-1] == 2
+    running.finish([0, 1, number])
 
 
 def test_shrink_and_grow_refuse_what_cannot_be() -> None:
@@ -219,12 +221,13 @@ def test_a_job_that_is_not_there() -> None:
         telegrad.join(HashStore(), 2, join_timeout_s=0.1)
 
 
-def test_a_store_that_goes_with_its_rank(job: Callable[..., Job]) -> None:
-    running = job(2, "kill@sum1", elastic_program.bare)
+def test_a_store_that_is_gone(job: Callable[..., Job]) -> None:
+    running = job(2, "kill@sum1 nostore", elastic_program.bare)
     numbers = running.by_rank()
-    running.wait_for(lambda: bool(running.all_said("kept")))
-    assert running.said(numbers[0])
-    running.store = None  # type: ignore[assignment]
+    running.store = None  # type: ignore[assignment]  # which served it
+    running.wait_for(lambda: bool(running.all_said("error")))
+    (error,) = running.said(numbers[0])[-1:]
+    assert "RendezvousError: the store of the ranks is gone: is the process that serves it" in error["error"]
 
 
 def test_a_failed_operation_leaves_its_inputs() -> None:
@@ -254,7 +257,7 @@ def test_a_rank_that_is_killed_costs_its_step_only(job: Callable[..., Job], kind
         assert said[-1]["repeated"] <= 1
         assert {one["size"] for one in said} == {2, 3}
         assert "of 3 were lost in step" in warnings_of(running, survivor)
-        assert (said[-1]["lost"] > 0) == (kind != "dense")
+        assert (said[-1]["lost"] > 0) == (kind == "sparse")  # parameters are too small to be quantised
         assert all(one["epochs"] >= one["step"] - 1 for one in said)
     (began,) = [one for one in running.said(number) if "began" in one]
     assert began["began"] > 10
@@ -307,7 +310,7 @@ def test_random_kills_freezes_and_joins(job: Callable[..., Job]) -> None:
     events, ranks = int(os.environ.get("EVENTS", "100")), int(os.environ.get("RANKS", "6"))
     draw = random.Random(int(os.environ.get("SEED", "1")))
     running = job(ranks, os.environ.get("KIND", "sparse"))
-    alive, frozen, seconds = set(range(ranks)), None, []
+    alive, seconds = set(range(ranks)), []
     running.wait_for_steps(0)
     for event in range(events):
         kind = draw.choice(["kill", "kill two", "freeze", "join"]) if len(alive) > 3 else "join"
@@ -316,16 +319,15 @@ def test_random_kills_freezes_and_joins(job: Callable[..., Job]) -> None:
         if kind == "join":
             alive.add(running.start())
         elif kind == "freeze":
-            frozen = draw.choice(sorted(alive))
-            running.send(frozen, signal.SIGSTOP)
+            victim = draw.choice(sorted(alive))
+            running.send(victim, signal.SIGSTOP)
             time.sleep(draw.choice([0.3, elastic_program.LIVENESS_S + 4]))
-            running.send(frozen, signal.SIGCONT)
+            running.send(victim, signal.SIGCONT)
         else:
             for victim in draw.sample(sorted(alive), 2 if kind == "kill two" else 1):
                 running.send(victim, signal.SIGKILL)
                 alive.remove(victim)
         goal = len(alive)
-        last = max(alive)
         for number in sorted(alive):
             running.wait_for(
                 lambda number=number, goal=goal, begin_s=begin_s: any(  # type: ignore[misc]
@@ -333,10 +335,12 @@ def test_random_kills_freezes_and_joins(job: Callable[..., Job]) -> None:
                 )
             )
         if kind.startswith("kill"):
-            found = [min(one["at"] for one in running.said(number) if one.get("at", 0) > begin_s and one["size"] == goal)
-                     for number in alive]  # fmt: skip
-            seconds.append(max(found) - begin_s)
-        print(event, kind, sorted(alive), last, flush=True)
+            again = [
+                min(one["at"] for one in running.said(number) if one.get("at", 0) > begin_s and one["size"] == goal)
+                for number in alive
+            ]
+            seconds.append(max(again) - begin_s)
+        print(event, kind, sorted(alive), flush=True)
     running.finish(sorted(alive))
     print(f"{len(seconds)} kills: median {np.median(seconds):.2f} s, p99 {np.percentile(seconds, 99):.2f} s")
     oldest = min(alive)
@@ -363,7 +367,8 @@ def test_a_training_under_losses_ends_where_an_undisturbed_one_does(tmp_path: Pa
             for goal in itertools.count(every, every) if disturbed else ():
                 if goal >= steps:
                     break
-                running.wait_for(lambda goal=goal: max(running.steps(alive[0]) or [0]) >= goal)  # type: ignore[misc]
+                while max(running.steps(alive[0]) or [0]) < goal:
+                    time.sleep(0.02)
                 running.send(alive[1], signal.SIGKILL)
                 alive = [alive[0], *alive[2:], running.start()]
             for number in alive:
