@@ -157,8 +157,8 @@ class Elastic:
         raise self._given_up(f"step {self._step}")
 
     def close(self) -> None:
-        """Waits until all ranks have taken their last step, and leaves them. Then the model is free. Close ``comm`` too.
-        Called twice it does nothing."""
+        """Waits until all ranks have taken their last step, and leaves them; the model is free then. Close ``comm``,
+        too. Called twice it does nothing."""
         if self._is_closed:
             return
         self._before = None
