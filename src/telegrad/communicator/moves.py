@@ -257,7 +257,7 @@ class Moves(StreamMoves):
 
     def broadcast_state(self, state: Any, root: int) -> Any:
         """Returns the ``state`` of rank ``root`` on all ranks, as a ``state_dict()`` of a model, an optimizer or a
-        scheduler. What other ranks give is not looked at.
+        scheduler. The other ranks may give ``None``.
 
         ``state``: tensors of torch, arrays of numpy, and plain values, in mappings, lists and tuples. Tensors arrive in
         host memory. Raises ``TypeError`` on ``root`` for anything else, before anything is sent."""

@@ -46,7 +46,7 @@ class Elastic:
 
     All begin with rank 0's parameters, buffers, optimizer, ``state`` and step, as later newcomers do. A step is on all
     ranks or on none. If a rank is lost, the others repeat at most the step under way; its average is over those who
-    take part. What a lost rank had not sent is lost: a ``RuntimeWarning`` names ranks and norm, and ``lost_residuals``
+    take part. The residual of a lost rank is lost: a ``RuntimeWarning`` names ranks and norm, and ``lost_residuals``
     adds up. A rank that was frozen for longer than ``liveness_timeout_s`` takes a peer's state over, with a warning.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments. ``step()`` raises ``RendezvousError`` if the store is
