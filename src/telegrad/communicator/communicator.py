@@ -13,7 +13,7 @@ import warnings
 import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,6 @@ from telegrad.communicator.groups import (
     share,
     stall_s,
 )
-from telegrad.communicator.membership import Membership, running_job
 from telegrad.communicator.moves import Moves, PointToPoint
 from telegrad.communicator.nodes import checked_node, checked_nodes, numbered
 from telegrad.communicator.operands import checked_integer
@@ -49,6 +48,9 @@ from telegrad.communicator.work import check_timeout
 from telegrad.cost import Place, Tuning
 from telegrad.cost.tuning import HOST_TRANSFER, NCCL
 from telegrad.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from telegrad.communicator.membership import Membership
 
 FOLDER = "TELEGRAD_REPORT_DIR"
 """Names the folder; every rank of a job can share one."""
@@ -463,6 +465,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
     def _found(self, peers: Peers, join_timeout_s: float) -> None:
         """From now on ranks may be lost and come."""
+        from telegrad.communicator.membership import Membership
+
         session = peers.exchange.session
         options, prefix = self._options, f"{peers.prefix}/members/{session}"
         told: dict[str, Any] = {"timeout_s": options.timeout_s, "liveness_timeout_s": options.liveness_timeout_s}
@@ -593,6 +597,8 @@ def join(
 
     Raises ``RendezvousError`` if time is over, or the job has ended, ``TypeError`` and ``ValueError`` for bad
     arguments."""
+    from telegrad.communicator.membership import Membership, running_job
+
     if not all(hasattr(store, one) for one in ("set", "get", "add", "check", "compare_set")):
         raise TypeError(f"store is a {type(store).__name__}: give a torch.distributed.Store, as a TCPStore")
     if not isinstance(name, str) or not name:

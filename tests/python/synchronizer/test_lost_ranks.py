@@ -22,7 +22,7 @@ import pytest
 import telegrad
 
 torch = pytest.importorskip("torch")
-import elastic_program  # noqa: E402 - it needs torch
+import lost_ranks_program  # noqa: E402 - it needs torch
 from torch.distributed import HashStore, TCPStore  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -102,7 +102,7 @@ class Job:
 def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
     made: list[Job] = []
 
-    def make(ranks: int, kind: str = "dense", main: Any = elastic_program.train, **options: Any) -> Job:
+    def make(ranks: int, kind: str = "dense", main: Any = lost_ranks_program.train, **options: Any) -> Job:
         made.append(Job(tmp_path, ranks, kind, main, **options))
         return made[-1]
 
@@ -132,7 +132,7 @@ def warnings_of(running: Job, number: int) -> str:
     ],
 )
 def test_survivors_agree_and_compute_again(job: Callable[..., Job], kind: str, left: set[int]) -> None:
-    running = job(4, kind, elastic_program.bare)
+    running = job(4, kind, lost_ranks_program.bare)
     numbers = [running.by_rank()[rank] for rank in sorted(left)]
     for number in numbers:
         running.wait_for(lambda number=number: len(running.steps(number)) > 15)  # type: ignore[misc]
@@ -146,7 +146,7 @@ def test_survivors_agree_and_compute_again(job: Callable[..., Job], kind: str, l
 
 
 def test_one_that_wakes_up_too_late_is_told(job: Callable[..., Job]) -> None:
-    running = job(3, "stop@sum1", elastic_program.bare)
+    running = job(3, "stop@sum1", lost_ranks_program.bare)
     numbers = running.by_rank()
     for rank in (0, 2):
         running.wait_for(lambda rank=rank: len(running.steps(numbers[rank])) > 15)  # type: ignore[misc]
@@ -159,7 +159,7 @@ def test_one_that_wakes_up_too_late_is_told(job: Callable[..., Job]) -> None:
 
 
 def test_one_that_shrinks_alone_goes_on_alone(job: Callable[..., Job]) -> None:
-    running = job(3, "kill@sum1 alone@0", elastic_program.bare)
+    running = job(3, "kill@sum1 alone@0", lost_ranks_program.bare)
     numbers = running.by_rank()
     running.wait_for(lambda: len(running.steps(numbers[0])) > 10)
     running.finish([numbers[0]])
@@ -167,7 +167,7 @@ def test_one_that_shrinks_alone_goes_on_alone(job: Callable[..., Job]) -> None:
 
 
 def test_others_come_to_a_communicator(job: Callable[..., Job]) -> None:
-    running = job(2, "", elastic_program.bare)
+    running = job(2, "", lost_ranks_program.bare)
     running.wait_for_steps(0)
     number = running.start()
     running.store.set("grow", "1")
@@ -222,7 +222,7 @@ def test_a_job_that_is_not_there() -> None:
 
 
 def test_a_store_that_is_gone(job: Callable[..., Job]) -> None:
-    running = job(2, "kill@sum1 nostore", elastic_program.bare)
+    running = job(2, "kill@sum1 nostore", lost_ranks_program.bare)
     numbers = running.by_rank()
     running.store = None  # type: ignore[assignment]  # which served it
     running.wait_for(lambda: bool(running.all_said("error")))
@@ -321,7 +321,7 @@ def test_random_kills_freezes_and_joins(job: Callable[..., Job]) -> None:
         elif kind == "freeze":
             victim = draw.choice(sorted(alive))
             running.send(victim, signal.SIGSTOP)
-            time.sleep(draw.choice([0.3, elastic_program.LIVENESS_S + 4]))
+            time.sleep(draw.choice([0.3, lost_ranks_program.LIVENESS_S + 4]))
             running.send(victim, signal.SIGCONT)
         else:
             for victim in draw.sample(sorted(alive), 2 if kind == "kill two" else 1):
@@ -360,7 +360,7 @@ def test_a_training_under_losses_ends_where_an_undisturbed_one_does(tmp_path: Pa
     for disturbed in (False, True):
         folder = tmp_path / str(disturbed)
         folder.mkdir()
-        running = Job(folder, 4, "sparse", elastic_program.train)
+        running = Job(folder, 4, "sparse", lost_ranks_program.train)
         running.store.set("last", str(steps))
         alive = [*range(4)]
         with contextlib.closing(running):

@@ -1,4 +1,4 @@
-"""A rank of test_elastic.py, in a process of its own: it writes a line for each step that it has taken."""
+"""A rank of test_lost_ranks.py, in a process of its own: it writes a line for each step that it has taken."""
 
 from __future__ import annotations
 
