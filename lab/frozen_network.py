@@ -33,7 +33,7 @@ def replica(number: int, address: str, liveness_s: float, output: str) -> None:
     from torch._C._distributed_c10d import TCPStore
 
     import telegrad
-    from telegrad.diloco.membership import ReplicaGroup
+    from telegrad.diloco.replica_ranks import ReplicaGroup
 
     torch.set_num_threads(1)
     with Path(output).open("a") as file:

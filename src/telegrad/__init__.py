@@ -79,6 +79,7 @@ else:
         OkTopkState,
         ReduceOp,
         Work,
+        join,
     )
     from telegrad.cost import Tuning
     from telegrad.errors import (
@@ -106,7 +107,7 @@ if TYPE_CHECKING:
         ddp_hook,
     )
     from telegrad.diloco import DiLoCo
-    from telegrad.synchronizer import ReplicaSynchronizer, Synchronizer
+    from telegrad.synchronizer import Elastic, ReplicaSynchronizer, Synchronizer
     from telegrad.tuning import calibrate
 
     __version__: str
@@ -120,6 +121,7 @@ __all__ = [
     "DDPState",
     "DeviceEntries",
     "DiLoCo",
+    "Elastic",
     "GTopkState",
     "LowRank",
     "MismatchedCall",
@@ -144,6 +146,7 @@ __all__ = [
     "calibrate",
     "ddp_hook",
     "errors",
+    "join",
 ]
 
 _LAZY = {
@@ -151,6 +154,7 @@ _LAZY = {
     "Cheapest": "ddp",
     "DDPState": "ddp",
     "DiLoCo": "diloco",
+    "Elastic": "synchronizer",
     "LowRank": "ddp",
     "Momentum": "ddp",
     "OkTopk": "ddp",

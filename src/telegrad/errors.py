@@ -10,7 +10,7 @@ from typing import Any
 
 
 class TransportError(Exception):
-    """The network or a peer failed; the communicator can only be closed afterwards.
+    """The network or a peer failed; ``shrink()`` or ``close()`` the communicator then.
 
     ``rank`` raises the error. ``peer`` is the rank that failed, the same on all survivors, or ``None``; ``host`` is its
     host name. ``operation`` was running, with the number ``tag`` on this communicator (for ``send`` and ``recv`` the

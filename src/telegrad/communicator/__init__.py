@@ -1,6 +1,6 @@
 """Communicators, the work they do, and how the processes of a job find each other."""
 
-from telegrad.communicator.communicator import Communicator
+from telegrad.communicator.communicator import Communicator, join
 from telegrad.communicator.cuda.entries import DeviceEntries
 from telegrad.communicator.reductions import ReduceOp
 from telegrad.communicator.topk import BoundedTopkState, GTopkState, OkTopkState, TopkReport, TopkSum
@@ -16,4 +16,5 @@ __all__ = [
     "TopkReport",
     "TopkSum",
     "Work",
+    "join",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -9,9 +10,12 @@ import socket
 import stat
 import tempfile
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from telegrad import _core
 from telegrad.communicator import base
@@ -34,15 +38,19 @@ from telegrad.communicator.moves import Moves, PointToPoint
 from telegrad.communicator.nodes import checked_node, checked_nodes, numbered
 from telegrad.communicator.operands import checked_integer
 from telegrad.communicator.reductions import DENSE_ALGORITHMS, Reductions, algorithm_of
-from telegrad.communicator.rendezvous.joining import Exchange, check_interface, find_peers
+from telegrad.communicator.rendezvous.joining import Exchange, Peers, check_interface, find_peers
 from telegrad.communicator.rendezvous.mpi import find_mpi_peers
 from telegrad.communicator.rendezvous.network_choice import agree, alone
+from telegrad.communicator.rendezvous.store_exchange import StoreExchange
 from telegrad.communicator.topk import TopkReductions
 from telegrad.communicator.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
 from telegrad.communicator.work import check_timeout
 from telegrad.cost import Place, Tuning
 from telegrad.cost.tuning import HOST_TRANSFER, NCCL
 from telegrad.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from telegrad.communicator.membership import Membership
 
 FOLDER = "TELEGRAD_REPORT_DIR"
 """Names the folder; every rank of a job can share one."""
@@ -132,19 +140,23 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
     All ranks call the same operations in the same order; ``send``, ``recv`` and ``sendrecv`` concern two ranks only. An
     operation checks its arguments before anything is sent (``TypeError``, ``ValueError``). If a peer or the network
-    fails it raises ``TransportError`` or a subclass, which names the same failed rank on all survivors. The
-    communicator can only be closed afterwards. Tensors are torch's or numpy's in host memory, contiguous, and not
+    fails it raises ``TransportError`` or a subclass, which names the same failed rank on all survivors. Call
+    ``shrink()`` then, or ``close()``. Tensors are torch's or numpy's in host memory, contiguous, and not
     copied. Dense ``all_reduce``, ``broadcast``, ``reduce_scatter``, ``all_gather``, ``send``, ``recv`` and ``sendrecv``
     also take CUDA tensors. They return at once, and a CUDA stream waits (docs/explanation/gpu.md). The interpreter's
     exit closes an open communicator. After ``os.fork()`` the child cannot use it."""
 
     _place: Place | None = None
     _nodes: tuple[int, ...] = ()
+    _processes: tuple[str, ...] = ()
+    _membership: Membership | None = None
+    _can_grow = False
 
     def __init__(self, core: _core.Communicator, options: InheritedOptions | None = None) -> None:
         """For telegrad's own use: ``core`` has joined; ``options`` are what sub-communicators take over."""
         super().__init__(core)
         self._options = InheritedOptions() if options is None else options
+        self._groups: weakref.WeakSet[Communicator] = weakref.WeakSet()  # that were split from this one
         group = self._options.device_group
         self._nccl = None if group is None else NcclSums(group, self._options.device_algorithm, self.rank)
 
@@ -193,7 +205,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             import torch.distributed as dist  # find_peers() has imported it
 
             job_ranks = ranks_in_job(dist.get_process_group_ranks(group), dist.get_world_size())
-        return cls.from_exchange(
+        made = cls.from_exchange(
             peers.rank,
             peers.size,
             peers.exchange,
@@ -206,6 +218,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             device_group=device_group,
             job_ranks=job_ranks,
         )
+        made._found(peers, join_timeout_s)
+        return made
 
     @classmethod
     def from_exchange(
@@ -320,7 +334,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if core.warning:
             warnings.warn(core.warning, RuntimeWarning, stacklevel=3)
         communicator = cls(core, replace(options, tuning=None if agreement.is_built_in else AUTO))
-        communicator._place = agreement.place
+        communicator._place, communicator._processes = agreement.place, agreement.processes
         communicator._use_nodes(agreement.nodes)
         communicator.use(agreement.tuning)
         return communicator
@@ -379,6 +393,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         child = type(self)(joined.core, options)
         child._counts = CommunicatorCounts(joined.core, self._counts, group.members)
         child._place = joined.place
+        self._groups.add(child)
         child._use_nodes(numbered([self.nodes[member] for member in group.members]))
         child.use(joined.tuning or self._tuning_of_part(child))
         return child
@@ -399,6 +414,105 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             one_node=len(set(child.nodes)) == 1,
             shares_memory=child._usable().shares_memory,
         )
+
+    def shrink(self) -> tuple[int, ...]:
+        """After a ``TransportError``: this communicator works again, of the ranks that are left, in their order.
+        Returns for each of them its rank until now.
+
+        All survivors call it, within ``liveness_timeout_s`` of each other: ranks that do not count as lost, too. If
+        another one is lost meanwhile, the others agree again. Options are kept, and the tuning's costs for the new
+        number of ranks. Counters begin anew. Groups made by ``split`` are closed: split again. CUDA sums go through
+        host memory from now on, as torch's NCCL group still has the lost rank. It needs the store by which
+        ``from_torch()`` or ``telegrad.join()`` found the peers, served by a process that is left.
+
+        A tensor that a failed operation was to write may hold a part of the result. Tensors that it only reads are
+        unchanged.
+
+        Raises ``RendezvousError`` where the store is gone, or the others have gone on without this rank: then
+        ``close()``, and ``telegrad.join()`` anew. ``ValueError`` if nothing has failed, or there is no store."""
+        self._checked_membership("shrink")
+        failure = self.report()["failure"]
+        if failure is None:
+            raise ValueError("shrink() is for a communicator that has failed, and this one works: go on with it")
+        return self._regroup(admit=False, blamed=failure["peer"])[0]
+
+    def grow(self, n: int, *, timeout_s: float = 300.0) -> int:
+        """Takes ``n`` processes in, or more, that wait in ``telegrad.join()``; returns how many came. All ranks call it
+        between two operations. ``n=0``: those that wait now, if any.
+
+        Newcomers get the last ranks. Groups made by ``split`` are closed. A rank that is lost meanwhile is left out.
+        Raises ``RendezvousError`` on all ranks if not so many come within ``timeout_s``, or the store is gone; then
+        nothing has changed. ``TypeError`` and ``ValueError`` for bad arguments, and where there is no store."""
+        n, timeout_s = checked_integer(n, "n"), check_timeout(timeout_s, "timeout_s")
+        if n < 0:
+            raise ValueError(f"n={n} must be at least 0: how many processes are taken in")
+        membership = self._checked_membership("grow")
+        if not self._can_grow:
+            raise ValueError("grow() is for the first communicator of all ranks of the job, which newcomers look for")
+        found, why = np.zeros(1, np.int64), ""
+        if self.rank == 0:
+            try:
+                found[0] = membership.wait_for(n, timeout_s)
+            except RendezvousError as error:
+                found[0], why = -1, str(error)
+        self.broadcast(found, 0)
+        if found[0] < n:
+            text = why or f"{found[0]} processes have asked to join, and n={n} are wanted within {timeout_s:g} s"
+            if found[0] < 0 and not why:
+                text = "rank 0 has lost the store of the job, so nobody can join"
+            raise RendezvousError(text, rank=self.rank, operation="grow")
+        return self._regroup(admit=True)[0].count(-1) if found[0] else 0
+
+    def _found(self, peers: Peers, join_timeout_s: float) -> None:
+        """From now on ranks may be lost and come."""
+        from telegrad.communicator.membership import Membership
+
+        session = peers.exchange.session
+        options, prefix = self._options, f"{peers.prefix}/members/{session}"
+        told: dict[str, Any] = {"timeout_s": options.timeout_s, "liveness_timeout_s": options.liveness_timeout_s}
+        self._membership = Membership(
+            peers.exchange.store,
+            f"members/{session}",
+            **told,
+            join_timeout_s=join_timeout_s,
+            store_timeout_s=join_timeout_s,
+        )
+        self._can_grow = peers.is_first
+        self._membership.found(self.rank, self._processes, told=json.dumps(told) if peers.is_first else "")
+        if peers.is_first and self.rank == 0:
+            peers.exchange.store.underlying_store.set(RUNNING.format(name="job"), prefix)
+
+    def _checked_membership(self, call: str) -> Membership:
+        self._usable()
+        if self._membership is None:
+            raise ValueError(
+                f"{call}() needs a store that outlives its ranks, and this communicator has none: make it with "
+                "from_torch() or telegrad.join(). A group of split() is split anew from its parent; MPI ends all ranks "
+                "with one"
+            )
+        return self._membership
+
+    def _regroup(
+        self, *, admit: bool, blamed: int | None = None, rejoins: bool = False
+    ) -> tuple[tuple[int, ...], bool]:
+        """This communicator is of the next group. Returns the earlier ranks, -1 for newcomers, and whether this process
+        was in the last group; see ``Membership.agree``."""
+        membership = self._membership
+        assert membership is not None
+        for group in list(self._groups):
+            group.close()
+        self._part()
+        device_algorithm = AUTO if self._options.device_algorithm == NCCL else self._options.device_algorithm
+        options = replace(self._options, devices=None, group="", device_group=None, device_algorithm=device_algorithm)
+        connect = functools.partial(_connected, type(self), membership, options, self._tuning)
+        new, was_member = membership.agree(connect, admit=admit, blamed=blamed, rejoins=rejoins)
+        can_grow = self._can_grow
+        self.close()
+        base.closed(new)
+        self.__dict__.update(new.__dict__)
+        base.opened(self)
+        self._membership, self._can_grow = membership, can_grow
+        return membership.kept, was_member
 
     @property
     def tuning(self) -> Tuning | None:
@@ -455,6 +569,88 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         the reports of all ranks (docs/how-to/hangs.md)."""
         report: dict[str, Any] = json.loads(self._usable().report())
         return report
+
+
+RUNNING = "telegrad/running/{name}"
+"""A store's key: where newcomers find the job of that name."""
+
+
+def join(
+    store: Any,
+    ranks: int | None = None,
+    *,
+    name: str = "job",
+    timeout_s: float = 1800.0,
+    liveness_timeout_s: float | None = 8.0,
+    join_timeout_s: float = 300.0,
+    interface: str | None = None,
+    node: str | int | None = None,
+) -> Communicator:
+    """Joins a job by its store, at any time: the first ``ranks`` processes that call this make the job, and those that
+    come later wait until ``grow()`` takes them in. Nobody numbers the processes.
+
+    - ``store``: a ``torch.distributed.Store`` that outlives the ranks, as a TCPStore that none of them serves.
+    - ``ranks``: ``None``: the job runs, or is going to. It may have been made by ``from_torch()`` with that store.
+    - ``name``: of the job, which no earlier one in the store has had. That of ``from_torch()`` is ``"job"``.
+    - ``timeout_s`` and ``liveness_timeout_s``, the same on all ranks; with ``ranks=None`` they are the job's.
+    - ``join_timeout_s``: the limit of the wait for the job, and to be taken in. Others as for ``from_torch``.
+
+    Raises ``RendezvousError`` if time is over, or the job has ended, ``TypeError`` and ``ValueError`` for bad
+    arguments."""
+    from telegrad.communicator.membership import Membership, running_job
+
+    if not all(hasattr(store, one) for one in ("set", "get", "add", "check", "compare_set")):
+        raise TypeError(f"store is a {type(store).__name__}: give a torch.distributed.Store, as a TCPStore")
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"name={name!r} must be a str: one for each job")
+    if ranks is not None and checked_integer(ranks, "ranks") < 1:
+        raise ValueError(f"ranks={ranks} must be at least 1: how many make the job")
+    timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+    join_timeout_s, label = check_timeout(join_timeout_s, "join_timeout_s"), checked_node(node)
+    told: dict[str, Any] = {"timeout_s": timeout_s, "liveness_timeout_s": liveness_timeout_s}
+    prefix = f"telegrad/jobs/{name}"
+    if ranks is None:
+        prefix, told = running_job(store, RUNNING.format(name=name), join_timeout_s)
+    limits: dict[str, Any] = dict.fromkeys(("join_timeout_s", "store_timeout_s", "wait_s"), join_timeout_s)
+    membership = Membership(store, prefix, first=ranks, **told, **limits)
+    options = InheritedOptions(told["timeout_s"], told["liveness_timeout_s"], interface, node=label)
+    connect = functools.partial(_connected, Communicator, membership, options, None)
+    try:
+        made, _ = membership.agree(connect, admit=False)
+        if made.rank == 0:
+            membership.tell(RUNNING.format(name=name), json.dumps(told))
+    except BaseException:
+        membership.leave()
+        raise
+    made._membership, made._can_grow = membership, True
+    return made
+
+
+def _connected(
+    kind: type[Communicator],
+    membership: Membership,
+    options: InheritedOptions,
+    tuning: Tuning | None,
+    rank: int,
+    size: int,
+    exchange: StoreExchange,
+) -> Communicator:
+    """Of a group that has been agreed on, once all of it is there. ``tuning``: of the group before."""
+    new = kind._join(rank, size, exchange, options.tuning, options)
+    try:
+        if tuning is not None and new._tuning is None and options.tuning is not None:
+            new._tuning = tuning
+            new._tuning = new._tuning_of_part(new)
+        text = new.broadcast_state("" if new._tuning is None else new._tuning.to_json(), 0)
+        new.use(Tuning.from_json(text) if text else None)
+        new.barrier()  # then all have read the addresses
+        if rank == 0:
+            membership.clear(exchange)
+    except BaseException as error:
+        new.abort(f"{type(error).__name__} while the ranks connected")
+        new.close()
+        raise
+    return new
 
 
 def _network_devices(rank: int, exchange: Exchange, interface: str | None) -> str | None:

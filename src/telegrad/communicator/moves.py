@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any
+
+import numpy as np
 
 from telegrad import _core
 from telegrad.communicator.base import CommunicatorBase
@@ -250,6 +255,50 @@ class Moves(StreamMoves):
         self._block(request, x)
         return None
 
+    def broadcast_state(self, state: Any, root: int) -> Any:
+        """Returns the ``state`` of rank ``root`` on all ranks, as a ``state_dict()`` of a model, an optimizer or a
+        scheduler. The other ranks may give ``None``.
+
+        ``state``: tensors of torch, arrays of numpy, and plain values, in mappings, lists and tuples. Tensors arrive in
+        host memory. Raises ``TypeError`` on ``root`` for anything else, before anything is sent."""
+        root = checked_rank(root, "root", self.world_size)
+        is_root = self.rank == root
+        held: list[Any] = []
+        said = json.dumps(_plain(state, held)).encode() if is_root else b""
+        length = np.array([len(said)])
+        self.broadcast(length, root)
+        text = np.frombuffer(said, np.uint8).copy() if is_root else np.empty(length[0], np.uint8)
+        self.broadcast(text, root)
+        return self._with_tensors(json.loads(text.tobytes()), iter(held) if is_root else None, root)
+
+    def broadcast_bytes_of(self, x: Any, root: int) -> None:
+        """Overwrites a contiguous tensor or array of any dtype with rank ``root``'s."""
+        is_array = isinstance(x, np.ndarray)
+        flat = x.reshape(-1).view(np.uint8) if is_array else x.view(-1).view(sys.modules["torch"].uint8)
+        if x.shape == () or 0 not in x.shape:
+            self.broadcast(flat, root)
+
+    def _with_tensors(self, value: Any, own: Iterator[Any] | None, root: int) -> Any:
+        """What ``_plain`` was given; the tensors follow, which are ``own`` on ``root``."""
+        if not isinstance(value, dict):
+            return value
+        ((kind, held),) = value.items()
+        if kind in ("tensor", "array"):
+            if own is not None:
+                made = next(own)
+            elif kind == "array":
+                made = np.empty(held[1], np.dtype(held[0]))
+            else:
+                import torch
+
+                made = torch.empty(held[1], dtype=getattr(torch, held[0]))
+            self.broadcast_bytes_of(made, root)
+            return made
+        if kind == "pairs":
+            return {self._with_tensors(key, own, root): self._with_tensors(one, own, root) for key, one in held}
+        parts = [self._with_tensors(one, own, root) for one in held]
+        return tuple(parts) if kind == "tuple" else parts
+
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Returns once every rank has called it."""
         check_async(async_op)
@@ -278,6 +327,29 @@ class Moves(StreamMoves):
         if lengths is None:
             return self.rank * nbytes, nbytes
         return [0, *accumulate(lengths)][self.rank], nbytes
+
+
+def _plain(value: Any, held: list[Any]) -> Any:
+    """As JSON can hold it: keys need not be strings, and tuples stay what they are. ``held``: gets the tensors."""
+    if on_device(value) or hasattr(value, "detach"):
+        held.append(value.detach().cpu().contiguous().clone())
+        return {"tensor": [str(value.dtype).removeprefix("torch."), [*value.shape]]}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise TypeError(f"state has an array of {value.dtype}, of Python objects: give arrays of numbers")
+        held.append(value.copy(order="C"))
+        return {"array": [value.dtype.str, [*value.shape]]}
+    if isinstance(value, Mapping):
+        return {"pairs": [[_plain(key, held), _plain(one, held)] for key, one in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {"tuple" if isinstance(value, tuple) else "list": [_plain(one, held) for one in value]}
+    if value is not None and not isinstance(value, (bool, int, float, str)):
+        raise TypeError(
+            f"state has a {type(value).__name__}: give tensors, numbers, texts and None, in mappings, lists and tuples"
+        )
+    return value
 
 
 def _itemsize(x: Any) -> int:

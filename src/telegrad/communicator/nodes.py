@@ -79,3 +79,36 @@ def _own_label() -> str:
     except OSError:
         return socket.gethostname()
     return "/".join([machine, *spaces])
+
+
+def process_mark() -> str:
+    """Tells this process from all others of all machines."""
+    pid = os.getpid()
+    return f"{machine_id()}:{_process_space()}:{pid}:{_started(pid)[0]}"
+
+
+def _process_space() -> str:
+    try:
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> tuple[str, str]:
+    """When that process has begun, and its state. Raises ``OSError`` where there is none."""
+    said = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return said[19], said[0]
+
+
+def state_here(mark: str) -> str:
+    """Of the process of that mark: ``"gone"`` or ``"runs"``; empty for one that is frozen, or of another machine."""
+    machine, space, pid, started = mark.split(":")
+    if (machine, space) != (machine_id(), _process_space()) or not space:
+        return ""
+    try:
+        found, state = _started(int(pid))
+    except OSError:
+        return "gone"
+    if found != started or state in "ZX":
+        return "gone"
+    return "" if state in "Tt" else "runs"

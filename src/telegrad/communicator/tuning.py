@@ -10,12 +10,12 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from telegrad import _core
 from telegrad.communicator import tuning_cache
-from telegrad.communicator.nodes import label_of, numbered, two_levels
+from telegrad.communicator.nodes import label_of, numbered, process_mark, two_levels
 from telegrad.communicator.rendezvous.joining import Exchange
 from telegrad.cost import Costs, Place, Tuning
 from telegrad.cost.tuning import NETWORK_VARIABLES
@@ -55,22 +55,23 @@ def network_costs(costs: Costs) -> _core.NetworkCosts:
 @dataclass(frozen=True)
 class _Word:
     """What a rank says: its host, its node's label, what it wants (``"auto"``, ``"built-in"`` or a tuning's digest),
-    and the tunings that it knows of; those of rank 0 count."""
+    the tunings that it knows of, of which those of rank 0 count, and which process it is."""
 
     host: str
     node: str
     wants: str
     offers: list[str]
+    process: str
 
     def pack(self) -> bytes:
-        text = json.dumps({"host": self.host, "node": self.node, "wants": self.wants, "offers": self.offers}).encode()
+        text = json.dumps(asdict(self)).encode()
         return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 class TuningAgreement:
     """One rank's part in it: ``swap`` is the exchange that the network's driver calls, once; then ``place``,
-    ``tuning`` (``None``: the built-in choice) are known, and ``nodes``: of each rank the number of its node. ``node``:
-    what this rank calls its own, see ``label_of``."""
+    ``tuning`` (``None``: the built-in choice) are known, and by rank ``nodes``, the numbers of nodes, and
+    ``processes``, their marks. ``node``: what this rank calls its own, see ``label_of``."""
 
     def __init__(
         self,
@@ -94,7 +95,9 @@ class TuningAgreement:
             wants = AUTO if tuning == AUTO else _BUILT_IN
         if rank == 0 and wants == AUTO:
             offers = tuning_cache.candidates(self._place_on(((host, size),)))
-        self._word = _Word(host, label_of(node), wants, [offer.to_json() for offer in offers] if rank == 0 else [])
+        texts = [offer.to_json() for offer in offers] if rank == 0 else []
+        self._word = _Word(host, label_of(node), wants, texts, process_mark())
+        self.processes: tuple[str, ...] = (self._word.process,)
         self.place: Place | None = None
         self.nodes: tuple[int, ...] = ()
         self.tuning: Tuning | None = None
@@ -114,6 +117,7 @@ class TuningAgreement:
 
     def _agree(self, words: Sequence[_Word]) -> None:
         self.nodes = numbered([word.node for word in words])
+        self.processes = tuple(word.process for word in words)
         hosts = tuple(sorted(Counter(word.host for word in words).items()))
         self.place = self._place_on(hosts, self.nodes if two_levels(self.nodes) else ())
         offers = [Tuning.from_json(text) for text in words[0].offers]
@@ -143,9 +147,8 @@ def _unpacked(blob: bytes, rank: int) -> tuple[_Word, bytes]:
     try:
         end = _LENGTH_BYTES + int.from_bytes(blob[:_LENGTH_BYTES], "little")
         found = json.loads(blob[_LENGTH_BYTES:end])
-        word = _Word(
-            str(found["host"]), str(found["node"]), str(found["wants"]), [str(offer) for offer in found["offers"]]
-        )
+        host, node, wants, process = (str(found[name]) for name in ("host", "node", "wants", "process"))
+        word = _Word(host, node, wants, [str(offer) for offer in found["offers"]], process)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"exchange returned a blob that is no address of rank {rank}: it must return the bytes of each rank, by "

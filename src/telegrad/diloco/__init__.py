@@ -33,8 +33,7 @@ from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, check_telemetry, write_record
 from telegrad.diloco.fragment import Fragment, layer_of, layers_of, on_device_of, on_host
-from telegrad.diloco.membership import ReplicaGroup, broadcast_any, state_of_rank
-from telegrad.diloco.replica_ranks import ReplicaRanks, local_of, reshard
+from telegrad.diloco.replica_ranks import ReplicaGroup, ReplicaRanks, local_of, reshard
 from telegrad.errors import NonFiniteGradient, RendezvousError, TransportError
 
 _STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
@@ -562,7 +561,7 @@ class DiLoCo:
         """From ``source`` to the ranks that lack it: parameters, the outer optimizer, the round, what is in flight."""
         state = {"round": self._round, "steps": self._steps, "outer": self.outer.state_dict()}
         state["fragments"] = [one.state_dict() for one in self._fragments]
-        state = state_of_rank(source, state, self._comm)
+        state = self._comm.broadcast_state(state, source)
         self._copy_from(source, takes=lacks)
         if not lacks:
             return
@@ -697,7 +696,7 @@ class DiLoCo:
         frozen = [local_of(one) for one in self._model.parameters() if id(one) not in trained]
         for one in (*self._common.values(), *frozen, *self._model.buffers()):
             held = on_host(one).contiguous().clone()
-            broadcast_any(held, source, self._comm)
+            self._comm.broadcast_bytes_of(held, source)
             if takes:
                 one.copy_(on_device_of(one.detach(), held))
         for fragment in self._fragments if takes else ():

@@ -1,7 +1,8 @@
-"""Replicas of several ranks: which rank exchanges which parameters, and how the others of its replica get them.
+"""Which replicas take part, where they come and go. And replicas of several ranks: which rank exchanges which
+parameters, and how the others of its replica get them.
 
-Each rank talks to the ranks at its own position in the other replicas. Then it gives the result to its replica. All
-ranks of all replicas agree on a round before any applies it.
+Each of these ranks talks to the ranks at its own position in the other replicas. Then it gives the result to its
+replica. All ranks of all replicas agree on a round before any applies it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroup, get_process_group_ranks, get_rank
 from torch.distributed.tensor import DTensor, Shard
 
 from telegrad.communicator import Communicator
+from telegrad.communicator.membership import Membership
+from telegrad.communicator.rendezvous.store_exchange import StoreExchange
+from telegrad.communicator.work import check_timeout
 from telegrad.compress.arguments import checked_count
 
 
@@ -34,6 +39,66 @@ def reshard(model: nn.Module) -> None:
     for one in model.modules() if fsdp is not None else ():
         if isinstance(one, fsdp.FSDPModule):
             one.reshard()
+
+
+class ReplicaGroup(Membership):
+    """Lets DiLoCo go on when replicas are lost, and take in others: give it to DiLoCo instead of a Communicator.
+
+    A replica that is killed, or frozen for longer than ``liveness_timeout_s``, costs its own round only. One that
+    comes later, or wakes up, takes the parameters, the outer optimizer's state and the round over from a peer, and
+    takes part from the next round. Train until ``diloco.rounds`` is large enough, as replicas take different numbers
+    of steps then.
+
+    - ``store``: a ``torch.distributed.Store`` that outlives the replicas, as a TCPStore that none of them serves.
+    - ``replicas``: so many make the first group; any number can follow.
+    - ``name``: of this run, which no earlier one in the store has had.
+    - ``timeout_s``: the limit of each operation, and of the wait for the others. ``join_timeout_s``: of the connections
+      of a group that was agreed on. ``liveness_timeout_s`` and ``interface``: as for ``Communicator.from_torch``.
+
+    Raises ``TypeError`` and ``ValueError`` for bad arguments.
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        replicas: int,
+        *,
+        name: str = "replicas",
+        timeout_s: float = 1800.0,
+        liveness_timeout_s: float = 8.0,
+        join_timeout_s: float = 30.0,
+        interface: str | None = None,
+    ) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"store is a {type(store).__name__}: give a torch.distributed.Store, as a TCPStore")
+        if not isinstance(name, str):
+            raise TypeError(f"name={name!r} must be a str: one for each run")
+        if checked_count(replicas, "replicas") < 1:
+            raise ValueError(f"replicas={replicas} must be at least 1: how many make the first group")
+        limit_s = check_timeout(timeout_s, "timeout_s")
+        liveness_s = check_timeout(liveness_timeout_s, "liveness_timeout_s")
+        join_s = check_timeout(join_timeout_s, "join_timeout_s")
+        super().__init__(
+            store,
+            f"telegrad/{name}",
+            first=replicas,
+            timeout_s=limit_s,
+            liveness_timeout_s=liveness_s,
+            join_timeout_s=join_s,
+            store_timeout_s=limit_s,
+            who="replica",
+        )
+        self._options: dict[str, Any] = {"timeout_s": limit_s, "liveness_timeout_s": liveness_s, "interface": interface}
+        self._stays = True
+
+    def regroup(self, *, admit: bool) -> tuple[Communicator, bool]:
+        """The communicator of the next group, and whether this replica was in the last one. ``admit``: those that wait
+        are taken in too. Raises ``RendezvousError`` where the store or all others are gone."""
+
+        def connect(rank: int, size: int, exchange: StoreExchange) -> Communicator:
+            return Communicator.from_exchange(rank, size, exchange, **self._options)
+
+        return self.agree(connect, admit=admit)
 
 
 class ReplicaRanks:

@@ -27,7 +27,6 @@ from threaded_ranks import on_ranks
 import telegrad
 from telegrad.ddp import GatheredState, RankState
 from telegrad.diloco import ReplicaGroup, nesterov
-from telegrad.diloco.membership import state_of_rank
 from telegrad.errors import RendezvousError
 
 torch = pytest.importorskip("torch")
@@ -490,7 +489,7 @@ def test_a_newcomer_after_a_run_that_ended_well_is_told_so(job: Callable[..., Jo
     running.finish([0, 1])
     number = running.start()
     running.wait_for(lambda: any("error" in one for one in running.said(number)))
-    assert "the run of this name has ended: its last replica has closed its DiLoCo" in running.said(number)[-1]["error"]
+    assert "the run of this name has ended: its last replica has left" in running.said(number)[-1]["error"]
 
 
 def test_a_newcomer_that_nobody_takes_in_is_told() -> None:
@@ -651,7 +650,7 @@ def test_a_state_travels_as_it_is() -> None:
             "half": torch.ones(3).bfloat16(),
         }
         sent = state if comm.rank == 1 else {"outer": 3}
-        found = state_of_rank(1, sent, comm)
+        found = comm.broadcast_state(sent, 1)
         assert isinstance(found["outer"]["param_groups"][0]["betas"], tuple)
         assert str(found) == str(state)
         return str(found)

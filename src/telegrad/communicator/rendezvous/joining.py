@@ -159,11 +159,14 @@ _step = ""  # of Slurm's, if its variables say where the job is
 
 @dataclass(frozen=True)
 class Peers:
-    """This process's place in the job, and the way to swap bytes with the others."""
+    """This process's place in the job, and the way to swap bytes with the others. ``prefix``: of the store's keys that
+    belong to this. ``is_first``: of the whole job, for the first time."""
 
     rank: int
     size: int
-    exchange: Exchange
+    exchange: StoreExchange
+    prefix: str
+    is_first: bool
 
 
 def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
@@ -210,7 +213,7 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
         again=None if place is None else lambda left_s: own(prefix, store_again(place, left_s)),
         address=address_of(store) if place is None else place.address,
     )
-    return Peers(rank, size, exchange)
+    return Peers(rank, size, exchange, prefix, prefix == "telegrad/all/0")
 
 
 def check_interface(interface: str | None) -> None:

@@ -157,6 +157,17 @@ class StoreExchange:
         assert self._session is not None
         return self._session
 
+    @property
+    def store(self) -> Any:
+        """By which the ranks have found each other."""
+        return self._store
+
+    def own_keys(self) -> list[str]:
+        """What this rank may delete, once all ranks have what they were told: on rank 0 all."""
+        rounds = [*range(self._round)] if self._rank == 0 and self._session is not None else []
+        told = [self._key(number, of) for number in rounds for of in (*range(1, self._size), "all")]
+        return [*told, "job", self._session_key] if rounds else []
+
     def _collect(self, number: int, own: _Entry) -> list[bytes]:
         deadline_s = time.monotonic() + self._timeout_s
         if self._session is None:
