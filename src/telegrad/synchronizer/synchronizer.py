@@ -15,9 +15,8 @@ from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator, Work
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.backward_pass import checked_norm, clip_own
+from telegrad.ddp.backward_pass import checked_norm, clip_own, clip_together
 from telegrad.ddp.backward_watch import on_gradient
-from telegrad.ddp.cuda.clipping import clip_together
 from telegrad.ddp.options import (
     Cheapest,
     Compress,

@@ -11,9 +11,8 @@ import torch
 
 from telegrad.communicator.cuda.runtime import LateRead, has_runtime, runtime_of
 from telegrad.communicator.cuda.transfers import DeviceWork
-from telegrad.ddp.backward_pass import Averaging, Future
+from telegrad.ddp.backward_pass import Averaging, Future, clip_tensors
 from telegrad.ddp.bucket import BucketLayout, GradBucket, check_reducible, is_current, layout_of
-from telegrad.ddp.cuda.clipping import clip_tensors
 from telegrad.ddp.cuda.exchange import CudaExchange
 from telegrad.ddp.cuda.faults import LateFaults
 
