@@ -192,8 +192,9 @@ def clip_together(parameters: Iterable[torch.nn.Parameter], most: float) -> None
     clip_tensors([one.grad for one in parameters if one.grad is not None], most)
 
 
-def clip_tensors(gradients: Iterable[torch.Tensor], most: float, unit: torch.Tensor | None = None) -> None:
+def clip_tensors(gradients: Iterable[torch.Tensor], most: float, unit: torch.Tensor | None = None) -> torch.Tensor:
     """Scales them down to a norm of ``most``, all together, in the current stream; not where theirs is not finite.
+    Returns the factor.
     ``unit``: what 1 in a gradient is worth to ``most``, float64, one element; ``None``: 1."""
     given = [*gradients]
     with torch.no_grad():
@@ -204,6 +205,7 @@ def clip_tensors(gradients: Iterable[torch.Tensor], most: float, unit: torch.Ten
         factor = torch.where(norm.isfinite() & (norm > most), most / norm, torch.ones_like(norm))
         for one in given:
             one.mul_(factor)
+    return factor
 
 
 def _squares(x: npt.NDArray[Any]) -> float:
@@ -392,7 +394,7 @@ class HostBuckets:
         if buffer.dtype == torch.float32 and buffer.layout == torch.strided:
             bits: Bits = buffer.numpy()
         else:
-            bits = bits_of(buffer, self._averaging.names.get(id(bucket.parameters()[0]), "unknown"))
+            bits = bits_of(buffer, self._averaging.names.get(next(map(id, bucket.parameters()), 0), "unknown"))
         outcome = current.take(self._layout(bucket), bits)
         if bucket.is_last():
             current.close()
