@@ -123,7 +123,7 @@ def two_nodes(rate: str) -> Iterator[list[str]]:
 def run(method: str, rate: str, rounds: int, layers: int, width: int, *, timeout_s: float) -> list[Row]:
     """A row for each variant. Raises ``RuntimeError`` where a rank fails."""
     with two_nodes(rate) as names, tempfile.TemporaryDirectory() as folder:
-        jobs = []
+        jobs: list[subprocess.Popen[str]] = []
         for rank in range(NODES * RANKS):
             environment = {
                 **os.environ,
