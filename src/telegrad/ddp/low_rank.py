@@ -174,8 +174,8 @@ class FirstRound:
 
 class LowRankRounds:
     """Sends buckets in two rounds, P and Q. ``compressor`` has the residuals of those ``parameters`` that are not sent
-    whole; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel. ``held``: what this
-    rank has of the parameters, if not all of them. Raises ``TypeError`` and ``ValueError`` for what a policy
+    whole; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel. ``held``:
+    what this rank has of the parameters, if not all of them. Raises ``TypeError`` and ``ValueError`` for what a policy
     says."""
 
     def __init__(
