@@ -206,6 +206,27 @@ def clip_own(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
         torch.nn.utils.clip_grads_with_norm_(held, most, norm)
 
 
+def clip_together(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
+    """As ``clip_own``, on a device: in the current stream, without waiting for it."""
+    clip_tensors([one.grad for one in parameters if one.grad is not None], most)
+
+
+def clip_tensors(gradients: Iterable[torch.Tensor], most: float, unit: torch.Tensor | None = None) -> torch.Tensor:
+    """Scales them down to a norm of ``most``, all together, in the current stream; not where theirs is not finite.
+    Returns the factor.
+    ``unit``: what 1 in a gradient is worth to ``most``, float64, one element; ``None``: 1."""
+    given = [*gradients]
+    with torch.no_grad():
+        norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in given])
+        norm = torch.linalg.vector_norm(norms)
+        if unit is not None:
+            norm = norm * unit.view(())
+        factor = torch.where(norm.isfinite() & (norm > most), most / norm, torch.ones_like(norm))
+        for one in given:
+            one.mul_(factor)
+    return factor
+
+
 def _squares(x: npt.NDArray[Any]) -> float:
     with np.errstate(over="ignore", invalid="ignore"):
         quick = float(np.dot(x, x)) if x.dtype != np.float16 else math.inf
@@ -392,7 +413,7 @@ class HostBuckets:
         if buffer.dtype == torch.float32 and buffer.layout == torch.strided:
             bits: Bits = buffer.numpy()
         else:
-            bits = bits_of(buffer, self._averaging.names.get(id(bucket.parameters()[0]), "unknown"))
+            bits = bits_of(buffer, self._averaging.names.get(next(map(id, bucket.parameters()), 0), "unknown"))
         outcome = current.take(self._layout(bucket), bits)
         if bucket.is_last():
             current.close()

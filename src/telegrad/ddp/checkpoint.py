@@ -104,7 +104,8 @@ class GatheredState:
         if not isinstance(ranks, list) or not ranks:
             raise ValueError("state has no 'ranks': it must be what GatheredState.state_dict() gave on rank 0")
         comm = self._state.comm
-        as_many = len(ranks) == comm.world_size
+        nodes = getattr(self._state, "ranks_of_node", 1)
+        as_many = len(ranks) == comm.world_size and ranks[0].get("node", [1])[0] == nodes
         self._state.load_state_dict((ranks if as_many else reshard(ranks, comm.world_size))[comm.rank])
 
 

@@ -354,6 +354,10 @@ class Exchange:
         self._exchange_entries = self._gather_all if combine == "allgather" else self._sum_and_cut
         self._most = most_of(encoding)
 
+    def move_to(self, comm: Communicator) -> None:
+        """Buckets travel there from now on."""
+        self._comm = comm
+
     def send_densely(self, bits: Bits) -> Sending:
         """The average of everything, in place."""
         return Sending([self._comm.all_reduce(tensor_of(bits), "avg", async_op=True)])

@@ -6,7 +6,7 @@ its annotations, so this file must not postpone their evaluation.
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -28,6 +28,7 @@ from telegrad.ddp.choices import (
 )
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
 from telegrad.ddp.low_rank import LowRankRounds, fitting_factors
+from telegrad.ddp.node_ranks import NodeBuckets, NodeRanks
 from telegrad.ddp.options import (
     AUTO,
     LowRank,
@@ -38,6 +39,8 @@ from telegrad.ddp.options import (
     check_choice,
     check_objects,
     checked_parameters,
+    compressed_by,
+    compressions_by,
     compressor_of,
     encoding_of,
     plain_options,
@@ -57,7 +60,7 @@ from telegrad.ddp.rank_checks import (
     tell_of_broadcasts,
     told_to_all,
 )
-from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
+from telegrad.ddp.rank_state import MemoryOrders, checked_step, piece_of, pieces_named, state_of
 from telegrad.ddp.telemetry import DDPStats, Telemetry, check_telemetry
 
 
@@ -96,6 +99,10 @@ class DDPState(RefusesCopies):
     it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
     ``clip_norm`` is of gradients without the scale; one that is not enabled counts as ``None``. ``group``: the process
     group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``.
+
+    ``node``: for nodes of as many ranks each. The process group of this rank's node, or ``"auto"``, which makes one of
+    the ranks that share a number in ``comm.nodes``. Gradients are then averaged inside the node by torch, and each rank
+    of it exchanges its own pieces of them between nodes; residuals are of these pieces (docs/how-to/nodes.md).
 
     ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
     finite one makes its residual or velocity overflow. Neither ever holds such a value.
@@ -145,6 +152,7 @@ class DDPState(RefusesCopies):
         nonfinite: str = "raise",
         telemetry: Telemetry | None = None,
         group: Any = None,
+        node: Any = None,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -163,14 +171,16 @@ class DDPState(RefusesCopies):
             self._warmup = warmup or Warmup(0)
             self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+            self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, _ranks_of(sends, self))
+            held = None if self._nodes is None else self._nodes.held()
             topk = sends.as_topk(self._parameters) if isinstance(sends, LowRank) else sends or TopK()
             encoding = encoding_of(topk, self._parameters)
             self._low_rank: LowRankRounds | None = None
             if isinstance(sends, LowRank):
-                self._low_rank = LowRankRounds(comm, self._parameters, sends)
+                self._low_rank = LowRankRounds(comm, self._parameters, sends, held)
                 self._compressor = self._low_rank.compressor
             else:
-                self._compressor = compressor_of(self._parameters, sends, momentum, optimizer)
+                self._compressor = compressor_of(self._parameters, sends, momentum, optimizer, held)
             self._scales = scales_of(self._compressor, self._parameters, optimizer, scaler)
             if scaler is not None and nonfinite == "raise":
                 raise ValueError(
@@ -185,6 +195,9 @@ class DDPState(RefusesCopies):
             if on_devices:
                 self._check_device_options()
             alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
+            if self._nodes is not None:
+                alike |= {"what is compressed": "", "ranks of a node": str(self._nodes.size)}
+        self._across = comm if self._nodes is None else self._connect_node(self._nodes, group, asks=asks)
         self._alike, self._asked = alike, asks
         self._comm = comm
         self._group = group
@@ -198,7 +211,7 @@ class DDPState(RefusesCopies):
             self._compressor,
             self._scales,
             self._warmup,
-            None if self._clip_norm is None else self._clip_norm / math.sqrt(comm.world_size),
+            None if self._clip_norm is None or self._nodes is not None else self._most_norm,
             nonfinite,
             0.0 if scaler is None else math.inf,
             telemetry,
@@ -209,8 +222,9 @@ class DDPState(RefusesCopies):
             self._failed,
         )
         self._averaging, self._wire, self._scaler = averaging, (topk.values, encoding), scaler
-        remedy, among = self._remedy, self._among
-        self._host = HostBuckets(averaging, self._exchange, self._orders, self._low_rank, remedy=remedy, among=among)
+        remedy, among = self._remedy, self._among if self._nodes is None else ", for its node"
+        of_host = averaging, self._exchange, self._orders, self._low_rank
+        self._host = self._with_node(HostBuckets(*of_host, remedy=remedy, among=among), self._unit_on_host)
         self._device: Buckets | None = None  # once a parameter or a gradient is on one
         self._buckets: Buckets = self._host
         if on_devices:
@@ -227,6 +241,33 @@ class DDPState(RefusesCopies):
             tell_of_local_clipping(self._clip_norm, rank=self._job_rank)
         if isinstance(sends, LowRank) and compress != AUTO and not len(self._compressor.residuals):
             tell_of_nothing_compressed(sends, rank=self._job_rank)
+
+    def _connect_node(self, nodes: NodeRanks, group: Any, *, asks: bool) -> Communicator:
+        """Averages are made between nodes from now on."""
+        across = nodes.connect(group)
+        if asks:
+            check_alike(across, {"what is compressed": str(compressed_by(self._compressor))}, None)
+        self._exchange.move_to(across)
+        if self._low_rank is not None:
+            self._low_rank.move_to(across)
+        return across
+
+    def _with_node(self, buckets: Buckets, unit_of: Callable[[torch.Tensor], torch.Tensor | None]) -> Buckets:
+        """These, with the sums inside of a node around them."""
+        if self._nodes is None:
+            return buckets
+        most = None if self._clip_norm is None else self._most_norm
+        names = self._names, most, unit_of
+        return NodeBuckets(buckets, self._nodes, self._across, *names, self.stats, lambda: self.failure)
+
+    @property
+    def _most_norm(self) -> float:
+        """Of one rank's own gradients."""
+        assert self._clip_norm is not None
+        return self._clip_norm / math.sqrt(self._comm.world_size)
+
+    def _unit_on_host(self, _: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self._scales.gradient_unit(), dtype=torch.float64)
 
     @property
     def _job_rank(self) -> int:
@@ -266,6 +307,11 @@ class DDPState(RefusesCopies):
         """The communicator that it was made with."""
         return self._comm
 
+    @property
+    def ranks_of_node(self) -> int:
+        """How many ranks of a node share its gradients; 1 without ``node=``."""
+        return 1 if self._nodes is None else self._nodes.size
+
     def state_dict(self) -> dict[str, Any]:
         """A copy of all that training needs to go on: bitwise with 2 ranks. With more ranks sums may add in another
         order: dense ones if buckets are others at first, sparse ones because earlier sums have a say in their algorithm
@@ -290,6 +336,7 @@ class DDPState(RefusesCopies):
             state["factors"] = self._low_rank.state_dict()
         return {
             **state,
+            **({} if self._nodes is None else {"node": self._nodes.as_saved()}),
             "warmup_passes": self._progress.warmup_passes,
             "sums": () if sums is None else sums.state_dict(),
         }
@@ -301,6 +348,7 @@ class DDPState(RefusesCopies):
         naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed.
         """
         step = checked_step(state, self._comm, "DDPState")
+        state = self._own_part(state)
         passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
         self._buckets.leave()
         sums = self._exchange.topk_states
@@ -318,6 +366,20 @@ class DDPState(RefusesCopies):
         if self._choices is not None:
             self._choices.is_loaded = True
         tell_of_density(state, self._compressor, self._config, rank=self._job_rank)
+
+    def _own_part(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What this rank takes over of a state: its pieces of what ``reshard`` has made."""
+        own = None if self._nodes is None else self._nodes.as_saved()
+        if state.get("node") == own:
+            return state
+        if own is None or not state.get("is_share"):
+            raise ValueError(
+                f"state has {pieces_named(state.get('node'))}, but this rank {pieces_named(own)}: "
+                "telegrad.ddp.reshard makes states for other nodes from those of all ranks, load_resharded from a "
+                "checkpoint of them"
+            )
+        factors = {} if self._low_rank is None else self._low_rank.state_dict()
+        return piece_of(state, own, factors)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -387,11 +449,12 @@ class DDPState(RefusesCopies):
         (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
         scale = None if scaler is None else LossScale(scaler)
         figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
-        about = self._comm, self._compressor, wire, encoding, self.stats, scale, figures, self._low_rank
+        about = self._across, self._compressor, wire, encoding, self.stats, scale, figures, self._low_rank
         compression = CudaExchange(*about)
         compression.combine, compression.sums = self._combine, self._exchange.topk_states
         self._memories.add(compression.feedback)
-        return DeviceBuckets(self._averaging, compression)
+        unit_of: Callable[[torch.Tensor], torch.Tensor | None] = (lambda _: None) if scale is None else scale.unit
+        return self._with_node(DeviceBuckets(self._averaging, compression), unit_of)
 
     def _check_device_options(self) -> None:
         from telegrad.ddp.cuda.buckets import check_options as check_device_options
@@ -406,12 +469,19 @@ class DDPState(RefusesCopies):
             if self._is_loaded and can_ask(self._comm):
                 check_alike(self._comm, {"step of the loaded state": str(self._progress.step)}, None)
             self._is_loaded = False
-            self._comm._usable().hint_at_stalls(HOOK_IS_MISSING, HAS_FEWER_BATCHES)
+            for comm in {self._comm, self._across}:
+                comm._usable().hint_at_stalls(HOOK_IS_MISSING, HAS_FEWER_BATCHES)
         self._has_checked_ranks = True
 
     def _failed(self, error: Exception) -> None:
         if self.failure is None:
             self.failure = error
+
+
+def _ranks_of(sends: TopK | LowRank | None, state: DDPState) -> dict[str, int]:
+    """Of parameters that are sent as matrices."""
+    chosen = compressions_by(sends.per_parameter, state._parameters) if isinstance(sends, LowRank) else {}
+    return {name: one.rank for name, one in chosen.items() if one.rank is not None}
 
 
 @_disable_dynamo  # a compiled step would follow it into the core

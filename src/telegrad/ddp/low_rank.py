@@ -48,7 +48,7 @@ class MatrixShape(NamedTuple):
         return (self.rows + self.columns) * self.rank
 
 
-def shape_of(parameter: torch.nn.Parameter, rank: int) -> MatrixShape:
+def shape_of(parameter: torch.Tensor, rank: int) -> MatrixShape:
     """The first dimension's elements are the rows."""
     rows = parameter.shape[0]
     columns = parameter.numel() // rows
@@ -174,20 +174,26 @@ class FirstRound:
 
 class LowRankRounds:
     """Sends buckets in two rounds, P and Q. ``compressor`` has the residuals of those ``parameters`` that are not sent
-    whole; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel. Raises
-    ``TypeError`` and ``ValueError`` for what a policy says."""
+    whole; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel. ``held``:
+    what this rank has of the parameters, if not all of them. Raises ``TypeError`` and ``ValueError`` for what a policy
+    says."""
 
-    def __init__(self, comm: Communicator, parameters: Mapping[str, torch.nn.Parameter], options: LowRank) -> None:
-        chosen = compressions_by(options.per_parameter, parameters)
+    def __init__(
+        self,
+        comm: Communicator,
+        parameters: Mapping[str, torch.nn.Parameter],
+        options: LowRank,
+        held: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        own = parameters if held is None else held
+        chosen = {name: one for name, one in compressions_by(options.per_parameter, parameters).items() if name in own}
         self._comm = comm
         self.wire = None if options.values == "f32" else options.values
-        self.shapes = {
-            name: shape_of(parameters[name], one.rank) for name, one in chosen.items() if one.rank is not None
-        }
+        self.shapes = {name: shape_of(own[name], one.rank) for name, one in chosen.items() if one.rank is not None}
         densities = {name: one.density for name, one in chosen.items()}
         densities |= {name: min(1.0, one.words / (one.rows * one.columns)) for name, one in self.shapes.items()}
         self.compressor = Compressor(
-            {name: parameters[name].numel() for name in chosen},
+            {name: own[name].numel() for name in chosen},
             densities=densities,
             selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
             matrices=self.shapes,

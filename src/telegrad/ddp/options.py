@@ -489,12 +489,15 @@ def compressor_of(
     topk: TopK | None,
     momentum: Momentum | None,
     optimizer: torch.optim.Optimizer | None,
+    held: Mapping[str, torch.Tensor] | None = None,
 ) -> Compressor:
     """A compressor of those ``parameters`` that ``topk`` does not leave dense (``None``: of none), with velocities of
-    all where there is a ``momentum``. Those of other dtypes than float32 and bfloat16 always are dense."""
+    all where there is a ``momentum``. Those of other dtypes than float32 and bfloat16 always are dense. ``held``: what
+    this rank has of the parameters, if not all of them."""
     large = {} if topk is None else parameters
-    topk = topk or TopK()
+    topk, own = topk or TopK(), parameters if held is None else held
     chosen = compressions_by(topk.per_parameter, large, topk.output)
+    chosen = {name: one for name, one in chosen.items() if name in own}
     for name, one in chosen.items():
         if one.rank is not None:
             raise ValueError(
@@ -502,14 +505,14 @@ def compressor_of(
                 "compress=LowRank(policy=…)"
             )
     compressor = Compressor(
-        {name: parameters[name].numel() for name in chosen},
+        {name: own[name].numel() for name in chosen},
         density=topk.density,
         densities={name: one.density for name, one in chosen.items()},
         selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
         feedback=topk.feedback,
     )
     if momentum is not None:
-        compressor.momentum = _velocities_of(parameters, momentum, optimizer)
+        compressor.momentum = _velocities_of(own, momentum, optimizer)
     if topk.feedback == "steps":
         check_moves_by_rates(optimizer)
     return compressor
@@ -613,7 +616,7 @@ def encoding_of(topk: TopK, parameters: Mapping[str, torch.nn.Parameter]) -> _co
 
 
 def _velocities_of(
-    parameters: Mapping[str, torch.nn.Parameter], momentum: Momentum, optimizer: torch.optim.Optimizer | None
+    parameters: Mapping[str, torch.Tensor], momentum: Momentum, optimizer: torch.optim.Optimizer | None
 ) -> Velocities:
     for name, parameter in parameters.items():
         if parameter.dtype not in COMPRESSIBLE:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,18 @@ VERSION = 1
 
 GROUPS = {"parameters": "residual", "velocities": "velocity"}
 """Where a compressor's state has tensors, and what they are called there."""
+
+
+class Piece(NamedTuple):
+    """Elements ``start`` to ``stop`` of a parameter of so many ``elements``, in the order of memory."""
+
+    start: int
+    stop: int
+    elements: int
+
+
+SavedNode = list[Any]
+"""Of a rank of a node of several: how many they are, its position, and its pieces by parameter."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +204,24 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
     if world_size < 1:
         raise ValueError(f"world_size={world_size} must be at least 1")
     check_choice(keep, "keep", KEEPS)
-    given = _in_order(states)
+    given = _of_whole_parameters(_in_order(states))
     first = given[0]
+    for state in given[1:]:
+        if _shape_of(state) != _shape_of(first):
+            raise ValueError(
+                f"states of rank 0 and rank {state['rank']} have different parameters, sizes or feedback: give those "
+                "of one job"
+            )
     factor = 1.0 if keep == "sum" else world_size / len(given)
     made: list[dict[str, Any]] = [
-        {**first, "rank": rank, "world_size": world_size, "compressor": dict(first["compressor"]), "sums": ()}
+        {
+            **first,
+            "rank": rank,
+            "world_size": world_size,
+            "compressor": dict(first["compressor"]),
+            "sums": (),
+            "is_share": True,
+        }
         for rank in range(world_size)
     ]
     for group, kind in GROUPS.items():
@@ -219,6 +244,64 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
                 anew = {"threshold": None, "calls": 0} if group == "parameters" else {}
                 one["compressor"][group][name] = {**entry, **anew, kind: torch.from_numpy(values)}
     return made
+
+
+def pieces_named(node: SavedNode | None) -> str:
+    """For messages."""
+    return "whole parameters" if node is None else f"the pieces of rank {node[1]} of a node of {node[0]}"
+
+
+def _of_whole_parameters(states: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of ranks of nodes, which have pieces: each rank's piece as that of its own gradients, and zeros around it. A node
+    averages the gradients of its ranks, so a piece is worth as many times as much."""
+    if not any("node" in state for state in states):
+        return states
+    if len({state.get("node", [1])[0] for state in states}) > 1:
+        raise ValueError("states are of nodes of different numbers of ranks: give those of one job")
+    factors = {name: one for state in reversed(states) for name, one in state.get("factors", {}).items()}
+    groups: dict[str, dict[str, Any]] = {}
+    sizes = {name: Piece(*piece).elements for state in states for name, piece in state["node"][2].items()}
+    for group, kind in GROUPS.items():
+        held = {name: one for state in reversed(states) for name, one in state["compressor"].get(group, {}).items()}
+        made = {name: {**one, kind: torch.zeros(sizes[name])} for name, one in held.items()}
+        groups |= {group: made} if any(group in state["compressor"] for state in states) else {}
+    for one in groups.get("parameters", {}).values():
+        one.pop("k", None)  # of a piece
+    whole: list[Mapping[str, Any]] = []
+    for state in states:
+        ranks, _, pieces = state["node"]
+        compressor = {**state["compressor"], **{group: dict(entries) for group, entries in groups.items()}}
+        for group, kind in GROUPS.items():
+            for name, entry in state["compressor"].get(group, {}).items():
+                values = torch.zeros(sizes[name])
+                start, stop, _ = pieces[name]
+                values[start:stop] = torch.as_tensor(entry[kind])
+                unit = {"unit": entry.get("unit", 1.0) * ranks}
+                compressor[group][name] = {**groups[group][name], **unit, kind: values}
+        own = {name: value for name, value in state.items() if name != "node"}
+        whole.append({**own, "compressor": compressor, **({"factors": factors} if factors else {})})
+    return whole
+
+
+def piece_of(state: Mapping[str, Any], node: SavedNode, factors: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a share that ``reshard`` made, the part of a rank of a node: all ranks of a node have the same share, so what
+    they average is that share. ``factors``: those of this rank's matrices before the first step, for which the state
+    has none that fit."""
+    compressor, pieces = dict(state["compressor"]), node[2]
+    for group, kind in GROUPS.items():
+        if group in compressor:
+            held = {name: one for name, one in compressor[group].items() if name in pieces}
+            compressor[group] = {}
+            for name, one in held.items():
+                start, stop, _ = pieces[name]
+                values = torch.as_tensor(one[kind])[start:stop].clone()
+                compressor[group][name] = {**one, kind: values}
+                compressor[group][name].pop("k", None)  # of the whole parameter
+    saved = state.get("factors", {})
+    fitting = {
+        name: saved[name] if name in saved and saved[name].shape == one.shape else one for name, one in factors.items()
+    }
+    return {**state, "compressor": compressor, **({"factors": fitting} if factors or saved else {})}
 
 
 def _shares(
@@ -263,11 +346,6 @@ def _in_order(states: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             raise ValueError(
                 f"states are of steps {first['step']} (rank 0) and {state['step']} (rank {state['rank']}): give those "
                 "of one moment"
-            )
-        if _shape_of(state) != _shape_of(first):
-            raise ValueError(
-                f"states of rank 0 and rank {state['rank']} have different parameters, sizes or feedback: give those "
-                "of one job"
             )
     return given
 

@@ -26,6 +26,7 @@ from telegrad.communicator.membership import Membership
 from telegrad.communicator.rendezvous.store_exchange import StoreExchange
 from telegrad.communicator.work import check_timeout
 from telegrad.compress.arguments import checked_count
+from telegrad.ddp.node_ranks import check_places
 
 
 def local_of(one: Tensor) -> Tensor:
@@ -143,14 +144,8 @@ class ReplicaRanks:
     def connect(self) -> Communicator:
         """The communicator of the ranks at this position. All ranks of ``comm`` call it. Raises ``ValueError`` unless
         each of them is in one replica."""
-        comm, own = self._comm, np.array([self._first, self.position])
-        self._places = comm.all_gather(own).reshape(-1, 2)
-        firsts, counts = np.unique(self._places[:, 0], return_counts=True)
-        if len(np.unique(self._places, axis=0)) != comm.world_size or {*counts.tolist()} != {self.size}:
-            raise ValueError(
-                f"replica= has {self.size} ranks, and comm {sorted(counts.tolist())} of {len(firsts)} replicas: "
-                "give each rank the process group of its own replica, and a comm of all their ranks"
-            )
+        comm = self._comm
+        self._places = check_places(comm, self._first, self.position, self.size, "replica")
         across, inside = comm.split(self.position, self._first), comm.split(self._first, self.position)
         assert across is not None
         assert inside is not None

@@ -65,7 +65,7 @@ class DeviceBuckets:
         if bucket.index() == 0:
             self._open_pass()
         buffer = bucket.buffer()
-        name = self._averaging.names.get(id(bucket.parameters()[0]), "unknown")
+        name = self._averaging.names.get(next(map(id, bucket.parameters()), 0), "unknown")
         check_reducible(buffer, name, on_device=True)
         if not has_runtime(buffer.device.type):
             raise TypeError(f"the gradient of {name!r} is on {buffer.device}: train on the CPU or on CUDA")
