@@ -128,9 +128,9 @@ std::vector<std::byte> Greeting::say(ConstBytes address) const {
                   .checks_payloads = key_.checks_payloads(),
                   .nonce = nonce_};
   if (key_.guards()) opening.proof = proof_of(key_, rank_, size_, opening, address);
-  const ConstBytes first = bytes_of(opening);
-  std::vector<std::byte> blob(first.begin(), first.end());
-  blob.insert(blob.end(), address.begin(), address.end());
+  std::vector<std::byte> blob(sizeof opening + address.size());
+  std::memcpy(blob.data(), &opening, sizeof opening);
+  std::ranges::copy(address, blob.begin() + sizeof opening);
   return blob;
 }
 
