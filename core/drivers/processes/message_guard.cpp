@@ -56,6 +56,8 @@ MessageGuard::Peer::Peer(const Digest& secret, Rank self, Rank other)
       control_in(key_of(secret, "telegrad control", other, self)),
       data_out(key_of(secret, "telegrad data", self, other)),
       data_in(key_of(secret, "telegrad data", other, self)),
+      connection_out(key_of(secret, "telegrad connection", self, other)),
+      connection_in(key_of(secret, "telegrad connection", other, self)),
       word_out(word_of(secret, self, other)),
       word_in(word_of(secret, other, self)) {}
 
@@ -78,6 +80,18 @@ bool MessageGuard::opens(Rank from, ConstBytes header, ConstBytes payload, const
   return same_bytes(peer.control_in.tag(seal.number, header, payload), seal.tag) && peer.controls.take(seal.number);
 }
 
+Seal MessageGuard::seal_connection(Rank to, ConstBytes opening) {
+  Peer& peer = peers_[to];
+  const std::uint64_t number = ++peer.made_connections;
+  return {number, peer.connection_out.tag(number, opening, {})};
+}
+
+bool MessageGuard::opens_connection(Rank from, ConstBytes opening, const Seal& seal) {
+  if (from >= peers_.size() || from == rank_) return false;
+  Peer& peer = peers_[from];
+  return same_bytes(peer.connection_in.tag(seal.number, opening, {}), seal.tag) && peer.connections.take(seal.number);
+}
+
 DataProof MessageGuard::prove(Rank to, ConstBytes envelope, ConstBytes payload) {
   Peer& peer = peers_[to];
   DataProof proof{.word = peer.word_out};
@@ -94,7 +108,7 @@ bool MessageGuard::is_whole(Rank from, ConstBytes envelope, ConstBytes payload, 
 
 void MessageGuard::refuse() {
   if (refused_++ != 0) return;
-  tell("telegrad: rank " + std::to_string(rank_) + " refused a message that " +
+  tell("telegrad: rank " + std::to_string(rank_) + " refused a connection or message that " +
        (is_keyed_ ? "does not prove TELEGRAD_JOB_KEY: a stranger, or another job, has connected to it"
                   : "was damaged on its way, or is a stranger's") +
        "; stats()[\"messages_refused\"] counts further ones\n");

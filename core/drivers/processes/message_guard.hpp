@@ -52,30 +52,35 @@ class MessageGuard {
   /// False: it is a stranger's, was changed, or has come before.
   bool opens(Rank from, ConstBytes header, ConstBytes payload, const Seal& seal);
 
+  /// The same of a TCP connection, for any thread, one at a time.
+  Seal seal_connection(Rank to, ConstBytes opening);
+  bool opens_connection(Rank from, ConstBytes opening, const Seal& seal);
+
   DataProof prove(Rank to, ConstBytes envelope, ConstBytes payload);
   /// Whether it is of that rank; its payload may still be anything.
   bool is_of(Rank from, std::uint64_t word) const { return from < peers_.size() && from != rank_ && peers_[from].word_in == word; }
   bool is_whole(Rank from, ConstBytes envelope, ConstBytes payload, const DataProof& proof);
 
-  /// Counts a stranger's message, and tells the first.
+  /// Counts a stranger's message or connection, and tells the first; for any thread.
   void refuse();
   std::uint64_t refused() const { return refused_; }
 
  private:
   struct Peer {
     explicit Peer(const Digest& secret, Rank self, Rank other);
-    Mac control_out, control_in, data_out, data_in;
+    Mac control_out, control_in, data_out, data_in, connection_out, connection_in;
     std::uint64_t word_out, word_in;
     std::uint64_t sent_controls = 0;
     std::uint64_t sent_messages = 0;
-    ReplayWindow controls{};
+    std::uint64_t made_connections = 0;
+    ReplayWindow controls{}, connections{};
   };
 
   Rank rank_;
   bool is_keyed_;
   bool checks_payloads_;
   std::vector<Peer> peers_;  // this rank's own is not used
-  std::uint64_t refused_ = 0;
+  std::atomic<std::uint64_t> refused_ = 0;
 };
 
 }  // namespace telegrad

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "base/check.hpp"
@@ -187,6 +188,8 @@ void UcxDriver::open() {
   params.estimated_num_eps = std::size_t{2} * size_;
   check_ucx(ucp_init(&params, config.get(), &worker_->context), rank_, "ucp_init");
 
+  if (options_.guards_connections) gate_ = std::make_unique<ConnectionGate>(rank_);
+  const ConnectionGate::Opening opening(gate_.get());
   const int data = open_worker(worker_->context, rank_, worker_->data, kDataId, &Worker::on_data, this);
   const int control = open_worker(worker_->context, rank_, worker_->control, kControlId, &Worker::on_control, this);
   descriptor_ = ::epoll_create1(EPOLL_CLOEXEC);
@@ -207,7 +210,34 @@ std::vector<std::byte> UcxDriver::address() const {
   ProcessIdentity::of_this_process().append_to(bytes);
   bytes.push_back(static_cast<std::byte>(lost_memory_.empty() ? (allows_memory_ ? Memory::used : Memory::unused) : Memory::lost));
   for (const ucp_worker_h worker : {worker_->data, worker_->control}) append_address(worker, rank_, bytes);
+  if (gate_) {
+    const std::vector<Place> places = gate_->places();
+    const ConstBytes last = std::as_bytes(std::span(places));
+    bytes.insert(bytes.end(), last.begin(), last.end());
+  }
   return bytes;
+}
+
+// An address that ranks of other hosts have too is that of this host's.
+std::vector<std::vector<Place>> UcxDriver::places_of(std::span<const std::vector<std::byte>> addresses) const {
+  const ProcessIdentity self = ProcessIdentity::of_this_process();
+  std::vector<std::vector<Place>> places(size_);
+  std::set<Place> own;
+  for (const bool of_this_host : {true, false}) {
+    for (Rank rank = 0; rank < size_; ++rank) {
+      ConstBytes address = addresses[rank];
+      const auto identity = ProcessIdentity::take_from(address);
+      if (rank == rank_ || !identity || address.empty() || (identity->machine == self.machine) != of_this_host) continue;
+      address = address.subspan(1);
+      if (take_address(address).empty() || take_address(address).empty()) continue;
+      for (; address.size() >= sizeof(Place); address = address.subspan(sizeof(Place))) {
+        Place place;
+        std::memcpy(&place, address.data(), sizeof place);
+        if (own.insert(place).second) places[rank].push_back(place);
+      }
+    }
+  }
+  return places;
 }
 
 void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
@@ -217,6 +247,7 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   shares_memory_ = allows_memory_;
   std::vector<Rank> without;  // of this host's ranks
   bool beside = false;        // others of this host are
+  if (gate_) gate_->open(guard_, places_of(addresses));
   for (Rank rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     Worker::Peer& peer = worker_->peers[rank];
@@ -597,6 +628,7 @@ void UcxDriver::shut_down() {
   for (ucp_worker_h* const worker : {&worker_->data, &worker_->control}) {
     if (*worker != nullptr) ucp_worker_destroy(std::exchange(*worker, nullptr));
   }
+  gate_.reset();
   ucp_cleanup(worker_->context);
   worker_->context = nullptr;
 }

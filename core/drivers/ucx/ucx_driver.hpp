@@ -17,6 +17,7 @@
 #include "drivers/processes/huge_pages.hpp"
 #include "drivers/processes/message_guard.hpp"
 #include "drivers/processes/process_watch.hpp"
+#include "drivers/ucx/connection_gate.hpp"
 #include "drivers/ucx/ucx_options.hpp"
 #include "transport/driver.hpp"
 
@@ -80,6 +81,7 @@ class UcxDriver final : public AddressedDriver {
   void open_or_shut_down();
   bool take_data(ConstBytes header, void* data, std::size_t length, std::uint64_t attributes);
   void watch_processes();
+  std::vector<std::vector<Place>> places_of(std::span<const std::vector<std::byte>> addresses) const;
 
   Rank rank_;
   Rank size_;
@@ -91,6 +93,7 @@ class UcxDriver final : public AddressedDriver {
   bool shares_memory_ = false;
   int descriptor_ = -1;  // over both workers' and that of deaths_
   ProcessWatch deaths_;
+  std::unique_ptr<ConnectionGate> gate_;  // null: UCX hears whoever connects
   std::shared_ptr<MessageGuard> guard_;  // null: every message is taken for what it says
   HugePages huge_pages_;
   bool control_armed_ = false;  // nothing has been done with it since
