@@ -161,7 +161,7 @@ struct Shared {
   std::atomic<std::uint64_t> sums = 0;
   std::atomic<std::uint64_t> refused = 0;
   std::array<char, 1000> error{};
-  std::array<std::size_t, 16> recorded{};  // bytes of each connection to rank 0 until it had joined, in `stream`
+  std::array<std::size_t, 16> recorded{};  // bytes of each connection until they had joined, in `stream`
   std::array<std::byte, kRoom> stream{};
 };
 
@@ -214,9 +214,10 @@ class JobProcess {
   }
 
   void keep_recorded() {
-    const auto& ports = shared_.ports[0];
+    std::set<std::uint16_t> ports(shared_.ports[0].begin(), shared_.ports[0].end());
+    ports.insert(shared_.ports[1].begin(), shared_.ports[1].end());
     std::size_t at = 0, count = 0;
-    for (const Blob& blob : Recording::instance().stop({ports.begin(), ports.end()})) {
+    for (const Blob& blob : Recording::instance().stop(ports)) {
       if (count == shared_.recorded.size() || at + blob.size() > shared_.stream.size()) break;
       std::ranges::copy(blob, shared_.stream.begin() + static_cast<std::ptrdiff_t>(at));
       at += shared_.recorded[count++] = blob.size();
@@ -451,8 +452,10 @@ Blobs recorded_by(const Job& job) {
 }
 
 void replay(const Job& job, const Blobs& recorded) {
-  for (const std::uint16_t port : job.ports(0)) {
-    for (const Blob& blob : recorded) send_bytes(port, blob);
+  for (const Rank rank : {0U, 1U}) {
+    for (const std::uint16_t port : job.ports(rank)) {
+      for (const Blob& blob : recorded) send_bytes(port, blob);
+    }
   }
 }
 
