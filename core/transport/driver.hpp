@@ -19,8 +19,13 @@ namespace telegrad {
 
 /// A message that has announced itself. The driver keeps what it needs to fetch the payload behind `handle`.
 struct Arrival {
+  static constexpr std::size_t kEntry = 256;  // about what a message takes that is kept, beside its payload
+
   Envelope envelope;
   void* handle = nullptr;
+  std::size_t held = 0;  // bytes of the payload that lie in this process's memory until it is accepted
+
+  std::size_t memory() const { return held + kEntry; }
 };
 
 /// Control messages travel apart from data, on connections that notice a dead peer.

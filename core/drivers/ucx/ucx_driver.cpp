@@ -454,6 +454,7 @@ bool UcxDriver::take_data(ConstBytes header, void* data, std::size_t length, std
   incoming->proof = proof;
   incoming->in_callback = true;
   arrival.handle = incoming;
+  arrival.held = is_here ? length : 0;
   sink_->on_arrival(arrival);
   incoming->in_callback = false;
   if (incoming->taken) {
