@@ -38,9 +38,7 @@ def _meet(environments: list[Mapping[str, str]]) -> list[dict[str, Any]]:
     "environment",
     [{"TELEGRAD_JOB_KEY": KEY}, {"TELEGRAD_JOB_KEY": KEY, "TELEGRAD_INTEGRITY": "1"}, {"TELEGRAD_INTEGRITY": "1"}],
 )
-def test_ranks_with_one_key_join_and_refuse_nothing_of_each_other(
-    environment: dict[str, str], transports: str
-) -> None:
+def test_ranks_with_one_key_join_and_refuse_nothing_of_each_other(environment: dict[str, str], transports: str) -> None:
     for found in _meet([{**environment, "UCX_TLS": transports}] * 3):
         assert found == {"sums": SUMS, "part": 3.0, "refused": 0}
 
@@ -67,8 +65,12 @@ def test_a_rank_that_differs_is_named_on_every_rank(
 ) -> None:
     *others, third = _meet([right, right, odd])
     for found in others:
-        assert found["error"] == "TransportError" and found["peer"] == 2 and text_of_right in found["text"]
-    assert third["error"] == "TransportError" and third["peer"] == 0 and text_of_odd in third["text"]
+        assert found["error"] == "TransportError"
+        assert found["peer"] == 2
+        assert text_of_right in found["text"]
+    assert third["error"] == "TransportError"
+    assert third["peer"] == 0
+    assert text_of_odd in third["text"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,8 @@ def test_a_rank_that_differs_is_named_on_every_rank(
 )
 def test_what_cannot_be_is_named_with_its_remedy(environment: dict[str, str], text: str) -> None:
     (found,) = _meet([environment])
-    assert found["error"] == "ValueError" and text in found["text"]
+    assert found["error"] == "ValueError"
+    assert text in found["text"]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
@@ -93,4 +96,6 @@ def test_a_file_that_others_can_read_or_write_is_refused(tmp_path: Path, mode: i
     file.write_text(KEY)
     file.chmod(mode)
     (found,) = _meet([{"TELEGRAD_JOB_KEY_FILE": str(file)}])
-    assert found["error"] == "ValueError" and f"has mode {mode:04o}" in found["text"] and "chmod 600" in found["text"]
+    assert found["error"] == "ValueError"
+    assert f"has mode {mode:04o}" in found["text"]
+    assert "chmod 600" in found["text"]
