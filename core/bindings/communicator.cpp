@@ -129,7 +129,7 @@ nb::dict counters_of(Communicator& self) {
     const Unlocked unlocked;
     counters = self.counters();
   }
-  return as_dict(counters, counters.in_flight, counters.waiting_s);
+  return as_dict(counters, counters.in_flight, counters.waiting_s, counters.refused);
 }
 
 // {"operations": [(operation, dtype, reduction, algorithm, root or None, count, bytes, sequence or None, submitted_s,

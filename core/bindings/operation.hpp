@@ -235,11 +235,13 @@ bool is_done(Self& self, const RequestPtr& request) {
 }
 
 /// What Communicator.stats() of Python shows.
-inline nb::dict as_dict(const Session::Counters& counters, std::uint64_t in_flight, double waiting_s) {
+inline nb::dict as_dict(const Session::Counters& counters, std::uint64_t in_flight, double waiting_s,
+                        std::uint64_t refused = 0) {
   nb::dict result;
   result["operations"] = counters.operations;
   result["in_flight"] = in_flight;
   result["waiting_s"] = waiting_s;
+  result["messages_refused"] = refused;
   result["messages_sent"] = counters.messages_sent;
   result["messages_received"] = counters.messages_received;
   result["bytes_sent"] = counters.bytes_sent;

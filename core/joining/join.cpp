@@ -1,8 +1,6 @@
 #include "joining/join.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -13,26 +11,18 @@ namespace {
 constexpr double kJoinMost_s = 60.0;
 
 std::shared_ptr<Communicator> greet(std::unique_ptr<AddressedDriver> driver, CommunicatorOptions options,
-                                    const Exchange& exchange, const Waiting& waiting) {
+                                    const Exchange& exchange, const Waiting& waiting, const JobKey& key) {
   const Rank rank = driver->rank();
   const Rank size = driver->size();
-  const std::vector<std::byte> address = driver->address();
-  std::uint32_t& epoch = options.session.epoch;
-  epoch = std::random_device{}();
-  std::vector<std::byte> mine(sizeof epoch + address.size());
-  std::memcpy(mine.data(), &epoch, sizeof epoch);
-  std::ranges::copy(address, mine.begin() + sizeof epoch);
-
-  std::vector<std::vector<std::byte>> addresses = exchange(mine);
-  for (std::vector<std::byte>& blob : addresses) {
-    if (blob.size() <= sizeof epoch) throw std::invalid_argument("exchange returned a blob that is no address");
-    if (&blob == addresses.data()) std::memcpy(&epoch, blob.data(), sizeof epoch);
-    blob.erase(blob.begin(), blob.begin() + sizeof epoch);
-  }
+  Greeting greeting(key, rank, size);
+  std::vector<std::vector<std::byte>> addresses = exchange(greeting.say(driver->address()));
   if (addresses.size() != size) {
     throw std::invalid_argument("exchange returned " + std::to_string(addresses.size()) + " addresses for size=" +
                                 std::to_string(size) + " ranks");
   }
+  greeting.hear(addresses);
+  options.session.epoch = greeting.epoch();
+  if (auto guard = greeting.guard()) driver->guard_by(std::move(guard));
   driver->connect(addresses);
   const double join_s = std::min(options.session.timeout_s, kJoinMost_s);
   auto communicator = std::make_shared<Communicator>(Engine::shared(), std::move(driver), std::move(options));
@@ -58,10 +48,10 @@ bool wait_until(double deadline_s, const std::function<bool(double)>& attempt) {
 }
 
 std::shared_ptr<Communicator> join(std::unique_ptr<AddressedDriver> driver, CommunicatorOptions options,
-                                   const Exchange& exchange, const Waiting& waiting) {
+                                   const Exchange& exchange, const Waiting& waiting, const JobKey& key) {
   const auto group = options.session.group;
   try {
-    return greet(std::move(driver), std::move(options), exchange, waiting);
+    return greet(std::move(driver), std::move(options), exchange, waiting, key);
   } catch (const TransportError& error) {  // also of the driver, which knows of no groups
     Failure failure = error.failure();
     failure.group = group;

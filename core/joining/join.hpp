@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "drivers/processes/job_key.hpp"
 #include "progress/communicator.hpp"
 #include "transport/driver.hpp"
 
@@ -21,8 +22,8 @@ using Waiting = std::function<bool(double deadline_s, const std::function<bool(d
 bool wait_until(double deadline_s, const std::function<bool(double)>& attempt);
 
 /// All ranks call it. The epoch is rank 0's. Throws TransportError if a rank fails or does not come, and
-/// std::invalid_argument if `exchange` does not return what each rank gave it.
+/// std::invalid_argument if `exchange` does not return what each rank gave it. `key`: what the ranks prove to each other.
 std::shared_ptr<Communicator> join(std::unique_ptr<AddressedDriver> driver, CommunicatorOptions options,
-                                   const Exchange& exchange, const Waiting& waiting = wait_until);
+                                   const Exchange& exchange, const Waiting& waiting = wait_until, const JobKey& key = {});
 
 }  // namespace telegrad

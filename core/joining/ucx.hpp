@@ -8,7 +8,7 @@
 
 namespace telegrad::ucx {
 
-/// As telegrad::join(). What UCX says in joining comes with its likely causes and the remedy.
+/// As telegrad::join(), with the key of the environment. What UCX says in joining comes with its likely causes and the remedy.
 std::shared_ptr<Communicator> join(Rank rank, Rank size, const UcxOptions& ucx, CommunicatorOptions options,
                                    const Exchange& exchange, const Waiting& waiting = wait_until);
 

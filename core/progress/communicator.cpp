@@ -274,7 +274,7 @@ Communicator::Counters Communicator::counters() {
   } else {
     engine_->with_baton([&] {
       const Session& session = *participant_.session;
-      counters = {session.counters(), session.running()};
+      counters = {session.counters(), session.running(), 0.0, participant_.driver->refused()};
     });
   }
   counters.waiting_s = waiting_s_.load(std::memory_order_relaxed);

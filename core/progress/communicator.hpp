@@ -87,6 +87,7 @@ class Communicator {
   struct Counters : Session::Counters {
     std::uint64_t in_flight = 0;  // operations that have begun and are not over
     double waiting_s = 0.0;       // in wait(), of all threads together
+    std::uint64_t refused = 0;    // see Driver::refused()
   };
   Counters counters();
   /// From now on the last `most` operations and waits are recorded. Once, before the first operation.

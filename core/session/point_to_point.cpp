@@ -9,7 +9,9 @@ PointToPoint::Taken PointToPoint::take(const Arrival& arrival) {
   const std::uint32_t number = arrival.envelope.sequence;
   if (precedes(number, pair.come)) return Taken::twice;
   if (number - pair.come > kAheadMost) return Taken::from_afar;
-  return pair.ahead.emplace(number, arrival).second ? Taken::yes : Taken::twice;
+  if (!pair.ahead.emplace(number, arrival).second) return Taken::twice;
+  memory_ += arrival.memory();
+  return Taken::yes;
 }
 
 std::optional<PointToPoint::Met> PointToPoint::next(Rank source) {
@@ -36,7 +38,7 @@ std::optional<PointToPoint::Met> PointToPoint::match(const Arrival& arrival) {
     queues_[{arrival.envelope.source, tag}].arrivals.push({arrival, numbered_++});
     return std::nullopt;
   }
-  Met met{arrival, chosen->second.receives.pop().value};
+  Met met{leave(arrival), chosen->second.receives.pop().value};
   drop_if_empty(chosen);
   return met;
 }
@@ -49,6 +51,7 @@ std::optional<Arrival> PointToPoint::post(const Receive& receive) {
     return std::nullopt;
   }
   const Arrival arrival = found->second.arrivals.pop().value;
+  leave(arrival);
   drop_if_empty(found);
   return arrival;
 }

@@ -36,6 +36,9 @@ class PointToPoint {
   /// How many messages of `source` have come, without a gap.
   std::uint32_t come_from(Rank source) const { return pair(source).come; }
 
+  /// Bytes of memory that the messages take which have come and are not received.
+  std::size_t memory() const { return memory_; }
+
   /// A message is here; next() follows until it is empty. What is not taken is still the caller's.
   Taken take(const Arrival& arrival);
   /// The next message of `source` that a receive waits for; those before it are kept for receives to come.
@@ -53,7 +56,7 @@ class PointToPoint {
   template <class Discard>
   void discard_unclaimed(Discard discard) {
     for (auto at = queues_.begin(); at != queues_.end();) {
-      while (!at->second.arrivals.empty()) discard(at->second.arrivals.pop().value);
+      while (!at->second.arrivals.empty()) discard(leave(at->second.arrivals.pop().value));
       at = at->second.empty() ? queues_.erase(at) : std::next(at);
     }
   }
@@ -63,7 +66,7 @@ class PointToPoint {
     discard_unclaimed(discard);
     queues_.clear();
     for (auto& [peer, pair] : pairs_) {
-      for (auto& [number, arrival] : std::exchange(pair.ahead, {})) discard(arrival);
+      for (auto& [number, arrival] : std::exchange(pair.ahead, {})) discard(leave(arrival));
     }
   }
 
@@ -107,6 +110,10 @@ class PointToPoint {
   using Place = std::map<Key, Queues>::iterator;
 
   std::optional<Met> match(const Arrival& arrival);
+  const Arrival& leave(const Arrival& arrival) {
+    memory_ -= arrival.memory();
+    return arrival;
+  }
   /// The queues of `step` whose first message came before all others'; the end if none has one.
   Place first_come(Step step);
   void drop_if_empty(Place at) {
@@ -121,6 +128,7 @@ class PointToPoint {
   std::unordered_map<Rank, Pair> pairs_;  // with those that it has had to do with
   std::map<Key, Queues> queues_;  // none is empty
   std::uint64_t numbered_ = 0;
+  std::size_t memory_ = 0;
 };
 
 }  // namespace telegrad

@@ -71,6 +71,7 @@ void Session::begin(RequestPtr request, double now_s) {
   if (const auto early = early_.find(sequence); early != early_.end()) {
     waiting = std::move(early->second);
     early_.erase(early);
+    for (const Arrival& arrival : waiting) early_bytes_ -= arrival.memory();
   }
   for (const Arrival& arrival : waiting) {
     if (agrees(running, arrival.envelope.source, arrival.envelope.call)) {
@@ -230,6 +231,8 @@ void Session::on_arrival(const Arrival& arrival) {
       return;
     }
     early_[envelope.sequence].push_back(arrival);
+    early_bytes_ += arrival.memory();
+    fail_if_full(envelope.source);
   } else {
     driver_.discard(arrival);
     const History::Entry* const ours = history_.find(envelope.sequence);
@@ -242,6 +245,18 @@ void Session::on_arrival(const Arrival& arrival) {
                     (ours != nullptr ? describe(ours->call) : "it long ago") + ", rank " +
                     std::to_string(envelope.source) + " called " + describe(envelope.call)});
   }
+}
+
+// Before memory runs out.
+bool Session::fail_if_full(Rank source) {
+  if (early_bytes_ + point_to_point_.memory() <= options_.early_most_bytes) return false;
+  fail({.kind = FailureKind::transport,
+        .peer = source,
+        .sequence = next_sequence_,
+        .reason = "rank " + std::to_string(rank()) + " keeps more than " + std::to_string(options_.early_most_bytes >> 20) +
+                  " MiB of messages for operations or receives that it has not called yet, the last one of rank " +
+                  std::to_string(source) + ": let the ranks meet more often, as by a barrier()"});
+  return true;
 }
 
 // `source` waits for this rank in its operation `sequence`.

@@ -42,6 +42,8 @@ struct SessionOptions {
   double dispute_s = 5.0;
   double probe_s = 0.02;       // how long an operation waits before it tells its call to whom it waits for
   double stall_s = std::numeric_limits<double>::infinity();  // when when_stalled() is called; at least 2 heartbeats
+  // Of messages that came before this rank called what they are for, in bytes; a rank that sends more ends the job.
+  std::size_t early_most_bytes = std::size_t{2} << 30;
   std::shared_ptr<const Group> group{};  // what errors say of a communicator that was split from another; null: of no such
   bool count_peers = false;    // counters for every peer; many simulated ranks would need the square of their number
 
@@ -175,6 +177,7 @@ class Session final : public EventSink {
   std::string reason_of(const std::exception& thrown) const;
   bool fail_if_abandoned(const RunningOperation& running);
   bool agrees(const RunningOperation& running, Rank source, const Call& call);
+  bool fail_if_full(Rank source);
   void take_announced_call(Rank source, std::uint32_t sequence, const Call& call);
   void start(RunningOperation& running);
   bool waits_at_gate(RunningOperation& running);
@@ -262,6 +265,7 @@ class Session final : public EventSink {
   std::vector<RunningOperation*> gated_;  // of running_, oldest first: they have not been started
   std::uint32_t called_by_all_ = 0;  // operations, at least
   std::unordered_map<std::uint32_t, std::vector<Arrival>> early_;        // operations that this rank has not begun
+  std::size_t early_bytes_ = 0;  // of memory that they take
   std::unordered_map<std::uint32_t, std::vector<Announced>> announced_;  // the same, of peers that wait in them
   Peers peers_;
   PointToPoint point_to_point_;

@@ -137,7 +137,10 @@ void Session::freeze_all() {
 void Session::put_away_frozen() {
   for (auto& [sequence, arrivals] : early_) {
     if (!frozen(sequence)) continue;
-    for (const Arrival& arrival : std::exchange(arrivals, {})) driver_.discard(arrival);
+    for (const Arrival& arrival : std::exchange(arrivals, {})) {
+      early_bytes_ -= arrival.memory();
+      driver_.discard(arrival);
+    }
   }
   if (all_frozen_) discard_messages();
   std::erase_if(gated_, [](const RunningOperation* running) { return running->frozen(); });

@@ -57,7 +57,7 @@ void Session::take_message(const Arrival& arrival) {
   }
   while (const auto met = point_to_point_.next(source)) receive(met->arrival, met->receive);
   if (parting_) discard_unclaimed();
-  fail_if_nothing_comes(source);
+  if (!fail_if_full(source)) fail_if_nothing_comes(source);
 }
 
 void Session::post_receive(const PointToPoint::Receive& posted) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,8 +19,13 @@ namespace telegrad {
 
 /// A message that has announced itself. The driver keeps what it needs to fetch the payload behind `handle`.
 struct Arrival {
+  static constexpr std::size_t kEntry = 256;  // about what a message takes that is kept, beside its payload
+
   Envelope envelope;
   void* handle = nullptr;
+  std::size_t held = 0;  // bytes of the payload that lie in this process's memory until it is accepted
+
+  std::size_t memory() const { return held + kEntry; }
 };
 
 /// Control messages travel apart from data, on connections that notice a dead peer.
@@ -100,7 +106,11 @@ class Driver {
   virtual void shut_down() = 0;
   /// True if what was sent still arrives after shut_down(), so that a rank may leave before its peers do.
   virtual bool delivers_after_shut_down() const { return false; }
+  /// How many messages did not prove that they are of a rank of the job.
+  virtual std::uint64_t refused() const { return 0; }
 };
+
+class MessageGuard;
 
 /// A driver whose ranks are processes: they learn each other's addresses, in whatever way, before a session uses it.
 class AddressedDriver : public Driver {
@@ -109,6 +119,8 @@ class AddressedDriver : public Driver {
   virtual std::vector<std::byte> address() const = 0;
   /// `addresses[r]` is rank r's address(); once. Throws TransportError.
   virtual void connect(std::span<const std::vector<std::byte>> addresses) = 0;
+  /// From now on every message proves itself by `guard`; before connect(). Only of a driver that strangers can reach.
+  virtual void guard_by(std::shared_ptr<MessageGuard> guard) { (void)guard; }
 };
 
 }  // namespace telegrad

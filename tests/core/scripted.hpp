@@ -52,7 +52,7 @@ class ScriptedDriver final : public Driver {
     envelope.step = step;
     envelope.length = length;
     envelope.call = call;
-    sink->on_arrival({envelope, nullptr});
+    sink->on_arrival({envelope, nullptr, length});
   }
   std::vector<std::pair<Rank, Control>> of_kind(ControlKind kind) const {
     std::vector<std::pair<Rank, Control>> found;

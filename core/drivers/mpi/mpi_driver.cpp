@@ -303,6 +303,7 @@ void MpiDriver::read_data(Rank from, Buffer message, bool announced, int ticket)
   *incoming = {.source = from, .live = true, .announced = announced, .ticket = ticket, .length = length,
                .message = std::move(message)};
   arrival.handle = incoming;
+  arrival.held = announced ? 0 : length;
   if (sink_ != nullptr) {
     sink_->on_arrival(arrival);
   } else {

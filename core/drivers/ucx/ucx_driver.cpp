@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "base/check.hpp"
@@ -39,6 +40,30 @@ bool watch_descriptor(int epoll, int descriptor, std::uint64_t data) {
   return ::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
+// What a message begins with.
+template <class First, class Proof>
+struct ProvenHeader {
+  First first{};
+  Proof proof{};
+};
+static_assert(sizeof(ProvenHeader<Envelope, DataProof>) == sizeof(Envelope) + sizeof(DataProof));
+static_assert(sizeof(ProvenHeader<ControlHeader, Seal>) == sizeof(ControlHeader) + sizeof(Seal));
+
+template <class Value>
+ConstBytes as_bytes(const Value& value) {
+  return std::as_bytes(std::span(&value, 1));
+}
+
+std::string changed_text(Rank from, Rank to) {
+  return "a message of rank " + std::to_string(from) + " to rank " + std::to_string(to) +
+         " was changed on its way (TELEGRAD_INTEGRITY=1 checks it): look for a failing network card, switch or memory";
+}
+
+std::string unknown_control_text(std::size_t header, std::size_t payload) {
+  return "a control message of " + std::to_string(header) + " + " + std::to_string(payload) +
+         " bytes that no telegrad of this version sends: install the same telegrad on all hosts";
+}
+
 }  // namespace
 
 struct UcxDriver::Incoming {
@@ -49,12 +74,20 @@ struct UcxDriver::Incoming {
   bool in_callback = false;
   bool taken = false;
   Buffer copy;
+  DataProof proof{};  // of a payload that is still at the sender, if payloads are checked
+};
+
+struct UcxDriver::Unproven {
+  Envelope envelope;
+  Bytes payload;
+  DataProof proof;
 };
 
 struct UcxDriver::Transfer {
   UcxDriver* driver = nullptr;
   Rank peer = 0;
   Pending* pending = nullptr;
+  std::unique_ptr<Unproven> unproven{};  // null: nothing is to be checked
 };
 
 struct UcxDriver::Worker {
@@ -90,7 +123,7 @@ struct UcxDriver::Worker {
     UcxDriver& driver = *transfer.driver;
     driver.guarded([&] {
       if (status == UCS_OK) {
-        transfer.pending->complete(bytes);
+        driver.complete(transfer, bytes);
       } else if (driver.sink_ != nullptr) {
         driver.lost_.emplace_back(transfer.peer, std::string(what) + ucs_status_string(status));
       }
@@ -155,6 +188,8 @@ void UcxDriver::open() {
   params.estimated_num_eps = std::size_t{2} * size_;
   check_ucx(ucp_init(&params, config.get(), &worker_->context), rank_, "ucp_init");
 
+  if (options_.guards_connections) gate_ = std::make_unique<ConnectionGate>(rank_);
+  const ConnectionGate::Opening opening(gate_.get());
   const int data = open_worker(worker_->context, rank_, worker_->data, kDataId, &Worker::on_data, this);
   const int control = open_worker(worker_->context, rank_, worker_->control, kControlId, &Worker::on_control, this);
   descriptor_ = ::epoll_create1(EPOLL_CLOEXEC);
@@ -175,7 +210,34 @@ std::vector<std::byte> UcxDriver::address() const {
   ProcessIdentity::of_this_process().append_to(bytes);
   bytes.push_back(static_cast<std::byte>(lost_memory_.empty() ? (allows_memory_ ? Memory::used : Memory::unused) : Memory::lost));
   for (const ucp_worker_h worker : {worker_->data, worker_->control}) append_address(worker, rank_, bytes);
+  if (gate_) {
+    const std::vector<Place> places = gate_->places();
+    const ConstBytes last = std::as_bytes(std::span(places));
+    bytes.insert(bytes.end(), last.begin(), last.end());
+  }
   return bytes;
+}
+
+// An address that ranks of other hosts have too is that of this host's.
+std::vector<std::vector<Place>> UcxDriver::places_of(std::span<const std::vector<std::byte>> addresses) const {
+  const ProcessIdentity self = ProcessIdentity::of_this_process();
+  std::vector<std::vector<Place>> places(size_);
+  std::set<Place> own;
+  for (const bool of_this_host : {true, false}) {
+    for (Rank rank = 0; rank < size_; ++rank) {
+      ConstBytes address = addresses[rank];
+      const auto identity = ProcessIdentity::take_from(address);
+      if (rank == rank_ || !identity || address.empty() || (identity->machine == self.machine) != of_this_host) continue;
+      address = address.subspan(1);
+      if (take_address(address).empty() || take_address(address).empty()) continue;
+      for (; address.size() >= sizeof(Place); address = address.subspan(sizeof(Place))) {
+        Place place;
+        std::memcpy(&place, address.data(), sizeof place);
+        if (own.insert(place).second) places[rank].push_back(place);
+      }
+    }
+  }
+  return places;
 }
 
 void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
@@ -185,6 +247,7 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   shares_memory_ = allows_memory_;
   std::vector<Rank> without;  // of this host's ranks
   bool beside = false;        // others of this host are
+  if (gate_) gate_->open(guard_, places_of(addresses));
   for (Rank rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     Worker::Peer& peer = worker_->peers[rank];
@@ -269,9 +332,26 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   if (bytes.size() >= kHostRendezvousLeast && worker_->peers[to].shares_memory) huge_pages_.will_be_read(bytes);
   Transfer* const transfer = make_transfer(to, pending);
   param.user_data = transfer;
-  void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, &envelope, sizeof envelope, bytes.data(),
-                                        bytes.size(), &param);
+  ProvenHeader<Envelope, DataProof> header{.first = envelope};
+  std::size_t length = sizeof envelope;
+  if (guard_) {
+    header.proof = guard_->prove(to, as_bytes(envelope), bytes);
+    length += guard_->data_proof_bytes();
+  }
+  void* const request = ucp_am_send_nbx(worker_->peers[to].data, kDataId, guard_ ? static_cast<const void*>(&header) : &envelope,
+                                        length, bytes.data(), bytes.size(), &param);
   handed_over(*transfer, request, 0, kSendingFailed);
+}
+
+void UcxDriver::complete(Transfer& transfer, std::size_t bytes) {
+  if (const auto unproven = std::exchange(transfer.unproven, nullptr)) {
+    const Rank from = unproven->envelope.source;
+    if (!guard_->is_whole(from, as_bytes(unproven->envelope), unproven->payload, unproven->proof)) {
+      if (sink_ != nullptr) sink_->on_damage(changed_text(from, rank_));
+      return;
+    }
+  }
+  transfer.pending->complete(bytes);
 }
 
 // Unless it is over at once, with `request` null or an error, UCX calls back when it is.
@@ -279,7 +359,7 @@ void UcxDriver::handed_over(Transfer& transfer, void* request, std::size_t bytes
   if (UCS_PTR_IS_PTR(request)) return;
   idle_transfers_.push_back(&transfer);
   if (request == nullptr) {
-    transfer.pending->complete(bytes);
+    complete(transfer, bytes);
   } else {
     peer_broke(transfer.peer, std::string(what) + ucs_status_string(UCS_PTR_STATUS(request)));
   }
@@ -292,7 +372,7 @@ void UcxDriver::send_control(Rank to, const Control& control) { unsaid_.emplace_
 void UcxDriver::say(Rank to, const Control& control) {
   Worker::Peer& peer = worker_->peers[to];
   if (peer.broken) return;
-  const ControlHeader header = header_of(control);
+  ProvenHeader<ControlHeader, Seal> header{.first = header_of(control)};
   auto payload = std::make_unique<std::string>(payload_of(control));
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
@@ -300,8 +380,12 @@ void UcxDriver::say(Rank to, const Control& control) {
   param.cb.send = &Worker::on_control_sent;
   param.user_data = payload.get();
   control_armed_ = false;
-  void* const request =
-      ucp_am_send_nbx(peer.control, kControlId, &header, sizeof header, payload->data(), payload->size(), &param);
+  std::size_t length = sizeof header.first;
+  if (guard_) {
+    header.proof = guard_->seal(to, as_bytes(header.first), std::as_bytes(std::span(*payload)));
+    length += sizeof header.proof;
+  }
+  void* const request = ucp_am_send_nbx(peer.control, kControlId, &header, length, payload->data(), payload->size(), &param);
   if (request != nullptr && !UCS_PTR_IS_ERR(request)) {
     [[maybe_unused]] const auto* const kept = payload.release();  // until on_control_sent
   }
@@ -345,6 +429,13 @@ ucs_status_t UcxDriver::Worker::on_data(void* self, const void* header, std::siz
 bool UcxDriver::take_data(ConstBytes header, void* data, std::size_t length, std::uint64_t attributes) {
   if (sink_ == nullptr) return false;
   Arrival arrival;
+  const bool is_here = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0;
+  DataProof proof;
+  if (guard_) {
+    if (!is_of_the_job(header, {static_cast<const std::byte*>(data), is_here ? length : 0}, is_here)) return false;
+    std::memcpy(&proof, header.data() + sizeof(Envelope), guard_->data_proof_bytes());
+    header = header.first(sizeof(Envelope));
+  }
   if (header.size() != sizeof(Envelope)) {
     sink_->on_damage("a message with a header of " + std::to_string(header.size()) +
                      " bytes: install the same telegrad on all hosts");
@@ -359,9 +450,11 @@ bool UcxDriver::take_data(ConstBytes header, void* data, std::size_t length, std
   Incoming* const incoming = make_incoming();
   incoming->data = data;
   incoming->length = length;
-  incoming->rendezvous = (attributes & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  incoming->rendezvous = !is_here;
+  incoming->proof = proof;
   incoming->in_callback = true;
   arrival.handle = incoming;
+  arrival.held = is_here ? length : 0;
   sink_->on_arrival(arrival);
   incoming->in_callback = false;
   if (incoming->taken) {
@@ -384,15 +477,55 @@ ucs_status_t UcxDriver::Worker::on_control(void* self, const void* header, std::
   const ConstBytes header_bytes(static_cast<const std::byte*>(header), header_length);
   const ConstBytes payload(static_cast<const std::byte*>(data), rendezvous ? 0 : length);
   driver.guarded([&] {
-    const auto control = rendezvous ? std::nullopt : decode_control(header_bytes, payload);
-    if (control) {
-      driver.sink_->on_control(*control);
+    if (!rendezvous) {
+      driver.hear(header_bytes, payload);
+    } else if (driver.guard_) {
+      driver.guard_->refuse();
     } else {
-      driver.sink_->on_damage("a control message of " + std::to_string(header_length) + " + " + std::to_string(length) +
-                              " bytes that no telegrad of this version sends: install the same telegrad on all hosts");
+      driver.sink_->on_damage(unknown_control_text(header_length, length));
     }
   });
   return UCS_OK;
+}
+
+void UcxDriver::hear(ConstBytes header, ConstBytes payload) {
+  if (guard_) {
+    ControlHeader wire;
+    Seal seal;
+    const bool fits = header.size() == sizeof wire + sizeof seal;
+    if (fits) {
+      std::memcpy(&wire, header.data(), sizeof wire);
+      std::memcpy(&seal, header.data() + sizeof wire, sizeof seal);
+      header = header.first(sizeof wire);
+    }
+    if (!fits || !guard_->opens(wire.source, header, payload, seal)) {
+      guard_->refuse();
+      return;
+    }
+  }
+  if (const auto control = decode_control(header, payload)) {
+    sink_->on_control(*control);
+  } else {
+    sink_->on_damage(unknown_control_text(header.size(), payload.size()));
+  }
+}
+
+// With the word of its pair, and a payload that is here and whole; what has changed on its way ends the job.
+bool UcxDriver::is_of_the_job(ConstBytes header, ConstBytes payload, bool is_here) {
+  Envelope envelope;
+  DataProof proof;
+  const bool fits = header.size() == sizeof envelope + guard_->data_proof_bytes();
+  if (fits) {
+    std::memcpy(&envelope, header.data(), sizeof envelope);
+    std::memcpy(&proof, header.data() + sizeof envelope, guard_->data_proof_bytes());
+  }
+  if (!fits || !guard_->is_of(envelope.source, proof.word)) {
+    guard_->refuse();
+    return false;
+  }
+  if (!is_here || !guard_->checks_payloads() || guard_->is_whole(envelope.source, as_bytes(envelope), payload, proof)) return true;
+  sink_->on_damage(changed_text(envelope.source, rank_));
+  return false;
 }
 
 void UcxDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
@@ -408,6 +541,9 @@ void UcxDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
   param.cb.recv_am = &Worker::on_received;
   Transfer* const transfer = make_transfer(arrival.envelope.source, pending);
+  if (guard_ && guard_->checks_payloads()) {
+    transfer->unproven = std::make_unique<Unproven>(Unproven{arrival.envelope, into, incoming->proof});
+  }
   param.user_data = transfer;
   void* const request = ucp_am_recv_data_nbx(worker_->data, incoming->data, into.data(), into.size(), &param);
   incoming->taken = true;
@@ -493,6 +629,7 @@ void UcxDriver::shut_down() {
   for (ucp_worker_h* const worker : {&worker_->data, &worker_->control}) {
     if (*worker != nullptr) ucp_worker_destroy(std::exchange(*worker, nullptr));
   }
+  gate_.reset();
   ucp_cleanup(worker_->context);
   worker_->context = nullptr;
 }

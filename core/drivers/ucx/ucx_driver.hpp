@@ -15,7 +15,9 @@
 
 #include "base/buffer.hpp"
 #include "drivers/processes/huge_pages.hpp"
+#include "drivers/processes/message_guard.hpp"
 #include "drivers/processes/process_watch.hpp"
+#include "drivers/ucx/connection_gate.hpp"
 #include "drivers/ucx/ucx_options.hpp"
 #include "transport/driver.hpp"
 
@@ -31,6 +33,7 @@ class UcxDriver final : public AddressedDriver {
   std::vector<std::byte> address() const override;
   /// Makes the endpoints.
   void connect(std::span<const std::vector<std::byte>> addresses) override;
+  void guard_by(std::shared_ptr<MessageGuard> guard) override { guard_ = std::move(guard); }
   static std::string version();
 
   Rank rank() const override { return rank_; }
@@ -53,11 +56,13 @@ class UcxDriver final : public AddressedDriver {
   int wait_descriptor() const override { return descriptor_; }
   double now_s() const override;
   void shut_down() override;
+  std::uint64_t refused() const override { return guard_ ? guard_->refused() : 0; }
 
  private:
   struct Worker;    // UCX's objects and callbacks, so that its headers stay out of this one
   struct Incoming;  // a message that has arrived and is not yet accepted
   struct Transfer;  // a message that UCX sends or receives for a Pending
+  struct Unproven;  // the payload of a message, which is checked once it is here
   // What a rank says of shared memory with its address.
   enum class Memory : std::uint8_t { unused = 0, used = 1, lost = 2 };
 
@@ -66,13 +71,17 @@ class UcxDriver final : public AddressedDriver {
   Transfer* make_transfer(Rank peer, Pending& pending);
   void handed_over(Transfer& transfer, void* request, std::size_t bytes, const char* what);
   Incoming* make_incoming();
+  void complete(Transfer& transfer, std::size_t bytes);
   void recycle(Incoming* incoming);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
   void say(Rank to, const Control& control);
+  void hear(ConstBytes header, ConstBytes payload);
+  bool is_of_the_job(ConstBytes header, ConstBytes payload, bool is_here);
   void open();
   void open_or_shut_down();
   bool take_data(ConstBytes header, void* data, std::size_t length, std::uint64_t attributes);
   void watch_processes();
+  std::vector<std::vector<Place>> places_of(std::span<const std::vector<std::byte>> addresses) const;
 
   Rank rank_;
   Rank size_;
@@ -84,6 +93,8 @@ class UcxDriver final : public AddressedDriver {
   bool shares_memory_ = false;
   int descriptor_ = -1;  // over both workers' and that of deaths_
   ProcessWatch deaths_;
+  std::unique_ptr<ConnectionGate> gate_;  // null: UCX hears whoever connects
+  std::shared_ptr<MessageGuard> guard_;  // null: every message is taken for what it says
   HugePages huge_pages_;
   bool control_armed_ = false;  // nothing has been done with it since
   unsigned turns_without_control_ = 0;

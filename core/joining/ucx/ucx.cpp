@@ -10,8 +10,12 @@ namespace telegrad::ucx {
 std::shared_ptr<Communicator> join(Rank rank, Rank size, const UcxOptions& ucx, CommunicatorOptions options,
                                    const Exchange& exchange, const Waiting& waiting) {
   const auto group = options.session.group;
+  const JobKey key = JobKey::of_environment();
+  UcxOptions guarded = ucx;
+  guarded.guards_connections = key.is_given();
   try {
-    return telegrad::join(std::make_unique<UcxDriver>(rank, size, ucx), std::move(options), exchange, waiting);
+    return telegrad::join(std::make_unique<UcxDriver>(rank, size, guarded), std::move(options), exchange, waiting,
+                          key);
   } catch (const TransportError& error) {
     Failure failure = error.failure();
     failure.group = group;

@@ -87,6 +87,8 @@ class Stats(TypedDict):
     """Begun so far."""
     in_flight: int
     """Of these, not yet over."""
+    messages_refused: int
+    """Connections and messages that did not prove ``TELEGRAD_JOB_KEY``."""
     messages_sent: int
     messages_received: int
     bytes_sent: int

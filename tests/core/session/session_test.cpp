@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "scripted.hpp"
+#include "session/messages.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -34,6 +35,32 @@ TEST("messages are matched by sender, operation and step, in whatever order they
   EXPECT_EQ(static_cast<int>(b.data()[0]), 10);
   EXPECT_EQ(rank.session.counters().messages_received, 2);
   EXPECT_EQ(rank.session.counters().bytes_received, 10);
+}
+
+TEST("memory of messages that come before their operations is bounded, and given back") {
+  constexpr std::size_t kOne = 10'000 + Arrival::kEntry;
+  for (const bool point_to_point : {false, true}) {
+    Scripted rank(3, {.early_most_bytes = 3 * kOne});
+    const auto arrive = [&](std::uint32_t sequence) {
+      const Operation operation = point_to_point ? Operation::send : Operation::allreduce;
+      rank.driver.arrive(1, sequence, 0, 10'000, {.operation = operation, .dtype = DType::u8, .count = 10'000});
+    };
+    for (std::uint32_t sequence = 0; sequence < 3; ++sequence) arrive(sequence);
+    EXPECT(!rank.session.failing());
+    Buffer memory(10'000);
+    if (point_to_point) {  // one is taken, so that another has room
+      rank.session.begin(make_receive(DType::u8, memory.bytes(), 1, 0), 0.0);
+      rank.turns();
+      EXPECT_EQ(rank.driver.accepted, 1);
+      arrive(3);
+      EXPECT(!rank.session.failing());
+    }
+    arrive(4);
+    REQUIRE(rank.session.failure());
+    EXPECT_EQ(rank.session.failure()->peer, 1U);
+    EXPECT(rank.session.failure()->reason.find("that it has not called yet, the last one of rank 1") != std::string::npos);
+    EXPECT_EQ(rank.driver.accepted + rank.driver.discarded, point_to_point ? 5 : 4);
+  }
 }
 
 TEST("a message that comes before its operation waits for it") {
