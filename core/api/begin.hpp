@@ -37,7 +37,7 @@ inline Algorithm algorithm_named(std::string_view name, std::span<const Algorith
 /// Throws std::invalid_argument for what reduces nothing, or is none of its names.
 inline void check_reduction(Reduction reduction) {
   if (reduction == Reduction::none) throw std::invalid_argument("reduction=none reduces nothing: use sum, avg, …");
-  if (reduction <= Reduction::max_abs) return;
+  if (reduction <= kLastReduction) return;
   throw std::invalid_argument("reduction=" + std::to_string(static_cast<int>(reduction)) +
                               " is no Reduction: use sum, avg, …");
 }

@@ -22,9 +22,9 @@ Work begin(const std::shared_ptr<detail::Joined>& joined, RequestPtr request) {
 
 void check_reduction(Reduction reduction, DType dtype) {
   detail::check_reduction(reduction);
-  if (reduction == Reduction::avg && is_integer(dtype)) {
-    throw std::invalid_argument("reduction=avg needs floats: use sum and divide");
-  }
+  if (has_reduction(dtype, reduction)) return;
+  throw std::invalid_argument(std::string("reduction=") + name_of(reduction) + " of " + name_of(dtype) +
+                              " does not exist: use another, or convert the elements");
 }
 
 // In bytes, of which an element has `item`.

@@ -35,6 +35,9 @@ SparseReduction reduction_of(const SparseVector<V>& vector, Reduction reduction,
                              Joined& joined) {
   const Algorithm algorithm = detail::algorithm_named(options.algorithm, detail::kSparseAlgorithms);
   detail::check_reduction(reduction);
+  if (!has_reduction(dtype_of<V>, reduction)) {
+    throw std::invalid_argument(std::string("reduction=") + name_of(reduction) + " is not for sparse vectors: use sum, …");
+  }
   if (options.values > kLastValueEncoding) {
     throw std::invalid_argument("values=" + std::to_string(static_cast<int>(options.values)) +
                                 " is no ValueEncoding: use one of its names");

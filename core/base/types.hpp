@@ -83,7 +83,23 @@ enum class DType : std::uint8_t {
   c128 = 15,
 };
 /// max_abs: the element of the larger magnitude with its sign; of two that differ in sign only, the positive one.
-enum class Reduction : std::uint8_t { none = 0, sum = 1, avg = 2, prod = 3, min = 4, max = 5, max_abs = 6 };
+/// land, lor and lxor take every element but 0 for true, and give 0 or 1.
+enum class Reduction : std::uint8_t {
+  none = 0,
+  sum = 1,
+  avg = 2,
+  prod = 3,
+  min = 4,
+  max = 5,
+  max_abs = 6,
+  band = 7,
+  bor = 8,
+  bxor = 9,
+  land = 10,
+  lor = 11,
+  lxor = 12,
+};
+inline constexpr Reduction kLastReduction = Reduction::lxor;
 
 // How f32 values travel where fewer bytes are asked for than they have; see codec/encode_values.hpp.
 enum class ValueEncoding : std::uint8_t {
@@ -115,13 +131,39 @@ inline constexpr DType dtype_of<std::int32_t> = DType::i32;
 template <>
 inline constexpr DType dtype_of<std::int64_t> = DType::i64;
 
-/// What dense reductions take.
-constexpr bool is_reducible(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::f16 || dtype == DType::bf16 ||
-         dtype == DType::i32 || dtype == DType::i64;
-}
 constexpr bool is_integer(DType dtype) {
   return (dtype >= DType::i8 && dtype <= DType::u64) || dtype == DType::u8;
+}
+constexpr bool is_unsigned(DType dtype) {
+  return (dtype >= DType::u16 && dtype <= DType::u64) || dtype == DType::u8;
+}
+constexpr bool is_complex(DType dtype) { return dtype == DType::c64 || dtype == DType::c128; }
+
+/// Whether dense elements of this type have this reduction: all have sum and prod. Floats and complex numbers have avg,
+/// all but complex numbers min and max, signed ones max_abs, integers and booleans the bitwise and logical ones.
+constexpr bool has_reduction(DType dtype, Reduction reduction) {
+  const bool is_whole = is_integer(dtype) || dtype == DType::boolean;
+  switch (reduction) {
+    case Reduction::none: return false;
+    case Reduction::sum:
+    case Reduction::prod: return true;
+    case Reduction::avg: return !is_whole;
+    case Reduction::min:
+    case Reduction::max: return !is_complex(dtype);
+    case Reduction::max_abs: return !is_complex(dtype) && !is_unsigned(dtype) && dtype != DType::boolean;
+    case Reduction::band:
+    case Reduction::bor:
+    case Reduction::bxor:
+    case Reduction::land:
+    case Reduction::lor:
+    case Reduction::lxor: return is_whole;
+  }
+  return false;
+}
+/// Whether the result holds 0 and 1 alone.
+constexpr bool gives_truth(DType dtype, Reduction reduction) {
+  return dtype == DType::boolean || reduction == Reduction::land || reduction == Reduction::lor ||
+         reduction == Reduction::lxor;
 }
 
 constexpr std::size_t size_of(DType dtype) {

@@ -19,7 +19,7 @@ RequestPtr request_for_array(Self& self, nb::handle x, nb::handle op, nb::handle
   const Algorithm* const chosen = algorithm.is_valid() ? dense_algorithm_names().find(algorithm) : &kAutomatic;
   if (reduction == nullptr || chosen == nullptr) return nullptr;
   const auto found = is_array(x) ? buffer_of(x, true) : torch_buffer_of(x);
-  if (!found || !is_reducible(found->dtype) || (*reduction == Reduction::avg && is_integer(found->dtype))) return nullptr;
+  if (!found || !has_reduction(found->dtype, *reduction)) return nullptr;
   return make_all_reduce(self.allreduce_table(), {.input = memory<const std::byte>(found->pointer, found->nbytes),
                                                   .output = memory<std::byte>(found->pointer, found->nbytes),
                                                   .dtype = found->dtype,

@@ -55,8 +55,7 @@ RequestPtr DeviceFastPath::all_reduce(nb::handle member, const std::shared_ptr<C
   const Reduction* const reduction = op.is_valid() ? reduction_names().find(op) : &kSum;
   if (reduction == nullptr) return nullptr;
   const std::optional<HostBuffer> found = torch_buffer_on(device_, x);
-  if (!found || found->nbytes == 0 || !is_reducible(found->dtype) ||
-      (*reduction == Reduction::avg && is_integer(found->dtype))) {
+  if (!found || found->nbytes == 0 || !has_reduction(found->dtype, *reduction)) {
     return nullptr;
   }
   auto stream = nb::cast<std::uintptr_t>(current_stream_(index_));

@@ -20,6 +20,7 @@ NB_MODULE(_core, module) {
   }
   nb::enum_<Reduction> reduction(module, "Reduction");
   for (const Reduction value : kReductions) reduction.value(name_of(value), value);
+  module.def("has_reduction", &has_reduction, nb::arg("dtype"), nb::arg("reduction"));
   nb::enum_<ValueEncoding> encoding(module, "ValueEncoding");
   for (auto value = static_cast<std::uint8_t>(ValueEncoding::native);
        value <= static_cast<std::uint8_t>(kLastValueEncoding); ++value) {

@@ -19,7 +19,9 @@ inline PyObject* interned(const char* name) {
 }
 
 inline constexpr std::array kReductions{Reduction::sum, Reduction::avg, Reduction::prod,
-                                        Reduction::min, Reduction::max, Reduction::max_abs};
+                                        Reduction::min, Reduction::max, Reduction::max_abs,
+                                        Reduction::band, Reduction::bor, Reduction::bxor,
+                                        Reduction::land, Reduction::lor, Reduction::lxor};
 
 template <class Value, std::size_t kNumber>
 class Names {

@@ -55,7 +55,7 @@ template <NarrowFloat V>
 V plus(V a, V b) {
   return V(static_cast<float>(a) + static_cast<float>(b));
 }
-template <std::signed_integral V>
+template <std::integral V>
 V plus(V a, V b) {
   using Wrapping = std::make_unsigned_t<V>;
   return static_cast<V>(static_cast<Wrapping>(a) + static_cast<Wrapping>(b));
@@ -78,10 +78,21 @@ template <NarrowFloat V>
 V times(V value, V factor) {
   return times(value, static_cast<float>(factor));
 }
-template <std::signed_integral V>
+template <std::integral V>
 V times(V a, V b) {
-  using Wrapping = std::make_unsigned_t<V>;
+  using Wrapping = std::common_type_t<std::make_unsigned_t<V>, unsigned>;  // an int would not wrap
   return static_cast<V>(static_cast<Wrapping>(a) * static_cast<Wrapping>(b));
+}
+
+/// A complex number as it lies in memory.
+template <std::floating_point Part>
+struct Complex {
+  Part real;
+  Part imaginary;
+};
+template <std::floating_point Part>
+Complex<Part> times(Complex<Part> a, Complex<Part> b) {
+  return {canonical(a.real * b.real - a.imaginary * b.imaginary), canonical(a.real * b.imaginary + a.imaginary * b.real)};
 }
 
 /// Bits that order as integers like the floats themselves, -0 below +0.
@@ -106,7 +117,7 @@ V smaller(V a, V b) {
   const V chosen = ordered_bits(a) < ordered_bits(b) ? a : b;
   return is_nan(a) || is_nan(b) ? std::bit_cast<V>(Format<V>::kNan) : chosen;
 }
-template <std::signed_integral V>
+template <std::integral V>
 V smaller(V a, V b) {
   return a < b ? a : b;
 }
@@ -116,7 +127,7 @@ V larger(V a, V b) {
   const V chosen = ordered_bits(a) < ordered_bits(b) ? b : a;
   return is_nan(a) || is_nan(b) ? std::bit_cast<V>(Format<V>::kNan) : chosen;
 }
-template <std::signed_integral V>
+template <std::integral V>
 V larger(V a, V b) {
   return a < b ? b : a;
 }

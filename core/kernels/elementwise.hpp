@@ -39,7 +39,12 @@ Element<V>* elements(std::byte* bytes) {
   return reinterpret_cast<Element<V>*>(bytes);
 }
 
-/// Calls body(V{}) for a dtype that has arithmetic; CHECKs that it has.
+/// That of the two parts of a complex number; any other as it is.
+inline DType part_of(DType dtype) {
+  return dtype == DType::c64 ? DType::f32 : dtype == DType::c128 ? DType::f64 : dtype;
+}
+
+/// Calls body(V{}) for a dtype of floats or signed integers; CHECKs that it is one.
 template <class Body>
 void on_type(DType dtype, const Body& body) {
   switch (dtype) {
@@ -47,9 +52,11 @@ void on_type(DType dtype, const Body& body) {
     case DType::f64: return body(double{});
     case DType::f16: return body(f16{});
     case DType::bf16: return body(bf16{});
+    case DType::i8: return body(std::int8_t{});
+    case DType::i16: return body(std::int16_t{});
     case DType::i32: return body(std::int32_t{});
     case DType::i64: return body(std::int64_t{});
-    default: check_failed("dtype has arithmetic", __FILE__, __LINE__);
+    default: check_failed("dtype is of floats or signed integers", __FILE__, __LINE__);
   }
 }
 

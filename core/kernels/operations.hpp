@@ -54,7 +54,45 @@ struct MaximumMagnitude {
   static constexpr V kNeutral = negative_zero<V>();  // of zeros, the positive one is taken
 };
 
-/// Calls body(Sum{}) or another operation's; an average is a sum. CHECKs that there is a reduction.
+struct BitwiseAnd {
+  template <class V>
+  static V of(V a, V b) {
+    return static_cast<V>(a & b);
+  }
+};
+struct BitwiseOr {
+  template <class V>
+  static V of(V a, V b) {
+    return static_cast<V>(a | b);
+  }
+};
+struct BitwiseXor {
+  template <class V>
+  static V of(V a, V b) {
+    return static_cast<V>(a ^ b);
+  }
+};
+struct LogicalAnd {
+  template <class V>
+  static V of(V a, V b) {
+    return static_cast<V>((a != 0) & (b != 0));
+  }
+};
+struct LogicalOr {
+  template <class V>
+  static V of(V a, V b) {
+    return static_cast<V>((a | b) != 0);
+  }
+};
+struct LogicalXor {
+  template <class V>
+  static V of(V a, V b) {
+    return static_cast<V>((a != 0) != (b != 0));
+  }
+};
+
+/// Calls body(Sum{}) or another operation's; an average is a sum. CHECKs that it is one of numbers:
+/// neither bitwise nor logical.
 template <class Body>
 auto on_operation(Reduction reduction, const Body& body) {
   switch (reduction) {
@@ -65,8 +103,14 @@ auto on_operation(Reduction reduction, const Body& body) {
     case Reduction::min: return body(Minimum{});
     case Reduction::max: return body(Maximum{});
     case Reduction::max_abs: return body(MaximumMagnitude{});
+    case Reduction::band:
+    case Reduction::bor:
+    case Reduction::bxor:
+    case Reduction::land:
+    case Reduction::lor:
+    case Reduction::lxor: break;
   }
-  check_failed("there is a reduction", __FILE__, __LINE__);
+  check_failed("there is a reduction of numbers", __FILE__, __LINE__);
 }
 
 /// What stands in a dense vector where nobody has an entry: the reduction's neutral element, of two zeros the positive

@@ -57,6 +57,12 @@ template <>
 constexpr Variants<ReduceFunction> kReduce<Sum, f16>{reduce_portable<Sum, f16>, reduce_halves<Sum>};
 template <>
 constexpr Variants<ReduceFunction> kReduce<Product, f16>{reduce_portable<Product, f16>, reduce_halves<Product>};
+// The compiler finds in these the pattern of an instruction that fuses, -ffp-contract=off or not: bits would differ between
+// processors. The portable instruction set has none.
+template <>
+constexpr Variants<ReduceFunction> kReduce<Product, Complex<float>>{reduce_portable<Product, Complex<float>>};
+template <>
+constexpr Variants<ReduceFunction> kReduce<Product, Complex<double>>{reduce_portable<Product, Complex<double>>};
 
 #else
 
@@ -89,13 +95,67 @@ struct OneByOne {
   }
 };
 
+// Calls body(V{}) with the unsigned integer of this many bytes.
+template <class Body>
+void on_width(std::size_t bytes, const Body& body) {
+  switch (bytes) {
+    case 1: return body(std::uint8_t{});
+    case 2: return body(std::uint16_t{});
+    case 4: return body(std::uint32_t{});
+    case 8: return body(std::uint64_t{});
+    default: check_failed("there is an integer of this width", __FILE__, __LINE__);
+  }
+}
+
+// Booleans are true or not, whatever their byte: only logical reductions are theirs.
+Reduction of_booleans(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::sum:
+    case Reduction::max:
+    case Reduction::bor: return Reduction::lor;
+    case Reduction::prod:
+    case Reduction::min:
+    case Reduction::band: return Reduction::land;
+    case Reduction::bxor: return Reduction::lxor;
+    default: return reduction;
+  }
+}
+
+// Calls body(Combine{}, V{}). Types whose results have the same bits share a function: signed and unsigned integers but
+// for min and max, all widths of a bitwise reduction, and complex numbers, but for products, that of their parts.
+template <class Body>
+void on_function(DType dtype, Reduction reduction, const Body& body) {
+  if (dtype == DType::boolean) reduction = of_booleans(reduction);
+  switch (reduction) {
+    case Reduction::band: return body(BitwiseAnd{}, std::uint8_t{});
+    case Reduction::bor: return body(BitwiseOr{}, std::uint8_t{});
+    case Reduction::bxor: return body(BitwiseXor{}, std::uint8_t{});
+    case Reduction::land: return on_width(size_of(dtype), [&]<class V>(V) { body(LogicalAnd{}, V{}); });
+    case Reduction::lor: return on_width(size_of(dtype), [&]<class V>(V) { body(LogicalOr{}, V{}); });
+    case Reduction::lxor: return on_width(size_of(dtype), [&]<class V>(V) { body(LogicalXor{}, V{}); });
+    default: break;
+  }
+  if (reduction == Reduction::prod && dtype == DType::c64) return body(Product{}, Complex<float>{});
+  if (reduction == Reduction::prod && dtype == DType::c128) return body(Product{}, Complex<double>{});
+  if (is_unsigned(dtype)) {
+    return on_width(size_of(dtype), [&]<class V>(V) {
+      if (reduction == Reduction::min) return body(Minimum{}, V{});
+      if (reduction == Reduction::max) return body(Maximum{}, V{});
+      using Signed = std::make_signed_t<V>;
+      reduction == Reduction::prod ? body(Product{}, Signed{}) : body(Sum{}, Signed{});
+    });
+  }
+  on_type(part_of(dtype), [&]<class V>(V) {
+    on_operation(reduction, [&]<class Combine>(Combine) { body(Combine{}, V{}); });
+  });
+}
+
 template <class Way>
 void reduce_as(DType dtype, Reduction reduction, ConstBytes a, ConstBytes b, Bytes out) {
   TELEGRAD_CHECK(a.size() == b.size() && a.size() == out.size() && a.size() % size_of(dtype) == 0);
-  TELEGRAD_CHECK(reduction != Reduction::none);
-  on_type(dtype, [&]<class V>(V) {
-    on_operation(reduction, [&]<class Combine>(Combine) { Way::template run<Combine, V>(a, b, out); });
-  });
+  TELEGRAD_CHECK(has_reduction(dtype, reduction == Reduction::avg ? Reduction::sum : reduction));
+  on_function(dtype, reduction,
+              [&]<class Combine, class V>(Combine, V) { Way::template run<Combine, V>(a, b, out); });
 }
 
 }  // namespace

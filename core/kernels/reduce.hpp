@@ -1,9 +1,10 @@
 #pragma once
 // Element-wise reductions of two dense vectors, at memory speed. Nothing here knows of ranks.
 //
-// Bytes hold whole elements of f32, f64, f16, bf16, i32 or i64, at any alignment; lengths must agree (both CHECKed).
+// Bytes hold whole elements, at any alignment; lengths must agree, and the dtype must have the reduction (all CHECKed).
 // a ∘ b and b ∘ a have equal bits: a NaN result is canonical, also of min and max, for which -0 is below +0. 16-bit
-// floats are computed in f32 and rounded once, to nearest even. Integers wrap round.
+// floats are computed in f32 and rounded once, to nearest even. Integers wrap round. Of booleans sum and max are or, prod
+// and min are and; any byte but 0 is true.
 
 #include "base/types.hpp"
 

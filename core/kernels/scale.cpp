@@ -61,7 +61,7 @@ constexpr Variants<ScaleFunction<V>> kScale{scale_portable<V>};
 template <class Body>
 void on_scalable(DType dtype, Bytes values, double factor, const Body& body) {
   TELEGRAD_CHECK(values.size() % size_of(dtype) == 0);
-  on_type(dtype, [&]<class V>(V) {
+  on_type(part_of(dtype), [&]<class V>(V) {
     TELEGRAD_CHECK(!std::is_integral_v<V>);
     if constexpr (!std::is_integral_v<V>) body(V{}, static_cast<Factor<V>>(factor), values.size() / sizeof(V));
   });

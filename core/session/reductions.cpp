@@ -12,11 +12,20 @@
 #include "collectives/dense/reduce_scatter.hpp"
 #include "collectives/sparse/auto.hpp"
 #include "collectives/sparse/reduce_scatter.hpp"
+#include "collectives/support/elements.hpp"
 
 namespace telegrad {
 namespace {
 
 RequestPtr request(const Call& call, Request::Body body) { return std::make_shared<Request>(call, std::move(body)); }
+
+// A rank that is alone combines nothing, but its booleans and logical results are 0 and 1 as among several.
+bool normalises_alone(const Transport& net, const Dense& dense) {
+  return net.size() == 1 && gives_truth(dense.dtype, dense.reduction);
+}
+Task<void> normalise(Transport& net, const Dense& dense) {
+  return reduce_to(net, dense.dtype, Reduction::land, dense.input, dense.input, dense.output);
+}
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
 
@@ -138,6 +147,7 @@ RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
                   .count = dense.input.size() / size_of(dense.dtype),
                   .layout = algorithm == Algorithm::two_level ? dense.nodes->digest() : 0};
   return request(call, [dense, algorithm](Transport& net) {
+    if (normalises_alone(net, dense)) return normalise(net, dense);
     if (algorithm == Algorithm::two_level) {
       return allreduce_two_level(net, *dense.nodes, dense.dtype, dense.reduction, dense.input, dense.output);
     }
@@ -178,6 +188,7 @@ RequestPtr make_reduce(Rank size, const Dense& dense, Rank root) {
                   .root = root,
                   .count = dense.input.size() / size_of(dense.dtype)};
   return request(call, [dense, root](Transport& net) {
+    if (normalises_alone(net, dense)) return normalise(net, dense);
     return reduce_to_root(net, root, dense.dtype, dense.reduction, dense.input, dense.output);
   });
 }
@@ -190,6 +201,7 @@ RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
                   .count = partition.count(),
                   .layout = partition.digest()};
   return request(call, [dense, partition = std::move(partition)](Transport& net) {
+    if (normalises_alone(net, dense)) return normalise(net, dense);
     return reduce_scatter(net, dense.dtype, dense.reduction, dense.input, partition, dense.output);
   });
 }

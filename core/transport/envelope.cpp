@@ -73,6 +73,12 @@ const char* name_of(Reduction reduction) {
     case Reduction::min: return "min";
     case Reduction::max: return "max";
     case Reduction::max_abs: return "max_abs";
+    case Reduction::band: return "band";
+    case Reduction::bor: return "bor";
+    case Reduction::bxor: return "bxor";
+    case Reduction::land: return "land";
+    case Reduction::lor: return "lor";
+    case Reduction::lxor: return "lxor";
   }
   return "unknown";
 }

@@ -29,6 +29,7 @@ SIZES = (1, 2, 3, 4, 5, 7, 8, 13, 16)
 MOST_OF_ALL = 8  # with more ranks than this on few cores only small vectors
 PATTERNS = ("uniform", "unequal", "one_rank", "nobody", "one_slice", "identical", "disjoint", "crowded", "full")
 _UNIT_ROUNDOFF = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11, "f64": 2.0**-53}
+_UNIT_ROUNDOFF |= {"c64": 2.0**-22, "c128": 2.0**-51}  # of a product's parts: two products and a sum of them
 _SMALLEST_F16 = 2.0**-24  # whoever divides may lose half of this
 _COMPUTED_AS: dict[str, Any] = {
     "f32": np.float32,
@@ -37,11 +38,23 @@ _COMPUTED_AS: dict[str, Any] = {
     "f16": np.float16,
     "i32": np.int32,
     "i64": np.int64,
+    "u8": np.uint8,
+    "i8": np.int8,
+    "i16": np.int16,
+    "u16": np.uint16,
+    "u32": np.uint32,
+    "u64": np.uint64,
+    "bool": np.bool_,
+    "c64": np.complex64,
+    "c128": np.complex128,
 }
 
 
 def _larger_magnitude(a: Array, b: Array) -> Array:
-    return np.where(np.abs(a) == np.abs(b), np.maximum(a, b), np.where(np.abs(a) < np.abs(b), b, a))
+    left, right = np.abs(a), np.abs(b)
+    if a.dtype.kind == "i":  # that of the least one fits an unsigned integer only
+        left, right = left.view(f"u{a.itemsize}"), right.view(f"u{a.itemsize}")
+    return np.where(left == right, np.maximum(a, b), np.where(left < right, b, a))
 
 
 _COMBINE = {
@@ -51,9 +64,17 @@ _COMBINE = {
     "min": np.minimum,
     "max": np.maximum,
     "max_abs": _larger_magnitude,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+    "land": lambda a, b: np.logical_and(a, b).astype(a.dtype),
+    "lor": lambda a, b: np.logical_or(a, b).astype(a.dtype),
+    "lxor": lambda a, b: np.logical_xor(a, b).astype(a.dtype),
 }
 _NEUTRAL = {"prod": 1.0, "min": np.inf, "max": -np.inf}  # of the others 0
 _REDUCTIONS = ("sum", "avg", "prod", "min", "max", "max_abs")
+_LOGICAL = ("land", "lor", "lxor")
+_WHOLE = ("sum", "prod", "min", "max", "band", "bor", "bxor", *_LOGICAL)
 
 
 @dataclass(frozen=True)
@@ -149,7 +170,13 @@ _KINDS = [(dtype, values) for dtype in ("f32", "bf16") for values in ("integers"
 _OTHER_KINDS = [
     *((dtype, "floats", reduction) for dtype in ("f64", "f16") for reduction in _REDUCTIONS),
     *((dtype, "floats", reduction) for dtype in ("f32", "bf16") for reduction in _REDUCTIONS[2:]),
-    *((dtype, "wide", reduction) for dtype in ("i32", "i64") for reduction in ("sum", *_REDUCTIONS[2:])),
+    *((dtype, "wide", "max_abs") for dtype in ("i8", "i16", "i32", "i64")),
+    *(
+        (dtype, "wide", reduction)
+        for dtype in ("i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool")
+        for reduction in _WHOLE
+    ),
+    *((dtype, "floats", reduction) for dtype in ("c64", "c128") for reduction in ("sum", "avg", "prod")),
 ]
 
 
@@ -215,6 +242,8 @@ def _groups_in_flight(size: int) -> list[Group]:
 def dense_input(case: Case, rank: int) -> Array:
     """Rank ``rank``'s vector: bf16 as float32, already rounded."""
     values = "factors" if case.reduction == "prod" and case.values == "floats" else case.values
+    if values == "wide" and case.reduction in ("land", "lor", "lxor", "band", "bor"):
+        values = "sparse"  # of many random elements the result would be alike everywhere
     return _drawn(rank, case.count, case.dtype, values).copy()
 
 
@@ -222,6 +251,11 @@ def dense_input(case: Case, rank: int) -> Array:
 def _drawn(rank: int, count: int, dtype_name: str, values: str) -> Array:
     random = np.random.default_rng([rank, count])
     dtype = _COMPUTED_AS[dtype_name]
+    if dtype is np.bool_:
+        return random.random(count) < (0.9 if rank % 2 else 0.2)
+    if values == "sparse":
+        wide = _drawn(rank, count, dtype_name, "wide")
+        return np.where(random.random(count) < 0.5, wide, random.choice([0, -1], count).astype(dtype))
     if values == "wide":
         return random.integers(np.iinfo(dtype).min, np.iinfo(dtype).max, count, dtype, endpoint=True)
     if values == "integers":
@@ -230,6 +264,8 @@ def _drawn(rank: int, count: int, dtype_name: str, values: str) -> Array:
         x = random.uniform(0.5, 1.5, count)  # their product stays in f16's range
     else:
         x = random.standard_normal(count) * 10.0 ** random.integers(-3, 3, count)
+    if np.issubdtype(dtype, np.complexfloating):
+        return (x * np.exp(1j * random.uniform(-3, 3, count))).astype(dtype)
     x = x.astype(dtype)
     return from_bf16(to_bf16(x)) if dtype_name == "bf16" else x
 
@@ -411,13 +447,13 @@ class Oracle:
             from reduction_cases import fault_of_encoded
 
             return fault_of_encoded(case, bits, right, self.size)
-        got = from_bf16(bits) if bits.dtype == np.uint16 else bits
+        got = from_bf16(bits) if case.dtype == "bf16" and bits.dtype == np.uint16 else bits
         if self._is_exact(case):
             wrong = ~(got == right)
         else:
-            roundings = self.size + 2 + (self.size if case.dtype == "f64" else 0)  # of the right result too
+            roundings = self.size + 2 + (self.size if case.dtype in ("f64", "c128") else 0)  # of the right result too
             bound = magnitude * roundings * _UNIT_ROUNDOFF[case.dtype] + (case.dtype == "f16") * _SMALLEST_F16
-            wrong = ~(np.abs(got.astype(np.float64) - right) <= bound)  # NaN counts as wrong
+            wrong = ~(np.abs(got.astype(right.dtype) - right) <= bound)  # NaN counts as wrong
         if not wrong.any():
             return ""
         at = int(wrong.argmax())
@@ -437,6 +473,8 @@ class Oracle:
             for x in inputs[1:]:
                 right = _COMBINE[case.reduction](right, x)
                 magnitude = _COMBINE[case.reduction](magnitude, np.abs(x))
+            if case.reduction in _LOGICAL:
+                right = (right != 0).astype(right.dtype)  # also of one rank
             if case.reduction == "avg":
                 right, magnitude = right / self.size, magnitude / self.size
             self._results[key] = right, magnitude
@@ -444,7 +482,7 @@ class Oracle:
 
     def _input(self, case: Case, rank: int) -> Array:
         x = dense_input(case, rank)
-        x = x if case.values == "wide" else x.astype(np.float64)
+        x = x if case.values == "wide" else x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
         if not case.operation.startswith("sparse"):
             return x
         whole = np.full(case.count, _NEUTRAL.get(case.reduction, 0.0))

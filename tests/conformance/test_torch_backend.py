@@ -19,7 +19,7 @@ from telegrad.torch_backend import ProcessGroup  # noqa: E402
 
 COUNTS = (0, 1, 63, 1000)
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-INTEGERS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16)
+INTEGERS = (torch.int32, torch.int64, torch.uint8, torch.int8, torch.int16, torch.uint16, torch.uint32, torch.uint64)
 _AS_FLOAT = {"SUM": torch.sum, "PRODUCT": torch.prod, "MIN": torch.amin, "MAX": torch.amax}
 
 
@@ -95,6 +95,11 @@ def test_averages_complex_numbers_and_booleans(groups: list[ProcessGroup]) -> No
     on_all(groups, lambda rank, group: group.allreduce([plane[rank]], options(reduceOp=dist.ReduceOp.SUM)))
     total = size * (size - 1) / 2
     assert all(torch.equal(x, torch.full((3,), total + 2j * total, dtype=torch.complex64)) for x in plane)
+    for op, right in (("SUM", [True, True, False]), ("PRODUCT", [size == 1, True, False])):  # or, and: as with Gloo
+        flags = [torch.tensor([rank == 0, True, False]) for rank in range(size)]
+        how = options(reduceOp=getattr(dist.ReduceOp, op))
+        on_all(groups, lambda rank, group: group.allreduce([flags[rank]], how))  # noqa: B023
+        assert all(x.tolist() == right for x in flags)
     flags = [torch.tensor([rank == 0, True, False]) for rank in range(size)]
     on_all(groups, lambda rank, group: group.allreduce([flags[rank]], options(reduceOp=dist.ReduceOp.MAX)))
     assert all(x.tolist() == [True, True, False] for x in flags)

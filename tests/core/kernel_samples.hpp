@@ -114,7 +114,7 @@ std::vector<V> special_values() {
 }
 template <std::integral V>
 std::vector<V> special_values() {
-  return {0, 1, -1, std::numeric_limits<V>::min(), std::numeric_limits<V>::max(), 0, 0, 0};
+  return {0, 1, static_cast<V>(-1), std::numeric_limits<V>::min(), std::numeric_limits<V>::max(), 0, 0, 0};
 }
 
 /// Mostly ordinary numbers, and some special ones.

@@ -52,9 +52,10 @@ concept Readable = std::ranges::contiguous_range<R> && std::ranges::sized_range<
                    std::is_trivially_copyable_v<detail::Element<R>>;
 template <class R>
 concept Writable = Readable<R> && !std::is_const_v<std::remove_reference_t<std::ranges::range_reference_t<R>>>;
-/// Of float, double, f16, bf16, or signed integers of 32 or 64 bits.
+/// Of numbers: floats (float, double, f16, bf16), integers of any width, bool, std::complex of float or double.
 template <class R>
-concept Reducible = Readable<R> && is_reducible(detail::dtype<detail::Element<R>>());
+concept Reducible = Readable<R> && (detail::dtype<detail::Element<R>>() != DType::u8 ||
+                                    std::is_same_v<detail::Element<R>, unsigned char>);
 
 /// By rank, how many elements; the same on all ranks. Empty: all alike.
 using Counts = std::span<const std::uint64_t>;
@@ -120,7 +121,7 @@ class Communicator {
   /// TransportError if a rank fails meanwhile.
   std::optional<Communicator> split(std::optional<std::uint64_t> color, std::int64_t key = 0);
 
-  // Sums. `reduction` avg is of floats only. `algorithm`: auto, ring, recursive_doubling or rabenseifner.
+  // Sums. Which type has which reduction: has_reduction(). `algorithm`: auto, ring, recursive_doubling or rabenseifner.
 
   /// Overwrites x, of as many elements on all ranks, with the sum of all ranks' x.
   template <Reducible R>

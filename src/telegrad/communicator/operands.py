@@ -107,52 +107,40 @@ _DTYPES = {
 }
 
 
-_REDUCIBLE = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
-_REDUCIBLE_DTYPES = frozenset(_DTYPES[name] for name in _REDUCIBLE)
-
-
 def reducible(x: Any, argument: str, *, writable: bool = True, device: bool = False) -> HostBuffer:
-    """The memory of a float32, float64, float16, bfloat16, int32 or int64 tensor; ``device``: it may be a device's.
+    """The memory of a tensor whose dtype has reductions; ``device``: it may be a device's.
 
     Raises ``TypeError`` or ``ValueError`` with the remedy.
     """
     if type(x) is np.ndarray:
         found = _core.buffer_of(x, writable)
-        if found is not None and found.dtype in _REDUCIBLE_DTYPES:
+        if found is not None:
             return found
     if is_torch_tensor(x):
         name = str(x.dtype).removeprefix("torch.")
-        if name not in _REDUCIBLE:
-            raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_torch_remedy(name, argument)}")
+        if name not in _DTYPES:
+            raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; use .to(torch.float32)")
         pointer = _pointer_of(x, argument, device)
         return HostBuffer(pointer, x.numel(), x.numel() * x.element_size(), _DTYPES[name])
     _check_numpy(x, argument, writable=writable)
-    if x.dtype.name not in _REDUCIBLE or not x.dtype.isnative:
-        raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_numpy_remedy(x.dtype, argument)}")
+    if x.dtype.name not in _DTYPES or not x.dtype.isnative:
+        raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_numpy_remedy(x.dtype)}")
     return HostBuffer(address(x), x.size, x.nbytes, _DTYPES[x.dtype.name])
 
 
-_REDUCED = "float32, float64, float16, bfloat16, int32 and int64 can be reduced"
-_PARTS = "sum or average real and imaginary parts, as"
+_REDUCED = "floats of 16 to 64 bits, integers, bool, complex64 and complex128 can be reduced"
 
 
-def _torch_remedy(name: str, argument: str) -> str:
-    if name.startswith("complex"):
-        return f"{_PARTS} torch.view_as_real({argument})"
-    return f"use .to(torch.{'int64' if name.startswith(('int', 'uint', 'bool')) else 'float32'})"
+def dtype_name(dtype: _core.DType) -> str:
+    """As users write it: ``float32``."""
+    return next(name for name, known in _DTYPES.items() if known == dtype)
 
 
-def _numpy_remedy(dtype: np.dtype[Any], argument: str) -> str:
-    if dtype.name in _REDUCIBLE:  # in another byte order
+def _numpy_remedy(dtype: np.dtype[Any]) -> str:
+    if dtype.name in _DTYPES:  # in another byte order
         return f"use .astype(numpy.{dtype.name})"
-    if dtype.kind == "c":
-        part = "float32" if dtype.itemsize == 8 else "float64"
-        native = dtype.isnative and dtype.itemsize <= 16
-        whole = argument if native else f"{argument}.astype(numpy.complex{'64' if dtype.itemsize == 8 else '128'})"
-        return f"{_PARTS} {whole}.view(numpy.{part})"
-    if dtype.kind not in "biufmM":
-        return "give numbers"
-    return f"use .astype(numpy.{'float64' if dtype.kind == 'f' else 'int64'})"
+    wider = {"c": "complex128", "f": "float64", "m": "int64", "M": "int64"}.get(dtype.kind)
+    return "give numbers" if wider is None else f"use .astype(numpy.{wider})"
 
 
 def _moved_as(name: str) -> _core.DType:

@@ -33,6 +33,7 @@ from telegrad.communicator.operands import (
     checked_rank,
     checked_seed,
     checked_slices,
+    dtype_name,
     empty_like,
     encoding_of,
     error_into,
@@ -64,11 +65,14 @@ SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recurs
 class ReduceOp(StrEnum):
     """Reductions; their names serve as well: ``op="avg"``.
 
-    ``AVG`` is the sum divided by the number of ranks, of floats only. The average of finite float16 is finite, even if
-    the sum is not (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and order
-    -0 before +0. ``MAX_ABS`` is the element of the largest magnitude, with its sign: the positive one of two that
-    differ in sign only, NaN where any is. Integers wrap round. An index without an entry in a sparse vector is the
-    neutral element: 0, 1 for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``."""
+    The table in docs/reference/api/communicator.md says which dtype has which; any other pair raises ``TypeError``.
+    ``AVG`` is the sum divided by the number of ranks. The average of finite float16 is finite, even if the sum is not
+    (docs/explanation/algorithms.md). ``MIN`` and ``MAX`` are NaN where any rank's element is, and order -0 before +0.
+    ``MAX_ABS`` is the element of the largest magnitude, with its sign: the positive one of two that differ in sign
+    only, NaN where any is. Integers wrap round, as NumPy's do. ``BAND``, ``BOR`` and ``BXOR`` are bitwise. ``LAND``,
+    ``LOR`` and ``LXOR`` take any element but 0 for true, and give 0 or 1. The ``SUM`` of booleans is or, their ``PROD``
+    and. Sparse vectors have the first six. An index without an entry in a sparse vector is the neutral element: 0, 1
+    for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``."""
 
     SUM = "sum"
     AVG = "avg"
@@ -76,11 +80,17 @@ class ReduceOp(StrEnum):
     MIN = "min"
     MAX = "max"
     MAX_ABS = "max_abs"
+    BAND = "band"
+    BOR = "bor"
+    BXOR = "bxor"
+    LAND = "land"
+    LOR = "lor"
+    LXOR = "lxor"
 
 
 _REDUCTIONS: dict[str, _core.Reduction] = {op.value: getattr(_core.Reduction, op.value) for op in ReduceOp}
 _NEUTRAL = {_core.Reduction.prod: 1.0, _core.Reduction.min: math.inf, _core.Reduction.max: -math.inf}
-_INTEGERS = (_core.DType.i32, _core.DType.i64)
+_SPARSE_REDUCTIONS = tuple(op.value for op in ReduceOp)[:6]
 _ALGORITHMS: dict[str, _core.Algorithm] = {
     **{name: getattr(_core.Algorithm, name) for name in {*DENSE_ALGORITHMS, *SPARSE_ALGORITHMS}},
     **dict.fromkeys(DEVICE_ALGORITHMS, _core.Algorithm.auto),
@@ -90,17 +100,19 @@ _ALGORITHMS: dict[str, _core.Algorithm] = {
 def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
     """The reduction of dense elements of ``dtype`` that a ReduceOp, its name, or torch's ReduceOp stands for.
 
-    Raises ``ValueError`` for any other, and for averages of integers.
+    Raises ``ValueError`` for any other, and ``TypeError`` for one that ``dtype`` does not have.
     """
-    name = _name(op, tuple(_REDUCTIONS))
-    if name == "avg" and dtype in _INTEGERS:
-        raise ValueError("op='avg' needs a floating dtype: use 'sum' and divide, or convert the tensor to float64")
-    return _REDUCTIONS[name]
+    reduction = _REDUCTIONS[_name(op, tuple(_REDUCTIONS))]
+    if not _core.has_reduction(dtype, reduction):
+        its = ", ".join(repr(name) for name, one in _REDUCTIONS.items() if _core.has_reduction(dtype, one))
+        remedy = "use 'sum' and divide, or convert x to float64" if reduction == _core.Reduction.avg else f"use {its}"
+        raise TypeError(f"op={reduction.name!r} of {dtype_name(dtype)} does not exist: {remedy}")
+    return reduction
 
 
 def sparse_reduction_of(op: object) -> _core.Reduction:
     """The same for sparse vectors, whose values are floats."""
-    return _REDUCTIONS[_name(op, tuple(_REDUCTIONS))]
+    return _REDUCTIONS[_name(op, _SPARSE_REDUCTIONS)]
 
 
 def neutral_element(reduction: _core.Reduction) -> float:
@@ -474,6 +486,7 @@ def _balanced(slices: object, algorithm: str) -> bool:
 
 
 _SUMS = (_core.Reduction.sum, _core.Reduction.avg)
+_BY_NCCL = ("float32", "float64", "float16", "bfloat16", "int32", "int64")
 
 
 class DeviceSums(CommunicatorBase):
@@ -518,6 +531,10 @@ class DeviceSums(CommunicatorBase):
         if reduction not in _SUMS:
             if algorithm == NCCL:
                 raise ValueError("algorithm='nccl' sums and averages: use 'auto' for other reductions")
+            return False
+        if str(x.dtype).removeprefix("torch.") not in _BY_NCCL:
+            if algorithm == NCCL:
+                raise ValueError(f"algorithm='nccl' is for {', '.join(_BY_NCCL)}: use 'auto' for {x.dtype}")
             return False
         if self._nccl is None:
             if algorithm == NCCL:
@@ -607,7 +624,7 @@ class Reductions(StreamReductions, DeviceSums):
     ) -> Any:
         """Reduces ``x`` over all ranks; every rank gets the same bits.
 
-        - Dense ``x``: float32, float64, float16, int32, int64 or torch's bfloat16, any shape, the same on all ranks.
+        - Dense ``x``: floats, integers, booleans or complex numbers, any shape, the same on all ranks.
           The result overwrites ``x``, and ``None`` is returned. With ``out`` (like ``x``; none of its memory, or all)
           it is written there.
         - Sparse ``x``: a SparseVector or a ``torch.sparse_coo`` tensor, with any number of entries. The result is a new
@@ -617,8 +634,9 @@ class Reductions(StreamReductions, DeviceSums):
 
         With ``async_op=True`` a Work is returned; ``work.result()`` gives the tensor or sparse vector.
 
-        ``op``: ``"sum"``, ``"avg"`` (of floats), ``"prod"``, ``"min"``, ``"max"`` or ``"max_abs"``; see ReduceOp. An
-        absent index is neutral: the minimum of sparse vectors is that of their entries; see ``SparseVector.absent``.
+        ``op``: ``"sum"``, ``"avg"``, ``"prod"``, ``"min"``, ``"max"``, ``"max_abs"``, and of dense ``x`` the bitwise
+        and logical ones: see ReduceOp. An absent index is neutral: the minimum of sparse vectors is that of their
+        entries; see ``SparseVector.absent``.
         16-bit floats are added and multiplied in float32 and rounded after each step. Their average is divided before
         the last rounding.
 

@@ -8,7 +8,6 @@ import contextlib
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -17,23 +16,10 @@ import torch.distributed as dist
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import has_runtime
 
-_SUMMED = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
-_WIDER = {
-    **dict.fromkeys((torch.int8, torch.uint8, torch.int16, torch.bool), torch.int32),
-    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e5m2), torch.float32),
-}
-
-Merge = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-BITWISE: dict[str, Merge] = {
-    "BAND": torch.bitwise_and,
-    "BOR": torch.bitwise_or,
-    "BXOR": torch.bitwise_xor,
-}
-"""Reductions that a Communicator does not have."""
-
-
-OPS = {"SUM": "sum", "PREMUL_SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max"}
+_EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+_NARROW = (torch.int8, torch.uint8, torch.int16, torch.uint16)
+BITWISE = {"BAND": "band", "BOR": "bor", "BXOR": "bxor"}
+OPS = {"SUM": "sum", "PREMUL_SUM": "sum", "AVG": "avg", "PRODUCT": "prod", "MIN": "min", "MAX": "max", **BITWISE}
 """What a Communicator calls torch's reductions."""
 
 
@@ -101,46 +87,41 @@ def check_places(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def reduced(tensor: torch.Tensor, op: Any, size: int) -> Operand:
-    """For sums and the like over ``size`` ranks: narrow integers in 32 bits, booleans as 0 and 1, complex numbers (sum
-    and average) as two floats, eight-bit floats in float32. Raises ``TypeError`` for what cannot be reduced."""
+    """For sums and the like over ``size`` ranks: eight-bit floats in float32, averages of narrow integers as sums in 32
+    bits, and all else as it is. Raises ``TypeError`` for what cannot be reduced."""
     _check(tensor)
-    plain, name = tensor.detach(), name_of(op)
-    if plain.is_complex():
-        if name not in ("SUM", "AVG", "PREMUL_SUM"):
-            raise TypeError(f"op={name} of {tensor.dtype}: complex numbers have sums and averages only")
-        plain = torch.view_as_real(plain)
+    whole, name = tensor.detach(), name_of(op)
+    plain = whole.resolve_conj()  # of which memory holds the opposite
+    if plain.is_complex() and name not in ("SUM", "AVG", "PREMUL_SUM"):  # as torch's own backends
+        raise TypeError(f"op={name} of {tensor.dtype}: complex numbers have sums and averages only")
     if name == "PREMUL_SUM":
-        return _multiplied(plain, op)
-    if plain.dtype not in _WIDER and plain.dtype not in _SUMMED:
-        raise TypeError(f"tensors of {tensor.dtype} cannot be reduced: use {', '.join(map(str, _SUMMED))}")
-    held = plain.to(_WIDER.get(plain.dtype, plain.dtype)).contiguous()
-    if name == "AVG" and not held.is_floating_point():
+        return _multiplied(whole, plain, op)
+    if name in BITWISE and plain.is_floating_point():
+        raise TypeError(f"op={name} of {plain.dtype}: bitwise reductions are of integers and booleans")
+    if plain.dtype in _EIGHT_BITS:
+        return Operand(whole, plain.float().contiguous(), OPS[name])
+    if name == "AVG" and not (plain.is_floating_point() or plain.is_complex()):
         if plain.dtype == torch.bool:
             raise TypeError("op=AVG of torch.bool: booleans have no averages; use tensor.float()")
-        return Operand(plain, held, OPS["SUM"], size)
-    return Operand(plain, held, OPS[name])
+        wide = plain.to(torch.int32) if plain.dtype in _NARROW else plain
+        return Operand(whole, wide.contiguous(), OPS["SUM"], size)
+    return Operand(whole, plain.contiguous(), OPS[name])
 
 
-def _multiplied(plain: torch.Tensor, op: Any) -> Operand:
+def _multiplied(whole: torch.Tensor, plain: torch.Tensor, op: Any) -> Operand:
     """What each rank adds of a sum with a factor of its own (``PREMUL_SUM``)."""
-    if not plain.is_floating_point():
+    if not (plain.is_floating_point() or plain.is_complex()):
         raise TypeError(f"op=PREMUL_SUM of {plain.dtype}: its factor is for floats and complex numbers")
     state = op.__getstate__() if hasattr(op, "__getstate__") else None
     if not (isinstance(state, tuple) and len(state) == 2):
         raise ValueError("op=PREMUL_SUM has no factor: make one with torch.distributed._make_nccl_premul_sum(factor)")
-    held = plain.to(_WIDER.get(plain.dtype, plain.dtype))
-    return Operand(plain, (held * state[1]).to(held.dtype).contiguous())
+    held = plain.float() if plain.dtype in _EIGHT_BITS else plain
+    return Operand(whole, (held * state[1]).to(held.dtype).contiguous())
 
 
 def name_of(op: Any) -> str:
     """``SUM``, ``AVG``, … of torch's ``ReduceOp``, whichever of its types it has."""
-    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "PREMUL_SUM", *BITWISE)
-    return next(name for name in names if op == getattr(dist.ReduceOp, name))
-
-
-def merged(blocks: Sequence[torch.Tensor], op: Any) -> torch.Tensor:
-    """A bitwise reduction of all ranks' tensors."""
-    return reduce(BITWISE[name_of(op)], blocks)
+    return next(name for name in OPS if op == getattr(dist.ReduceOp, name))
 
 
 def _check(tensor: torch.Tensor) -> None:

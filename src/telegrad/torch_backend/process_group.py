@@ -37,7 +37,6 @@ from telegrad.torch_backend.operands import (
     check_places,
     compared,
     compared_as_given,
-    merged,
     moved,
     name_of,
     reduced,
@@ -261,7 +260,7 @@ class ProcessGroup(dist.ProcessGroup):
         if root == self.rank():
             check_places(tensors)
         op = name_of(opts.reduceOp)
-        if op in BITWISE:
+        if tensor.device.type != "cpu":  # a Communicator reduces device tensors to all ranks only
             copy = tensor.detach().clone()
             then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
             with compared(f"reduce to {root}", tensors):
@@ -465,8 +464,6 @@ class ProcessGroup(dist.ProcessGroup):
         the tensors ``used``."""
         check_places(tensors)
         op = name_of(opts.reduceOp)
-        if op in BITWISE:
-            return self._merged(tensors, opts.reduceOp, then, used)
         operands = [reduced(tensor, opts.reduceOp, self.size()) for tensor in tensors]
         works, parts = [], []
         with compared_as_given(tensors, operands, op):
@@ -491,27 +488,6 @@ class ProcessGroup(dist.ProcessGroup):
         touched = [x for operand in operands for x in operand.tensors]
         return begun(works, tensors, None if is_done else finish, [*touched, *used])
 
-    def _merged(
-        self, tensors: Tensors, op: Any, then: Callable[[], object] | None, used: Sequence[torch.Tensor]
-    ) -> GroupWork:
-        for x in tensors:
-            if x.is_floating_point() or x.is_complex():
-                raise TypeError(f"op={name_of(op)} of {x.dtype}: bitwise reductions are of integers and booleans")
-        gathered = [moved(x).held.new_empty(self.size(), *x.shape) for x in tensors]
-        with compared(name_of(op), tensors):
-            works = [
-                self.communicator.all_gather(moved(x).held, out=out, async_op=True)
-                for x, out in zip(tensors, gathered, strict=True)
-            ]
-
-        def finish() -> None:
-            for tensor, blocks in zip(tensors, gathered, strict=True):
-                tensor.detach().copy_(merged(list(blocks), op))
-            if then is not None:
-                then()
-
-        return begun(works, tensors, finish, [*tensors, *used])
-
     def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any) -> GroupWork:
         if (op := name_of(opts.reduceOp)) in (*BITWISE, "PREMUL_SUM"):
             raise TypeError(f"op={op} of a sparse tensor is not supported: use SUM, AVG, PRODUCT, MIN or MAX")
@@ -526,20 +502,13 @@ class ProcessGroup(dist.ProcessGroup):
     def _reduce_scattered(self, out: torch.Tensor, x: torch.Tensor, counts: list[int], opts: Any) -> GroupWork:
         check_places([out])
         op = name_of(opts.reduceOp)
-        if op in BITWISE:
-            whole = x.detach().clone().view(-1)
-            first = sum(counts[: self.rank()])
-            own = whole[first : first + counts[self.rank()]]
-            with compared("reduce_scatter", [whole]):
-                return self._all_reduced([whole], opts, lambda: out.detach().copy_(own.view(out.shape)), [out])
         source, target = (reduced(one, opts.reduceOp, self.size()) for one in (x, out))
-        scale = source.held.numel() // max(x.numel(), 1)  # two floats for a complex number
         with compared_as_given([x], [source], op):
             work = self.communicator.reduce_scatter(
                 source.held.view(-1),
                 source.op,
                 out=target.held.view(-1),
-                counts=[count * scale for count in counts],
+                counts=counts,
                 async_op=True,
             )
         return begun([work], [out], target.finish, target.tensors)

@@ -278,7 +278,7 @@ TEST("what cannot be is refused before anything is sent") {
   EXPECT_THROWS(Misuse, "algorithm=tree does not exist for this operation: use one of auto, ring",
                 (void)comm.all_reduce(x, Reduction::sum, "tree"));
   EXPECT_THROWS(Misuse, "reduction=none", (void)comm.all_reduce(x, Reduction::none));
-  EXPECT_THROWS(Misuse, "reduction=avg needs floats", (void)comm.all_reduce(whole, Reduction::avg));
+  EXPECT_THROWS(Misuse, "reduction=avg of i32 does not exist", (void)comm.all_reduce(whole, Reduction::avg));
   EXPECT_THROWS(Misuse, "root=2 is no rank of 2", (void)comm.reduce(x, 2));
   EXPECT_THROWS(Misuse, "root=3", (void)comm.broadcast(x, 3));
   EXPECT_THROWS(Misuse, "x has 3 elements, but the blocks of all ranks have 4", (void)comm.reduce_scatter(z, y));

@@ -1,6 +1,8 @@
 #include "kernels/reduce.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernel_samples.hpp"
@@ -276,6 +278,135 @@ TEST("plus -0, every f16 stays what it is, at every level") {
   samples::at_every_level([&] {
     EXPECT_EQ(samples::bits(reduced(Reduction::sum, all, zeros)), samples::bits(expected));
   });
+}
+
+// One element of integers or booleans, in arithmetic that cannot overflow.
+template <class V>
+V of_whole(Reduction reduction, V a, V b) {
+  using Wide = unsigned __int128;
+  const auto low = [](Wide wide) { return static_cast<V>(static_cast<std::uint64_t>(wide)); };
+  switch (reduction) {
+    case Reduction::sum: return low(static_cast<Wide>(a) + static_cast<Wide>(b));
+    case Reduction::prod: return low(static_cast<Wide>(a) * static_cast<Wide>(b));
+    case Reduction::min: return std::min(a, b);
+    case Reduction::max: return std::max(a, b);
+    case Reduction::max_abs: {
+      const auto left = static_cast<__int128>(a), right = static_cast<__int128>(b);
+      const auto magnitude = [](__int128 value) { return value < 0 ? -value : value; };
+      if (magnitude(left) == magnitude(right)) return std::max(a, b);
+      return magnitude(left) < magnitude(right) ? b : a;
+    }
+    case Reduction::band: return static_cast<V>(a & b);
+    case Reduction::bor: return static_cast<V>(a | b);
+    case Reduction::bxor: return static_cast<V>(a ^ b);
+    case Reduction::land: return static_cast<V>(a && b);
+    case Reduction::lor: return static_cast<V>(a || b);
+    default: return static_cast<V>(!a != !b);
+  }
+}
+
+template <class V, class Right>
+void expect_each(DType dtype, Reduction reduction, const std::vector<V>& a, const std::vector<V>& b, std::size_t shift,
+                 const Right& right) {
+  std::vector<V> expected;
+  for (std::size_t i = 0; i < a.size(); ++i) expected.push_back(right(a[i], b[i]));
+  const auto same = [&](Guarded<V>& found) {
+    return found.intact() && (a.empty() || std::memcmp(found.copy().data(), expected.data(), a.size() * sizeof(V)) == 0);
+  };
+  Guarded<V> first(a), second(b), one_by_one(a.size());
+  kernels::reference::reduce_to(dtype, reduction, first.bytes(), second.bytes(), one_by_one.bytes());
+  EXPECT(same(one_by_one));
+  samples::at_every_level([&] {
+    Guarded<V> left(a, shift), other(b, shift / 2), out(a.size(), 3 * shift % 64), turned(a.size());
+    kernels::reduce_to(dtype, reduction, left.bytes(), other.bytes(), out.bytes());
+    kernels::reduce_to(dtype, reduction, other.bytes(), left.bytes(), turned.bytes());
+    kernels::reduce_to(dtype, reduction, left.bytes(), other.bytes(), left.bytes());  // in place
+    EXPECT(same(out) && same(turned) && same(left) && other.intact());
+  });
+}
+
+constexpr Reduction kAll[] = {Reduction::sum,  Reduction::avg,  Reduction::prod, Reduction::min,
+                              Reduction::max,  Reduction::max_abs, Reduction::band, Reduction::bor,
+                              Reduction::bxor, Reduction::land, Reduction::lor,  Reduction::lxor};
+
+TEST("integers of every width have the bits of exact arithmetic, at every level, size and start") {
+  std::mt19937 random(7);
+  const auto check = [&]<class V>(DType dtype, V) {
+    for (const std::size_t size : samples::kSizes) {
+      for (const std::size_t shift : {0, 1, 12, 63}) {
+        const auto a = samples::awkward_values<V>(random, size);
+        const auto b = samples::awkward_values<V>(random, size);
+        for (const Reduction reduction : kAll) {
+          if (!has_reduction(dtype, reduction)) continue;
+          expect_each(dtype, reduction, a, b, shift, [&](V x, V y) { return of_whole(reduction, x, y); });
+        }
+      }
+    }
+  };
+  check(DType::i8, std::int8_t{});
+  check(DType::i16, std::int16_t{});
+  check(DType::i32, std::int32_t{});
+  check(DType::i64, std::int64_t{});
+  check(DType::u8, std::uint8_t{});
+  check(DType::u16, std::uint16_t{});
+  check(DType::u32, std::uint32_t{});
+  check(DType::u64, std::uint64_t{});
+}
+
+TEST("booleans are or, and, exclusive or, and any byte but 0 is true") {
+  std::mt19937 random(8);
+  for (const std::size_t size : samples::kSizes) {
+    const auto a = samples::awkward_values<std::uint8_t>(random, size);
+    const auto b = samples::awkward_values<std::uint8_t>(random, size);
+    for (const Reduction reduction : kAll) {
+      if (!has_reduction(DType::boolean, reduction)) continue;
+      expect_each(DType::boolean, reduction, a, b, size % 7, [&](std::uint8_t x, std::uint8_t y) -> std::uint8_t {
+        const bool left = x != 0, right = y != 0;
+        switch (reduction) {
+          case Reduction::sum:
+          case Reduction::max:
+          case Reduction::bor:
+          case Reduction::lor: return left || right;
+          case Reduction::bxor:
+          case Reduction::lxor: return left != right;
+          default: return left && right;
+        }
+      });
+    }
+  }
+}
+
+TEST("complex numbers are added by parts and multiplied as such, a NaN part being the canonical one") {
+  std::mt19937 random(9);
+  const auto check = [&]<class Part>(DType dtype, Part) {
+    using V = kernels::Complex<Part>;
+    const auto drawn = [&](std::size_t size) {
+      const auto parts = samples::awkward_values<Part>(random, 2 * size);
+      std::vector<V> values;
+      for (std::size_t i = 0; i < size; ++i) values.push_back({parts[2 * i], parts[2 * i + 1]});
+      return values;
+    };
+    const auto canonical = [](Part part) {
+      return std::isnan(part) ? std::bit_cast<Part>(kernels::Format<Part>::kNan) : part;
+    };
+    for (const std::size_t size : samples::kSizes) {
+      for (const std::size_t shift : {0, 3, 8}) {
+        const auto a = drawn(size), b = drawn(size);
+        expect_each(dtype, Reduction::sum, a, b, shift, [&](V x, V y) {
+          return V{canonical(x.real + y.real), canonical(x.imaginary + y.imaginary)};
+        });
+        expect_each(dtype, Reduction::prod, a, b, shift, [&](V x, V y) {
+          return V{canonical(x.real * y.real - x.imaginary * y.imaginary),
+                   canonical(x.real * y.imaginary + x.imaginary * y.real)};
+        });
+      }
+    }
+    Guarded<V> halves(std::vector<V>(40, {Part{3}, Part{-5}}));
+    kernels::scale(dtype, halves.bytes(), 0.5);
+    for (const V value : halves.copy()) EXPECT(value.real == Part{1.5} && value.imaginary == Part{-2.5});
+  };
+  check(DType::c64, float{});
+  check(DType::c128, double{});
 }
 
 }  // namespace

@@ -75,9 +75,9 @@ def test_names_mean_what_they_mean_to_the_method(on_ranks: OnRanks, op: str, alg
     ("arguments", "named", "error", "match"),
     [
         ((np.ones((4, 4), np.float32)[:, 1],), {}, ValueError, "not contiguous"),
-        ((np.ones(3, np.int8),), {}, TypeError, "dtype int8"),
+        ((np.ones(3, np.longdouble),), {}, TypeError, "dtype float128"),
         ((np.ones(3, ">f4"),), {}, TypeError, "dtype >f4"),
-        ((np.ones(3, np.int32), "avg"), {}, ValueError, "op='avg' needs a floating dtype"),
+        ((np.ones(3, np.int32), "avg"), {}, TypeError, "op='avg' of int32 does not exist"),
         ((np.ones(3), "mean"), {}, ValueError, "op='mean' is not supported"),
         ((np.ones(3), 3), {}, ValueError, "op=3 is not supported"),
         ((np.ones(3), None), {}, ValueError, "op=None is not supported"),
@@ -147,12 +147,10 @@ def test_parameters_and_views_take_it_too(on_ranks: OnRanks) -> None:
     ("x", "error", "match"),
     [
         (torch.ones(4, 4)[:, 1], ValueError, "not contiguous"),
-        (torch.ones(3, dtype=torch.int8), TypeError, "dtype torch.int8"),
-        (torch.ones(3, dtype=torch.complex64), TypeError, "dtype torch.complex64"),
         (torch.ones(1, dtype=torch.complex64).conj().imag, ValueError, "lazy negative view"),
         (torch.ones(3, device="meta"), TypeError, "is on meta"),
     ],
-    ids=["strided", "int8", "complex", "negative", "meta"],
+    ids=["strided", "negative", "meta"],
 )
 def test_what_a_tensor_may_not_be(
     local: Callable[..., list[Communicator]], x: torch.Tensor, error: type[Exception], match: str

@@ -56,7 +56,7 @@ def test_reductions(job: Job) -> None:
     floats = [job.tensor(1.0, rank + 1.0) for rank in range(3)]
     job.run(lambda group, rank: group.allreduce([floats[rank]], SUM))
     assert [x.memory.tolist() for x in floats] == [[3.0, 6.0]] * 3
-    bytes_ = [job.tensor(rank, 100, dtype=torch.uint8) for rank in range(3)]  # summed in 32 bits, cut to 8
+    bytes_ = [job.tensor(rank, 100, dtype=torch.uint8) for rank in range(3)]
     job.run(lambda group, rank: group.allreduce([bytes_[rank]], SUM))
     assert [x.memory.tolist() for x in bytes_] == [[3, 44]] * 3
     average = SimpleNamespace(reduceOp=dist.ReduceOp.AVG, rootRank=0)
@@ -78,6 +78,9 @@ def test_reductions(job: Job) -> None:
     at_root = [job.tensor(1 << rank, dtype=torch.int32) for rank in range(3)]
     job.run(lambda group, rank: group.reduce([at_root[rank]], bitwise))
     assert [x.memory.tolist() for x in at_root] == [[1], [7], [4]]
+    summed = [job.tensor(rank + 1.0) for rank in range(3)]
+    job.run(lambda group, rank: group.reduce([summed[rank]], SimpleNamespace(reduceOp=dist.ReduceOp.SUM, rootRank=2)))
+    assert [x.memory.tolist() for x in summed] == [[1.0], [2.0], [6.0]]
 
 
 def test_tensors_that_are_joined_or_not_contiguous(job: Job) -> None:
@@ -198,7 +201,6 @@ REFUSED = r"is on privateuseone:0, and this call works in host memory: move it w
 @pytest.mark.parametrize(
     "call",
     [
-        lambda group, x: group.reduce([x], SUM),
         lambda group, x: group.gather([[x, x, x]], [x], SUM),
         lambda group, x: group.scatter([x], [[x, x, x]], SUM),
         lambda group, x: group.alltoall([x, x, x], [x, x, x]),

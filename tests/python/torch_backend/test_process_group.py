@@ -129,8 +129,6 @@ def test_what_cannot_be_is_refused_before_anything_is_sent(groups: list[ProcessG
     for op, name in ((dist.ReduceOp.MAX, "MAX"), (dist.ReduceOp(dist.ReduceOp.PRODUCT), "PRODUCT")):
         with pytest.raises(TypeError, match=f"op={name} of torch.complex64: complex numbers have sums and averages"):
             group.allreduce([x + 1j], SimpleNamespace(reduceOp=op))
-    with pytest.raises(TypeError, match="tensors of torch.uint32 cannot be reduced: use torch.float32"):
-        group.allreduce([x.to(torch.uint32)], SUM)
     with pytest.raises(TypeError, match="op=AVG of torch.bool: booleans have no averages; use tensor.float"):
         group.allreduce([x.bool()], _op("AVG"))
     with pytest.raises(ValueError, match="op=PREMUL_SUM has no factor: make one with"):
@@ -254,9 +252,9 @@ def _ones(dtype: torch.dtype, *sizes: int) -> list[torch.Tensor]:
         ),
     ],
 )
-def test_calls_that_differ_only_to_torch_do_not_match(groups: list[ProcessGroup], one: Any, other: Any) -> None:
+def test_calls_that_torch_tells_apart_do_not_match(groups: list[ProcessGroup], one: Any, other: Any) -> None:
     def run(rank: int) -> str:
-        with pytest.raises(MismatchedCall, match="purpose=#") as caught:
+        with pytest.raises(MismatchedCall) as caught:
             (other if rank == 1 else one)(groups[rank]).wait()
         assert caught.value.peer == 1
         return str(caught.value)
