@@ -167,25 +167,6 @@ class HeldBuckets:
         self._held = self._held[: len(self._outcomes)]
 
 
-def clip_together(parameters: Iterable[torch.nn.Parameter], most: float) -> None:
-    """As ``clip_own``, in the current stream."""
-    clip_tensors([one.grad for one in parameters if one.grad is not None], most)
-
-
-def clip_tensors(gradients: Iterable[torch.Tensor], most: float, unit: torch.Tensor | None = None) -> None:
-    """Scales them down to a norm of ``most``, all together, in the current stream; not where theirs is not finite.
-    ``unit``: what 1 in a gradient is worth to ``most``, float64, one element; ``None``: 1."""
-    given = [*gradients]
-    with torch.no_grad():
-        norms = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in given])
-        norm = torch.linalg.vector_norm(norms)
-        if unit is not None:
-            norm = norm * unit.view(())
-        factor = torch.where(norm.isfinite() & (norm > most), most / norm, torch.ones_like(norm))
-        for one in given:
-            one.mul_(factor)
-
-
 def checked_norm(clip_norm: float | None) -> float | None:
     """``clip_norm`` as a float above 0, or ``None``; else ``TypeError`` or ``ValueError``."""
     if clip_norm is None:

@@ -443,7 +443,7 @@ class DDPState(RefusesCopies):
     def _device_buckets(self) -> Buckets:
         from telegrad.ddp.cuda.buckets import DeviceBuckets  # a third of the package, which the host does not need
         from telegrad.ddp.cuda.exchange import CudaExchange
-        from telegrad.ddp.cuda.loss_scale import LossScale
+        from telegrad.ddp.cuda.feedback import LossScale
         from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 
         (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler

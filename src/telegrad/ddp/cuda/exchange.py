@@ -22,8 +22,7 @@ from telegrad.compress import Compressor, PlacedResidual
 from telegrad.ddp.bucket import BucketLayout, ParameterSpan
 from telegrad.ddp.cuda.captured_work import CapturedWork
 from telegrad.ddp.cuda.faults import GatheredReads
-from telegrad.ddp.cuda.feedback import DeviceFeedback, DeviceTables, Remembered, copied
-from telegrad.ddp.cuda.loss_scale import LossScale
+from telegrad.ddp.cuda.feedback import DeviceFeedback, DeviceTables, LossScale, Remembered, copied
 from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, queue_selections
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.exchange import TopkStates, most_of
