@@ -27,11 +27,11 @@ MAY_INCLUDE = {
     "drivers/mpi": {"base", "transport", "drivers/processes"},
     "drivers/local": {"base", "transport"},
     "drivers/sim": {"base", "transport"},
-    "joining": {*LAYERS, "drivers/ucx", "drivers/mpi"},
+    "joining": {*LAYERS, "drivers/processes", "drivers/ucx", "drivers/mpi"},
     "api/telegrad": {"base"},
     "api": {*LAYERS, "drivers/local", "drivers/ucx", "drivers/mpi", "joining", "api/telegrad"},
     "linear": {"base"},
-    "fuzz": {"base", "kernels", "codec", "linear"},
+    "fuzz": {*LAYERS, "drivers/processes", "linear"} - {"progress"},
     "simulation": {*LAYERS, "drivers/sim"} - {"progress"},
     "bindings": {
         *(*LAYERS, "drivers/local", "drivers/ucx", "drivers/mpi", "joining", "simulation", "linear"),

@@ -395,7 +395,7 @@ def allreduce_topk(
     held, kept = found / ranks, min(keep, found) / ranks
     split = _split(ranks, dimension, entries, costs, packed)
     parts = [(split, 1.0), (_gather_shares(ranks, ceil_div(dimension, ranks), kept, costs, packed), 1.0)]
-    work_s = 2 * held * ELEMENT_BYTES * gamma  # counting and taking what is kept
+    work_s = held * ELEMENT_BYTES * gamma  # taking what is kept
     parts.append((_sum_of_counts(ranks, ranks + 1, costs), 1.0))
     if slices == "cut" and entries:
         parts.append((_sum_of_counts(ranks, _bins(ranks, entries), costs), 2.0))

@@ -395,7 +395,7 @@ OTHER = on_fake_device(torch.zeros(3))
         (lambda c, x: c.all_reduce(torch.zeros(3), out=x), TypeError, "out is on privateuseone:0, and this call"),
         (lambda c, x: c.all_gather(x, out=torch.zeros(3, 3)), TypeError, "out on the host: give both in one place"),
         (lambda c, x: c.sendrecv(x, 1, torch.zeros(3), 1), TypeError, "out on the host: give both in one place"),
-        (lambda c, x: c.all_reduce(OTHER.bool()), TypeError, "x has dtype torch.bool"),
+        (lambda c, x: c.all_reduce(OTHER.bool(), "avg"), TypeError, "avg.* bool|bool.* avg"),
     ],
 )
 def test_what_device_calls_refuse(

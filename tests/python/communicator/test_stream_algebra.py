@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad import Communicator, ReduceOp, SparseVector
+from telegrad import Communicator, SparseVector
 
 RANKS = 3
 NEUTRAL = {"sum": 0.0, "avg": 0.0, "prod": 1.0, "min": np.inf, "max": -np.inf, "max_abs": 0.0}
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
 
-OPS = st.sampled_from([op.value for op in ReduceOp])
+OPS = st.sampled_from(["sum", "avg", "prod", "min", "max", "max_abs"])
 EXACT_OPS = OPS.filter(lambda op: op != "avg")
 Entries = dict[int, int]
 

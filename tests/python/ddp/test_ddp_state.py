@@ -202,6 +202,7 @@ def test_the_public_options_are_what_they_are() -> None:
         "nonfinite",
         "telemetry",
         "group",
+        "node",
     ]
 
 

@@ -35,6 +35,7 @@ NOT_RUN = {
     "how-to/linear.md": {"needs several hosts": 1},
     "how-to/kubernetes.md": {"builds wheels for minutes": 1, "needs Kubernetes": 1},
     "how-to/mpi.md": {"compiles for minutes": 2},
+    "how-to/other-ranks.md": {"needs a store in another process": 1},
     "how-to/ray.md": {"needs Ray": 5},
     "how-to/slurm.md": {"needs Slurm": 3},
     "how-to/two-machines.md": {"needs two machines": 10},

@@ -171,4 +171,4 @@ def test_torchs_sums_go_by_it(device: ComputingRuntime, comms: list[Communicator
     largest = [computed_on(device, torch.tensor([float(rank)])) for rank in range(3)]
     run(lambda group, rank: group.allreduce([largest[rank]], options(dist.ReduceOp.MAX)))
     assert [x.memory.tolist() for x in largest] == [[2.0]] * 3
-    assert shared.sums == [[8, 8, 16]] * 3
+    assert shared.sums == [[8, 16]] * 3  # bytes go by the host
