@@ -278,7 +278,7 @@ class Membership:
         self._store.call("set", f"ticket/{self._ticket}", self._name)
 
     def _coming(self, tickets: int) -> tuple[list[str], int]:
-        """Who of those that wait shows a sign of life, and how many tickets there are."""
+        """The newcomers that show a sign of life, and the number of tickets."""
         most = self._store.call("add", "tickets", 0)
         names = [name for name in self._store.values([f"ticket/{one}" for one in range(tickets, most)]) if name]
         watch = _Watch(self)
@@ -394,7 +394,6 @@ class _StoreThread:
 
     def values(self, keys: list[str]) -> list[str | None]:
         """``None`` where there is none; the thread is asked once."""
-
         return list(self._asked(lambda: _values(self._store, keys)))
 
     def values_of_store(self, keys: list[str]) -> list[str | None]:
@@ -452,7 +451,7 @@ def _values(store: Any, keys: list[str]) -> list[str | None]:
 
 
 class _Watch:
-    """Who shows signs of life while this process looks. Only time in which it looks counts: it may be frozen itself.
+    """Watches the signs of life of other processes. Only time in which it looks counts: it may be frozen itself.
     ``suspect``: who may be silent for a short time only."""
 
     def __init__(self, membership: Membership, suspect: str | None = None) -> None:

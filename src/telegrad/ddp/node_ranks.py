@@ -84,7 +84,7 @@ class NodeRanks:
         return self._cuts[name][1] not in (0, self._parameters[name].numel())
 
     def held(self) -> dict[str, Tensor]:
-        """What this rank has of each parameter, without memory: whole rows of those that are cut."""
+        """This rank's part of each parameter, as a tensor without memory: whole rows of those that are cut."""
         shapes = {}
         for name, (start, stop, elements) in self.pieces.items():
             shape = self._parameters[name].shape
@@ -167,7 +167,7 @@ def check_places(comm: Communicator, first: int, position: int, size: int, what:
 
 
 def cuts_of(parameters: Mapping[str, nn.Parameter], size: int, matrices: Mapping[str, int]) -> dict[str, list[int]]:
-    """Where the pieces of each parameter begin and end. Those of many elements are cut by rows into ``size`` pieces.
+    """The borders of each parameter's pieces. Parameters of many elements are cut by rows into ``size`` pieces.
     Others belong to a rank as a whole, in turn, since neighbours are in one bucket. ``matrices`` as well, as pieces of
     them send more numbers, unless one is a large part of the model."""
     total, loads, cuts = sum(one.numel() for one in parameters.values()), [0] * size, {}
@@ -189,7 +189,7 @@ def cuts_of(parameters: Mapping[str, nn.Parameter], size: int, matrices: Mapping
 
 @dataclass(slots=True)
 class _NodeLayout:
-    """Where the pieces of a bucket's parameters lie: in the bucket, and in memory by position. ``sizes``: of each
+    """The places of a bucket's pieces: in the bucket, and in memory by position. ``sizes``: of each
     position. ``own``: this rank's pieces."""
 
     identity: tuple[int, ...]
@@ -202,7 +202,7 @@ class _NodeLayout:
 
 @dataclass(slots=True)
 class _PieceBucket:
-    """What DDPState's buckets ask of DDP's one: this rank's pieces of it."""
+    """Stands for DDP's bucket, with this rank's pieces of it."""
 
     number: int
     last: bool
