@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -271,11 +272,11 @@ def test_what_is_no_node() -> None:
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "send"])
 def test_a_nan_of_one_rank(on_ranks: OnRanks, policy: str) -> None:
-    nodes = Nodes(2, 2)
+    nodes, all_trained = Nodes(2, 2), Barrier(4)
 
     def run(comm: Communicator) -> Any:
         trainer = _trained(comm, nodes, steps=2, nonfinite=policy)
-        comm.barrier()  # else a rank may hear of the error while it ends the pass before
+        all_trained.wait(60)  # else a rank may hear of the error while it ends the pass before
         before = trainer.memory()
         bad = gradients_of(comm.rank, 2)
         if comm.rank == 3:
@@ -308,10 +309,11 @@ def test_a_nan_of_one_rank(on_ranks: OnRanks, policy: str) -> None:
 
 def test_a_rank_that_stays_away_is_an_error_on_all_others(on_ranks: OnRanks) -> None:
     """Those of its own node wait in torch for it, which would last for half an hour."""
-    nodes = Nodes(2, 2)
+    nodes, all_trained = Nodes(2, 2), Barrier(4)
 
     def run(comm: Communicator) -> Any:
         trainer = _trained(comm, nodes, steps=2)
+        all_trained.wait(60)  # an abort ends also what other ranks have not finished
         if comm.rank == 1:
             comm.abort("rank 1 has had enough")
             return None

@@ -331,6 +331,8 @@ def test_what_is_in_flight_is_waited_for_before_a_replica_that_diverged_is_named
 
 
 def test_exchanges_that_fail_leave_residuals_as_before() -> None:
+    both_trained = threading.Barrier(2)
+
     def run(comm: Communicator) -> None:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
@@ -338,6 +340,7 @@ def test_exchanges_that_fail_leave_residuals_as_before() -> None:
         diloco = DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=5, compress=compress, decay=0.5)
         train(model, optimizer, comm.rank, range(13))
         before = str(diloco.state_dict()["compressor"])
+        both_trained.wait(60)  # an abort ends also what the other rank has not finished
         if comm.rank == 1:
             comm.abort("the test says so")
             return
