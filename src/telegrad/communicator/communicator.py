@@ -132,6 +132,7 @@ def _chosen_core(text: str) -> int:
     )
 
 
+PROOFS = ("TELEGRAD_JOB_KEY", "TELEGRAD_JOB_KEY_FILE", "TELEGRAD_INTEGRITY")
 _MOST_LOCAL_RANKS = 1 << 16
 
 
@@ -292,9 +293,9 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         with. ``driver="ucx"`` uses MPI only to find the peers, and is faster where it works. ``interface`` is for
         ``"ucx"``; the other arguments are those of ``from_torch``. Close the communicator before ``MPI.Finalize()``.
 
-        Raises ``TypeError`` or ``ValueError`` for bad arguments, ``ImportError`` without a driver for this MPI, and
-        ``RendezvousError`` if MPI is not running. Raises ``TransportError`` below ``THREAD_MULTIPLE``, and if a peer
-        fails or does not join. See docs/how-to/mpi.md."""
+        Raises ``TypeError`` or ``ValueError`` for bad arguments, and for ``"mpi"`` where the environment asks for a job's
+        key. Raises ``ImportError`` without a driver for this MPI, and ``RendezvousError`` if MPI is not running. Raises
+        ``TransportError`` below ``THREAD_MULTIPLE``, and if a peer fails or does not join. See docs/how-to/mpi.md."""
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
@@ -302,6 +303,11 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if driver == "mpi" and interface is not None:
             raise ValueError(
                 f"interface={interface!r} is for driver='ucx': MPI chooses its network by its own settings"
+            )
+        if driver == "mpi" and (asked := [one for one in PROOFS if os.environ.get(one, "0") != "0"]):
+            raise ValueError(
+                f"{asked[0]} is set, but MPI's connections prove no key and check no payloads: unset it, or give "
+                "driver='ucx'"
             )
         peers = find_mpi_peers(comm, driver=driver, join_timeout_s=join_timeout_s)
         options = InheritedOptions(timeout_s, liveness_timeout_s, interface, node=label, make_driver=peers.make_driver)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from telegrad import Communicator
+from telegrad.communicator.communicator import PROOFS
 from telegrad.communicator.rendezvous import mpi
 from telegrad.errors import RendezvousError
 
@@ -146,6 +148,15 @@ def test_open_mpi_5_is_refused_with_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "program"), [(2, "refusals"), (1, "thread_level"), (2, "finalise"), (1, "forked")])
 def test_what_it_refuses(size: int, program: str) -> None:
     assert mpiexec(size, program) == "right"
+
+
+@pytest.mark.parametrize("name", PROOFS)
+def test_mpi_proves_no_key(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for one in PROOFS:
+        monkeypatch.setenv(one, "0")
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match=f"{name} is set, but MPI's connections prove no key .*driver='ucx'"):
+        Communicator.from_mpi(None)
 
 
 @needs_mpi
