@@ -1,25 +1,19 @@
 // The fuzzer's entry point without a fuzzer: shares, counts and keys, undamaged and damaged.
 #include <algorithm>
-#include <cstring>
 #include <random>
 #include <vector>
 
 #include "codec/short_numbers.hpp"
 #include "codec/short_share.hpp"
 #include "fuzz/short_messages.hpp"
+#include "fuzz_input.hpp"
 #include "testing.hpp"
 
 namespace {
 
 using namespace telegrad;
-using Input = std::vector<std::uint8_t>;
-
-Input input_of(const fuzz::ShortRecipe& recipe, ConstBytes bytes) {
-  Input input(sizeof recipe + bytes.size());
-  std::memcpy(input.data(), &recipe, sizeof recipe);
-  if (!bytes.empty()) std::memcpy(input.data() + sizeof recipe, bytes.data(), bytes.size());
-  return input;
-}
+using fuzz::Input;
+using fuzz::input_of;
 
 template <class V>
 Input share_of(std::mt19937& random, fuzz::ShortRecipe recipe, std::uint8_t dtype) {
@@ -65,11 +59,7 @@ TEST("undamaged messages are accepted, damaged ones refused or sound") {
   for (int round = 0; round < kRounds; ++round) {
     Input input = undamaged(random);
     EXPECT(fuzz::read_short_message(std::as_bytes(std::span(input))));
-    for (std::size_t change = random() % 4; change > 0; --change) {
-      const std::size_t at = random() % input.size();
-      input[at] = static_cast<std::uint8_t>(random() % 2 == 0 ? random() : input[at] ^ 1U << random() % 8);
-    }
-    if (random() % 8 == 0) input.resize(random() % (input.size() + 1));
+    fuzz::damage(input, random, [&](std::size_t size) { return random() % size; });
     EXPECT_EQ(LLVMFuzzerTestOneInput(input.data(), input.size()), 0);
     refused += fuzz::read_short_message(std::as_bytes(std::span(input))) ? 0 : 1;
   }
@@ -81,7 +71,7 @@ TEST("noise is refused or sound") {
   std::mt19937 random(62);
   for (int round = 0; round < 20'000; ++round) {
     Input input(random() % 200);
-    for (std::uint8_t& byte : input) byte = random() % 3 == 0 ? static_cast<std::uint8_t>(random()) : 0;
+    fuzz::fill_with_noise(input, random, 3);
     EXPECT_EQ(LLVMFuzzerTestOneInput(input.data(), input.size()), 0);
   }
 }

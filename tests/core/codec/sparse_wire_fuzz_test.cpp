@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 
 #include "fuzz/sparse_wire.hpp"
+#include "fuzz_input.hpp"
 #include "kernel_samples.hpp"
 #include "codec/encode_values.hpp"
 #include "codec/known_values.hpp"
@@ -16,14 +16,8 @@
 namespace {
 
 using namespace telegrad;
-using Input = std::vector<std::uint8_t>;
-
-Input input_of(const fuzz::Recipe& recipe, ConstBytes bytes) {
-  Input input(sizeof recipe + bytes.size());
-  std::memcpy(input.data(), &recipe, sizeof recipe);
-  if (!bytes.empty()) std::memcpy(input.data() + sizeof recipe, bytes.data(), bytes.size());
-  return input;
-}
+using fuzz::Input;
+using fuzz::input_of;
 
 // Crowds, deserts and runs: every mode of a block.
 std::vector<std::uint32_t> any_indices(std::mt19937& random, std::uint64_t begin, std::uint64_t end) {
@@ -142,12 +136,10 @@ TEST("undamaged inputs are accepted, damaged ones refused or sound, at every lev
   for (int round = 0; round < kRounds; ++round) {
     Input input = undamaged(random);
     EXPECT(fuzz::read_sparse_message(std::as_bytes(std::span(input))));
-    for (std::size_t change = random() % 4; change > 0; --change) {
+    fuzz::damage(input, random, [&](std::size_t size) {
       // Half of the damage goes into recipe and headers, where it matters most.
-      const std::size_t at = random() % (random() % 2 == 0 ? std::min<std::size_t>(input.size(), 64) : input.size());
-      input[at] = static_cast<std::uint8_t>(random() % 2 == 0 ? random() : input[at] ^ 1U << random() % 8);
-    }
-    if (random() % 8 == 0) input.resize(random() % (input.size() + 1));
+      return random() % (random() % 2 == 0 ? std::min<std::size_t>(size, 64) : size);
+    });
     EXPECT_EQ(LLVMFuzzerTestOneInput(input.data(), input.size()), 0);
     refused += fuzz::read_sparse_message(std::as_bytes(std::span(input))) ? 0 : 1;
   }
@@ -159,7 +151,7 @@ TEST("noise behind a recipe is refused or sound") {
   std::mt19937 random(52);
   for (int round = 0; round < 20'000; ++round) {
     Input input(random() % 400);
-    for (std::uint8_t& byte : input) byte = random() % 3 == 0 ? static_cast<std::uint8_t>(random()) : 0;
+    fuzz::fill_with_noise(input, random, 3);
     EXPECT_EQ(LLVMFuzzerTestOneInput(input.data(), input.size()), 0);
   }
 }

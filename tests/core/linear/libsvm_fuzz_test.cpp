@@ -1,11 +1,11 @@
 // The fuzzer's entry point without a fuzzer: texts of all kinds of lines, undamaged and damaged.
-#include <cstring>
 #include <random>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "fuzz/libsvm.hpp"
+#include "fuzz_input.hpp"
 #include "testing.hpp"
 
 namespace {
@@ -13,9 +13,7 @@ namespace {
 using namespace telegrad;
 
 std::size_t rows_of(const fuzz::LibsvmRecipe& recipe, const std::string& text) {
-  std::vector<std::uint8_t> input(sizeof recipe + text.size());
-  std::memcpy(input.data(), &recipe, sizeof recipe);
-  std::memcpy(input.data() + sizeof recipe, text.data(), text.size());
+  const fuzz::Input input = fuzz::input_of(recipe, std::as_bytes(std::span(text)));
   EXPECT_EQ(LLVMFuzzerTestOneInput(input.data(), input.size()), 0);
   return fuzz::read_libsvm_text(std::as_bytes(std::span(input)));
 }

@@ -1,5 +1,4 @@
 // The fuzzer's entry point without a fuzzer: control messages, greetings and identities, undamaged and damaged, and noise.
-#include <cstring>
 #include <random>
 #include <span>
 #include <string>
@@ -9,17 +8,14 @@
 #include "drivers/processes/job_key.hpp"
 #include "drivers/processes/process_identity.hpp"
 #include "fuzz/control_messages.hpp"
+#include "fuzz_input.hpp"
 #include "testing.hpp"
 
 namespace {
 
 using namespace telegrad;
-using Input = std::vector<std::uint8_t>;
-
-void append(Input& input, ConstBytes bytes) {
-  const auto* const first = reinterpret_cast<const std::uint8_t*>(bytes.data());
-  input.insert(input.end(), first, first + bytes.size());
-}
+using fuzz::append;
+using fuzz::Input;
 
 Input input_of(fuzz::ControlPart part, std::mt19937& random) {
   Input input{static_cast<std::uint8_t>(part)};
@@ -62,7 +58,7 @@ TEST("noise ends every operation of a session") {
   std::mt19937 random(72);
   for (int round = 0; round < 2'000; ++round) {
     Input input(1 + random() % 600);
-    for (std::uint8_t& byte : input) byte = random() % 2 == 0 ? static_cast<std::uint8_t>(random()) : 0;
+    fuzz::fill_with_noise(input, random, 2);
     if (round % 2 == 0) input[0] = static_cast<std::uint8_t>(fuzz::ControlPart::session);
     EXPECT_EQ(LLVMFuzzerTestOneInput(input.data(), input.size()), 0);
   }
