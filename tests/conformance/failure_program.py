@@ -47,16 +47,16 @@ def _until_failure(communicator: Communicator, work: Callable[[], object]) -> No
     _say(closed_s=time.monotonic() - begin)
 
 
-def reduce_for_ever(count: str, algorithm: str) -> None:
+def reduce_for_ever(count: str, algorithm: str, liveness_timeout_s: str = "60") -> None:
     """The test kills or freezes one of the ranks meanwhile."""
-    communicator = join(timeout_s=60.0, liveness_timeout_s=2.0)
+    communicator = join(timeout_s=60.0, liveness_timeout_s=float(liveness_timeout_s))
     x = np.ones(int(count), np.float32)
     _until_failure(communicator, lambda: communicator.all_reduce(x, "avg", algorithm=algorithm))
 
 
 def wait_for_one() -> None:
     """All but rank 1 wait for it; it does nothing."""
-    communicator = join(timeout_s=60.0, liveness_timeout_s=2.0)
+    communicator = join(timeout_s=60.0, liveness_timeout_s=60.0)
     if communicator.rank == 1:
         _say(ready=True)
         time.sleep(60)
@@ -77,7 +77,7 @@ def reduce_after_a_close() -> None:
 
 def idle_then_reduce() -> None:
     """Nobody is in a call when rank 1 dies; the survivors hear of it at their next one."""
-    communicator = join(timeout_s=60.0, liveness_timeout_s=2.0)
+    communicator = join(timeout_s=60.0, liveness_timeout_s=60.0)
     communicator.barrier()
     _say(ready=True)
     time.sleep(60 if communicator.rank == 1 else 3)
@@ -235,7 +235,7 @@ def hang_at_rank_1() -> None:
 
 def hold_pythons_lock() -> None:
     """Rank 1 is for long in a C function that keeps Python's lock; the others wait for it."""
-    communicator = join(liveness_timeout_s=1.0)
+    communicator = join(liveness_timeout_s=3.0)
     communicator.barrier()
     if communicator.rank == 1:
         ctypes.PyDLL(None).sleep(5)
@@ -262,28 +262,36 @@ def leave_a_child() -> None:
 
 def abort_and_close_at_once() -> None:
     """Rank 0 does, while rank 1 is stopped, which goes on when rank 0 has left."""
-    communicator = join(timeout_s=20.0, liveness_timeout_s=None)
-    pids = communicator.all_gather(np.array([os.getpid()])).ravel()
-    if communicator.rank == 0:
-        time.sleep(0.3)  # the others are in their barrier
-        os.kill(pids[1], signal.SIGSTOP)
-        communicator.abort("the disk is full")
-        communicator.close()
-        os.kill(pids[1], signal.SIGCONT)
-        return
-    _until_failure(communicator, communicator.barrier)
+    communicator = join(timeout_s=60.0, liveness_timeout_s=None)
+
+    def call() -> None:
+        pids = communicator.all_gather(np.array([os.getpid()])).ravel()  # a slow rank may hear of the end here already
+        if communicator.rank == 0:
+            time.sleep(0.3)  # the others are in their barrier
+            os.kill(pids[1], signal.SIGSTOP)
+            communicator.abort("the disk is full")
+            communicator.close()
+            os.kill(pids[1], signal.SIGCONT)
+            sys.exit(0)
+        communicator.barrier()
+
+    _until_failure(communicator, call)
 
 
 def abort_from_a_thread() -> None:
     """Rank 1 waits in one thread and aborts in another."""
-    communicator = join(timeout_s=30.0)
-    communicator.barrier()
-    if communicator.rank == 1:
-        threading.Timer(0.3, communicator.abort, ["enough of it"]).start()
-    # The last rank never calls: all others wait.
-    if communicator.rank == 2:
-        time.sleep(2)
-    _until_failure(communicator, communicator.barrier)
+    communicator = join(timeout_s=60.0)
+
+    def call() -> None:
+        communicator.barrier()  # a slow rank may hear of the end here already
+        if communicator.rank == 1:
+            threading.Timer(0.3, communicator.abort, ["enough of it"]).start()
+        # The last rank never calls: all others wait.
+        if communicator.rank == 2:
+            time.sleep(2)
+        communicator.barrier()
+
+    _until_failure(communicator, call)
 
 
 def fail_and_look_around() -> None:

@@ -28,6 +28,7 @@ pytestmark = [
 ]
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
+_SOON_S = 20.0  # on a busy machine; well before the time-outs of 60 s
 Facts = dict[int, list[dict[str, Any]]]
 
 _JOINS_BY_ADDRESS = "it is about addresses that are exchanged before the ranks join; MPI's ranks have joined already"
@@ -123,8 +124,8 @@ def test_survivors_of_a_killed_rank_hear_its_name(function: str, arguments: tupl
         failure = _only(facts, rank, "error")
         assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
         assert failure["host"] == socket.gethostname(), failure
-        assert failure["at_s"] - killed_s < 6.0
-        assert _only(facts, rank, "closed_s")["closed_s"] < 6.0
+        assert failure["at_s"] - killed_s < _SOON_S
+        assert _only(facts, rank, "closed_s")["closed_s"] < _SOON_S
 
 
 def test_a_call_after_a_peer_has_closed_fails_and_names_it() -> None:
@@ -137,7 +138,7 @@ def test_a_call_after_a_peer_has_closed_fails_and_names_it() -> None:
 
 
 def test_survivors_of_a_frozen_rank_hear_its_name() -> None:
-    facts, exits = _run("reduce_for_ever", 3, "256", "ring", once_ready=_freeze_then_kill)
+    facts, exits = _run("reduce_for_ever", 3, "256", "ring", "5", once_ready=_freeze_then_kill)
     assert exits[1].returncode == -9
     for rank in (0, 2):
         failure = _only(facts, rank, "error")
@@ -211,8 +212,8 @@ def test_ctrl_c_ends_a_wait() -> None:
     assert exits[0].returncode == 0, exits[0]
     interrupted = _only(facts, 0, "error")
     assert interrupted["error"] == "KeyboardInterrupt"
-    assert interrupted["at_s"] - sent_s < 2.0
-    assert _only(facts, 0, "closed_s")["closed_s"] < 6.0
+    assert interrupted["at_s"] - sent_s < _SOON_S
+    assert _only(facts, 0, "closed_s")["closed_s"] < _SOON_S
 
 
 def test_other_signals_do_not_end_a_wait() -> None:
@@ -294,7 +295,7 @@ def test_a_forked_child_does_not_keep_its_dead_parent_alive(transports: str) -> 
         for rank in (0, 2):
             failure = _only(facts, rank, "error")
             assert (failure["error"], failure["peer"]) == ("PeerFailed", 1), failure
-            assert failure["at_s"] - killed_s < 6.0
+            assert failure["at_s"] - killed_s < _SOON_S
         os.kill(children[0], 0)  # it was there all the time
     finally:
         for child in children:

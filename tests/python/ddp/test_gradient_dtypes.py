@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -107,17 +108,19 @@ def test_they_are_clipped_with_the_others(on_ranks: OnRanks, dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_is_not_finite_is_found(on_ranks: OnRanks, dtype: torch.dtype) -> None:
+    both_have_one = threading.Barrier(2)
+
     def run(comm: Communicator) -> None:
         for policy in ("skip", "raise"):
             named = parameters(dtype)
             state = DDPState(comm, module_of(named), compress=None, nonfinite=policy)
+            both_have_one.wait(60)  # an abort ends also what another rank has not finished
             buffers = [gradient(dtype, 3003, comm.rank), torch.ones(2000)]
             if comm.rank == 1:
                 buffers[0][5] = np.nan
             if policy == "skip":
                 assert not any(one.any() for one in reduce(state, named, buffers))
                 assert state.skipped
-                comm.barrier()
             elif comm.rank == 1:
                 with pytest.raises(NonFiniteGradient, match="rank 1, step 0: .*'second'"):
                     reduce(state, named, buffers)

@@ -33,7 +33,7 @@ def test_raise(on_ranks: OnRanks, compress: str | None, value: float, name: str)
     def run(comm: Communicator) -> None:
         trainer = Trainer(comm, compress=compress)
         trainer.step(gradients_of(comm.rank, 0), ONE)
-        together.wait(20)  # else rank 1 may abort before rank 0 is through with this step
+        together.wait(60)  # else rank 1 may abort before rank 0 is through with this step
         before = trainer.memory()
         if comm.rank == 1:
             with pytest.raises(
@@ -89,7 +89,7 @@ def test_raise_in_a_later_bucket(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         trainer = Trainer(comm)
         trainer.step(gradients_of(comm.rank, 0), REBUILT)
-        together.wait(20)
+        together.wait(60)
         before = trainer.memory()["parameters"]
         with pytest.raises(NonFiniteGradient if comm.rank == 1 else RuntimeError, match="rank 1, step 1: .*embedding"):
             trainer.step(_poisoned(comm.rank, "embedding"), REBUILT)
@@ -135,7 +135,7 @@ def test_raise_on_overflow(on_ranks: OnRanks, selection: str, dtype: torch.dtype
         trainer = Trainer(comm, dtype, select=selection)
         first, second = OVERFLOWS[dtype]
         trainer.step(_huge(comm.rank, first), ONE)
-        together.wait(20)
+        together.wait(60)
         before = trainer.memory()
         message = f"rank 1, step 1: the residual of 'hidden' overflowed: {WAITING} of 1000 entries"
         if comm.rank == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -123,8 +124,11 @@ def test_statistics(on_ranks: OnRanks) -> None:
 
 
 def test_an_unknown_parameter_fails_on_all_ranks(on_ranks: OnRanks) -> None:
+    both_have_one = threading.Barrier(2)
+
     def run(comm: Communicator) -> None:
         trainer = Trainer(comm)
+        both_have_one.wait(60)  # an abort ends also what another rank has not finished
         if comm.rank == 0:
             trainer.parameters["hidden"] = torch.nn.Parameter(torch.zeros(SHAPES["hidden"]))
             with pytest.raises(

@@ -176,21 +176,21 @@ def test_a_failed_step_leaves_the_state_before_it(on_ranks: OnRanks, poison: dic
         trainer = Trainer(comm, nonfinite="skip")
         trainer.step(gradients_of(comm.rank, 0), REBUILT)
         before = _state(trainer)
-        together.wait(20)
+        together.wait(60)
         gradients = _poisoned(comm.rank, poison)
         if comm.rank == 1:
             trainer.start(gradients, REBUILT[0], 0, False)
             if when == "in the middle":
-                together.wait(20)
+                together.wait(60)
             comm.abort("lost its mind")
             if when == "in the middle":
-                together.wait(20)
+                together.wait(60)
             assert_same(_state(trainer), before)
             return
         futures = [trainer.start(gradients, REBUILT[0], 0, False)[1]]
         if when == "in the middle":
-            together.wait(20)
-            together.wait(20)
+            together.wait(60)
+            together.wait(60)
         with contextlib.suppress(TransportError):  # the abort may be quicker
             futures.append(trainer.start(gradients, REBUILT[1], 1, False)[1])
             futures.append(trainer.start(gradients, REBUILT[2], 2, True)[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -89,12 +90,15 @@ def test_an_optimizer_that_torch_puts_there_is_refused_at_once(on_ranks: OnRanks
 
 @pytest.mark.parametrize("plan", ["wfbp", "single"])
 def test_and_later(on_ranks: OnRanks, plan: str) -> None:
+    both_trained = threading.Barrier(2)
+
     def run(comm: Communicator) -> None:
         model = model_of(0)
         Synchronizer(model, comm, plan=plan)
         loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
         trained = [one for one in model.parameters() if one.requires_grad]
         _apply_optimizer_in_backward(torch.optim.SGD, trained, {"lr": 0.1})
+        both_trained.wait(60)  # an abort ends also what another rank has not finished
         with pytest.raises((RuntimeError, TransportError), match="SGD steps inside the backward pass, before the Sync"):
             loss_of(model, 1, comm.rank).backward()  # type: ignore[no-untyped-call]
         assert_same(model, model_of(0))
@@ -154,6 +158,7 @@ def test_a_hook_that_changes_one_parameter_by_itself_is_refused(
 
 def test_a_hook_is_followed_from_group_to_group(on_ranks: OnRanks) -> None:
     """Groups that are planned anew have their hooks behind those of others."""
+    both_trained = threading.Barrier(2)
 
     def run(comm: Communicator) -> int:
         model = model_of(0)
@@ -166,6 +171,7 @@ def test_a_hook_is_followed_from_group_to_group(on_ranks: OnRanks) -> None:
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         model.tail.bias.register_post_accumulate_grad_hook(update_of(model.tail.bias))
+        both_trained.wait(60)  # an abort ends also what another rank has not finished
         with pytest.raises((RuntimeError, TransportError), match=CHANGED):
             loss_of(model, 20, comm.rank).backward()  # type: ignore[no-untyped-call]
         return len(counts)

@@ -40,7 +40,7 @@ def test_an_overflow_raises(
         trainer = Trainer(comm, dtype, momentum=0.9, nesterov=nesterov, masking=False, optimizer=plain_sgd, **options)
         if not nesterov:
             trainer.step(_gradients(comm.rank, 0, name, HUGE[dtype]), ONE)
-        together.wait(20)
+        together.wait(60)
         before = trainer.memory()
         gradients = _gradients(comm.rank, 1, name, HUGE[dtype])
         if comm.rank == 1:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import math
 import os
 import signal
@@ -16,11 +14,12 @@ from typing import Any
 import torch
 from replicas import batch, network
 from torch.distributed import TCPStore
+from watched_processes import telling
 
 import telegrad
 from telegrad.diloco import ReplicaGroup
 
-EVERY, LIVENESS_S = 6, float(os.environ.get("LIVENESS_S", "3"))
+EVERY = 6
 OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {},
     "sparse": {"compress": telegrad.TopK(0.1, small_elements=0, combine="allgather"), "decay": 0.9},
@@ -31,20 +30,10 @@ OPTIONS |= {"freezes": OPTIONS["streaming"], "freezes for a moment": OPTIONS["st
 OPTIONS |= {"half a round": OPTIONS["sparse"], "diverges": {}, "leaves": {}, "differs": {}}
 
 
-def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float = 0.01) -> None:
+def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float, liveness_s: float) -> None:
     """``number``: of the replica, and of its data. It ends with the round that the store has under "last"."""
-    with open(output, "a") as file, open(f"{output}.stacks", "w") as stacks:
-        faulthandler.register(signal.SIGUSR1, stacks)
-
-        def say(**what: Any) -> None:
-            file.write(json.dumps({"replica": number, **what}) + "\n")
-            file.flush()
-
-        try:
-            _train(port, replicas, number, kind, pause_s, say)
-        except BaseException as error:
-            say(error=f"{type(error).__name__}: {error}")
-            raise
+    with telling(output, replica=number) as say:
+        _train(port, replicas, number, kind, pause_s, liveness_s, say)
 
 
 def held() -> dict[str, int]:
@@ -65,13 +54,12 @@ def fail_after_agreement(diloco: telegrad.DiLoCo) -> None:
     diloco._agree = heard_by_others  # type: ignore[method-assign]
 
 
-def _train(port: int, replicas: int, number: int, kind: str, pause_s: float, say: Callable[..., None]) -> None:
+def _train(
+    port: int, replicas: int, number: int, kind: str, pause_s: float, liveness_s: float, say: Callable[..., None]
+) -> None:
     torch.set_num_threads(1)
     warnings.showwarning = lambda message, *_, **__: say(warned=str(message))  # type: ignore[assignment]
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    liveness_s = (
-        60.0 if "store" in kind or "moment" in kind else LIVENESS_S
-    )  # nobody is to be given up on a busy machine
     group = ReplicaGroup(store, replicas, name="test", liveness_timeout_s=liveness_s, join_timeout_s=15.0)
     model = network(number)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)

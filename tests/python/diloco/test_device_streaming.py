@@ -164,11 +164,14 @@ def _wait_for_copies(device: ComputingRuntime) -> None:
 def test_a_replica_that_diverged_is_told_when_its_device_is_there(
     device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream]
 ) -> None:
+    all_trained = threading.Barrier(len(comms))
+
     def run(comm: Communicator) -> BaseException:
         with device.on(streams[comm.rank]):
             replica = Replica(comm, device, delay=4, **SPARSE)
             for number in range(EVERY - 1):
                 replica.step(number)
+            all_trained.wait(60)  # an abort ends also what another rank has not finished
             if comm.rank == 1:
                 with torch.no_grad():
                     next(iter(replica.model.parameters())).mul_(torch.nan)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import multiprocessing
 import os
 import random
 import signal
 import threading
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
@@ -34,99 +31,25 @@ import membership_program  # noqa: E402 - it needs torch
 import torch.distributed.checkpoint as dcp  # noqa: E402
 from membership_program import EVERY  # noqa: E402
 from torch.distributed import HashStore, TCPStore  # noqa: E402
+from watched_processes import LIVENESS_S, PATIENCE_S, PATIENT_S, Job, context  # noqa: E402
 
 pytestmark = pytest.mark.timeout(400)  # processes start slowly on a busy machine
-PATIENCE_S = 100.0
-_context = multiprocessing.get_context("forkserver")
-# Optimizers import torch._dynamo when they step. Python 3.11 finds these modules, as it does not find tests.
-_context.set_forkserver_preload(["telegrad.diloco", "torch._dynamo", "pytest"])
 
 
-class Job:
-    """Replicas, their store, and what they have said."""
-
-    def __init__(self, folder: Path, replicas: int, kind: str, port: int | None = None, pause_s: float = 0.01) -> None:
-        self._folder, self._replicas, self._kind, self._pause_s = folder, replicas, kind, pause_s
-        self.store = TCPStore("127.0.0.1", port or 0, is_master=port is None, wait_for_workers=False)
-        self.processes: dict[int, BaseProcess] = {}
-        for _ in range(replicas):
-            self.start()
-
-    def start(self) -> int:
-        number = len(self.processes)
-        arguments: tuple[Any, ...] = (
-            self.store.port,
-            self._replicas,
-            number,
-            self._kind,
-            str(self._folder / f"{number}.jsonl"),
-        )
-        arguments += (self._pause_s,)
-        self.processes[number] = _context.Process(target=membership_program.main, args=arguments, daemon=True)
-        self.processes[number].start()
-        return number
-
-    def send(self, number: int, what: signal.Signals) -> None:
-        process = self.processes[number].pid
-        assert process is not None
-        os.kill(process, what)
-
-    def said(self, number: int) -> list[dict[str, Any]]:
-        path = self._folder / f"{number}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def rounds(self, number: int) -> list[int]:
-        return [one["round"] for one in self.said(number) if "round" in one]
-
-    def wait_for(self, happens: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not happens():
-            assert time.monotonic() < deadline_s, self.where()
-            time.sleep(0.02)
-
-    def where(self) -> str:
-        """What the living replicas have said last, and where they are."""
-        alive = [number for number, one in self.processes.items() if one.is_alive()]
-        for number in alive:
-            self.send(number, signal.SIGUSR1)
-        time.sleep(1.0)
-        stacks = [(self._folder / f"{number}.jsonl.stacks").read_text() for number in alive]
-        last = [self.said(number)[-2:] for number in alive]
-        return "\n".join(f"{number}: {one}\n{stack}" for number, one, stack in zip(alive, last, stacks, strict=True))
-
-    def wait_for_rounds(self, number: int, more: int = 5) -> None:
-        goal = len(self.rounds(number)) + more
-        self.wait_for(lambda: len(self.rounds(number)) >= goal)
-
-    def finish(self, numbers: list[int]) -> None:
-        """These end with one round, and in each round all who have ended it have the same bits."""
-        self.store.set("last", str(max(self.rounds(numbers[0])) + 12))
-        for number in numbers:
-            self.processes[number].join(PATIENCE_S)
-            assert self.processes[number].exitcode == 0, self.said(number)[-3:]
-        bits: defaultdict[Any, set[Any]] = defaultdict(set)
-        for number in self.processes:
-            for one in self.said(number):
-                if "round" in one:
-                    bits[one["round"]].add(one["checksum"])
-        for number in numbers:
-            last = next(one for one in self.said(number) if "ended" in one)
-            bits["end"].add((last["ended"], last["checksum"]))
-        assert bits
-        assert {number: found for number, found in bits.items() if len(found) > 1} == {}
-
-    def close(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.join()
+class ReplicaJob(Job):
+    unit = "round"
+    several = 5
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    made: list[Job] = []
+def job(tmp_path: Path) -> Iterator[Callable[..., ReplicaJob]]:
+    made: list[ReplicaJob] = []
 
-    def make(replicas: int, kind: str = "dense", **options: Any) -> Job:
-        made.append(Job(tmp_path, replicas, kind, **options))
+    def make(
+        replicas: int, kind: str = "dense", port: int = 0, pause_s: float = 0.01, liveness_s: float = PATIENT_S
+    ) -> ReplicaJob:
+        made.append(ReplicaJob(tmp_path, replicas, kind, membership_program.main, pause_s, liveness_s, port=port))
+        made[-1].start(replicas)
         return made[-1]
 
     yield make
@@ -134,52 +57,48 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         one.close()
 
 
-def warnings_of(job: Job, number: int) -> str:
-    return "\n".join(one["warned"] for one in job.said(number) if "warned" in one)
-
-
 @pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
-def test_a_replica_that_is_killed_costs_its_own_round_only(job: Callable[..., Job], kind: str) -> None:
+def test_a_replica_that_is_killed_costs_its_own_round_only(job: Callable[..., ReplicaJob], kind: str) -> None:
     running = job(3, kind)
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     running.send(1, signal.SIGKILL)
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     running.finish([0, 2])
     for number in (0, 2):
-        assert "an exchange failed, so the replicas agree on who is left" in warnings_of(running, number)
+        assert "an exchange failed, so the replicas agree on who is left" in running.warnings_of(number)
         rounds = [one for one in running.said(number) if "round" in one]
         assert {one["size"] for one in rounds} == {3, 2}
         if kind != "streaming":
             assert all(one["step"] == EVERY * one["round"] for one in rounds)  # no step is lost
 
 
-def test_a_round_that_one_replica_has_ended_all_end(job: Callable[..., Job]) -> None:
+def test_a_round_that_one_replica_has_ended_all_end(job: Callable[..., ReplicaJob]) -> None:
     """Where the last message of a round reaches some replicas only. Nobody loses a step, or a residual."""
     running = job(2, "half a round")
-    running.wait_for_rounds(0, 8)
+    running.wait_for_units(0, 8)
     running.finish([0, 1])
     for number in (0, 1):
-        assert running.rounds(number)[3] == 4
-        assert "a residual of norm" not in warnings_of(running, number)
-    assert "the test says so" in warnings_of(running, 1)
+        assert running.units(number)[3] == 4
+        assert "a residual of norm" not in running.warnings_of(number)
+    assert "the test says so" in running.warnings_of(1)
     steps = {one["round"]: one["step"] for one in running.said(0) if "round" in one}
     assert all(step == EVERY * number for number, step in steps.items())
 
 
-def test_a_replica_that_has_diverged_leaves_and_may_join_anew(job: Callable[..., Job]) -> None:
+def test_a_replica_that_has_diverged_leaves_and_may_join_anew(job: Callable[..., ReplicaJob]) -> None:
     running = job(2, "diverges")
     running.wait_for(lambda: any("diverged" in one for one in running.said(1)))
     running.wait_for(lambda: running.said(0)[-1].get("size") == 2 and running.said(1)[-1].get("size") == 2)
-    running.wait_for_rounds(1)
+    running.wait_for_units(1)
     running.finish([0, 1])
     (told,) = [one["diverged"] for one in running.said(1) if "diverged" in one]
     assert "entries of '0.weight' have become NaN or infinite" in told
     (left,) = [one["left"] for one in running.said(1) if "left" in one]
     assert "this replica has left its ReplicaGroup: close() this DiLoCo, and make another" in left
-    assert "have become NaN or infinite" in warnings_of(running, 0)
+    assert "have become NaN or infinite" in running.warnings_of(0)
 
 
-def test_a_replica_that_leaves_is_not_waited_for(job: Callable[..., Job]) -> None:
+def test_a_replica_that_leaves_is_not_waited_for(job: Callable[..., ReplicaJob]) -> None:
     running = job(2, "leaves")
     running.wait_for(lambda: any(one.get("size") == 1 for one in running.said(0)))
     running.finish([0])
@@ -188,7 +107,7 @@ def test_a_replica_that_leaves_is_not_waited_for(job: Callable[..., Job]) -> Non
     assert all(step == EVERY * number for number, step in steps)
 
 
-def test_replicas_that_differ_are_told_in_a_group_too(job: Callable[..., Job]) -> None:
+def test_replicas_that_differ_are_told_in_a_group_too(job: Callable[..., ReplicaJob]) -> None:
     running = job(2, "differs")
     for number in (0, 1):
         running.wait_for(lambda number=number: any("error" in one for one in running.said(number)))  # type: ignore[misc]
@@ -246,8 +165,8 @@ def serve(port: Any) -> None:
 @pytest.fixture
 def served() -> Iterator[tuple[int, BaseProcess]]:
     """The port of a store in a process of its own, and that."""
-    here, there = _context.Pipe()
-    process = _context.Process(target=serve, args=(there,), daemon=True)
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,), daemon=True)
     process.start()
     yield here.recv(), process
     process.kill()
@@ -256,18 +175,18 @@ def served() -> Iterator[tuple[int, BaseProcess]]:
 
 @pytest.mark.parametrize("kind", ["sparse", "streaming"])
 def test_replicas_train_on_without_their_store(
-    job: Callable[..., Job], served: tuple[int, BaseProcess], kind: str
+    job: Callable[..., ReplicaJob], served: tuple[int, BaseProcess], kind: str
 ) -> None:
     """And end as they would have, or with an error where one is lost then; never by a signal."""
     port, server = served
     running = job(3, f"{kind} without store", port=port)
     for number in range(3):
-        running.wait_for_rounds(number, 1)
+        running.wait_for_units(number, 1)
     server.kill()
     server.join()
     for number in range(3):
-        running.wait_for(lambda number=number: "training goes on" in warnings_of(running, number))  # type: ignore[misc]
-    running.wait_for_rounds(0)
+        running.wait_for(lambda number=number: "training goes on" in running.warnings_of(number))  # type: ignore[misc]
+    running.wait_for_units(0)
     rounds = [one for one in running.said(0) if "round" in one]
     assert all(one["size"] == 3 for one in rounds)
     running.send(2, signal.SIGKILL)
@@ -282,11 +201,11 @@ def test_replicas_train_on_without_their_store(
     assert all(one["state"] == one["round_before"] for one in said)
 
 
-def test_a_run_ends_well_without_its_store(job: Callable[..., Job], served: tuple[int, BaseProcess]) -> None:
+def test_a_run_ends_well_without_its_store(job: Callable[..., ReplicaJob], served: tuple[int, BaseProcess]) -> None:
     port, server = served
     running = job(2, "ends without store", port=port)
     for number in range(2):
-        running.wait_for_rounds(number, 1)
+        running.wait_for_units(number, 1)
     server.kill()
     server.join()
     for number in range(2):
@@ -297,80 +216,80 @@ def test_a_run_ends_well_without_its_store(job: Callable[..., Job], served: tupl
     assert last[0]["checksum"] == last[1]["checksum"]
 
 
-def test_a_replica_that_wakes_up_takes_part_again(job: Callable[..., Job]) -> None:
-    running = job(3, "sparse")
-    running.wait_for_rounds(0)
+def test_a_replica_that_wakes_up_takes_part_again(job: Callable[..., ReplicaJob]) -> None:
+    running = job(3, "sparse", liveness_s=LIVENESS_S)
+    running.wait_for_units(0)
     running.send(1, signal.SIGSTOP)
     running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     running.send(1, signal.SIGCONT)
     running.wait_for(lambda: running.said(0)[-1].get("size") == 3)
-    running.wait_for_rounds(1)
+    running.wait_for_units(1)
     running.finish([0, 1, 2])
-    assert "this replica was away, and takes a peer's parameters over: a residual of norm" in warnings_of(running, 1)
-    rounds = running.rounds(1)
+    assert "this replica was away, and takes a peer's parameters over: a residual of norm" in running.warnings_of(1)
+    rounds = running.units(1)
     assert rounds[-1] - rounds[0] + 1 > len(rounds)  # it has missed some
 
 
-def wait_until_frozen(running: Job, number: int) -> None:
+def wait_until_frozen(running: ReplicaJob, number: int) -> None:
     stat = Path(f"/proc/{running.processes[number].pid}/stat")
     running.wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
 
-def test_a_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., Job]) -> None:
+def test_a_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., ReplicaJob]) -> None:
     """Longer than the liveness time-out: the others do not apply that exchange, and do it again without that replica,
     which comes back."""
-    running = job(3, "freezes")
+    running = job(3, "freezes", liveness_s=LIVENESS_S)
     wait_until_frozen(running, 1)
     running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     running.send(1, signal.SIGCONT)
     running.wait_for(lambda: running.said(0)[-1].get("size") == 3)
-    running.wait_for_rounds(1)
+    running.wait_for_units(1)
     running.finish([0, 1, 2])
-    assert "an exchange failed, so the replicas agree on who is left" in warnings_of(running, 1)
-    assert max(running.rounds(1)) >= max(running.rounds(0)) - 3  # of three fragments, which fail together
+    assert "an exchange failed, so the replicas agree on who is left" in running.warnings_of(1)
+    assert max(running.units(1)) >= max(running.units(0)) - 3  # of three fragments, which fail together
 
 
-def test_a_short_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., Job]) -> None:
+def test_a_short_freeze_in_the_middle_of_a_streaming_exchange(job: Callable[..., ReplicaJob]) -> None:
     """Shorter than the time-out: the round completes on all."""
     running = job(3, "freezes for a moment")
     wait_until_frozen(running, 1)
     running.send(1, signal.SIGCONT)
-    running.wait_for_rounds(1)
+    running.wait_for_units(1)
     running.finish([0, 1, 2])
     for number in range(3):
-        assert warnings_of(running, number) == ""
+        assert running.warnings_of(number) == ""
         assert {one["size"] for one in running.said(number) if "round" in one} == {3}
 
 
 @pytest.mark.parametrize("kind", ["dense", "streaming"])
-def test_a_replica_that_comes_later_is_in_by_the_next_round(job: Callable[..., Job], kind: str) -> None:
+def test_a_replica_that_comes_later_is_in_by_the_next_round(job: Callable[..., ReplicaJob], kind: str) -> None:
     running = job(2, kind)
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     number = running.start()
-    running.wait_for_rounds(number)
+    running.wait_for_units(number)
     running.finish([0, 1, number])
     (began,) = [one for one in running.said(number) if "began" in one]
     assert began["began"] >= 5
     (peer,) = [one for one in running.said(0) if one.get("round") == began["began"]]
     assert began["checksum"] == peer["checksum"]
-    assert running.rounds(number)[0] == began["began"] + 1
-    assert warnings_of(running, 0) == ""
+    assert running.units(number)[0] == began["began"] + 1
+    assert running.warnings_of(0) == ""
 
 
-def test_the_last_replica_goes_on_alone_and_takes_others_in(job: Callable[..., Job]) -> None:
+def test_the_last_replica_goes_on_alone_and_takes_others_in(job: Callable[..., ReplicaJob]) -> None:
     running = job(3)
-    running.wait_for_rounds(2)
+    running.wait_for_units(2)
     running.send(0, signal.SIGKILL)  # also the one that looks for newcomers
     running.send(1, signal.SIGKILL)
     running.wait_for(lambda: any(one.get("size") == 1 for one in running.said(2)))
     number = running.start()
-    running.wait_for_rounds(number)
+    running.wait_for_units(number)
     running.finish([2, number])
 
 
-def disturb(running: Job, chance: random.Random, events: int) -> list[int]:
+def disturb(running: ReplicaJob, chance: random.Random, events: int) -> list[int]:
     """Kills, freezes and starts replicas at random moments, of three to five, also while others are frozen or start.
     After each event the first replica ends a round. Returns those that are left."""
     alive, wakes = [*running.processes], dict[int, int]()  # after which event a frozen one does
@@ -390,20 +309,20 @@ def disturb(running: Job, chance: random.Random, events: int) -> list[int]:
         else:
             running.send(victim, signal.SIGSTOP)
             wakes[victim] = event + chance.choice([1, 1, 4])  # mostly before it counts as gone, or long after
-        running.wait_for_rounds(alive[0], 1)
+        running.wait_for_units(alive[0], 1)
     for victim in wakes:
         running.send(victim, signal.SIGCONT)
     for number in alive:
-        running.wait_for_rounds(number, 1)
+        running.wait_for_units(number, 1)
     return alive
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
-def test_random_changes_of_members(job: Callable[..., Job], kind: str) -> None:
-    running = job(5, kind)
-    running.wait_for_rounds(0)
+def test_random_changes_of_members(job: Callable[..., ReplicaJob], kind: str) -> None:
+    running = job(5, kind, liveness_s=LIVENESS_S)
+    running.wait_for_units(0)
     alive = disturb(
         running, random.Random(f"{kind} {os.environ.get('SEED', '0')}"), int(os.environ.get("EVENTS", "20"))
     )
@@ -436,16 +355,16 @@ def check_is_flat(rounds: list[dict[str, Any]]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
-def test_rounds_of_two_hours_leave_nothing_behind(job: Callable[..., Job], kind: str) -> None:
+def test_rounds_of_two_hours_leave_nothing_behind(job: Callable[..., ReplicaJob], kind: str) -> None:
     """2 h of rounds of 30 steps that take 0.1 s each are 2,400 rounds. Here a round has fewer and shorter steps; of
     memory and descriptors each takes as much."""
     rounds = int(os.environ.get("ROUNDS", "2400"))
     running = job(3, kind, pause_s=0.0)
-    while len(running.rounds(0)) < rounds:
-        running.wait_for_rounds(0, 20)
+    while len(running.units(0)) < rounds:
+        running.wait_for_units(0, 20)
     running.finish([0, 1, 2])
     for number in range(3):
-        assert warnings_of(running, number) == ""
+        assert running.warnings_of(number) == ""
         said = [one for one in running.said(number) if "round" in one]
         assert {one["size"] for one in said} == {3}
         assert len({one["descriptors"] for one in said[len(said) // 4 :]}) == 1
@@ -462,20 +381,20 @@ def spread(rounds: list[dict[str, Any]]) -> str:
     )
 
 
-def test_a_newcomer_with_other_options_is_told_and_the_others_go_on(job: Callable[..., Job]) -> None:
+def test_a_newcomer_with_other_options_is_told_and_the_others_go_on(job: Callable[..., ReplicaJob]) -> None:
     running = job(2)
-    running.wait_for_rounds(0)
-    running._kind = "sparse"
+    running.wait_for_units(0)
+    running.kind = "sparse"
     number = running.start()
     running.wait_for(lambda: any("error" in one for one in running.said(number)))
     assert "this replica's model or options differ from those of rank 0" in running.said(number)[-1]["error"]
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     running.finish([0, 1])
 
 
-def test_a_newcomer_does_not_begin_anew_where_all_others_are_gone(job: Callable[..., Job]) -> None:
+def test_a_newcomer_does_not_begin_anew_where_all_others_are_gone(job: Callable[..., ReplicaJob]) -> None:
     running = job(2)
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     for number in (0, 1):
         running.send(number, signal.SIGKILL)
     number = running.start()
@@ -483,9 +402,9 @@ def test_a_newcomer_does_not_begin_anew_where_all_others_are_gone(job: Callable[
     assert "all replicas of the group are gone, so nobody has the parameters" in running.said(number)[-1]["error"]
 
 
-def test_a_newcomer_after_a_run_that_ended_well_is_told_so(job: Callable[..., Job]) -> None:
+def test_a_newcomer_after_a_run_that_ended_well_is_told_so(job: Callable[..., ReplicaJob]) -> None:
     running = job(2)
-    running.wait_for_rounds(0)
+    running.wait_for_units(0)
     running.finish([0, 1])
     number = running.start()
     running.wait_for(lambda: any("error" in one for one in running.said(number)))

@@ -296,6 +296,8 @@ def test_another_number_of_replicas_applies_what_was_in_flight() -> None:
 
 
 def test_what_is_in_flight_is_waited_for_before_a_replica_that_diverged_is_named() -> None:
+    both_trained = threading.Barrier(2)
+
     def run(comm: Communicator) -> list[BaseException]:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
@@ -304,6 +306,7 @@ def test_what_is_in_flight_is_waited_for_before_a_replica_that_diverged_is_named
         train(model, optimizer, comm.rank, range(2))
         before = diloco.checksum()
         train(model, optimizer, comm.rank, range(2, 3))
+        both_trained.wait(60)  # an abort ends also what another rank has not finished
         if comm.rank == 1:
             with torch.no_grad():
                 model[1].weight[0] = math.nan  # type: ignore[index]
@@ -443,11 +446,14 @@ def test_infinities_of_a_mask_stay(mix: float) -> None:
 
 
 def test_nan_in_a_buffer_stays_on_its_replica() -> None:
+    both_trained = threading.Barrier(2)
+
     def run(comm: Communicator) -> tuple[BaseException, bool]:
         model = network()
         optimizer = SGD(model.parameters(), 0.01)
         diloco = DiLoCo(model, comm, optimizer, every=None)
         train(model, optimizer, comm.rank, range(1))
+        both_trained.wait(60)  # an abort ends also what another rank has not finished
         if comm.rank == 1:
             model[1].running_mean[0] = math.nan
         with pytest.raises((NonFiniteGradient, TransportError)) as raised:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -15,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed import TCPStore
+from watched_processes import telling
 
 import telegrad
 
-LIVENESS_S = float(os.environ.get("LIVENESS_S", "3"))
 KINDS: dict[str, Any] = {
     "dense": None,
     "sparse": telegrad.TopK(0.1, small_elements=0),
@@ -54,20 +53,11 @@ def checksum(model: torch.nn.Module) -> int:
     return found
 
 
-def bare(port: int, ranks: int, number: int, kind: str, output: str) -> None:
+def bare(port: int, ranks: int, number: int, kind: str, output: str, liveness_s: float) -> None:
     """Sums in a loop, and shrinks after each failure. ``kind``: which rank does what to itself, and when."""
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    with open(output, "a") as file:
-
-        def say(**what: Any) -> None:
-            file.write(json.dumps({"number": number, **what}) + "\n")
-            file.flush()
-
-        try:
-            _sum(store, ranks, number, kind, say)
-        except BaseException as error:
-            say(error=f"{type(error).__name__}: {error}")
-            raise
+    with telling(output, number=number) as say:
+        _sum(telegrad.join(store, ranks, liveness_timeout_s=liveness_s), store, ranks, kind, say)
 
 
 def store_is_gone(store: Any) -> bool:
@@ -92,8 +82,7 @@ def _hurt(rank: int, kind: str, where: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL if name == "kill" else signal.SIGSTOP)
 
 
-def _sum(store: Any, ranks: int, number: int, kind: str, say: Callable[..., None]) -> None:
-    comm = telegrad.join(store, ranks, liveness_timeout_s=LIVENESS_S)
+def _sum(comm: telegrad.Communicator, store: Any, ranks: int, kind: str, say: Callable[..., None]) -> None:
     first = comm.rank
     part, step = None, np.array([0])
     if comm.rank < ranks:
@@ -151,26 +140,17 @@ def _sum(store: Any, ranks: int, number: int, kind: str, say: Callable[..., None
     comm.close()
 
 
-def train(port: int, ranks: int, number: int, kind: str, output: str) -> None:
+def train(port: int, ranks: int, number: int, kind: str, output: str, liveness_s: float) -> None:
     """Trains until the step that the store has under "last"."""
-    with open(output, "a") as file:
-
-        def say(**what: Any) -> None:
-            file.write(json.dumps({"number": number, **what}) + "\n")
-            file.flush()
-
-        try:
-            _train(port, ranks, number, kind, say)
-        except BaseException as error:
-            say(error=f"{type(error).__name__}: {error}")
-            raise
+    with telling(output, number=number) as say:
+        _train(port, ranks, number, kind, liveness_s, say)
 
 
-def _train(port: int, ranks: int, number: int, kind: str, say: Callable[..., None]) -> None:
+def _train(port: int, ranks: int, number: int, kind: str, liveness_s: float, say: Callable[..., None]) -> None:
     torch.set_num_threads(1)
     warnings.showwarning = lambda message, *_, **__: say(warned=str(message))  # type: ignore[assignment]
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    comm = telegrad.join(store, ranks, liveness_timeout_s=LIVENESS_S)
+    comm = telegrad.join(store, ranks, liveness_timeout_s=liveness_s)
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
@@ -178,7 +158,6 @@ def _train(port: int, ranks: int, number: int, kind: str, say: Callable[..., Non
     def synchronizer(model: torch.nn.Module, comm: telegrad.Communicator) -> telegrad.Synchronizer:
         return telegrad.Synchronizer(model, comm, plan="fixed", compress=KINDS[kind.partition(" ")[0]])
 
-    pause_s = float(store.get("pause")) if store.check(["pause"]) else 0.01
     with telegrad.Elastic(model, optimizer, comm, synchronizer=synchronizer, state={"scheduler": scheduler}) as elastic:
         say(began=elastic.steps, rank=elastic.rank, checksum=checksum(model))
         calls = 0
@@ -203,7 +182,7 @@ def _train(port: int, ranks: int, number: int, kind: str, say: Callable[..., Non
         while not (store.check(["last"]) and elastic.steps >= int(store.get("last"))):
             loss = float(elastic.step(loss_of))
             scheduler.step()
-            time.sleep(pause_s)
+            time.sleep(0.01)
             say(
                 step=elastic.steps, size=elastic.world_size, checksum=checksum(model), loss=loss, calls=calls,
                 repeated=elastic.repeated, lost=elastic.lost_residuals, epochs=scheduler.last_epoch,

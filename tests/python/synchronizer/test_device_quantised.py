@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from device_and_host import DeviceRank, OnEach, assert_alike, train
+from device_and_host import RANKS, DeviceRank, OnEach, assert_alike, train
 from given_gradients import NAMED, gradients_of, sgd
 from handmade_buckets import named
 from triton_arrays import DEVICE
@@ -104,6 +105,7 @@ def test_what_bfloat16_does_not_hold_waits(on_devices: OnEach, on_hosts: OnEach)
 @pytest.mark.parametrize("born", ["in the gradient", "with what waits"])
 def test_it_is_raised_late(on_devices: OnEach, born: str) -> None:
     large = float(torch.finfo(torch.float32).max)
+    all_trained = threading.Barrier(RANKS)
 
     def run(rank: DeviceRank) -> str:
         first = gradients_of(rank.comm.rank, 0)
@@ -113,6 +115,7 @@ def test_it_is_raised_late(on_devices: OnEach, born: str) -> None:
             second["hidden"][0, 0] = large if born == "with what waits" else math.nan
         rank.step(first)
         rank.step(second)
+        all_trained.wait(60)  # an abort ends also what another rank has not finished
         wanted = NonFiniteGradient if rank.comm.rank == 1 else TransportError
 
         def go_on() -> None:

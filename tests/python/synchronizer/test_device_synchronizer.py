@@ -149,11 +149,12 @@ def test_nan_arrives_on_all_ranks(on_each: Each) -> None:
 
 
 def test_after_a_failure_gradients_are_nan_and_the_next_pass_raises(on_each: Each) -> None:
-    closed = threading.Event()
+    closed, all_have_gradients = threading.Event(), threading.Barrier(RANKS)
 
     def backward(rank: Rank) -> None:
         rank.backward(0)
         rank.gradients()
+        all_have_gradients.wait(60)  # an abort ends also what another rank has not finished
         if rank.comm.rank == 2:
             rank.sync.comm.close()
             closed.set()
@@ -187,8 +188,11 @@ def test_a_large_model_is_copied_in_parts(on_each: Each, monkeypatch: pytest.Mon
 
 
 def test_ranks_in_different_passes(on_each: Each) -> None:
+    all_trained = threading.Barrier(RANKS)
+
     def train(rank: Rank) -> None:
         rank.train(1)
+        all_trained.wait(60)  # an abort ends also what another rank has not finished
         if rank.comm.rank == 1:
             rank.sync._passes += 1  # as where an exception has ended a pass here only
 

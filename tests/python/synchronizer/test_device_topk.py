@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from device_and_host import DeviceRank, OnEach, assert_alike, train
+from device_and_host import RANKS, DeviceRank, OnEach, assert_alike, train
 from given_gradients import NAMED, gradients_of, sgd
 from handmade_buckets import named
 from torch import Tensor
@@ -122,12 +123,15 @@ def test_a_ranks_own_gradient_is_clipped(on_devices: OnEach, on_hosts: OnEach) -
 
 
 def test_nan_is_raised_late_and_is_in_no_residual(on_devices: OnEach) -> None:
+    all_trained = threading.Barrier(RANKS)
+
     def run(rank: DeviceRank) -> str:
         rank.step(gradients_of(rank.comm.rank, 0))
         gradients = gradients_of(rank.comm.rank, 1)
         if rank.comm.rank == 1:
             gradients["hidden"][3, 5] = math.nan
         assert rank.step(gradients)["hidden"].isnan().sum() == 1
+        all_trained.wait(60)  # an abort ends also what another rank has not finished
         wanted = NonFiniteGradient if rank.comm.rank == 1 else TransportError
 
         def go_on() -> None:

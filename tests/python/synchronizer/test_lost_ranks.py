@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import multiprocessing
 import os
 import random
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,87 +20,31 @@ import telegrad
 
 torch = pytest.importorskip("torch")
 import lost_ranks_program  # noqa: E402 - it needs torch
-from torch.distributed import HashStore, TCPStore  # noqa: E402
+from torch.distributed import HashStore  # noqa: E402
+from watched_processes import LIVENESS_S, PATIENCE_S, PATIENT_S, Job  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
-PATIENCE_S = 100.0
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["telegrad.synchronizer.elastic", "torch._dynamo", "pytest"])
 
 
-class Job:
-    """Ranks, their store, and what they have said."""
-
-    def __init__(self, folder: Path, ranks: int, kind: str, main: Callable[..., None], pause_s: float = 0.01) -> None:
-        self._folder, self._ranks, self._kind, self._main = folder, ranks, kind, main
-        self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.store.set("pause", str(pause_s))
-        self.processes: dict[int, BaseProcess] = {}
-        for _ in range(ranks):
-            self.start()
-
-    def start(self) -> int:
-        number = len(self.processes)
-        arguments = (self.store.port, self._ranks, number, self._kind, str(self._folder / f"{number}.jsonl"))
-        self.processes[number] = _context.Process(target=self._main, args=arguments, daemon=True)
-        self.processes[number].start()
-        return number
-
-    def send(self, number: int, what: signal.Signals) -> None:
-        process = self.processes[number].pid
-        assert process is not None
-        os.kill(process, what)
-
-    def said(self, number: int) -> list[dict[str, Any]]:
-        path = self._folder / f"{number}.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def all_said(self, key: str) -> list[dict[str, Any]]:
-        return [one for number in self.processes for one in self.said(number) if key in one]
-
-    def steps(self, number: int) -> list[int]:
-        return [one["step"] for one in self.said(number) if "step" in one]
-
-    def wait_for(self, happens: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not happens():
-            assert time.monotonic() < deadline_s, [self.said(number)[-2:] for number in self.processes]
-            time.sleep(0.02)
-
-    def wait_for_steps(self, number: int, more: int = 10) -> None:
-        goal = len(self.steps(number)) + more
-        self.wait_for(lambda: len(self.steps(number)) >= goal)
+class RankJob(Job):
+    unit = "step"
+    several = 10
 
     def by_rank(self) -> dict[int, int]:
         """Of bare ranks, which process has joined as which rank."""
-        self.wait_for(lambda: len(self.all_said("joined")) == self._ranks)
+        self.wait_for(lambda: len(self.all_said("joined")) == self.size)
         return {one["joined"]: one["number"] for one in self.all_said("joined")}
-
-    def finish(self, numbers: list[int], more: int = 10) -> None:
-        """These end with one step, and all who have ended a step have the same bits."""
-        self.store.set("last", str(max(self.steps(numbers[0])) + more))
-        for number in numbers:
-            self.processes[number].join(PATIENCE_S)
-            assert self.processes[number].exitcode == 0, self.said(number)[-3:]
-        bits: defaultdict[int, set[Any]] = defaultdict(set)
-        for one in self.all_said("checksum"):
-            if "step" in one:
-                bits[one["step"]].add(one["checksum"])
-        assert {number: found for number, found in bits.items() if len(found) > 1} == {}
-        assert len({self.said(number)[-1]["ended"] for number in numbers}) == 1
-
-    def close(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.join()
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    made: list[Job] = []
+def job(tmp_path: Path) -> Iterator[Callable[..., RankJob]]:
+    made: list[RankJob] = []
 
-    def make(ranks: int, kind: str = "dense", main: Any = lost_ranks_program.train, **options: Any) -> Job:
-        made.append(Job(tmp_path, ranks, kind, main, **options))
+    def make(
+        ranks: int, kind: str = "dense", main: Any = lost_ranks_program.train, liveness_s: float = PATIENT_S
+    ) -> RankJob:
+        made.append(RankJob(tmp_path, ranks, kind, main, liveness_s))
+        made[-1].start(ranks)
         return made[-1]
 
     before = set(os.listdir("/dev/shm"))
@@ -113,10 +54,6 @@ def job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         one.close()
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if any(pid in name for pid in pids)]
-
-
-def warnings_of(running: Job, number: int) -> str:
-    return "\n".join(one["warned"] for one in running.said(number) if "warned" in one)
 
 
 @pytest.mark.parametrize(
@@ -131,25 +68,25 @@ def warnings_of(running: Job, number: int) -> str:
         ("kill@sum0 kill@sum1 kill@sum2", {3}),
     ],
 )
-def test_survivors_agree_and_compute_again(job: Callable[..., Job], kind: str, left: set[int]) -> None:
+def test_survivors_agree_and_compute_again(job: Callable[..., RankJob], kind: str, left: set[int]) -> None:
     running = job(4, kind, lost_ranks_program.bare)
     numbers = [running.by_rank()[rank] for rank in sorted(left)]
     for number in numbers:
-        running.wait_for(lambda number=number: len(running.steps(number)) > 15)  # type: ignore[misc]
+        running.wait_for(lambda number=number: len(running.units(number)) > 15)  # type: ignore[misc]
     running.finish(numbers)
     for rank, number in enumerate(numbers):
         said = [one for one in running.said(number) if "step" in one]
         assert (said[-1]["size"], said[-1]["rank"]) == (len(left), rank)  # in their order
-        assert running.steps(number) == sorted(running.steps(number))
+        assert running.units(number) == sorted(running.units(number))
         (group,) = [one["group"] for one in running.said(number) if "group" in one]
         assert "is closed" in group
 
 
-def test_one_that_wakes_up_too_late_is_told(job: Callable[..., Job]) -> None:
-    running = job(3, "stop@sum1", lost_ranks_program.bare)
+def test_one_that_wakes_up_too_late_is_told(job: Callable[..., RankJob]) -> None:
+    running = job(3, "stop@sum1", lost_ranks_program.bare, LIVENESS_S)
     numbers = running.by_rank()
     for rank in (0, 2):
-        running.wait_for(lambda rank=rank: len(running.steps(numbers[rank])) > 15)  # type: ignore[misc]
+        running.wait_for(lambda rank=rank: len(running.units(numbers[rank])) > 15)  # type: ignore[misc]
     running.send(numbers[1], signal.SIGCONT)
     running.processes[numbers[1]].join(PATIENCE_S)
     error = running.said(numbers[1])[-1]["error"]
@@ -158,23 +95,23 @@ def test_one_that_wakes_up_too_late_is_told(job: Callable[..., Job]) -> None:
     running.finish([numbers[0], numbers[2]])
 
 
-def test_one_that_shrinks_alone_goes_on_alone(job: Callable[..., Job]) -> None:
+def test_one_that_shrinks_alone_goes_on_alone(job: Callable[..., RankJob]) -> None:
     running = job(3, "kill@sum1 alone@0", lost_ranks_program.bare)
     numbers = running.by_rank()
-    running.wait_for(lambda: len(running.steps(numbers[0])) > 10)
+    running.wait_for(lambda: len(running.units(numbers[0])) > 10)
     running.finish([numbers[0]])
     assert [one for one in running.said(numbers[0]) if "step" in one][-1]["size"] == 1
 
 
-def test_others_come_to_a_communicator(job: Callable[..., Job]) -> None:
+def test_others_come_to_a_communicator(job: Callable[..., RankJob]) -> None:
     running = job(2, "", lost_ranks_program.bare)
-    running.wait_for_steps(0)
+    running.wait_for_units(0)
     number = running.start()
     running.store.set("grow", "1")
     running.wait_for(lambda: any(one.get("size") == 3 for one in running.said(0)))
     running.wait_for(lambda: len(running.all_said("grew")) == 2)
     assert all(one["grew"] == 1 for one in running.all_said("grew"))
-    running.wait_for_steps(number)
+    running.wait_for_units(number)
     assert [one["rank"] for one in running.said(number) if "step" in one][-1] == 2
     running.finish([0, 1, number])
 
@@ -221,7 +158,7 @@ def test_a_job_that_is_not_there() -> None:
         telegrad.join(HashStore(), 2, join_timeout_s=0.1)
 
 
-def test_a_store_that_is_gone(job: Callable[..., Job]) -> None:
+def test_a_store_that_is_gone(job: Callable[..., RankJob]) -> None:
     running = job(2, "kill@sum1 nostore", lost_ranks_program.bare)
     numbers = running.by_rank()
     running.store = None  # type: ignore[assignment]  # which served it
@@ -243,20 +180,20 @@ def test_a_failed_operation_leaves_its_inputs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse", "quantised"])
-def test_a_rank_that_is_killed_costs_its_step_only(job: Callable[..., Job], kind: str) -> None:
+def test_a_rank_that_is_killed_costs_its_step_only(job: Callable[..., RankJob], kind: str) -> None:
     running = job(3, kind)
-    running.wait_for_steps(0)
+    running.wait_for_units(0)
     running.send(1, signal.SIGKILL)
-    running.wait_for_steps(0)
+    running.wait_for_units(0)
     number = running.start()
-    running.wait_for_steps(number)
+    running.wait_for_units(number)
     running.finish([0, 2, number])
     for survivor in (0, 2):
         said = [one for one in running.said(survivor) if "step" in one]
         assert [one["step"] for one in said] == [*range(1, said[-1]["step"] + 1)]  # none twice, none left out
         assert said[-1]["repeated"] <= 1
         assert {one["size"] for one in said} == {2, 3}
-        assert "of 3 were lost in step" in warnings_of(running, survivor)
+        assert "of 3 were lost in step" in running.warnings_of(survivor)
         assert (said[-1]["lost"] > 0) == (kind == "sparse")  # parameters are too small to be quantised
         assert all(one["epochs"] >= one["step"] - 1 for one in said)
     (began,) = [one for one in running.said(number) if "began" in one]
@@ -264,54 +201,54 @@ def test_a_rank_that_is_killed_costs_its_step_only(job: Callable[..., Job], kind
     assert all(one["epochs"] == one["step"] for one in running.said(number) if "step" in one)  # the scheduler's state
 
 
-def test_a_step_that_one_rank_has_taken_all_take(job: Callable[..., Job]) -> None:
+def test_a_step_that_one_rank_has_taken_all_take(job: Callable[..., RankJob]) -> None:
     """Where the last message of a step reaches some ranks only."""
     running = job(2, "sparse half a step")
-    running.wait_for_steps(0, 12)
+    running.wait_for_units(0, 12)
     running.finish([0, 1])
     for number in (0, 1):
-        assert running.steps(number) == [*range(1, len(running.steps(number)) + 1)]
+        assert running.units(number) == [*range(1, len(running.units(number)) + 1)]
         assert [one for one in running.said(number) if "step" in one][-1]["lost"] == 0
     assert all(one["calls"] == one["step"] for one in running.said(1) if "step" in one)  # not repeated
 
 
-def test_a_rank_that_raises_leaves(job: Callable[..., Job]) -> None:
+def test_a_rank_that_raises_leaves(job: Callable[..., RankJob]) -> None:
     running = job(3, "dense raises")
     running.wait_for(lambda: any(one.get("size") == 2 for one in running.all_said("step")))
     (error,) = running.all_said("error")
     assert error["error"] == "LookupError: the test says so"
 
 
-def test_a_rank_that_wakes_up_takes_a_peers_state_over(job: Callable[..., Job]) -> None:
-    running = job(3, "sparse")
-    running.wait_for_steps(0)
+def test_a_rank_that_wakes_up_takes_a_peers_state_over(job: Callable[..., RankJob]) -> None:
+    running = job(3, "sparse", liveness_s=LIVENESS_S)
+    running.wait_for_units(0)
     running.send(1, signal.SIGSTOP)
     running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
-    running.wait_for_steps(0)
+    running.wait_for_units(0)
     running.send(1, signal.SIGCONT)
     running.wait_for(lambda: running.said(0)[-1].get("size") == 3)
-    running.wait_for_steps(1)
+    running.wait_for_units(1)
     running.finish([0, 1, 2])
-    assert "this rank was away from step" in warnings_of(running, 1)
+    assert "this rank was away from step" in running.warnings_of(1)
 
 
-def test_a_rank_that_ends_alone(job: Callable[..., Job]) -> None:
+def test_a_rank_that_ends_alone(job: Callable[..., RankJob]) -> None:
     running = job(2, "dense")
-    running.wait_for_steps(0)
+    running.wait_for_units(0)
     running.send(0, signal.SIGKILL)
-    running.wait_for_steps(1)
+    running.wait_for_units(1)
     running.finish([1])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_random_kills_freezes_and_joins(job: Callable[..., Job]) -> None:
+def test_random_kills_freezes_and_joins(job: Callable[..., RankJob]) -> None:
     """EVENTS=100 SEED=1 RANKS=6 KIND=sparse: after each event all that are left take steps again."""
     events, ranks = int(os.environ.get("EVENTS", "100")), int(os.environ.get("RANKS", "6"))
     draw = random.Random(int(os.environ.get("SEED", "1")))
-    running = job(ranks, os.environ.get("KIND", "sparse"))
+    running = job(ranks, os.environ.get("KIND", "sparse"), liveness_s=LIVENESS_S)
     alive, seconds = set(range(ranks)), []
-    running.wait_for_steps(0)
+    running.wait_for_units(0)
     for event in range(events):
         kind = draw.choice(["kill", "kill two", "freeze", "join"]) if len(alive) > 3 else "join"
         kind = "join" if kind != "join" and len(alive) < ranks and draw.random() < 0.5 else kind
@@ -321,7 +258,7 @@ def test_random_kills_freezes_and_joins(job: Callable[..., Job]) -> None:
         elif kind == "freeze":
             victim = draw.choice(sorted(alive))
             running.send(victim, signal.SIGSTOP)
-            time.sleep(draw.choice([0.3, lost_ranks_program.LIVENESS_S + 4]))
+            time.sleep(draw.choice([0.3, LIVENESS_S + 4]))
             running.send(victim, signal.SIGCONT)
         else:
             for victim in draw.sample(sorted(alive), 2 if kind == "kill two" else 1):
@@ -360,14 +297,15 @@ def test_a_training_under_losses_ends_where_an_undisturbed_one_does(tmp_path: Pa
     for disturbed in (False, True):
         folder = tmp_path / str(disturbed)
         folder.mkdir()
-        running = Job(folder, 4, "sparse", lost_ranks_program.train)
+        running = RankJob(folder, 4, "sparse", lost_ranks_program.train, LIVENESS_S)
+        running.start(4)
         running.store.set("last", str(steps))
         alive = [*range(4)]
         with contextlib.closing(running):
             for goal in itertools.count(every, every) if disturbed else ():
                 if goal >= steps:
                     break
-                while max(running.steps(alive[0]) or [0]) < goal:
+                while max(running.units(alive[0]) or [0]) < goal:
                     time.sleep(0.02)
                 running.send(alive[1], signal.SIGKILL)
                 alive = [alive[0], *alive[2:], running.start()]

@@ -20,11 +20,12 @@ from telegrad import Communicator, PeerFailed, Synchronizer, TransportError
     ids=["close", "abort"],
 )
 def test_ranks_in_a_pass_hear_of_the_end(on_ranks: OnRanks, end: Callable[[Communicator], None], said: str) -> None:
-    heard = threading.Event()
+    heard, both_have_one = threading.Event(), threading.Barrier(2)
 
     def run(comm: Communicator) -> None:
         model = model_of(comm.rank)
         sync = Synchronizer(model, comm, plan="single")
+        both_have_one.wait(60)  # an abort ends also what another rank has not finished
         if comm.rank == 1:
             end(comm)
             assert heard.wait(30), "rank 0 waits for a rank that has gone"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -144,11 +145,14 @@ def test_one_that_fails_late_leaves_it_alone_too(
 
 
 def test_one_that_fails_on_one_rank_is_heard_of_by_the_others(on_ranks: OnRanks) -> None:
+    other_has_one = threading.Barrier(2)
+
     def run(comm: Communicator) -> None:
         model = model_of(0)
         if comm.rank == 1:
 
             def refuse(*_: Any, **__: Any) -> None:
+                other_has_one.wait(60)  # who fails ends also what the other has not finished
                 raise MemoryError("planted")
 
             model.register_forward_pre_hook = refuse  # type: ignore[method-assign]
@@ -157,6 +161,7 @@ def test_one_that_fails_on_one_rank_is_heard_of_by_the_others(on_ranks: OnRanks)
             comm.barrier()
             return
         Synchronizer(model, comm, plan="single")
+        other_has_one.wait(60)
         with pytest.raises(PeerFailed, match="rank 1 .*closed its communicator"):
             loss_of(model, 0, comm.rank).backward()  # type: ignore[no-untyped-call]
         comm.barrier()
