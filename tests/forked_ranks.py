@@ -35,9 +35,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 _STARTING_S = 100.0
 # Read in the rank, when a communicator is made, a store is opened or text is shown. Any other variable may have been
 # read by a library while it was loaded; and of MPI's ranks (PMI_FD) the order in which libraries are loaded is part of
-# the test. torch's compiler sets TORCHINDUCTOR_CACHE_DIR in the process that imports it.
+# the test. torch's compiler sets TORCHINDUCTOR_CACHE_DIR in the process that imports it. No server uses CUDA.
 _READ_WHEN_USED = {
     *("PYTHONPATH", "TMPDIR", "COLUMNS", "UCX_TLS", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR"),
+    "CUDA_DEVICE_MAX_CONNECTIONS",
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 }
 _READ_WHEN_USED_PREFIXES = ("TELEGRAD_", "TORCHELASTIC_", "PYTEST_")

@@ -163,6 +163,7 @@ def test_rows_of_blocks(program: Callable[[str], ModuleType]) -> None:
     assert 0 < reached.size < 100
 
 
+@pytest.mark.ranks("torch")
 def test_rows_of_the_hook(program: Callable[[str], ModuleType]) -> None:
     from telegrad.tools.demo.job import ModelSize
 

@@ -19,16 +19,19 @@ import pytest
 from joined import DRIVER, MPI_MISSING, is_over_mpi
 
 from telegrad import _core
-from telegrad.launch import RankExit, Ranks
+from telegrad.launch import SINGLE_THREADED, RankExit, Ranks
 
 pytestmark = [
-    pytest.mark.ranks("exec"),
     pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX"),
     pytest.mark.timeout(90),
 ]
-_ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+_ENVIRONMENT = {
+    **SINGLE_THREADED,
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+}
 
 _SOON_S = 20.0  # on a busy machine; well before the time-outs of 60 s
+of_its_own = pytest.mark.ranks("exec")  # where signals, exits and what a process holds are those of a real start
 Facts = dict[int, list[dict[str, Any]]]
 
 _JOINS_BY_ADDRESS = "it is about addresses that are exchanged before the ranks join; MPI's ranks have joined already"
@@ -195,6 +198,7 @@ def test_a_rank_that_never_calls_is_named_after_timeout_s(tmp_path: Path) -> Non
     assert "has not called operation 6" in verdict, verdict
 
 
+@of_its_own
 def test_ctrl_c_ends_a_wait() -> None:
     sent_s = 0.0
 
@@ -216,6 +220,7 @@ def test_ctrl_c_ends_a_wait() -> None:
     assert _only(facts, 0, "closed_s")["closed_s"] < _SOON_S
 
 
+@of_its_own
 def test_other_signals_do_not_end_a_wait() -> None:
     def disturb(ranks: Ranks) -> None:
         for _ in range(5):
@@ -227,6 +232,7 @@ def test_other_signals_do_not_end_a_wait() -> None:
     assert _only(facts, 0, "error")["caught"] >= 1
 
 
+@of_its_own
 @pytest.mark.parametrize("how", ["exit", "_exit", "close"])
 def test_a_forked_childs_end_does_nothing(how: str) -> None:
     facts, exits = _run("fork_and_go_on", 2, how)
@@ -236,6 +242,7 @@ def test_a_forked_childs_end_does_nothing(how: str) -> None:
         assert exits[rank].stderr == ""
 
 
+@of_its_own
 def test_the_others_hear_why_a_rank_ended() -> None:
     facts, exits = _run("end_by_mistake", 3)
     assert [end.returncode for end in exits] == [0, 1, 0], exits
@@ -321,6 +328,7 @@ def test_abort_from_another_thread_ends_a_wait() -> None:
         assert "enough of it" in failure["text"]
 
 
+@of_its_own
 def test_nothing_is_left_after_a_failure() -> None:
     facts, exits = _run("fail_and_look_around", 3)
     assert [end.returncode for end in exits] == [0] * 3, exits
@@ -342,6 +350,7 @@ def test_a_rank_that_dies_before_the_others_join_is_named() -> None:
         assert (failure["error"], failure["peer"]) == ("PeerFailed", 1), failure
 
 
+@of_its_own
 def test_ctrl_c_ends_joining() -> None:
     def interrupt(ranks: Ranks) -> None:
         time.sleep(0.5)
