@@ -111,8 +111,8 @@ test-core: $(venv)/ready
 configure_core = $(tools) cmake -S core -B build/core -G Ninja --log-level=WARNING $(werror) -DTELEGRAD_UCX=wheel \
   -Ducx_ROOT="$$($(venv)/bin/python -c 'import libucx; print(*libucx.__path__)')"
 
-# Three files at a time: many tests wait, for processes that start or for a time-out, and files share what they set up. In the
-# order of folders, which begins with the longest files: by number of tests, long files of few tests would come last and alone.
+# Three files at a time: many tests wait, for processes that start or for a time-out, and files share what they set up. The
+# longest first (tests/conftest.py): in xdist's own order, by number of tests, long files of few tests would come last and alone.
 test-python: $(venv)/built
 	$(say) "Python tests"
 	@$(venv)/bin/python -m pytest $(if $(T),'$(T)',-n 3 --dist loadfile --no-loadscope-reorder)

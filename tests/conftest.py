@@ -42,6 +42,35 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+_LONGEST = (
+    "conformance/test_failures.py",
+    "python/ddp/test_device_compression.py",
+    "lab/faults/test_fault_trials.py",
+    "python/kubernetes/test_kubernetes.py",
+    "python/docs/test_pages.py",
+    "python/ddp/test_ddp.py",
+    "python/communicator/test_from_mpi.py",
+    "python/kernels/test_select_queued.py",
+    "python/synchronizer/test_device_discards.py",
+    "python/communicator/test_restarts.py",
+    "python/tools/cli/test_linear.py",
+    "python/synchronizer/test_device_topk.py",
+    "python/diloco/test_membership.py",
+    "python/synchronizer/test_lost_ranks.py",
+    "python/communicator/test_networks_of_hosts.py",
+    "conformance/test_collectives.py",
+)
+"""Files that take most (``make test-cost``): begun first, so that none of them is left alone at the end."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    places = {here / name: place for place, name in enumerate(_LONGEST)}
+    assert all(path.is_file() for path in places), "a file of _LONGEST is gone"
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
 _servers, _begun_s = pytest.StashKey[RankServers](), pytest.StashKey[float]()
 
 

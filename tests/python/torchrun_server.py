@@ -33,7 +33,7 @@ import telegrad.ddp
 import telegrad.launch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-PATIENCE_S = 60
+PATIENCE_S = 200
 GRACE_S = 0.5  # in which ranks that hear of the failure say so
 WRAPS = re.compile(r"\b(?:DistributedDataParallel|Synchronizer)\(\s*model\b")
 

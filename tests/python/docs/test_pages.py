@@ -124,7 +124,7 @@ def test_shell_runs(page: Path, torchrun_server: str, tmp_path: Path) -> None:
             said = ""
         else:
             done = subprocess.run(
-                ["bash", "-euc", block.code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+                ["bash", "-euc", block.code], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
             )
             said = done.stdout + done.stderr
             assert done.returncode == 0, f"{name_of(page)}:{block.line}\n{said}"

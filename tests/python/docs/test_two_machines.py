@@ -80,7 +80,7 @@ def test_two_machines_get_to_a_training_step(tmp_path: Path) -> None:
         for step in steps():
             started = {name: machines[name].start(code) for name, code in step.items()}
             try:
-                said.append({name: one.communicate(timeout=120)[0] for name, one in started.items()})
+                said.append({name: one.communicate(timeout=250)[0] for name, one in started.items()})
             finally:
                 for one in started.values():
                     one.kill()

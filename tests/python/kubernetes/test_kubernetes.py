@@ -108,9 +108,14 @@ def test_pods_have_more_shared_memory_than_a_containers() -> None:
 @pytest.mark.skipif(not hasattr(_core.Communicator, "ucx"), reason="built without UCX")
 @pytest.mark.skipif(pods.why_unavailable() is not None, reason=str(pods.why_unavailable()))
 @pytest.mark.parametrize(
-    ("job", "network"), [(of_trainjob, "bridge"), (of_jobset, "single address"), (of_jobset, "host network")]
+    ("job", "network", "changed"),
+    [
+        (of_trainjob, "bridge", {}),
+        (of_jobset, "single address", {"PET_NPROC_PER_NODE": "1"}),  # ranks that share a pod are seen in the first job
+        (of_jobset, "host network", {"PET_NPROC_PER_NODE": "1"}),
+    ],
 )
-def test_a_job_trains_in_pods(job: Any, network: str, tmp_path: Path) -> None:
+def test_a_job_trains_in_pods(job: Any, network: str, changed: dict[str, str], tmp_path: Path) -> None:
     """With 64 MB of /dev/shm, as where no volume is mounted there."""
     name, command, environments = job()
     assert command == ["torchrun", "/workspace/train.py"]
@@ -121,11 +126,14 @@ def test_a_job_trains_in_pods(job: Any, network: str, tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "TELEGRAD_CACHE": str(tmp_path),
         "TELEGRAD_REPORT_DIR": str(tmp_path),
+        "OMP_NUM_THREADS": "1",
     }
     names = [f"{name}-node-0-{index}" for index in range(len(environments))]
     with pods.Pods(names, name, network) as laboratory:
         said = laboratory.run(
-            [command] * len(names), [{**container, **environment} for environment in environments], timeout_s=270
+            [command] * len(names),
+            [{**container, **environment, **changed} for environment in environments],
+            timeout_s=270,
         )
     losses = [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+), ", said[0], re.MULTILINE)]
     assert len(losses) == 4, said

@@ -50,17 +50,18 @@ print(status("VmHWM") - before, said)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("optimizer", "l1", "alone", "shape"),
+    ("optimizer", "l1", "alone", "shape", "checkpoint"),
     [
-        ("sgd", 0, "among", "long"),
-        ("sgd", 1e-5, "alone", "long"),
-        ("adagrad", 0, "among", "wide"),
-        ("coordinate_descent", 0, "alone", "long"),
-        ("coordinate_descent", 0, "among", "long"),
-        ("coordinate_descent", 0, "among", "wide"),
+        ("sgd", 0, "among", "long", ""),
+        ("sgd", 0, "among", "long", "state.npz"),
+        ("sgd", 1e-5, "alone", "long", ""),
+        ("adagrad", 0, "among", "wide", ""),
+        ("adagrad", 0, "among", "wide", "state.npz"),
+        ("coordinate_descent", 0, "alone", "long", "state.npz"),
+        ("coordinate_descent", 0, "among", "long", ""),
+        ("coordinate_descent", 0, "among", "wide", "state.npz"),
     ],
 )
-@pytest.mark.parametrize("checkpoint", ["", "state.npz"])
 def test_training_takes_the_memory_that_is_said(
     optimizer: str, l1: float, alone: str, shape: str, checkpoint: str, tmp_path: Path
 ) -> None:

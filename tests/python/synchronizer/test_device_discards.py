@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 STEPS = 3
-DISCARDS = (2, 2, 1)
+DISCARDS = (2, 1, 0)
 """Passes that are thrown away after each step."""
 TO_NONE = (False, True, False)
 """How ``zero_grad`` throws them away: with or without tensors of zeros."""
