@@ -47,7 +47,7 @@ def _until_failure(communicator: Communicator, work: Callable[[], object]) -> No
     _say(closed_s=time.monotonic() - begin)
 
 
-def reduce_for_ever(count: str, algorithm: str, liveness_timeout_s: str = "60") -> None:
+def reduce_for_ever(count: str, algorithm: str, liveness_timeout_s: str = "8") -> None:
     """The test kills or freezes one of the ranks meanwhile."""
     communicator = join(timeout_s=60.0, liveness_timeout_s=float(liveness_timeout_s))
     x = np.ones(int(count), np.float32)
@@ -56,7 +56,7 @@ def reduce_for_ever(count: str, algorithm: str, liveness_timeout_s: str = "60") 
 
 def wait_for_one() -> None:
     """All but rank 1 wait for it; it does nothing."""
-    communicator = join(timeout_s=60.0, liveness_timeout_s=60.0)
+    communicator = join(timeout_s=60.0, liveness_timeout_s=8.0)
     if communicator.rank == 1:
         _say(ready=True)
         time.sleep(60)
@@ -77,7 +77,7 @@ def reduce_after_a_close() -> None:
 
 def idle_then_reduce() -> None:
     """Nobody is in a call when rank 1 dies; the survivors hear of it at their next one."""
-    communicator = join(timeout_s=60.0, liveness_timeout_s=60.0)
+    communicator = join(timeout_s=60.0, liveness_timeout_s=8.0)
     communicator.barrier()
     _say(ready=True)
     time.sleep(60 if communicator.rank == 1 else 3)

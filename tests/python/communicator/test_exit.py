@@ -15,6 +15,7 @@ from telegrad.launch import RankFailed, Ranks
 
 pytestmark = pytest.mark.ranks("exec")
 
+_SOON_S = 20.0  # on a busy machine; well before the time-outs
 _ENVIRONMENT = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
 
 
@@ -29,17 +30,15 @@ def _ranks(function: str, lines: list[str], *arguments: str) -> Ranks:
     )
 
 
-@pytest.mark.parametrize(
-    ("how", "most_s"), [("exception", 5.0), ("with", 5.0), ("exit", 15.0), ("exit among others", 15.0)]
-)
-def test_the_others_hear_of_it_soon_and_why(how: str, most_s: float) -> None:
+@pytest.mark.parametrize("how", ["exception", "with", "exit", "exit among others"])
+def test_the_others_hear_of_it_soon_and_why(how: str) -> None:
     lines: list[str] = []
     with _ranks("leave", lines, how) as ranks:
         exits = ranks.wait(until_all=True)
     assert [exit.returncode for exit in exits] == [0, 0 if how.startswith("exit") else 1]
     assert len(lines) == 1
     seconds, _, text = lines[0].partition(" ")
-    assert float(seconds) < most_s  # close() gives the others some seconds to close too
+    assert float(seconds) < _SOON_S  # close() gives the others some seconds to close too
     assert "rank 1" in text
     if not how.startswith("exit"):
         assert "LookupError" in text
@@ -66,4 +65,4 @@ def test_ctrl_c_while_waiting() -> None:
                 ranks.listen()
         except RankFailed:
             pytest.fail("rank 0 ended before it could say so")
-        assert time.monotonic() - start_s < 5
+        assert time.monotonic() - start_s < _SOON_S

@@ -148,7 +148,7 @@ class _Hosts:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *links: Sequence[Link]) -> None:
         self._blobs: list[bytes] = [b""] * len(links)
-        self._barrier = threading.Barrier(len(links), timeout=20)
+        self._barrier = threading.Barrier(len(links), timeout=60)
         self._links = links
         self.rounds = 0
         self._of_thread = threading.local()

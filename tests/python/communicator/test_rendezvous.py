@@ -233,7 +233,7 @@ def test_ranks_find_each_other_by_any_exchange() -> None:
     def swap(rank: int) -> Callable[[bytes], list[bytes]]:
         def exchange(blob: bytes) -> list[bytes]:
             blobs[rank] = blob
-            barrier.wait(10)
+            barrier.wait(60)
             return list(blobs)
 
         return exchange

@@ -45,7 +45,7 @@ def test_a_missing_rank_is_named_on_all_others() -> None:
     start_s = time.monotonic()
     with ThreadPoolExecutor(3) as pool:
         texts = set(pool.map(run, (0, 1, 3)))
-    assert time.monotonic() - start_s < 4
+    assert time.monotonic() - start_s < 20
     (text,) = texts
     assert "no peers found: of 4 ranks, rank 2 did not join within 0.5 s" in text
 

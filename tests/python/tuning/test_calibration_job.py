@@ -46,7 +46,7 @@ def _on_ucx_ranks(size: int, function: Callable[[Communicator], Any], *, nodes: 
     def run(rank: int) -> Any:
         def exchange(blob: bytes) -> list[bytes]:
             blobs[rank] = blob
-            barrier.wait(30)
+            barrier.wait(100)
             return list(blobs)
 
         with Communicator.from_exchange(rank, size, exchange, node=f"node {rank % nodes}") as comm:
@@ -61,7 +61,7 @@ def test_every_rank_finds_the_same(size: int) -> None:
     said: list[tuple[float, str]] = []
 
     def run(comm: Communicator) -> Calibration:
-        found = measure(comm, seconds=60.0, on_progress=lambda *what: said.append(what) if comm.rank == 0 else None)
+        found = measure(comm, seconds=600.0, on_progress=lambda *what: said.append(what) if comm.rank == 0 else None)
         assert comm.tuning is None
         return found
 
@@ -91,7 +91,7 @@ def test_on_two_levels_messages_inside_of_nodes_and_of_one_rank_alone_have_costs
     said: list[str] = []
 
     def run(comm: Communicator) -> Calibration:
-        return measure(comm, seconds=60.0, on_progress=lambda _, what: said.append(what))
+        return measure(comm, seconds=600.0, on_progress=lambda _, what: said.append(what))
 
     found = _on_ucx_ranks(4, run, nodes=2)
     assert len({json.dumps(to_data(one)) for one in found}) == 1
