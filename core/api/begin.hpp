@@ -18,7 +18,7 @@
 namespace telegrad::api::detail {
 
 inline constexpr std::array kDenseAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling,
-                                             Algorithm::rabenseifner};
+                                             Algorithm::rabenseifner, Algorithm::mpi};
 inline constexpr std::array kSparseAlgorithms{Algorithm::automatic, Algorithm::split_allgather,
                                               Algorithm::split_dense_allgather, Algorithm::recursive_doubling,
                                               Algorithm::ring};

@@ -168,6 +168,25 @@ Work Communicator::reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Re
   return begin(state(), make_reduce_scatter(dense, std::move(blocks)));
 }
 
+Work Communicator::reduce_given(ConstBytes x, Bytes out, DType dtype, std::shared_ptr<const GivenReduction> how,
+                                std::optional<Rank> root) {
+  const Dense dense{.input = x, .output = out, .dtype = dtype, .given = std::move(how)};
+  if (!root) return begin(state(), make_all_reduce(state()->core->allreduce_table(), dense));
+  check_rank("root", *root, size());
+  return begin(state(), make_reduce(size(), dense, *root));
+}
+
+Work Communicator::reduce_scatter_given(ConstBytes x, Bytes out, DType dtype, std::shared_ptr<const GivenReduction> how,
+                                        Counts counts) {
+  const std::size_t element = how->element;
+  Partition blocks = blocks_of("counts", counts, out.size() / element, 1, size());
+  check_length("out", out.size(), blocks[rank()].size() * element, element, kOwnBlock);
+  check_length("x", x.size(), blocks.count() * element, element, kAllBlocks);
+  check_apart(x, out, nullptr);
+  const Dense dense{.input = x, .output = out, .dtype = dtype, .given = std::move(how)};
+  return begin(state(), make_reduce_scatter(dense, std::move(blocks)));
+}
+
 Work Communicator::all_gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts counts) {
   const Partition blocks = blocks_of("counts", counts, x.size(), item, size());
   check_length("x", x.size(), blocks[rank()].size(), item, kOwnBlock);

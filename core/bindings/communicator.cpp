@@ -211,6 +211,7 @@ void bind_communicator(nb::module_& module) {
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("driver", &Communicator::driver_name)
       .def_prop_ro("shares_memory", &Communicator::shares_memory)
+      .def_prop_ro("has_network_sums", [](const Communicator& self) { return self.allreduce_table().has_network_sums(); })
       .def_prop_ro("warning", &Communicator::warning)
       .def("abort", &Communicator::abort, nb::arg("reason"), nb::call_guard<Unlocked>())
       .def("hint_at_stalls", &Communicator::hint_at_stalls, nb::arg("at_once"), nb::arg("later"),

@@ -81,7 +81,8 @@ RequestPtr DeviceFastPath::all_reduce(nb::handle member, const std::shared_ptr<C
                                         .dtype = found->dtype,
                                         .reduction = *reduction,
                                         .algorithm = Algorithm::automatic,
-                                        .nodes = communicator->nodes()});
+                                        .nodes = communicator->nodes(),
+                                        .gated = true});
   request->set_gate({.ready = reinterpret_cast<std::uint32_t*>(used.ready),
                      .ready_value = used.value,
                      .done = reinterpret_cast<std::uint32_t*>(used.done),

@@ -33,7 +33,8 @@ NB_MODULE(_core, module) {
       .value("split_allgather", Algorithm::split_allgather)
       .value("split_dense_allgather", Algorithm::split_dense_allgather)
       .value("rabenseifner", Algorithm::rabenseifner)
-      .value("two_level", Algorithm::two_level);
+      .value("two_level", Algorithm::two_level)
+      .value("mpi", Algorithm::mpi);
 
   bind_sparse_reduction(module);
   bind_communicator(module);

@@ -57,9 +57,25 @@ void bind_allreduce_table(nb::class_<Self>& type) {
           },
           nb::arg("labels"))
       .def(
-          "choose_allreduce", [](const Self& self, std::size_t bytes) { return self.allreduce_table().choose(bytes); },
+          "choose_allreduce", [](const Self& self, std::size_t bytes) { return self.allreduce_table().choose(bytes, true); },
           nb::arg("bytes"));
 }
+
+/// A reduction by a C function void(T* into, const T* from, int64_t count), which Python keeps until the request is done.
+struct AddressOfReduction {
+  std::uintptr_t function = 0;
+  std::uint64_t digest = 1;
+
+  std::shared_ptr<const GivenReduction> of(DType dtype) const {
+    using Function = void (*)(void*, const void*, std::int64_t);
+    return std::make_shared<const GivenReduction>(GivenReduction{
+        .combine = [call = reinterpret_cast<Function>(function)](
+                       std::byte* into, const std::byte* from,
+                       std::size_t count) { call(into, from, static_cast<std::int64_t>(count)); },
+        .element = size_of(dtype),
+        .digest = digest});
+  }
+};
 
 /// Addresses of what a stream stages and takes, as Python gives them. `lost_form` 0: nobody wants what is lost.
 struct StagedAddresses {
@@ -155,11 +171,33 @@ void bind_reductions(nb::class_<Self>& type) {
                                                           .dtype = dtype,
                                                           .reduction = reduction,
                                                           .algorithm = algorithm,
-                                                          .nodes = self->nodes()}),
+                                                          .nodes = self->nodes(),
+                                                          .gated = gate != nullptr}),
                            caller_waits, gate);
           },
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
           nb::arg("algorithm"), blocking, gate)
+      .def(
+          // Without `counts` and `root` an allreduce; with either a reduce_scatter or a reduce.
+          "reduce_custom",
+          [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,
+             std::uintptr_t function, std::uint64_t digest, std::optional<Rank> root,
+             const std::optional<std::vector<std::uint64_t>>& counts, bool caller_waits) {
+            const std::size_t element = size_of(dtype);
+            std::optional<Partition> partition;
+            if (counts) partition.emplace(std::span(*counts));
+            const std::size_t written = partition ? (*partition)[self->rank()].size() : count;
+            const Dense dense{.input = memory<const std::byte>(input, count * element),
+                              .output = memory<std::byte>(output, written * element),
+                              .dtype = dtype,
+                              .given = AddressOfReduction{function, digest}.of(dtype)};
+            RequestPtr request = partition ? make_reduce_scatter(dense, *std::move(partition))
+                                 : root    ? make_reduce(self->size(), dense, *root)
+                                           : make_all_reduce(self->allreduce_table(), dense);
+            return begin(self, std::move(request), caller_waits);
+          },
+          nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("function"), nb::arg("digest"),
+          nb::arg("root").none(), nb::arg("counts").none(), blocking)
       .def(
           "announce_all_reduce",
           [](const Pointer& self, std::uint64_t count, DType dtype, Reduction reduction) {

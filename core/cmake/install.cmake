@@ -35,7 +35,8 @@ list(TRANSFORM public_headers PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/api/telegrad/
 list(TRANSFORM public_headers APPEND ".hpp")
 install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/telegrad)
 # Public headers say "base/types.hpp", which a compiler looks for beside them first.
-install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/base/types.hpp" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/telegrad/base)
+install(FILES "${CMAKE_CURRENT_SOURCE_DIR}/base/types.hpp" "${CMAKE_CURRENT_SOURCE_DIR}/base/given_reduction.hpp"
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/telegrad/base)
 
 configure_package_config_file("${CMAKE_CURRENT_LIST_DIR}/telegradConfig.cmake.in"
   "${CMAKE_CURRENT_BINARY_DIR}/telegradConfig.cmake" INSTALL_DESTINATION ${package_folder})

@@ -48,7 +48,7 @@ class Communicator {
   /// All ranks do so between the same operations, with the same table for their number, and the same costs of the
   /// network and of nodes, if they were measured; nobody submits meanwhile.
   void use(AllreduceTable table, std::optional<NetworkCosts> costs = {}, std::optional<NodeCosts> node_costs = {}) {
-    allreduce_table_ = table.on_two_levels(nodes_ && nodes_->two_level());
+    allreduce_table_ = table.on_two_levels(nodes_ && nodes_->two_level()).with_network_sums(network_sums_);
     sparse_choice_ = std::make_shared<SparseChoice>(allreduce_table_, costs, true, Overlaps{}, node_costs);
   }
   /// Null: nothing is known of them.
@@ -112,6 +112,7 @@ class Communicator {
   Rank size_;
   const char* driver_name_;
   bool shares_memory_;
+  bool network_sums_;
   std::string warning_;
   AllreduceTable allreduce_table_;
   std::shared_ptr<SparseChoice> sparse_choice_;

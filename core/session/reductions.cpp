@@ -1,14 +1,18 @@
 #include "session/reductions.hpp"
 
+#include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 
 #include "base/check.hpp"
 #include "codec/counted.hpp"
 #include "collectives/dense/allreduce.hpp"
+#include "collectives/dense/allreduce_by_network.hpp"
 #include "collectives/dense/allreduce_two_level.hpp"
 #include "collectives/dense/barrier.hpp"
 #include "collectives/dense/reduce.hpp"
+#include "collectives/dense/reduce_in_order.hpp"
 #include "collectives/dense/reduce_scatter.hpp"
 #include "collectives/sparse/auto.hpp"
 #include "collectives/sparse/reduce_scatter.hpp"
@@ -28,6 +32,28 @@ Task<void> normalise(Transport& net, const Dense& dense) {
 }
 
 bool on_two_levels(const std::shared_ptr<const Nodes>& nodes) { return nodes != nullptr && nodes->two_level(); }
+
+Call custom_call(Operation operation, const Dense& dense, Rank root = kNoRank) {
+  TELEGRAD_CHECK(dense.algorithm == Algorithm::automatic && dense.input.size() % dense.given->element == 0);
+  return {.operation = operation,
+          .dtype = dense.dtype,
+          .reduction = kCustomReduction,
+          .root = root,
+          .count = dense.input.size() / dense.given->element,
+          .layout = dense.given->digest};
+}
+
+void check_mpi_reduces(const AllreduceTable& table, const Dense& dense, bool by_network) {
+  if (!table.has_network_sums()) {
+    throw std::invalid_argument(
+        "algorithm=mpi needs MPI's own collectives, which this communicator does not have: give algorithm=auto, or join "
+        "by driver=mpi, one communicator at a time for each of MPI's, and no part of a split");
+  }
+  if (by_network) return;
+  throw std::invalid_argument(std::string("algorithm=mpi has no ") + name_of(dense.reduction) + " of " +
+                              name_of(dense.dtype) + (dense.gated ? " of a stream" : "") +
+                              " with telegrad's bits: give algorithm=auto");
+}
 
 // Formats of indices may differ: every message says which it has.
 template <class V>
@@ -138,8 +164,16 @@ TopkSum<V, State> topk_sum(SparseVector<V> vector, const Settings& settings, con
 }  // namespace
 
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
-  Algorithm algorithm = dense.algorithm == Algorithm::automatic ? table.choose(dense.input.size()) : dense.algorithm;
-  if (algorithm == Algorithm::two_level && !on_two_levels(dense.nodes)) algorithm = table.choose_flat(dense.input.size());
+  if (dense.given) {
+    return request(custom_call(Operation::allreduce, dense), [dense](Transport& net) {
+      return allreduce_in_order(net, *dense.given, dense.input, dense.output);
+    });
+  }
+  const bool by_network = !dense.gated && mpi_reduces(dense.dtype, dense.reduction);
+  if (dense.algorithm == Algorithm::mpi) check_mpi_reduces(table, dense, by_network);
+  const std::size_t bytes = dense.input.size();
+  Algorithm algorithm = dense.algorithm == Algorithm::automatic ? table.choose(bytes, by_network) : dense.algorithm;
+  if (algorithm == Algorithm::two_level && !on_two_levels(dense.nodes)) algorithm = table.choose_flat(bytes, by_network);
   const Call call{.operation = Operation::allreduce,
                   .dtype = dense.dtype,
                   .reduction = dense.reduction,
@@ -150,6 +184,9 @@ RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
     if (normalises_alone(net, dense)) return normalise(net, dense);
     if (algorithm == Algorithm::two_level) {
       return allreduce_two_level(net, *dense.nodes, dense.dtype, dense.reduction, dense.input, dense.output);
+    }
+    if (algorithm == Algorithm::mpi) {
+      return allreduce_by_network(net, dense.dtype, dense.reduction, dense.input, dense.output);
     }
     return allreduce(net, algorithm, dense.dtype, dense.reduction, dense.input, dense.output);
   });
@@ -182,6 +219,11 @@ RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes
 
 RequestPtr make_reduce(Rank size, const Dense& dense, Rank root) {
   TELEGRAD_CHECK(root < size && dense.algorithm == Algorithm::automatic);
+  if (dense.given) {
+    return request(custom_call(Operation::reduce, dense, root), [dense, root](Transport& net) {
+      return reduce_in_order(net, *dense.given, root, dense.input, dense.output);
+    });
+  }
   const Call call{.operation = Operation::reduce,
                   .dtype = dense.dtype,
                   .reduction = dense.reduction,
@@ -195,6 +237,13 @@ RequestPtr make_reduce(Rank size, const Dense& dense, Rank root) {
 
 RequestPtr make_reduce_scatter(const Dense& dense, Partition partition) {
   TELEGRAD_CHECK(dense.algorithm == Algorithm::automatic);
+  if (dense.given) {
+    Call call = custom_call(Operation::reduce_scatter, dense);
+    call.layout ^= partition.digest();
+    return request(call, [dense, partition = std::move(partition)](Transport& net) {
+      return reduce_scatter_in_order(net, *dense.given, dense.input, partition, dense.output);
+    });
+  }
   const Call call{.operation = Operation::reduce_scatter,
                   .dtype = dense.dtype,
                   .reduction = dense.reduction,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 
+#include "base/given_reduction.hpp"
 #include "base/types.hpp"
 #include "codec/sparse_vector.hpp"
 #include "collectives/dense/allreduce_quantised.hpp"
@@ -30,6 +31,8 @@ struct Dense {
   Reduction reduction = Reduction::sum;
   Algorithm algorithm = Algorithm::automatic;
   std::shared_ptr<const Nodes> nodes{};  // of an allreduce; null: nothing is known of them
+  bool gated = false;                    // begins when a stream says so, not as it is called
+  std::shared_ptr<const GivenReduction> given{};  // in place of `reduction`, and of the type's size; `algorithm` is automatic
 };
 
 template <class V>
@@ -45,7 +48,8 @@ struct TopkSum {
 };
 
 /// `table` chooses the algorithm if none is named; all ranks hold the same. Without two levels of nodes it also chooses in
-/// place of two_level, among the others. Ranks that have other nodes do not call the same.
+/// place of two_level, among the others. Ranks that have other nodes do not call the same. Throws std::invalid_argument for
+/// Algorithm::mpi where it cannot do it.
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense);
 /// The ranks' calls of a sum that goes by other means: it ends when all have called the same, and moves no elements.
 RequestPtr make_announced_all_reduce(DType dtype, Reduction reduction, std::uint64_t count);

@@ -8,6 +8,7 @@ namespace telegrad {
 void Session::RunningOperation::start_send(Rank to, Step step, ConstBytes bytes, Pending& pending) {
   if (frozen()) return;  // never completes: the operation is over
   last_sent_to_ = to;
+  network_reduces_ = false;
   Envelope envelope;
   envelope.epoch = session_.options_.epoch;
   envelope.communicator = session_.options_.communicator;
@@ -39,6 +40,14 @@ void Session::RunningOperation::start_receive_any(Rank from, Step step, std::siz
 
 void Session::RunningOperation::start_compute(std::size_t bytes, Pending& pending) {
   if (!frozen()) session_.driver_.compute(bytes, pending);
+}
+
+void Session::RunningOperation::start_reduce(std::uint64_t turn, DType dtype, Reduction reduction, Buffer& values,
+                                             Pending& pending) {
+  if (frozen()) return;
+  last_sent_to_ = kNoRank;
+  network_reduces_ = true;
+  session_.driver_.reduce(turn, dtype, reduction, values, pending);
 }
 
 void Session::RunningOperation::start_fail(Rank culprit, std::string reason) {
@@ -118,6 +127,7 @@ std::vector<Rank> Session::RunningOperation::sends_to() const {
 
 std::string Session::RunningOperation::sends_to_text() const {
   if (is_shut_) return "the stream that fills its memory";
+  if (network_reduces_) return "the network's own collective";
   if (last_sent_to_ == kNoRank) return "itself";
   return "rank " + std::to_string(last_sent_to_) + " to take its message";
 }

@@ -30,6 +30,7 @@ class Session::RunningOperation final : public Transport {
   bool shares_memory() const override { return session_.driver_.shares_memory(); }
   ReadyQueue& ready() override { return session_.ready_; }
   MovedBytes moved() const override { return moved_; }
+  std::uint64_t take_turn() override { return session_.driver_.take_turn(); }
 
   const Call& call() const { return call_; }
   /// Of a message between two ranks: how many operations had begun before it.
@@ -86,6 +87,7 @@ class Session::RunningOperation final : public Transport {
   void start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) override;
   void start_compute(std::size_t bytes, Pending& pending) override;
   void start_fail(Rank culprit, std::string reason) override;
+  void start_reduce(std::uint64_t turn, DType dtype, Reduction reduction, Buffer& values, Pending& pending) override;
   bool runs_work() const override { return !SizeOnly::active(); }
 
  private:
@@ -111,6 +113,7 @@ class Session::RunningOperation final : public Transport {
   bool stall_told_ = false;
   bool is_shut_ = false;
   Rank last_sent_to_ = kNoRank;
+  bool network_reduces_ = false;  // since it has sent something last
   MovedBytes moved_;
   Task<void> task_;
   MessageTable<Posted> posted_;

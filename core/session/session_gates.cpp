@@ -58,7 +58,11 @@ bool Session::is_far_ahead(const RunningOperation& running) { return !running.is
 // The time of an operation that waits for a rank runs, that of one whose gate is shut does not.
 bool Session::waits_at_gate(RunningOperation& running) {
   const bool shut = is_gate_shut(running, gated_.size());
-  if (!shut && !is_far_ahead(running)) return false;
+  // One that follows such an operation waits behind it: the network's own collectives begin in the order of calls.
+  const bool behind = !running.is_message() && std::ranges::any_of(gated_, [](const RunningOperation* one) {
+    return !one->is_message() && !one->is_shut();
+  });
+  if (!shut && !behind && !is_far_ahead(running)) return false;
   if (shut) running.shut();
   gated_.push_back(&running);
   return true;

@@ -95,6 +95,14 @@ class Driver {
   /// Spends the time of touching `bytes` bytes: none, where time passes by itself.
   virtual void compute(std::size_t bytes, Pending& pending) = 0;
 
+  /// Whether reduce() works, the same on all ranks; known once it is connected.
+  virtual bool reduces() const { return false; }
+  /// The number of the next reduce(); all ranks take them in the same order.
+  virtual std::uint64_t take_turn() { return 0; }
+  /// values = the reduction of all ranks' `values` by a collective of the network's, which begins when those of earlier
+  /// turns have begun. shut_down() takes the Buffer of one that is not over: the network may still write there.
+  virtual void reduce(std::uint64_t, DType, Reduction, Buffer&, Pending&) {}
+
   /// True if anything happened.
   virtual bool progress() = 0;
   /// Prepares to block on wait_descriptor(); false if there is something to progress first.

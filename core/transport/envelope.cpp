@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "base/given_reduction.hpp"
+
 namespace telegrad {
 
 const char* name_of(Operation operation) {
@@ -39,6 +41,7 @@ const char* name_of(Algorithm algorithm) {
     case Algorithm::bounded: return "bounded";
     case Algorithm::two_level: return "two_level";
     case Algorithm::nccl: return "nccl";
+    case Algorithm::mpi: return "mpi";
   }
   return "unknown";
 }
@@ -65,6 +68,7 @@ const char* name_of(DType dtype) {
 }
 
 const char* name_of(Reduction reduction) {
+  if (reduction == kCustomReduction) return "custom";
   switch (reduction) {
     case Reduction::none: return "none";
     case Reduction::sum: return "sum";
@@ -132,7 +136,8 @@ std::string describe(const Call& call) {
   } else if (call.layout != 0) {
     const bool of_nodes = of_vectors || call.algorithm == Algorithm::two_level;
     const bool of_state = call.operation == Operation::allreduce_topk;
-    text += of_nodes ? ", nodes=#" : of_state ? ", state=#" : ", counts=#";
+    const bool of_custom = call.reduction == kCustomReduction;
+    text += of_nodes ? ", nodes=#" : of_state ? ", state=#" : of_custom ? ", custom=#" : ", counts=#";
     text += digest_text(static_cast<std::uint32_t>(call.layout ^ call.layout >> 32));  // too many to say; who differs sees it
   }
   if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);

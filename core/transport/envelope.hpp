@@ -44,6 +44,7 @@ enum class Algorithm : std::uint8_t {
   bounded = 9,
   two_level = 10,
   nccl = 11,  // the sum itself goes by other means: here ranks only tell each other that they have called it
+  mpi = 12,   // the network's own collective, after ranks have told each other the same
 };
 
 /// What a rank called: two ranks that meet in one operation must agree on all of it.

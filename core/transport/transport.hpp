@@ -142,6 +142,15 @@ class Transport {
   };
 
   /// Ends the operation for every rank; the awaiting coroutine never goes on.
+  /// The network's own reduction over all ranks: see Driver::reduce().
+  class Reducing : public Pending {
+   public:
+    Reducing(Transport& net, std::uint64_t turn, DType dtype, Reduction reduction, Buffer& values) : Pending(net.ready()) {
+      net.start_reduce(turn, dtype, reduction, values, *this);
+    }
+    Sending::Awaiter operator co_await() noexcept { return {this}; }
+  };
+
   class Failing {
    public:
     Failing(Transport& net, Rank culprit, std::string reason)
@@ -170,6 +179,13 @@ class Transport {
     if (runs_work()) work();
     return {*this, bytes};
   }
+  /// Of the next reduce_by_network(): operations take it as they begin, in the same order on all ranks.
+  virtual std::uint64_t take_turn() { return 0; }
+  /// values = the reduction of all ranks' `values`, which none gives up before it is done. Only where
+  /// AllreduceTable::has_network_sums().
+  Reducing reduce_by_network(std::uint64_t turn, DType dtype, Reduction reduction, Buffer& values) {
+    return {*this, turn, dtype, reduction, values};
+  }
   Failing fail(Rank culprit, std::string reason) { return {*this, culprit, std::move(reason)}; }
 
   static constexpr std::size_t kSliceBytes = std::size_t{256} << 10;
@@ -191,6 +207,7 @@ class Transport {
   virtual void start_receive_any(Rank from, Step step, std::size_t most_bytes, Buffer& into, Pending& pending) = 0;
   virtual void start_compute(std::size_t bytes, Pending& pending) = 0;
   virtual void start_fail(Rank culprit, std::string reason) = 0;
+  virtual void start_reduce(std::uint64_t, DType, Reduction, Buffer&, Pending&) {}
   virtual bool runs_work() const { return true; }
 };
 

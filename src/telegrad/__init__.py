@@ -74,6 +74,7 @@ else:
     from telegrad.communicator import (
         BoundedTopkState,
         Communicator,
+        CustomReduction,
         DeviceEntries,
         GTopkState,
         OkTopkState,
@@ -118,6 +119,7 @@ __all__ = [
     "Cheapest",
     "ChoiceWarning",
     "Communicator",
+    "CustomReduction",
     "DDPState",
     "DeviceEntries",
     "DiLoCo",

@@ -65,6 +65,7 @@ class Algorithm(Enum):
     split_dense_allgather = ...
     rabenseifner = ...
     two_level = ...
+    mpi = ...
 
 class IndexFormat(Enum):
     none = ...  # raw32 or blocked16, whichever is smaller
@@ -250,6 +251,8 @@ class Communicator:
     @property
     def shares_memory(self) -> bool: ...
     @property
+    def has_network_sums(self) -> bool: ...
+    @property
     def warning(self) -> str: ...
     # Empty: the built-in one; None: nothing was measured. The last two are of ranks on two levels.
     def use_allreduce_table(
@@ -274,6 +277,18 @@ class Communicator:
         gate: Gate | None = None,
     ) -> Request: ...
     # Of a sum that goes by other means: over once all ranks have called the same. It moves no elements.
+    def reduce_custom(
+        self,
+        input: int,
+        output: int,
+        count: int,
+        dtype: DType,
+        function: int,
+        digest: int,
+        root: int | None,
+        counts: Sequence[int] | None,
+        blocking: bool = False,
+    ) -> Request: ...
     def announce_all_reduce(self, count: int, dtype: DType, reduction: Reduction) -> Request: ...
     def all_reduce_quantised(
         self,

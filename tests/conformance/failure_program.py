@@ -54,6 +54,35 @@ def reduce_for_ever(count: str, algorithm: str, liveness_timeout_s: str = "8") -
     _until_failure(communicator, lambda: communicator.all_reduce(x, "avg", algorithm=algorithm))
 
 
+def reduce_by_mpi(count: str, timeout_s: str = "30") -> None:
+    """Calls of MPI_Iallreduce, in which the library that the test has preloaded makes rank 1 fail."""
+    communicator = join(timeout_s=float(timeout_s), liveness_timeout_s=2.0)
+    x = np.empty(int(count), np.float32)
+
+    def reduce() -> None:
+        x.fill(communicator.rank + 1)
+        communicator.all_reduce(x, algorithm="mpi")
+        assert (x == 6).all(), x
+
+    _until_failure(communicator, reduce)
+    _say(untouched=bool((x == communicator.rank + 1).all()))
+
+
+def differ_in_bits() -> None:
+    """The preloaded library changes one bit of rank 1's results."""
+    communicator = join(timeout_s=30.0)
+    x = np.full(70_001, communicator.rank, np.float64)
+    x[7] = np.nan
+    communicator.all_reduce(x, algorithm="mpi")
+    bits = communicator.all_gather(x.view(np.uint64))
+    communicator.close()
+    _say(
+        right=bool((np.delete(x, 7) == 3).all()),
+        nan=hex(int(bits[0, 7])),
+        equal=bool((bits == bits[0]).all()),
+    )
+
+
 def wait_for_one() -> None:
     """All but rank 1 wait for it; it does nothing."""
     communicator = join(timeout_s=60.0, liveness_timeout_s=8.0)
@@ -98,6 +127,12 @@ def call_differently(what: str) -> None:
                 communicator.all_reduce(x, "avg" if odd else "sum")
             case "algorithm":
                 communicator.all_reduce(x, algorithm="ring" if odd else "recursive_doubling")
+            case "mpi":
+                communicator.all_reduce(x, algorithm="ring" if odd else "mpi")
+            case "count of mpi":
+                communicator.all_reduce(np.ones(1000 + odd, np.float32), algorithm="mpi")
+            case "operation of mpi":
+                communicator.barrier() if odd else communicator.all_reduce(x, algorithm="mpi")
             case "operation":
                 communicator.barrier() if odd else communicator.all_reduce(x)
             case "root":

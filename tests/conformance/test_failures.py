@@ -32,6 +32,13 @@ _ENVIRONMENT = {
 
 _SOON_S = 20.0  # on a busy machine; well before the time-outs of 60 s
 of_its_own = pytest.mark.ranks("exec")  # where signals, exits and what a process holds are those of a real start
+_ONLY_MPI = (
+    "test_a_rank_that_fails_inside_mpis_collective_is_named",
+    "test_a_collective_of_mpis_that_never_ends_times_out",
+    "test_an_error_of_mpis_collective_is_reported",
+    "test_all_take_the_same_bits_where_mpis_differ",
+)
+
 Facts = dict[int, list[dict[str, Any]]]
 
 _JOINS_BY_ADDRESS = "it is about addresses that are exchanged before the ranks join; MPI's ranks have joined already"
@@ -46,9 +53,11 @@ _NOT_OVER_MPI = {
 def _driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test runs over each driver. MPI's ranks are started by our launcher too: mpiexec ends all when one dies."""
     monkeypatch.setenv(DRIVER, request.param)
-    if request.param == "ucx":
-        return
     arguments = request.node.callspec.params
+    if request.param == "ucx":
+        if "mpi" in f"{arguments.get('arguments')}{arguments.get('what')}" or request.node.originalname in _ONLY_MPI:
+            pytest.skip("it is about MPI's own collectives")
+        return
     if MPI_MISSING:
         pytest.skip(MPI_MISSING)
     if reason := _NOT_OVER_MPI.get(request.node.originalname):
@@ -66,6 +75,7 @@ def _run(
     once_ready: Callable[[Ranks], None] | None = None,
     transports: str = "all",
     reports: Path | None = None,
+    preload: Path | None = None,
 ) -> tuple[Facts, list[RankExit]]:
     """What each rank said, and how it ended. ``once_ready`` is called when all ranks said that they are."""
     facts: Facts = defaultdict(list)
@@ -83,6 +93,7 @@ def _run(
             **_ENVIRONMENT,
             **({} if is_over_mpi() else {"UCX_TLS": transports}),
             **({"TELEGRAD_REPORT_DIR": str(reports)} if reports else {}),
+            **({"LD_PRELOAD": str(preload)} if preload else {}),
         },
         on_line=take,
         mpich=is_over_mpi(),
@@ -109,6 +120,7 @@ def _only(facts: Facts, rank: int, key: str) -> Any:
         ("reduce_for_ever", ("256", "ring")),
         ("reduce_for_ever", ("1000000", "ring")),
         ("reduce_for_ever", ("1000000", "recursive_doubling")),
+        ("reduce_for_ever", ("1000000", "mpi")),
         ("wait_for_one", ()),
         ("idle_then_reduce", ()),
     ],
@@ -149,6 +161,92 @@ def test_survivors_of_a_frozen_rank_hear_its_name() -> None:
         assert "silent" in failure["text"]
 
 
+_INSIDE_MPI = """
+#include <mpi.h>
+#include <signal.h>
+#include <unistd.h>
+static int calls;
+int MPI_Iallreduce(
+  const void* from, void* into, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm, MPI_Request* request
+) {
+  int rank, code;
+  PMPI_Comm_rank(comm, &rank);
+  if (rank != 1 && !ALL || calls++ < PASS) return PMPI_Iallreduce(from, into, n, type, op, comm, request);
+  FAIL
+}
+"""
+_BEGINS = "code = PMPI_Iallreduce(from, into, n, type, op, comm, request);"
+_NEVER_ENDS = "static char none; return PMPI_Irecv(&none, 1, MPI_BYTE, rank, 7, comm, request);"
+_CHANGES_A_BIT = """PMPI_Iallreduce(from, into, n, type, op, comm, request);
+PMPI_Wait(request, MPI_STATUS_IGNORE);
+*(char*)into ^= 1;
+return PMPI_Ibarrier(MPI_COMM_SELF, request);"""
+
+
+def _preloaded(folder: Path, does: str, everywhere: bool = False, passed: int = 8) -> Path:
+    """A library in which rank 1, or every rank, does so in the MPI_Iallreduce after so many."""
+    library = folder / "inside.so"
+    source = _INSIDE_MPI.replace("FAIL", does).replace("ALL", str(int(everywhere))).replace("PASS", str(passed))
+    given = ["-shared", "-fPIC", "-w", "-x", "c", "-", "-o", library]
+    subprocess.run([Path(sys.prefix) / "bin" / "mpicc", *given], input=source.encode(), check=True, timeout=60)
+    return library
+
+
+@pytest.mark.parametrize("count", ["256", "1000000"])
+@pytest.mark.parametrize(
+    "does",
+    [
+        "kill(getpid(), SIGKILL);",
+        _BEGINS + " kill(getpid(), SIGKILL);",
+        _BEGINS + " kill(getpid(), SIGSTOP); return code;",
+    ],
+    ids=["killed before", "killed after", "frozen"],
+)
+def test_a_rank_that_fails_inside_mpis_collective_is_named(does: str, count: str, tmp_path: Path) -> None:
+    def end_frozen(ranks: Ranks) -> None:
+        while ranks.running() != [1]:
+            ranks.listen()
+        ranks.signal(1, signal.SIGKILL)
+
+    once_ready = end_frozen if "STOP" in does else None
+    facts, exits = _run("reduce_by_mpi", 3, count, once_ready=once_ready, preload=_preloaded(tmp_path, does))
+    assert [end.returncode for end in exits] == [0, -9, 0], exits
+    for rank in (0, 2):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
+        assert f"allreduce(count={count}, dtype=f32, reduction=sum, algorithm=mpi)" in failure["text"], failure
+        assert _only(facts, rank, "closed_s")["closed_s"] < 6.0
+        assert _only(facts, rank, "untouched")["untouched"]
+
+
+def test_a_collective_of_mpis_that_never_ends_times_out(tmp_path: Path) -> None:
+    facts, exits = _run("reduce_by_mpi", 3, "1000", "4", preload=_preloaded(tmp_path, _NEVER_ENDS))
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    for rank in range(3):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["rank"]) == ("TimeoutExpired", rank), failure
+        assert "waiting for the network's own collective" in failure["text"], failure
+        assert "all ranks have called it" in failure["text"], failure
+        assert _only(facts, rank, "untouched")["untouched"]
+
+
+def test_an_error_of_mpis_collective_is_reported(tmp_path: Path) -> None:
+    facts, exits = _run("reduce_by_mpi", 3, "1000", preload=_preloaded(tmp_path, "return MPI_ERR_OTHER;", True))
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    for rank in range(3):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["rank"], failure["peer"]) == ("TransportError", rank, None), failure
+        assert "MPI_Iallreduce failed: " in failure["text"], failure
+        assert "algorithm=mpi" in failure["text"], failure
+
+
+def test_all_take_the_same_bits_where_mpis_differ(tmp_path: Path) -> None:
+    facts, exits = _run("differ_in_bits", 3, preload=_preloaded(tmp_path, _CHANGES_A_BIT, passed=0))
+    assert [end.returncode for end in exits] == [0] * 3, exits
+    for rank in range(3):
+        assert facts[rank] == [{"right": True, "nan": "0x7ff8000000000000", "equal": True}]
+
+
 def _freeze_then_kill(ranks: Ranks) -> None:
     ranks.signal(1, signal.SIGSTOP)
     while ranks.running() != [1]:
@@ -169,6 +267,9 @@ MISMATCHES = [
     "dtype of an all_gather",
     "switch_factor",
     "fewer calls",
+    "mpi",
+    "count of mpi",
+    "operation of mpi",
 ]
 # With four ranks other messages are under way only where other operations or algorithms meet.
 _WITH_FOUR = ("algorithm", "operation", "everybody waits for another root", "fewer calls")

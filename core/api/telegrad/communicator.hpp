@@ -19,6 +19,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "base/given_reduction.hpp"
 #include "base/types.hpp"
 #include "telegrad/sparse_vector.hpp"
 #include "telegrad/work.hpp"
@@ -154,6 +155,22 @@ class Communicator {
     return reduce_scatter_bytes(readable(x), writable(out), dtype_of_range<R>(), reduction, counts);
   }
 
+  // The same by an operation of the caller's own: see CustomReduction.
+
+  template <Writable R>
+  Work all_reduce(R&& x, const CustomReduction<detail::Element<R>>& how) {
+    return reduce_given(readable(x), writable(x), dtype_of_range<R>(), how.given(), {});
+  }
+  template <Writable R>
+  Work reduce(R&& x, Rank root, const CustomReduction<detail::Element<R>>& how) {
+    return reduce_given(readable(x), writable(x), dtype_of_range<R>(), how.given(), root);
+  }
+  template <Readable R, Writable Out>
+    requires std::same_as<detail::Element<R>, detail::Element<Out>>
+  Work reduce_scatter(R&& x, Out&& out, const CustomReduction<detail::Element<R>>& how, Counts counts = {}) {
+    return reduce_scatter_given(readable(x), writable(out), dtype_of_range<R>(), how.given(), counts);
+  }
+
   /// The sum of all ranks' vectors, which have the same n.
   template <SparseValue V>
   Result<SparseVector<V>> all_reduce(SparseVector<V> vector, Reduction reduction = Reduction::sum,
@@ -234,6 +251,9 @@ class Communicator {
   Work all_reduce_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, std::string_view algorithm);
   Work reduce_bytes(ConstBytes x, Bytes out, DType dtype, Rank root, Reduction reduction);
   Work reduce_scatter_bytes(ConstBytes x, Bytes out, DType dtype, Reduction reduction, Counts counts);
+  Work reduce_given(ConstBytes x, Bytes out, DType dtype, std::shared_ptr<const GivenReduction> how,
+                    std::optional<Rank> root);
+  Work reduce_scatter_given(ConstBytes x, Bytes out, DType dtype, std::shared_ptr<const GivenReduction> how, Counts counts);
   Work all_gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Counts counts);
   Work gather_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts);
   Work scatter_bytes(ConstBytes x, Bytes out, std::size_t item, DType dtype, Rank root, Counts counts);

@@ -24,6 +24,24 @@ std::size_t doubling_bytes_most(Rank size) {
 
 }  // namespace
 
+bool mpi_reduces(DType dtype, Reduction reduction) {
+  switch (dtype) {
+    case DType::f32:
+    case DType::f64: return reduction == Reduction::sum || reduction == Reduction::avg || reduction == Reduction::prod;
+    case DType::i8:
+    case DType::i16:
+    case DType::i32:
+    case DType::i64:
+    case DType::u8:
+    case DType::u16:
+    case DType::u32:
+    case DType::u64:
+      return reduction == Reduction::sum || reduction == Reduction::prod || reduction == Reduction::min ||
+             reduction == Reduction::max;
+    default: return false;
+  }
+}
+
 Algorithm choose_allreduce(Rank size, std::size_t bytes) {
   if (bytes <= doubling_bytes_most(size)) return Algorithm::recursive_doubling;
   return bytes < kRingMessageBytes * size ? Algorithm::rabenseifner : Algorithm::ring;
@@ -51,7 +69,7 @@ AllreduceTable::AllreduceTable(Rank size, std::vector<AllreduceChoice> choices)
   }
   for (const AllreduceChoice& choice : choices_) {
     const bool flat = std::ranges::find(kAllreduceAlgorithms, choice.algorithm) != kAllreduceAlgorithms.end();
-    if (!flat && choice.algorithm != Algorithm::two_level) {
+    if (!flat && choice.algorithm != Algorithm::two_level && choice.algorithm != Algorithm::mpi) {
       throw std::invalid_argument(std::string("the table names ") + name_of(choice.algorithm) +
                                   ", which does not sum dense vectors");
     }
@@ -60,18 +78,21 @@ AllreduceTable::AllreduceTable(Rank size, std::vector<AllreduceChoice> choices)
 
 // Where nothing is known of the nodes but that there are some: long vectors gain by sending less between them, and of short
 // ones the steps count.
-Algorithm AllreduceTable::choose(std::size_t bytes) const {
-  if (!two_levels_) return choose_flat(bytes);
+Algorithm AllreduceTable::choose(std::size_t bytes, bool by_network) const {
+  if (!two_levels_) return choose_flat(bytes, by_network);
   if (choices_.empty()) return bytes > doubling_bytes_most(size_) ? Algorithm::two_level : choose_flat(bytes);
   const auto after = std::ranges::upper_bound(choices_, bytes, {}, &AllreduceChoice::from_bytes);
-  return std::prev(after)->algorithm;
+  const Algorithm algorithm = std::prev(after)->algorithm;
+  if (algorithm != Algorithm::mpi || (by_network && network_sums_)) return algorithm;
+  return bytes > doubling_bytes_most(size_) ? Algorithm::two_level : choose_allreduce(size_, bytes);
 }
 
-Algorithm AllreduceTable::choose_flat(std::size_t bytes) const {
+Algorithm AllreduceTable::choose_flat(std::size_t bytes, bool by_network) const {
   if (choices_.empty()) return choose_allreduce(size_, bytes);
   const auto after = std::ranges::upper_bound(choices_, bytes, {}, &AllreduceChoice::from_bytes);
   const Algorithm algorithm = std::prev(after)->algorithm;
-  return algorithm == Algorithm::two_level ? choose_allreduce(size_, bytes) : algorithm;
+  const bool fits = algorithm == Algorithm::mpi ? by_network && network_sums_ : algorithm != Algorithm::two_level;
+  return fits ? algorithm : choose_allreduce(size_, bytes);
 }
 
 }  // namespace telegrad

@@ -29,6 +29,9 @@ constexpr double kNapPart = 0.125;
 constexpr double kNapLeast_s = 20e-6;
 constexpr double kNapMost_s = 10e-3;
 
+// How long a failed collective waits for the name of a peer that has ended or is silent: MPI does not give it.
+constexpr double kExplained_s = 10.0;
+
 enum class Kind : std::uint32_t { data = 0x74676d01, announcement = 0x74676d02, control = 0x74676d03 };
 struct Head {
   Kind kind;
@@ -41,6 +44,7 @@ constexpr std::size_t kMessageMost = std::max(sizeof(Head) + sizeof(Envelope) + 
 struct Place {  // what connect() needs of a rank, beside its process
   std::int32_t network_rank;
   std::int32_t tag;
+  std::int32_t has_collectives;
 };
 
 Buffer message_of(Kind kind, int ticket, ConstBytes header, ConstBytes payload) {
@@ -72,7 +76,9 @@ MpiDriver::MpiDriver(std::shared_ptr<MpiNetwork> network, Rank rank, Rank size)
     }
     throw TransportError({.rank = rank_, .operation = "join", .reason = reason});
   }
+  const std::scoped_lock lock(network_->gate());
   network_->add(this, [this] { let_go(); });
+  has_collectives_ = size_ == network_->size() && rank_ == network_->rank() && network_->take_collectives();
 }
 
 MpiDriver::~MpiDriver() { shut_down(); }
@@ -80,7 +86,7 @@ MpiDriver::~MpiDriver() { shut_down(); }
 std::vector<std::byte> MpiDriver::address() const {
   std::vector<std::byte> bytes;
   ProcessIdentity::of_this_process().append_to(bytes);
-  const Place place{static_cast<std::int32_t>(network_->rank()), tag_};
+  const Place place{static_cast<std::int32_t>(network_->rank()), tag_, has_collectives_ ? 1 : 0};
   const ConstBytes fixed = bytes_of(place);
   bytes.insert(bytes.end(), fixed.begin(), fixed.end());
   return bytes;
@@ -92,10 +98,11 @@ void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   peers_.resize(size_);
   ranks_.assign(network_->size(), kNoRank);
   shares_memory_ = true;
+  reduces_ = has_collectives_;
   for (Rank rank = 0; rank < size_; ++rank) {
     std::span<const std::byte> address = addresses[rank];
     const auto identity = ProcessIdentity::take_from(address);
-    Place place{-1, -1};
+    Place place{-1, -1, 0};
     if (identity && address.size() == sizeof place) std::memcpy(&place, address.data(), sizeof place);
     const auto there = static_cast<std::size_t>(place.network_rank);
     if (place.network_rank < 0 || there >= ranks_.size() || ranks_[there] != kNoRank || place.tag < 0) {
@@ -107,12 +114,17 @@ void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                                       " is damaged; install the same telegrad on all hosts"});
     }
     ranks_[there] = rank;
+    reduces_ = reduces_ && place.has_collectives != 0 && there == rank;
     peers_[rank] = {.network_rank = place.network_rank,
                     .tag = place.tag,
                     .shares_memory = identity->shares_memory_with(self),
                     .identity = {identity->host, identity->pid}};
     shares_memory_ = shares_memory_ && peers_[rank].shares_memory;
     if (rank != rank_ && !deaths_.add(rank, *identity)) dead_.push_back(rank);
+  }
+  if (const std::scoped_lock lock(network_->gate()); has_collectives_ && !reduces_) {
+    network_->give_collectives();
+    has_collectives_ = false;
   }
   if (deaths_.descriptor() >= 0) {
     epoll_event event{.events = EPOLLIN, .data = {.u64 = 1}};
@@ -218,7 +230,12 @@ bool MpiDriver::progress() {
       peer_broke(rank, "its process has ended");
     }
   }
-  if (broken_.empty()) return any;
+  if (broken_.empty()) {
+    if (collective_error_.empty() || now_s() < collective_error_s_ + kExplained_s) return any;
+    damage(std::exchange(collective_error_, {}));
+    return true;
+  }
+  collective_error_.clear();
   for (const auto& [peer, reason] : std::exchange(broken_, {})) sink_->on_peer_failed(peer, reason);
   return true;
 }
@@ -334,6 +351,9 @@ void MpiDriver::shut_down() {
   if (!network_->finalised()) {
     if (!peers_.empty()) drain();
     let_go();
+    if (has_collectives_) network_->give_collectives();
+  } else {
+    leak_reductions();
   }
   deaths_.close();
   for (int* const descriptor : {&nap_, &descriptor_}) ::close(std::exchange(*descriptor, -1));

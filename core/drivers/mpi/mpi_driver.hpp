@@ -4,6 +4,8 @@
 // it is accepted, straight into its place. MPI wakes nobody up: who waits looks again after naps that grow with the
 // time waited, so an idle rank costs next to nothing and a message is found late by a fraction of the wait.
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -41,6 +43,10 @@ class MpiDriver final : public AddressedDriver {
   void send_control(Rank to, const Control& control) override;
   void compute(std::size_t bytes, Pending& pending) override { pending.complete(bytes); }
 
+  bool reduces() const override { return reduces_; }
+  std::uint64_t take_turn() override { return turns_++; }
+  void reduce(std::uint64_t turn, DType dtype, Reduction reduction, Buffer& values, Pending& pending) override;
+
   bool progress() override;
   bool arm() override;
   int wait_descriptor() const override { return descriptor_; }
@@ -62,6 +68,14 @@ class MpiDriver final : public AddressedDriver {
     std::size_t expected;  // bytes, of a receive
   };
 
+  struct Summand {
+    DType dtype;
+    Reduction reduction;
+    Buffer* values;
+    Pending* pending;
+  };
+
+  void begin_reduction(const Summand& one);
   void post(Rank to, Buffer message);
   void send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pending);
   void begun(const std::shared_ptr<Transfer>& transfer, int code, MPI_Request request, std::size_t length);
@@ -74,8 +88,10 @@ class MpiDriver final : public AddressedDriver {
   void read_data(Rank from, Buffer message, bool announced, int ticket);
   bool finish_requests();
   void finish(const Active& active, const MPI_Status& status);
+  void broke(const Transfer& transfer, int code);
   void drain();
   void let_go();
+  void leak_reductions();
   void damage(const std::string& reason);
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
   Rank rank_of(int network_rank) const;
@@ -88,6 +104,13 @@ class MpiDriver final : public AddressedDriver {
   int tag_;  // of what is sent here
   EventSink* sink_ = nullptr;
   bool shares_memory_ = false;
+  bool has_collectives_ = false;  // of the network's one set
+  bool reduces_ = false;          // all ranks have it
+  std::uint64_t turns_ = 0;
+  std::uint64_t turn_ = 0;  // of the reduction that begins next
+  std::map<std::uint64_t, Summand> waiting_;  // by turn
+  std::string collective_error_;  // not yet reported: a peer's end may explain it
+  double collective_error_s_ = 0.0;
   bool open_ = true;
   bool told_the_end_ = false;  // the sink has heard that MPI was finalised
   int descriptor_ = -1;  // over nap_'s and that of deaths_

@@ -198,7 +198,7 @@ class ErrorsReturned {
 };
 
 constexpr const char* kDuplicating =
-    "MPI_Comm_idup (each communicator that telegrad is given costs MPI a duplicate until MPI_Finalize, and MPI has some "
+    "MPI_Comm_idup (each communicator that telegrad is given costs MPI two duplicates until MPI_Finalize, and MPI has some "
     "thousands: join once and keep it)";
 
 }  // namespace
@@ -206,18 +206,20 @@ constexpr const char* kDuplicating =
 // The duplicate is left to MPI_Finalize: a message to a driver that closed first may still be on its way, and a later
 // communicator could be given the same context.
 void MpiNetwork::open(MPI_Comm comm, const Patience& patience) {
-  MPI_Request request = MPI_REQUEST_NULL;
-  auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);  // who gives up leaves it to MPI
   const ErrorsReturned returned(comm);
-  check_mpi(MPI_Comm_idup(comm, made.get(), &request), kNoRank, kDuplicating);
-  try {
-    wait_for(request, kNoRank, kDuplicating, patience);
-  } catch (...) {
-    [[maybe_unused]] const auto* const kept = made.release();
-    throw;
+  for (MPI_Comm* const duplicate : {&comm_, &collectives_}) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    auto made = std::make_unique<MPI_Comm>(MPI_COMM_NULL);  // who gives up leaves it to MPI
+    check_mpi(MPI_Comm_idup(comm, made.get(), &request), kNoRank, kDuplicating);
+    try {
+      wait_for(request, kNoRank, kDuplicating, patience);
+    } catch (...) {
+      [[maybe_unused]] const auto* const kept = made.release();
+      throw;
+    }
+    *duplicate = *made;
+    check_mpi(MPI_Comm_set_errhandler(*duplicate, MPI_ERRORS_RETURN), kNoRank, "MPI_Comm_set_errhandler");
   }
-  comm_ = *made;
-  check_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), kNoRank, "MPI_Comm_set_errhandler");
   int rank = 0;
   int size = 0;
   MPI_Comm_rank(comm_, &rank);

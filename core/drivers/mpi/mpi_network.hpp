@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/types.hpp"
@@ -38,6 +39,11 @@ class MpiNetwork {
   Rank rank() const { return rank_; }
   Rank size() const { return size_; }
   MPI_Comm comm() const { return comm_; }
+  /// Another duplicate, for collectives of one driver at a time: their order must be the same on all ranks. With the gate
+  /// held; false: some driver has it, or has left a collective there that is not over.
+  bool take_collectives() { return !std::exchange(collectives_taken_, true); }
+  void give_collectives() { collectives_taken_ = false; }
+  MPI_Comm collectives() const { return collectives_; }
 
   /// Every rank's bytes, by rank; all ranks call it at once. Throws TransportError.
   std::vector<std::vector<std::byte>> exchange(ConstBytes mine, const Patience& patience);
@@ -65,6 +71,8 @@ class MpiNetwork {
   friend int mpi_finalises(MPI_Comm, int, void*, void*);
 
   MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Comm collectives_ = MPI_COMM_NULL;
+  bool collectives_taken_ = false;
   Rank rank_ = 0;
   Rank size_ = 0;
   int tags_ = 0;     // [0, tags_) are drivers', [tags_, 2 · tags_) tickets

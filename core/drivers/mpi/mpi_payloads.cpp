@@ -12,12 +12,41 @@ namespace telegrad {
 namespace {
 
 constexpr std::size_t kPieceMost = std::size_t{16} << 20;  // of a payload; all that dropping one of any length takes
+constexpr std::size_t kReducedMost = std::size_t{1} << 30;  // by one call: MPI counts elements in an int
+constexpr double kReduced_s_per_byte = 1e-9;  // how long a reduction may well take, during which it is tested often
 constexpr double kShutDownMost_s = 5.0;
 constexpr double kShutDownIdle_s = 0.25;  // without a piece: a peer that has gone first never answers
 
 template <class Function>
 void for_pieces(std::size_t size, Function function) {
   for (std::size_t at = 0; at < size; at += kPieceMost) function(at, std::min(kPieceMost, size - at));
+}
+
+// Those of mpi_reduces(). Unsigned integers wrap round with the same bits, as C lets signed ones not.
+MPI_Datatype datatype_of(DType dtype, Reduction reduction) {
+  const bool wraps = reduction == Reduction::sum || reduction == Reduction::prod;
+  switch (dtype) {
+    case DType::f32: return MPI_FLOAT;
+    case DType::f64: return MPI_DOUBLE;
+    case DType::i8: return wraps ? MPI_UINT8_T : MPI_INT8_T;
+    case DType::i16: return wraps ? MPI_UINT16_T : MPI_INT16_T;
+    case DType::i32: return wraps ? MPI_UINT32_T : MPI_INT32_T;
+    case DType::i64: return wraps ? MPI_UINT64_T : MPI_INT64_T;
+    case DType::u8: return MPI_UINT8_T;
+    case DType::u16: return MPI_UINT16_T;
+    case DType::u32: return MPI_UINT32_T;
+    case DType::u64: return MPI_UINT64_T;
+    default: return MPI_DATATYPE_NULL;
+  }
+}
+MPI_Op op_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::sum: return MPI_SUM;
+    case Reduction::prod: return MPI_PROD;
+    case Reduction::min: return MPI_MIN;
+    case Reduction::max: return MPI_MAX;
+    default: return MPI_OP_NULL;
+  }
 }
 
 // Buffers that MPI has not given back when their driver ends: it may still read or write them.
@@ -44,12 +73,46 @@ void MpiDriver::send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pen
 // A piece of a payload.
 void MpiDriver::begun(const std::shared_ptr<Transfer>& transfer, int code, MPI_Request request, std::size_t length) {
   if (code != MPI_SUCCESS) {
-    peer_broke(transfer->peer, transfer->failed(code));
+    broke(*transfer, code);
     return;
   }
   ++transfer->pieces_left;
   requests_.push_back(request);
   actives_.push_back({transfer, length});
+}
+
+void MpiDriver::reduce(std::uint64_t turn, DType dtype, Reduction reduction, Buffer& values, Pending& pending) {
+  const std::scoped_lock lock(network_->gate());
+  waiting_.emplace(turn, Summand{dtype, reduction, &values, &pending});
+  for (auto next = waiting_.find(turn_); next != waiting_.end(); next = waiting_.find(++turn_)) {
+    if (open_ && !network_->finalised()) begin_reduction(next->second);
+    waiting_.erase(next);
+  }
+}
+
+void MpiDriver::begin_reduction(const Summand& one) {
+  const std::size_t size = one.values->size();
+  const auto transfer = std::make_shared<Transfer>(Transfer{
+      .what = Transfer::What::reduces, .peer = kNoRank, .pending = one.pending, .pieces_left = 0, .values = one.values});
+  active_s_ = now_s() + kReduced_s_per_byte * static_cast<double>(size);
+  for (std::size_t at = 0; at < size; at += kReducedMost) {
+    const std::size_t length = std::min(kReducedMost, size - at);
+    MPI_Request request = MPI_REQUEST_NULL;
+    const int code = MPI_Iallreduce(MPI_IN_PLACE, one.values->data() + at, static_cast<int>(length / size_of(one.dtype)),
+                                    datatype_of(one.dtype, one.reduction), op_of(one.reduction), network_->collectives(),
+                                    &request);
+    begun(transfer, code, request, length);
+  }
+}
+
+void MpiDriver::broke(const Transfer& transfer, int code) {
+  if (transfer.what == Transfer::What::reduces) {
+    if (collective_error_.empty()) collective_error_s_ = now_s();
+    has_collectives_ = false;  // who knows what others have done: nobody gets them again
+    collective_error_ = "MPI_Iallreduce failed: " + describe_mpi(code) + "; give algorithm=auto without a table that names mpi";
+  } else if (transfer.peer != kNoRank) {
+    peer_broke(transfer.peer, transfer.failed(code));
+  }
 }
 
 void MpiDriver::receive_payload(const Incoming& incoming, Bytes into, const std::shared_ptr<Transfer>& transfer) {
@@ -115,7 +178,7 @@ bool MpiDriver::finish_requests() {
 void MpiDriver::finish(const Active& active, const MPI_Status& status) {
   Transfer& transfer = *active.transfer;
   if (status.MPI_ERROR != MPI_SUCCESS) {
-    if (transfer.peer != kNoRank) peer_broke(transfer.peer, transfer.failed(status.MPI_ERROR));
+    broke(transfer, status.MPI_ERROR);
     return;
   }
   if (transfer.receives()) {
@@ -158,10 +221,21 @@ void MpiDriver::drain() {
   }
 }
 
+// MPI can neither cancel a collective nor free it: their memory leaks on purpose.
+void MpiDriver::leak_reductions() {
+  for (const Active& active : actives_) {
+    if (active.transfer->what != Transfer::What::reduces) continue;
+    keep_for_ever(std::move(*active.transfer->values));
+    has_collectives_ = false;  // nobody gets them again
+  }
+}
+
 void MpiDriver::let_go() {
+  leak_reductions();
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     Transfer& transfer = *actives_[i].transfer;
     int done = 0;
+    if (transfer.what == Transfer::What::reduces) continue;
     if (transfer.receives() && MPI_Cancel(&requests_[i]) == MPI_SUCCESS) {
       MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE);
     }

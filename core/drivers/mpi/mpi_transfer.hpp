@@ -11,7 +11,7 @@
 namespace telegrad {
 
 struct MpiDriver::Transfer {
-  enum class What : std::uint8_t { sends_message, sends_payload, receives_message, receives_payload, drops_payload };
+  enum class What : std::uint8_t { sends_message, sends_payload, reduces, receives_message, receives_payload, drops_payload };
   What what = What::sends_message;
   Rank peer = 0;
   Pending* pending = nullptr;  // of a payload that somebody waits for
@@ -19,6 +19,7 @@ struct MpiDriver::Transfer {
   int ticket = 0;              // of a payload that is dropped
   std::size_t pieces_left = 1;
   Buffer buffer{};  // what the driver itself sends or receives
+  Buffer* values = nullptr;  // of a reduction
 
   bool receives() const { return what >= What::receives_message; }
   std::string failed(int code) const { return (receives() ? "receiving failed: " : "sending failed: ") + describe_mpi(code); }

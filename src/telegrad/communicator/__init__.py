@@ -2,6 +2,7 @@
 
 from telegrad.communicator.communicator import Communicator, join
 from telegrad.communicator.cuda.entries import DeviceEntries
+from telegrad.communicator.operands import CustomReduction
 from telegrad.communicator.reductions import ReduceOp
 from telegrad.communicator.topk import BoundedTopkState, GTopkState, OkTopkState, TopkReport, TopkSum
 from telegrad.communicator.work import Work
@@ -9,6 +10,7 @@ from telegrad.communicator.work import Work
 __all__ = [
     "BoundedTopkState",
     "Communicator",
+    "CustomReduction",
     "DeviceEntries",
     "GTopkState",
     "OkTopkState",

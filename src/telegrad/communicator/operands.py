@@ -3,10 +3,13 @@ Python."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 import sys
+import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple, Protocol
 
@@ -126,6 +129,77 @@ def reducible(x: Any, argument: str, *, writable: bool = True, device: bool = Fa
     if x.dtype.name not in _DTYPES or not x.dtype.isnative:
         raise TypeError(f"{argument} has dtype {x.dtype}: {_REDUCED}; {_numpy_remedy(x.dtype)}")
     return HostBuffer(address(x), x.size, x.nbytes, _DTYPES[x.dtype.name])
+
+
+@dataclass(frozen=True)
+class CustomReduction:
+    """An associative operation of your own, as ``op`` of dense ``all_reduce``, ``reduce`` and ``reduce_scatter``.
+
+    The result is x0 ∘ x1 ∘ … by rank, evaluated from left to right: the same bits on all ranks, also if the operation
+    does not commute. It takes host tensors, NumPy's or torch's, of ``dtype``, with ``algorithm="auto"``.
+
+    ``function``: compiled code, ``void f(T *into, const T *other, int64_t count)``, that sets ``into[i] = into[i] ∘
+    other[i]``. A Numba ``cfunc`` of ``void(CPointer(T), CPointer(T), int64)``, a ``ctypes`` function, or an address,
+    whose code must stay. telegrad's thread calls it, so it must not use Python.
+
+    ``dtype``: a NumPy or torch dtype, or its name. ``neutral``: an e of which e ∘ e is e. ``name``: the same on all
+    ranks, or they call different things.
+
+    Raises ``TypeError`` or ``ValueError`` for an address that is no code of this process, and for a ``neutral`` that is
+    not."""
+
+    function: Any = field(repr=False)
+    dtype: Any
+    neutral: Any
+    name: str
+    address: int = field(init=False, repr=False)
+    core_dtype: _core.DType = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        text = str(self.dtype).removeprefix("torch.")
+        dtype = text if text in _DTYPES else np.dtype(self.dtype).name
+        if dtype not in _DTYPES:
+            raise TypeError(f"dtype={self.dtype!r} has no reductions: {_REDUCED}")
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"name={self.name!r} must be a text, the same on all ranks")
+        object.__setattr__(self, "core_dtype", _DTYPES[dtype])
+        object.__setattr__(self, "address", _address_of_code(self.function))
+        is_bf16 = self.core_dtype == _core.DType.bf16
+        neutral = np.full(2, self.neutral, np.float32 if is_bf16 else dtype)
+        if is_bf16:
+            neutral = (neutral.view(np.uint32) >> 16).astype(np.uint16)
+        into = neutral.copy()
+        call = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(self.address)
+        call(into.ctypes.data, neutral.ctypes.data, 2)
+        if into.tobytes() != neutral.tobytes():
+            raise ValueError(f"neutral={self.neutral!r} of {self.name!r} is not: combined with itself it is {into[0]}")
+
+    def check(self, buffer: HostBuffer, x: Any, algorithm: str = "auto") -> None:
+        """Raises ``TypeError`` or ``ValueError`` unless it fits ``x``, whose memory is ``buffer``."""
+        if on_device(x):
+            raise TypeError(f"op={self.name!r} runs on the host: give x.cpu()")
+        if buffer.dtype != self.core_dtype:
+            raise TypeError(f"op={self.name!r} is for {dtype_name(self.core_dtype)}: x has {dtype_name(buffer.dtype)}")
+        if algorithm != "auto":
+            raise ValueError(f"algorithm={algorithm!r} is not for op={self.name!r}, whose order is fixed: leave it out")
+
+    @property
+    def digest(self) -> int:
+        return zlib.crc32(self.name.encode()) or 1
+
+
+def _address_of_code(function: Any) -> int:
+    address = getattr(function, "address", function)
+    if hasattr(function, "argtypes"):  # of ctypes
+        address = ctypes.cast(function, ctypes.c_void_p).value
+    number = checked_integer(address, "function", "a Numba cfunc, a ctypes function or the address of one")
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            place, rights = line.split(maxsplit=2)[:2]
+            begin, end = (int(one, 16) for one in place.split("-"))
+            if begin <= number < end and "x" in rights:
+                return number
+    raise ValueError(f"function={number:#x} is no address of code in this process: give a compiled function's")
 
 
 _REDUCED = "floats of 16 to 64 bits, integers, bool, complex64 and complex128 can be reduced"

@@ -21,6 +21,7 @@ from telegrad.communicator.cuda.runtime import Stream, resolved_device, runtime_
 from telegrad.communicator.cuda.transfers import DeviceWork, element_parts, flat, scattered_parts
 from telegrad.communicator.operands import (
     UNMEASURED_S_PER_BYTE,
+    CustomReduction,
     HostBuffer,
     address,
     check_async,
@@ -56,8 +57,8 @@ from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import SparseVector
 from telegrad.sparse_vector.formats import NAMES, Bits, is_coo
 
-DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level")
-DENSE_DEVICE_ALGORITHMS = (*DENSE_ALGORITHMS, *DEVICE_ALGORITHMS)
+DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level", "mpi")
+DENSE_DEVICE_ALGORITHMS = (*(name for name in DENSE_ALGORITHMS if name != "mpi"), *DEVICE_ALGORITHMS)
 """Of dense device tensors: NCCL's, the engine's by name, or ``"host_transfer"``, of which the engine chooses one."""
 SPARSE_ALGORITHMS = ("auto", "split_allgather", "split_dense_allgather", "recursive_doubling", "ring", "two_level")
 
@@ -636,15 +637,16 @@ class Reductions(StreamReductions, DeviceSums):
 
         ``op``: ``"sum"``, ``"avg"``, ``"prod"``, ``"min"``, ``"max"``, ``"max_abs"``, and of dense ``x`` the bitwise
         and logical ones: see ReduceOp. An absent index is neutral: the minimum of sparse vectors is that of their
-        entries; see ``SparseVector.absent``.
+        entries; see ``SparseVector.absent``. A CustomReduction is an operation of your own on dense ``x``.
         16-bit floats are added and multiplied in float32 and rounded after each step. Their average is divided before
         the last rounding.
 
         ``algorithm``: ``"auto"``; dense ``"ring"``, ``"recursive_doubling"``, ``"rabenseifner"``; sparse
         ``"split_allgather"``, ``"split_dense_allgather"``, ``"recursive_doubling"``, ``"ring"``. For both
         ``"two_level"``: inside each node (see ``nodes``), between nodes, inside again; with one node, or one rank a
-        node, it is ``"auto"``. Dense CUDA tensors also have ``"nccl"`` (sums and averages, if ``device_algorithm``
-        allows it) and ``"host_transfer"``; ``"auto"`` is one of the two.
+        node, it is ``"auto"``. Dense ``"mpi"``, with the mpi driver: MPI's own collective (docs/how-to/mpi.md). Dense
+        CUDA tensors also have ``"nccl"`` (sums and averages, if ``device_algorithm`` allows it) and
+        ``"host_transfer"``; ``"auto"`` is one of the two.
 
         ``switch_factor``: a sparse sum becomes dense once it has more than this times the number of entries at which
         both take the same bytes. ``None`` is 1, except that results of ``"prod"``, ``"min"`` and ``"max"`` then stay
@@ -693,6 +695,10 @@ class Reductions(StreamReductions, DeviceSums):
             raise ValueError("error takes what wire= loses: name a wire, or leave error out")
         core, buffer = self._usable(), reducible(x, "x", writable=out is None, device=True)
         into = buffer if out is None else _result_of(buffer, x, out)
+        if isinstance(op, CustomReduction):
+            op.check(buffer, x, algorithm)
+            result = x if out is None else out
+            return self._reduce_custom("all_reduce", op, buffer, into, (x, out), result, async_op)
         reduction = reduction_of(op, buffer.dtype)
         if on_device(x):
             target = x if out is None else out
@@ -771,6 +777,12 @@ class Reductions(StreamReductions, DeviceSums):
         result = x if out is None else out
         core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None)
         into = _result_of(buffer, x, out) if at_root and out is not None else buffer
+        if isinstance(op, CustomReduction):
+            op.check(buffer, x)
+            held = (x, out)
+            return self._reduce_custom(
+                "reduce", op, buffer, into, held, result if at_root else None, async_op, root=root
+            )
         request = core.reduce(
             buffer.pointer,
             into.pointer,
@@ -832,6 +844,11 @@ class Reductions(StreamReductions, DeviceSums):
             )
         if overlap(into, buffer):
             raise ValueError("out shares memory with x: give it memory of its own")
+        if isinstance(op, CustomReduction):
+            op.check(buffer, x)
+            held = (x, block)
+            work = self._reduce_custom("reduce_scatter", op, buffer, into, held, block, async_op, counts=lengths)
+            return block if work is None else work
         reduction = reduction_of(op, buffer.dtype)
         if on_device(x):
             parts = scattered_parts(
@@ -848,6 +865,35 @@ class Reductions(StreamReductions, DeviceSums):
             return self._work(request, "reduce_scatter", (x, block), lambda _: block)
         self._block(request, (x, block))
         return block
+
+    def _reduce_custom(
+        self,
+        name: str,
+        op: CustomReduction,
+        buffer: HostBuffer,
+        into: HostBuffer,
+        held: tuple[Any, ...],
+        result: Any,
+        async_op: bool,
+        *,
+        root: int | None = None,
+        counts: list[int] | None = None,
+    ) -> Work | None:
+        request = self._usable().reduce_custom(
+            buffer.pointer,
+            into.pointer,
+            buffer.elements,
+            buffer.dtype,
+            op.address,
+            op.digest,
+            root,
+            counts,
+            not async_op,
+        )
+        if async_op:
+            return self._work(request, name, (*held, op), lambda _: result)
+        self._block(request, (*held, op))
+        return None
 
     def _reduce_scatter_sparse(
         self,

@@ -25,7 +25,9 @@ from telegrad.cost.network import CARD_BYTES, ELEMENT_BYTES, Costs
 ALLREDUCE_ALGORITHMS = ("recursive_doubling", "rabenseifner", "ring")
 TWO_LEVEL = "two_level"
 """Where ranks live on nodes, it is one more."""
-TABLE_ALGORITHMS = (*ALLREDUCE_ALGORITHMS, TWO_LEVEL)
+MPI = "mpi"
+"""MPI's own collective, where the driver has it: it has no closed form, so only measurements choose it."""
+TABLE_ALGORITHMS = (*ALLREDUCE_ALGORITHMS, TWO_LEVEL, MPI)
 
 MOST_BYTES = 1 << 30
 LONGEST_BYTES = (1 << 63) - 1
@@ -55,7 +57,7 @@ def _times_of(
         return {**{name: allreduce(name, ranks, size, costs).time_s for name in others}, "ring": ring_s}
     if len(levels.nodes) != ranks:
         raise ValueError(f"levels are of {len(levels.nodes)} ranks, not of ranks={ranks}: give every rank a node")
-    return {name: allreduce_on_levels(name, levels, size, costs).time_s for name in TABLE_ALGORITHMS}
+    return {name: allreduce_on_levels(name, levels, size, costs).time_s for name in TABLE_ALGORITHMS if name != MPI}
 
 
 @dataclass(frozen=True)

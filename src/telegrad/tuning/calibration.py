@@ -23,7 +23,7 @@ from telegrad.communicator.cuda.runtime import resolved_device
 from telegrad.communicator.tuning_cache import file_of, store
 from telegrad.cost import Costs, DeviceTuning, Place, Tuning, allreduce_table, measured_allreduce_table
 from telegrad.cost.closed_forms import Levels
-from telegrad.cost.decision import ALLREDUCE_ALGORITHMS, TABLE_ALGORITHMS
+from telegrad.cost.decision import ALLREDUCE_ALGORITHMS, MPI, TWO_LEVEL
 from telegrad.cost.network import CARD_BYTES
 from telegrad.tuning.probes import (
     CostFit,
@@ -210,13 +210,12 @@ def measure(
         within = fit_costs(medians_of["within"], communicator.world_size).plain_costs()
         alone = fit_costs(medians_of["alone"], communicator.world_size).plain_costs()
         on_levels = Levels(place.nodes, within, alone)
-    predicted = allreduce_table(
-        communicator.world_size, costs, levels=on_levels, shares_memory=communicator._usable().shares_memory
-    )
+    core = communicator._usable()
+    predicted = allreduce_table(communicator.world_size, costs, levels=on_levels, shares_memory=core.shares_memory)
     sweep = Sweep(
         communicator,
         lambda part, what: say(_PROBES_SHARE + (1 - _PROBES_SHARE) * part, what),
-        TABLE_ALGORITHMS if on_levels else ALLREDUCE_ALGORITHMS,
+        [*ALLREDUCE_ALGORITHMS, *([TWO_LEVEL] if on_levels else []), *([MPI] if core.has_network_sums else [])],
     )
     sweep.run(grid(choice.from_bytes for choice in predicted.choices[1:]), (1 - _PROBES_SHARE) * seconds)
     tuning = Tuning(

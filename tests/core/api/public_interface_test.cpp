@@ -53,6 +53,34 @@ TEST("a communicator knows its place") {
   EXPECT_EQ(other[0].size(), 2);
 }
 
+TEST("a reduction of the caller's own") {
+  const telegrad::CustomReduction<float> hypotenuse("hypot", 0.0F, [](float a, float b) { return std::hypot(a, b); });
+  on_all_ranks([&](Communicator& comm) {
+    std::vector<float> x(5, comm.rank() == 0 ? 2.0F : comm.rank() == 1 ? 3.0F : 6.0F);
+    comm.all_reduce(x, hypotenuse).wait();
+    EXPECT_EQ(x, std::vector<float>(5, 7.0F));
+    comm.reduce(x, 1, hypotenuse).wait();
+    EXPECT_EQ(x[4] > 12.0F, comm.rank() == 1);
+    std::vector<float> many(6, 1.0F), own(2);
+    comm.reduce_scatter(many, own, hypotenuse).wait();
+    EXPECT_EQ(own[1], std::hypot(std::hypot(1.0F, 1.0F), 1.0F));
+    EXPECT_THROWS(std::invalid_argument, "root", (void)comm.reduce(x, 9, hypotenuse));
+    EXPECT_THROWS(std::invalid_argument, "x has 6 elements", (void)comm.reduce_scatter(many, x, hypotenuse));
+    const telegrad::CustomReduction<float> other(comm.rank() == 1 ? "other" : "hypot", 0.0F, [](float a, float) { return a; });
+    EXPECT_THROWS(MismatchedCall, "reduction=custom", comm.all_reduce(x, other).wait());
+  });
+  EXPECT_THROWS(std::invalid_argument, "neutral of reduction sum is not",
+                telegrad::CustomReduction<float>("sum", 1.0F, [](float a, float b) { return a + b; }));
+  on_all_ranks([](Communicator& comm) {
+    const telegrad::CustomReduction<int> thrower("thrower", 0, [](int a, int b) {
+      return a == 0 && b == 0 ? 0 : throw std::domain_error("no such number");
+    });
+    std::vector<int> x(3, 1);
+    EXPECT_THROWS(telegrad::TransportError, "no such number", comm.all_reduce(x, thrower).wait());
+    EXPECT_EQ(x, std::vector<int>(3, 1));
+  });
+}
+
 TEST("what an operation gave is used where it was moved to, and nowhere else") {
   auto ranks = Communicator::local(1);
   std::vector<float> x{1.0F};

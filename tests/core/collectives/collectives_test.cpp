@@ -18,6 +18,7 @@
 #include "collectives/dense/barrier.hpp"
 #include "collectives/dense/broadcast.hpp"
 #include "collectives/dense/choice.hpp"
+#include "collectives/dense/reduce_in_order.hpp"
 #include "world.hpp"
 
 namespace {
@@ -393,6 +394,56 @@ TEST("a broadcast of another length than the root's is an error") {
   const Ended ended = run_ranks(World::simulated, 2, make);
   REQUIRE(ended.requests[1]->failure());
   EXPECT(ended.requests[1]->failure()->reason.find("9 bytes instead of 8") != std::string::npos);
+}
+
+TEST("a reduction of the caller's own is evaluated from rank 0 to the last, on all ranks alike") {
+  struct Map {  // x -> factor · x + shift: maps compose, and do not commute
+    std::uint32_t factor, shift;
+    bool operator==(const Map&) const = default;
+  };
+  const api::CustomReduction<Map> compose("compose", Map{1, 0}, [](const Map& first, const Map& then) {
+    return Map{first.factor * then.factor, first.shift * then.factor + then.shift};
+  });
+  for (const World world : kWorlds) {
+    for (const Rank size : kSizes) {
+      for (const std::size_t count : {0UL, 1UL, 63UL, 1000UL}) {
+        std::vector<std::vector<Map>> in(size), all(size, std::vector<Map>(count)), root = all, own(size);
+        for (Rank rank = 0; rank < size; ++rank) {
+          for (std::uint32_t i = 0; i < count; ++i) in[rank].push_back({2 * (rank + i) + 1, rank * 7 + i});
+        }
+        std::vector<Map> expected(count);
+        for (std::size_t i = 0; i < count; ++i) {
+          expected[i] = in[0][i];
+          for (Rank rank = 1; rank < size; ++rank) {
+            const Map then = in[rank][i];
+            expected[i] = {expected[i].factor * then.factor, expected[i].shift * then.factor + then.shift};
+          }
+        }
+        const Partition partition(count, size);
+        const Rank to = size / 2;
+        for (const Operation operation : {Operation::allreduce, Operation::reduce, Operation::reduce_scatter}) {
+          const auto make = [&](Rank rank) {
+            own[rank].resize(partition[rank].size());
+            return std::make_shared<Request>(Call{.operation = operation}, [&, rank, operation](Transport& net) {
+              const GivenReduction& how = *compose.given();
+              const ConstBytes mine = std::as_bytes(std::span(in[rank]));
+              const auto bytes = [](std::vector<Map>& maps) { return std::as_writable_bytes(std::span(maps)); };
+              if (operation == Operation::allreduce) return allreduce_in_order(net, how, mine, bytes(all[rank]));
+              if (operation == Operation::reduce) return reduce_in_order(net, how, to, mine, bytes(root[rank]));
+              return reduce_scatter_in_order(net, how, mine, partition, bytes(own[rank]));
+            });
+          };
+          EXPECT(run_ranks(world, size, make, size).all_succeeded());
+        }
+        for (Rank rank = 0; rank < size; ++rank) {
+          EXPECT(all[rank] == expected);
+          const auto part = std::span(expected).subspan(partition[rank].begin, partition[rank].size());
+          EXPECT(std::ranges::equal(own[rank], part));
+          EXPECT((root[rank] == expected) == (rank == to || count == 0));
+        }
+      }
+    }
+  }
 }
 
 TEST("no rank leaves a barrier before the last has come") {

@@ -54,6 +54,101 @@ def sums(first: str) -> None:
     print("right" if world.reduce(1) == size else "", end="")
 
 
+def collectives() -> None:
+    """``algorithm="mpi"``: sums as numpy has them, equal bits for NaN, order among many under way, and refusals."""
+    from mpi4py import MPI
+
+    from telegrad import Communicator, TransportError, _core
+
+    world = MPI.COMM_WORLD
+    size = world.size
+    comm = Communicator.from_mpi(world, timeout_s=60.0)
+    numbers = np.random.default_rng(world.rank)
+
+    def same_bits(x: Any) -> bool:  # by telegrad: MPI's own waits never sleep
+        every = comm.all_gather(x.view(np.uint8))
+        return bool((every == every[0]).all())
+
+    for dtype in ("f4", "f8", "i4", "i1", "i2", "i8", "u1", "u2", "u4", "u8"):
+        whole = dtype[0] != "f"
+        for op, reduced in (("sum", np.sum), ("prod", np.prod), ("min", np.min), ("max", np.max), ("avg", np.mean)):
+            if op in (("avg",) if whole else ("min", "max")):
+                continue
+            for count in (0, 1, 7, 3000, 400_000) if dtype in ("f4", "i4") else (7, 3000):
+                x = numbers.integers(1, 9, count).astype(dtype)  # also a product of few is exact
+                parts = comm.all_gather(x)
+                out = np.empty_like(x)
+                comm.all_reduce(x, op=op, out=out, algorithm="mpi")
+                assert (x == parts[world.rank]).all()
+                comm.all_reduce(x, op=op, algorithm="mpi")
+                assert (x == out).all()
+                assert same_bits(x)
+                right = reduced(parts, axis=0, **({"dtype": dtype} if op in ("sum", "prod") else {}))
+                np.testing.assert_allclose(x, right.astype(dtype), rtol=1e-6)
+    big = np.full(3, 2**31 - 1, np.int32)
+    comm.all_reduce(big, algorithm="mpi")
+    assert (big == np.full(3, 2**31 - 1, np.int64).astype(np.int32) * np.int32(size)).all()
+    for count in (1, 5000):  # NaN with bits of each rank's own
+        nan = np.full(count, 0x7FC00000 + (world.rank << 31) + world.rank, np.uint64).astype(np.uint32).view(np.float32)
+        comm.all_reduce(nan, algorithm="mpi")
+        assert size == 1 or (nan.view(np.uint32) == 0x7FC00000).all()  # telegrad's own
+        assert same_bits(nan)
+    many = [np.full(50 * (number + 1), float(comm.rank + number), np.float32) for number in range(20)]
+    works = [comm.all_reduce(x, algorithm="mpi" if n % 3 else "auto", async_op=True) for n, x in enumerate(many)]
+    for number, work in reversed(list(enumerate(works))):
+        assert work is not None
+        work.wait()
+        assert (many[number] == size * number + size * (size - 1) / 2).all()
+
+    x = np.ones(4, np.float32)
+    raises(ValueError, "algorithm=mpi has no min of f32", lambda: comm.all_reduce(x, op="min", algorithm="mpi"))
+    half = np.ones(4, np.float16)
+    raises(ValueError, "algorithm=mpi has no sum of f16", lambda: comm.all_reduce(half, algorithm="mpi"))
+    with Communicator.from_mpi(world) as second:
+        raises(ValueError, "one communicator at a time", lambda: second.all_reduce(x, algorithm="mpi"))
+    part = comm.split(0)
+    assert part is not None
+    raises(ValueError, "no part of a split", lambda: part.all_reduce(x, algorithm="mpi"))
+    part.close()
+    with Communicator.from_mpi(world, driver="ucx") as other:
+        raises(ValueError, "join by driver=mpi", lambda: other.all_reduce(x, algorithm="mpi"))
+    # A table that names it: for what MPI lacks something else stands.
+    everything = [(0, _core.Algorithm.mpi)]
+    comm._usable().use_allreduce_table(everything, None)
+    assert comm._usable().choose_allreduce(4) == _core.Algorithm.mpi
+    for value in (x.copy(), half):
+        comm.all_reduce(value)
+        assert (value == size).all()
+        least = np.array([comm.rank + 1], value.dtype)
+        comm.all_reduce(least, op="min")
+        assert least[0] == 1
+    comm.close()
+    with Communicator.from_mpi(world) as again:  # which has them now
+        again.all_reduce(x, algorithm="mpi")
+        assert (x == size).all()
+        if size > 1:
+            odd = np.ones(4 + (again.rank == 1))
+            raises(TransportError, "called different things", lambda: again.all_reduce(odd, algorithm="mpi"))
+    with Communicator.from_mpi(world) as last:  # nothing of MPI's had begun
+        last.all_reduce(x, algorithm="mpi")
+    calibrated = telegrad_calibrates(world) if size > 1 else 0
+    print(f"right {calibrated}" if world.rank == 0 else "", end="")
+
+
+def telegrad_calibrates(world: Any) -> int:
+    """How many sizes a calibration has measured MPI's own sums at."""
+    from telegrad import Communicator
+    from telegrad.tuning.calibration import measure
+
+    with Communicator.from_mpi(world) as comm:
+        found = measure(comm, seconds=1.0)
+        comm.use(found.tuning)
+        x = np.ones(1000, np.float32)
+        comm.all_reduce(x)
+        assert (x == world.size).all()
+    return sum("mpi" in times for times in found.samples.values())
+
+
 def refusals() -> None:
     """What is no intracommunicator of all who call, on two ranks."""
     from mpi4py import MPI

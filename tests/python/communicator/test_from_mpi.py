@@ -85,6 +85,14 @@ def test_sums_and_groups_over_both_drivers_in_both_orders_of_import(first: str) 
 
 
 @needs_mpi
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_mpis_own_collectives(size: int) -> None:
+    said = mpiexec(size, "collectives")
+    assert said.startswith("right")
+    assert size == 1 or int(said.split()[1]) > 0
+
+
+@needs_mpi
 @needs_standard_abi
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("size", "program"), [(4, ["sums", "telegrad"]), (2, ["refusals"]), (2, ["finalise"])])

@@ -42,6 +42,19 @@ def test_crossings_go_where_measurements_put_them(crossing: float) -> None:
         assert table.choices[1].from_bytes == pytest.approx(crossing, rel=0.5)
 
 
+def test_mpis_own_collective_is_chosen_for_the_sizes_at_which_it_wins_and_for_no_other() -> None:
+    samples = _samples(300_000.0)
+    for size, of in samples.items():
+        best_s = min(of[_DOUBLING][0], of[_RING][0])
+        of["mpi"] = [best_s * (0.5 if 4096 <= size <= 65_536 else 2)] * 9
+    table = measured_allreduce_table(4, samples, _PREDICTED)
+    assert [choice.algorithm for choice in table.choices] == [_DOUBLING, "mpi", _DOUBLING, _RING]
+    assert {size for size in samples if table.algorithm(size) == "mpi"} == {1 << power for power in range(12, 17)}
+    for of in samples.values():  # the fastest everywhere: beyond twice the largest size nobody knows
+        of["mpi"] = [1e-6] * 9
+    assert measured_allreduce_table(4, samples, _PREDICTED).algorithm(1 << 26) == _RING
+
+
 def test_the_choice_is_good_at_every_size_whatever_was_measured() -> None:
     draw = random.Random(5)
     for _ in range(200):

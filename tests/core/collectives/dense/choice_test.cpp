@@ -91,6 +91,20 @@ TEST("two_level is chosen where ranks live on two levels, and nowhere else") {
   EXPECT(measured.on_two_levels(true).on_two_levels(false).choose(1000) == choose_allreduce(8, 1000));
 }
 
+TEST("MPI's own collective is chosen where the network has it and can reduce that, elsewhere something else") {
+  const AllreduceTable measured(8, {{0, Algorithm::ring}, {1000, Algorithm::mpi}});
+  const AllreduceTable has_it = measured.with_network_sums(true);
+  EXPECT(has_it.choose(1000, true) == Algorithm::mpi);
+  EXPECT(has_it.choose(999, true) == Algorithm::ring);
+  EXPECT(has_it.choose(1000, false) == choose_allreduce(8, 1000));
+  EXPECT(measured.choose(1000, true) == choose_allreduce(8, 1000));
+  EXPECT(has_it.on_two_levels(true).choose(16 << 20, true) == Algorithm::mpi);
+  EXPECT(has_it.on_two_levels(true).choose(16 << 20, false) == Algorithm::two_level);
+  EXPECT(mpi_reduces(DType::f32, Reduction::avg) && mpi_reduces(DType::u8, Reduction::min));
+  EXPECT(!mpi_reduces(DType::f32, Reduction::min) && !mpi_reduces(DType::f16, Reduction::sum));
+  EXPECT(!mpi_reduces(DType::i32, Reduction::max_abs) && !mpi_reduces(DType::boolean, Reduction::sum));
+}
+
 TEST("owners of a slice sum it as others do, but for two that only exchange") {
   EXPECT(choose_between(2, 64) == Algorithm::recursive_doubling);
   EXPECT(choose_between(2, 16 << 20) == Algorithm::rabenseifner);
