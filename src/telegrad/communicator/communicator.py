@@ -293,9 +293,9 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         with. ``driver="ucx"`` uses MPI only to find the peers, and is faster where it works. ``interface`` is for
         ``"ucx"``; the other arguments are those of ``from_torch``. Close the communicator before ``MPI.Finalize()``.
 
-        Raises ``TypeError`` or ``ValueError`` for bad arguments, and for ``"mpi"`` if a job's key is set.
-        Raises ``ImportError`` without a driver for this MPI, and ``RendezvousError`` if MPI is not running. Raises
-        ``TransportError`` below ``THREAD_MULTIPLE``, and if a peer fails or does not join. See docs/how-to/mpi.md."""
+        Raises ``TypeError`` or ``ValueError`` for bad arguments and for ``"mpi"`` with a job's key, ``ImportError``
+        without a driver for this MPI, and ``RendezvousError`` if MPI is not running. Raises ``TransportError`` below
+        ``THREAD_MULTIPLE``, and if a peer fails or does not join. See docs/how-to/mpi.md."""
         timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
