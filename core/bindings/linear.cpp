@@ -35,9 +35,9 @@ nb::list damaged_of(const ParsedRows& found) {
 
 // Sums by Python's function, in the thread that has called step().
 Newton::Reduce reduce_by(nb::callable act) {
-  return [act = std::move(act)](std::span<double> numbers, std::size_t by_feature, Newton::Over over) {
+  return [act = std::move(act)](std::span<double> numbers, std::size_t of_feature, Newton::Over over) {
     const nb::gil_scoped_acquire locked;
-    act(reinterpret_cast<std::uintptr_t>(numbers.data()), numbers.size(), by_feature, over == Newton::Over::largest);
+    act(reinterpret_cast<std::uintptr_t>(numbers.data()), numbers.size(), of_feature, over == Newton::Over::largest);
   };
 }
 
@@ -267,8 +267,8 @@ void bind_linear(nb::module_& module) {
           "__init__",
           [](Newton* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::uintptr_t targets,
              std::uintptr_t row_weights, std::size_t total_rows, std::size_t features, std::size_t classes, Loss loss,
-             double l2, bool with_bias, double tolerance, bool descends, std::uint64_t seed, Team& team,
-             nb::callable reduce) {
+             double l2, bool with_bias, double tolerance, bool descends, std::uint64_t seed, std::size_t total_features,
+             std::uintptr_t counted, std::size_t rank, std::size_t ranks, Team& team, nb::callable reduce) {
             const std::size_t all = rows.offsets.size() - 1;
             const Newton::Problem problem{.rows = rows,
                                           .chosen = memory<const std::uint64_t>(chosen, count),
@@ -276,6 +276,11 @@ void bind_linear(nb::module_& module) {
                                           .row_weights = memory<const float>(row_weights, row_weights == 0 ? 0 : all),
                                           .total_rows = total_rows,
                                           .features = features,
+                                          .total_features = total_features,
+                                          .split = counted != 0,
+                                          .counted = memory<const std::uint8_t>(counted, counted == 0 ? 0 : features),
+                                          .rank = rank,
+                                          .ranks = ranks,
                                           .classes = classes,
                                           .loss = loss,
                                           .l2 = l2,
@@ -287,8 +292,9 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("targets"), nb::arg("row_weights"),
           nb::arg("total_rows"), nb::arg("features"), nb::arg("classes"), nb::arg("loss"), nb::arg("l2"),
-          nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"), nb::arg("team"),
-          nb::arg("reduce"), nb::keep_alive<1, 16>())
+          nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"),
+          nb::arg("total_features"), nb::arg("counted"), nb::arg("rank"), nb::arg("ranks"), nb::arg("team"),
+          nb::arg("reduce"), nb::keep_alive<1, 20>())
       .def("step", &Newton::step, unlocked)
       .def(
           "write_weights",

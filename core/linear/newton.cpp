@@ -1,6 +1,7 @@
 #include "linear/newton.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "base/check.hpp"
@@ -21,18 +22,6 @@ constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in
 constexpr double kSingular = 1e-13;          // of a diagonal element
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
 
-double dot(const LargeVector<double>& a, const LargeVector<double>& b, std::size_t count) {
-  double sums[4] = {};
-  std::size_t i = 0;
-  for (; i + 4 <= count; i += 4) {
-    for (std::size_t k = 0; k < 4; ++k) sums[k] += a[i + k] * b[i + k];
-  }
-  for (; i < count; ++i) sums[0] += a[i] * b[i];
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
-double dot(const LargeVector<double>& a, const LargeVector<double>& b) { return dot(a, b, a.size()); }
-
 // The least power of two that is not below x; 1 for 0, and where there is none.
 double power_of_two(double x) {
   if (!(x > 0) || !std::isfinite(x)) return 1;
@@ -48,6 +37,7 @@ double rounded(double x, double magic) { return (x + magic) - magic; }
 struct Sum {
   double high_magic = 0, low_magic = 0, high = 0, low = 0;
 
+  Sum() = default;
   Sum(double largest, double rounding)
       : high_magic(rounding * power_of_two(largest)), low_magic(rounding * power_of_two(std::ldexp(high_magic, -52))) {}
 
@@ -55,10 +45,6 @@ struct Sum {
     const double most = rounded(x, high_magic);
     high += most;
     low += rounded(x - most, low_magic);
-  }
-  void add(const Sum& other) {
-    high += other.high;
-    low += other.low;
   }
 };
 
@@ -69,10 +55,13 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
   TELEGRAD_CHECK(problem.loss != Loss::hinge || problem.l2 > 0);
   TELEGRAD_CHECK(problem.row_weights.empty() || problem.row_weights.size() == problem.targets.size());
   TELEGRAD_CHECK(problem.classes > 0 && (problem.classes == 1 || problem.loss == Loss::logistic));
-  direct_ = classes() == 1 && width() <= kMostDirect;
-  for (LargeVector<double>* vector : {&w_, &gradient_, &diagonal_, &step_, &residual_, &direction_, &product_}) {
+  if (problem_.total_features == 0) problem_.total_features = problem.features;
+  direct_ = classes() == 1 && problem_.total_features + 1 <= kMostDirect && !problem.split;
+  TELEGRAD_CHECK(!problem.split || problem.counted.size() == problem.features);
+  for (LargeVector<double>* vector : {&w_, &gradient_, &diagonal_, &step_, &residual_, &direction_}) {
     vector->resize(width());
   }
+  product_.resize(width() + 4);  // with sums that travel along
   if (direct_) hessian_.resize(width() * width());
   for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) {
     vector->resize(rows() * classes());
@@ -196,20 +185,23 @@ void Newton::begin_bounds() {
     farthest = std::max(farthest, std::abs(static_cast<double>(problem_.targets[row])));
     most_entries = std::max(most_entries, static_cast<double>(end - begin));
   }
-  reduce(found, problem_.features, Over::largest);
+  reduce(found, 1, Over::largest);
   heaviest_ = heaviest;
   farthest_ = farthest;
   most_entries_ = most_entries;
-  rounding_ = 1.5 * power_of_two(2 * static_cast<double>(std::max<std::size_t>(problem_.total_rows, 1)));
-  double most = 0, least = HUGE_VAL;
+  const std::size_t terms = std::max(problem_.total_rows, problem_.total_features + 1) * classes();
+  rounding_ = 1.5 * power_of_two(2 * static_cast<double>(terms));
+  double spread[2] = {};  // the largest, and the inverse of the least
   for (std::size_t i = 0; i < problem_.features; ++i) {
     if (found[i] == 0) continue;
-    most = std::max(most, found[i]);
-    least = std::min(least, found[i]);
+    spread[0] = std::max(spread[0], found[i]);
+    spread[1] = std::max(spread[1], 1 / found[i]);
   }
-  uniform_ = !(most > kUniform * least);
+  if (problem_.split) reduce(spread, 0, Over::largest);
+  uniform_ = !(spread[0] * spread[1] > kUniform);
+  column_ = power_of_two(spread[0]);
   largest_.resize(problem_.features);
-  for (std::size_t i = 0; i < problem_.features; ++i) largest_[i] = power_of_two(uniform_ ? most : found[i]);
+  for (std::size_t i = 0; i < problem_.features; ++i) largest_[i] = uniform_ ? column_ : power_of_two(found[i]);
   Sum sum(heaviest_, rounding_);
   for (const std::uint64_t row : problem_.chosen) sum.add(weight(row));
   double both[2] = {sum.high, sum.low};
@@ -218,20 +210,47 @@ void Newton::begin_bounds() {
   bounded_ = true;
 }
 
-// Of any row's score there.
-double Newton::bound_of_scores(const LargeVector<double>& w) const {
-  double square = 0, bias = 0;
-  if (uniform_) {
-    const double largest = problem_.features == 0 ? 1 : largest_[0];
-    square = dot(w, w, weights()) * largest * largest;
-  } else {
-    for (std::size_t i = 0; i < weights(); ++i) {
-      const double one = w[i] * largest_[i / classes()];
-      square += one * one;
-    }
-  }
+// The largest weight, times its column's largest value.
+double Newton::scaled(const LargeVector<double>& w) const {
+  double most = 0;
+  for (std::size_t i = 0; i < weights(); ++i) most = std::max(most, std::abs(w[i]) * largest_[i / classes()]);
+  return most;
+}
+
+// Of any row's score there. `scaled`: that of all ranks.
+double Newton::bound_of_scores(const LargeVector<double>& w, double scaled) const {
+  double bias = 0;
   for (std::size_t k = weights(); k < width(); ++k) bias = std::max(bias, std::abs(w[k]));
-  return std::sqrt(most_entries_ * square) + bias;
+  return most_entries_ * scaled + bias;
+}
+
+// Σ over the features of all ranks of each of terms(i, out), with the same bits for any number of ranks. `largest`: numbers
+// of which the largest of all ranks is asked, too.
+template <std::size_t kSums, class Terms>
+void Newton::sum_features(const Terms& terms, double (&sums)[kSums], std::span<double> largest) {
+  double most[kSums + 2] = {};
+  std::array<double, kSums> found;
+  for (std::size_t i = 0; i < weights(); ++i) {
+    terms(i, found);
+    for (std::size_t k = 0; k < kSums; ++k) most[k] = std::max(most[k], std::abs(found[k]));
+  }
+  std::copy(largest.begin(), largest.end(), most + kSums);
+  if (problem_.split) reduce({most, kSums + largest.size()}, 0, Over::largest);
+  std::copy(most + kSums, most + kSums + largest.size(), largest.begin());
+  Sum each[kSums];
+  for (std::size_t k = 0; k < kSums; ++k) each[k] = Sum(most[k], rounding_);
+  for (std::size_t i = 0; i < weights(); ++i) {
+    if (!counts(i)) continue;
+    terms(i, found);
+    for (std::size_t k = 0; k < kSums; ++k) each[k].add(found[k]);
+  }
+  double both[2 * kSums];
+  for (std::size_t k = 0; k < kSums; ++k) {
+    both[2 * k] = each[k].high;
+    both[2 * k + 1] = each[k].low;
+  }
+  if (problem_.split) reduce(both, 0);
+  for (std::size_t k = 0; k < kSums; ++k) sums[k] = both[2 * k] + both[2 * k + 1];
 }
 
 // Of any row's slope, and curvature, times its weight.
@@ -250,7 +269,7 @@ template <class Do>
 void Newton::by_rounding(double largest, bool squared, const Do& act) const {
   const double magic = rounding_ * power_of_two(largest);
   if (uniform_) {
-    const double of_column = problem_.features == 0 ? 1 : largest_[0], same = magic * of_column * (squared ? of_column : 1);
+    const double same = magic * column_ * (squared ? column_ : 1);
     act([same](std::size_t) { return same; });
   } else if (squared) {
     act([magic, this](std::size_t feature) { return magic * (largest_[feature] * largest_[feature]); });
@@ -302,12 +321,18 @@ void Newton::sum_columns(const std::vector<double>& by_row, bool squared, double
   for (std::size_t i = 0; i < by_row.size(); ++i) out[weights() + i % classes()] += rounded(by_row[i], magic);
 }
 
-void Newton::reduce(std::span<double> numbers, std::size_t by_feature, Over over) {
-  reduce_(numbers, by_feature, over);
+void Newton::reduce(std::span<double> numbers, std::size_t of_feature, Over over) {
+  reduce_(numbers, of_feature, over);
   ++sums_;
 }
 
-double Newton::penalty(const LargeVector<double>& w) const { return problem_.l2 / 2 * dot(w, w, weights()); }
+// penalty_ and score_bound_, of w_.
+void Newton::measure_weights() {
+  double square[1], most[1] = {scaled(w_)};
+  sum_features([this](std::size_t i, auto& out) { out[0] = w_[i] * w_[i]; }, square, most);
+  penalty_ = problem_.l2 / 2 * square[0];
+  score_bound_ = bound_of_scores(w_, most[0]);
+}
 
 // A row's loss there; slopes_ and curvatures_, which are the weighted chances of the classes, then are those there.
 double Newton::softmax(std::size_t i, double part) {
@@ -379,7 +404,7 @@ Newton::Value Newton::evaluate(double part) {
 void Newton::begin() {
   if (begun_) return;
   begin_bounds();
-  score_bound_ = bound_of_scores(w_);
+  measure_weights();
   score_rows(w_, scores_);
   const Value value = evaluate(0);
   smoothed_ = value.smoothed;
@@ -387,7 +412,8 @@ void Newton::begin() {
   weighted_duals_ = value.duals;
   if (is_hinge()) {
     best_ = w_;
-    best_value_ = loss_ + penalty(w_);
+    best_penalty_ = penalty_;
+    best_value_ = loss_ + penalty_;
     bound_ = 0;
   }
   begun_ = true;
@@ -395,7 +421,7 @@ void Newton::begin() {
 
 void Newton::find_gradient() {
   sum_columns(slopes_, false, bound_of_slopes(), gradient_.data());
-  reduce(gradient_, weights());
+  reduce(gradient_, classes());
   for (std::size_t i = 0; i < width(); ++i) {
     gradient_[i] = gradient_[i] / total_weight_ + (i < weights() ? problem_.l2 * w_[i] : 0);
   }
@@ -425,16 +451,15 @@ Newton::Step Newton::step() {
     if (done.converged) return done;
   }
   const double predicted = solve();
-  const double slope = dot(gradient_, step_);
-  const double before = smoothed_ + penalty(w_);
-  done.stuck = !(slope < 0 && search(slope) > 0);
+  const double before = smoothed_ + penalty_;
+  done.stuck = !(search() > 0);
   if (done.stuck) evaluate(0);  // slopes_ are of a step that was tried
   done.loss = loss_;
-  done.objective = loss_ + penalty(w_);
+  done.objective = loss_ + penalty_;
   if (is_hinge()) {
     keep_best();
     done.objective = best_value_;
-    done.loss = best_value_ - penalty(best_);
+    done.loss = best_value_ - best_penalty_;
     if (done.stuck && duals_.back() > kLeastSmoothing) {
       minimised_ = true;
       done.stuck = false;
@@ -448,9 +473,10 @@ Newton::Step Newton::step() {
 }
 
 void Newton::keep_best() {
-  const double value = loss_ + penalty(w_);
+  const double value = loss_ + penalty_;
   if (value >= best_value_) return;
   best_value_ = value;
+  best_penalty_ = penalty_;
   best_ = w_;
 }
 
@@ -462,11 +488,11 @@ void Newton::move_duals(Step& done) {
   bound_ = std::max(bound_, bound);
   done.gap = best_value_ > 0 ? std::max(best_value_ - bound_, 0.0) / best_value_ : 0;
   done.objective = best_value_;
-  done.loss = best_value_ - penalty(best_);
+  done.loss = best_value_ - best_penalty_;
   done.converged = done.gap <= problem_.tolerance;
   done.sums = sums_;
   if (done.converged) return;
-  if (!minimised_ && inner > kInner * (loss_ + penalty(w_) - bound)) return;
+  if (!minimised_ && inner > kInner * (loss_ + penalty_ - bound)) return;
   minimised_ = false;
   double& h = duals_.back();
   for (std::size_t i = 0; i < rows(); ++i) {
@@ -482,32 +508,44 @@ void Newton::move_duals(Step& done) {
 
 // The dual objective of the slopes at w_. With them weights are w_ − gradient/l2; a bias has no penalty, so that theirs must
 // sum to 0: by as much as they do not, the bound is lower, for optima whose bias is not more than 1 + |bias| away.
-double Newton::dual_bound(double& inner) const {
-  double square = 0, of_gradient = 0;
-  for (std::size_t i = 0; i < problem_.features; ++i) {
-    const double one = problem_.l2 * w_[i] - gradient_[i];
-    square += one * one;
-    of_gradient += gradient_[i] * gradient_[i];
-  }
+double Newton::dual_bound(double& inner) {
+  double squares[2];
+  sum_features(
+      [this](std::size_t i, auto& out) {
+        const double one = problem_.l2 * w_[i] - gradient_[i];
+        out[0] = one * one;
+        out[1] = gradient_[i] * gradient_[i];
+      },
+      squares);
   const double slope = gradient_.back(), bias = w_.back();
-  inner = of_gradient / (2 * problem_.l2) + std::abs(slope) * (1 + std::abs(bias));
-  return weighted_duals_ - square / (2 * problem_.l2) + slope * bias - std::abs(slope) * (1 + std::abs(bias));
+  inner = squares[1] / (2 * problem_.l2) + std::abs(slope) * (1 + std::abs(bias));
+  return weighted_duals_ - squares[0] / (2 * problem_.l2) + slope * bias - std::abs(slope) * (1 + std::abs(bias));
 }
 
 // The largest of 1, 1/2, … times the step that makes the objective fall as it promises, taken; 0 if none does.
-double Newton::search(double slope) {
+double Newton::search() {
+  double sums[3], most[1] = {scaled(step_)};
+  sum_features(
+      [this](std::size_t i, auto& out) {
+        out[0] = gradient_[i] * step_[i];
+        out[1] = step_[i] * step_[i];
+        out[2] = w_[i] * step_[i];
+      },
+      sums, most);
+  double slope = sums[0];
+  for (std::size_t k = weights(); k < width(); ++k) slope += gradient_[k] * step_[k];
+  if (!(slope < 0)) return 0;
   if (!moves_known_) score_rows(step_, moved_);
-  const double square = dot(step_, step_, weights()), product = dot(w_, step_, weights());
-  moved_bound_ = bound_of_scores(step_);
+  moved_bound_ = bound_of_scores(step_, most[0]);
   double part = 1;
   for (int halving = 0; halving < kHalvings; ++halving, part /= 2) {
     const Value value = evaluate(part);
     const double change =
-        value.smoothed - smoothed_ + problem_.l2 * part * (product + part / 2 * square);
+        value.smoothed - smoothed_ + problem_.l2 * part * (sums[2] + part / 2 * sums[1]);
     if (!(change <= kSufficient * part * slope)) continue;
     for (std::size_t i = 0; i < width(); ++i) w_[i] += part * step_[i];
     for (std::size_t i = 0; i < scores_.size(); ++i) scores_[i] += part * moved_[i];
-    score_bound_ = bound_of_scores(w_);
+    measure_weights();
     smoothed_ = value.smoothed;
     loss_ = value.plain;
     weighted_duals_ = value.duals;
@@ -608,7 +646,7 @@ bool Newton::solve_directly(double& predicted) {
     step_[i] = hessian_[i * n + i] > 0 ? step_[i] / hessian_[i * n + i] : 0;
     for (std::size_t k = 0; k < i; ++k) step_[k] -= hessian_[i * n + k] * step_[i];
   }
-  predicted = -dot(gradient_, step_) / 2;
+  for (std::size_t i = 0; i < n; ++i) predicted -= gradient_[i] * step_[i] / 2;
   return std::isfinite(predicted) && predicted > 0;
 }
 
@@ -623,64 +661,96 @@ double Newton::solve_iteratively() {
     }
     sum_columns(weighted_, true, bound_of_curvatures(), diagonal_.data());
   }
-  reduce(diagonal_, weights());
+  reduce(diagonal_, classes());
   for (std::size_t i = 0; i < width(); ++i) {
     double found = diagonal_[i] / total_weight_ + (i < weights() ? problem_.l2 : 0);
     if (i == problem_.features && is_hinge() && problem_.with_bias) found += kOfBias;
     diagonal_[i] = found > 0 ? 1 / found : 0;
   }
-  double product = 0;
+  double most[2] = {};  // elements of the direction, and the same times their columns' largest values
   for (std::size_t i = 0; i < width(); ++i) {
     step_[i] = 0;
     residual_[i] = -gradient_[i];
     direction_[i] = diagonal_[i] * residual_[i];
-    product += residual_[i] * direction_[i];
+    if (i < weights()) most[0] = std::max(most[0], std::abs(direction_[i]));
   }
+  most[1] = scaled(direction_);
+  double first[1];
+  sum_features([this](std::size_t i, auto& out) { out[0] = residual_[i] * direction_[i]; }, first, most);
+  double product = first[0];
+  for (std::size_t k = weights(); k < width(); ++k) product += residual_[k] * direction_[k];
   if (moves_known_) std::fill(moved_.begin(), moved_.end(), 0.0);
-  const double objective = smoothed_ + penalty(w_);
+  const double objective = smoothed_ + penalty_;
   const bool quadratic = problem_.loss == Loss::squared_error;
   double predicted = 0;
-  const std::size_t most = std::max<std::size_t>(width(), 10) * 2;
-  for (std::size_t iteration = 1; iteration <= most && product > 0; ++iteration) {
-    multiply(direction_, product_);
-    const double curved = dot(direction_, product_);
+  const std::size_t most_iterations = std::max<std::size_t>(problem_.total_features * classes() + classes(), 10) * 2;
+  std::vector<double> travelling(2 + 2 * problem_.ranks);
+  for (std::size_t iteration = 1; iteration <= most_iterations && product > 0; ++iteration) {
+    const double curved = multiply(most[0], most[1]);
     if (!(curved > 0)) break;
     const double length = product / curved, gain = length * product / 2;
-    double next = 0, square = 0;
+    if (moves_known_) {
+      for (std::size_t i = 0; i < moved_.size(); ++i) moved_[i] += length * along_[i];
+    }
+    // With scales by the diagonal no eigenvalue is above twice a row's entries, which bounds the next residual.
+    const double grown = 1 + std::sqrt(2 * (most_entries_ + 1) * length);
+    Sum next(2 * product * grown * grown, rounding_);
+    double largest[2] = {};
     for (std::size_t i = 0; i < width(); ++i) {
       step_[i] += length * direction_[i];
       residual_[i] -= length * product_[i];
-      square += residual_[i] * residual_[i];
-      next += residual_[i] * residual_[i] * diagonal_[i];
-    }
-    if (moves_known_) {
-      for (std::size_t i = 0; i < moved_.size(); ++i) moved_[i] += length * along_[i];
+      if (i >= weights()) continue;
+      const double scaled = diagonal_[i] * residual_[i], one = std::abs(scaled);
+      largest[0] = std::max(largest[0], one);
+      if (!uniform_) largest[1] = std::max(largest[1], one * largest_[i / classes()]);
+      if (counts(i)) next.add(residual_[i] * scaled);
     }
     predicted += gain;
     // a small gain may be that of a few iterations alone, and no sign of the optimum: only more of them tell
     const double least = kCertain * problem_.tolerance * std::max(objective - predicted, 0.0);
     const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
-    if (is_hinge() && doubtful) {  // its dual bound takes a gradient that is nearly 0
-      const double of_bias = residual_.back();
-      const double inner =
-          (square - of_bias * of_bias) / (2 * problem_.l2) + std::abs(of_bias) * (1 + std::abs(w_.back()));
-      if (inner <= kInner / 2 * problem_.tolerance * objective) break;
-    } else if (static_cast<double>(iteration) * gain <= (doubtful ? least : kEnough * predicted)) {
+    if (!(is_hinge() && doubtful) && static_cast<double>(iteration) * gain <= (doubtful ? least : kEnough * predicted)) {
       break;
-    } else if (doubtful && square <= 2 * problem_.l2 * kInner / 2 * problem_.tolerance * objective) {
-      break;  // no further iteration can win more than that, as the curvature is at least l2
     }
-    const double kept = next / product;
-    product = next;
+    if (doubtful) {
+      double square[1];
+      sum_features([this](std::size_t i, auto& out) { out[0] = residual_[i] * residual_[i]; }, square);
+      if (is_hinge()) {  // its dual bound takes a gradient that is nearly 0
+        const double inner = square[0] / (2 * problem_.l2) + std::abs(residual_.back()) * (1 + std::abs(w_.back()));
+        if (inner <= kInner / 2 * problem_.tolerance * objective) break;
+      } else {
+        for (std::size_t k = weights(); k < width(); ++k) square[0] += residual_[k] * residual_[k];
+        // no further iteration can win more than that, as the curvature is at least l2
+        if (square[0] <= 2 * problem_.l2 * kInner / 2 * problem_.tolerance * objective) break;
+      }
+    }
+    double sum = next.high + next.low;
+    if (problem_.split) {  // each rank's largest numbers have a place of their own in these sums
+      std::fill(travelling.begin(), travelling.end(), 0.0);
+      travelling[0] = next.high;
+      travelling[1] = next.low;
+      std::copy(largest, largest + 2, travelling.begin() + static_cast<std::ptrdiff_t>(2 + 2 * problem_.rank));
+      reduce(travelling, 0);
+      sum = travelling[0] + travelling[1];
+      for (std::size_t i = 2; i < travelling.size(); ++i) largest[i % 2] = std::max(largest[i % 2], travelling[i]);
+    }
+    if (uniform_) largest[1] = largest[0] * column_;
+    for (std::size_t k = weights(); k < width(); ++k) sum += residual_[k] * residual_[k] * diagonal_[k];
+    const double kept = sum / product;
+    product = sum;
+    for (std::size_t k = 0; k < 2; ++k) most[k] = largest[k] + kept * most[k];
     for (std::size_t i = 0; i < width(); ++i) direction_[i] = diagonal_[i] * residual_[i] + kept * direction_[i];
   }
   return predicted;
 }
 
-void Newton::multiply(const LargeVector<double>& direction, LargeVector<double>& out) {
-  const double largest = (classes() > 1 ? 2 : 1) * bound_of_curvatures() * bound_of_scores(direction);
+// product_ = Hessian · direction_; the result is their inner product. `most`, `most_scaled`: elements of direction_, at most.
+double Newton::multiply(double most, double most_scaled) {
+  const double of_scores = bound_of_scores(direction_, most_scaled);
+  const double largest = (classes() > 1 ? 2 : 1) * bound_of_curvatures() * of_scores;
+  Sum curved(largest * of_scores, rounding_), square(most * most, rounding_);
   if (team_.size() > 1 || classes() > 1) {
-    score_rows(direction, along_);
+    score_rows(direction_, along_);
     weighted_.resize(along_.size());
     for (std::size_t i = 0; i < rows(); ++i) {
       const double* const own = &curvatures_[i * classes()];
@@ -689,24 +759,27 @@ void Newton::multiply(const LargeVector<double>& direction, LargeVector<double>&
       for (std::size_t k = 0; classes() > 1 && k < classes(); ++k) mean += own[k] * along_[i * classes() + k];
       if (weight > 0) mean /= weight;
       for (std::size_t k = 0; k < classes(); ++k) {
-        weighted_[i * classes() + k] = own[k] * (along_[i * classes() + k] - mean);
+        const double one = along_[i * classes() + k];
+        weighted_[i * classes() + k] = own[k] * (one - mean);
+        curved.add(weighted_[i * classes() + k] * one);
       }
     }
-    sum_columns(weighted_, false, largest, out.data());
+    sum_columns(weighted_, false, largest, product_.data());
   } else {
     const std::uint32_t* const indices = problem_.rows.indices.data();
     const float* const values = problem_.rows.values.data();
-    double* const sums = out.data();
-    std::fill(out.begin(), out.end(), 0.0);
+    double* const sums = product_.data();
+    std::fill(product_.begin(), product_.end(), 0.0);
     double of_bias = 0;
     const double bias_magic = rounding_ * power_of_two(largest);
     by_rounding(largest, false, [&](const auto& magic) {
       for (std::size_t i = 0; i < rows(); ++i) {
         const std::uint64_t row = problem_.chosen[i];
         if (!moves_known_ && curvatures_[i] == 0) continue;
-        along_[i] = score(row, direction.data());
+        along_[i] = score(row, direction_.data());
         const double factor = along_[i] * curvatures_[i];
         if (factor == 0) continue;
+        curved.add(factor * along_[i]);
         of_bias += rounded(factor, bias_magic);
         const std::uint64_t end = problem_.rows.offsets[row + 1];
         for (std::uint64_t e = problem_.rows.offsets[row]; e < end; ++e) {
@@ -716,11 +789,25 @@ void Newton::multiply(const LargeVector<double>& direction, LargeVector<double>&
     });
     sums[problem_.features] = problem_.with_bias ? of_bias : 0;
   }
-  reduce(out, weights());
-  for (std::size_t i = 0; i < width(); ++i) {
-    out[i] = out[i] / total_weight_ + (i < weights() ? problem_.l2 * direction[i] : 0);
+  for (std::size_t i = 0; i < weights(); ++i) {
+    if (counts(i)) square.add(direction_[i] * direction_[i]);
   }
-  if (is_hinge() && problem_.with_bias) out.back() += kOfBias * direction.back();
+  double* const along = product_.data() + width();
+  along[0] = curved.high;
+  along[1] = curved.low;
+  along[2] = problem_.split ? square.high : 0;
+  along[3] = problem_.split ? square.low : 0;
+  reduce(product_, classes());
+  double inner = (along[0] + along[1]) / total_weight_;
+  inner += problem_.l2 * (problem_.split ? along[2] + along[3] : square.high + square.low);
+  for (std::size_t i = 0; i < width(); ++i) {
+    product_[i] = product_[i] / total_weight_ + (i < weights() ? problem_.l2 * direction_[i] : 0);
+  }
+  if (is_hinge() && problem_.with_bias) {
+    product_[width() - 1] += kOfBias * direction_.back();
+    inner += kOfBias * direction_.back() * direction_.back();
+  }
+  return inner;
 }
 
 void Newton::write_weights(std::span<float> out) const {

@@ -2,14 +2,16 @@
 // Newton's method for linear models, by conjugate gradients, among ranks that hold rows: no learning rate, and an estimate
 // of how far the optimum is.
 //
-// Each rank sums gradients and Hessian-vector products over its own rows, and a callback sums them over the ranks; all
-// vectors are alike on all ranks, and so are all inner products. A step is that of a truncated Newton method with a line
-// search (Galli and Lin 2021; Nash and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal
+// Each rank sums gradients and Hessian-vector products over its own rows, and a callback sums them over the ranks. Vectors
+// are whole on each rank, or each rank has the elements of the features in its own rows: then it needs no other sums than
+// those, and a feature that one rank alone has needs none. Inner products are alike on all ranks: of the features that
+// several have one rank counts each. A step is that of a truncated Newton method with a line search (Galli and Lin 2021; Nash and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal
 // (Hsia, Wei and Lin 2018). With few features the Hessian itself is summed and factorised.
 //
 // Sums over rows have the same bits in any order, hence for any number of ranks and threads: each term is first rounded
 // to a multiple of a number so large that no sum of such multiples rounds (Demmel and Nguyen 2013). That number follows
-// from bounds of the terms: of their columns' largest values, and of scores by Cauchy and Schwarz.
+// from bounds of the terms: of their columns' largest values, of scores by the largest weight, and of what conjugate
+// gradients sum by the last iteration. Inner products are such sums, too.
 //
 // The hinge has no second derivative. Its proximal dual method (augmented Lagrangian; Rockafellar 1976) minimises
 //   l2/2·|w|² + mean of E_h(1 − margin + h·a) − h·a²/2,   E_h(v) = 0, v²/(2h) or v − h/2 where v < 0, < h or above,
@@ -40,7 +42,11 @@ class Newton {
     std::span<const float> targets;            // by row, as in `rows`
     std::span<const float> row_weights;        // likewise; none: all 1
     std::size_t total_rows = 0;                // of all ranks, that count
-    std::size_t features = 0;                  // of all ranks; indices are below
+    std::size_t features = 0;                  // that vectors have here; indices are below
+    std::size_t total_features = 0;            // that occur on any rank; 0: as many
+    bool split = false;                        // vectors are: each rank has its own features
+    std::span<const std::uint8_t> counted{};   // then: of which of them this rank's inner products have the terms
+    std::size_t rank = 0, ranks = 1;           // likewise
     std::size_t classes = 1;                   // above 1: targets are numbers of classes, and the loss is softmax's
     Loss loss = Loss::logistic;
     double l2 = 0;  // above 0 for the hinge
@@ -50,10 +56,10 @@ class Newton {
     std::uint64_t seed = 0;   // of their order
   };
 
-  /// Over ranks: sums, or the largest numbers, which are 0 or more. The first `by_feature` elements belong to features, those
-  /// of a feature's classes side by side. Called by all ranks alike, by one rank alone, too; may throw.
+  /// Over ranks: sums, or the largest numbers, which are 0 or more. The first elements belong to features, `of_feature` of
+  /// each side by side. Called by all ranks alike, by one rank alone, too; may throw.
   enum class Over : std::uint8_t { sum, largest };
-  using Reduce = std::function<void(std::span<double> numbers, std::size_t by_feature, Over)>;
+  using Reduce = std::function<void(std::span<double> numbers, std::size_t of_feature, Over)>;
 
   Newton(const Problem& problem, Team& team, Reduce reduce);
   ~Newton();
@@ -110,7 +116,8 @@ class Newton {
   double score(std::size_t row, const double* w) const;
   void score_row(std::size_t i, const double* w, double* out) const;
   void score_rows(const LargeVector<double>& w, std::vector<double>& out);
-  double bound_of_scores(const LargeVector<double>& w) const;
+  double bound_of_scores(const LargeVector<double>& w, double scaled) const;
+  double scaled(const LargeVector<double>& w) const;
   double bound_of_slopes() const;
   double bound_of_curvatures() const;
   void begin_bounds();
@@ -118,18 +125,21 @@ class Newton {
   Step descend();
   Value evaluate(double part);
   double softmax(std::size_t i, double part);
-  double penalty(const LargeVector<double>& w) const;
+  bool counts(std::size_t i) const { return !problem_.split || problem_.counted[i / classes()] != 0; }
+  template <std::size_t kSums, class Terms>
+  void sum_features(const Terms& terms, double (&sums)[kSums], std::span<double> largest = {});
+  void measure_weights();
   void begin();
   void find_gradient();
-  double dual_bound(double& inner) const;
+  double dual_bound(double& inner);
   void move_duals(Step& done);
   void keep_best();
   double solve();
   bool solve_directly(double& predicted);
   double solve_iteratively();
-  void multiply(const LargeVector<double>& direction, LargeVector<double>& out);
-  double search(double predicted_slope);
-  void reduce(std::span<double> numbers, std::size_t by_feature, Over over = Over::sum);
+  double multiply(double most, double most_scaled);
+  double search();
+  void reduce(std::span<double> numbers, std::size_t of_feature, Over over = Over::sum);
 
   Problem problem_;
   Team& team_;
@@ -137,16 +147,16 @@ class Newton {
   std::size_t sums_ = 0;
   bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
   bool minimised_ = false;  // what the steps for the hinge minimise
-  double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0;  // at w_
+  double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
   LargeVector<double> best_;  // of the hinge, whose steps minimise something else
-  double best_value_ = 0, bound_ = 0;
+  double best_value_ = 0, best_penalty_ = 0, bound_ = 0;
   std::vector<double> scores_, moved_, along_, weighted_, slopes_, curvatures_;
   std::vector<double> parts_;
   // Bounds, alike on all ranks: of a row's weight, target and entries; of columns' values, powers of two, all the same if
-  // their sizes differ little; and 1.5 times a power of two of at least twice all rows.
+  // their sizes differ little; and 1.5 times a power of two of at least twice as many terms as any sum has.
   double heaviest_ = 1, farthest_ = 1, most_entries_ = 1, rounding_ = 0, total_weight_ = 1;
-  double score_bound_ = 0, moved_bound_ = 0;
+  double score_bound_ = 0, moved_bound_ = 0, column_ = 1;
   bool uniform_ = true;
   LargeVector<double> largest_;
   std::vector<std::size_t> borders_;  // of threads' features

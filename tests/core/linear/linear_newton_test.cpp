@@ -179,6 +179,115 @@ std::vector<Found> among(const Newton::Problem& whole, const std::vector<std::si
   return found;
 }
 
+// As among(), where each rank has the features of its own rows alone. Weights are of all features.
+std::vector<Found> among_split(const Newton::Problem& whole, const std::vector<std::size_t>& borders) {
+  const std::size_t ranks = borders.size() - 1, classes = whole.classes;
+  std::vector<std::vector<double>> sent(ranks);
+  std::vector<std::vector<std::size_t>> own(ranks);
+  std::vector<std::vector<std::uint8_t>> counted(ranks);
+  std::vector<std::vector<std::uint32_t>> indices(ranks);
+  std::vector<bool> seen(whole.features);
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    std::vector<std::size_t> places(whole.features, whole.features);
+    for (std::size_t i = borders[rank]; i < borders[rank + 1]; ++i) {
+      const std::uint64_t row = whole.chosen[i];
+      for (std::uint64_t e = whole.rows.offsets[row]; e < whole.rows.offsets[row + 1]; ++e) places[whole.rows.indices[e]] = 0;
+    }
+    for (std::size_t feature = 0; feature < whole.features; ++feature) {
+      if (places[feature] == whole.features) continue;
+      places[feature] = own[rank].size();
+      own[rank].push_back(feature);
+      counted[rank].push_back(!seen[feature]);
+      seen[feature] = true;
+    }
+    for (const std::uint32_t index : whole.rows.indices) indices[rank].push_back(static_cast<std::uint32_t>(places[index]));
+  }
+  Barrier together(ranks);
+  std::vector<Found> found(ranks);
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      Newton::Problem problem = whole;
+      problem.chosen = problem.chosen.subspan(borders[rank], borders[rank + 1] - borders[rank]);
+      problem.rows.indices = indices[rank];
+      problem.features = own[rank].size();
+      problem.split = true;
+      problem.counted = counted[rank];
+      problem.rank = rank;
+      problem.ranks = ranks;
+      Team team(rank % 2 + 1);
+      Newton newton(problem, team, [&](std::span<double> numbers, std::size_t of_feature, Newton::Over over) {
+        const std::size_t shared = own[rank].size() * of_feature;
+        const auto place = [&](std::size_t i) {
+          if (i >= shared) return whole.features * of_feature + i - shared;
+          return own[rank][i / of_feature] * of_feature + i % of_feature;
+        };
+        sent[rank].assign(whole.features * of_feature + numbers.size() - shared, 0);
+        for (std::size_t i = 0; i < numbers.size(); ++i) sent[rank][place(i)] = numbers[i];
+        together.wait();
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+          numbers[i] = 0;
+          for (const auto& one : sent) {
+            const double other = one[place(i)];
+            numbers[i] = over == Newton::Over::sum ? numbers[i] + other : std::max(numbers[i], other);
+          }
+        }
+        together.wait();
+      });
+      const Found here = run(newton, problem.features * classes);
+      found[rank] = here;
+      found[rank].weights.assign(whole.features * classes, 0);
+      for (std::size_t i = 0; i < here.weights.size(); ++i) {
+        found[rank].weights[own[rank][i / classes] * classes + i % classes] = here.weights[i];
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // where a rank lacks a feature, others have it
+  for (std::size_t i = 0; i < whole.features * classes; ++i) {
+    float one = 0;
+    for (const Found& each : found) one = each.weights[i] == 0 ? one : each.weights[i];
+    for (std::size_t rank = 0; rank < ranks; ++rank) {
+      if (!std::binary_search(own[rank].begin(), own[rank].end(), i / classes)) found[rank].weights[i] = one;
+    }
+  }
+  return found;
+}
+
+TEST("vectors that are split over the ranks give the same bits as whole ones") {
+  for (const float scale : {1.0F, 1e5F}) {
+    Task task(400);
+    for (std::size_t e = 0; e < task.sample.values.size(); ++e) {
+      if (task.sample.indices[e] % 3 == 0) task.sample.values[e] *= scale;
+    }
+    for (std::size_t row = 0; row < kRows; ++row) task.sample.targets[row] = row % 5 < 2 ? 1.0F : -1.0F;
+    const std::size_t count = task.chosen.size();
+    for (const auto& borders : {std::vector<std::size_t>{0, count}, {0, 5, count}, {0, 40, 40, 43, 99, count}}) {
+      for (const Loss loss : kLosses) {
+        Newton::Problem problem = task.problem(loss, scale > 1 ? 1e-2 : 1e-4);
+        problem.total_features = task.features;
+        const Found alone = solve(problem);
+        for (const Found& one : among_split(problem, borders)) {
+          EXPECT(one.weights == alone.weights);
+          EXPECT(one.bias == alone.bias);
+          EXPECT(one.steps == alone.steps);
+          EXPECT(one.last.objective == alone.last.objective);
+        }
+      }
+      Newton::Problem problem = task.problem(Loss::logistic, 1e-2);
+      problem.total_features = task.features;
+      std::vector<float> targets(kRows);
+      for (std::size_t row = 0; row < kRows; ++row) targets[row] = static_cast<float>(row % 3);
+      problem.targets = targets;
+      problem.classes = 3;
+      Team team(1);
+      Newton newton(problem, team, kAlone);
+      const Found alone = run(newton, 3 * problem.features);
+      for (const Found& one : among_split(problem, borders)) EXPECT(one.weights == alone.weights);
+    }
+  }
+}
+
 TEST("any number of ranks finds the same bits") {
   for (const float scale : {1.0F, 1e5F}) {
     for (const std::size_t features : {20UL, 90UL, 400UL}) {
