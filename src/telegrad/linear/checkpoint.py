@@ -275,7 +275,7 @@ def _from_rank_0(
             if _has_duals(problem.settings.loss, problem.settings.method)
             else None
         )
-        state = State(problem.model(np.zeros(problem.features, np.float32), 0.0), squares, duals=duals)
+        state = State(problem.model(np.zeros(problem.all_features, np.float32), 0.0), squares, duals=duals)
     numbers = np.array([state.model.bias, state.bias_squares])
     for array in (state.model.weights, state.squares, state.duals, numbers):
         if array is not None:

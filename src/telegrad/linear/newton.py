@@ -1,10 +1,11 @@
 """Newton's method for smooth losses, and the proximal dual method for the hinge, among ranks that hold rows.
 
-The core takes the steps (``core/linear/newton.hpp``). All ranks hold the weights of the features that occur in any
-rank's rows, in a numbering of these alone. A step sums some vectors of these over the ranks: a gradient, and products
-with the Hessian. Each rank sends its own rows' features as a sparse vector, or all of them if ranks have most. These
-sums do not round, so that any number of ranks finds the same bits. With ``optimizer="dual"`` one rank alone first
-descends by the coordinates of the dual (``core/linear/dual_descent.hpp``).
+The core takes the steps (``core/linear/newton.hpp``). A step sums some vectors over the ranks: a gradient, and products
+with the Hessian. Each rank has the weights of the features of its own rows. A feature of several ranks has an owner, to
+which these send their terms and which sends back the sum: no other feature travels. Where that would save little, all
+ranks have the weights of all features that occur, and sum dense vectors. These sums do not round, so that any number of
+ranks finds the same bits. With ``optimizer="dual"`` one rank alone first descends by the coordinates of the dual
+(``core/linear/dual_descent.hpp``).
 """
 
 from __future__ import annotations
@@ -16,13 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from telegrad import SparseVector, _core
+from telegrad import _core
 from telegrad.linear.losses import F32, F64
 from telegrad.linear.model import LinearModel, Pass, State
 from telegrad.linear.problem import Problem
-from telegrad.linear.rows import U32
-
-_DENSE = 0.5  # of all features in the mean rank's rows: sparse entries would be as many bytes, in one direction alone
 
 
 class Newton:
@@ -30,13 +28,9 @@ class Newton:
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._comm_s, self._sent = problem, 0.0, 0
-        self._trained = problem.share.trained
-        self._own: U32 | None = None
-        if problem.own is not None and problem.comm is not None:
-            occurring = np.array([problem.own.size], np.int64)
-            problem.comm.all_reduce(occurring)
-            if occurring[0] < _DENSE * problem.world_size * problem.features:
-                self._own = problem.own
+        self._trained, self._shared = problem.share.trained, problem.shared
+        self._kept: tuple[F32, F64] | None = None  # weights and biases of all features, if vectors are split
+        self._places: dict[tuple[int, int], Any] = {}
         weights = problem.rows.weights
         self._newton = _core.Newton(
             problem.view,
@@ -53,36 +47,57 @@ class Newton:
             problem.settings.tol,
             problem.settings.method == "dual" and problem.world_size == 1,
             problem.settings.seed,
+            problem.occurring,
+            0 if self._shared is None else self._shared.counted.ctypes.data,
+            problem.rank,
+            problem.world_size,
             problem.team,
             self._reduce,
         )
         self._duals: F64 | None = None
+        if self._shared is not None:
+            self._kept = np.zeros((problem.all_features, problem.classes), np.float32), np.zeros(problem.classes)
 
     def epoch(self, number: int, on_step: Callable[[int, int], None]) -> Pass:
         """One step."""
         began_s, self._comm_s, self._sent = time.perf_counter(), 0.0, 0
         step = self._newton.step()
+        if self._shared is not None:
+            self._kept = self._every() if self._problem.keeps_models else None
         compute_s = time.perf_counter() - began_s - self._comm_s
         on_step(1, 1)
         ended = step.converged or step.stuck
         return Pass(step.sums, step.loss, compute_s, self._comm_s, self._sent, step.objective, step.gap, ended)
 
     def model(self) -> LinearModel:
-        weights = np.empty(self._problem.features, np.float32)
-        self._newton.write_weights(weights.ctypes.data, weights.size)
-        return self._problem.model(weights, self._newton.bias)
+        """Called by all ranks, unless the problem keeps models."""
+        weights, biases = self._kept or self._every()
+        return self._problem.model(np.ascontiguousarray(weights[:, 0]), float(biases[0]))
 
     def softmax(self) -> tuple[F32, F64]:
-        """Weights, (classes, features), and biases, whose mean is 0, of several classes."""
-        weights = np.empty((self._problem.features, self._problem.classes), np.float32)
-        biases = np.empty(self._problem.classes)
-        self._newton.write_weights(weights.ctypes.data, weights.size)
+        """Weights, (classes, features), and biases, whose mean is 0, of several classes. Called by all ranks."""
+        weights, biases = self._kept or self._every()
+        return np.ascontiguousarray(weights.T), biases - biases.mean()
+
+    def _every(self) -> tuple[F32, F64]:
+        """Weights of all features, also of those of other ranks, and biases."""
+        problem, comm = self._problem, self._problem.comm
+        own, biases = np.empty((problem.features, problem.classes), np.float32), np.empty(problem.classes)
+        self._newton.write_weights(own.ctypes.data, own.size)
         self._newton.write_biases(biases.ctypes.data, biases.size)
-        every = [self._problem.of_all(np.ascontiguousarray(one)) for one in weights.T]
-        return np.stack(every), biases - biases.mean()
+        used = problem.used
+        if self._shared is not None and comm is not None:
+            counted = self._shared.counted.view(bool)
+            counts = comm.all_gather(np.array([np.count_nonzero(counted)], np.int64))[:, 0]
+            used = comm.all_gather(problem.used[counted], counts=counts.tolist())
+            own = comm.all_gather(own[counted].reshape(-1), counts=(counts * problem.classes).tolist())
+        every = np.zeros((problem.all_features, problem.classes), np.float32)
+        every[used] = own.reshape(-1, problem.classes)
+        return every, biases
 
     def settle(self) -> None:
         self._newton.settle()
+        self._kept = None if self._shared is None else self._every()
         if not self._newton.dual_count:
             return
         duals = np.empty(self._newton.dual_count)
@@ -102,28 +117,36 @@ class Newton:
             first = self._problem.share.trained_first
             duals = np.append(state.duals[first : first + self._trained.size], state.duals[-1])
         self._newton.restore(weights.ctypes.data, weights.size, state.model.bias, duals.ctypes.data, duals.size)
+        if self._shared is not None:
+            self._kept = state.model.weights[:, None], np.array([state.model.bias])
 
-    def _reduce(self, address: int, count: int, by_feature: int, largest: bool) -> None:
+    def _reduce(self, address: int, count: int, of_feature: int, largest: bool) -> None:
         """Sums, or finds the largest numbers, in place over the ranks. One rank's steps call this, too, so that Ctrl-C
         ends them."""
         comm = self._problem.comm
         if comm is None:
             return
-        began_s, op = time.perf_counter(), "max" if largest else "sum"
-        sums: F64 = np.ctypeslib.as_array((ctypes.c_double * count).from_address(address))
-        if by_feature and self._own is not None:
-            each = np.arange(by_feature // self._problem.features, dtype=np.uint32)
-            own = (self._own[:, None] * np.uint32(each.size) + each).reshape(-1)
-            sent = np.append(own, np.arange(by_feature, count, dtype=np.uint32))
-            total: Any = comm.all_reduce(SparseVector.trusted(sent, sums[sent], count), op)
-            indices, values = total.memory(0.0)
-            if indices is None:
-                sums[:] = values
-            else:
-                sums[:] = 0
-                sums[indices] = values
-            self._sent += sent.size
+        began_s = time.perf_counter()
+        numbers: F64 = np.ctypeslib.as_array((ctypes.c_double * count).from_address(address))
+        if of_feature and self._shared is not None:
+            self._exchange(comm, numbers, of_feature, largest)
         else:
-            comm.all_reduce(sums, op)
+            comm.all_reduce(numbers, "max" if largest else "sum")
             self._sent += count
         self._comm_s += time.perf_counter() - began_s
+
+    def _exchange(self, comm: Any, numbers: F64, of_feature: int, largest: bool) -> None:
+        """By way of owners; each gets the numbers behind those of features, too."""
+        assert self._shared is not None
+        more = numbers.size - self._problem.features * of_feature
+        if (of_feature, more) not in self._places:
+            self._places[of_feature, more] = self._shared.lists(of_feature, more)
+        gathered, sent, scattered, received, size = self._places[of_feature, more]
+        parts = comm.all_to_all(numbers[gathered], send_counts=sent, receive_counts=received)
+        if largest:
+            found = np.zeros(size)
+            np.maximum.at(found, scattered, parts)
+        else:
+            found = np.bincount(scattered, parts, size)
+        numbers[gathered] = comm.all_to_all(found[scattered], send_counts=received, receive_counts=sent)
+        self._sent += gathered.size

@@ -156,7 +156,7 @@ class CoordinateDescent:
         return found
 
     def model(self) -> LinearModel:
-        return self._problem.model(self._weights.copy(), self._bias)
+        return self._problem.model(self._problem.of_all(self._weights.copy()), self._bias)
 
     def settle(self) -> None:
         """Scores then are those of the weights, without what changes have rounded."""
@@ -343,7 +343,7 @@ class MiniBatches:
     def model(self) -> LinearModel:
         weights = np.empty(self._problem.features, np.float32)
         self._descent.write_weights(weights.ctypes.data, weights.size)
-        return self._problem.model(weights, self._descent.bias)
+        return self._problem.model(self._problem.of_all(weights), self._descent.bias)
 
     def settle(self) -> None:
         self._descent.settle()

@@ -388,6 +388,74 @@ _ADAGRAD_RATE = 0.1
 I64 = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
+_LEAST_SPLIT = 4096  # features, of which dense sums take hardly more than their latencies
+_SAVES = 0.7  # of the bytes of dense sums, so that the work of sorting is worth it
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Which of a rank's features other ranks' rows have, too, and who owns these: rank feature mod world size.
+
+    ``counted``: of each of this rank's features 1 if it is the first rank that has it, which sums over features take it
+    from. ``own``: places of the shared ones among this rank's features, by owner, and ``own_counts`` how many each owns.
+    ``places``: of those that arrive here, by rank, their places among the ``owned`` ones; ``counts``: how many each
+    rank sends. ``occurring``: how many features any rank's rows have. ``saves``: is that less than dense sums send?"""
+
+    counted: npt.NDArray[np.uint8]
+    own: npt.NDArray[np.int64]
+    own_counts: I64
+    places_owned: npt.NDArray[np.int64]
+    counts: I64
+    owned: int
+    occurring: int
+    saves: bool
+
+    @staticmethod
+    def among(features: U32, comm: Communicator) -> Shared:
+        """Of this rank's ``features``, rising. Called by all ranks."""
+        ranks = comm.world_size
+        owners = features % np.uint32(ranks)
+        order = np.argsort(owners, kind="stable")
+        sent = np.bincount(owners, minlength=ranks)
+        received = comm.all_gather(sent)[:, comm.rank]
+        lengths: dict[str, Any] = {"send_counts": sent.tolist(), "receive_counts": received.tolist()}
+        arrived = comm.all_to_all(features[order], **lengths)
+        distinct, first, places, times = np.unique(arrived, return_index=True, return_inverse=True, return_counts=True)
+        is_shared = times > 1
+        flags = is_shared[places].astype(np.uint8)  # and 2 for one rank's
+        flags[first] += 2
+        lengths = {"send_counts": received.tolist(), "receive_counts": sent.tolist()}
+        told = np.empty(features.size, np.uint8)
+        told[order] = comm.all_to_all(flags, **lengths)
+        kept = (flags & 1).astype(bool)
+        own = order[(told[order] & 1).astype(bool)]
+        every = comm.all_gather(np.array([distinct.size, own.size], np.int64)).sum(0)
+        occurring = int(every[0])
+        return Shared(
+            told >> 1,
+            own,
+            np.bincount(owners[own], minlength=ranks),
+            (np.cumsum(is_shared) - 1)[places[kept]],
+            np.bincount(np.repeat(np.arange(ranks), received)[kept], minlength=ranks),
+            int(is_shared.sum()),
+            occurring,
+            occurring > _LEAST_SPLIT and int(every[1]) < _SAVES * ranks * occurring,
+        )
+
+    def lists(self, of_feature: int, more: int) -> tuple[I64, list[int], I64, list[int], int]:
+        """For ``of_feature`` numbers of each feature and ``more`` behind all: the places of what this rank sends, how
+        many to each owner, the places where it sums what arrives, how many from each rank, and how many places."""
+
+        def laid_out(places: I64, counts: I64, features: int) -> tuple[I64, list[int]]:
+            behind = features * of_feature + np.arange(more)
+            parts = np.split(places, np.cumsum(counts)[:-1])
+            each = [(one[:, None] * of_feature + np.arange(of_feature)).reshape(-1) for one in parts]
+            return np.concatenate([np.append(one, behind) for one in each]), [one.size + more for one in each]
+
+        sent = laid_out(self.own, self.own_counts, self.counted.size)
+        return *sent, *laid_out(self.places_owned, self.counts, self.owned), self.owned * of_feature + more
+
+
 class Problem:
     """One rank's rows and what it knows of the others'. Raises ``ValueError`` on every rank for labels that are not two
     classes, and where there is no row to train on, too many features or threads, or too little memory.
@@ -401,7 +469,9 @@ class Problem:
     caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
     feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
     ``all_features``. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has
-    none. Second-order optimizers number the features of all ranks' rows likewise, of which this rank's are ``own``.
+    none. Second-order optimizers number the features of all ranks' rows likewise, or with ``shared`` those of this
+    rank's. ``used``: which these are; ``occurring``: how many any rank's rows have. ``may_split=False``: without
+    ``shared``. ``keeps_models``: models are asked for where not all ranks take part.
     ``classes``: above 1, labels are numbers of classes, from 0, and the loss is that of their softmax.
     """
 
@@ -414,13 +484,16 @@ class Problem:
         alone: bool,
         checkpoint_every: int | None = None,
         classes: int = 1,
+        keeps_models: bool = False,
+        may_split: bool = True,
     ) -> None:
         self.classes = classes
         self.rows, self.settings, self.comm = rows, settings, comm
         self._told = _told_by(settings) | {"checkpoint_every": checkpoint_every, "classes": classes}
         self.rank, self.world_size = (comm.rank, comm.world_size) if comm else (0, 1)
         self.is_classification = is_classification(settings.loss) and classes == 1
-        self.features, counts, entries, any_weights, self.index_base, self.base_is_guessed = self._agree()
+        found = self._agree(keeps_models)
+        self.features, counts, entries, any_weights, self.keeps_models, self.index_base, self.base_is_guessed = found
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
         check_memory(
@@ -460,28 +533,33 @@ class Problem:
         if settings.method == "sgd" and settings.learning_rate is None:
             self._whole_batch = self._most_rows_of_a_step()
         self.all_features = self.features
-        self._used: U32 | None = None
+        self.used: U32 | None = None
         self.numbering: _core.Numbering | None = None
         self._numbered = rows  # whose memory the view is of
-        self.own: U32 | None = None
+        self.shared: Shared | None = None
         if alone or settings.method != "coordinate_descent":
             # others' sums may have features behind the last of these rows
             numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, self.features)
-            if not alone and settings.method in SECOND_ORDER:
+            is_second = settings.method in SECOND_ORDER
+            if not alone and is_second:
                 own = np.empty(numbering.size, np.uint32)
                 numbering.write_features(own.ctypes.data)
-                every = self.union(own)
-                numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
-                self.own = np.empty(own.size, np.uint32)
-                numbering.renumber(own.ctypes.data, self.own.ctypes.data, own.size)
+                assert comm is not None
+                self.shared = Shared.among(own, comm) if may_split else None
+                if self.shared is not None and not self.shared.saves:
+                    self.shared = None
+                if self.shared is None:
+                    every = self.union(own)
+                    numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
             if numbering.size < self.features:
                 self._numbered = _in_places(rows, numbering)
-            if alone or settings.method in SECOND_ORDER:
-                self._used = np.empty(numbering.size, np.uint32)
-                numbering.write_features(self._used.ctypes.data)
+            if alone or is_second:
+                self.used = np.empty(numbering.size, np.uint32)
+                numbering.write_features(self.used.ctypes.data)
                 self.features = numbering.size
             else:
                 self.numbering = numbering
+        self.occurring = self.features if self.shared is None else self.shared.occurring
         self.view = self._numbered.view()
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = self._start_team()
@@ -575,15 +653,15 @@ class Problem:
         assert team is not None
         return team
 
-    def _agree(self) -> tuple[int, I64, int, bool, int | None, bool]:
-        """The number of features, every rank's rows, all entries, whether any row has a weight, ``index_base`` and
-        ``base_is_guessed``."""
+    def _agree(self, keeps_models: bool) -> tuple[int, I64, int, bool, bool, int | None, bool]:
+        """The number of features, every rank's rows, all entries, whether any row has a weight, whether any rank wants
+        models to be kept, ``index_base`` and ``base_is_guessed``."""
         labels = self.rows.labels
         kinds = label_counts(labels)
         told = [] if self.comm is None else [zlib.crc32(repr(value).encode()) for value in self._told.values()]
         base = -1 if self.rows.index_base is None else self.rows.index_base
         about = [self.rows.n_features, len(labels), base, int(self.rows.base_is_guessed)]
-        about += [self.rows.nnz, int(self.rows.weights is not None)]
+        about += [self.rows.nnz, int(self.rows.weights is not None), int(keeps_models)]
         own = np.array([*about, *kinds, *told], np.int64)
         every = own[None] if self.comm is None else self.comm.all_gather(own)
         self._check_alike(every[:, len(about) + len(kinds) :])
@@ -609,7 +687,8 @@ class Problem:
                 "(the bias and the loss are summed as two more): hash them"
             )
         base_of_all = bases.pop() if bases in ({0}, {1}) else None
-        return features, counts, int(every[:, 4].sum()), bool(every[:, 5].any()), base_of_all, is_guessed
+        any_weights, any_keeps = every[:, 5:7].any(0).tolist()
+        return features, counts, int(every[:, 4].sum()), any_weights, any_keeps, base_of_all, is_guessed
 
     def _first_other_label(self, counts: I64) -> str:
         """Of all ranks' rows the first label that no class has, if there is one. Called on all ranks."""
@@ -629,21 +708,21 @@ class Problem:
             )
 
     def model(self, weights: F32, bias: float) -> LinearModel:
-        """Of weights of ``features``, in an array that may become the model's."""
+        """Of weights of all features, in an array that may become the model's."""
         base = (self.index_base, self.base_is_guessed and self.index_base is not None)
-        return LinearModel(self.of_all(weights), bias, self.settings.loss, *base)
+        return LinearModel(weights, bias, self.settings.loss, *base)
 
     def of_all(self, own: F32) -> F32:
         """Of all ranks' features what ``own`` has of ``features``; the same array if these are all."""
-        if self._used is None:
+        if self.used is None:
             return own
         every = np.zeros(self.all_features, np.float32)
-        every[self._used] = own
+        every[self.used] = own
         return every
 
     def of_own(self, every: F32) -> F32:
         """The other way."""
-        return every if self._used is None else np.ascontiguousarray(every[self._used])
+        return every if self.used is None else np.ascontiguousarray(every[self.used])
 
     def on_held_out(self, model: LinearModel) -> tuple[float, float, float]:
         """Mean loss, accuracy and area under the curve."""

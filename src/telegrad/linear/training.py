@@ -137,7 +137,8 @@ def train(
         raise TypeError(f"aggregation is not for optimizer={settings.method!r}: leave it out")
     alone = aggregation is None and (comm is None or comm.world_size == 1)
     every = None if checkpoint is None else checkpoint_every
-    problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every)
+    keeps = on_break_off is not None
+    problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every, keeps_models=keeps)
     optimizer: Optimizer
     if second_order:
         optimizer = Newton(problem)
