@@ -53,37 +53,37 @@ class SolutionPlan(JsonFields):
 
 
 class DenseNewton(Newton):
-    """With dense sums: ``features`` of the data, of which those that occur are ``used``; ``None``: these alone."""
+    """With dense sums of all features of the data."""
 
-    def __init__(self, problem: Problem, used: Any) -> None:
-        super().__init__(problem)
-        self._own = None
-        self._used = used
-
-    def _reduce(self, address: int, count: int, by_feature: int, largest: bool) -> None:
-        if not by_feature or self._used is None:
-            super()._reduce(address, count, by_feature, largest)
+    def _reduce(self, address: int, count: int, of_feature: int, largest: bool) -> None:
+        if not of_feature:
+            super()._reduce(address, count, of_feature, largest)
             return
-        assert self._problem.comm is not None
+        comm, used, of_all = self._problem.comm, self._problem.used, self._problem.all_features
+        assert comm is not None
+        assert used is not None
+        assert of_feature == 1
         numbers = np.ctypeslib.as_array((ctypes.c_double * count).from_address(address))
-        every = np.zeros(self._problem.all_features + count - by_feature)
-        places = np.append(self._used, np.arange(self._problem.all_features, every.size))
+        every = np.zeros(of_all + count - used.size)
+        places = np.append(used, np.arange(of_all, every.size))
         every[places] = numbers
         began_s = time.perf_counter()
-        self._problem.comm.all_reduce(every, "max" if largest else "sum")
+        comm.all_reduce(every, "max" if largest else "sum")
         self._comm_s += time.perf_counter() - began_s
         numbers[:] = every[places]
+
+
+def newton_of(rows: Rows, settings: TrainingSettings, comm: Any, scheme: str) -> tuple[Problem, Newton]:
+    """The dense schemes hold the weights of all features that occur, on each rank."""
+    alone = comm is None or comm.world_size == 1
+    problem = Problem(rows, settings, comm, alone=alone, may_split=scheme == "sparse")
+    return problem, (DenseNewton if scheme == "dense" else Newton)(problem)
 
 
 def solved(rows: Rows, loss: str, comm: Communicator, scheme: str, best: float | None) -> tuple[Row, float]:
     """Figures of one scheme, and the optimum, which is found first if ``best`` is ``None``."""
     settings = TrainingSettings(loss=loss, l2=1 / (len(rows) * comm.world_size), tol=_TOLERANCE)
-    problem = Problem(rows, settings, comm, alone=comm.world_size == 1)
-    if scheme == "sparse":
-        newton = Newton(problem)
-    else:
-        assert problem._used is not None
-        newton = DenseNewton(problem, problem._used if scheme == "dense" else None)
+    problem, newton = newton_of(rows, settings, comm, scheme)
     comm.barrier()
     received = comm.stats()["bytes_received"]
     seconds, comm_s, steps, sums = 0.0, 0.0, 0, 0
@@ -102,7 +102,7 @@ def solved(rows: Rows, loss: str, comm: Communicator, scheme: str, best: float |
             break
     row = {"scheme": scheme, "loss": loss, "steps": steps, "sums": sums, "objective": found.objective, **reached}
     row |= {"comm_s": comm_s, "received_mb": (comm.stats()["bytes_received"] - received) / 1e6}
-    return {**row, "columns": problem.features, "features": problem.all_features}, found.objective
+    return {**row, "columns": problem.occurring, "features": problem.all_features}, found.objective
 
 
 def rank_main(plan_json: str) -> None:

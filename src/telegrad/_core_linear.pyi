@@ -145,6 +145,10 @@ class Newton:
         tolerance: float,
         descends: bool,
         seed: int,
+        total_features: int,
+        counted: int,
+        rank: int,
+        ranks: int,
         team: Team,
         reduce: Callable[[int, int, int, bool], None],
     ) -> None: ...

@@ -86,10 +86,11 @@ class Newton:
         self._newton.write_weights(own.ctypes.data, own.size)
         self._newton.write_biases(biases.ctypes.data, biases.size)
         used = problem.used
+        assert used is not None
         if self._shared is not None and comm is not None:
             counted = self._shared.counted.view(bool)
             counts = comm.all_gather(np.array([np.count_nonzero(counted)], np.int64))[:, 0]
-            used = comm.all_gather(problem.used[counted], counts=counts.tolist())
+            used = comm.all_gather(used[counted], counts=counts.tolist())
             own = comm.all_gather(own[counted].reshape(-1), counts=(counts * problem.classes).tolist())
         every = np.zeros((problem.all_features, problem.classes), np.float32)
         every[used] = own.reshape(-1, problem.classes)

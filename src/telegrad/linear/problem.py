@@ -396,15 +396,16 @@ _SAVES = 0.7  # of the bytes of dense sums, so that the work of sorting is worth
 class Shared:
     """Which of a rank's features other ranks' rows have, too, and who owns these: rank feature mod world size.
 
-    ``counted``: of each of this rank's features 1 if it is the first rank that has it, which sums over features take it
-    from. ``own``: places of the shared ones among this rank's features, by owner, and ``own_counts`` how many each owns.
-    ``places``: of those that arrive here, by rank, their places among the ``owned`` ones; ``counts``: how many each
-    rank sends. ``occurring``: how many features any rank's rows have. ``saves``: is that less than dense sums send?"""
+    ``counted``: of each of this rank's features 1 if this is the first rank that has it, whose part sums over features
+    take. ``own``: places of the shared ones among this rank's, by owner; ``own_counts``: how many of each owner.
+    ``arriving``: of those that come here, by rank, their places among the ``owned`` ones; ``counts``: how many of each
+    rank. ``occurring``: how many features any rank's rows have. ``saves``: are these clearly fewer bytes than dense
+    sums?"""
 
     counted: npt.NDArray[np.uint8]
     own: npt.NDArray[np.int64]
     own_counts: I64
-    places_owned: npt.NDArray[np.int64]
+    arriving: npt.NDArray[np.int64]
     counts: I64
     owned: int
     occurring: int
@@ -432,7 +433,7 @@ class Shared:
         every = comm.all_gather(np.array([distinct.size, own.size], np.int64)).sum(0)
         occurring = int(every[0])
         return Shared(
-            told >> 1,
+            told // np.uint8(2),
             own,
             np.bincount(owners[own], minlength=ranks),
             (np.cumsum(is_shared) - 1)[places[kept]],
@@ -453,7 +454,7 @@ class Shared:
             return np.concatenate([np.append(one, behind) for one in each]), [one.size + more for one in each]
 
         sent = laid_out(self.own, self.own_counts, self.counted.size)
-        return *sent, *laid_out(self.places_owned, self.counts, self.owned), self.owned * of_feature + more
+        return *sent, *laid_out(self.arriving, self.counts, self.owned), self.owned * of_feature + more
 
 
 class Problem:
@@ -687,8 +688,8 @@ class Problem:
                 "(the bias and the loss are summed as two more): hash them"
             )
         base_of_all = bases.pop() if bases in ({0}, {1}) else None
-        any_weights, any_keeps = every[:, 5:7].any(0).tolist()
-        return features, counts, int(every[:, 4].sum()), any_weights, any_keeps, base_of_all, is_guessed
+        any_weights, keeps = bool(every[:, 5].any()), bool(every[:, 6].any())
+        return features, counts, int(every[:, 4].sum()), any_weights, keeps, base_of_all, is_guessed
 
     def _first_other_label(self, counts: I64) -> str:
         """Of all ranks' rows the first label that no class has, if there is one. Called on all ranks."""
