@@ -46,6 +46,23 @@ struct Sum {
     high += most;
     low += rounded(x - most, low_magic);
   }
+
+  // term(i) of each i below count; the compiler may take several at once.
+  template <class Term>
+  void add_each(std::size_t count, const Term& term) {
+    double highs[4] = {}, lows[4] = {};
+    std::size_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+      for (std::size_t k = 0; k < 4; ++k) {
+        const double x = term(i + k), most = rounded(x, high_magic);
+        highs[k] += most;
+        lows[k] += rounded(x - most, low_magic);
+      }
+    }
+    for (; i < count; ++i) add(term(i));
+    high += (highs[0] + highs[1]) + (highs[2] + highs[3]);
+    low += (lows[0] + lows[1]) + (lows[2] + lows[3]);
+  }
 };
 
 }  // namespace
@@ -58,6 +75,8 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
   if (problem_.total_features == 0) problem_.total_features = problem.features;
   direct_ = classes() == 1 && problem_.total_features + 1 <= kMostDirect && !problem.split;
   TELEGRAD_CHECK(!problem.split || problem.counted.size() == problem.features);
+  counted_.resize(problem.split ? weights() : 0);
+  for (std::size_t i = 0; i < counted_.size(); ++i) counted_[i] = problem.counted[i / classes()];
   for (LargeVector<double>* vector : {&w_, &gradient_, &diagonal_, &step_, &residual_, &direction_}) {
     vector->resize(width());
   }
@@ -240,7 +259,7 @@ void Newton::sum_features(const Terms& terms, double (&sums)[kSums], std::span<d
   Sum each[kSums];
   for (std::size_t k = 0; k < kSums; ++k) each[k] = Sum(most[k], rounding_);
   for (std::size_t i = 0; i < weights(); ++i) {
-    if (!counts(i)) continue;
+    if (problem_.split && counted_[i] == 0) continue;
     terms(i, found);
     for (std::size_t k = 0; k < kSums; ++k) each[k].add(found[k]);
   }
@@ -699,11 +718,15 @@ double Newton::solve_iteratively() {
     for (std::size_t i = 0; i < width(); ++i) {
       step_[i] += length * direction_[i];
       residual_[i] -= length * product_[i];
-      if (i >= weights()) continue;
-      const double scaled = diagonal_[i] * residual_[i], one = std::abs(scaled);
-      largest[0] = std::max(largest[0], one);
-      if (!uniform_) largest[1] = std::max(largest[1], one * largest_[i / classes()]);
-      if (counts(i)) next.add(residual_[i] * scaled);
+    }
+    for (std::size_t i = 0; i < weights(); ++i) largest[0] = std::max(largest[0], std::abs(diagonal_[i] * residual_[i]));
+    for (std::size_t i = 0; i < weights() && !uniform_; ++i) {
+      largest[1] = std::max(largest[1], std::abs(diagonal_[i] * residual_[i]) * largest_[i / classes()]);
+    }
+    if (problem_.split) {
+      next.add_each(weights(), [&](std::size_t i) { return residual_[i] * (diagonal_[i] * residual_[i]) * counted_[i]; });
+    } else {
+      next.add_each(weights(), [&](std::size_t i) { return residual_[i] * (diagonal_[i] * residual_[i]); });
     }
     predicted += gain;
     // a small gain may be that of a few iterations alone, and no sign of the optimum: only more of them tell
@@ -789,8 +812,10 @@ double Newton::multiply(double most, double most_scaled) {
     });
     sums[problem_.features] = problem_.with_bias ? of_bias : 0;
   }
-  for (std::size_t i = 0; i < weights(); ++i) {
-    if (counts(i)) square.add(direction_[i] * direction_[i]);
+  if (problem_.split) {
+    square.add_each(weights(), [&](std::size_t i) { return direction_[i] * direction_[i] * counted_[i]; });
+  } else {
+    square.add_each(weights(), [&](std::size_t i) { return direction_[i] * direction_[i]; });
   }
   double* const along = product_.data() + width();
   along[0] = curved.high;

@@ -125,7 +125,6 @@ class Newton {
   Step descend();
   Value evaluate(double part);
   double softmax(std::size_t i, double part);
-  bool counts(std::size_t i) const { return !problem_.split || problem_.counted[i / classes()] != 0; }
   template <std::size_t kSums, class Terms>
   void sum_features(const Terms& terms, double (&sums)[kSums], std::span<double> largest = {});
   void measure_weights();
@@ -149,6 +148,7 @@ class Newton {
   bool minimised_ = false;  // what the steps for the hinge minimise
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
+  LargeVector<double> counted_;  // of each weight 1 or 0, if vectors are split
   LargeVector<double> best_;  // of the hinge, whose steps minimise something else
   double best_value_ = 0, best_penalty_ = 0, bound_ = 0;
   std::vector<double> scores_, moved_, along_, weighted_, slopes_, curvatures_;
