@@ -23,11 +23,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lab.common.ngrams import hashed_ngrams
 from lab.common.stdlib_task import stdlib_pieces
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
 from telegrad import Communicator, SparseVector
 from telegrad.launch import LaunchError, join
-from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, hashed_ngrams, objective, read_libsvm, train
+from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, objective, read_libsvm, train
 from telegrad.linear.losses import are_classes, label_counts
 from telegrad.linear.optimizers import SparseGather
 from telegrad.tools.bench.machine import describe_machine, machine_text

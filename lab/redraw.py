@@ -104,6 +104,12 @@ def _linear(data: Data, day: str, path: Path) -> None:
     plot(data["rows"], dated(f"logistic regression, {one['ranks']} ranks over {one['network']}", day), path)
 
 
+def _linear_scaling(data: Data, day: str, path: Path) -> None:
+    from lab.linear_scaling import plot
+
+    plot(data["rows"], dated("linear models in virtual time, 1 Gbit/s", day), path)
+
+
 def _measured_steps(data: Data, day: str, path: Path) -> None:
     from lab.training_step import plot
 
@@ -184,6 +190,7 @@ DRAWS: dict[str, Draw] = {
     "gpu-overlap": _overlap,
     "gpu-select*": _select,
     "gpu-transfers": _transfers,
+    "linear-scaling*": _linear_scaling,
     "linear*": _linear,
     "outer*": _outer,
     "predictions*": _predictions,

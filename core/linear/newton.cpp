@@ -209,7 +209,8 @@ void Newton::begin_bounds() {
   farthest_ = farthest;
   most_entries_ = most_entries;
   const std::size_t terms = std::max(problem_.total_rows, problem_.total_features + 1) * classes();
-  rounding_ = 1.5 * power_of_two(2 * static_cast<double>(terms));
+  rounding_ = 1.5 * power_of_two(2 * static_cast<double>(std::max<std::size_t>(problem_.total_rows, 1)));
+  product_rounding_ = 1.5 * power_of_two(2 * static_cast<double>(terms));
   double spread[2] = {};  // the largest, and the inverse of the least
   for (std::size_t i = 0; i < problem_.features; ++i) {
     if (found[i] == 0) continue;
@@ -257,7 +258,7 @@ void Newton::sum_features(const Terms& terms, double (&sums)[kSums], std::span<d
   if (problem_.split) reduce({most, kSums + largest.size()}, 0, Over::largest);
   std::copy(most + kSums, most + kSums + largest.size(), largest.begin());
   Sum each[kSums];
-  for (std::size_t k = 0; k < kSums; ++k) each[k] = Sum(most[k], rounding_);
+  for (std::size_t k = 0; k < kSums; ++k) each[k] = Sum(most[k], product_rounding_);
   for (std::size_t i = 0; i < weights(); ++i) {
     if (problem_.split && counted_[i] == 0) continue;
     terms(i, found);
@@ -713,7 +714,7 @@ double Newton::solve_iteratively() {
     }
     // With scales by the diagonal no eigenvalue is above twice a row's entries, which bounds the next residual.
     const double grown = 1 + std::sqrt(2 * (most_entries_ + 1) * length);
-    Sum next(2 * product * grown * grown, rounding_);
+    Sum next(2 * product * grown * grown, product_rounding_);
     double largest[2] = {};
     for (std::size_t i = 0; i < width(); ++i) {
       step_[i] += length * direction_[i];
@@ -771,7 +772,7 @@ double Newton::solve_iteratively() {
 double Newton::multiply(double most, double most_scaled) {
   const double of_scores = bound_of_scores(direction_, most_scaled);
   const double largest = (classes() > 1 ? 2 : 1) * bound_of_curvatures() * of_scores;
-  Sum curved(largest * of_scores, rounding_), square(most * most, rounding_);
+  Sum curved(largest * of_scores, product_rounding_), square(most * most, product_rounding_);
   if (team_.size() > 1 || classes() > 1) {
     score_rows(direction_, along_);
     weighted_.resize(along_.size());

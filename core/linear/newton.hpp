@@ -154,8 +154,9 @@ class Newton {
   std::vector<double> scores_, moved_, along_, weighted_, slopes_, curvatures_;
   std::vector<double> parts_;
   // Bounds, alike on all ranks: of a row's weight, target and entries; of columns' values, powers of two, all the same if
-  // their sizes differ little; and 1.5 times a power of two of at least twice as many terms as any sum has.
-  double heaviest_ = 1, farthest_ = 1, most_entries_ = 1, rounding_ = 0, total_weight_ = 1;
+  // their sizes differ little; and 1.5 times powers of two of at least twice all rows, and
+  // twice as many terms as inner products have.
+  double heaviest_ = 1, farthest_ = 1, most_entries_ = 1, rounding_ = 0, product_rounding_ = 0, total_weight_ = 1;
   double score_bound_ = 0, moved_bound_ = 0, column_ = 1;
   bool uniform_ = true;
   LargeVector<double> largest_;

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 from telegrad.linear.data import read_libsvm
 from telegrad.linear.losses import LOSSES
 from telegrad.linear.model import EpochReport, LinearModel
-from telegrad.linear.ngrams import hashed_ngrams
 from telegrad.linear.problem import TrainingSettings
 from telegrad.linear.rows import Rows
 from telegrad.linear.training import Trained, objective, train
@@ -17,7 +16,6 @@ __all__ = [
     "Rows",
     "Trained",
     "TrainingSettings",
-    "hashed_ngrams",
     "objective",
     "read_libsvm",
     "train",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lab.common.ngrams import hashed_ngrams
 from lab.common.stdlib_task import stdlib_pieces, stdlib_sources
-from telegrad.linear import TrainingSettings, hashed_ngrams, train
+from telegrad.linear import TrainingSettings, train
 
 
 def sources(folder: Path) -> Path:

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telegrad.linear import Rows, hashed_ngrams
+from lab.common.ngrams import hashed_ngrams
+from telegrad.linear import Rows
 
 
 def entries(rows: Rows, row: int) -> dict[int, float]:
@@ -62,7 +63,7 @@ def test_values() -> None:
 def test_blocks_of_texts_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [bytes([65 + i % 7, 66, 67 + i % 3, 68]) * (i % 5) for i in range(40)]
     whole = hashed_ngrams(texts, range(40), lengths=(2, 4))
-    monkeypatch.setattr("telegrad.linear.ngrams._BLOCK_BYTES", 30)
+    monkeypatch.setattr("lab.common.ngrams._BLOCK_BYTES", 30)
     parts = hashed_ngrams(texts, range(40), lengths=(2, 4))
     for name in ("offsets", "indices", "values", "labels"):
         assert np.array_equal(getattr(whole, name), getattr(parts, name))
@@ -73,7 +74,7 @@ def test_the_hash_is_the_same_everywhere() -> None:
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & wide
     mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & wide
     assert feature_of(b"abc", 1000) == (mixed ^ mixed >> 31) // 2**32 * 1000 // 2**32
-    code = "from telegrad.linear import hashed_ngrams; print(hashed_ngrams(['abc', 'für']).indices.tolist())"
+    code = "from lab.common.ngrams import hashed_ngrams; print(hashed_ngrams(['abc', 'für']).indices.tolist())"
     for seed in ("1", "2"):
         done = subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
