@@ -33,7 +33,8 @@ from telegrad.linear import (
     train,
 )
 from telegrad.linear.losses import least_loss_of_classes, losses_of
-from telegrad.linear.training import last_fall
+from telegrad.linear.problem import Problem
+from telegrad.linear.training import last_fall, train_softmax
 from telegrad.tools.cli import make_app
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
@@ -446,3 +447,62 @@ def test_last_fall() -> None:
     assert last_fall([1.0, 2.0]) == 0
     uneven = np.random.default_rng(0).normal(10, 1, (500, 40))
     assert sum(last_fall(losses.tolist()) > 0 for losses in uneven) <= 3  # of 500 that do not fall
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_ranks_that_share_few_features_exchange_these_alone(
+    loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same bits as one rank; rows are held out, a checkpoint resumes, and what ends a training leaves a model."""
+    monkeypatch.setattr("telegrad.linear.problem._LEAST_SPLIT", 100)
+    random = np.random.default_rng(3)
+    matrix = sparse.random(300, 3000, 0.005, format="csr", random_state=4, dtype=np.float32)
+    rows = Rows.from_csr(matrix, np.where(random.random(300) < 0.4, 1, -1))
+    settings = TrainingSettings(loss=loss, l2=1e-3, tol=1e-3, held_out=0.1, optimizer="newton")
+    alone = train(rows, settings, checkpoint=tmp_path / "one.npz")
+    comms = Communicator.local(4, timeout_s=60)
+    parts = parts_of(rows, [0, 130, 130, 140, 300])
+
+    def run(rank: int) -> Any:
+        comm = comms[rank]
+        with comm:
+            problem = Problem(parts[rank], settings, comm, alone=False)
+            assert problem.shared is not None
+            assert problem.shared.own.size <= problem.features < problem.occurring
+            left: list[Any] = []
+
+            def end(report: EpochReport) -> None:
+                if report.epoch == 2:
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                train(parts[rank], settings, comm, on_epoch=end, on_break_off=left.append)
+            file = tmp_path / "state.npz"
+            train(parts[rank], replace(settings, epochs=2), comm, checkpoint=file)
+            return train(parts[rank], settings, comm, checkpoint=file), left[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(run, range(4)))
+    for trained, left in found:
+        assert trained.model.weights.tobytes() == alone.model.weights.tobytes()
+        assert trained.model.bias == alone.model.bias
+        assert [one.held_out_loss for one in trained.epochs] == [one.held_out_loss for one in alone.epochs]
+        assert np.count_nonzero(left.weights) > 1000
+
+
+def test_softmax_of_ranks_that_share_few_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telegrad.linear.problem._LEAST_SPLIT", 100)
+    matrix = sparse.random(200, 2000, 0.005, format="csr", random_state=4, dtype=np.float32)
+    rows = Rows.from_csr(matrix, np.arange(200) % 3)
+    settings = TrainingSettings(l2=1e-3, tol=1e-3)
+    alone = train_softmax(rows, 3, settings)
+    comms = Communicator.local(2, timeout_s=60)
+
+    def run(rank: int) -> Any:
+        with comms[rank]:
+            return train_softmax(parts_of(rows, [0, 90, 200])[rank], 3, settings, comms[rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(run, range(2)):
+            assert found.weights.tobytes() == alone.weights.tobytes()
+            assert found.biases.tobytes() == alone.biases.tobytes()
