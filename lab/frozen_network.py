@@ -48,8 +48,8 @@ def replica(number: int, address: str, liveness_s: float, output: str) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(*(torch.nn.Linear(700, 700) for _ in range(3)))
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-        options: dict[str, Any] = {"every": 30, "fragments": 3, "delay": 8, "mix": 0.5}
-        diloco = telegrad.DiLoCo(model, group, optimizer, **options)
+        streaming = telegrad.Streaming(3, delay=8, mix=0.5)
+        diloco = telegrad.DiLoCo(model, group, optimizer, every=30, streaming=streaming)
         samples, told = torch.Generator().manual_seed(number), 0
         while diloco.rounds < ROUNDS:
             x = torch.randn(8, 700, generator=samples)

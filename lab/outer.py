@@ -7,6 +7,7 @@ here is a time; ``wire`` is what the bytes alone take on a link of 100 Mbit/s.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,12 +41,15 @@ from telegrad.tools.report.figures import COLORS, GREY, dated, picture
 METHODS = ("ddp", "local-sgd", "diloco", "streaming", "sparseloco")
 OUTER_RATES = {"local-sgd": 1.0, "diloco": 0.7, "streaming": 0.7, "sparseloco": 1.0}
 """The authors', of the outer optimizer; local SGD takes the average itself."""
+MOMENTUM = {"diloco": 0.9, "streaming": 0.9}
+"""The authors', by Nesterov; none for the others."""
 _LINK = 100e6 / 8
 
 
 @dataclass(frozen=True)
 class Run:
-    """``every``: inner steps of a round, 1 with DDP. ``outer_rate``: of the outer optimizer."""
+    """``every``: inner steps of a round, 1 with DDP. ``outer_rate``, ``momentum``: of the outer optimizer. ``start``:
+    the first so many steps are DDP's. ``windows``: that a replica sees in a step."""
 
     method: str
     replicas: int
@@ -53,12 +57,14 @@ class Run:
     seed: int
     every: int
     outer_rate: float
+    momentum: float = 0.0
+    start: int = 0
+    windows: int = 1
 
 
 def outer_of(run: Run) -> Callable[[Any], torch.optim.Optimizer]:
-    """DiLoCo's Nesterov momentum of 0.9, or none."""
-    momentum = 0.9 if run.method in ("diloco", "streaming") else 0.0
-    return functools.partial(torch.optim.SGD, lr=run.outer_rate, momentum=momentum, nesterov=momentum > 0)
+    """With Nesterov's momentum, or none."""
+    return functools.partial(torch.optim.SGD, lr=run.outer_rate, momentum=run.momentum, nesterov=run.momentum > 0)
 
 
 def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: torch.optim.Optimizer) -> DiLoCo:
@@ -71,10 +77,12 @@ def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: torch.opti
 
 def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """A row of ``run``."""
-    settings = Settings("ddp-gloo", "", run.steps, "lo", seed=run.seed, model=size)
+    settings = Settings("ddp-gloo", "", run.steps, "lo", seed=run.seed, batch=run.windows, model=size)
     begin = time.process_time()
-    train = _ddp if run.method == "ddp" else _replicas
-    model, sent = train(run, settings, corpus, on_step)
+    model, inner, sent = _ddp(run, settings, corpus, on_step)
+    if run.method != "ddp":
+        model, by_replica = _replicas(run, settings, corpus, on_step, (model.state_dict(), inner.state_dict()))
+        sent += by_replica
     whole = 2 * (run.replicas - 1) / run.replicas * 4 * sum(one.numel() for one in model.parameters()) * run.steps
     return vars(run) | {
         "loss": held_out(model, corpus, settings),
@@ -92,7 +100,12 @@ def _model_of(settings: Settings) -> ByteGPT:
 
 def _batch(corpus: Corpus, settings: Settings, step: int, rank: int) -> Any:
     return training_batch(
-        corpus.training, seed=settings.seed, step=step, rank=rank, batch=1, context=settings.model.context
+        corpus.training,
+        seed=settings.seed,
+        step=step,
+        rank=rank,
+        batch=settings.batch,
+        context=settings.model.context,
     )
 
 
@@ -104,28 +117,38 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: 
     step_all([optimizer])
 
 
-def _ddp(run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None]) -> tuple[nn.Module, float]:
-    """All windows in one batch have the gradient that ranks average. Bytes are those of a ring."""
+def _ddp(
+    run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None]
+) -> tuple[nn.Module, torch.optim.Optimizer, float]:
+    """The steps that are DDP's. All windows in one batch have the gradient that ranks average. Bytes are those of a
+    ring."""
     model = _model_of(settings)
     optimizer = optimizer_of(model, settings)
-    for step in range(run.steps):
+    steps = run.steps if run.method == "ddp" else run.start
+    for step in range(steps):
         batches = [_batch(corpus, settings, step, rank) for rank in range(run.replicas)]
         _step(model, optimizer, [np.concatenate(part) for part in zip(*batches, strict=True)], step, settings)
         on_step()
     share = 2 * (run.replicas - 1) / run.replicas
-    return model, run.steps * share * 4 * sum(one.numel() for one in model.parameters())
+    return model, optimizer, steps * share * 4 * sum(one.numel() for one in model.parameters())
 
 
 _making = threading.Lock()  # torch's random numbers are of the process
 
 
-def _replicas(run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None]) -> tuple[nn.Module, float]:
+def _replicas(
+    run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None], begun: tuple[Any, Any]
+) -> tuple[nn.Module, float]:
+    """The other steps, from the states of the model and its optimizer that all replicas have."""
+
     def train(comm: Communicator) -> tuple[nn.Module, float]:
         with _making:
             model = _model_of(settings)
         inner = optimizer_of(model, settings)
+        model.load_state_dict(begun[0])
+        inner.load_state_dict(copy.deepcopy(begun[1]))
         outer = outer_loop(run, model, comm, inner)
-        for step in range(run.steps):
+        for step in range(run.start, run.steps):
             _step(model, inner, _batch(corpus, settings, step, comm.rank), step, settings)
             if comm.rank == 0:
                 on_step()
@@ -145,29 +168,37 @@ def _replicas(run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[]
 
 
 def run_of(row: Mapping[str, Any]) -> Run:
-    return Run(**{name: row[name] for name in Run.__dataclass_fields__})
+    """Rows of before have no momentum, the authors' then."""
+    found = {name: row[name] for name in Run.__dataclass_fields__ if name in row}
+    return Run(**{"momentum": MOMENTUM.get(row["method"], 0.0)} | found)
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Means over seeds; how far above DDP of the same replicas, steps and seeds."""
     table = Table(header_style="bold", padding=(0, 1))
-    for name in ("method", "every", "replicas", "steps", "outer rate", "seeds", "held-out loss", "above DDP"):
+    for name in ("method", "every", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum", "seeds"):
         table.add_column(name, justify="left" if name == "method" else "right")
-    for name in ("MB a step", "less", "wire at 100 Mbit/s"):
+    for name in ("held-out loss", "above DDP", "MB a step", "less", "wire at 100 Mbit/s"):
         table.add_column(name, justify="right")
-    dense = {(row["replicas"], row["steps"], row["seed"]): row["loss"] for row in rows if row["method"] == "ddp"}
+    runs = [(run_of(row), row) for row in rows]
+    dense = {(one.replicas, one.windows, one.steps, one.seed): row["loss"] for one, row in runs if one.method == "ddp"}
 
-    def kind(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(row[name] for name in ("replicas", "steps", "method", "every", "outer_rate"))
+    def kind(row: Mapping[str, Any]) -> Run:
+        return replace(run_of(row), seed=0)
 
-    for (replicas, steps, method, every, rate), found in itertools.groupby(sorted(rows, key=kind), kind):
+    for run, found in itertools.groupby(sorted(rows, key=lambda row: astuple(kind(row))), kind):
         own = list(found)
         losses = [row["loss"] for row in own]
-        bases = [dense.get((replicas, steps, row["seed"])) for row in own]
+        bases = [dense.get((run.replicas, run.windows, run.steps, row["seed"])) for row in own]
         known = [(loss, base) for loss, base in zip(losses, bases, strict=True) if base is not None]
-        above = f"{sum(a for a, _ in known) / sum(b for _, b in known) - 1:+.1%}" if known and method != "ddp" else ""
-        cells = [method, "1" if method == "ddp" else str(every), str(replicas), f"{steps:,}"]
-        cells += ["" if method == "ddp" else f"{rate:g}", str(len(own)), f"{np.mean(losses):.3f}", above]
+        cells = [run.method, str(run.every), str(run.replicas), str(run.windows), f"{run.steps:,}"]
+        above = ""
+        if run.method == "ddp":
+            cells += [f"{run.steps:,}", "", ""]
+        else:
+            cells += [f"{run.start:,}", f"{run.outer_rate:g}", f"{run.momentum:g}"]
+            above = f"{sum(a for a, _ in known) / sum(b for _, b in known) - 1:+.1%}" if known else ""
+        cells += [str(len(own)), f"{np.mean(losses):.3f}", above]
         cells += [f"{own[0]['mb_per_step']:.3g}", f"1/{own[0]['less']:,.0f}", f"{own[0]['wire_s_at_100mbit']:,.0f} s"]
         table.add_row(*cells)
     return table
@@ -197,6 +228,11 @@ def command(
     outer_rates: Annotated[
         str, typer.Option(help="Learning rates of the outer optimizer, separated by commas; the authors' without.")
     ] = "",
+    momentum: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Of the outer optimizer, by Nesterov; the authors' without.")
+    ] = None,
+    start: Annotated[int, typer.Option(min=0, help="The first so many steps are DDP's, in all runs.")] = 0,
+    windows: Annotated[int, typer.Option(min=1, help="That a replica sees in a step.")] = 1,
     width: Annotated[int, typer.Option(min=7, help="Of the model: 448 has 5.3 million parameters.")] = ModelSize.width,
     text: TextFolder = None,
     json_file: RowsFile = None,
@@ -220,12 +256,19 @@ def command(
     size = ModelSize(width=width)
     if width % size.heads:
         raise typer.BadParameter(f"{width} is no multiple of {size.heads}, the heads: use 56", param_hint="--width")
+    if start >= steps:
+        raise typer.BadParameter(f"{start} leaves no step of {steps} to the outer loop", param_hint="--start")
+
+    def momentum_of(name: str) -> float:
+        own = MOMENTUM.get(name, 0.0)
+        return own if momentum is None or name == "ddp" else momentum
+
     machine = describe_machine()
     result = GrowingResult(json_file, {"machine": machine, "width": width})
     if json_file is not None and json_file.is_file() and json_file.stat().st_size:
         result.rows += json.loads(json_file.read_text())["rows"]
     wanted = [
-        Run(name, replicas, steps, seed, each, rate)
+        Run(name, replicas, steps, seed, each, rate, momentum_of(name), 0 if name == "ddp" else start, windows)
         for seed in range(seeds)
         for name in names
         for each in ([1] if name == "ddp" else rounds)

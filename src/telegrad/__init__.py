@@ -108,6 +108,7 @@ if TYPE_CHECKING:
         ddp_hook,
     )
     from telegrad.diloco import DiLoCo
+    from telegrad.diloco.fragment import Streaming
     from telegrad.synchronizer import Elastic, ReplicaSynchronizer, Synchronizer
     from telegrad.tuning import calibrate
 
@@ -137,6 +138,7 @@ __all__ = [
     "RendezvousError",
     "ReplicaSynchronizer",
     "SparseVector",
+    "Streaming",
     "Synchronizer",
     "TimeoutExpired",
     "TopK",
@@ -162,6 +164,7 @@ _LAZY = {
     "OkTopk": "ddp",
     "Quantised": "ddp",
     "ReplicaSynchronizer": "synchronizer",
+    "Streaming": "diloco",
     "Synchronizer": "synchronizer",
     "TopK": "ddp",
     "Warmup": "ddp",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from lab import outer
-from lab.outer import METHODS, OUTER_RATES, Run, outer_of, plot, table_of, trained
+from lab.outer import METHODS, MOMENTUM, OUTER_RATES, Run, outer_of, plot, table_of, trained
 from telegrad.tools.demo.job import Corpus, ModelSize
 
 _app = typer.Typer()
@@ -31,8 +32,9 @@ def write_texts(folder: Path) -> None:
         (folder / f"{number}.py").write_text(f"# file {number}\n" + "def f(x):\n    return x + 1\n" * 40)
 
 
-def run(method: str, every: int = 2, *, steps: int = 4, rate: float | None = None) -> Run:
-    return Run(method, 2, steps, 0, every, OUTER_RATES.get(method, 0.0) if rate is None else rate)
+def run(method: str, every: int = 2, *, steps: int = 4, **options: Any) -> Run:
+    rates = OUTER_RATES.get(method, 0.0), MOMENTUM.get(method, 0.0)
+    return Run(method, 2, steps, 0, 1 if method == "ddp" else every, *rates, **options)
 
 
 def test_outer_optimizers_are_the_authors() -> None:
@@ -59,6 +61,24 @@ def test_each_method_sends_less_and_repeats(method: str, corpus: Corpus) -> None
     assert first["wire_s_at_100mbit"] == pytest.approx(first["mb_per_step"] * 12 * 8 / 100)
 
 
+def test_replicas_go_on_from_steps_of_ddp(corpus: Corpus) -> None:
+    """With the optimizer's state: after one local step with a round, as after the first of two of DDP."""
+    ddp = trained(run("ddp", steps=6), corpus, SIZE)
+    started = trained(run("local-sgd", 1, steps=6, start=5), corpus, SIZE)
+    assert started["loss"] == pytest.approx(ddp["loss"], rel=2e-3)
+    assert ddp["mb_per_step"] * 5 / 6 < started["mb_per_step"] < 1.1 * ddp["mb_per_step"]
+
+
+def test_windows_are_of_each_replica(corpus: Corpus) -> None:
+    """Four windows on one rank are not those of four ranks, and their loss is another than that of one."""
+    assert trained(run("ddp", windows=4), corpus, SIZE)["loss"] != trained(run("ddp"), corpus, SIZE)["loss"]
+
+
+def test_rows_of_before_are_of_the_authors_momentum() -> None:
+    old = {name: one for name, one in vars(run("diloco")).items() if name not in ("momentum", "start", "windows")}
+    assert outer.run_of(old) == run("diloco")
+
+
 def test_the_table_and_the_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = [
@@ -70,7 +90,7 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     ]
     cells = [list(column.cells) for column in table_of(found).columns]
     assert cells[0] == ["ddp", "diloco"]
-    assert (cells[1], cells[5], cells[7]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
+    assert (cells[1], cells[8], cells[10]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
     plot(found, "losses", tmp_path / "losses.svg")
     assert "every 30" in (tmp_path / "losses.svg").read_text()
 
@@ -88,7 +108,9 @@ def test_a_command_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [(row["method"], row["every"]) for row in rows] == [("ddp", 1), ("diloco", 1), ("diloco", 2)]
 
 
-@pytest.mark.parametrize("options", [("--every", "0"), ("--every", "1.5"), ("--outer-rates", "x"), ("--width", "29")])
+@pytest.mark.parametrize(
+    "options", [("--every", "0"), ("--every", "1.5"), ("--outer-rates", "x"), ("--width", "29"), ("--start", "1000")]
+)
 def test_bad_options_name_the_remedy(options: tuple[str, str]) -> None:
     result = CliRunner().invoke(_app, [*options])
     assert result.exit_code == 2

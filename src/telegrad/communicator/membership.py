@@ -54,7 +54,7 @@ class _Members:
 
 
 class Membership:
-    """One process's place in a group that changes.
+    """One process's place in a group that changes. A member is a process, or several that come and go together.
 
     ``store``: a ``torch.distributed.Store``. ``prefix``: of its keys that are this run's. ``first``: so many that ask
     to join make the first group; ``None``: it is there. ``store_timeout_s``: the limit of the store's answers.
@@ -81,6 +81,8 @@ class Membership:
         self._join_timeout_s = join_timeout_s
         self._group: _Members | None = None  # to which this process belongs
         self._name, self._ticket = "", -1
+        self._common, self._place, self._marks = "", 0, tuple[str, ...]()
+        self._attempts = 0
         self._stays = False
         self.kept: tuple[int, ...] = ()
         """By rank in the present group the rank in the one before; -1: it was not in that."""
@@ -93,10 +95,20 @@ class Membership:
             self._store.now("set", "group/0", json.dumps([names, 0]))
             self._store.now("set", "options", told)
 
+    def stand_for(self, common: str, place: int, marks: Sequence[str]) -> None:
+        """This process is the one at ``place`` of those with these ``marks``, which make one member. All of them give
+        the same ``common`` name, which no member has had before."""
+        self._common, self._place, self._marks, self._attempts = common, place, tuple(marks), 0
+
     def stay(self) -> None:
         """Shows signs of life from now on, until ``leave``; else only while a group is agreed on."""
         self._stays = True
-        self._store.begin(f"beat/{self._name}")
+        self._store.begin(f"beat/{self._own}")
+
+    @property
+    def _own(self) -> str:
+        """This process, as ``_processes_of`` names it."""
+        return f"{self._name}/{self._place}"
 
     @property
     def store_error(self) -> str:
@@ -112,7 +124,7 @@ class Membership:
         gone."""
         was_member, last = self._group is not None, self._group
         if self._group is not None:
-            self._store.begin(f"beat/{self._name}")
+            self._store.begin(f"beat/{self._own}")
         for _ in range(_MOST_ATTEMPTS):
             before = self._group
             suspect = None if before is None or blamed is None else before.names[blamed]
@@ -120,15 +132,17 @@ class Membership:
             if group is None:
                 was_member, group = False, self._as_newcomer()
             self._group, blamed = group, None
+            sizes = [len(_processes_of(name)) for name in group.names]
+            rank = sum(sizes[: group.names.index(self._name)]) + self._place
             exchange = StoreExchange(
                 _GroupStore(self, group),
-                group.names.index(self._name),
-                len(group.names),
+                rank,
+                sum(sizes),
                 self._join_timeout_s,
                 call="shrink(), grow() or join(), or make its DiLoCo or Elastic",
             )
             try:
-                found = connect(group.names.index(self._name), len(group.names), exchange)
+                found = connect(rank, sum(sizes), exchange)
             except BaseException as error:  # such as that one was lost meanwhile
                 with contextlib.suppress(RendezvousError):
                     self._store.call("set", f"broken/{group.number}", "1")
@@ -138,7 +152,7 @@ class Membership:
             places = {name: place for place, name in enumerate(last.names)} if last is not None and was_member else {}
             self.kept = tuple(places.get(name, -1) for name in group.names)
             with contextlib.suppress(RendezvousError):
-                self._store.call("delete_key", f"here/{group.number}/{self._name}")
+                self._store.call("delete_key", f"here/{group.number}/{self._own}")
             if not self._stays:
                 self._store.stop()
             return found, was_member
@@ -202,53 +216,76 @@ class Membership:
         """The others need not wait for this process, which joins anew if it agrees again. ``ends``: it is done."""
         if self._name:
             with contextlib.suppress(RendezvousError):  # then nobody can look
-                self._store.call("set", f"left/{self._name}", "ends" if ends else "fails")
+                for name in (self._name, self._common) if self._marks else (self._name,):
+                    self._store.call("set", f"left/{name}", "ends" if ends else "fails")
         self._store.stop()
+        self._forget()
+
+    def _forget(self) -> None:
         self._group, self._name, self._ticket = None, "", -1
 
     def _as_member(self, before: _Members, admit: bool, suspect: str | None, rejoins: bool) -> _Members | None:
         """``None``: the others have gone on without this process."""
         number, turn = before.number + 1, 0
         earlier = before.names[: before.names.index(self._name)]
-        self._store.call("set", f"here/{number}/{self._name}", "1")
+        self._store.call("set", f"here/{number}/{self._own}", "1")
         watch = _Watch(self, suspect)
         while (found := self._latest(number)) is None:
             turn += 1
+            self._check_is_whole(watch)
             watch.look_here(earlier)
             if turn % _LOOKS_EVERY and not all(map(watch.is_gone, earlier)):
                 watch.pause()  # an earlier one looks more often
                 continue
             watch.look([name for name in before.names if name != self._name])
-            said = self._store.values([f"here/{number}/{name}" for name in before.names])
-            here = [name for name, one in zip(before.names, said, strict=True) if one and not watch.is_gone(name)]
-            if all(name in here or watch.is_gone(name) for name in before.names):
+            ones = [one for name in before.names for one in _processes_of(name)]
+            said = dict(zip(ones, self._store.values([f"here/{number}/{one}" for one in ones]), strict=True))
+            here = [name for name in before.names if all(map(said.get, _processes_of(name)))]
+            here = [name for name in here if not watch.is_gone(name)]
+            if self._name in here and all(name in here or watch.is_gone(name) for name in before.names):
                 coming, tickets = self._coming(before.tickets) if admit else ([], before.tickets)
                 self._decide(_Members(number, here + coming, tickets))
+            elif watch.waited_s > self._timeout_s and self._name not in here:
+                self.leave()
+                raise RendezvousError(
+                    f"the other ranks of this {self._who} did not come within {self._timeout_s:g} s: start them again",
+                    operation="rendezvous",
+                )
             elif watch.waited_s > self._timeout_s:
                 self._decide(_Members(number, here, before.tickets))
             else:
                 watch.pause()
         if self._name in found.names:
             return found
-        self.leave()
         if not rejoins:
+            self.leave()
             raise RendezvousError(
                 f"the other {self._who}s have gone on without this one, which was silent for longer than "
                 "liveness_timeout_s, or late: its state is old. close() this communicator, and join anew with "
                 "telegrad.join()",
                 operation="rendezvous",
             )
+        self._forget()
         return None
 
     def _as_newcomer(self) -> _Members:
         watch, found = _Watch(self), None
         while True:
             found = self._latest(int(self._value("latest") or 0) if found is None else found.number)
+            if found is not None and len(_processes_of(found.names[0])) != max(1, len(self._marks)):
+                self.leave()
+                raise ValueError(
+                    f"this {self._who} has {max(1, len(self._marks))} ranks, and one of the group has "
+                    f"{len(_processes_of(found.names[0]))}: start each {self._who} with as many"
+                )
             if found is not None and self._name in found.names:
                 return found
-            if self._ticket < 0 or (found is not None and self._ticket < found.tickets):
-                self._ask_to_join()
+            if not self._name or (found is not None and 0 <= self._ticket < found.tickets):
+                self._rename()
                 watch = _Watch(self)
+            self._check_is_whole(watch)
+            if self._ticket < 0:
+                self._ask_to_join(watch)
             if found is None:
                 count = self._first or 0
                 names = self._store.values([f"ticket/{ticket}" for ticket in range(count)])
@@ -271,11 +308,35 @@ class Membership:
                 )
             watch.pause()
 
-    def _ask_to_join(self) -> None:
-        self._name = f"{uuid.uuid4().hex}@{process_mark()}"
-        self._store.begin(f"beat/{self._name}")
-        self._ticket = self._store.call("add", "tickets", 1) - 1
-        self._store.call("set", f"ticket/{self._ticket}", self._name)
+    def _rename(self) -> None:
+        """Processes of one member have been in, and refused by, the same groups, and so make as many attempts."""
+        self._attempts += 1
+        name = f"{self._common}.{self._attempts}" if self._marks else uuid.uuid4().hex
+        self._name, self._ticket = f"{name}@{','.join(self._marks) or process_mark()}", -1
+        self._store.begin(f"beat/{self._own}")
+
+    def _ask_to_join(self, watch: _Watch) -> None:
+        """The first process of a member does, once all of them are there."""
+        beats = [f"beat/{one}" for one in _processes_of(self._name)]
+        if self._place:
+            self._ticket = int(self._value(f"asked/{self._name}") or -1)
+        elif not self._marks or (all(self._store.values(beats)) and watch.is_alive(self._name)):
+            self._ticket = self._store.call("add", "tickets", 1) - 1
+            self._store.call("set", f"ticket/{self._ticket}", self._name)
+            if self._marks:
+                self._store.call("set", f"asked/{self._name}", str(self._ticket))
+
+    def _check_is_whole(self, watch: _Watch) -> None:
+        """Raises ``RendezvousError`` once another process of this member has left or ended."""
+        if not self._marks:
+            return
+        watch.look([self._name])
+        if any(self._store.values([f"left/{self._name}", f"left/{self._common}"])):
+            self.leave()
+            raise RendezvousError(
+                f"another rank of this {self._who} has left or ended: start all its ranks again",
+                operation="rendezvous",
+            )
 
     def _coming(self, tickets: int) -> tuple[list[str], int]:
         """The newcomers that show a sign of life, and the number of tickets."""
@@ -335,7 +396,9 @@ class _GroupStore:
         self._membership, self._store, self._number = membership, membership._store, group.number
         first = group.names[0]
         # The first waits for all, the others for the first.
-        self._others = group.names[1:] if first == membership._name else [first]
+        self._others = [first]
+        if first == membership._name or membership._marks:
+            self._others = [name for name in group.names if name != membership._name or membership._marks]
         self._watch, self._looks_s = _Watch(membership), 0.0
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -446,6 +509,11 @@ class _StoreThread:
         self.error = f"the store of the {self._who}s is gone: is the process that serves it running? ({what})"
 
 
+def _processes_of(name: str) -> list[str]:
+    """The processes of a member, as the store's keys name them."""
+    return [f"{name}/{place}" for place in range(name.count(",") + 1)]
+
+
 def _values(store: Any, keys: list[str]) -> list[str | None]:
     return [store.get(key).decode() if store.check([key]) else None for key in keys]
 
@@ -465,33 +533,42 @@ class _Watch:
     def look(self, names: Iterable[str]) -> None:
         names = [*names]
         store = self._membership._store
-        said = store.values([f"{what}/{name}" for what in ("beat", "left") for name in names])
-        for name, beat, left in zip(names, said, said[len(names) :], strict=False):
-            if name in self._seen and beat != self._seen[name]:
-                self._alive.add(name)
-            if name not in self._seen or beat != self._seen[name]:
-                self._seen[name], self._since[name] = beat, self.waited_s
-            if left:
-                self._since[name] = float("-inf")
-        for name in self.look_here(name for name, left in zip(names, said[len(names) :], strict=False) if not left):
+        ones = [one for name in names for one in _processes_of(name)]
+        said = store.values([*(f"beat/{one}" for one in ones), *(f"left/{name}" for name in names)])
+        for one, beat in zip(ones, said, strict=False):
+            if one in self._seen and beat != self._seen[one]:
+                self._alive.add(one)
+            if one not in self._seen or beat != self._seen[one]:
+                self._seen[one], self._since[one] = beat, self.waited_s
+        left = [name for name, how in zip(names, said[len(ones) :], strict=True) if how]
+        for name in left:
+            self._since.update(dict.fromkeys(_processes_of(name), float("-inf")))
+        for name in self.look_here(name for name in names if name not in left):
             store.call("set", f"left/{name}", "gone")  # so that those on other machines know
 
-    def look_here(self, names: Iterable[str]) -> list[str]:
-        """Whose processes have ended on this machine."""
-        states = {name: state_here(name.partition("@")[2]) for name in names}
-        gone = [name for name, state in states.items() if state == "gone"]
-        self._since.update(dict.fromkeys(gone, float("-inf")))
-        self._alive.update(name for name, state in states.items() if state == "runs")
+    def look_here(self, names: Iterable[str]) -> set[str]:
+        """Members of which a process has ended on this machine."""
+        gone = set()
+        for name in names:
+            for one, mark in zip(_processes_of(name), name.partition("@")[2].split(","), strict=True):
+                state = state_here(mark)
+                if state == "gone":
+                    self._since[one] = float("-inf")
+                    gone.add(name)
+                elif state == "runs":
+                    self._alive.add(one)
         return gone
 
     def is_gone(self, name: str) -> bool:
+        """Whether one of its processes is."""
         limit_s = self._membership._liveness_s
         if name == self._suspect:
             limit_s = min(limit_s, _BLAMED_S)
-        return self.waited_s - self._since.get(name, self.waited_s) > limit_s
+        silent_s = [self.waited_s - self._since.get(one, self.waited_s) for one in _processes_of(name)]
+        return max(silent_s) > limit_s
 
     def is_alive(self, name: str) -> bool:
-        return name in self._alive and not self.is_gone(name)
+        return self._alive.issuperset(_processes_of(name)) and not self.is_gone(name)
 
     def pause(self) -> None:
         self._turn += 1

@@ -26,13 +26,13 @@ from torch.distributed.tensor import DTensor
 
 from telegrad.communicator import Communicator, Work
 from telegrad.compress import BucketTopK
-from telegrad.compress.arguments import checked_count
+from telegrad.compress.arguments import checked_count, checked_whole
 from telegrad.ddp.exchange import Exchange, check_used
 from telegrad.ddp.options import Quantised, TopK, check_choice, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, check_telemetry, write_record
-from telegrad.diloco.fragment import Fragment, layer_of, layers_of, on_device_of, on_host
+from telegrad.diloco.fragment import Fragment, Streaming, crc_of, layer_of, layers_of, on_device_of, on_host
 from telegrad.diloco.replica_ranks import ReplicaGroup, ReplicaRanks, local_of, reshard
 from telegrad.errors import NonFiniteGradient, RendezvousError, TransportError
 
@@ -78,16 +78,14 @@ class DiLoCo:
     values that a replica has sent of a tensor are scaled down to the median of all replicas' norms. Residuals do not
     keep what that takes away.
 
-    ``fragments``: the layers are dealt out to so many fragments, which are exchanged one after another within ``every``
-    steps, so that fewer bytes travel at once. A fragment's exchange is a round. ``delay``: inner steps, less than
-    ``every``, for which training goes on until an average is applied, also while a GPU's parameters are copied to the
-    host; 0: it waits. ``mix``, in [0, 1]: the share of its own parameters that a replica keeps then; 0: it goes on with
-    the common ones.
+    ``streaming``: a ``telegrad.Streaming``. Fragments of the layers are exchanged in turn, while training goes on.
+    ``None``: all layers at once, and training waits.
 
     ``replica``: for replicas of several ranks, which DistributedDataParallel or ``fully_shard`` trains. The process
     group of this rank's replica, or how many consecutive ranks of ``comm`` make one; ``comm`` has all ranks. Each rank
     exchanges its shards, or a part of the tensors, with the ranks at its position in the other replicas. The outer
-    optimizer sees this part only, so it must step each parameter by itself, as SGD does. Not with a ReplicaGroup.
+    optimizer sees this part only, so it must step each parameter by itself, as SGD does. With a ReplicaGroup give a
+    process group; then ``step()`` waits for a GPU's parameters where an exchange begins.
 
     ``telemetry``: a ``telegrad.ddp.JsonLines`` or ``TensorBoard``, whose steps are rounds then: how far the replica and
     the average have moved, the drift between them, residuals, bytes and seconds. ``telegrad report`` draws them.
@@ -116,9 +114,7 @@ class DiLoCo:
         average: str = "ranks",
         clip: str | None = None,
         verify: int = 1,
-        fragments: int = 1,
-        delay: int = 0,
-        mix: float = 0.0,
+        streaming: Streaming | None = None,
         replica: ProcessGroup | int = 1,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -131,20 +127,22 @@ class DiLoCo:
         alike: dict[str, str] = {}
         try:
             self._trained = _checked_parameters(model, inner_optimizer, replica)
-            self._ranks = _checked_ranks(replica, comm, self._trained)
+            is_one = type(replica) is int and replica == 1
+            all_ranks = comm if isinstance(comm, Communicator) else None
+            self._ranks = None if is_one else ReplicaRanks(replica, all_ranks, self._trained)
             self._parameters = self._trained if self._ranks is None else self._ranks.owned()
             if not self._parameters:
                 raise ValueError(f"replica={replica} has more ranks than the model has tensors: use fewer ranks")
             self._verify = checked_count(verify, "verify")
             check_telemetry(telemetry)
-            self._every = None if every is None else checked_count(every, "every")
-            if self._every == 0:
-                raise ValueError(f"every={every} must be at least 1: the inner steps of a round; None: you exchange")
+            meaning = "the inner steps of a round; None: you exchange"
+            self._every = None if every is None else checked_whole(every, "every", 1, None, meaning)
             topk, wire = _checked_compress(compress)
             decay = _checked_decay(decay, compressed=compress is not None)
             _check_combining(average, clip, topk)
             self._average, self._clip = average, clip
-            self._delay, self._mix = _checked_streaming(fragments, delay, mix, self._every, self._trained)
+            streaming = _checked_streaming(streaming, self._every, self._trained)
+            self._delay, self._mix = streaming.delay, streaming.mix
             self._common = {name: _held(local_of(one.detach())) for name, one in self._parameters.items()}
             self.outer = _checked_outer(outer or (plain if isinstance(compress, TopK) else nesterov), self._common)
             self._compressor = compressor_of(self._common, topk, None, None)
@@ -153,19 +151,18 @@ class DiLoCo:
             self._encoding = encoding_of(self._chosen, self._common)
             self.stats = DDPStats()
             check_used(self._compressor, self._chosen.values, self._chosen.combine)
-            self._fragments = self._divided(fragments, selects=topk is not None, wire=wire, decay=decay)
+            self._fragments = self._divided(streaming, selects=topk is not None, wire=wire, decay=decay)
             self._config = {"every": str(self._every), "verify": str(self._verify), "decay": str(decay)}
             self._config |= {"compress": str(compress), "outer": _settings_of(self.outer)}
-            self._config |= {"average": average, "clip": str(clip)}
-            self._config |= {"fragments": str(fragments), "delay": str(delay), "mix": str(self._mix)}
+            self._config |= {"average": average, "clip": str(clip), "streaming": str(streaming)}
             alike = described(self._common, self._config) if self._ranks is None else self._ranks.alike(self._config)
         except (ValueError, TypeError) as found:
             error = found
-        if isinstance(comm, Communicator):
+        if isinstance(comm, ReplicaGroup):
+            comm.begin(replica, error)
+        else:
             check_alike(comm, alike, error)
-        elif error is not None:
-            raise error
-        if self._ranks is not None:
+        if isinstance(comm, Communicator) and self._ranks is not None:
             comm = self._ranks.connect()
             check_alike(comm, described(self._common, None), None)
         self._model = model
@@ -237,15 +234,11 @@ class DiLoCo:
         delay: int = 1,
         mix: float = 0.5,
     ) -> DiLoCo:
-        """Streaming DiLoCo: fragments of three layers each (``fragments=None``), in turn; averages are applied
-        ``delay`` steps later. Values travel in 32 bits, or as ``compress`` says; the paper has 4. Source: arXiv
-        2501.18512."""
-        if fragments is None and isinstance(model, nn.Module):
-            layers = len(layers_of(name for name, one in model.named_parameters() if one.requires_grad))
-            fragments = max(1, min(math.ceil(layers / 3), every if isinstance(every, int) else layers))
-        named = {"every": every, "outer": outer, "compress": compress, "decay": decay}
-        named |= {"fragments": 1 if fragments is None else fragments, "delay": delay, "mix": mix}
-        return cls(model, comm, inner_optimizer, **named)  # type: ignore[arg-type]
+        """Streaming DiLoCo, with a ``telegrad.Streaming`` of ``fragments``, ``delay`` and ``mix``. Values travel in 32
+        bits, or as ``compress`` says; the paper has 4. Source: arXiv 2501.18512."""
+        streaming = Streaming(fragments, delay=delay, mix=mix)
+        named: dict[str, Any] = {"every": every, "outer": outer, "compress": compress, "decay": decay}
+        return cls(model, comm, inner_optimizer, streaming=streaming, **named)
 
     @property
     def comm(self) -> Communicator:
@@ -337,7 +330,7 @@ class DiLoCo:
         rest = [one for one in self._fragments if one.has_moved or self._every is None]
         self._exchange_now(rest)
         if self._group is not None:
-            self._comm.barrier()  # then all have agreed on the last round, and whoever leaves now costs nothing
+            self._all.barrier()  # then all have agreed on the last round, and whoever leaves now costs nothing
 
     def _exchange_now(self, fragments: Sequence[Fragment]) -> None:
         self._start(fragments, 0)
@@ -359,7 +352,7 @@ class DiLoCo:
             for one in fragments:
                 one.look()
         self._looked, self._looked_left = [*fragments], left
-        self._send_looked(waits=left == 0)
+        self._send_looked(waits=left == 0 or (self._group is not None and self._ranks is not None))
 
     def _send_looked(self, *, waits: bool = True) -> None:
         """Begins exchanges that a device's stream was waited for. On all ranks they are the next operation, whenever
@@ -383,16 +376,20 @@ class DiLoCo:
 
     def _finish(self, fragment: Fragment, mix: float) -> None:
         with self._settling():
+            if self._ranks is not None:
+                self._all.barrier()  # a rank that waits at its own position hears of no loss at another
             fragment.complete()
+            if self._group is not None:
+                self._prepared = fragment, mix
             if self._ranks is not None:
                 self._agree_with_all(fragment, self._ranks)
             elif self._group is None:
                 self._end_check()
-            else:
-                self._prepared = fragment, mix
+            if self._group is not None:
                 self._agree(fragment, self._group)
         self._prepared = None
         self._apply(fragment, mix)
+        self._spread(fragment)
 
     def _apply(self, fragment: Fragment, mix: float) -> None:
         fragment.keep()
@@ -411,7 +408,6 @@ class DiLoCo:
                 self._end_check()
         reshard(self._model)
         fragment.take_over(mix)
-        self._spread(fragment)
 
     def _spread(self, fragment: Fragment) -> None:
         """To the other ranks of this replica."""
@@ -422,7 +418,7 @@ class DiLoCo:
     def _agree_with_all(self, fragment: Fragment, ranks: ReplicaRanks) -> None:
         """All ranks have their part of this average, or nobody applies it."""
         number = self._round + 1
-        verify = self._verify > 0 and number % self._verify == 0
+        verify = self._group is not None or (self._verify > 0 and number % self._verify == 0)
         own = fragment.checksum(with_average=True) if verify else 0, number
         names = self._names_of(self._fragments.index(fragment))
         for kind, told in ranks.agree(own, names, verify=verify):
@@ -447,9 +443,11 @@ class DiLoCo:
         for one in self._in_flight():
             with contextlib.suppress(TransportError):
                 one.complete()
+                if self._group is not None:
+                    continue
                 if self._ranks is not None:
                     one.drop()  # on some ranks it may have failed
-                elif self._group is None:
+                else:
                     one.keep()
 
     def _abort(self, reason: str) -> None:
@@ -457,12 +455,15 @@ class DiLoCo:
 
     def _agree(self, fragment: Fragment, group: ReplicaGroup) -> None:
         """All have this average, of the same bits, or nobody applies it. An average that one has applied, all have."""
-        wanted = self._comm.rank == 0 and group.wanted()
+        wanted = self._all.rank == 0 and group.wanted()
         norm = np.float64(fragment.residual_norm()).view(np.int64)
         own = [fragment.checksum(with_average=True), self._round + 1, wanted, norm]
-        told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 4)
-        self._compare(told[:, :2], self._round + 1)
+        told = self._all.all_gather(np.array(own, np.int64)).reshape(-1, 4)
         self._is_wanted = bool(told[:, 2].any())
+        if self._ranks is None:
+            self._compare(told[:, :2], self._round + 1)
+        else:
+            told = told[self._ranks.position :: self._ranks.size]
         self._norms[self._fragments.index(fragment)] = told[:, 3].view(np.float64)
         if self._loaded is not None and self._comm.rank == 0:
             self._tell_lost(group, *self._loaded)
@@ -473,16 +474,17 @@ class DiLoCo:
         if self._group is None:
             advance()
             return
+        meets = advance != self._advance or self._meets()
         if not self._is_member:
             raise ValueError(
                 "this replica has left its ReplicaGroup: close() this DiLoCo, and make another to join anew"
             )
+        error: Exception | None = None
         try:
             advance()
-        except TransportError as error:
-            if self._differs:
-                self._leave()
-                raise
+        except Exception as found:
+            error = found
+        if (error := self._failure(error, meets=meets)) is not None:
             text = "an exchange failed, so the replicas agree on who is left; what others had not sent is lost"
             warnings.warn(f"{text}: {error}", RuntimeWarning, 4)
             self._regroup(failed=True)
@@ -494,12 +496,36 @@ class DiLoCo:
             self._is_wanted = failed = False
             try:
                 self._send_looked()
+                if self._ranks is not None:
+                    self._all.barrier()
                 for one in self._in_flight():
                     one.complete()
-                self._comm.barrier()
+                self._all.barrier()
             except TransportError:
                 failed = True
             self._regroup(failed=failed)
+
+    def _meets(self) -> bool:
+        """Whether an exchange begins or ends after this step, which all ranks of a replica know alike."""
+        every = self._every or 1
+        return any(self._steps in (one.offset, (one.offset + self._delay - 1) % every + 1) for one in self._fragments)
+
+    def _failure(self, error: Exception | None, *, meets: bool = True) -> Exception | None:
+        """After which the replicas agree on who is left. If one rank of a replica has failed, all have, and if one
+        leaves, all do: they train together. Leaves, and raises, where this replica cannot go on."""
+        stays = isinstance(error, TransportError) and not isinstance(error, RendezvousError)
+        leaves = error is not None and (self._differs or not stays)
+        if self._ranks is not None and meets:
+            worst, why = self._ranks.worst(2 if leaves else int(error is not None))
+            if worst == 2 and not leaves:
+                leaves, why = True, why or "another rank of this replica has left, as its own error says"
+                error = TransportError(why, rank=self._rank, operation="DiLoCo.exchange")
+            elif worst == 1 and error is None:
+                error = TransportError("it did so on another rank of this replica", rank=self._rank)
+        if error is not None and leaves:
+            self._leave()
+            raise error
+        return error
 
     def _regroup(self, *, failed: bool) -> None:
         """Goes on with those that are left, and unless this replica has ``failed``, with those that wait."""
@@ -508,52 +534,63 @@ class DiLoCo:
             if self._connected is not None:
                 self._sent_before += self._connected.stats()["bytes_sent"]
                 self._connected.close()
+                self._connected = None
+            if self._ranks is not None:
+                self._ranks.close()
             try:
                 comm, was_member = self._group.regroup(admit=not failed)
             except RendezvousError:
                 for one in self._in_flight():
                     one.drop()
-                if self._is_member:
-                    self._leave()
+                self._leave()
                 raise
             self._is_member = self._is_member and was_member
-            self._connect(comm)
+            error: Exception | None = None
             try:
+                if self._ranks is not None:
+                    self._ranks.use(comm)
+                    comm = self._ranks.connect()
+                self._connect(comm)
                 self._align(failed)
-            except TransportError:
-                if self._differs:
-                    raise
-                failed = True
-            else:
+            except Exception as found:
+                error = found
+            if self._failure(error) is None:
                 return
+            failed = True
 
     def _align(self, failed: bool) -> None:
         """Members end the round that one of them has ended, newcomers take over what they have. After a failure what
         was in flight is dropped, and all is exchanged again."""
         mine = self._prepared if self._is_member else None
         own = [self._round if self._is_member else -1, mine is not None, failed, self._alike]
-        told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 4)
+        position, size = self.shard or (0, 1)
+        told = self._all.all_gather(np.array(own, np.int64)).reshape(-1, size, 4)  # of each replica its ranks
         group, self._prepared, self._looked = self._group, None, []
         assert group is not None
-        last, source = int(told[:, 0].max()), int(told[:, 0].argmax())
-        ended, prepared = told[:, 0] == last, (told[:, 0] == last - 1) & (told[:, 1] == 1)
-        lacks = np.arange(len(told)) != source if last < 0 else ~ended & ~prepared
-        rank = self._comm.rank
-        if mine is not None and prepared[rank] and mine[0].flight is not None:
+        last, place = int(told[..., 0].max()), self._all.rank // size
+        prepared = (told[..., 0] == last - 1) & (told[..., 1] == 1)
+        has = ((told[..., 0] == last) | prepared).all(axis=1)
+        source = int(has.argmax())
+        lacks = np.arange(len(told)) != source if last < 0 else ~has
+        if mine is not None and prepared[place, position] and mine[0].flight is not None:
             self._apply(*mine)
-        if told[rank, 3] != told[source, 3]:
-            self._leave()
+        if told[place, position, 3] != told[source, position, 3]:
             raise ValueError(f"this replica's model or options differ from those of rank {source}: give it the same")
-        failed = bool(told[:, 2].any())
+        failed = bool(told[..., 2].any())
         for one in self._fragments:
-            if one.flight is not None and (failed or lacks[rank]):
+            if one.flight is not None and (failed or lacks[place]):
                 one.drop()
+        if last < 0 and self._ranks is not None:
+            self._ranks.begin_alike(self._model)
+            self._begin_common()
         if lacks.any():
-            self._copy_state(source, lacks=bool(lacks[rank]))
-        self._is_member = True
+            self._copy_state(source, lacks=bool(lacks[place]))
+        for one in self._fragments if failed or lacks[place] else ():
+            self._spread(one)
         group.note_parameters(are_there=last >= 0)
+        self._is_member = True
         if failed:
-            moved = self._comm.all_gather(np.array([one.has_moved for one in self._fragments], np.int64))
+            moved = self._all.all_gather(np.array([one.has_moved for one in self._fragments], np.int64))
             moves = moved.reshape(-1, len(self._fragments)).any(axis=0)
             self._exchange_now([one for one, moves_here in zip(self._fragments, moves, strict=True) if moves_here])
 
@@ -592,7 +629,15 @@ class DiLoCo:
         assert self._group is not None
         self._is_member, self._prepared = False, None
         self._group.leave(ends=ends)
-        self._comm.close()
+        if self._connected is not None:
+            self._connected.close()
+        if self._ranks is not None:
+            self._ranks.close()
+
+    @property
+    def _all(self) -> Communicator:
+        """The communicator of all ranks of all replicas."""
+        return self._comm if self._ranks is None else self._ranks.comm
 
     @property
     def _rank(self) -> int:
@@ -607,8 +652,9 @@ class DiLoCo:
         for one in self._fragments:
             one.connect(comm, Exchange(comm, self._compressor, *how, average=self._average, clip=self._clip))
 
-    def _divided(self, fragments: int, *, selects: bool, wire: str | None, decay: float) -> list[Fragment]:
+    def _divided(self, streaming: Streaming, *, selects: bool, wire: str | None, decay: float) -> list[Fragment]:
         """The layers in turn, as the paper's stride has it."""
+        fragments = streaming.fragments or 1
         self._number_of = {layer: place % fragments for layer, place in layers_of(self._trained).items()}
         exchanges_buffers = self._ranks is None or self._ranks.position == 0
         made = []
@@ -672,10 +718,7 @@ class DiLoCo:
 
     def checksum(self) -> int:
         """CRC-32 of the common parameters' bytes, the same on all ranks after a round."""
-        found = 0
-        for one in self._common.values():
-            found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
-        return found
+        return crc_of(self._common.values())
 
     def _names_of(self, number: int) -> list[str]:
         """The parameters of the fragment with that number, also those that other ranks of this replica exchange."""
@@ -816,17 +859,6 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def _checked_ranks(replica: Any, comm: Any, trained: Mapping[str, nn.Parameter]) -> ReplicaRanks | None:
-    if type(replica) is int and replica == 1:
-        return None
-    if not isinstance(comm, Communicator):
-        raise ValueError(
-            f"replica={replica} with a ReplicaGroup, whose replicas have one rank each: give a Communicator of all "
-            "ranks, and save checkpoints, as the loss of one rank ends all"
-        )
-    return ReplicaRanks(replica, comm, trained)
-
-
 def _checked_parameters(model: Any, inner_optimizer: Any, replica: Any) -> dict[str, nn.Parameter]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that this rank trains")
@@ -897,28 +929,15 @@ def _check_combining(average: Any, clip: Any, compress: TopK | None) -> None:
         )
 
 
-def _checked_streaming(
-    fragments: Any, delay: Any, mix: Any, every: int | None, names: Iterable[str]
-) -> tuple[int, float]:
-    fragments, delay = checked_count(fragments, "fragments"), checked_count(delay, "delay")
-    if isinstance(mix, bool) or not isinstance(mix, (int, float)):
-        raise TypeError(f"mix={mix!r} must be a number in [0, 1]")
-    if not 0 <= mix <= 1:
-        raise ValueError(f"mix={mix} must be in [0, 1]: the share of its own parameters that a replica keeps")
-    if every is None and (fragments, delay, mix) != (1, 0, 0):
-        raise ValueError("fragments, delay and mix need every=, the inner steps within which fragments take turns")
-    layers = layers_of(names)
-    if not 1 <= fragments <= len(layers):
-        raise ValueError(
-            f"fragments={fragments} of {len(layers)} layers ({', '.join(layers):.80}): give at least 1, and at most "
-            "one for each layer"
-        )
-    if every is not None and (fragments > every or delay >= every):
-        raise ValueError(
-            f"fragments={fragments}, delay={delay} do not fit every={every}: fragments take turns, and a fragment's "
-            "average is applied before its next exchange"
-        )
-    return delay, float(mix)
+def _checked_streaming(streaming: Any, every: int | None, names: Iterable[str]) -> Streaming:
+    """With a number of fragments."""
+    if streaming is None:
+        return Streaming(1, delay=0, mix=0)
+    if not isinstance(streaming, Streaming):
+        raise TypeError(f"streaming={streaming!r} must be a telegrad.Streaming, or None: all layers at once")
+    if every is None:
+        raise ValueError("streaming= needs every=, the inner steps within which fragments take turns")
+    return streaming.fitting(every, [*layers_of(names)])
 
 
 def _checked_outer(outer: Any, common: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

@@ -8,7 +8,7 @@ import time
 import weakref
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from telegrad.communicator import Communicator, Work
 from telegrad.communicator.cuda.runtime import DeviceRuntime, has_runtime, runtime_of
 from telegrad.compress import Compressor
+from telegrad.compress.arguments import check_gain, checked_count, checked_whole
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, Floats, PlacedState, Sending, TopkStates, find_fault
 from telegrad.ddp.telemetry import StepRecord
@@ -36,6 +37,55 @@ def layer_of(name: str) -> str:
 def layers_of(names: Iterable[str]) -> dict[str, int]:
     """The layers of these parameters, numbered in their order."""
     return {layer: number for number, layer in enumerate(dict.fromkeys(map(layer_of, names)))}
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """Exchanges layers in turn, so that fewer bytes travel at once, and trains on meanwhile. For ``telegrad.DiLoCo``.
+
+    ``fragments``: the layers are dealt out to so many, which are exchanged one after another within ``every`` steps;
+    each exchange is a round. ``None``: fragments of about three layers each. ``delay``: inner steps, less than
+    ``every``, until an average is applied, also while a GPU's parameters are copied to the host; 0: training waits.
+    ``mix``, in [0, 1]: the share of its own parameters that a replica keeps then; 0: it goes on with the common ones.
+    Raises ``TypeError`` and ``ValueError``. Source: arXiv 2501.18512, the defaults too."""
+
+    fragments: int | None = None
+    _: KW_ONLY
+    delay: int = 1
+    mix: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.fragments is not None:
+            checked_whole(self.fragments, "fragments", 1, None, "so many are made of the layers")
+        checked_count(self.delay, "delay")
+        check_gain(self.mix, "mix", "the share of its own parameters that a replica keeps")
+        object.__setattr__(self, "mix", float(self.mix))
+
+    def fitting(self, every: int, layers: Collection[str]) -> Streaming:
+        """With a number of fragments. Raises ``ValueError`` where it fits no round of so many steps, or these
+        layers."""
+        made = self
+        if self.fragments is None:
+            made = replace(self, fragments=max(1, min(math.ceil(len(layers) / 3), every)))
+        assert made.fragments is not None
+        if made.fragments > len(layers):
+            raise ValueError(
+                f"fragments={made.fragments} of {len(layers)} layers ({', '.join(layers):.80}): give at most one for "
+                "each layer"
+            )
+        if made.fragments > every or self.delay >= every:
+            raise ValueError(
+                f"fragments={made.fragments}, delay={self.delay} do not fit every={every}: fragments take turns, and a "
+                "fragment's average is applied before its next exchange"
+            )
+        return made
+
+
+def crc_of(tensors: Iterable[Tensor], found: int = 0) -> int:
+    """CRC-32 of the bytes of tensors in host memory, after ``found``."""
+    for one in tensors:
+        found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
+    return found
 
 
 _copying: weakref.WeakKeyDictionary[Any, dict[torch.device, Any]] = weakref.WeakKeyDictionary()
@@ -315,10 +365,7 @@ class Fragment:
 
     def checksum(self, *, with_average: bool = False) -> int:
         """CRC-32 of the common parameters' bytes, and of the average that has come."""
-        found = zlib.crc32(self._moved.data.cast("B")) if with_average else 0
-        for one in self.common.values():
-            found = zlib.crc32(one.detach().contiguous().numpy().data.cast("B"), found)
-        return found
+        return crc_of(self.common.values(), zlib.crc32(self._moved.data.cast("B")) if with_average else 0)
 
     def residual_norm(self) -> float:
         return math.hypot(*(float(np.linalg.norm(part.entry.values)) for part in self._layout.parts))

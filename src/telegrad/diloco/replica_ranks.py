@@ -2,13 +2,15 @@
 parameters, and how the others of its replica get them.
 
 Each of these ranks talks to the ranks at its own position in the other replicas. Then it gives the result to its
-replica. All ranks of all replicas agree on a round before any applies it.
+replica. All ranks of all replicas agree on a round before any applies it. A ReplicaGroup has a replica as one member:
+its ranks agree by their process group whether an exchange has failed, so that none goes on alone.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+import uuid
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -18,14 +20,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
-from torch.distributed import ProcessGroup, get_process_group_ranks, get_rank
+from torch.distributed import (
+    ProcessGroup,
+    ReduceOp,
+    all_gather_object,
+    all_reduce,
+    get_process_group_ranks,
+    get_rank,
+)
 from torch.distributed.tensor import DTensor, Shard
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.membership import Membership
+from telegrad.communicator.nodes import process_mark
 from telegrad.communicator.rendezvous.store_exchange import StoreExchange
+from telegrad.communicator.torch_terms import first_line
 from telegrad.communicator.work import check_timeout
-from telegrad.compress.arguments import checked_count
+from telegrad.compress.arguments import checked_count, checked_whole
 from telegrad.ddp.node_ranks import check_places
 
 
@@ -49,6 +60,9 @@ class ReplicaGroup(Membership):
     comes later, or wakes up, takes the parameters, the outer optimizer's state and the round over from a peer, and
     takes part from the next round. Train until ``diloco.rounds`` is large enough, as replicas take different numbers
     of steps then.
+
+    A replica of several ranks comes and goes as a whole. If one of them is killed, the others raise ``TransportError``,
+    ``RendezvousError`` or torch's own error: start all of them again.
 
     - ``store``: a ``torch.distributed.Store`` that outlives the replicas, as a TCPStore that none of them serves.
     - ``replicas``: so many make the first group; any number can follow.
@@ -74,8 +88,7 @@ class ReplicaGroup(Membership):
             raise TypeError(f"store is a {type(store).__name__}: give a torch.distributed.Store, as a TCPStore")
         if not isinstance(name, str):
             raise TypeError(f"name={name!r} must be a str: one for each run")
-        if checked_count(replicas, "replicas") < 1:
-            raise ValueError(f"replicas={replicas} must be at least 1: how many make the first group")
+        replicas = checked_whole(replicas, "replicas", 1, None, "how many make the first group")
         limit_s = check_timeout(timeout_s, "timeout_s")
         liveness_s = check_timeout(liveness_timeout_s, "liveness_timeout_s")
         join_s = check_timeout(join_timeout_s, "join_timeout_s")
@@ -92,6 +105,22 @@ class ReplicaGroup(Membership):
         self._options: dict[str, Any] = {"timeout_s": limit_s, "liveness_timeout_s": liveness_s, "interface": interface}
         self._stays = True
 
+    def begin(self, replica: Any, error: Exception | None) -> None:
+        """Raises ``error``, or that of another rank of the replica. ``replica``: the process group of its ranks, which
+        all call this; they come and go together from now on."""
+        if not isinstance(replica, ProcessGroup):
+            self.stand_for("", 0, ())
+            if error is not None:
+                raise error
+            return
+        told = told_inside(replica, (process_mark(), uuid.uuid4().hex, error and str(error)))
+        if error is not None:
+            raise error
+        for rank, (*_, other) in enumerate(told):
+            if other is not None:
+                raise ValueError(f"rank {rank} of this replica: {other}")
+        self.stand_for(told[0][1], replica.rank(), [mark for mark, *_ in told])
+
     def regroup(self, *, admit: bool) -> tuple[Communicator, bool]:
         """The communicator of the next group, and whether this replica was in the last one. ``admit``: those that wait
         are taken in too. Raises ``RendezvousError`` where the store or all others are gone."""
@@ -106,14 +135,21 @@ class ReplicaRanks:
     """The ranks of one replica, of which this is one. Parameters that are whole on all of them have an owner each, so
     that all own about as many entries; of sharded ones each rank owns its shard.
 
-    ``replica``: their process group, or how many consecutive ranks of ``comm`` one replica has. Raises ``TypeError``
-    and ``ValueError`` for what is neither.
+    ``replica``: their process group, or how many consecutive ranks of ``comm`` one replica has. ``comm``: of all ranks;
+    ``None``: a ReplicaGroup makes it. Raises ``TypeError`` and ``ValueError`` for what is neither.
     """
 
-    def __init__(self, replica: Any, comm: Communicator, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, replica: Any, comm: Communicator | None, parameters: Mapping[str, nn.Parameter]) -> None:
+        self._inner = replica
+        self._made: list[Communicator] = []
         if isinstance(replica, ProcessGroup):
             members = get_process_group_ranks(replica)
             self.size, self.position, self._first = len(members), get_rank(replica), members[0]
+        elif comm is None:
+            raise ValueError(
+                f"replica={replica!r} with a ReplicaGroup: give the process group of this replica's ranks, which has "
+                "no others"
+            )
         else:
             self.size = checked_count(replica, "replica")
             if self.size < 1 or comm.world_size % self.size:
@@ -121,7 +157,8 @@ class ReplicaRanks:
                     f"replica={replica} must divide the {comm.world_size} ranks of comm: how many train one replica"
                 )
             self._first, self.position = divmod(comm.rank, self.size)
-        self._comm, self.rank = comm, comm.rank
+        if comm is not None:
+            self.comm, self.rank = comm, comm.rank
         self._parameters = dict(parameters)
         self._owners: dict[str, int] = {}
         owned = [0] * self.size
@@ -141,15 +178,30 @@ class ReplicaRanks:
         held = {name: self._parameters[name] for name in own}
         return {name: one for name, one in held.items() if local_of(one.detach()).numel()}
 
+    def use(self, comm: Communicator) -> None:
+        """All ranks of a ReplicaGroup have this one from now on."""
+        self.comm, self.rank, self._first = comm, comm.rank, comm.rank - self.position
+        self._made.append(comm)
+
+    def worst(self, code: int) -> tuple[int, str]:
+        """The largest of the replica's ranks, which all call this; 2, and why, if one of them is lost."""
+        told = torch.tensor([code], device=next(iter(self._parameters.values())).device)
+        try:
+            all_reduce(told, ReduceOp.MAX, group=self._inner)
+        except RuntimeError as error:
+            return 2, f"the process group of this replica has failed, so start all its ranks again: {first_line(error)}"
+        return int(told), ""
+
     def connect(self) -> Communicator:
         """The communicator of the ranks at this position. All ranks of ``comm`` call it. Raises ``ValueError`` unless
         each of them is in one replica."""
-        comm = self._comm
+        comm = self.comm
         self._places = check_places(comm, self._first, self.position, self.size, "replica")
-        across, inside = comm.split(self.position, self._first), comm.split(self._first, self.position)
-        assert across is not None
-        assert inside is not None
-        self._across, self._inside = across, inside
+        for color, key in ((self.position, self._first), (self._first, self.position)):
+            made = comm.split(color, key)
+            assert made is not None
+            self._made.append(made)
+        across, self._inside = self._made[-2:]
         return across
 
     def agree(self, own: Iterable[int], names: Iterable[str], *, verify: bool) -> list[tuple[str, npt.NDArray[Any]]]:
@@ -159,7 +211,7 @@ class ReplicaRanks:
         for name in names if verify else ():
             if name in self._owners:
                 found = zlib.crc32(_bytes_of(self._parameters[name]).numpy().data, found)
-        told = self._comm.all_gather(np.array([*own, found], np.int64)).reshape(self._comm.world_size, -1)
+        told = self.comm.all_gather(np.array([*own, found], np.int64)).reshape(self.comm.world_size, -1)
         ranks = np.arange(len(told))[:, None]
         firsts, positions = self._places.T
         common, own = np.hstack([ranks, told[:, :-1]]), np.hstack([ranks, told[:, -1:]])
@@ -194,13 +246,20 @@ class ReplicaRanks:
 
     def abort(self, reason: str) -> None:
         """Ends what any rank waits for."""
-        for one in (self._comm, self._across, self._inside):
+        for one in {self.comm, *self._made}:
             one.abort(reason)
 
     def close(self) -> None:
-        """Closes what ``connect()`` has made."""
-        self._across.close()
-        self._inside.close()
+        """Closes what ``connect()`` has made, and what a ReplicaGroup has."""
+        while self._made:
+            self._made.pop().close()
+
+
+def told_inside(replica: ProcessGroup, own: Any) -> list[Any]:
+    """What each rank of a replica has told, which all call this."""
+    told: list[Any] = [None] * replica.size()
+    all_gather_object(told, own, group=replica)
+    return told
 
 
 def _is_sharded(one: Tensor) -> bool:

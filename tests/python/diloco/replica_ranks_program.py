@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from telegrad import Communicator, DiLoCo, TopK
+from telegrad import Communicator, DiLoCo, Streaming, TopK
 from telegrad.compress import BucketTopK
 from telegrad.ddp import RankState, load_resharded
 
@@ -103,7 +103,7 @@ def ddp_inside(world: Communicator) -> None:
 def fully_shard_inside(world: Communicator) -> None:
     """Bit for bit as replicas of one rank, where both ranks of a replica have one batch."""
     replica = world.rank // 2
-    for options in ({}, {"fragments": 3, "delay": 2, "mix": 0.5}):
+    for options in ({}, {"streaming": Streaming(3, delay=2, mix=0.5)}):
         found = []
         for shards in (False, True):
             model = network(world.rank)
@@ -161,7 +161,7 @@ def sparse_shards(world: Communicator) -> None:
 
 
 COMPRESSED = {"compress": TopK(0.1, small_elements=0, values="packed-qsgd2", combine="allgather"), "decay": 0.9}
-STREAMED: dict[str, Any] = {"fragments": 3, "delay": 3, "mix": 0.5, **COMPRESSED}
+STREAMED: dict[str, Any] = {"streaming": Streaming(3, delay=3, mix=0.5), **COMPRESSED}
 
 
 class Replica:

@@ -17,7 +17,7 @@ from fake_device import FakeStream
 from replicas import network
 from torch.distributed import HashStore
 
-from telegrad import Communicator, DiLoCo, NonFiniteGradient, TopK, TransportError
+from telegrad import Communicator, DiLoCo, NonFiniteGradient, Streaming, TopK, TransportError
 from telegrad.communicator.cuda import runtime as runtimes
 from telegrad.diloco import ReplicaGroup
 from telegrad.diloco.fragment import on_device_of, on_host
@@ -72,6 +72,7 @@ def together(comms: list[Communicator], run: Callable[[Communicator], Any]) -> l
         return [future.result(100) for future in [pool.submit(one, comm) for comm in comms]]
 
 
+WHOLE, MIXED = Streaming(1, delay=4, mix=0), Streaming(1, delay=4)
 STREAMS = [(1, 0, 0.0), (1, 2, 0.0), (3, 0, 0.5), (2, 3, 0.25), (3, 5, 0.0)]
 
 
@@ -86,7 +87,7 @@ def test_a_device_has_the_bits_of_the_host(
     mix: float,
     sparse: bool,
 ) -> None:
-    options = {"fragments": fragments, "delay": delay, "mix": mix, **(SPARSE if sparse else {})}
+    options = {"streaming": Streaming(fragments, delay=delay, mix=mix), **(SPARSE if sparse else {})}
 
     def run(comm: Communicator) -> list[bytes]:
         with device.on(streams[comm.rank]) as stream:
@@ -105,7 +106,7 @@ def test_the_host_waits_for_no_device_until_the_delay_is_over(
     device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream], sparse: bool
 ) -> None:
     """The streams stand still from before the step that begins an exchange until its average is needed."""
-    options = {"delay": 4, "mix": 0.5, **(SPARSE if sparse else {})}
+    options = {"streaming": MIXED, **(SPARSE if sparse else {})}
 
     def run(comm: Communicator) -> list[bytes]:
         goes_on = threading.Event()
@@ -140,7 +141,7 @@ def test_an_exchange_begins_once_the_device_is_there(
 
     def run(comm: Communicator) -> int:
         with device.on(streams[comm.rank]) as stream:
-            replica = Replica(comm, device, delay=4)
+            replica = Replica(comm, device, streaming=WHOLE)
             for number in range(EVERY):
                 replica.step(number)
             if comm.rank == 0:
@@ -168,7 +169,7 @@ def test_a_replica_that_diverged_is_told_when_its_device_is_there(
 
     def run(comm: Communicator) -> BaseException:
         with device.on(streams[comm.rank]):
-            replica = Replica(comm, device, delay=4, **SPARSE)
+            replica = Replica(comm, device, streaming=WHOLE, **SPARSE)
             for number in range(EVERY - 1):
                 replica.step(number)
             all_trained.wait(60)  # an abort ends also what another rank has not finished
@@ -197,7 +198,7 @@ def test_replicas_on_devices_come_and_go(device: ComputingRuntime, streams: list
             assert comes.wait(60)
         group = ReplicaGroup(store, 2, timeout_s=60.0)
         with device.on(streams[number]) as stream:
-            replica = Replica(group, device, fragments=3, delay=3, mix=0.5, **SPARSE)
+            replica = Replica(group, device, streaming=Streaming(3, delay=3, mix=0.5), **SPARSE)
             replica.number, goal, step, sizes = number, None, 0, set[int]()
             while goal is None or replica.diloco.rounds < goal:
                 sizes.add(replica.diloco.comm.world_size)
@@ -244,13 +245,13 @@ def test_a_state_of_what_the_device_has_not_reached(
 
     def run(comm: Communicator) -> tuple[list[bytes], list[bytes]]:
         with device.on(streams[comm.rank]) as stream:
-            replica = Replica(comm, device, delay=4, mix=0.5, **SPARSE)
+            replica = Replica(comm, device, streaming=MIXED, **SPARSE)
             for number in range(EVERY):
                 replica.step(number)
             state = replica.diloco.state_dict()
             assert [one["left"] for one in state["fragments"]] == [4]
             velocities = [entry["momentum_buffer"].memory.clone() for entry in replica.optimizer.state.values()]
-            other = Replica(comm, device, delay=4, mix=0.5, **SPARSE)
+            other = Replica(comm, device, streaming=MIXED, **SPARSE)
             for number in range(EVERY):
                 other.step(number)
             other.diloco.load_state_dict(state)

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
@@ -29,7 +30,7 @@ from telegrad.errors import RendezvousError
 torch = pytest.importorskip("torch")
 import membership_program  # noqa: E402 - it needs torch
 import torch.distributed.checkpoint as dcp  # noqa: E402
-from membership_program import EVERY  # noqa: E402
+from membership_program import EVERY, RANKS  # noqa: E402
 from torch.distributed import HashStore, TCPStore  # noqa: E402
 from watched_processes import LIVENESS_S, PATIENCE_S, PATIENT_S, Job, context  # noqa: E402
 
@@ -37,8 +38,26 @@ pytestmark = pytest.mark.timeout(400)  # processes start slowly on a busy machin
 
 
 class ReplicaJob(Job):
+    """Of replicas with several ranks each, where the kind says so."""
+
     unit = "round"
     several = 5
+
+    def __init__(self, folder: Path, replicas: int, kind: str, *more: Any, port: int = 0) -> None:
+        super().__init__(folder, replicas, kind, membership_program.main, *more, port=port)
+        self.ranks = RANKS if "ranks" in kind else 1
+        self.start(replicas)
+
+    def start(self, count: int = 1) -> int:
+        """The number of the last one's first rank."""
+        return super().start(count * self.ranks) - self.ranks + 1
+
+    def alike(self, number: int, one: dict[str, Any]) -> dict[Any, Any]:
+        position = number % self.ranks  # ranks of a replica have different parts
+        found = {(key, position): value for key, value in super().alike(number, one).items()}
+        if "weights" in one and "streaming" not in self.kind and "freezes" not in self.kind:  # else some are their own
+            found["weights", one["round"], position if "shards" in self.kind else 0] = one["weights"]
+        return found
 
 
 @pytest.fixture
@@ -48,8 +67,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., ReplicaJob]]:
     def make(
         replicas: int, kind: str = "dense", port: int = 0, pause_s: float = 0.01, liveness_s: float = PATIENT_S
     ) -> ReplicaJob:
-        made.append(ReplicaJob(tmp_path, replicas, kind, membership_program.main, pause_s, liveness_s, port=port))
-        made[-1].start(replicas)
+        made.append(ReplicaJob(tmp_path, replicas, kind, pause_s, liveness_s, port=port))
         return made[-1]
 
     yield make
@@ -289,32 +307,43 @@ def test_the_last_replica_goes_on_alone_and_takes_others_in(job: Callable[..., R
     running.finish([2, number])
 
 
-def disturb(running: ReplicaJob, chance: random.Random, events: int) -> list[int]:
-    """Kills, freezes and starts replicas at random moments, of three to five, also while others are frozen or start.
-    After each event the first replica ends a round. Returns those that are left."""
-    alive, wakes = [*running.processes], dict[int, int]()  # after which event a frozen one does
+def disturb(running: ReplicaJob, chance: random.Random, events: int) -> tuple[list[int], Counter[int]]:
+    """Kills, freezes and starts replicas at random moments, of three to five, also while others are frozen or start; of
+    replicas of several ranks one rank, and of two to three. After each event the first replica ends a round. Returns
+    those that are left, and how often each was frozen, by their first ranks."""
+    alive, wakes = [*running.processes][:: running.ranks], dict[int, int]()  # after which event a frozen one does
+    frozen, least, most = Counter[int](), 4, 5
+    if running.ranks > 1:
+        least = most = 3
     for event in range(events):
         time.sleep(chance.uniform(0, 0.8))
         for victim in [one for one, when in wakes.items() if when <= event]:
             running.send(victim, signal.SIGCONT)
             del wakes[victim]
-        what = "start" if len(alive) < 4 else chance.choice(["kill", "freeze", "start" if len(alive) < 5 else "kill"])
-        victim = chance.choice(alive[1:])
+        choices = ["kill", "freeze", "start" if len(alive) < most else "kill"]
+        what = "start" if len(alive) < least else chance.choice(choices)
+        replica = victim = chance.choice(alive[1:])
+        if running.ranks > 1:
+            victim += chance.randrange(running.ranks)
         if what == "start":
             alive.append(running.start())
         elif what == "kill":
             running.send(victim, signal.SIGKILL)
-            alive.remove(victim)
-            wakes.pop(victim, None)
+            alive.remove(replica)
+            for one in range(replica, replica + running.ranks):
+                if wakes.pop(one, None) is not None and one != victim:
+                    running.send(one, signal.SIGCONT)
         else:
             running.send(victim, signal.SIGSTOP)
+            frozen[replica] += victim not in wakes
             wakes[victim] = event + chance.choice([1, 1, 4])  # mostly before it counts as gone, or long after
         running.wait_for_units(alive[0], 1)
     for victim in wakes:
         running.send(victim, signal.SIGCONT)
     for number in alive:
-        running.wait_for_units(number, 1)
-    return alive
+        for one in range(number, number + running.ranks):
+            running.wait_for_units(one, 1)
+    return alive, frozen
 
 
 @pytest.mark.slow
@@ -323,7 +352,7 @@ def disturb(running: ReplicaJob, chance: random.Random, events: int) -> list[int
 def test_random_changes_of_members(job: Callable[..., ReplicaJob], kind: str) -> None:
     running = job(5, kind, liveness_s=LIVENESS_S)
     running.wait_for_units(0)
-    alive = disturb(
+    alive, frozen = disturb(
         running, random.Random(f"{kind} {os.environ.get('SEED', '0')}"), int(os.environ.get("EVENTS", "20"))
     )
     running.finish(alive)
@@ -331,6 +360,46 @@ def test_random_changes_of_members(job: Callable[..., ReplicaJob], kind: str) ->
         for number in running.processes:
             check_steps([one for one in running.said(number) if "round" in one])
     check_is_flat([one for one in running.said(0) if "round" in one])
+    newcomers = [number for number in running.processes if number >= 5 and running.units(number)]
+    late = [number for number in running.processes if check_takes_part(running, number, frozen[number])]
+    print(f"{len(newcomers)} newcomers ended a round; frozen before their first, so that they joined again: {late}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "events"),
+    [
+        ("ranks streaming", 3),
+        pytest.param("ranks sparse", 30, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param("ranks streaming", 30, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
+)
+def test_random_losses_of_one_rank_of_a_replica(job: Callable[..., ReplicaJob], kind: str, events: int) -> None:
+    """Nobody hangs: a rank whose replica has lost another one ends with an error."""
+    running = job(3, kind, liveness_s=LIVENESS_S)
+    running.wait_for_units(0)
+    alive, frozen = disturb(running, random.Random(f"{kind} {os.environ.get('SEED', '0')}"), events)
+    ranks = [one for number in alive for one in range(number, number + RANKS)]
+    for number in running.processes.keys() - ranks:
+        running.processes[number].join(PATIENCE_S)
+        assert running.processes[number].exitcode in (1, -signal.SIGKILL), running.said(number)[-3:]
+    running.finish(ranks)
+    for number in running.processes:
+        check_takes_part(running, number, frozen[number - number % RANKS])
+        if kind == "ranks sparse":
+            check_steps([one for one in running.said(number) if "round" in one])
+
+
+def began(running: ReplicaJob, number: int) -> int:
+    """The round after which a replica was taken in."""
+    return next(int(one["began"]) for one in running.said(number) if "began" in one)
+
+
+def check_takes_part(running: ReplicaJob, number: int, freezes: int) -> bool:
+    """A replica that was taken in is in from the next round on, and joins again only where it was frozen itself.
+    Returns whether it did so before its first round."""
+    kinds = [kind for one in running.said(number) for kind in ("joined", "round") if kind in one]
+    assert kinds.count("joined") <= freezes, (number, kinds.count("joined"), freezes)
+    return kinds[:1] == ["joined"]
 
 
 def check_steps(rounds: list[dict[str, Any]]) -> None:
@@ -576,3 +645,61 @@ def test_a_state_travels_as_it_is() -> None:
 
     first, second = on_ranks(2, run)
     assert first == second
+
+
+@pytest.mark.parametrize("kind", ["ranks dense", "ranks streaming", "ranks shards"])
+def test_a_replica_that_loses_a_rank_is_out_as_a_whole(job: Callable[..., ReplicaJob], kind: str) -> None:
+    """Its other rank ends with an error; the others lose no step. Another replica comes, and takes over what it needs
+    by the rank at its own position."""
+    running = job(3, kind)
+    running.wait_for_units(0)
+    running.send(3, signal.SIGKILL)
+    running.processes[2].join(PATIENCE_S)
+    assert running.processes[2].exitcode == 1
+    running.wait_for(lambda: all(running.said(number)[-1].get("size") == 2 for number in (0, 1, 4, 5)))
+    first = running.start()
+    for number in (first, first + 1):
+        running.wait_for_units(number)
+    running.finish([0, 1, 4, 5, first, first + 1])
+    for number in (0, 1, 4, 5):
+        assert "an exchange failed, so the replicas agree on who is left" in running.warnings_of(number)
+        if kind != "ranks streaming":
+            rounds = [one for one in running.said(number) if "round" in one]
+            assert all(one["step"] == EVERY * one["round"] for one in rounds)
+    for number in (first, first + 1):
+        assert not check_takes_part(running, number, 0)
+    assert began(running, first) == began(running, first + 1) >= 5
+
+
+@pytest.mark.parametrize("kind", ["ranks sparse", "ranks streaming"])
+def test_a_replica_of_which_one_rank_freezes_comes_back_as_a_whole(job: Callable[..., ReplicaJob], kind: str) -> None:
+    running = job(3, kind, liveness_s=LIVENESS_S)
+    running.wait_for_units(0)
+    running.send(2, signal.SIGSTOP)
+    running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
+    running.wait_for_units(0)
+    running.send(2, signal.SIGCONT)
+    running.wait_for(lambda: all(running.said(number)[-1].get("size") == 3 for number in range(6)))
+    running.finish([*range(6)])
+    for number in (2, 3):
+        assert not check_takes_part(running, number, 1)
+        assert sum("joined" in one for one in running.said(number)) == 1
+        if kind == "ranks sparse":
+            assert "this replica was away, and takes a peer's parameters over: a residual" in running.warnings_of(
+                number
+            )
+
+
+def test_all_ranks_of_a_replica_leave_with_one_that_has_diverged(job: Callable[..., ReplicaJob]) -> None:
+    """Each sees a part of the parameters only. The others go on."""
+    running = job(2, "ranks diverges")
+    for number in (0, 1):
+        running.wait_for(lambda number=number: any(one.get("size") == 1 for one in running.said(number)))  # type: ignore[misc]
+    for number in (2, 3):
+        running.processes[number].join(PATIENCE_S)
+    told = [running.said(number)[-1]["error"] for number in (2, 3)]
+    (own,) = [one for one in told if one.startswith("NonFiniteGradient")]
+    (other,) = [one for one in told if one != own]
+    assert "have become NaN or infinite" in own
+    assert "another rank of this replica has left, as its own error says" in other
+    running.finish([0, 1])

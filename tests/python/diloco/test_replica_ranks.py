@@ -17,7 +17,7 @@ import pytest
 from replicas import flat, network, train
 from threaded_ranks import on_ranks, outcomes
 
-from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, TopK, TransportError
+from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, Streaming, TopK, TransportError
 from telegrad.compress import BucketTopK
 from telegrad.diloco import ReplicaGroup
 from telegrad.launch import Ranks
@@ -28,7 +28,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sparse": {"compress": TopK(4 / 32, BucketTopK(32, 4), small_elements=0, combine="allgather"), "decay": 0.9},
     "codebook": {"compress": TopK(0.1, small_elements=0, values="packed-codebook2", combine="allgather")},
     "rounded": {"compress": Quantised("int8", small_elements=0)},
-    "streaming": {"fragments": 3, "delay": 2, "mix": 0.5},
+    "streaming": {"streaming": Streaming(3, delay=2, mix=0.5)},
 }
 
 
@@ -187,10 +187,10 @@ def test_ranks_that_make_no_replica(replica: Any, error: type[Exception], match:
     on_ranks(4, run)
 
 
-def test_a_group_has_replicas_of_one_rank() -> None:
+def test_a_group_needs_the_process_group_of_a_replica() -> None:
     model = network()
     group = ReplicaGroup(torch.distributed.HashStore(), 1)
-    with pytest.raises(ValueError, match="replica=2 with a ReplicaGroup, whose replicas have one rank each: give a"):
+    with pytest.raises(ValueError, match="replica=2 with a ReplicaGroup: give the process group of this replica's"):
         DiLoCo(model, group, torch.optim.SGD(model.parameters(), 0.1), replica=2)
 
 

@@ -13,7 +13,7 @@ from replicas import flat, network, train
 from threaded_ranks import on_ranks
 from typer.testing import CliRunner
 
-from telegrad import Communicator, DiLoCo, TopK
+from telegrad import Communicator, DiLoCo, Streaming, TopK
 from telegrad.ddp import JsonLines, TensorBoard
 from telegrad.tools.cli import make_app
 from telegrad.tools.report import telemetry
@@ -88,7 +88,7 @@ def test_fragments_are_told_apart(tmp_path: Path) -> None:
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         with JsonLines(tmp_path / f"{comm.rank}.jsonl") as lines:
-            DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=2, mix=0.5, telemetry=lines)
+            DiLoCo(model, comm, optimizer, every=6, streaming=Streaming(3, delay=2, mix=0.5), telemetry=lines)
             train(model, optimizer, comm.rank, range(14))
 
     on_ranks(2, run)

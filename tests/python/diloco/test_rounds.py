@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import threading
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from replicas import Net, average_statistics, batch, flat, local_models, network
 from threaded_ranks import on_ranks, outcomes
 
 import telegrad
-from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, TopK, TransportError
+from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, Streaming, TopK, TransportError
 from telegrad.compress import BucketTopK
 from telegrad.ddp import reshard
 
@@ -65,6 +66,12 @@ def sparse_reference(ranks: int, rounds: int, every: int, k: int, chunk: int, de
             write(model, common)
         found.append(common)
     return found
+
+
+def test_options_are_ten_at_most() -> None:
+    for one in (DiLoCo, DiLoCo.sparse, DiLoCo.streaming, Streaming):
+        found = inspect.signature(one).parameters.values()
+        assert sum(option.default is not inspect.Parameter.empty for option in found) <= 10
 
 
 def test_dense_rounds_are_the_papers() -> None:
@@ -280,7 +287,7 @@ def test_the_average_of_equal_buffers_is_that_value(mix: float) -> None:
         for name, one in kept.items():
             model.register_buffer(name, one.clone())
         optimizer = SGD(model.parameters(), 0.05)
-        DiLoCo(model, comm, optimizer, every=2, mix=mix)
+        DiLoCo(model, comm, optimizer, every=2, streaming=Streaming(1, delay=0, mix=mix))
         train(model, optimizer, comm.rank, range(6))
         return dict(model.named_buffers())
 
@@ -306,7 +313,9 @@ def test_a_parameter_that_is_unfrozen_later_is_told() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("options", [{}, {"mix": 0.5}, {"compress": TopK(1.0, small_elements=0)}])
+@pytest.mark.parametrize(
+    "options", [{}, {"streaming": Streaming(1, delay=0)}, {"compress": TopK(1.0, small_elements=0)}]
+)
 def test_replicas_that_do_not_move_move_nothing(dtype: Any, options: dict[str, Any]) -> None:
     """Though the common parameters have bits that theirs lack."""
 

@@ -13,7 +13,7 @@ import pytest
 from replicas import Net, batch, flat, local_models, network, train, write
 from threaded_ranks import on_ranks, outcomes
 
-from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, TopK, TransportError
+from telegrad import Communicator, DiLoCo, NonFiniteGradient, Quantised, Streaming, TopK, TransportError
 from telegrad.compress import BucketTopK
 from telegrad.ddp import reshard
 
@@ -96,7 +96,9 @@ def test_rounds_are_the_papers(
     def run(comm: Communicator) -> list[tuple[np.ndarray, int, int]]:
         model, found = network(comm.rank), []
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        diloco = DiLoCo(model, comm, optimizer, every=6, fragments=fragments, delay=delay, mix=mix, **options)
+        diloco = DiLoCo(
+            model, comm, optimizer, every=6, streaming=Streaming(fragments, delay=delay, mix=mix), **options
+        )
         for step in range(24):
             train(model, optimizer, comm.rank, range(step, step + 1))
             found.append((flat(model), diloco.checksum(), diloco.rounds))
@@ -119,7 +121,7 @@ def test_one_fragment_without_delay_is_diloco_bit_for_bit() -> None:
     def run(comm: Communicator) -> bytes:
         model = network()
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        DiLoCo(model, comm, optimizer, every=5, fragments=1, delay=0, mix=0.0)
+        DiLoCo(model, comm, optimizer, every=5, streaming=Streaming(1, delay=0, mix=0.0))
         train(model, optimizer, comm.rank, range(20))
         return flat(model).tobytes()
 
@@ -144,7 +146,7 @@ def test_fragments_divide_the_bytes_of_a_step() -> None:
         def sent(fragments: int) -> list[int]:
             model = torch.nn.Sequential(*(torch.nn.Linear(64, 64, bias=False) for _ in range(4)))
             optimizer = SGD(model.parameters(), 0.1)
-            DiLoCo(model, comm, optimizer, every=8, verify=0, fragments=fragments)
+            DiLoCo(model, comm, optimizer, every=8, verify=0, streaming=Streaming(fragments, delay=0, mix=0))
             found = []
             for step in range(16):
                 before = comm.stats()["bytes_sent"]
@@ -169,7 +171,7 @@ def test_training_goes_on_while_fragments_are_in_flight() -> None:
     def run(comm: Communicator) -> int:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
-        diloco = DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=5, mix=0.5)
+        diloco = DiLoCo(model, comm, optimizer, every=6, streaming=Streaming(3, delay=5, mix=0.5))
         if comm.rank == 1:
             assert ahead.wait(60)
         train(model, optimizer, comm.rank, range(6))  # the first exchange begins after step 2
@@ -192,7 +194,7 @@ def test_the_last_exchange_leaves_nothing(mix: float) -> None:
     def run(comm: Communicator) -> tuple[bytes, bytes, int]:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
-        diloco = DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=3, mix=mix)
+        diloco = DiLoCo(model, comm, optimizer, every=6, streaming=Streaming(3, delay=3, mix=mix))
         train(model, optimizer, comm.rank, range(8))
         diloco.exchange()
         rounds, now = diloco.rounds, flat(model).tobytes()
@@ -222,7 +224,7 @@ def averaged_statistics(comm: Communicator, **options: Any) -> tuple[np.ndarray,
 
 
 def test_statistics_go_with_the_fragment_of_their_layer() -> None:
-    options = {"fragments": 3, "delay": 1, "mix": 0.25}  # the second fragment leaves after step 4
+    options = {"streaming": Streaming(3, delay=1, mix=0.25)}  # the second fragment leaves after step 4
     (first, mixed), (second, other) = on_ranks(2, lambda comm: averaged_statistics(comm, **options))
     mean = (first + second) / 2
     np.testing.assert_allclose(mixed, 0.75 * mean + 0.25 * first, rtol=1e-5)
@@ -243,7 +245,9 @@ def test_training_goes_on_bitwise_with_fragments_in_flight(options: dict[str, An
     def run(comm: Communicator) -> None:
         def made(model: Net) -> tuple[Any, DiLoCo]:
             optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-            return optimizer, DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=3, mix=0.5, **options)
+            return optimizer, DiLoCo(
+                model, comm, optimizer, every=6, streaming=Streaming(3, delay=3, mix=0.5), **options
+            )
 
         model = network()
         optimizer, diloco = made(model)
@@ -268,7 +272,7 @@ def test_training_goes_on_bitwise_with_fragments_in_flight(options: dict[str, An
 
 
 def test_another_number_of_replicas_applies_what_was_in_flight() -> None:
-    options: dict[str, Any] = {"every": 6, "fragments": 3, "delay": 5}
+    options: dict[str, Any] = {"every": 6, "streaming": Streaming(3, delay=5, mix=0)}
 
     def before(comm: Communicator) -> tuple[dict[str, Any], np.ndarray]:
         model = network()
@@ -302,7 +306,7 @@ def test_what_is_in_flight_is_waited_for_before_a_replica_that_diverged_is_named
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
         compress = TopK(0.1, "topk", small_elements=0)
-        diloco = DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=5, compress=compress)
+        diloco = DiLoCo(model, comm, optimizer, every=6, streaming=Streaming(3, delay=5, mix=0), compress=compress)
         train(model, optimizer, comm.rank, range(2))
         before = diloco.checksum()
         train(model, optimizer, comm.rank, range(2, 3))
@@ -340,7 +344,9 @@ def test_exchanges_that_fail_leave_residuals_as_before() -> None:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
         compress = TopK(0.1, "topk", small_elements=0)
-        diloco = DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=5, compress=compress, decay=0.5)
+        diloco = DiLoCo(
+            model, comm, optimizer, every=6, streaming=Streaming(3, delay=5, mix=0), compress=compress, decay=0.5
+        )
         train(model, optimizer, comm.rank, range(13))
         before = str(diloco.state_dict()["compressor"])
         both_trained.wait(60)  # an abort ends also what the other rank has not finished
@@ -358,7 +364,7 @@ def test_replicas_that_differ_are_told_one_round_later() -> None:
     def run(comm: Communicator) -> None:
         model = network()
         optimizer = SGD(model.parameters(), 0.05)
-        diloco = DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=1)
+        diloco = DiLoCo(model, comm, optimizer, every=6, streaming=Streaming(3, delay=1, mix=0))
         train(model, optimizer, comm.rank, range(2))
         if comm.rank == 1:
             with torch.no_grad():
@@ -390,34 +396,42 @@ def test_the_papers_settings() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"fragments": 0}, ValueError, "fragments=0 of 3 layers \\(0, 1, 3\\): give at least 1"),
-        ({"fragments": 4}, ValueError, "fragments=4 of 3 layers"),
+        ({"fragments": 0}, ValueError, "fragments=0 must be at least 1"),
+        ({"fragments": 4}, ValueError, "fragments=4 of 3 layers \\(0, 1, 3\\): give at most one"),
         ({"fragments": 2.0}, TypeError, "fragments=2.0"),
-        ({"fragments": 3, "every": 2}, ValueError, "fragments=3, delay=0 do not fit every=2"),
+        ({"fragments": 3, "every": 2}, ValueError, "fragments=3, delay=1 do not fit every=2"),
         ({"delay": 30}, ValueError, "fragments=1, delay=30 do not fit every=30"),
         ({"delay": -1}, ValueError, "delay=-1"),
-        ({"mix": 1.5}, ValueError, "mix=1.5 must be in \\[0, 1\\]"),
-        ({"mix": math.nan}, ValueError, "mix=nan must be in"),
+        ({"mix": 1.5}, ValueError, "mix=1.5 must be from 0 to 1"),
+        ({"mix": math.nan}, ValueError, "mix=nan must be from 0 to 1"),
         ({"mix": "x"}, TypeError, "mix='x' must be a number"),
-        ({"mix": 0.5, "every": None}, ValueError, "fragments, delay and mix need every="),
+        ({"mix": 0.5, "every": None}, ValueError, "streaming= needs every="),
     ],
 )
 def test_options_that_mean_nothing(options: dict[str, Any], error: type[Exception], match: str) -> None:
     model = network()
+    given = {"every": 30, **options}
+    every = given.pop("every")
     with Communicator.local(1)[0] as comm, pytest.raises(error, match=match):
-        DiLoCo(model, comm, SGD(model.parameters(), 0.1), **options)
+        DiLoCo(model, comm, SGD(model.parameters(), 0.1), every=every, streaming=Streaming(**given))
+
+
+def test_streaming_of_another_type() -> None:
+    model = network()
+    with Communicator.local(1)[0] as comm, pytest.raises(TypeError, match="streaming=3 must be a telegrad.Streaming"):
+        DiLoCo(model, comm, SGD(model.parameters(), 0.1), streaming=3)  # type: ignore[arg-type]
 
 
 def test_a_state_of_other_fragments_changes_nothing() -> None:
     model = network()
     with Communicator.local(1)[0] as comm:
         optimizer = SGD(model.parameters(), 0.1)
-        diloco = DiLoCo(model, comm, optimizer, every=6, fragments=3, delay=4)
+        diloco = DiLoCo(model, comm, optimizer, every=6, streaming=Streaming(3, delay=4, mix=0))
         train(model, optimizer, 0, range(6))
         state = diloco.state_dict()
         diloco.close()
         for fragments, delay in ((2, 4), (3, 0)):
-            other = DiLoCo(model, comm, optimizer, every=6, fragments=fragments, delay=delay)
+            other = DiLoCo(model, comm, optimizer, every=6, streaming=Streaming(fragments, delay=delay, mix=0))
             now = str(other.state_dict())
             with pytest.raises(ValueError, match=f"others than with fragments={fragments}, delay={delay}: use those"):
                 other.load_state_dict(state)
@@ -436,7 +450,7 @@ def test_infinities_of_a_mask_stay(mix: float) -> None:
         model = network()
         model.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
         optimizer = SGD(model.parameters(), 0.01)
-        diloco = DiLoCo(model, comm, optimizer, every=2, mix=mix)
+        diloco = DiLoCo(model, comm, optimizer, every=2, streaming=Streaming(1, delay=0, mix=mix))
         train(model, optimizer, comm.rank, range(4))
         assert diloco.rounds == 2
         return model.mask
@@ -470,9 +484,9 @@ def test_nan_in_a_buffer_stays_on_its_replica() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"every": None}, ValueError, "need every="),
+        ({"every": None}, ValueError, "streaming= needs every="),
         ({"every": "5"}, TypeError, "every='5'"),
-        ({"fragments": 0}, ValueError, "fragments=0 of 3 layers"),
+        ({"fragments": 4}, ValueError, "fragments=4 of 3 layers"),
     ],
 )
 def test_streaming_says_what_does_not_fit(options: dict[str, Any], error: type[Exception], match: str) -> None:
