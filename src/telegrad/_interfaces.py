@@ -54,8 +54,9 @@ class _Seen:
     addresses: list[tuple[int, str, int]] = field(default_factory=list)  # family, text, prefix; one family's as given
 
 
-def interfaces() -> list[Interface]:
-    """All interfaces, in the kernel's order. Raises ``OSError`` if the kernel does not tell."""
+def interfaces(*, only_addresses: bool = False) -> list[Interface]:
+    """All interfaces, in the kernel's order; ``only_addresses``: without speed, MTU and whether they are virtual, which
+    takes less time. Raises ``OSError`` if the kernel does not tell."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
     if library.getifaddrs(ctypes.byref(first)) != 0:
@@ -75,7 +76,7 @@ def interfaces() -> list[Interface]:
             at = entry.next
     finally:
         library.freeifaddrs(first)
-    return [_interface(name, one) for name, one in seen.items()]
+    return [_interface(name, one, only_addresses) for name, one in seen.items()]
 
 
 def rdma_ports() -> list[str]:
@@ -93,9 +94,9 @@ def _bytes_of(sockaddr: int | None) -> tuple[int, bytes] | None:
     return None
 
 
-def _interface(name: str, one: _Seen) -> Interface:
+def _interface(name: str, one: _Seen, only_addresses: bool) -> Interface:
     folder = Path("/sys/class/net") / name
-    speed = _number(folder / "speed")
+    speed = None if only_addresses else _number(folder / "speed")
     addresses = sorted(one.addresses, key=lambda address: address[0])  # the first of a kind is the one that UCX takes
     return Interface(
         name=name,
@@ -105,8 +106,8 @@ def _interface(name: str, one: _Seen) -> Interface:
         prefixes=tuple(prefix for _, _, prefix in addresses),
         bridge=(folder / "bridge").is_dir(),
         mbit_per_s=speed if speed is not None and speed > 0 else None,
-        mtu_bytes=_number(folder / "mtu"),
-        virtual="/virtual/" in os.path.realpath(folder),
+        mtu_bytes=None if only_addresses else _number(folder / "mtu"),
+        virtual=not only_addresses and "/virtual/" in os.path.realpath(folder),
     )
 
 

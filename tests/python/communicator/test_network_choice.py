@@ -212,14 +212,14 @@ def test_ranks_of_one_host_leave_it_to_ucx() -> None:
 @pytest.mark.parametrize("value", ["eth0", "^docker0", "all"])
 def test_what_the_user_says_stays(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("UCX_NET_DEVICES", value)
-    own = network_choice._own_host(None, None)
+    own = network_choice._own_host(None, None, network_choice._present())
     assert own.named
     assert alone(None) is None
     assert {one.name for one in own.links} <= (
         {"eth0"} if value == "eth0" else {name for _, name in socket.if_nameindex()}
     )
     monkeypatch.delenv("UCX_NET_DEVICES")
-    assert not network_choice._own_host(None, None).named
+    assert not network_choice._own_host(None, None, network_choice._present()).named
     assert alone("lo") is None
 
 
@@ -262,12 +262,12 @@ def test_several_interfaces_by_name() -> None:
 
 
 def test_the_own_host() -> None:
-    own = network_choice._own_host(None, "127.0.0.1")
+    own = network_choice._own_host(None, "127.0.0.1", network_choice._present())
     assert own.toward == ""  # loopback is no way to another host
     assert all(link.network.prefixlen == link.prefix for link in own.links)
     for link in own.links:
-        assert network_choice._own_host(None, link.address).toward == link.name
-        named = network_choice._own_host(link.name, None)
+        assert network_choice._own_host(None, link.address, network_choice._present()).toward == link.name
+        named = network_choice._own_host(link.name, None, network_choice._present())
         assert [one.name for one in named.links] == [link.name] == [named.toward]
     assert json.loads(own.packed())[0] == own.label
-    assert network_choice._own_host(None, "nowhere.invalid").toward == ""
+    assert network_choice._own_host(None, "nowhere.invalid", network_choice._present()).toward == ""

@@ -89,26 +89,26 @@ def agree(rank: int, exchange: Exchange, interface: str | None, address: str | N
 
     Raises ``TransportError`` on all ranks where a host has no address of its own.
     """
-    hosts = [Host.unpacked(blob) for blob in exchange(_own_host(interface, address).packed())]
+    present = _present()
+    hosts = [Host.unpacked(blob) for blob in exchange(_own_host(interface, address, present).packed())]
     table = Table(hosts)
     if not table.spans_hosts:
-        return alone(interface)
+        return alone(interface, present)
     table.check()
     shared = table.common_networks()
     kept = _verified(rank, table, shared, exchange) if shared else []
     own = hosts[rank]
     if own.named:
         return None
-    present = _present()
     return table.devices(own.label, kept, rdma_ports(), lambda target: _way_to(target, present))
 
 
-def alone(interface: str | None) -> str | None:
+def alone(interface: str | None, present: Sequence[Interface] | None = None) -> str | None:
     """The same where this rank knows nothing of the others' hosts: UCX's choice, which leaves bridges out, and the
     bridge that the default route takes."""
     if interface is not None or os.environ.get(_VARIABLE):
         return None
-    usable = [one for one in _present() if one.up and one.addresses]
+    usable = [one for one in (_present() if present is None else present) if one.up and one.addresses]
     outward = _outward(usable)
     if not any(one.bridge and one.name == outward for one in usable):
         return None
@@ -268,10 +268,10 @@ def _connects(ends: Sequence[tuple[str, str, int]]) -> list[bool]:
     return reached
 
 
-def _own_host(interface: str | None, address: str | None) -> Host:
+def _own_host(interface: str | None, address: str | None, present: Sequence[Interface]) -> Host:
     asked = interface or os.environ.get(_VARIABLE, "")
     names = [] if asked in ("", "all") or asked.startswith("^") else asked.split(",")
-    usable = [one for one in _present() if one.up and one.addresses and not one.loopback]
+    usable = [one for one in present if one.up and one.addresses and not one.loopback]
     if names:
         usable = [one for one in usable if one.name in names]
     links = [Link(one.name, one.addresses[0], one.prefixes[0]) for one in usable][:_MOST_LINKS]
@@ -293,7 +293,7 @@ def _present() -> list[Interface]:
     """Without addresses that need an interface's name beside them, which UCX does not give."""
     found = []
     with contextlib.suppress(OSError):
-        for one in interfaces():
+        for one in interfaces(only_addresses=True):
             kept = [pair for pair in zip(one.addresses, one.prefixes, strict=True) if not pair[0].startswith("fe80:")]
             found.append(
                 Interface(
