@@ -55,8 +55,7 @@ class _Seen:
 
 
 def interfaces(*, only_addresses: bool = False) -> list[Interface]:
-    """All interfaces, in the kernel's order; ``only_addresses``: without speed, MTU and whether they are virtual, which
-    takes less time. Raises ``OSError`` if the kernel does not tell."""
+    """All interfaces, in the kernel's order; ``only_addresses``: no speed, MTU or ``virtual``. Raises ``OSError``."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()
     if library.getifaddrs(ctypes.byref(first)) != 0:
