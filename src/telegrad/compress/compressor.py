@@ -53,7 +53,8 @@ class Compressor:
     - ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times their learning rate (SparCML,
       Algorithm 1; see ``set_units``).
     - ``momentum``: the velocities of these and maybe other parameters.
-    - ``matrices``: names of parameters of which nothing is selected: somebody else takes from their residuals.
+    - ``matrices`` and ``whole``: names of parameters of which nothing is selected: somebody else takes from their
+      residuals. Those of ``whole`` have a residual for rounding errors alone, which an earlier state may not have.
 
     Raises ``ValueError`` or ``TypeError`` for bad arguments."""
 
@@ -69,13 +70,14 @@ class Compressor:
         feedback: str = "gradients",
         momentum: Velocities | None = None,
         matrices: Iterable[str] = (),
+        whole: Iterable[str] = (),
     ) -> None:
         if feedback not in FEEDBACK:
             raise ValueError(f"feedback={feedback!r} does not exist: use one of {', '.join(FEEDBACK)}")
         self.policy = selection_named(selection, interval)
         self.residuals = ResidualStore(sizes, density, densities)
         self.momentum = momentum
-        self.matrices = frozenset(matrices)
+        self.matrices, self.whole = frozenset(matrices), frozenset(whole)
         self.feedback = feedback
         self.observer: Callable[[Observation], None] | None = None
         self._policies = dict(selections or {})
@@ -94,6 +96,10 @@ class Compressor:
     def policy_of(self, entry: Residual) -> Selection:
         """The selection of this parameter."""
         return self._policies.get(entry.name, self.policy)
+
+    def selects(self, name: str) -> bool:
+        """Whether entries of this parameter are chosen."""
+        return name in self.residuals and name not in self.matrices and name not in self.whole
 
     def one_signed(self, part: PlacedResidual) -> bool:
         """Whether all entries of a call have the same sign."""
@@ -346,21 +352,23 @@ class Compressor:
         flat[indices] = 0
         return taken
 
-    def release(self, part: PlacedResidual, flat: Floats) -> None:
-        """Adds the residual to the gradient in ``flat``, which is sent dense: the residual is then zero.
+    def release(self, part: PlacedResidual, flat: Floats) -> Floats:
+        """Adds the residual to the gradient in ``flat``, which is sent dense: the residual is then zero. Returns what was
+        added.
 
         The residual stays as it is where the gradient is NaN or infinite. All of it stays if the gradient is all zero
         or the step's unit 0."""
         entry = part.entry
         gradient = flat[part.offset : part.offset + entry.values.size]
         if entry.peak == 0 or all_zero(gradient) or not self._prepare(entry):
-            return
-        finite = np.isfinite(gradient)
-        with np.errstate(over="ignore"):
-            gradient[finite] += entry.values[finite]
-        entry.values[finite] = 0
+            return np.zeros_like(gradient)
+        released = np.where(np.isfinite(gradient), entry.values, np.float32(0))
+        with np.errstate(over="ignore", invalid="ignore"):
+            gradient += released
+        entry.values -= released
         entry.peak = float(np.abs(entry.values).max())
         entry.threshold, entry.calls = None, 0  # of a residual that was there before
+        return released
 
     def begin(self) -> None:
         """Opens a step that can be undone: see ``keep_step`` and ``drop_step``. Costs memory as large as what it
@@ -414,6 +422,7 @@ class Compressor:
         Raises ``ValueError`` naming the parameters that do not fit, and for a state of another feedback, or with
         velocities where there is no momentum, or the other way round.
         """
+        state = self._with_whole(state)
         residuals = self.residuals.check(state)
         feedback, velocities = state.get("feedback", "gradients"), state.get("velocities")
         if feedback != self.feedback:
@@ -429,6 +438,16 @@ class Compressor:
             self.momentum.take_over(self.momentum.fitting(velocities, "state['velocities']"), velocities)
         self.residuals.raise_density(least_density)  # thresholds hold for the k that this gives
         self.residuals.load_checked(state, residuals)
+
+    def _with_whole(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With residuals of zeros for parameters that had none where the state was saved."""
+        saved = state.get("parameters") if isinstance(state, Mapping) else None
+        if not isinstance(saved, Mapping):
+            return state
+        empty = {"unit": 1.0, "threshold": None, "calls": 0}
+        missing = [one for one in self.residuals if one.name in self.whole - saved.keys()]
+        added = {one.name: {"residual": np.zeros_like(one.values), **empty} for one in missing}
+        return {**state, "parameters": {**saved, **added}}
 
 
 def _by_part(parts: Iterable[PlacedResidual], indices: Indices) -> Iterator[tuple[PlacedResidual, slice]]:

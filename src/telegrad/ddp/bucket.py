@@ -6,6 +6,7 @@ rebuild its buckets, so a layout is only as old as the list of parameters that i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,11 +50,12 @@ class BucketLayout:
     members: tuple[ParameterSpan, ...]
     parts: tuple[PlacedResidual, ...]
     matrices: tuple[PlacedResidual, ...]  # of these, those that are sent as matrices of low rank
+    whole: tuple[PlacedResidual, ...]  # those that are sent whole, in fewer bits, by name; they are dense members too
     selected: tuple[PlacedResidual, ...]  # and those of which entries are selected:
     signed: tuple[PlacedResidual, ...]  # of any sign
     one_signed: tuple[PlacedResidual, ...]  # or all of one sign
-    dense: tuple[ParameterSpan, ...]  # members that are no parts
-    dense_runs: tuple[slice, ...]  # where they lie
+    dense: tuple[ParameterSpan, ...]  # members of which all values are sent
+    dense_runs: tuple[slice, ...]  # where those of them lie that go as they are
     dense_elements: int  # of these members
     member_elements: int  # of all members
     wanted: int  # entries at exactly the density
@@ -133,24 +135,28 @@ def layout_of_members(
     """Of a buffer of so many ``elements``, the last ``tail`` of which belong to no member and travel with the dense
     ones."""
     members = sorted(members, key=lambda member: (member.offset, member.size))
-    dense = tuple(member for member in members if member.name not in compressor.residuals)
+    dense = tuple(one for one in members if one.name not in compressor.residuals or one.name in compressor.whole)
+    plain = (one for one in dense if one.name not in compressor.whole)
     parts = tuple(compressor.part(one.name, one.offset) for one in members if one.name in compressor.residuals)
-    selected = tuple(part for part in parts if part.entry.name not in compressor.matrices)
+    whole = (part for part in parts if part.entry.name in compressor.whole)
+    matrices = tuple(part for part in parts if part.entry.name in compressor.matrices)
+    selected = tuple(part for part in parts if compressor.selects(part.entry.name))
     capacity = compressor.capacity(selected)
     return BucketLayout(
         identity=identity,
         elements=elements,
         members=tuple(members),
         parts=parts,
-        matrices=tuple(part for part in parts if part.entry.name in compressor.matrices),
+        matrices=matrices,
+        whole=tuple(sorted(whole, key=lambda part: part.entry.name)),
         selected=selected,
         signed=tuple(part for part in selected if not compressor.one_signed(part)),
         one_signed=tuple(part for part in selected if compressor.one_signed(part)),
         dense=dense,
         dense_elements=sum(member.size for member in dense),
         member_elements=sum(member.size for member in members),
-        dense_runs=tuple(_runs_of((*dense, ParameterSpan("", elements - tail, tail)))),
-        wanted=_wanted(parts),
+        dense_runs=tuple(_runs_of((*plain, ParameterSpan("", elements - tail, tail)))),
+        wanted=_wanted(matrices, selected),
         indices=np.empty(capacity, np.uint32),
         values=np.empty(capacity, np.float32),
     )
@@ -163,11 +169,11 @@ def is_current(layout: BucketLayout, bucket: GradBucket) -> bool:
 
 def has_current_density(layout: BucketLayout) -> bool:
     """False where its memory for entries is of another density."""
-    return layout.wanted == _wanted(layout.parts)
+    return layout.wanted == _wanted(layout.matrices, layout.selected)
 
 
-def _wanted(parts: tuple[PlacedResidual, ...]) -> int:
-    return sum(part.entry.k for part in parts)
+def _wanted(*parts: tuple[PlacedResidual, ...]) -> int:
+    return sum(part.entry.k for part in itertools.chain(*parts))
 
 
 def _runs_of(members: tuple[ParameterSpan, ...]) -> Iterator[slice]:

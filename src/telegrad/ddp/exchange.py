@@ -26,6 +26,7 @@ from telegrad.sparse_vector import SparseVector
 
 _NONE = np.zeros(0, np.intp)
 NONFINITE_POLICIES = ("raise", "skip", "send")
+WHOLE_WIRE = "int8"  # of a layout's whole parts
 _BF16_LIMIT = 2.0**128 - 2.0**119  # from here on a float32 is rounded to an infinite bfloat16
 
 
@@ -392,6 +393,8 @@ class Exchange:
         """Dense members densely, those of which entries are selected compressed. ``sound``: no NaN, no infinity,
         nothing overflows. ``compressed``: what ``compress_unchecked`` has returned for it."""
         sending = Sending([])
+        if layout.whole:
+            self._send_rounded(layout.whole, bits, WHOLE_WIRE, sending)
         if layout.dense_runs:
             self._send_dense_members(layout, bits, sending)
         if not layout.selected:
@@ -440,28 +443,32 @@ class Exchange:
         sending = Sending([])
         if layout.dense_runs:
             self._send_dense_members(layout, bits, sending)
-        for part in layout.parts:
-            self._compressor.release(part, bits)
-        runs = [slice(part.offset, part.offset + part.entry.values.size) for part in layout.parts]
-        values = np.concatenate([bits[run] for run in runs])
+        self._send_rounded(layout.parts, bits, wire, sending)
+        return sending
+
+    def _send_rounded(self, parts: Sequence[PlacedResidual], bits: Bits, wire: str, sending: Sending) -> None:
+        """Those members with their residuals, as a part of ``sending``. Where an average is not finite, residuals stay
+        as they were."""
+        flat = as_float32(bits)
+        released = np.concatenate([self._compressor.release(part, flat) for part in parts])
+        runs = [slice(part.offset, part.offset + part.entry.values.size) for part in parts]
+        values = np.concatenate([flat[run] for run in runs])
         beyond, excess = _cut(values, _MOST[_core.ValueEncoding.bf16] if wire == "bf16" else math.inf)
         lost = np.empty_like(values)
         sending.works.append(self._comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True))
 
         def write() -> None:
             for run, own in _pieces(runs, values):
-                bits[run] = own
+                bits[run] = own if flat is bits else rounded_to_bf16(own)
 
         def keep() -> None:
-            errors = layout.error_scratch()
             lost[beyond] += excess
-            for run, own in _pieces(runs, np.nan_to_num(lost, copy=False, posinf=0, neginf=0)):
-                errors[run] = own
-            self._compressor.keep_all(layout.parts, errors)
+            kept = np.where(np.isfinite(values), np.nan_to_num(lost, copy=False, posinf=0, neginf=0), released)
+            for part, (_, own) in zip(parts, _pieces(runs, kept), strict=True):
+                self._compressor.keep_all((PlacedResidual(part.entry, 0),), own)
 
         sending.writes.append(write)
         sending.keeps.append(keep)
-        return sending
 
     def _select(self, parts: tuple[PlacedResidual, ...], flat: Floats, scratch: Entries, *, mask: bool) -> Entries:
         count = self._compressor.compress(parts, flat, *scratch, mask=mask)
@@ -579,7 +586,7 @@ class Exchange:
 def check_used(compressor: Compressor, values: str, combine: Combine) -> None:
     """Raises ``ValueError`` for ``values`` or ``combine`` where all compressed tensors go as the mean of one sign, each
     gathered."""
-    parts = [compressor.part(one.name, 0) for one in compressor.residuals if one.name not in compressor.matrices]
+    parts = [compressor.part(one.name, 0) for one in compressor.residuals if compressor.selects(one.name)]
     if not parts or not all(map(compressor.one_signed, parts)):
         return
     for name, value, without in (("values", values, ("auto", "mean")), ("combine", combine, ("allreduce",))):

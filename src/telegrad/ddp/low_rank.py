@@ -26,13 +26,12 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import Compressor, PlacedResidual
 from telegrad.compress.compressor import Observation
 from telegrad.compress.residual import all_zero, norm
-from telegrad.ddp.bucket import Bits, BucketLayout, rounded_to_bf16
+from telegrad.ddp.bucket import COMPRESSIBLE, Bits, BucketLayout, rounded_to_bf16
 from telegrad.ddp.exchange import Exchange, Sending
 from telegrad.ddp.options import LowRank, compressions_by
 from telegrad.kernels.floats import as_float32, count_nonfinite
 
 Floats = npt.NDArray[np.float32]
-_SCALED_TOGETHER = 256  # numbers of which int8 has one scale
 
 
 class MatrixShape(NamedTuple):
@@ -117,21 +116,25 @@ def first_factor(name: str, shape: MatrixShape) -> Floats:
     return random.standard_normal((shape.columns, shape.rank), np.float32)
 
 
+def order_of(names: Sequence[str], fresh: Sequence[bool]) -> list[int]:
+    """In which matrices lie in a message."""
+    return sorted(range(len(names)), key=lambda number: (fresh[number], names[number]))
+
+
 class PackedMatrices:
     """Matrices of these ``shapes``, one after another in ``values``, that are averaged together in messages of that
-    ``wire``; those that are ``fresh`` lie behind the others, and go as they are. The others begin where the wire has a
-    new scale, so that what rounding does to a matrix does not depend on which others are in its bucket."""
+    ``wire``; those that are ``fresh`` lie behind the others, and go as they are. They lie in the order of ``names``,
+    not of the bucket, as rounding depends on the neighbours with which a number shares a scale."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], fresh: Sequence[bool], wire: str | None) -> None:
+    def __init__(
+        self, names: Sequence[str], shapes: Sequence[tuple[int, int]], fresh: Sequence[bool], wire: str | None
+    ) -> None:
         self._shapes, self._wire = shapes, wire
-        self._order = sorted(range(len(shapes)), key=lambda number: fresh[number])
         self._places, place = [0] * len(shapes), 0
-        for number in self._order:
-            place += -place % _SCALED_TOGETHER if wire is not None and not fresh[number] else 0
+        for number in order_of(names, fresh):
             self._places[number] = place
             place += math.prod(shapes[number])
-        known = [number for number in self._order if not fresh[number]]
-        self._known = self._places[known[-1]] + math.prod(shapes[known[-1]]) if known else 0
+        self._known = sum(math.prod(shape) for shape, is_fresh in zip(shapes, fresh, strict=True) if not is_fresh)
         self.values = np.zeros(place, np.float32)
 
     def matrices(self, values: Floats | None = None) -> list[Floats]:
@@ -173,10 +176,10 @@ class FirstRound:
 
 
 class LowRankRounds:
-    """Sends buckets in two rounds, P and Q. ``compressor`` has the residuals of those ``parameters`` that are not sent
-    whole; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel. ``held``:
-    what this rank has of the parameters, if not all of them. Raises ``TypeError`` and ``ValueError`` for what a policy
-    says."""
+    """Sends buckets in two rounds, P and Q. ``compressor`` has the residuals of those ``parameters`` that do not go as
+    they are; ``factors`` the Q of those that are matrices of these ``shapes``; ``wire``: how P and Q travel, and
+    parameters that are sent whole. ``held``: what this rank has of the parameters, if not all of them. Raises
+    ``TypeError`` and ``ValueError`` for what a policy says."""
 
     def __init__(
         self,
@@ -189,14 +192,17 @@ class LowRankRounds:
         chosen = {name: one for name, one in compressions_by(options.per_parameter, parameters).items() if name in own}
         self._comm = comm
         self.wire = None if options.values == "f32" else options.values
+        fitting = {name for name, one in own.items() if one.dtype in COMPRESSIBLE and one.numel()}
+        whole = sorted(fitting - chosen.keys()) if chosen and self.wire is not None else []
         self.shapes = {name: shape_of(own[name], one.rank) for name, one in chosen.items() if one.rank is not None}
         densities = {name: one.density for name, one in chosen.items()}
         densities |= {name: min(1.0, one.words / (one.rows * one.columns)) for name, one in self.shapes.items()}
         self.compressor = Compressor(
-            {name: own[name].numel() for name in chosen},
+            {name: own[name].numel() for name in (*chosen, *whole)},
             densities=densities,
             selections={name: one.selection for name, one in chosen.items() if one.selection is not None},
             matrices=self.shapes,
+            whole=whole,
         )
         self.factors = {name: first_factor(name, shape) for name, shape in self.shapes.items()}
         self.fresh = {*self.factors}  # those whose Q says nothing yet of how large P is
@@ -239,7 +245,8 @@ class LowRankRounds:
         return FirstRound(layout, bits, averages, scales, gives, norms, begun, works)
 
     def _packed(self, layout: BucketLayout, shapes: Sequence[tuple[int, int]]) -> PackedMatrices:
-        return PackedMatrices(shapes, [part.entry.name in self.fresh for part in layout.matrices], self.wire)
+        names = [part.entry.name for part in layout.matrices]
+        return PackedMatrices(names, shapes, [name in self.fresh for name in names], self.wire)
 
     def _given(self, part: PlacedResidual, gradient: Floats, lines: Floats, p: Floats) -> bool:
         """Whether there is anything in the gradient, which then is in the residual, whose product is in ``p``."""

@@ -565,7 +565,7 @@ def compressed_by(compressor: Compressor) -> dict[str, tuple[int, str, bool]]:
     return {
         name: (
             k,
-            "LowRank" if name in compressor.matrices else type(policy).__name__,
+            type(policy).__name__ if compressor.selects(name) else "LowRank" if name in compressor.matrices else "whole",
             getattr(policy, "same_sign", False),
         )
         for name, (k, policy) in policies.items()

@@ -25,8 +25,8 @@ from telegrad.ddp.cuda.faults import GatheredReads
 from telegrad.ddp.cuda.feedback import DeviceFeedback, DeviceTables, LossScale, Remembered, copied
 from telegrad.ddp.cuda.selection import QueuedEntries, QueuedSelection, queue_selections
 from telegrad.ddp.cuda.telemetry import DeviceTelemetry
-from telegrad.ddp.exchange import TopkStates, most_of
-from telegrad.ddp.low_rank import LowRankRounds, MatrixShape, first_factor
+from telegrad.ddp.exchange import WHOLE_WIRE, TopkStates, most_of
+from telegrad.ddp.low_rank import LowRankRounds, MatrixShape, first_factor, order_of
 from telegrad.ddp.options import Combine
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.kernels.feedback import Collected, Moved, kernels_of
@@ -50,8 +50,8 @@ class QuantisedSum(NamedTuple):
 
 
 def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most: float) -> QuantisedSum:
-    """Begins to average. What is not finite goes as it is, and its residual stays; what is finite and larger than
-    ``most``, which the wire holds, goes as that, and the rest waits."""
+    """Begins to average. What is not finite goes as it is, and its residual stays, as where the average is not finite.
+    What is finite and larger than ``most``, which the wire holds, goes as that, and the rest waits."""
     gradients = [one.gradient for one in addends]
     sizes = [one.numel() for one in gradients]
     values = torch.cat(gradients)
@@ -78,10 +78,11 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
             if excess is not None:
                 lost.add_(excess)
             if kept:
-                parts = torch.split(lost.nan_to_num_(0.0, 0.0, 0.0), sizes)
+                left = torch.where(values.isfinite(), lost.nan_to_num_(0.0, 0.0, 0.0), released)
+                parts = torch.split(left, sizes)
                 torch._foreach_add_(kept, [parts[number] for number in with_residual])
 
-    work.then(take, [values, lost, *gradients, *kept, *([] if excess is None else [excess])])
+    work.then(take, [values, lost, released, *gradients, *kept, *([] if excess is None else [excess])])
     return QuantisedSum(work, of_each)
 
 
@@ -272,7 +273,7 @@ class DeviceLowRank:
             matrices.append(DeviceMatrix(part, shape, residual, own, of_p, of_q, used, overflows))
             averages.append(p)
         fresh = [part.entry.name in self._fresh for part in parts]
-        order = sorted(range(len(parts)), key=lambda number: fresh[number])
+        order = order_of([part.entry.name for part in parts], fresh)
         known = len(parts) - sum(fresh) if self._low_rank.wire is not None else 0
         sums, work = self._average([averages[number] for number in order], known)
         norms: Sequence[torch.Tensor] = ()
@@ -466,6 +467,12 @@ def product_of(basis: torch.Tensor, lines: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def _put(places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for place, one in zip(places, values, strict=True):
+            place.copy_(one)
+
+
 class CudaExchange:
     """``compressor``: which parameters are compressed, and how; of the others a bucket is the dense sum. ``wire``: how
     messages hold entries, ``encoding``: their values; what that loses waits in residuals. ``stats`` are kept up to
@@ -546,7 +553,7 @@ class CudaExchange:
         with torch.no_grad():
             if wire is not None:
                 return self._start_quantised(layout, buffer, wire)
-            if sparse and layout.matrices:
+            if sparse and (layout.matrices or layout.whole):
                 return self._start_low_rank(layout, buffer, looks=looks)
             releases = releases and not sparse
             waiting = tuple(one for one in layout.parts if releases and self.feedback.waits(one.entry))
@@ -782,50 +789,68 @@ class CudaExchange:
         if layout.dense_runs:
             dense = torch.cat([buffer[run] for run in layout.dense_runs])
             self.comm.all_reduce(dense, "avg", async_op=True)
+        gradients = [buffer[part.offset : part.offset + part.entry.size] for part in layout.parts]
+        work, overflowed = self._sum_with_what_waits(layout.parts, gradients, buffer, found, wire)
+        self._put_dense_members(layout, buffer, dense, work)
+        self._keeping.append(work)
+        names = [*found.places, *(part.entry.name for part in layout.parts)]
+        return Started(work, names, torch.cat([found.broken | (found.faults != 0), overflowed]))
+
+    def _sum_with_what_waits(
+        self,
+        parts: Sequence[PlacedResidual],
+        gradients: Sequence[torch.Tensor],
+        buffer: torch.Tensor,
+        found: Found,
+        wire: str,
+    ) -> QuantisedSum:
+        """Of these ``gradients`` in float32, which are those of ``parts``."""
         used = (found.active > 0) | found.broken  # a gradient of zeros takes no part
         shares = used.to(torch.float32)
-        entries = [part.entry for part in self._used(layout.parts)]
+        entries = [part.entry for part in self._used(parts)]
         residuals = {
             entry.name: held.values
             for entry, held in zip(entries, self.feedback.residuals(entries, buffer), strict=True)
         }
         addends = [
-            Addend(
-                buffer[part.offset : part.offset + part.entry.size],
-                residuals.get(part.entry.name),
-                shares[found.places[part.entry.name]],
-            )
-            for part in layout.parts
+            Addend(gradient, residuals.get(part.entry.name), shares[found.places[part.entry.name]])
+            for part, gradient in zip(parts, gradients, strict=True)
         ]
-        work, overflowed = sum_quantised(self.comm, addends, wire, most_of(encoding_of(wire)))
-        self._put_dense_members(layout, buffer, dense, work)
-        self._keeping.append(work)
-        names = [*found.places, *(part.entry.name for part in layout.parts)]
-        return Started(work, names, torch.cat([found.broken | (found.faults != 0), overflowed]))
+        return sum_quantised(self.comm, addends, wire, most_of(encoding_of(wire)))
 
     def _start_low_rank(self, layout: BucketLayout, buffer: torch.Tensor, *, looks: bool) -> Started:
         """Entries, which are written over the whole buffer, leave between the two rounds of the matrices."""
         assert self._low_rank is not None
         filled = filled_of(layout)
         found = Found(filled, buffer)
-        first = self._low_rank.begin(layout, buffer, found)
+        first = self._low_rank.begin(layout, buffer, found) if layout.matrices else None
         faulty, dense = found.broken, None
+        overflowed = [] if first is None else [one.overflows for one in first.matrices]
+        places = [buffer[part.offset : part.offset + part.entry.size] for part in layout.whole]
+        whole = [one.to(torch.float32, copy=True) for one in places]
+        work: DeviceWork | None = None
+        if whole:
+            work, of_whole = self._sum_with_what_waits(layout.whole, whole, buffer, found, WHOLE_WIRE)
+            overflowed.append(of_whole)
         if layout.selected:
             made = self._prepared(Plan(layout, filled, layout.selected, layout.dense, (), looks=True), buffer)
             assert made is not None
             assert made.faulty is not None
             faulty = made.faulty
-            self._send(layout, buffer, made)
+            work = self._send(layout, buffer, made)
         elif layout.dense_runs:
             dense = torch.cat([buffer[run] for run in layout.dense_runs])
-            self.comm.all_reduce(dense, "avg", async_op=True)
-        work = self._low_rank.finish(first)
+            work = self.comm.all_reduce(dense, "avg", async_op=True)
+        if first is not None:
+            work = self._low_rank.finish(first)
+            self._stats.selected += sum(one.shape.words for one in first.matrices)
+        assert work is not None
         self._put_dense_members(layout, buffer, dense, work)
+        if whole:
+            work.then(functools.partial(_put, places, whole), [*whole, buffer])
         self._keeping.append(work)
         self._stats.wanted += layout.wanted
-        self._stats.selected += sum(one.shape.words for one in first.matrices)
-        names = [one.name for one in filled] + [part.entry.name for part in layout.matrices]
-        overflowed = [one.overflows for one in first.matrices]
+        names = [one.name for one in filled] + [part.entry.name for part in (*layout.matrices, *layout.whole)]
         return Started(work, names, torch.cat([faulty, *overflowed]) if looks else None)
 
     def _put_dense_members(

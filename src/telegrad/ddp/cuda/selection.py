@@ -159,7 +159,7 @@ def check_selections(compressor: Compressor) -> None:
     """Raises ``TypeError``, naming the parameter, for a policy that a stream cannot follow."""
     for entry in compressor.residuals:
         policy = compressor.policy_of(entry)
-        if entry.name not in compressor.matrices and not isinstance(policy, tuple(SELECTIONS.values())):
+        if compressor.selects(entry.name) and not isinstance(policy, tuple(SELECTIONS.values())):
             raise TypeError(
                 f"parameter {entry.name!r} is on a device, where a {type(policy).__name__} cannot choose without "
                 "waiting for it: use a selection of telegrad.compress, or model.cpu()"
