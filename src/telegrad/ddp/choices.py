@@ -128,7 +128,7 @@ def tell_of_density(
     """``state``: a rank's, which was loaded into ``compressor``; ``config``: the options of this run, as it has them
     of the earlier one."""
     saved, earlier = state["compressor"], state.get("config", {})
-    entries = [(saved["parameters"][one.name].get("k", one.k), one.k, one.size) for one in compressor.residuals]
+    entries = [(saved["parameters"].get(one.name, {}).get("k", one.k), one.k, one.size) for one in compressor.residuals]
     falls = "falling" in (earlier.get("warmup"), config.get("warmup"))
     has_policy = earlier.get("policy") is not None or config.get("policy") is not None
     before, now = saved.get("density"), compressor.residuals.density

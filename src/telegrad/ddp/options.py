@@ -274,8 +274,8 @@ class LowRank:
     travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
     ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
     those of which more than half would travel.
-    ``values``: the format of the two matrices in messages, ``"int8"`` or ``"f32"``. The rounding error stays in the
-    residual.
+    ``values``: the format of the two matrices in messages, and of what is sent whole: ``"int8"`` or ``"f32"``. The
+    rounding error stays in the residual.
     ``policy``: instead of ``rank`` and ``small_elements``, how each parameter is sent: a ``ByShape``, or a function
     from ParameterInfo to ParameterCompression. It may mix products, largest entries and dense parameters.
     The optimizer applies momentum.

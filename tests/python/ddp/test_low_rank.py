@@ -140,6 +140,54 @@ def test_rounded_factors_are_the_references() -> None:
             assert apart <= 2e-3 * np.linalg.norm(expected[name])
 
 
+def test_small_parameters_go_in_8_bits_and_what_rounding_loses_waits() -> None:
+    def run(comm: Communicator) -> list[Arrays]:
+        one = trainer(comm, values="int8")
+        return [one.step(gradients(0, step), ONE_BUCKET) for step in range(STEPS)]
+
+    lost = np.zeros(sum(SIZES[name] for name in WHOLE))
+    for step, averages in enumerate(on_ranks(1, run)[0]):
+        given = np.concatenate([gradients(0, step)[name] for name in sorted(WHOLE)])
+        expected, [lost] = to_int8([given + lost])
+        np.testing.assert_allclose(np.concatenate([averages[name] for name in sorted(WHOLE)]), expected, atol=1e-6)
+        assert lost.any()
+
+
+def test_a_state_without_residuals_of_small_parameters_is_loaded() -> None:
+    def run(comm: Communicator) -> None:
+        first, second = (trainer(comm, values="int8") for _ in range(2))
+        for one in (first, second):
+            one.step(gradients(0, 0), ONE_BUCKET)
+        state = first.state.state_dict()
+        with pytest.raises(ValueError, match="'bias'"):
+            trainer(comm).state.load_state_dict(state)  # of "f32", where nothing of it waits
+        for name in WHOLE:
+            assert second.residual(name).any()
+            del state["compressor"]["parameters"][name]
+        second.state.load_state_dict(state)
+        for name in SIZES:
+            expected = np.zeros(SIZES[name]) if name in WHOLE else first.residual(name)
+            np.testing.assert_array_equal(second.residual(name), expected)
+
+    on_ranks(1, run)
+
+
+def test_where_an_average_is_not_a_number_small_parameters_keep_what_waits() -> None:
+    poisoned = {**gradients(1, 1), "bias": np.full(7, np.nan, np.float32)}
+
+    def run(comm: Communicator) -> None:
+        one = trainer(comm, values="int8", nonfinite="send")
+        one.step(gradients(comm.rank, 0), ONE_BUCKET)
+        before = {name: one.residual(name).copy() for name in WHOLE}
+        averages = one.step(poisoned if comm.rank else gradients(0, 1), ONE_BUCKET)
+        for name in WHOLE:  # they share a scale
+            assert np.isnan(averages[name]).all()
+            np.testing.assert_array_equal(one.residual(name), before[name])
+        assert np.isfinite(one.step(gradients(comm.rank, 2), ONE_BUCKET)["bias"]).all()
+
+    on_ranks(2, run)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_averages_do_not_depend_on_the_order_in_a_bucket(ranks: int) -> None:
     def run(comm: Communicator) -> tuple[list[Arrays], list[Arrays]]:

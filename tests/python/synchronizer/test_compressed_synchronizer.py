@@ -80,6 +80,8 @@ def test_nothing_is_lost(on_ranks: OnRanks, ranks: int, options: dict[str, Any],
             assert rank.sync.stats is not None
             assert rank.sync.stats.selected > 0
             compressed = set(LARGE) - ({"hidden"} if "policy" in options else set())
+            if getattr(options.get("compress"), "values", "") == "int8":
+                compressed = set(SHAPES)  # small ones, of which rounding errors wait
             assert set(rank.waiting()) == compressed
             assert any(one.any() for one in rank.waiting().values())
         return averages, rank.waiting()

@@ -99,12 +99,13 @@ def test_what_was_given_is_what_was_sent_and_what_is_kept(make: Make, compress: 
     trainers = make(compress=compress)
     found = steps_of(trainers, range(STEPS))
     memories = [trainer.memory()["parameters"] for trainer in trainers]
-    for name in LARGE:
+    assert {*memories[0]} == {*(SHAPES if compress.values == "int8" else LARGE)}
+    for name in memories[0]:
         given = sum(drawn(rank, step)[name].astype(np.float64) for rank in range(RANKS) for step in range(STEPS))
         sent = RANKS * sum(of_ranks[0][name].astype(np.float64) for of_ranks in found)
         kept = sum(memory[name]["residual"].numpy().astype(np.float64) for memory in memories)
         np.testing.assert_allclose(sent + kept, given, atol=4e-5)
-        assert np.linalg.norm(kept) > 0.1 * np.linalg.norm(given)
+        assert np.linalg.norm(kept) > (0.1 if name in LARGE else 1e-4) * np.linalg.norm(given)
 
 
 def test_bits_on_the_network_are_few(make: Make) -> None:
@@ -115,7 +116,7 @@ def test_bits_on_the_network_are_few(make: Make) -> None:
         before = trainers[0].comm.stats()["bytes_sent"]
         steps_of(trainers, range(2, 4))
         sent[values] = trainers[0].comm.stats()["bytes_sent"] - before
-    assert sent["int8"] < 0.5 * sent["f32"]  # a third of it is of parameters that are sent whole
+    assert sent["int8"] < 0.3 * sent["f32"]
 
 
 def test_a_state_goes_on_and_comes_from_the_host(make: Make) -> None:

@@ -242,8 +242,8 @@ def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
 
 
 def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> PhasedWay:
-    """Matrices as the products of two narrow ones in 8 bits, one after the other, and the rest whole, as ``LowRank``
-    sends them. Each group has the model's share of both. Vogels et al., NeurIPS 2019, Algorithm 1.
+    """Matrices as the products of two narrow ones, one after the other, and the rest whole, all in 8 bits, as
+    ``LowRank`` sends them. Each group has the model's share of both. Vogels et al., NeurIPS 2019, Algorithm 1.
 
     Raises ``ValueError`` for a rank below 1, and for a trace that does not know its matrices.
     """
@@ -260,12 +260,13 @@ def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> Phase
         else:
             numbers, products = numbers + (rows + columns) * min(rank, rows, columns), products + elements
     total = max(1, whole + products)
-    encoded, plain = qsgd(cluster, 8).cost, sum_cost(cluster)
+    encoded = qsgd(cluster, 8).cost
+    of_rest = encoded if numbers else sum_cost(cluster)
 
     def seconds(size: int) -> float:
         half = int(size * numbers / total / 2) // ELEMENT_BYTES * ELEMENT_BYTES
         rest = int(size * whole / total) // ELEMENT_BYTES * ELEMENT_BYTES
-        return (2 * encoded(half) if half else 0.0) + (plain(rest) if rest else 0.0)
+        return (2 * encoded(half) if half else 0.0) + (of_rest(rest) if rest else 0.0)
 
     def multiplied(size: int, factors: int) -> float:
         """Of a group's matrices with so many narrow ones."""
