@@ -377,7 +377,10 @@ _EIGHTH, _BETAS = 0.125, (Settings.beta1, Settings.beta2)
 
 PLANS: Mapping[str, Plan] = {
     "dense": Plan("plain averages"),
-    **{f"library-lowrank-{rank}": Plan(f"LowRank({rank})", library=LowRank(rank)) for rank in (1, 2, 4, 8, 16, 24, 30, 32)},
+    **{
+        f"library-lowrank-{rank}": Plan(f"LowRank({rank})", library=LowRank(rank))
+        for rank in (1, 2, 4, 8, 16, 24, 30, 32)
+    },
     "library-topk-1": Plan("TopK(0.01)", library=TopK(0.01)),
     "library-topk-2": Plan("TopK(0.02)", library=TopK(0.02)),
     "library-topk-4": Plan("TopK(0.04)", library=TopK(0.04)),

@@ -353,8 +353,8 @@ class Compressor:
         return taken
 
     def release(self, part: PlacedResidual, flat: Floats) -> Floats:
-        """Adds the residual to the gradient in ``flat``, which is sent dense: the residual is then zero. Returns what was
-        added.
+        """Adds the residual to the gradient in ``flat``, which is sent dense: the residual is then zero. Returns the
+        addend.
 
         The residual stays as it is where the gradient is NaN or infinite. All of it stays if the gradient is all zero
         or the step's unit 0."""
@@ -445,9 +445,8 @@ class Compressor:
         if not isinstance(saved, Mapping):
             return state
         empty = {"unit": 1.0, "threshold": None, "calls": 0}
-        missing = [one for one in self.residuals if one.name in self.whole - saved.keys()]
-        added = {one.name: {"residual": np.zeros_like(one.values), **empty} for one in missing}
-        return {**state, "parameters": {**saved, **added}}
+        added = {name: {"residual": np.zeros(self.residuals[name].size, np.float32), **empty} for name in self.whole}
+        return {**state, "parameters": {**added, **saved}}
 
 
 def _by_part(parts: Iterable[PlacedResidual], indices: Indices) -> Iterator[tuple[PlacedResidual, slice]]:

@@ -138,7 +138,7 @@ def layout_of_members(
     dense = tuple(one for one in members if one.name not in compressor.residuals or one.name in compressor.whole)
     plain = (one for one in dense if one.name not in compressor.whole)
     parts = tuple(compressor.part(one.name, one.offset) for one in members if one.name in compressor.residuals)
-    whole = (part for part in parts if part.entry.name in compressor.whole)
+    whole = [part for part in parts if part.entry.name in compressor.whole]
     matrices = tuple(part for part in parts if part.entry.name in compressor.matrices)
     selected = tuple(part for part in parts if compressor.selects(part.entry.name))
     capacity = compressor.capacity(selected)

@@ -447,12 +447,13 @@ class Exchange:
         return sending
 
     def _send_rounded(self, parts: Sequence[PlacedResidual], bits: Bits, wire: str, sending: Sending) -> None:
-        """Those members with their residuals, as a part of ``sending``. Where an average is not finite, residuals stay
-        as they were."""
+        """Those members with their residuals, as a part of ``sending``. Where an average is not finite, but this rank's
+        own values are, residuals stay as they were."""
         flat = as_float32(bits)
         released = np.concatenate([self._compressor.release(part, flat) for part in parts])
         runs = [slice(part.offset, part.offset + part.entry.values.size) for part in parts]
         values = np.concatenate([flat[run] for run in runs])
+        released[~np.isfinite(values)] = 0
         beyond, excess = _cut(values, _MOST[_core.ValueEncoding.bf16] if wire == "bf16" else math.inf)
         lost = np.empty_like(values)
         sending.works.append(self._comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True))

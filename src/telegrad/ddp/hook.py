@@ -313,17 +313,11 @@ class DDPState(RefusesCopies):
         return 1 if self._nodes is None else self._nodes.size
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of all that training needs to go on: bitwise with 2 ranks. With more ranks sums may add in another
-        order: dense ones if buckets are others at first, sparse ones because earlier sums have a say in their algorithm
-        (docs/explanation/bitwise-resume.md).
+        """A copy of all that training needs to go on. Where it does so bitwise: docs/explanation/bitwise-resume.md.
 
         Residuals and velocities (flat float32 tensors), their units, thresholds and calls by parameter, the step, the
         passes of the warm-up, the options; and of ``combine="oktopk"`` and ``"bounded"`` thresholds of sums and
-        slices, by the parameters of a bucket. These fit where buckets hold the same parameters as when it was saved,
-        and slices where they have the same places; else they are found anew. DDP's first pass has its own buckets: with
-        ``"oktopk"`` and ``"gtopk"``, which cut each bucket's sum, one bucket (a large ``bucket_cap_mb``) makes training
-        go on bitwise; with ``"bounded"``, ``values`` that round, or ``clip_norm`` on a device, only buckets in the
-        same order do.
+        slices, by the parameters of a bucket. If buckets differ, these are found anew.
         Raises ``ValueError`` while such a sum is under way, and of gradients on a device, for which it waits, what
         ``synchronize()`` does. See the class for what it says after a failed step.
         """

@@ -209,8 +209,8 @@ class LowRankRounds:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether an average is zero only where all gradients are: in 8 bits a P that is much smaller than others of its
-        scale becomes zero, and waits until the residual is large enough."""
+        """Whether an average is zero only where all gradients are: in 8 bits a P that is much smaller than others of
+        its scale becomes zero, and waits until the residual is large enough."""
         return self.wire is None
 
     def move_to(self, comm: Communicator) -> None:

@@ -274,8 +274,8 @@ class LowRank:
     travels as rank * (n + m) numbers. If a parameter has more dimensions, the first one makes the rows.
     ``small_elements``: parameters of at most so many elements are sent whole. So are those with one dimension, and
     those of which more than half would travel.
-    ``values``: the format of the two matrices in messages, and of what is sent whole: ``"int8"`` or ``"f32"``. The
-    rounding error stays in the residual.
+    ``values``: the format of the two matrices in messages, and of parameters that are sent whole: ``"int8"`` or
+    ``"f32"``. The rounding error stays in the residual.
     ``policy``: instead of ``rank`` and ``small_elements``, how each parameter is sent: a ``ByShape``, or a function
     from ParameterInfo to ParameterCompression. It may mix products, largest entries and dense parameters.
     The optimizer applies momentum.
@@ -561,15 +561,13 @@ def scales_of(
 
 def compressed_by(compressor: Compressor) -> dict[str, tuple[int, str, bool]]:
     """Of each compressed parameter what its messages depend on, which all ranks must have alike."""
-    policies = {one.name: (one.k, compressor.policy_of(one)) for one in compressor.residuals}
-    return {
-        name: (
-            k,
-            type(policy).__name__ if compressor.selects(name) else "LowRank" if name in compressor.matrices else "whole",
-            getattr(policy, "same_sign", False),
-        )
-        for name, (k, policy) in policies.items()
-    }
+    found = {}
+    for one in compressor.residuals:
+        policy = compressor.policy_of(one)
+        kind = "LowRank" if one.name in compressor.matrices else "whole"
+        kind = type(policy).__name__ if compressor.selects(one.name) else kind
+        found[one.name] = one.k, kind, getattr(policy, "same_sign", False)
+    return found
 
 
 def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> tuple[Named, Named]:

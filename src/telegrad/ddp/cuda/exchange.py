@@ -69,6 +69,7 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
     if kept:
         parts = torch.split(released, sizes)
         torch._foreach_sub_(kept, [parts[number] for number in with_residual])
+    released.masked_fill_(overflowed, 0.0)
     lost = torch.empty_like(values)
     work: DeviceWork = comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True)
 
@@ -467,10 +468,12 @@ def product_of(basis: torch.Tensor, lines: torch.Tensor) -> torch.Tensor:
     return made
 
 
-def _put(places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    with torch.no_grad():
-        for place, one in zip(places, values, strict=True):
-            place.copy_(one)
+def _put_after(work: DeviceWork, places: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    def put() -> None:
+        with torch.no_grad():
+            torch._foreach_copy_([*places], [*values])
+
+    work.then(put, [*places, *values])
 
 
 class CudaExchange:
@@ -790,28 +793,20 @@ class CudaExchange:
             dense = torch.cat([buffer[run] for run in layout.dense_runs])
             self.comm.all_reduce(dense, "avg", async_op=True)
         gradients = [buffer[part.offset : part.offset + part.entry.size] for part in layout.parts]
-        work, overflowed = self._sum_with_what_waits(layout.parts, gradients, buffer, found, wire)
+        work, overflowed = self._sum_with_what_waits(layout.parts, gradients, found, wire)
         self._put_dense_members(layout, buffer, dense, work)
         self._keeping.append(work)
         names = [*found.places, *(part.entry.name for part in layout.parts)]
         return Started(work, names, torch.cat([found.broken | (found.faults != 0), overflowed]))
 
     def _sum_with_what_waits(
-        self,
-        parts: Sequence[PlacedResidual],
-        gradients: Sequence[torch.Tensor],
-        buffer: torch.Tensor,
-        found: Found,
-        wire: str,
+        self, parts: Sequence[PlacedResidual], gradients: Sequence[torch.Tensor], found: Found, wire: str
     ) -> QuantisedSum:
         """Of these ``gradients`` in float32, which are those of ``parts``."""
-        used = (found.active > 0) | found.broken  # a gradient of zeros takes no part
-        shares = used.to(torch.float32)
+        shares = ((found.active > 0) | found.broken).to(torch.float32)  # a gradient of zeros takes no part
         entries = [part.entry for part in self._used(parts)]
-        residuals = {
-            entry.name: held.values
-            for entry, held in zip(entries, self.feedback.residuals(entries, buffer), strict=True)
-        }
+        held = self.feedback.residuals(entries, gradients[0])
+        residuals = {entry.name: one.values for entry, one in zip(entries, held, strict=True)}
         addends = [
             Addend(gradient, residuals.get(part.entry.name), shares[found.places[part.entry.name]])
             for part, gradient in zip(parts, gradients, strict=True)
@@ -830,7 +825,7 @@ class CudaExchange:
         whole = [one.to(torch.float32, copy=True) for one in places]
         work: DeviceWork | None = None
         if whole:
-            work, of_whole = self._sum_with_what_waits(layout.whole, whole, buffer, found, WHOLE_WIRE)
+            work, of_whole = self._sum_with_what_waits(layout.whole, whole, found, WHOLE_WIRE)
             overflowed.append(of_whole)
         if layout.selected:
             made = self._prepared(Plan(layout, filled, layout.selected, layout.dense, (), looks=True), buffer)
@@ -847,7 +842,7 @@ class CudaExchange:
         assert work is not None
         self._put_dense_members(layout, buffer, dense, work)
         if whole:
-            work.then(functools.partial(_put, places, whole), [*whole, buffer])
+            _put_after(work, places, whole)
         self._keeping.append(work)
         self._stats.wanted += layout.wanted
         names = [one.name for one in filled] + [part.entry.name for part in (*layout.matrices, *layout.whole)]
@@ -857,18 +852,9 @@ class CudaExchange:
         self, layout: BucketLayout, buffer: torch.Tensor, sums: torch.Tensor | None, work: DeviceWork
     ) -> None:
         """``work``: of a later sum; those of one communicator come on one stream, in their order."""
-        if sums is None:
-            return
-
-        def put() -> None:
-            with torch.no_grad():
-                start = 0
-                for run in layout.dense_runs:
-                    size = run.stop - run.start
-                    buffer[run].copy_(sums[start : start + size])
-                    start += size
-
-        work.then(put, [sums, buffer])
+        if sums is not None:
+            places = [buffer[run] for run in layout.dense_runs]
+            _put_after(work, places, torch.split(sums, [one.numel() for one in places]))
 
     def _keep_lost(self, leaving: Leaving, lost: torch.Tensor, work: DeviceWork) -> None:
         parts, first = leaving.parts, leaving.first
