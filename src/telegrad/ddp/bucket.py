@@ -6,7 +6,6 @@ rebuild its buckets, so a layout is only as old as the list of parameters that i
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -156,7 +155,7 @@ def layout_of_members(
         dense_elements=sum(member.size for member in dense),
         member_elements=sum(member.size for member in members),
         dense_runs=tuple(_runs_of((*plain, ParameterSpan("", elements - tail, tail)))),
-        wanted=_wanted(matrices, selected),
+        wanted=_wanted((*matrices, *selected)),
         indices=np.empty(capacity, np.uint32),
         values=np.empty(capacity, np.float32),
     )
@@ -169,11 +168,11 @@ def is_current(layout: BucketLayout, bucket: GradBucket) -> bool:
 
 def has_current_density(layout: BucketLayout) -> bool:
     """False where its memory for entries is of another density."""
-    return layout.wanted == _wanted(layout.matrices, layout.selected)
+    return layout.wanted == _wanted((*layout.matrices, *layout.selected))
 
 
-def _wanted(*parts: tuple[PlacedResidual, ...]) -> int:
-    return sum(part.entry.k for part in itertools.chain(*parts))
+def _wanted(parts: tuple[PlacedResidual, ...]) -> int:
+    return sum(part.entry.k for part in parts)
 
 
 def _runs_of(members: tuple[ParameterSpan, ...]) -> Iterator[slice]:

@@ -298,15 +298,15 @@ class LowRankRounds:
                     into[:] = rounded_to_bf16(average)
 
         def keep() -> None:
-            for part, q, is_sound, scales in zip(matrices, averages, sound, first.scales, strict=True):
+            sent = own if lost is None else own - np.nan_to_num(lost, copy=False, posinf=0, neginf=0)
+            both = zip(averages, packed.matrices(sent), strict=True)
+            for part, basis, (q, taken), is_sound, scales in zip(
+                matrices, bases, both, sound, first.scales, strict=True
+            ):
                 if is_sound:
                     self._start_next_from(part.entry.name, (q * scales.of_q[:, None]).T)
-            sent = own if lost is None else own - np.nan_to_num(lost, copy=False, posinf=0, neginf=0)
-            for part, basis, q, is_sound, scales in zip(
-                matrices, bases, packed.matrices(sent), sound, first.scales, strict=True
-            ):
-                if is_sound and q.any():
-                    self.compressor.subtract_product(part, basis, q * scales.of_q[:, None])
+                if is_sound and taken.any():
+                    self.compressor.subtract_product(part, basis, taken * scales.of_q[:, None])
 
         words, begun = sum(one.words for one in shapes), first.begun
         return Sending([*begun.works, *works], words + begun.nnz, [*begun.writes, write], [*begun.keeps, keep])
