@@ -100,8 +100,7 @@ class RandomK:
     """k random entries, whatever their magnitude; always exactly k, every set of k as likely as any other.
 
     Which ones is a function of ``seed`` (64 bits), ``rank`` (32 bits), the parameter's name and the number of the call
-    alone. Ranks with the same ``rank`` here choose the same entries.
-    """
+    alone. Ranks with the same ``rank`` here choose the same entries."""
 
     seed: int = 0
     rank: int = 0

@@ -282,8 +282,7 @@ class Compressor:
     def keep(self, parts: Sequence[PlacedResidual], indices: Indices, values: Floats) -> None:
         """Adds to the residuals what did not leave after all, such as the rounding errors of what was sent.
 
-        ``indices`` are ascending positions of the common index space, all inside ``parts``.
-        """
+        ``indices`` are ascending positions of the common index space, all inside ``parts``."""
         for part, own in _by_part(parts, indices):
             entry, where = part.entry, indices[own] - np.uint32(part.offset)
             if self._prepare(entry):
@@ -420,8 +419,7 @@ class Compressor:
 
         ``least_density``: as the warm-up has it at the step to which the state belongs (``ResidualStore``).
         Raises ``ValueError`` naming the parameters that do not fit, and for a state of another feedback, or with
-        velocities where there is no momentum, or the other way round.
-        """
+        velocities where there is no momentum, or the other way round."""
         state = self._with_whole(state)
         residuals = self.residuals.check(state)
         feedback, velocities = state.get("feedback", "gradients"), state.get("velocities")

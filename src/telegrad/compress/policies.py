@@ -37,8 +37,7 @@ def selection_named(
     """The policy of that name. ``interval``: for those that reuse a threshold, others have none; ``None``: their own.
 
     ``argument``: what the caller's one is called. ``same_sign``: entries of one sign at a time. Raises ``ValueError``
-    and ``TypeError`` for what does not exist.
-    """
+    and ``TypeError`` for what does not exist."""
     if name not in SELECTIONS:
         raise ValueError(f"{argument}={name!r} does not exist: use one of {', '.join(SELECTIONS)}")
     policy = SELECTIONS[name]
@@ -136,8 +135,7 @@ class BySize:
         """The paper's choice: dense up to 128 KB (of float32), trimmed top-k up to 4 MB, threshold search above.
 
         The search is repeated every five calls, but in every one with ``same_sign``, which cannot reuse thresholds. The
-        paper tells middle from large layers by their kind; 4 MB is ours.
-        """
+        paper tells middle from large layers by their kind; 4 MB is ours."""
         large = "search" if same_sign else "sampled"
         return cls(density, 1 << 15, "trimmed", 1 << 20, large, same_sign=same_sign)
 
@@ -213,8 +211,7 @@ def check_selections(
     """``given``: selections or their names, by the argument: of middle tensors, and of those that are larger than
     ``large`` says, an argument too. ``interval`` and ``same_sign``: of those given by name.
 
-    Raises ``TypeError`` and ``ValueError`` for what is no selection, does not fit, or would not be used.
-    """
+    Raises ``TypeError`` and ``ValueError`` for what is no selection, does not fit, or would not be used."""
     if not isinstance(same_sign, bool):
         raise TypeError(f"same_sign={same_sign!r} must be True or False")
     (middle, of_middle), (larger, of_large) = given.items()

@@ -68,8 +68,7 @@ class EntryStore(Generic[E]):
 
     It can undo two things, and keeps what an entry was before its first change for either. A step that is open, between
     ``begin()`` and ``keep_step()`` or ``drop_step()``. And, with ``records``, everything since an entry was last told
-    that it stays: ``confirm()`` says so, ``revert()`` undoes it.
-    """
+    that it stays: ``confirm()`` says so, ``revert()`` undoes it."""
 
     def __init__(self, kind: str, entries: Iterable[E]) -> None:
         self.kind = kind
@@ -196,8 +195,7 @@ class EntryStore(Generic[E]):
     def fitting(self, given: Mapping[str, Any], where: str) -> dict[str, Floats]:
         """The arrays in ``given``, a mapping of a state at ``where``, if it fits this store.
 
-        Raises ``ValueError`` naming the parameters that are missing, unknown, of another size, or damaged.
-        """
+        Raises ``ValueError`` naming the parameters that are missing, unknown, of another size, or damaged."""
         missing = [name for name in self._by_name if name not in given]
         unknown = [name for name in given if name not in self._by_name]
         if missing or unknown:
@@ -287,8 +285,7 @@ class ResidualStore(EntryStore[Residual]):
     """The residuals of all compressed parameters, all zero at first.
 
     ``sizes``: elements of each parameter. ``density``: in (0, 1]; k = max(1, round(density * size)). ``densities``: of
-    those parameters that have another one.
-    """
+    those parameters that have another one."""
 
     def __init__(self, sizes: Mapping[str, int], density: float, densities: Mapping[str, float] | None = None) -> None:
         self._density = check_density(density)
@@ -341,8 +338,7 @@ class ResidualStore(EntryStore[Residual]):
         """Takes a ``state_dict()`` over and closes an open step; nothing is changed if it does not fit.
 
         Thresholds taken for another k are evaluated anew. Raises ``ValueError`` naming the parameters that are
-        missing, unknown, of another size, or damaged.
-        """
+        missing, unknown, of another size, or damaged."""
         self.load_checked(state, self.check(state))
 
     def check(self, state: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,8 +131,7 @@ class SampledThreshold:
     """All entries at or above a threshold that ``ThresholdSearch`` finds at every ``interval``-th call: always k to 2k.
 
     In between the threshold is reused as it is; where that gives fewer than k or more than 2k, the search is made at
-    once. ``tolerance``: see ``ThresholdSearch``. Source: RedSync §2.1 ("sampled").
-    """
+    once. ``tolerance``: see ``ThresholdSearch``. Source: RedSync §2.1 ("sampled")."""
 
     interval: int = 5
     tolerance: float = 1e-3
@@ -211,8 +210,7 @@ class TrimmedTopK:
     """The same entries as ``ExactTopK``, found among those of magnitude >= mean + ratio (max - mean) alone.
 
     The ratio is the first of 1 - step, 1 - 2 step, … 0 that k entries reach. ``step``: in (0, 1). Source: RedSync,
-    Algorithm 2, with the mistakes of its printed form corrected.
-    """
+    Algorithm 2, with the mistakes of its printed form corrected."""
 
     step: float = 0.2
     same_sign: bool = False

@@ -138,8 +138,7 @@ class HeldBuckets:
         """Clips all buckets and starts them, in their order; returns the factor.
 
         ``gradient_unit``: what 1 in a gradient is worth to ``most``. A norm that is not finite clips nothing: NaN and
-        infinity are the policy's.
-        """
+        infinity are the policy's."""
         norm = self._norm() * gradient_unit if self._most < math.inf else math.inf
         factor = self._most / norm if self._most < norm < math.inf else 1.0
         for layout, bits, started in self._held:
@@ -240,8 +239,7 @@ class AgreedStep:
     are undone.
 
     ``settled`` gets the verdict, dropped or not, before any future completes; ``failed`` the error of an operation.
-    Both run on the completion thread.
-    """
+    Both run on the completion thread."""
 
     def __init__(
         self, undoable: Sequence[Undoable], settled: Callable[[bool], None], failed: Callable[[Exception], None]
@@ -310,8 +308,7 @@ class AgreedStep:
     def leave(self, error: Exception | None = None) -> None:
         """Returns when the pass is over. One without its last bucket ends here, undone, its futures with ``error``.
 
-        Raises nothing.
-        """
+        Raises nothing."""
         if self._verdict is not None:
             with contextlib.suppress(Exception):
                 self._verdict.wait()

@@ -74,8 +74,7 @@ class BackwardSteps:
 
     ``owner``: who averages them. ``fail``: is told of the error before it is raised, so that other ranks do not wait
     for this one. ``is_averaged``: whether a parameter's gradient of this pass is the average already, so that it may be
-    used. Updates that do not go through ``torch.optim.Optimizer.step`` are not seen.
-    """
+    used. Updates that do not go through ``torch.optim.Optimizer.step`` are not seen."""
 
     def __init__(
         self,

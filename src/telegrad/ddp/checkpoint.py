@@ -50,8 +50,7 @@ class RankState:
     """A DDPState, a Synchronizer that compresses, a ReplicaSynchronizer or a DiLoCo, as DCP's ``Stateful``:
     ``dcp.save({"model": …, "telegrad": RankState(state)})`` on all ranks.
 
-    ``dcp.load`` of the same dictionary restores it on as many ranks; for another number see ``load_resharded``.
-    """
+    ``dcp.load`` of the same dictionary restores it on as many ranks; for another number see ``load_resharded``."""
 
     def __init__(self, state: Resumable) -> None:
         self._state = _resumable(state)
@@ -79,8 +78,7 @@ class GatheredState:
     those of Accelerate and Lightning: ``accelerator.register_for_checkpointing(GatheredState(state))``.
 
     Rank 0 needs memory for the residuals of all ranks while it saves, every rank while it loads: with many ranks and
-    large models use ``RankState``.
-    """
+    large models use ``RankState``."""
 
     def __init__(self, state: Resumable) -> None:
         if hasattr(state, "shard"):
@@ -146,8 +144,7 @@ def load_resharded(
 
     ``checkpoint_id``: the folder that ``dcp.save`` was given. ``key``: what the RankState was called there. Reads every
     rank's residuals. Raises ``ValueError`` where it holds no RankState of that name, and as ``reshard`` and
-    ``load_state_dict`` do.
-    """
+    ``load_state_dict`` do."""
     # It takes seconds to import, and who trains without it need not wait.
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata

@@ -218,8 +218,7 @@ class ChoiceWatch:
     compresses. On rank 0 of the job.
 
     ``sparse``: whether only the largest entries are sent; ``warms_up``: whether all are at first. ``momentum`` and
-    ``clipping``: whether it looks for these. Its owner tells it of each pass, until it ``is_over``.
-    """
+    ``clipping``: whether it looks for these. Its owner tells it of each pass, until it ``is_over``."""
 
     def __init__(
         self,

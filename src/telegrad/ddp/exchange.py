@@ -113,8 +113,7 @@ def compress_around(
 
     A gradient's NaN or infinity goes as it is and leaves the residual alone; where residual + gradient overflows, the
     infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``: see ``Compressor.compress``. Returns
-    ascending indices, and values.
-    """
+    ascending indices, and values."""
     flat = as_float32(bits)
     inside = np.zeros(flat.size, bool)
     for part in layout.selected:
@@ -138,8 +137,7 @@ def compress_around(
 def correct_around(compressor: Compressor, bits: Bits, members: Iterable[ParameterSpan]) -> None:
     """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed.
 
-    NaN and infinity stay what they are, and no velocity holds such a value afterwards.
-    """
+    NaN and infinity stay what they are, and no velocity holds such a value afterwards."""
     if compressor.momentum is None:
         return
     for name, offset, size in members:
@@ -187,8 +185,7 @@ class TopkStates:
     """One for each bucket, of sums that ``combine`` names, which ``make`` makes.
 
     A bucket is known by which parameters it holds: DDP lays the first pass of a process out in another order. Where
-    only the order differs, slices are cut anew, and the threshold stays.
-    """
+    only the order differs, slices are cut anew, and the threshold stays."""
 
     def __init__(self, combine: str, make: MakeState) -> None:
         self._combine, self._make = combine, make
@@ -327,8 +324,7 @@ class Exchange:
     """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
     gradients there. ``combine``: as for ``TopK``; entries that are gathered are averaged over ``average``, and their
     values scaled by ``clip``, as DiLoCo says. ``stats`` are kept up to date. ``topk_states``: of layouts that
-    have none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``.
-    """
+    have none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``."""
 
     def __init__(
         self,

@@ -14,8 +14,7 @@ class GradientScales:
     """Asked at the first bucket of each backward pass.
 
     ``parameters``: by name. ``optimizer``: whose learning rates count, or ``None``. ``scaler``: torch's GradScaler by
-    which the loss is multiplied, or ``None``.
-    """
+    which the loss is multiplied, or ``None``."""
 
     def __init__(
         self,
@@ -46,8 +45,7 @@ class GradientScales:
         """Learning rates by parameter, those of the optimiser's groups at this moment.
 
         Raises ``ValueError`` for a parameter that the optimiser does not have, and for a rate that is below 0 or not
-        finite.
-        """
+        finite."""
         assert self._optimizer is not None
         self._check_has_all(self._optimizer)
         found = {}
@@ -64,8 +62,7 @@ class GradientScales:
         """The learning rates that residuals of steps hold; ``None`` where they hold gradients.
 
         Raises ``ValueError`` as ``step_sizes``, and with momentum correction unless all parameters are an optimiser's
-        that has no momentum at this moment: schedulers and ``load_state_dict`` may give it one.
-        """
+        that has no momentum at this moment: schedulers and ``load_state_dict`` may give it one."""
         if compressor.momentum is not None:
             check_without_momentum(self._optimizer)
             assert self._optimizer is not None

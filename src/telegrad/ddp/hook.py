@@ -132,8 +132,7 @@ class DDPState(RefusesCopies):
     NaN, and ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong
     to a rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of
     ranks). Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError``
-    on all ranks where they were given different ones.
-    """
+    on all ranks where they were given different ones."""
 
     _ranks_are_those_of_ddp = True
     _remedy, _among = REMEDY, ""  # what NonFiniteGradient says
@@ -319,8 +318,7 @@ class DDPState(RefusesCopies):
         passes of the warm-up, the options; and of ``combine="oktopk"`` and ``"bounded"`` thresholds of sums and
         slices, by the parameters of a bucket. If buckets differ, these are found anew.
         Raises ``ValueError`` while such a sum is under way, and of gradients on a device, for which it waits, what
-        ``synchronize()`` does. See the class for what it says after a failed step.
-        """
+        ``synchronize()`` does. See the class for what it says after a failed step."""
         self.synchronize()
         self._use.decide()
         self._buckets.save()
@@ -339,8 +337,7 @@ class DDPState(RefusesCopies):
         """Takes over what ``state_dict()`` of the same model and rank gave, or ``reshard`` made of all ranks' ones.
 
         Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
-        naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed.
-        """
+        naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed."""
         step = checked_step(state, self._comm, "DDPState")
         state = self._own_part(state)
         passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
@@ -482,6 +479,5 @@ def _ranks_of(sends: TopK | LowRank | None, state: DDPState) -> dict[str, int]:
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket's gradients over all ranks as ``state`` says.
 
-    Register it with ``ddp.register_comm_hook(state, telegrad.ddp_hook)``.
-    """
+    Register it with ``ddp.register_comm_hook(state, telegrad.ddp_hook)``."""
     return state.reduce(bucket)

@@ -101,8 +101,7 @@ class Scales(NamedTuple):
 def scales_of(factor: Floats, shape: MatrixShape) -> Scales:
     """What the previous Q says of the lengths of the next P and Q. The same bits on every CPU.
 
-    Column k of Q has the length s, a singular value, so that of M Q has s² and that of the next Q s again.
-    """
+    Column k of Q has the length s, a singular value, so that of M Q has s² and that of the next Q s again."""
     _, squares = np.frexp(squared_lengths(factor))
     most = np.int32(60)
     of_p = np.clip(squares - shape.rows.bit_length() // 2, -most, most)
@@ -222,8 +221,7 @@ class LowRankRounds:
         matrices. ``sound``: as for ``Exchange.send``.
 
         A matrix with NaN or infinity, or with which the residual would overflow, makes its average NaN on all ranks,
-        and leaves the residual alone.
-        """
+        and leaves the residual alone."""
         flat = as_float32(bits)
         shapes = [self.shapes[part.entry.name] for part in layout.matrices]
         packed = self._packed(layout, [(one.rank, one.rows) for one in shapes])

@@ -38,8 +38,7 @@ class NodeRanks:
     """The ranks of this rank's node: their number ``size``, this one's ``position``, and which ``pieces`` it has.
 
     ``node``: their process group, or ``"auto"``: the ranks of ``comm`` with the same number in ``comm.nodes``.
-    ``matrices``: of which rank parameters travel that are sent as matrices. Raises ``TypeError`` and ``ValueError``.
-    """
+    ``matrices``: of which rank parameters travel that are sent as matrices. Raises ``TypeError`` and ``ValueError``."""
 
     def __init__(
         self, node: Any, comm: Communicator, parameters: Mapping[str, nn.Parameter], matrices: Mapping[str, int]
@@ -237,8 +236,7 @@ class NodeBuckets:
     is worth to that. ``failure``: the error of an operation, if there was one.
 
     Operations of a node start in the same order on all its ranks: in a pass first the sums of all buckets, then all
-    results. On the host the last call waits, as DDP would then. On a device a stream waits.
-    """
+    results. On the host the last call waits, as DDP would then. On a device a stream waits."""
 
     def __init__(
         self,

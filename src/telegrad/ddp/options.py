@@ -280,8 +280,7 @@ class LowRank:
     from ParameterInfo to ParameterCompression. It may mix products, largest entries and dense parameters.
     The optimizer applies momentum.
     Raises ``TypeError`` and ``ValueError``.
-    Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2.
-    """
+    Source: Vogels, Karimireddy, Jaggi, NeurIPS 2019, Algorithms 1 and 2."""
 
     rank: int = 16
     small_elements: int = 2048
@@ -590,8 +589,7 @@ def checked_parameters(named: Iterable[tuple[str, torch.nn.Parameter]]) -> tuple
 def encoding_of(topk: TopK, parameters: Mapping[str, torch.nn.Parameter]) -> _core.ValueEncoding:
     """How messages hold the values of gradients: native if none is rounded.
 
-    Raises ``TypeError`` for values that a gradient cannot take, and ``ValueError`` where none may be rounded.
-    """
+    Raises ``TypeError`` for values that a gradient cannot take, and ``ValueError`` where none may be rounded."""
     values = topk.values
     encodings = set()
     for name, parameter in parameters.items():

@@ -66,8 +66,7 @@ class PassUse:
     be all zero, and only ``None`` counts as cleared.
 
     ``explicit``: each pass is one call of the user's after a backward pass, whose beginning nobody sees. A gradient
-    counts as cleared then if it is another tensor than after the last call.
-    """
+    counts as cleared then if it is another tensor than after the last call."""
 
     def __init__(
         self,
@@ -246,8 +245,7 @@ def gradients_used(parameters: Iterable[torch.Tensor]) -> None:
 
     For programs that update parameters by hand, or that take gradients away to combine them later. Without it telegrad
     takes a gradient that is cleared before a step as thrown away. ``parameters``: as ``model.parameters()``; those that
-    no hook or Synchronizer compresses are passed over. Raises ``TypeError`` for anything but tensors.
-    """
+    no hook or Synchronizer compresses are passed over. Raises ``TypeError`` for anything but tensors."""
     if isinstance(parameters, (torch.nn.Module, torch.Tensor)) or not isinstance(parameters, Iterable):
         raise TypeError(f"parameters is a {type(parameters).__name__}: give several, as model.parameters()")
     given = [*parameters]

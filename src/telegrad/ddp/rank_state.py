@@ -161,8 +161,7 @@ def state_of(
 def checked_step(state: Mapping[str, Any], comm: Communicator, owner: str) -> int:
     """The step of a state that ``state_of`` has made for this rank. ``owner``: whose it must be, for the message.
 
-    Raises ``ValueError`` for what is no such state, or another rank's, and ``TypeError`` for a step that is no int.
-    """
+    Raises ``ValueError`` for what is no such state, or another rank's, and ``TypeError`` for a step that is no int."""
     if not isinstance(state, Mapping):
         raise ValueError(f"state is a {type(state).__name__}: it must come from {owner}.state_dict()")
     if state.get("version") != VERSION or "compressor" not in state or "step" not in state:
@@ -198,8 +197,7 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
     remainder of the division, so the sum over ranks stays what it was, to the rounding of float32. ``keep="mean"``
     keeps their mean instead. Since the hook averages, the residuals then move the model as far as they would have with
     the old number of ranks. Thresholds are evaluated anew, those of sums too. Raises ``ValueError`` where a rank is
-    missing or given twice, and for states of different steps, models or options; ``TypeError`` for what is no state.
-    """
+    missing or given twice, and for states of different steps, models or options; ``TypeError`` for what is no state."""
     world_size = checked_count(world_size, "world_size")
     if world_size < 1:
         raise ValueError(f"world_size={world_size} must be at least 1")

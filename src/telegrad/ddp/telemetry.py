@@ -116,8 +116,7 @@ class JsonLines:
     ``path``: a file of such lines goes on. ``every``: observes steps 0, every, 2·every, …. A step holds
     ``"tensors"``: lists in the order of ``"columns"`` in the ``"run"`` line; norms are of unscaled gradients. Draw it
     with ``telegrad report FILE``. Raises ``OSError`` where it cannot be opened, and ``ValueError`` where it holds
-    something else.
-    """
+    something else."""
 
     COLUMNS = (*Observation._fields,)
 

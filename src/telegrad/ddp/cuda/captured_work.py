@@ -60,8 +60,7 @@ class CapturedWork(Generic[T]):
         ``owner`` (this very object) and ``about``: all that it depends on but the contents of tensors, among it where
         these lie; what it allocates itself it must hold no longer than it runs. It may have no effect on the host that
         has to be had each time, unless it is done as it comes (``replays=False``), and allocates no pinned memory.
-        Raises what ``work`` does, and what the operation that read the tensors last has failed with.
-        """
+        Raises what ``work`` does, and what the operation that read the tensors last has failed with."""
         runtime = runtime_of(like.device.type)
         stream = runtime.current_stream(like.device)
         known = self._known.get(name)

@@ -482,8 +482,7 @@ class CudaExchange:
     date, ``selected`` as far as the host knows. ``scale``: of the loss, which the compressor's units know nothing of.
     ``telemetry``: which its owner begins and closes. ``low_rank``: of those that are sent as matrices. ``combine``: as
     for ``TopK``; ``sums``: the states of sums that keep a part. The host waits where such a sum, of the same bucket and
-    the pass before, is not over.
-    """
+    the pass before, is not over."""
 
     combine: Combine = "allreduce"
     sums: TopkStates | None = None
