@@ -28,7 +28,8 @@ from lab.common.models import MODELS
 from telegrad import Communicator
 from telegrad.ddp import DDPState, ddp_hook
 from telegrad.launch import LaunchError, join
-from telegrad.synchronizer import Synchronizer
+from telegrad.synchronizer import AutoPlan, Synchronizer
+from telegrad.synchronizer.group_planning import TIMED
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import JsonFields, Timing, peers_store, run_job, text_of
 from telegrad.tools.cli.options import CalibratesFirst, JobTimeout, RowsFile, among, networks_of
@@ -205,7 +206,8 @@ class _Contender:
                 ddp.register_comm_hook(state, ddp_hook)
             self._called = ddp
         else:
-            self._sync = Synchronizer(model, communicator, plan=way, plan_after=plan.warmup, replan_factor=None)
+            how = AutoPlan(way, plan.warmup, None) if way in TIMED else way
+            self._sync = Synchronizer(model, communicator, plan=how)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
         self.times = _Times()
 

@@ -109,12 +109,13 @@ if TYPE_CHECKING:
     )
     from telegrad.diloco import DiLoCo
     from telegrad.diloco.fragment import Streaming
-    from telegrad.synchronizer import Elastic, ReplicaSynchronizer, Synchronizer
+    from telegrad.synchronizer import AutoPlan, Elastic, ReplicaSynchronizer, Synchronizer
     from telegrad.tuning import calibrate
 
     __version__: str
 
 __all__ = [
+    "AutoPlan",
     "BoundedTopk",
     "BoundedTopkState",
     "Cheapest",
@@ -154,6 +155,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "AutoPlan": "synchronizer",
     "BoundedTopk": "ddp",
     "Cheapest": "ddp",
     "DDPState": "ddp",

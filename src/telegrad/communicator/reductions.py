@@ -728,6 +728,15 @@ class Reductions(StreamReductions, DeviceSums):
         self._block(request, (x, out))
         return None
 
+    def _average_in_turn(self, x: Any, gate: _core.Gate, words: Any) -> Work:
+        """As ``all_reduce(x, "avg", async_op=True)`` of a host's tensor, but begins once ``gate`` is open, whose
+        ``words`` are kept until then."""
+        core, buffer = self._usable(), reducible(x, "x", writable=True)
+        reduction, chosen = reduction_of("avg", buffer.dtype), algorithm_of("auto", DENSE_ALGORITHMS)
+        address = buffer.pointer
+        request = core.all_reduce(address, address, buffer.elements, buffer.dtype, reduction, chosen, False, gate)
+        return self._work(request, "all_reduce", (x, words), lambda _: x)
+
     def _reduce_encoded(
         self, x: Any, op: Any, out: Any, algorithm: str, async_op: bool, wire: str, error: Any, seed: int
     ) -> Work | None:

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from telegrad.synchronizer.elastic import Elastic
+    from telegrad.synchronizer.group_planning import AutoPlan
     from telegrad.synchronizer.profile import StepProfile
     from telegrad.synchronizer.replicas import ReplicaSynchronizer
     from telegrad.synchronizer.step_report import StepReport
     from telegrad.synchronizer.synchronizer import Synchronizer
 
-__all__ = ["Elastic", "ReplicaSynchronizer", "StepProfile", "StepReport", "Synchronizer"]
+__all__ = ["AutoPlan", "Elastic", "ReplicaSynchronizer", "StepProfile", "StepReport", "Synchronizer"]
 
 # Imported when used: `telegrad simulate` and `advise` need plans and traces of this package, which need no torch.
-_MODULES = dict(zip(__all__, ("elastic", "replicas", "profile", "step_report", "synchronizer"), strict=True))
+_SOURCES = ("group_planning", "elastic", "replicas", "profile", "step_report", "synchronizer")
+_MODULES = dict(zip(__all__, _SOURCES, strict=True))
 
 
 def __getattr__(name: str) -> Any:

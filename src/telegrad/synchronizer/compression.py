@@ -56,7 +56,7 @@ class GroupCompression:
     """``compress``: a TopK: all parameters that it does not leave dense are sent sparsely; a Quantised: all of their
     values, rounded; a LowRank: as products of narrow matrices; a Cheapest: what the plan finds cheapest.
     ``parameters``: by name; those that are not float32 or bfloat16 go densely. ``comm``: where sums are made, until
-    ``move_to`` names another one. The rest as for Synchronizer.
+    ``move_to`` names another one. ``delayed``: passes overlap. The rest as for Synchronizer.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments.
     """
@@ -71,6 +71,7 @@ class GroupCompression:
         warmup: Warmup | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         nonfinite: str = "raise",
+        delayed: bool = False,
     ) -> None:
         for name, one in parameters.items():
             check_dtype(one.dtype, name, on_device=on_device(one))
@@ -97,7 +98,7 @@ class GroupCompression:
         self.step = 0
         self._config = plain_options(compress, momentum, warmup, nonfinite=nonfinite)
         self._entries = {one.name: one.k for one in self.compressor.residuals}
-        self._optimizer = optimizer
+        self._optimizer, self._delayed = optimizer, delayed
         self.move_to(comm)
         on_host = not any(map(on_device, parameters.values()))
         self._choices = watch_choices(
@@ -117,7 +118,10 @@ class GroupCompression:
         self._exchange = Exchange(comm, self.compressor, self.values, self.encoding, self.combine, self.stats)
         memory, rounds = self._memory, self._low_rank
         keeps_all = self._exchange.topk_states is None and (rounds is None or rounds.keeps_all)
-        self._use = use_of(self._parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
+        parameters = {} if self._delayed else self._parameters  # what has an average counts as used, see ``settle``
+        if self._delayed:
+            memory.record(True)
+        self._use = use_of(parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
 
     @property
     def _memory(self) -> Revertible:
@@ -174,6 +178,11 @@ class GroupCompression:
     def decide(self) -> None:
         """Gradients that were cleared without a step leave nothing behind."""
         self._use.decide()
+
+    def settle(self, parameters: Sequence[nn.Parameter], averaged: Set[int]) -> None:
+        """With a delay, once the averages of these are there: what was sent of those that have none waits again."""
+        self._memory.confirm([self.names[id(one)] for one in parameters if id(one) in averaged])
+        self._memory.revert([self.names[id(one)] for one in parameters if id(one) not in averaged])
 
     def start(self, layout: BucketLayout, bits: Bits, *, way: str) -> Sending | FirstRound:
         """Begins to average a group's memory: ``"sparse"``, its parts compressed; ``"dense"``, all of it, with what

@@ -99,17 +99,17 @@ def dense_cost(comm: Communicator, parameters: Mapping[str, nn.Parameter]) -> Gr
     return measured_device_cost(comm, one.detach().new_empty(0, dtype=torch.float32), most_bytes=max(most, 1))
 
 
-def check_plan_on_device(plan: Any, wait_in: Any, compress: object) -> None:
+def check_plan_on_device(plan: Any, waits_elsewhere: bool, compress: object) -> None:
     """Raises ``ValueError``, with the remedy, for arguments of a Synchronizer that work on the host alone."""
     if compress is not None and plan in TIMED and plan != "auto":
         raise ValueError(
             f"plan={plan!r} needs to know what compressed sums cost, which is not measured on a device: use 'auto' "
             "(groups of DDP's sizes), 'fixed', 'single', 'wfbp', or name the groups"
         )
-    if wait_in is not None:
+    if waits_elsewhere:
         raise ValueError(
-            "wait_in is for parameters on the host: where they are on a device backward() waits for nothing; leave "
-            "it out"
+            "wait_in and delay are for parameters on the host: where they are on a device backward() waits for "
+            "nothing; leave them out"
         )
 
 

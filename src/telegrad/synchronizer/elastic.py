@@ -292,9 +292,9 @@ class Elastic:
         if not isinstance(made, Synchronizer):
             raise TypeError(f"synchronizer made a {type(made).__name__}: it must return a telegrad.Synchronizer")
         compression = made._compression
-        if made._waits_in_step:
+        if made._waits_elsewhere:
             raise ValueError(
-                "synchronizer has wait_in=, and a step is agreed on before the optimizer steps: leave it out"
+                "synchronizer has wait_in= or delay=, and a step is agreed on before the optimizer steps: leave it out"
             )
         if compression is None:
             return

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from telegrad import _core
 from telegrad.communicator import Communicator, Work
 from telegrad.ddp.backward_watch import before_gradient
 from telegrad.ddp.rank_state import MemoryOrder
@@ -36,6 +37,11 @@ def zeros(count: int, dtype: torch.dtype) -> Tensor:
 
 version_of: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
 """How often a tensor has been changed in place; quick with ``map``."""
+
+AT_ONCE = 2
+"""Sums in turns that are under way: more than one, so that the network does not pause between two."""
+
+_PLACES = 4096
 
 PASS_NUMBERS = 4
 """Passes are counted modulo this, and the number travels as a power of two: sums of up to ``EXACT_RANKS`` equal ones,
@@ -74,6 +80,24 @@ class Flat:
     @property
     def tail(self) -> Tensor:
         return self.buffer[-len(self.parameters) - 1 :]
+
+
+class Turns:
+    """Dense sums that follow each other, ``AT_ONCE`` at a time, in the order of the calls: if all began at once, they
+    would share the network, and end together. ``sums``: how many one backward pass has at most."""
+
+    def __init__(self, sums: int) -> None:
+        self._words = np.zeros(_PLACES + 4 * sums, np.uint32)  # by place: how many sums have ended there
+        self._begun = 0
+
+    def average(self, comm: Communicator, x: Tensor) -> Work:
+        """Of all ranks, in place, in its turn."""
+        again, place = divmod(self._begun, self._words.size)
+        done = self._words.ctypes.data + 4 * place
+        before = done - 4 * AT_ONCE if place >= AT_ONCE else 0  # the first places wait for nobody, each time
+        work = comm._average_in_turn(x, _core.Gate(before, done, again + 1, 0, 0), self._words)
+        self._begun += 1
+        return work
 
 
 class Run:
@@ -135,11 +159,12 @@ class Run:
 class GradientGroup:
     """``parameters``: in the order in which their gradients come; in one place, dense. A gradient that has been taken
     is a view of this group's memory, laid out as its parameter. ``runs``: the parameters, by what is taken at once.
-    """
+    ``turns``: whose sums these are part of, if of any."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = [*parameters]
         self.runs: list[Run] = []
+        self.turns: Turns | None = None
         self._ids = frozenset(map(id, self.parameters))
         self._flats: list[Flat] = []
         self._flat_of: dict[int, Flat] = {}
@@ -259,6 +284,8 @@ class GradientGroup:
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         """The sums of one dtype."""
         buffer = torch.view_as_real(flat.buffer) if flat.buffer.is_complex() else flat.buffer
+        if self.turns is not None:
+            return [self.turns.average(comm, buffer)]
         work = comm.all_reduce(buffer, "avg", async_op=True)
         assert work is not None
         return [work]
@@ -291,6 +318,17 @@ class GradientGroup:
             for one, flag in zip(flat.parameters, self._flags_of(flat), strict=True):
                 if flag != 0:
                     one.grad = self._views[id(one)]
+
+    def averages(self) -> dict[int, Tensor]:
+        """After the works, in place of ``finish``: copies of what gradients would become, by the parameters' ids."""
+        held = [one.grad for one in self.parameters]
+        for one in self.parameters:
+            one.grad = None
+        self.finish()
+        found = {id(one): one.grad.clone() for one in self.parameters if one.grad is not None}
+        for one, gradient in zip(self.parameters, held, strict=True):
+            one.grad = gradient
+        return found
 
     def _flags_of(self, flat: Flat) -> list[float]:
         """After the works: by parameter, above 0 where some rank had its gradient."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import nn
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
+from telegrad.compress.arguments import checked_count
 from telegrad.cost.send_method import GroupCost
+from telegrad.ddp.options import check_choice
 from telegrad.synchronizer import merge, shared_processor, shared_ways
 from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.measured_ways import measured_ways
 from telegrad.synchronizer.merge_plan import MergePlan
+from telegrad.synchronizer.replanning import checked_factor
 from telegrad.synchronizer.trace import Trace
 from telegrad.tuning.group_cost import group_cost_while_computing, measured_group_cost
 
@@ -32,6 +35,26 @@ PLANS: dict[str, Callable[..., MergePlan]] = {
 
 TIMED = ("auto", "optimal", "greedy")
 """Those that need the times of the model."""
+
+_LAYER_MIB, _LAYERS = 0.25, 32  # of small groups: at least so large, at most about so many
+
+
+@dataclass(frozen=True)
+class AutoPlan:
+    """Groups that follow from measured times. ``scheme``: ``"auto"``, ``"optimal"`` or ``"greedy"``. ``after``: passes
+    before the first plan, and before each new one; a turn of a trial has half as many plus one. ``replan_factor``: by
+    which measured times must differ from the prediction for a new plan; ``None``: there is none."""
+
+    scheme: str = "auto"
+    after: int = 10
+    replan_factor: float | None = 1.5
+
+    def __post_init__(self) -> None:
+        check_choice(self.scheme, "scheme", TIMED)
+        if checked_count(self.after, "after") < 3:
+            raise ValueError(f"after={self.after} must be at least 3: the first two passes are not typical")
+        checked_factor(self.replan_factor)
+
 
 _PARTS = (2, 4)
 
@@ -154,14 +177,19 @@ class GroupPlanner:
         return made or [costs.plan_of(scheme, trace, stops, ways) for scheme, stops, ways in said["plans"]]
 
 
-def first_groups(plan: str | Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter]) -> list[list[str]]:
-    """Those of a plan that needs no times, of parameters in the opposite order, or the named ones. ``ValueError``
-    where these are no groups of all ``parameters``."""
+def first_groups(
+    plan: str | Sequence[Sequence[str]], parameters: Mapping[str, nn.Parameter], *, small: bool = False
+) -> list[list[str]]:
+    """Those of a plan that needs no times, of parameters in the opposite order, or the named ones. ``small``: those of
+    a timed one are about as small as layers, else of DDP's sizes. ``ValueError`` where these are no groups of all
+    ``parameters``."""
     if not isinstance(plan, str):
         return checked_groups(plan, parameters)
     names = [*reversed([*parameters])]
     sizes = [parameters[name].numel() * parameters[name].element_size() for name in names]
-    cut = PLANS[plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0)
+    cap_mb = max(sum(sizes) / _LAYERS / 2**20, _LAYER_MIB) if small else merge.DDP_CAP_MB
+    cap = {"cap_mb": min(cap_mb, merge.DDP_CAP_MB)} if plan in TIMED else {}
+    cut = PLANS["fixed" if plan in TIMED else plan](sizes, [0.0] * len(sizes), cost=lambda _: 0.0, **cap)
     return [[names[position] for position in group] for group in cut.groups]
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from telegrad.synchronizer.clocks import Clock, Mark, WallClock
@@ -64,7 +64,7 @@ class _Marks:
 
     first: Mark
     ready: list[Mark]
-    launched: list[Mark] = field(default_factory=list)
+    launched: list[Mark]
     ended: Sequence[Mark] = ()
     backward_over: Mark = None
     end: _End | None = None
@@ -110,19 +110,17 @@ class MeasuredTimeline:
         """The first gradient of a pass is there; a pass that is still open is forgotten."""
         if self._open is not None:
             self._last = None
-        self._open = _Marks(self._clock.mark(), [None] * len(self._sizes))
+        self._open = _Marks(self._clock.mark(), [None] * len(self._sizes), [None] * len(self._sizes))
 
     def ready(self, group: int) -> None:
         """Its last gradient is there."""
         if self._open is not None:
             self._open.ready[group] = self._clock.mark()
 
-    def launched(self) -> None:
-        """The next group leaves."""
+    def launched(self, group: int) -> None:
+        """It leaves."""
         if self._open is not None:
-            now = self._clock.mark()
-            group = len(self._open.launched)
-            self._open.launched.append(now)
+            now = self._open.launched[group] = self._clock.mark()
             if self._open.ready[group] is None:  # some of its gradients did not come
                 self._open.ready[group] = now
 
@@ -231,9 +229,9 @@ class MeasuredTimeline:
 
 
 def _network_s(one: _TimedPass) -> float:
-    """Time in which a sum was under way: groups leave in order, and may overlap."""
+    """Time in which a sum was under way: groups may overlap."""
     total, free = 0.0, 0.0
-    for launched, ended in zip(one.launched, one.ended, strict=True):
+    for launched, ended in sorted(zip(one.launched, one.ended, strict=True)):
         total += max(0.0, ended - max(launched, free))
         free = max(free, ended)
     return total

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -62,9 +62,17 @@ class ParameterWatch:
         self._strangers: dict[tuple[int, str, int], tuple[weakref.ref[nn.Parameter], Any]] = {}
         self._hooks = ForwardHooks(model, before=self._before_forward) if takes_hooks(model) else None
 
-    def look(self, groups: Iterable[GradientGroup], *, everywhere: bool) -> None:
+    def look(self, groups: Sequence[GradientGroup], *, everywhere: bool, unstepped: Set[int] = frozenset()) -> None:
         """At the end of a backward pass, whose gradients are in ``groups``. ``everywhere``: walks through the model, as
-        long as tens of hooks take."""
+        long as tens of hooks take. ``unstepped``: of parameters whose step was not made before, by id: none may have a
+        gradient."""
+        if used := unstepped & set[int]().union(*(group.came() for group in groups if unstepped)):
+            error = RuntimeError(
+                f"parameter {self._names[min(used)]!r} was used before its step was made, by code that is not "
+                "Python's, such as an extension: use wait_in='step', and go on from a checkpoint"
+            )
+            self._fail(error)
+            raise error
         changed = first_changed(run for group in groups for run in group.runs)
         if changed is not None:
             error = changed_error(self._names[id(changed)], "the Synchronizer")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from telegrad.ddp.options import Cheapest, LowRank
 from telegrad.errors import MismatchedCall
 from telegrad.synchronizer.forward_hooks import check_takes_hooks
 from telegrad.synchronizer.group_planning import TIMED
+from telegrad.synchronizer.optimizer_step import check_steps_alone
 
 _synchronised: dict[int, weakref.ref[nn.Parameter]] = {}  # parameters that have a Synchronizer, by id
 
@@ -84,6 +85,35 @@ def check_fits(plan: Any, compress: object) -> None:
         raise ValueError(
             f"compress=Cheapest() is decided with the plan, and plan={plan!r} is not timed: use plan='auto'"
         )
+
+
+def check_waits(
+    wait_in: str,
+    delay: bool,
+    optimizers: Sequence[torch.optim.Optimizer],
+    parameters: Mapping[str, nn.Parameter],
+    **options: Any,
+) -> None:
+    """Raises ``ValueError`` for ``options`` that do not go with waiting in the next forward pass, or with a delay."""
+    plan, compress = options["plan"], options["compress"]
+    if delay and wait_in != "backward":
+        raise ValueError(f"delay=1 has the averages of the step before, and wait_in={wait_in!r} waits: leave one out")
+    late = "delay=1" if delay else f"wait_in={wait_in!r}"
+    if (delay or wait_in == "forward") and (plan in ("optimal", "greedy") or isinstance(compress, Cheapest)):
+        what = "compress=Cheapest()" if isinstance(compress, Cheapest) else f"plan={plan!r}"
+        raise ValueError(f"{what} is decided by when backward() ends, for which {late} does not wait: leave one out")
+    if delay and getattr(compress, "feedback", None) == "steps":
+        raise ValueError("feedback='steps' holds steps of the learning rate of their pass, and delay=1 takes the next")
+    if wait_in != "forward":
+        return
+    for name in ("compress", "clip_norm"):
+        if options[name] is not None:
+            raise ValueError(f"{name}={options[name]!r:.80} is not for {late}: use wait_in='step'")
+    for name, one in parameters.items():
+        if type(one) is not nn.Parameter:
+            raise ValueError(f"parameter {name!r} is a {type(one).__name__}, not a torch Parameter: use wait_in='step'")
+    for optimizer in optimizers:
+        check_steps_alone(optimizer)
 
 
 def check_is_seen(model: nn.Module, plans: bool, wait_in: Any) -> None:

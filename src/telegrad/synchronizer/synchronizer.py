@@ -6,15 +6,16 @@ import contextlib
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator, Work
-from telegrad.compress.arguments import checked_count
 from telegrad.ddp.backward_pass import checked_norm, clip_own, clip_together
 from telegrad.ddp.backward_watch import on_gradient
 from telegrad.ddp.options import (
@@ -40,19 +41,20 @@ from telegrad.synchronizer.cuda_groups import (
     group_of,
     is_on_device,
 )
-from telegrad.synchronizer.gradient_group import GradientGroup, Run, note_before_others, present_in
-from telegrad.synchronizer.group_planning import PLANS, TIMED, first_groups
+from telegrad.synchronizer.gradient_group import GradientGroup, Run, Turns, note_before_others, present_in
+from telegrad.synchronizer.group_planning import PLANS, TIMED, AutoPlan, first_groups
 from telegrad.synchronizer.measured_timeline import MeasuredTimeline
 from telegrad.synchronizer.merge_plan import MergePlan
-from telegrad.synchronizer.optimizer_step import HiddenGradients, PendingPass, StepWait, checked_optimizers
+from telegrad.synchronizer.optimizer_step import WAITS, HiddenGradients, PendingPass, StepWait, checked_optimizers
 from telegrad.synchronizer.parameter_watch import ParameterWatch
-from telegrad.synchronizer.replanning import LOOK_EVERY, checked_factor
+from telegrad.synchronizer.replanning import LOOK_EVERY
 from telegrad.synchronizer.step_planning import StepPlanning
 from telegrad.synchronizer.step_report import StepReport, slowest_of
 from telegrad.synchronizer.synchronised_model import (
     check_fits,
     check_free,
     check_is_seen,
+    check_waits,
     claim,
     copy_model_from_rank_0,
     ranks_apart,
@@ -60,6 +62,8 @@ from telegrad.synchronizer.synchronised_model import (
     trained_parameters,
 )
 from telegrad.synchronizer.trace import Trace
+
+_FIRST_LOOK = 5  # passes after which groups are put in order for the first time, with wait_in="forward"
 
 
 class Synchronizer:
@@ -72,14 +76,12 @@ class Synchronizer:
     ``backward()`` returns when all are over; on a GPU the stream waits instead. A parameter that no rank has used keeps
     its gradient, also ``None``. Each rank's pass must give a gradient to at least one parameter.
 
-    ``plan``: how gradients are grouped (docs/explanation/planning.md).
+    ``plan``: how gradients are grouped (docs/explanation/planning.md). ``AutoPlan``: options of timed ones.
 
     - ``"auto"``: as ``"optimal"``. Without compression, other groups are then tried, and kept if steps are more than 1
-      % faster. All of this is repeated when measured times differ from the prediction by ``replan_factor`` (``None``:
-      never).
-    - ``"optimal"``: the groups whose last allreduce ends first; ``"greedy"``: MG-WFBP's. Both are planned after pass
-      ``plan_after``, from measured times, and once more after as many passes. Before the first plan groups are
-      ``"fixed"``.
+      % faster. All of this is repeated when measured times differ from the prediction.
+    - ``"optimal"``: the groups whose last allreduce ends first; ``"greedy"``: MG-WFBP's. Both are planned after 10
+      passes, from measured times, and once more after as many. Before the first plan groups are ``"fixed"``.
     - ``"fixed"``: DDP's sizes, in the opposite order of ``model.parameters()``; ``"wfbp"``: each gradient alone;
       ``"single"``: all together. Or lists of parameter names: the groups in the order in which they are sent.
 
@@ -97,8 +99,13 @@ class Synchronizer:
     gradient to clip_norm / sqrt(ranks) after the backward pass, and only then sends. With a GradScaler leave it out:
     call ``scaler.unscale_`` and ``clip_grad_norm_`` after ``backward()``.
 
-    ``wait_in``: all optimizers of the model. Their ``step()`` waits for the averages instead of ``backward()``. Until
-    then gradients show NaN: call ``wait()``, on all ranks, before you read, clip or unscale them.
+    ``wait_in``: where the averages are waited for. ``"backward"``. ``"step"``: in the ``step()`` of ``optimizer``, all
+    optimizers of the model. ``"forward"``: each parameter in its next use, and its step is made then, with the same
+    result; what reads a parameter's values in Python sees it after the step. Gradients show NaN until the averages are
+    there: call ``wait()``, on all ranks, before you read, clip or unscale them.
+
+    ``delay``: with 1, ``backward()`` leaves the averages of the pass before it, and ``None`` the first time. After the
+    last step, and before you save, call ``finish()``, and step once more.
 
     All ranks pass the same arguments; otherwise all raise ``ValueError``. After an exception in a backward pass call
     ``zero_grad()``. If only some ranks raised, the next pass is a MismatchedCall. If these ranks had no gradient yet,
@@ -112,16 +119,15 @@ class Synchronizer:
         model: nn.Module,
         comm: Communicator,
         *,
-        plan: str | Sequence[Sequence[str]] = "auto",
+        plan: str | AutoPlan | Sequence[Sequence[str]] = "auto",
         clip_norm: float | None = None,
-        plan_after: int = 10,
-        replan_factor: float | None = 1.5,
         compress: Compress | None = None,
         momentum: Momentum | None = None,
         warmup: Warmup | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         nonfinite: str | None = None,
-        wait_in: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        wait_in: str = "backward",
+        delay: int = 0,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -129,26 +135,39 @@ class Synchronizer:
         try:
             if not isinstance(model, nn.Module) or isinstance(model, nn.parallel.DistributedDataParallel):
                 raise TypeError(f"model is a {type(model).__name__}: give a torch.nn.Module that DDP does not wrap")
-            groups = self._take_arguments(model, plan, clip_norm, plan_after, replan_factor)
+            check_choice(wait_in, "wait_in", WAITS)
+            self._delay, self._is_forward = delay == 1, wait_in == "forward"
+            if isinstance(delay, bool) or delay not in (0, 1):
+                raise ValueError(f"delay={delay!r} must be 0 or 1: averages are of this pass or of the one before")
+            times = plan if isinstance(plan, AutoPlan) else AutoPlan()
+            plan = plan.scheme if isinstance(plan, AutoPlan) else plan
+            groups = self._take_arguments(model, plan, clip_norm)
+            optimizers = () if wait_in == "backward" else checked_optimizers(optimizer, self._parameters)
+            if optimizers:
+                optimizer = optimizers[0] if compress is not None and len(optimizers) == 1 else None
             self._compression = self._compression_of(
                 comm, plan, compress, momentum=momentum, warmup=warmup, optimizer=optimizer, nonfinite=nonfinite
             )
             check_free(self._parameters)
+            is_late = self._is_forward or self._delay
+            self._waits_elsewhere = is_late or wait_in != "backward"
             if self._is_on_device:
-                check_plan_on_device(plan, wait_in, compress)
-            optimizers = checked_optimizers(wait_in, self._parameters)
-            unmeasured = isinstance(compress, LowRank) or (self._is_on_device and compress is not None)
+                check_plan_on_device(plan, self._waits_elsewhere, compress)
+            check_waits(
+                wait_in, self._delay, optimizers, self._parameters, plan=plan, compress=compress, clip_norm=clip_norm
+            )
+            unmeasured = is_late or isinstance(compress, LowRank) or (self._is_on_device and compress is not None)
             plans = self._scheme in TIMED and not unmeasured
             check_is_seen(model, plans, optimizers)
-            self._waits_in_step = bool(optimizers)
             description = described(
                 self._parameters,
                 None if self._compression is None else self._compression.description(),
                 plan=json.dumps([self._scheme, groups]),
-                plan_after=plan_after,
+                after=times.after,
                 clip_norm=self._clip_norm,
-                replan_factor=self._replan_factor,
-                wait_in=self._waits_in_step,
+                replan_factor=times.replan_factor,
+                wait_in=wait_in,
+                delay=self._delay,
                 on_device=self._is_on_device,
             )
         except (ValueError, TypeError) as found:
@@ -169,8 +188,14 @@ class Synchronizer:
         self._synchronises = True
         self._earlier: set[int] = set()  # whose gradients have come in passes that were not averaged
         self._groups: list[GradientGroup] = []
+        self._unstepped: set[int] = set()  # with wait_in="forward": whose steps were put off until this pass began
+        self._turns = Turns(len(self._parameters)) if self._is_forward or self._delay else None
+        # With a delay: of the last pass, by group where the averages are not received, and by parameter.
+        self._unreceived: dict[int, list[Work]] = {}
+        self._averages: dict[int, torch.Tensor] = {}
         self._handles: list[Any] = []
         self._works: list[list[Work]] = []
+        self._timeline = MeasuredTimeline([])
         self._graph_task: int | None = None  # autograd's number of the pass that is under way
         self._planning: StepPlanning | None = None
         device = next(iter(self._parameters.values())).device
@@ -195,8 +220,8 @@ class Synchronizer:
                     model,
                     own,
                     self._scheme,
-                    plan_after=plan_after,
-                    replan_factor=replan_factor,
+                    plan_after=times.after,
+                    replan_factor=times.replan_factor,
                     compression=self._compression,
                     leaves_at_end=self._own_norm is not None,
                     clock=self._clock,
@@ -204,7 +229,8 @@ class Synchronizer:
                 )
                 undo.callback(self._planning.close)
             if optimizers:
-                self._step_wait = StepWait(optimizers, model, self.wait)
+                receive = self._receive_late if self._is_forward else None
+                self._step_wait = StepWait(optimizers, model, self.wait, receive=receive, hidden=self._hidden)
                 undo.callback(self._step_wait.close)
             self._watch = ParameterWatch(model, self._parameters, own)
             undo.callback(self._watch.close)
@@ -216,21 +242,16 @@ class Synchronizer:
         model: nn.Module,
         plan: str | Sequence[Sequence[str]],
         clip_norm: float | None,
-        plan_after: int,
-        replan_factor: float | None,
     ) -> list[list[str]]:
         """The first groups. Raises ``ValueError`` and ``TypeError`` for what is wrong on this rank."""
         if isinstance(plan, str):
             check_choice(plan, "plan", tuple(PLANS))
-        if checked_count(plan_after, "plan_after") < 3:
-            raise ValueError(f"plan_after={plan_after} must be at least 3: the first two passes are not typical")
         self._parameters = trained_parameters(model)
         self._clip_norm = checked_norm(clip_norm)
-        self._replan_factor = checked_factor(replan_factor)
         self._scheme = plan if isinstance(plan, str) else None
         self._is_on_device = is_on_device(self._parameters)
         self._first_scheme = "fixed" if plan in TIMED else str(plan)
-        return first_groups("fixed" if plan in TIMED else plan, self._parameters)
+        return first_groups(plan, self._parameters, small=self._is_forward)
 
     def _compression_of(
         self,
@@ -254,6 +275,7 @@ class Synchronizer:
                     raise ValueError(f"{name}={value!r} is not used with compress=None: give compress=TopK() too")
             return None
         kind = CudaGroupCompression if self._is_on_device else GroupCompression
+        options["delayed"] = self._delay
         made = kind(compress, comm, self._parameters, nonfinite=nonfinite or "raise", **options)
         check_fits(plan, compress)
         return made
@@ -282,7 +304,7 @@ class Synchronizer:
     def state_dict(self) -> dict[str, Any]:
         """A copy of this rank's unsent gradient, by parameter, with the step and the options: what ``reshard`` and
         ``RankState`` take. The plan is not in it: to keep the groups, pass the old ``groups`` as ``plan``. Raises
-        ``ValueError`` without compression."""
+        ``ValueError`` without compression, and with a delay before ``finish()``."""
         compression = self._compressed()
         self.wait()
         return compression.state_dict()
@@ -300,6 +322,8 @@ class Synchronizer:
     def _compressed(self) -> GroupCompression:
         if self._compression is None:
             raise ValueError("this Synchronizer compresses nothing, so nothing waits: it has no state")
+        if self._unreceived:
+            raise ValueError("the last averages are applied to no weights yet: call finish(), and step, before this")
         return self._compression
 
     @property
@@ -345,21 +369,49 @@ class Synchronizer:
 
     @_disable_dynamo
     def wait(self) -> None:
-        """With ``wait_in``, after a backward pass: returns when gradients are the averages; otherwise it does nothing.
-        Called on all ranks, which may make a plan together then. Errors are those of ``backward()``."""
-        if self._pending is None:
+        """With ``wait_in``, after a backward pass: returns when gradients are the averages, and steps that were put off
+        are made; otherwise it does nothing. Called on all ranks, which may make a plan together then. Errors are those
+        of ``backward()``."""
+        pending = self._pending
+        if pending is None:
             return
-        pending, self._pending = self._pending, None
-        restore = pending.hidden.put_back()
-        self._receive(pending.works, pending.number, elsewhere_s=time.perf_counter() - pending.since)
-        restore()
+        if self._is_forward:
+            for number in sorted(pending.left):
+                self._receive_group(pending, number)
+            self._pending = None
+            self._end_pass(pending.works, elsewhere_s=time.perf_counter() - pending.since - pending.waited_s)
+        else:
+            self._pending = None
+            restores = [one.put_back() for one in pending.hidden]
+            self._receive(pending.works, pending.number, elsewhere_s=time.perf_counter() - pending.since)
+            for restore in restores:
+                restore()
         if self._compression is not None:
             self._compression.decide()
 
+    @_disable_dynamo
+    def finish(self) -> None:
+        """With ``delay``, after the last step: the gradients are the averages of the last backward pass, which another
+        step of the optimizer applies. The pass after it is as the first one. Otherwise it is ``wait()``. Called on all
+        ranks; errors are those of ``backward()``."""
+        self.wait()
+        if self._unreceived:
+            self._launch_second()
+            for number in range(len(self._groups)):
+                self._receive_earlier(number)
+            self._show_averages()
+
     def close(self) -> None:
-        """Lets go of the model, whose gradients have memory of their own again. Called twice it does nothing."""
+        """Lets go of the model, whose gradients have memory of their own again. Called twice it does nothing. Warns if
+        averages were never applied, with a delay."""
         with contextlib.suppress(TransportError):
             self.wait()
+        if self._unreceived:
+            said = "the averages of the last backward pass were applied to no weights: call finish(), and step, before"
+            warnings.warn(f"{said} close()", RuntimeWarning, 2)
+            for work in (one for of_group in self._unreceived.values() for one in of_group):
+                with contextlib.suppress(TransportError):
+                    work.wait()
         self._undo.close()  # all of it, also where some of it is interrupted
 
     def _end_on_device(self) -> None:
@@ -398,8 +450,20 @@ class Synchronizer:
 
     @_disable_dynamo  # where the step is compiled, it would compile what hooks call, NumPy's work too
     def _open_pass(self) -> None:
+        if self._step_wait is not None:
+            self._unstepped = self._step_wait.due
         self.wait()
+        if self._graph_task is not None and self._delay:
+            error = RuntimeError(
+                "a backward pass has ended with an exception, or another one is inside it, which delay=1 cannot take "
+                "back: make the model and its Synchronizer again, from a checkpoint"
+            )
+            self._comm.abort(f"{type(error).__name__}: {error}")
+            raise error
         self._drop()
+        if self._is_forward:
+            self._order_groups()
+        self._launch_second()  # on all ranks in the order of groups, whatever order gradients come in
         if self._earlier:  # zero_grad() may have thrown some of them away
             self._earlier -= {id(one) for one in self._parameters.values() if one.grad is None}
         self._graph_task = torch._C._current_graph_task_id()
@@ -414,18 +478,21 @@ class Synchronizer:
     @_disable_dynamo
     def _take(self, number: int, run: Run) -> None:
         """All gradients of a run have come."""
+        self._receive_earlier(number)
         group = self._groups[number]
         group.take_run(run)
         if not group.is_whole or self._own_norm is not None:
             return
         self._timeline.ready(number)
-        while len(self._works) < len(self._groups) and self._groups[len(self._works)].is_whole:
+        while len(self._works) < len(self._groups) and self._groups[self._order[len(self._works)]].is_whole:
             self._launch()
 
     def _launch(self) -> None:
         """The next group: all ranks launch them in the same order, whatever order gradients come in."""
-        group = self._groups[len(self._works)]
-        self._timeline.launched()
+        number = self._order[len(self._works)]
+        group = self._groups[number]
+        self._receive_earlier(number)  # one sum of a group at a time: its residuals are whole again
+        self._timeline.launched(number)
         begin_s = time.perf_counter()
         self._works.append(group.launch(self._comm, self._earlier, self._passes))
         if self._compression is not None and self._planning is not None:
@@ -440,7 +507,8 @@ class Synchronizer:
         if self._own_norm is None:
             self._timeline.backward_over()
         is_whole = all(group.is_whole for group in self._groups)
-        self._watch.look(self._groups, everywhere=self._passes % LOOK_EVERY == 0 or not is_whole)
+        is_looked_at = self._passes % LOOK_EVERY == 0 or not is_whole
+        self._watch.look(self._groups, everywhere=is_looked_at, unstepped=self._unstepped)
         if self._own_norm is not None:
             present = present_in(self._parameters.values(), self._groups, self._earlier)
             (clip_together if self._is_on_device else clip_own)(present, self._own_norm)
@@ -448,30 +516,46 @@ class Synchronizer:
             self._launch()
         if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
             self._timeline.backward_over()
-        works, self._works, self._graph_task = self._works, [], None
+        launched, self._works, self._graph_task = self._works, [], None
+        works = [of_group for _, of_group in sorted(zip(self._order, launched, strict=True), key=lambda one: one[0])]
         number, self._passes = self._passes, self._passes + 1
-        if self._step_wait is None or self._step_wait.is_inside:
+        if self._delay:
+            self._show_averages()
+            self._unreceived = dict(enumerate(works))
+            self._earlier.clear()
+            if self._compression is not None:
+                self._compression.close_pass()
+        elif self._step_wait is None or self._step_wait.is_inside:
             self._receive(works, number)
         else:
-            self._pending = PendingPass(works, number, HiddenGradients(self._parameters.values()), time.perf_counter())
+            hidden = [HiddenGradients(group.parameters) for group in self._groups]
+            self._pending = PendingPass(works, number, hidden, time.perf_counter(), {*range(len(works))})
 
     def _receive(self, works: Sequence[Sequence[Work]], number: int, *, elsewhere_s: float = 0.0) -> None:
         """Waits, and all that follows from the averages of pass ``number``."""
         try:
             works = [[*of, *group.launch_second()] for group, of in zip(self._groups, works, strict=True)]
             for group, of_group in zip(self._groups, works, strict=True):
-                for work in of_group:
-                    work.wait()
-                group.receive()
-                apart = group.apart(number, self._comm.world_size)
-                if apart is not None:
-                    raise ranks_apart(self._comm, apart)
+                self._wait_for(group, of_group, number)
             for group in self._groups:
                 group.finish()
-            ended = [group.ended(of_group) for group, of_group in zip(self._groups, works, strict=True)]
-            self._timeline.close(ended, elsewhere_s=elsewhere_s)
         finally:
             self._earlier.clear()
+        self._end_pass(works, elsewhere_s=elsewhere_s)
+
+    def _wait_for(self, group: GradientGroup, works: Sequence[Work], number: int) -> None:
+        for work in works:
+            work.wait()
+        group.receive()
+        apart = group.apart(number, self._comm.world_size)
+        if apart is not None:
+            raise ranks_apart(self._comm, apart)
+
+    def _end_pass(self, works: Sequence[Sequence[Work]], *, elsewhere_s: float) -> None:
+        """All averages are there."""
+        self._earlier.clear()
+        ended = [group.ended(of_group) for group, of_group in zip(self._groups, works, strict=True)]
+        self._timeline.close(ended, elsewhere_s=elsewhere_s)
         if self._compression is not None:
             self._compression.close_pass()
         elif self._clip_norm is not None:
@@ -480,6 +564,61 @@ class Synchronizer:
         if plan is not None:
             self._adopt(plan)
 
+    def _hidden(self) -> list[HiddenGradients]:
+        """What stands in for gradients whose averages nobody has waited for, by group."""
+        return [] if self._pending is None else [self._pending.hidden[number] for number in sorted(self._pending.left)]
+
+    @_disable_dynamo
+    def _receive_late(self, parameter: torch.nn.Parameter) -> None:
+        """Waits for its group alone, and makes the steps that were put off. Without communication."""
+        assert self._pending is not None
+        self._receive_group(self._pending, self._number_of[id(parameter)])
+
+    def _receive_group(self, pending: PendingPass, number: int) -> None:
+        begin_s, group = time.perf_counter(), self._groups[number]
+        self._wait_for(group, pending.works[number], pending.number)
+        pending.waited_s += time.perf_counter() - begin_s
+        pending.left.discard(number)
+        restore = pending.hidden[number].put_back()
+        group.finish()
+        assert self._step_wait is not None
+        self._step_wait.step(group.parameters)
+        restore()
+
+    def _order_groups(self) -> None:
+        """With ``wait_in="forward"``: as many groups leave beside the backward pass as it can hide. The others, evenly
+        between them, leave after it, in the order of the next forward pass. All ranks call it, in the same passes."""
+        if self._passes == 0 or (self._passes != _FIRST_LOOK and self._passes % LOOK_EVERY):
+            return
+        backward_s, network_s = self._timeline.totals(LOOK_EVERY) or (1.0, 1.0)
+        count = len(self._groups)
+        held = np.array([math.ceil(count * max(0.0, 1 - backward_s / max(network_s, 1e-9)))])
+        self._comm.all_reduce(held, "max")
+        late = [one for one in range(count) if (one + 1) * held[0] // count > one * held[0] // count]
+        self._order = [*(one for one in range(count) if one not in late), *late[::-1]]
+
+    def _receive_earlier(self, number: int) -> None:
+        """With a delay: the averages of the pass before leave the memory of this group, if they have not."""
+        if number in self._unreceived:
+            works = self._unreceived.pop(number)
+            self._wait_for(self._groups[number], works, self._passes - 1)
+            averages = self._groups[number].averages()
+            self._averages |= averages
+            if self._compression is not None:
+                self._compression.settle(self._groups[number].parameters, averages.keys())
+
+    def _launch_second(self) -> None:
+        for number, works in self._unreceived.items():
+            works += self._groups[number].launch_second()
+
+    def _show_averages(self) -> None:
+        """With a delay: those of the pass before are the gradients, and there are no others."""
+        averages, self._averages = self._averages, {}
+        for one in self._parameters.values():
+            one.grad = averages.get(id(one))
+        if self._compression is None and self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
+
     def _drop(self) -> None:
         """Another pass begins before one is over, after an exception or inside a reentrant checkpoint. Launched sums
         end before their memory is used again; they count, unless gradients have been set to ``None`` since."""
@@ -487,7 +626,7 @@ class Synchronizer:
             return
         self._graph_task = None
         works, self._works = self._works, []
-        launched = self._groups[: len(works)]
+        launched = [self._groups[number] for number in self._order[: len(works)]]
         with contextlib.suppress(TransportError):  # the next launch says it again
             seconds = [group.launch_second() for group in launched]
             for work in (one for of_group in (*works, *seconds) for one in of_group):
@@ -512,12 +651,16 @@ class Synchronizer:
         """``ways``: how each group goes, see ``GroupCompression.ways``."""
         self._give_back()
         self._ways = [*ways]
+        self._order = [*range(len(groups))]
         self._groups = [
             group_of(
                 [self._parameters[name] for name in names], self._compression, way=way, on_device=self._is_on_device
             )
             for names, way in zip(groups, ways, strict=True)
         ]
+        self._number_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
+        for group in self._groups:
+            group.turns = self._turns
         self._handles = [
             on_gradient(one, self._hook_of(number, run, position))
             for number, group in enumerate(self._groups)

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 from varied_options import objects_of
 
-from telegrad import Communicator, Synchronizer, TransportError
+from telegrad import AutoPlan, Communicator, Synchronizer, TransportError
 from telegrad.ddp import backward_watch as steps_in_backward
 
 Hook = Callable[[Tensor], None]
@@ -162,7 +162,7 @@ def test_a_hook_is_followed_from_group_to_group(on_ranks: OnRanks) -> None:
 
     def run(comm: Communicator) -> int:
         model = model_of(0)
-        Synchronizer(model, comm, plan="auto", plan_after=3)
+        Synchronizer(model, comm, plan=AutoPlan(after=3))
         counts: list[int] = []
         model.tail.bias.register_post_accumulate_grad_hook(lambda _: counts.append(1))
         optimizer = sgd(model)

@@ -239,7 +239,8 @@ def test_close_keeps_the_averages(on_each: Each) -> None:
             ValueError,
             "plan='optimal' needs to know what compressed sums cost, .*: use 'auto'",
         ),
-        ({"wait_in": sgd}, ValueError, "wait_in is for parameters on the host"),
+        ({"wait_in": sgd}, ValueError, "wait_in and delay are for parameters on the host"),
+        ({"delay": 1}, ValueError, "wait_in and delay are for parameters on the host"),
     ],
 )
 def test_what_is_for_the_host_is_refused(

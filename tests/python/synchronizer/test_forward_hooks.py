@@ -52,7 +52,8 @@ COPIES: dict[str, Callable[[nn.Module], Any]] = {
 def test_a_copy_has_none(local: Local, plan: str, waits: bool, copied: Callable[[nn.Module], Any]) -> None:
     model = layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    sync = Synchronizer(model, local(1)[0], plan=plan, wait_in=optimizer if waits else None)
+    waiting: Any = {"wait_in": "step", "optimizer": optimizer} if waits else {}
+    sync = Synchronizer(model, local(1)[0], plan=plan, **waiting)
     for _ in range(3):
         model(X).sum().backward()
         whole = nn.Sequential(model)  # as a part of another one too

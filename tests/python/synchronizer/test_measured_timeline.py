@@ -20,7 +20,7 @@ def one_pass(timeline: MeasuredTimeline, hand: HandClock, ready: Sequence[float]
     for group, at in enumerate(ready):
         hand.now = first + at
         timeline.ready(group)
-        timeline.launched()
+        timeline.launched(group)
     timeline.backward_over()
     hand.now = max(hand.now, *(first + at for at in ended))
     timeline.close([first + at for at in ended])
@@ -64,9 +64,9 @@ def test_a_group_without_all_gradients_is_ready_when_it_leaves() -> None:
     timeline, hand = warmed_up([1, 1])
     timeline.begin()
     first, hand.now = hand.now, hand.now + 3
-    timeline.launched()
+    timeline.launched(0)
     timeline.ready(1)
-    timeline.launched()
+    timeline.launched(1)
     timeline.backward_over()
     timeline.close([first + 4, first + 4])
     found = timeline.medians()
@@ -94,7 +94,7 @@ def test_a_pass_that_was_broken_off_counts_nowhere() -> None:
     assert (found.passes, found.finish_s, found.step_s) == (1, 2.0, 0.0)
     timeline.close([3.0])  # nothing is open
     timeline.ready(0)
-    timeline.launched()
+    timeline.launched(0)
     timeline.backward_over()
     assert timeline.passes == 1
 

@@ -10,6 +10,7 @@ import torch
 from given_gradients import Rank, gradients_of
 from synchronised_net import OnRanks, assert_same, loss_of, model_of, reference, sgd
 from torch import Tensor, nn
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer, TransportError
 
@@ -22,7 +23,7 @@ def test_training_is_that_of_one_process(on_ranks: OnRanks, plan: str, clip: flo
     def run(comm: Communicator) -> None:
         model = model_of(comm.rank)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan=plan, plan_after=3, clip_norm=clip, wait_in=optimizer)
+        sync = Synchronizer(model, comm, clip_norm=clip, **objects_of(None, plan=plan, plan_after=3, wait_in=optimizer))
         for step in range(9):
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -36,13 +37,15 @@ def test_training_is_that_of_one_process(on_ranks: OnRanks, plan: str, clip: flo
     on_ranks(2, run)
 
 
-def _weights(comm: Communicator, deferred: bool, act: Any) -> list[Tensor]:
+def _weights(comm: Communicator, wait_in: str, act: Any) -> list[Tensor]:
     model = model_of(0)
     optimizer = sgd(model)
-    sync = Synchronizer(model, comm, plan="fixed", wait_in=[optimizer] if deferred else None)
+    given = None if wait_in == "backward" else [optimizer]
+    sync = Synchronizer(model, comm, plan="wfbp", wait_in=wait_in, optimizer=given)
     for step in range(3):
         optimizer.zero_grad()
         act(model, optimizer, sync, 4 * step, comm.rank)
+    sync.wait()
     found = [one.detach().clone() for one in model.parameters()]
     sync.close()
     return found
@@ -87,8 +90,8 @@ def _looks_at_gradients(model: Any, optimizer: Any, sync: Any, step: int, rank: 
 @pytest.mark.parametrize("act", [_accumulates, _drops_some, _steps_with_closures, _looks_at_gradients])
 def test_as_where_backward_waits(on_ranks: OnRanks, act: Any) -> None:
     def run(comm: Communicator) -> None:
-        deferred, plain = (_weights(comm, one, act) for one in (True, False))
-        assert all(map(torch.equal, deferred, plain))
+        plain, *others = (_weights(comm, one, act) for one in ("backward", "step", "forward"))
+        assert all(all(map(torch.equal, one, plain)) for one in others)
 
     on_ranks(2, run)
 
@@ -113,7 +116,7 @@ def test_with_compression(on_ranks: OnRanks) -> None:
 def test_what_uses_gradients_too_early_fails(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0)
-        sync = Synchronizer(model, comm, plan="single", wait_in=sgd(model))
+        sync = Synchronizer(model, comm, plan="single", wait_in="step", optimizer=sgd(model))
         losses = [loss_of(model, step, comm.rank) for step in range(2)]
         losses[0].backward()  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match="single memory location"):
@@ -132,7 +135,7 @@ def test_a_failed_sum_is_an_error_of_the_step(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan="single", wait_in=optimizer)
+        sync = Synchronizer(model, comm, plan="single", wait_in="step", optimizer=optimizer)
         comm.barrier()  # both have one
         if comm.rank == 1:
             sync.comm.abort("no more")
@@ -151,12 +154,12 @@ def test_a_failed_sum_is_an_error_of_the_step(on_ranks: OnRanks) -> None:
 def test_refused(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0)
-        with pytest.raises(TypeError, match="wait_in has a Net: give the torch.optim.Optimizer"):
-            Synchronizer(model, comm, wait_in=[sgd(model), model])  # type: ignore[list-item]
+        with pytest.raises(TypeError, match="optimizer has a Net: give the torch.optim.Optimizer"):
+            Synchronizer(model, comm, wait_in="step", optimizer=[sgd(model), model])  # type: ignore[list-item]
         some = torch.optim.SGD([*model.parameters()][1:], lr=0.1)
-        with pytest.raises(ValueError, match="wait_in has no optimizer that trains 'scale', of model: give all"):
-            Synchronizer(model, comm, wait_in=some)
+        with pytest.raises(ValueError, match="wait_in needs optimizer=, and none is given that trains 'scale'"):
+            Synchronizer(model, comm, wait_in="step", optimizer=some)
         with pytest.raises(ValueError, match="wait_in of rank 1 and rank 0 differ"):
-            Synchronizer(model, comm, wait_in=None if comm.rank else sgd(model))
+            Synchronizer(model, comm, wait_in="forward" if comm.rank else "step", optimizer=sgd(model))
 
     on_ranks(2, run)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from synchronised_net import OnRanks, loss_of, model_of
 
-from telegrad import Cheapest, Communicator, Synchronizer, TopK
+from telegrad import AutoPlan, Cheapest, Communicator, Synchronizer, TopK
 from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer import group_planning, shared_processor, shared_ways
 from telegrad.synchronizer.compression import GroupCompression
@@ -101,7 +101,7 @@ def test_what_goes_wrong_on_rank_0_reaches_all(
 
     def run(comm: Communicator) -> None:
         model = model_of(0)
-        sync = Synchronizer(model, comm, plan_after=3)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3))
         for step in range(2):
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
         with pytest.raises(error if comm.rank == 0 else RuntimeError, match=said):

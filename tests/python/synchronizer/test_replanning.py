@@ -13,7 +13,7 @@ from synchronised_net import Net, OnRanks, assert_same, loss_of, model_of, refer
 from torch import Tensor
 from varied_options import objects_of
 
-from telegrad import Communicator, Synchronizer
+from telegrad import AutoPlan, Communicator, Synchronizer
 from telegrad.synchronizer import group_planning, merge, step_planning
 from telegrad.synchronizer.measured_timeline import MeasuredTimeline
 from telegrad.synchronizer.replanning import Replanning, Times, agreed_times, departure
@@ -144,7 +144,7 @@ def test_averages_stay_right_across_another_plan(on_ranks: OnRanks, monkeypatch:
     def run(comm: Communicator) -> tuple[list[int], list[Tensor]]:
         model = model_of(0)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan_after=3)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3))
         counts = []
         for step in range(steps):
             optimizer.zero_grad()
@@ -176,7 +176,7 @@ def test_what_is_no_longer_used_when_there_is_another_plan(on_ranks: OnRanks, mo
     def run(comm: Communicator) -> None:
         model = model_of(0)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan_after=3)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3))
         for step in range(20):
             optimizer.zero_grad()
             loss(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -196,7 +196,7 @@ def test_times_as_predicted_change_nothing(on_ranks: OnRanks, monkeypatch: pytes
 
     def run(comm: Communicator) -> int:
         model = model_of(0)
-        sync = Synchronizer(model, comm, plan_after=3)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3))
         for step in range(20):
             model.zero_grad()
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]

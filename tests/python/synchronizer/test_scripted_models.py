@@ -10,6 +10,7 @@ import pytest
 import torch
 from synchronised_net import OnRanks
 from torch import Tensor, nn
+from varied_options import objects_of
 
 from telegrad import Communicator, Synchronizer
 from telegrad.synchronizer import StepProfile
@@ -55,7 +56,7 @@ MODELS: dict[str, Callable[[Any], nn.Module]] = {
 
 def trained(comm: Communicator, model: nn.Module, plan: str) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    sync = Synchronizer(model, comm, plan=plan, plan_after=3)
+    sync = Synchronizer(model, comm, **objects_of(None, plan=plan, plan_after=3))
     for _ in range(8):
         optimizer.zero_grad()
         model(data(comm.rank)).square().mean().backward()
@@ -85,7 +86,7 @@ def test_what_must_see_its_passes_is_refused(on_ranks: OnRanks, make: str) -> No
         with pytest.raises(ValueError, match=r"TorchScript, and its forward passes cannot be seen: .*plan='fixed'"):
             Synchronizer(model, comm)
         with pytest.raises(ValueError, match=r"TorchScript, and its forward passes cannot be seen: .*wait_in"):
-            Synchronizer(model, comm, plan="single", wait_in=optimizer)
+            Synchronizer(model, comm, plan="single", wait_in="step", optimizer=optimizer)
         with pytest.raises(ValueError, match=r"TorchScript, and its forward passes cannot be seen"):
             StepProfile(model)
         model(data(comm.rank)).sum().backward()

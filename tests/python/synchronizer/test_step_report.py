@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from synchronised_net import NAMED, OnRanks, loss_of, model_of
 
-from telegrad import Communicator, Synchronizer
+from telegrad import AutoPlan, Communicator, Synchronizer
 from telegrad.synchronizer import StepReport, merge
 from telegrad.synchronizer.measured_timeline import MeasuredGroup, MeasuredPass
 
@@ -101,7 +101,7 @@ def test_what_is_no_report_is_refused(text: str, said: str) -> None:
 def test_a_synchronizer_reports_before_and_with_a_plan(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> StepReport:
         model = model_of(0)
-        sync = Synchronizer(model, comm, plan_after=4)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=4))
         reports = []
         for step in range(7):
             reports.append(sync.report())

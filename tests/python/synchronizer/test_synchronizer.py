@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from varied_options import objects_of
 
-from telegrad import Communicator, Synchronizer, TopK, TransportError
+from telegrad import AutoPlan, Communicator, Synchronizer, TopK, TransportError
 
 PLANS: list[Any] = ["auto", "greedy", "fixed", "wfbp", "single", NAMED]
 
@@ -28,7 +28,7 @@ def test_training_is_that_of_one_process_with_all_data(on_ranks: OnRanks, ranks:
     def run(comm: Communicator) -> list[Tensor]:
         model = model_of(comm.rank)  # rank 0's values are copied to all
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan=plan, plan_after=4)
+        sync = Synchronizer(model, comm, **objects_of(None, plan=plan, plan_after=4))
         for step in range(8):
             optimizer.zero_grad(set_to_none=step % 3 != 0)
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -61,7 +61,7 @@ def test_a_layer_is_frozen_while_groups_are_planned(on_ranks: OnRanks, thawed_at
     def run(comm: Communicator) -> None:
         model = model_of(comm.rank)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan="greedy", plan_after=planned_at)
+        sync = Synchronizer(model, comm, plan=AutoPlan("greedy", after=planned_at))
         for step in range(steps):
             optimizer.zero_grad()
             frozen_loss(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -181,7 +181,7 @@ def test_what_some_or_no_ranks_use(on_ranks: OnRanks) -> None:
 def test_what_no_pass_has_used_is_planned_too(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         model = model_of(0, spare=True)
-        sync = Synchronizer(model, comm, plan_after=3)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3))
         for step in range(5):
             model.zero_grad()
             loss_of(model, step, comm.rank).backward()  # type: ignore[no-untyped-call]
@@ -284,7 +284,7 @@ def test_passes_that_no_forward_hook_sees_are_averaged_too(on_ranks: OnRanks) ->
 
 def test_without_times_groups_stay_as_they_are(local: Callable[..., list[Communicator]]) -> None:
     model = model_of(0)
-    sync = Synchronizer(model, local(1)[0], plan_after=3)
+    sync = Synchronizer(model, local(1)[0], plan=AutoPlan(after=3))
     for step in range(2):
         Net.forward(model, data(step, 0)).sum().backward()  # type: ignore[no-untyped-call]
     loss = Net.forward(model, data(3, 0)).sum()

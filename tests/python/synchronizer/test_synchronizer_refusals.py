@@ -14,7 +14,7 @@ from torch import nn
 from varied_options import objects_of
 
 import telegrad
-from telegrad import Communicator, PeerFailed, Synchronizer, TransportError
+from telegrad import AutoPlan, Communicator, PeerFailed, Synchronizer, TransportError
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,12 @@ from telegrad import Communicator, PeerFailed, Synchronizer, TransportError
     [
         (lambda rank: {"plan": [NAMED, NAMED[::-1]][rank]}, "plan"),
         (lambda rank: {"plan": ["wfbp", "single"][rank]}, "plan"),
-        (lambda rank: {"plan_after": 5 + rank}, "plan_after"),
+        (lambda rank: {"plan_after": 5 + rank}, "after"),
+        (lambda rank: {"delay": rank}, "delay"),
         (lambda rank: {"clip_norm": 1.0 + rank}, "clip_norm"),
         (lambda rank: {"replan_factor": 2.0 + rank}, "replan_factor"),
     ],
-    ids=["groups in another order", "plan", "plan_after", "clip_norm", "replan_factor"],
+    ids=["groups in another order", "plan", "plan_after", "delay", "clip_norm", "replan_factor"],
 )
 def test_ranks_that_differ_are_told_on_all(
     on_ranks: OnRanks, of_rank: Callable[[int], dict[str, Any]], what: str
@@ -41,7 +42,7 @@ def test_ranks_that_differ_are_told_on_all(
 def test_it_is_said_who_has_what(on_ranks: OnRanks) -> None:
     def run(comm: Communicator) -> None:
         with pytest.raises(ValueError, match=r"give all ranks the same \(rank 1: 6, rank 0: 5\)$"):
-            Synchronizer(model_of(0), comm, plan_after=5 + comm.rank)
+            Synchronizer(model_of(0), comm, plan=AutoPlan(after=5 + comm.rank))
         plan = [
             ["body.weight", "scale", "tail.bias", "tail.weight"],
             ["body.weight", "scale", "tail.weight", "tail.bias"],
@@ -76,10 +77,13 @@ def _misuses() -> Iterable[tuple[Callable[[Communicator], Any], type[Exception],
     yield (lambda comm: Synchronizer(3, comm)), TypeError, "model is a int"  # type: ignore[arg-type]
     yield (lambda _: Synchronizer(model_of(0), 3)), TypeError, "comm is a int"  # type: ignore[arg-type]
     yield of(ValueError, "plan='best' does not exist: use one of auto, optimal, greedy", plan="best")
-    yield of(ValueError, "plan_after=2 must be at least 3", plan_after=2)
     yield of(ValueError, "clip_norm=0 must be above 0", clip_norm=0)
-    yield of(ValueError, "replan_factor=1 must be above 1", replan_factor=1)
-    yield of(TypeError, "replan_factor='2' must be a number, or None", replan_factor="2")
+    yield of(ValueError, "wait_in='never' does not exist: use one of backward, step, forward", wait_in="never")
+    yield of(ValueError, "wait_in needs optimizer=, and none is given that trains 'scale'", wait_in="forward")
+    yield of(ValueError, "delay=2 must be 0 or 1", delay=2)
+    yield of(ValueError, "delay=True must be 0 or 1", delay=True)
+    yield of(ValueError, "plan='greedy' is decided by when backward.. ends, for which delay=1", plan="greedy", delay=1)
+    yield of(ValueError, "compress=Cheapest.. is decided by when", compress="cheapest", delay=1)
     yield of(ValueError, "plan names 'x', which is no parameter", plan=[["x"]])
     yield of(ValueError, "must be a name or lists of names", plan=["tail.weight"])
     yield of(ValueError, "must be a name or lists of names", plan=[[]])
@@ -135,7 +139,7 @@ def test_one_that_fails_late_leaves_it_alone_too(
     with monkeypatch.context() as patched:
         patched.setattr(f"telegrad.synchronizer.synchronizer.{what}", fail)
         with pytest.raises(RuntimeError, match="no memory"):
-            Synchronizer(model, comm, wait_in=sgd(model))
+            Synchronizer(model, comm, wait_in="step", optimizer=sgd(model))
     assert not any(one._post_accumulate_grad_hooks for one in model.parameters())
     assert not model._forward_pre_hooks
     assert not model._forward_hooks
@@ -181,7 +185,7 @@ def test_an_optimizer_that_takes_no_hook_leaves_nothing(local: Callable[..., lis
     optimizer.register_step_post_hook = refuse  # type: ignore[method-assign]
     for _ in range(2):
         with pytest.raises(RuntimeError, match="planted"):
-            Synchronizer(model, local(1)[0], plan="single", wait_in=optimizer)
+            Synchronizer(model, local(1)[0], plan="single", wait_in="step", optimizer=optimizer)
     assert not model._forward_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks  # type: ignore[attr-defined]
     assert OfThisTest not in copyreg.dispatch_table
@@ -232,3 +236,14 @@ def test_sparse_gradients_are_refused(local: Callable[..., list[Communicator]]) 
 
 def test_it_is_part_of_the_package() -> None:
     assert telegrad.Synchronizer is Synchronizer
+
+
+def test_a_plan_of_bad_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="scheme='fixed' does not exist: use one of auto, optimal, greedy"):
+        AutoPlan("fixed")
+    with pytest.raises(ValueError, match="after=2 must be at least 3"):
+        AutoPlan(after=2)
+    with pytest.raises(ValueError, match="replan_factor=1 must be above 1"):
+        AutoPlan(replan_factor=1)
+    with pytest.raises(TypeError, match="replan_factor='2' must be a number, or None"):
+        AutoPlan(replan_factor="2")  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ import torch
 from hand_clock import HandClock
 from synchronised_net import assert_same, loss_of, model_of, reference, sgd
 
-from telegrad import Communicator, Synchronizer
+from telegrad import AutoPlan, Communicator, Synchronizer
 from telegrad.synchronizer import group_planning, merge, step_planning
 from telegrad.synchronizer.measured_timeline import MeasuredTimeline
 from telegrad.synchronizer.replanning import Replanning, Trial, agreed_step_s
@@ -131,7 +131,7 @@ def test_ranks_agree_on_the_slowest_of_them(on_ranks: OnRanks) -> None:
             for _ in range(0 if comm.rank == silent else 5):
                 timeline.begin()
                 timeline.ready(0)
-                timeline.launched()
+                timeline.launched(0)
                 timeline.backward_over()
                 clock.now += 1.0 + comm.rank
                 timeline.close([clock.now])
@@ -158,7 +158,7 @@ def test_a_synchronizer_tries_simple_plans_and_keeps_the_fastest(
     def run(comm: Communicator) -> list[int]:
         model = model_of(0)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan_after=3, replan_factor=None)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3, replan_factor=None))
         counts = []
         for step in range(steps):
             optimizer.zero_grad()
@@ -192,7 +192,7 @@ def test_what_is_kept_is_predicted_from_times_in_its_own_groups(
 
     def run(comm: Communicator) -> list[tuple[bool, int]]:
         model = model_of(0)
-        sync = Synchronizer(model, comm, plan_after=3)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3))
         seen, traces = [], []
         for step in range(24):
             model.zero_grad()
@@ -230,7 +230,7 @@ def test_only_auto_tries(on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(comm: Communicator) -> list[int]:
         model = model_of(0)
-        sync = Synchronizer(model, comm, plan="optimal", plan_after=3)
+        sync = Synchronizer(model, comm, plan=AutoPlan("optimal", after=3))
         counts = []
         for step in range(12):
             model.zero_grad()
@@ -261,7 +261,7 @@ def test_turns_of_a_synchronizer_and_right_averages(on_ranks: OnRanks, monkeypat
     def run(comm: Communicator) -> list[int]:
         model = model_of(0)
         optimizer = sgd(model)
-        sync = Synchronizer(model, comm, plan_after=3, replan_factor=None)
+        sync = Synchronizer(model, comm, plan=AutoPlan(after=3, replan_factor=None))
         counts = []
         for step in range(steps):
             assert sync.is_settled == (step >= 33)
