@@ -174,8 +174,8 @@ std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::uint64_
   return (counts > kDoubledMost ? 2 : rounds_of(ranks)) * varints_bytes_most(counts, total + counts);
 }
 
-std::uint64_t gather_counts_bytes_most(Rank ranks, std::uint64_t total) {
-  return varints_bytes_most(ranks, rounds_of(ranks) * total + ranks);
+std::uint64_t gather_counts_bytes_most(std::size_t counts, Rank ranks, std::uint64_t total) {
+  return varints_bytes_most(counts * ranks, rounds_of(ranks) * total + counts * ranks);
 }
 
 Task<std::vector<std::uint64_t>> gather_counts(Transport& net, std::span<const std::uint64_t> mine, SparseTraffic& traffic,

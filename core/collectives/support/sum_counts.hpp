@@ -23,8 +23,8 @@ std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::uint64_
 Task<std::vector<std::uint64_t>> gather_counts(Transport& net, std::span<const std::uint64_t> mine, SparseTraffic& traffic,
                                                Step first_step);
 inline constexpr Step kGatherCountsSteps = 32;
-/// No rank sends or receives more, where each passes one.
-std::uint64_t gather_counts_bytes_most(Rank ranks, std::uint64_t total);
+/// No rank sends or receives more, where each passes so many, and all have this `total` together.
+std::uint64_t gather_counts_bytes_most(std::size_t counts, Rank ranks, std::uint64_t total);
 
 /// keys = all ranks' keys, ascending; there are `total` of them. By recursive doubling. Uses kMergeKeysSteps.
 Task<void> merge_keys(Transport& net, std::vector<std::uint64_t>& keys, std::size_t total, SparseTraffic& traffic,

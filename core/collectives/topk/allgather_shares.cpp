@@ -42,9 +42,11 @@ class Gathering {
     begins_ = begins_of(counts_);
   }
 
-  bool is_beyond(double factor) const {
+  // Where doubling is within its bound however unlike shares are, to make them alike would only cost messages.
+  bool is_to_be_balanced() const {
+    if (!how_.always_doubles && doubles()) return false;
     const double mean = static_cast<double>(begins_.back()) / net_.size();
-    return static_cast<double>(std::ranges::max(counts_)) > factor * mean;
+    return static_cast<double>(std::ranges::max(counts_)) > how_.balance_factor * mean;
   }
 
   // Makes shares alike. Messages follow each other in the order of entries, on both their ends: so the first one that is
@@ -74,9 +76,9 @@ class Gathering {
     indices_ = Array<std::uint32_t>(all().size());
     values_ = Array<V>(all().size());
     if (is_short()) {
-      const bool doubles = doubling_is_bounded();
-      co_await gather_short_shares(net_, mine_.view(), {begins_, ranges_, indices_.span(), values_.span()}, doubles, step);
-      count_gathered(doubles);
+      const bool doubled = doubles();
+      co_await gather_short_shares(net_, mine_.view(), {begins_, ranges_, indices_.span(), values_.span()}, doubled, step);
+      count_gathered(doubled);
     } else {
       co_await gather_with_headers(step);
     }
@@ -90,14 +92,14 @@ class Gathering {
 
  private:
   Task<void> gather_with_headers(Step step) {
-    const std::size_t most = most_bytes_of<V>(std::ranges::max(counts_));
+    const std::size_t most = most_bytes();
     Buffer encoded;
     SparseReduction keeping;
     keeping.wire = how_.wire;
     keeping.residual = how_.residual;
     co_await decide(net_, bytes_of(mine_.view()),
                     [&] { encoded = encode_keeping_error(mine_.view(), keeping, how_.weight); });
-    if (how_.always_doubles || (most <= kShortMessageBytes && doubling_is_bounded())) {
+    if (how_.always_doubles || doubles()) {
       co_await gather_by_doubling(encoded.bytes(), most, step);
     } else {
       co_await gather_by_ring(std::move(encoded), most, step);
@@ -209,7 +211,10 @@ class Gathering {
     }
     return sent;
   }
-  bool doubling_is_bounded() const {
+  std::size_t most_bytes() const { return most_bytes_of<V>(std::ranges::max(counts_)); }
+  // Short messages, of which no rank has too many to send.
+  bool doubles() const {
+    if (!is_short() && most_bytes() > kShortMessageBytes) return false;
     const std::size_t most = (balanced_ ? 1 : 2) * all().size() + net_.size();
     for (Rank rank = 0; rank < net_.size(); ++rank) {
       if (sent_by_doubling(rank) > most) return false;
@@ -252,7 +257,7 @@ Task<SparseVector<V>> allgather_shares(Transport& net, OwnedSlice<V> mine, const
                                        std::vector<std::uint64_t> counts, ShareGathering how, SparseTraffic& traffic,
                                        bool& was_balanced, Step first_step) {
   Gathering<V> gathering(net, std::move(mine), slices, std::move(counts), how, traffic);
-  was_balanced = gathering.is_beyond(how.balance_factor);
+  was_balanced = gathering.is_to_be_balanced();
   Step step = first_step;
   if (was_balanced) step = co_await gathering.balance(step);
   co_return co_await gathering.gather(step);

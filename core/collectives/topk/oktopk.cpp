@@ -70,6 +70,13 @@ bool is_near(std::uint64_t selected, bool keeps_all, std::uint64_t k) {
 constexpr std::size_t kTried = 16;
 constexpr double kTriedRatio = 1.05;
 
+// Together with how many sums it keeps a rank says how many of these lie in each of so many steps above the threshold, of a
+// sixteenth of a doubling each: if too many are kept, all ranks know at once what a larger one would keep. Only where these
+// counts are few beside entries.
+constexpr std::size_t kSteps = 8;
+constexpr unsigned kBitsOfSteps = 4;
+bool counts_steps(std::uint64_t k, Rank ranks) { return 2 * kSteps * ranks <= k; }
+
 template <class V>
 class OkTopk {
  public:
@@ -215,14 +222,14 @@ class OkTopk {
 
   Task<void> settle_threshold() {
     if (!is_due(settings_.threshold_every)) {
-      co_await keep_from(key_of(state_.threshold));
+      const std::uint64_t key = key_of(state_.threshold);
+      co_await keep_from(key, !settings_.as_published && counts_steps(settings_.k, net_.size()) ? kSteps : 0);
       if (settings_.as_published || is_near(report_.selected, keeps_all_, settings_.k)) co_return;
-      if (co_await move_threshold()) co_return;
+      if (moves_by_steps(key) || co_await move_threshold()) co_return;
     }
     report_.exact = true;
     const std::uint64_t key = co_await find_threshold();
-    using Bits = typename kernels::Format<V>::Bits;
-    state_.threshold = static_cast<double>(static_cast<kernels::Factor<V>>(std::bit_cast<V>(static_cast<Bits>(key))));
+    state_.threshold = magnitude_of(key);
     co_await keep_from(key);
     if (!settings_.as_published && report_.selected > 2 * settings_.k) co_await drop_ties(key);
   }
@@ -230,6 +237,41 @@ class OkTopk {
   static std::uint64_t key_of(double threshold) {
     return magnitude_key(static_cast<V>(static_cast<kernels::Factor<V>>(threshold)));
   }
+
+  static double magnitude_of(std::uint64_t key) {
+    using Bits = typename kernels::Format<V>::Bits;
+    return static_cast<double>(static_cast<kernels::Factor<V>>(std::bit_cast<V>(static_cast<Bits>(key))));
+  }
+
+  // By what all ranks have said of their sums above `key`: false if too few are kept, or no step's end keeps near enough to k.
+  bool moves_by_steps(std::uint64_t key) {
+    if (steps_.empty() || report_.selected <= settings_.k) return false;
+    std::size_t nearest = 0;
+    std::array<std::uint64_t, kSteps + 1> kept{report_.selected};  // from the start of each step on
+    for (std::size_t step = 0; step < kSteps; ++step) {
+      kept[step + 1] = kept[step];
+      for (Rank rank = 0; rank < net_.size(); ++rank) kept[step + 1] -= steps_[rank * kSteps + step];
+      if (off(kept[step + 1]) < off(kept[nearest])) nearest = step + 1;
+    }
+    if (!is_near(kept[nearest], false, settings_.k)) return false;
+    report_.selected = kept[nearest];
+    for (Rank rank = 0; rank < net_.size(); ++rank) {
+      for (std::size_t step = 0; step < nearest; ++step) kept_counts_[rank] -= steps_[rank * kSteps + step];
+    }
+    key += nearest * kStep;
+    state_.threshold = magnitude_of(key);
+    std::size_t next = 0;
+    for (std::size_t i = 0; i < kept_.values.size(); ++i) {
+      kept_.indices[next] = kept_.indices[i];
+      kept_.values[next] = kept_.values[i];
+      next += magnitude_key(kept_.values[i]) >= key ? 1 : 0;
+    }
+    kept_.indices.truncate(next);
+    kept_.values.truncate(next);
+    return true;
+  }
+  static constexpr std::uint64_t kStep = std::uint64_t{1} << (kMantissaBits<V> - kBitsOfSteps);  // of keys
+  std::uint64_t off(std::uint64_t count) const { return count > settings_.k ? count - settings_.k : settings_.k - count; }
 
   // All ranks count what larger thresholds would keep, or smaller ones where too few are kept; the one that keeps nearest
   // to k is taken, if that is near enough. One exchange of few counts in place of a search for the exact threshold.
@@ -251,8 +293,7 @@ class OkTopk {
       }
     });
     co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));
-    const auto off = [&](std::uint64_t count) { return count > settings_.k ? count - settings_.k : settings_.k - count; };
-    const auto nearest = std::ranges::min_element(counts, std::less<>(), off);
+    const auto nearest = std::ranges::min_element(counts, std::less<>(), [&](std::uint64_t count) { return off(count); });
     if (!is_near(*nearest, false, settings_.k)) co_return false;
     const auto place = static_cast<std::size_t>(nearest - counts.begin());
     state_.threshold = tried[place];
@@ -316,8 +357,8 @@ class OkTopk {
     co_return *wanted;
   }
 
-  // Of the owned sums; all ranks say how many they keep.
-  Task<void> keep_from(std::uint64_t key) {
+  // Of the owned sums; all ranks say how many they keep, and how many in each of `steps` above the threshold.
+  Task<void> keep_from(std::uint64_t key, std::size_t steps = 0) {
     const std::span<const V> values = owned_.values.span();
     kept_ = {owned_.range, false, Array<std::uint32_t>(values.size()), Array<V>(values.size())};
     std::size_t count = 0;
@@ -335,23 +376,34 @@ class OkTopk {
     });
     kept_.indices.truncate(count);
     kept_.values.truncate(count);
-    co_await exchange_counts(count);
+    std::vector<std::uint64_t> in_steps(steps + 1);
+    if (steps > 0) {
+      co_await net_.compute(count * sizeof(V), [&] {
+        for (const V value : kept_.values) ++in_steps[std::min<std::uint64_t>((magnitude_key(value) - key) / kStep, steps)];
+      });
+    }
+    co_await exchange_counts(count, std::span(in_steps).first(steps));
     report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
   }
 
-  // How many sums each rank keeps, and whether these are all that there are.
-  Task<void> exchange_counts(std::size_t kept) {
-    const std::uint64_t mine = std::uint64_t{kept} << 1 | (kept == owned_.values.size() ? 1 : 0);
-    const std::vector<std::uint64_t> all = co_await gather_counts(net_, std::span(&mine, 1), report_.traffic,
-                                                                  take_steps(kGatherCountsSteps));
+  // How many sums each rank keeps, whether these are all that there are, and how many lie in each step.
+  Task<void> exchange_counts(std::size_t kept, std::span<const std::uint64_t> steps = {}) {
+    std::vector<std::uint64_t> mine{std::uint64_t{kept} << 1 | (kept == owned_.values.size() ? 1 : 0)};
+    mine.insert(mine.end(), steps.begin(), steps.end());
+    const std::vector<std::uint64_t> all = co_await gather_counts(net_, mine, report_.traffic, take_steps(kGatherCountsSteps));
     kept_counts_.clear();
+    steps_.clear();
     keeps_all_ = true;
     for (Rank rank = 0; rank < net_.size(); ++rank) {
-      kept_counts_.push_back(all[rank] >> 1);
-      keeps_all_ = keeps_all_ && (all[rank] & 1) != 0;
-      if (kept_counts_[rank] <= slices_[rank].size()) continue;
+      const auto of_rank = std::span(all).subspan(rank * mine.size(), mine.size());
+      kept_counts_.push_back(of_rank[0] >> 1);
+      steps_.insert(steps_.end(), of_rank.begin() + 1, of_rank.end());
+      keeps_all_ = keeps_all_ && (of_rank[0] & 1) != 0;
+      const std::uint64_t in_steps = std::accumulate(of_rank.begin() + 1, of_rank.end(), std::uint64_t{0});
+      if (kept_counts_[rank] <= slices_[rank].size() && in_steps <= kept_counts_[rank]) continue;
       co_await net_.fail(rank, "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(kept_counts_[rank]) +
-                                   " sums, in a slice of " + std::to_string(slices_[rank].size()));
+                                   " sums, " + std::to_string(in_steps) + " of them near the threshold, in a slice of " +
+                                   std::to_string(slices_[rank].size()));
     }
   }
 
@@ -393,6 +445,7 @@ class OkTopk {
   OwnedSlice<V> owned_;  // sums
   OwnedSlice<V> kept_;
   std::vector<std::uint64_t> kept_counts_;  // by rank
+  std::vector<std::uint64_t> steps_;        // how many of these lie in each step, by rank; none if nobody has said
   bool keeps_all_ = false;                  // on every rank
   TopkReport report_;
   Step next_step_ = 0;
@@ -446,11 +499,12 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
   }
   // What owners would receive, all entries, the most of a rank; what is kept by a useless threshold, and by the right one.
   const std::uint64_t checks = sum_counts_bytes_most(ranks + 2, ranks, 2 * total + most);
-  const std::uint64_t gathered = gather_counts_bytes_most(ranks, 2 * total + ranks) +
-                                 gather_counts_bytes_most(ranks, 2 * most + ranks);
+  const std::size_t counts = 1 + (counts_steps(k, ranks) ? kSteps : 0);
+  const std::uint64_t gathered = gather_counts_bytes_most(counts, ranks, 3 * total + ranks) +
+                                 gather_counts_bytes_most(1, ranks, 2 * most + ranks);
   const std::uint64_t tried = sum_counts_bytes_most(kTried, ranks, kTried * total);
   std::uint64_t bytes = std::max(sent, received) + checks + gathered + tried;
-  if (steps.exact) bytes += threshold_bytes_most<V>(k, ranks, total) + gather_counts_bytes_most(ranks, most);
+  if (steps.exact) bytes += threshold_bytes_most<V>(k, ranks, total) + gather_counts_bytes_most(1, ranks, most);
   if (steps.cut) bytes += pooled_slices_bytes_most(dimension, ranks, most, enough_of(excess, ranks));
   return bytes;
 }

@@ -17,9 +17,6 @@ namespace {
 
 template <class V>
 constexpr unsigned kBits = 8 * sizeof(V) - 1;  // of a key
-template <class V>
-constexpr unsigned kMantissaBits = static_cast<unsigned>(
-    std::countr_zero(static_cast<std::uint64_t>(static_cast<kernels::Format<V>::Bits>(kernels::Format<V>::kInfinity))));
 
 // Of a digit behind the exponent: about the root of k.
 unsigned digit_bits(std::uint64_t k) { return std::clamp(static_cast<unsigned>(std::bit_width(k)) / 2, 4U, 8U); }

@@ -1,6 +1,7 @@
 #pragma once
 // The k-th largest magnitude of values that lie on several ranks, without moving them.
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,6 +11,11 @@
 #include "transport/transport.hpp"
 
 namespace telegrad {
+
+/// Of a magnitude's key, behind the exponent.
+template <class V>
+inline constexpr unsigned kMantissaBits = static_cast<unsigned>(
+    std::countr_zero(static_cast<std::uint64_t>(static_cast<kernels::Format<V>::Bits>(kernels::Format<V>::kInfinity))));
 
 /// The key of the k-th largest magnitude of all ranks' values together, k >= 1, the same on all ranks; 0, the least key,
 /// if there are fewer. V is float, double, bf16 or f16. Uses kThresholdSteps steps from `first_step` on.

@@ -96,7 +96,7 @@ TEST("every rank gets every rank's counts, and all keys in order") {
         EXPECT(run_ranks(world, size, [&](Rank) { return request_of(run); }, size).all_succeeded());
         for (Rank rank = 0; rank < size; ++rank) {
           EXPECT(found[rank] == all);
-          if (length == 1) EXPECT(traffic[rank].control_bytes_sent <= gather_counts_bytes_most(size, total_of(all)) + keys_most);
+          EXPECT(traffic[rank].control_bytes_sent <= gather_counts_bytes_most(length, size, total_of(all)) + keys_most);
           EXPECT(keys[rank] == all_keys);
         }
       }
