@@ -128,14 +128,26 @@ TOPK_MUTANTS = (
     mutant(
         "topk: each rank moves the threshold by what it alone would keep",
         OKTOPK,
-        "co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));\n    const auto off",
-        "for (std::uint64_t& count : counts) count *= net_.size();\n    const auto off",
+        "co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));\n    const auto nearest",
+        "for (std::uint64_t& count : counts) count *= net_.size();\n    const auto nearest",
     ),
     mutant(
         "topk: a threshold that is moved to is taken however far off k it is",
         OKTOPK,
         "if (!is_near(*nearest, false, settings_.k)) co_return false;",
         "if (*nearest == 0) co_return false;",
+    ),
+    mutant(
+        "topk: a threshold that is moved by steps is taken however far off k it is",
+        OKTOPK,
+        "if (!is_near(kept[nearest], false, settings_.k)) return false;",
+        "if (kept[nearest] == 0) return false;",
+    ),
+    mutant(
+        "topk: a threshold that is moved by steps keeps what the last step has",
+        OKTOPK,
+        "next += magnitude_key(kept_.values[i]) >= key ? 1 : 0;",
+        "next += magnitude_key(kept_.values[i]) + (net_.rank() == 1 ? kStep : 0) >= key ? 1 : 0;",
     ),
     mutant(
         "topk: equal sums are dropped to k instead of 2k",

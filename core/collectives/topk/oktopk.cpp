@@ -75,7 +75,7 @@ constexpr double kTriedRatio = 1.05;
 // counts are few beside entries.
 constexpr std::size_t kSteps = 8;
 constexpr unsigned kBitsOfSteps = 4;
-bool counts_steps(std::uint64_t k, Rank ranks) { return 2 * kSteps * ranks <= k; }
+bool counts_steps(std::uint64_t k, Rank ranks) { return 10 * kSteps * ranks <= k; }
 
 template <class V>
 class OkTopk {
@@ -400,10 +400,15 @@ class OkTopk {
       steps_.insert(steps_.end(), of_rank.begin() + 1, of_rank.end());
       keeps_all_ = keeps_all_ && (of_rank[0] & 1) != 0;
       const std::uint64_t in_steps = std::accumulate(of_rank.begin() + 1, of_rank.end(), std::uint64_t{0});
-      if (kept_counts_[rank] <= slices_[rank].size() && in_steps <= kept_counts_[rank]) continue;
-      co_await net_.fail(rank, "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(kept_counts_[rank]) +
-                                   " sums, " + std::to_string(in_steps) + " of them near the threshold, in a slice of " +
-                                   std::to_string(slices_[rank].size()));
+      const auto says = [&] {
+        return "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(kept_counts_[rank]) + " sums";
+      };
+      if (kept_counts_[rank] > slices_[rank].size()) {
+        co_await net_.fail(rank, says() + ", in a slice of " + std::to_string(slices_[rank].size()));
+      }
+      if (in_steps > kept_counts_[rank]) {
+        co_await net_.fail(rank, says() + ", " + std::to_string(in_steps) + " of them just above the threshold");
+      }
     }
   }
 

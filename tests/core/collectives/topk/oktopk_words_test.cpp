@@ -90,7 +90,8 @@ TEST("very unlike shares are made alike before they are gathered") {
         const OkTopkSettings settings{.k = 100, .balance_factor = factor};
         const auto results = call(World::local, inputs, kN, settings, {});
         check_call(inputs, kN, settings, Reduction::sum, results);
-        EXPECT_EQ(results[0].report.balanced, is_unlike && (size > 4 || (factor < 2.0)));
+        // Among a few ranks doubling stays within its bound however unlike short shares are.
+        EXPECT_EQ(results[0].report.balanced, is_unlike && size > 4);
       }
     }
   }
