@@ -16,7 +16,8 @@ namespace telegrad {
 /// How shares of which all ranks know how many entries they have are gathered; the same on all ranks.
 struct ShareGathering {
   WireFormat wire{};
-  double balance_factor = 4.0;  // a largest share of more than this times the mean: shares are made alike first
+  double balance_factor = 4.0;  // a largest share of more than this times the mean: shares are made alike first, unless short
+                                // messages by doubling move at most 2K + P entries anyway
   bool always_doubles = false;  // the messages of recursive doubling whatever the shares, as Ok-Topk's paper has it
   /// As in SparseReduction; `weight`: how much of it is added. Values are rounded once, by who gathers them: every rank
   /// decodes the same bytes, that one too.

@@ -5,7 +5,7 @@
 //   2  ranks count what each owner of a slice would receive; slices are cut anew where that is more for one than chance brings
 //   3  entries go to the owners of their slices, which add them
 //   4  every τ' calls the threshold is found that k of all sums reach; in between it is corrected by how many reach it, and
-//      moved where that is more than a quarter off k
+//      moved where that is more than a quarter off k: by counts that came with those of kept sums, or by an exchange of others
 //   5  owners keep what reaches it; shares that are very unlike are made alike, and all are gathered
 //   6  who has given an entry that the sum does not keep takes it back
 //

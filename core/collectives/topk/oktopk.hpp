@@ -17,7 +17,8 @@ struct OkTopkSettings {
   std::uint64_t k = 1;                  // how many entries the sum is to keep
   std::uint64_t boundaries_every = 64;  // τ, in calls
   std::uint64_t threshold_every = 32;   // τ', in calls
-  double balance_factor = 4.0;          // a largest share of more than this times the mean: shares are made alike first
+  double balance_factor = 4.0;          // a largest share of more than this times the mean: shares are made alike first, where
+                                        // doubling would exceed its bound
   /// As the paper has it: averaged boundaries, kept until τ whatever becomes of them; all sums gathered for the threshold,
   /// which is kept until τ' whatever it selects; shares gathered by recursive doubling.
   bool as_published = false;
@@ -64,7 +65,7 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
 /// At first and every τ' calls the sum keeps its k largest magnitudes, and what equals the least of these: as many as make
 /// 2k together, those of the lowest indices; zeros if there are fewer than k. In between it keeps what reaches the last
 /// call's threshold, gently corrected. Where that is more than a quarter of k too many or too few, the best of some
-/// thresholds near it is taken; and the exact one is found where none of these is near enough. `state` is that which the last call on all ranks has left, or
+/// thresholds near it is taken, without another exchange if it is too many, and k at least 80P; and the exact one is found where none of these is near enough. `state` is that which the last call on all ranks has left, or
 /// a new one. V is float, double, bf16 or f16; `reduction` sum or avg (CHECKed).
 /// Where `wire` rounds, entries are rounded on their way to their owner, and those that the sum keeps when they are gathered:
 /// it is the top k of sums of rounded values. Where rounding would save less than a message's header takes, none is. `residual`: empty, or of one element per index, to which what rounding loses on

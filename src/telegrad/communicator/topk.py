@@ -133,7 +133,7 @@ class OkTopkState(_SlicesAndThreshold):
     - ``boundaries_every`` (τ of the paper): calls between two finer checks of the slices. Others cut them only where
       an owner would receive more than chance brings.
     - ``threshold_every`` (τ′): calls between two exact thresholds; sooner if counts need it.
-    - ``balance_factor``: shares are balanced first if one rank has more than this times the mean.
+    - ``balance_factor``: long or very unlike shares are balanced if one rank has more than this times the mean.
     - ``as_published``: boundaries, thresholds and messages as in the paper, for comparison. Traffic is not bounded
       then.
 
