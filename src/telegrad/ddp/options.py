@@ -99,7 +99,7 @@ class OkTopk:
 
     - ``boundaries_every`` (τ of the paper): steps between two finer checks of the slices that ranks own.
     - ``threshold_every`` (τ′): steps between two exact thresholds of the sum.
-    - ``balance_factor``: long or very unlike shares are balanced if one rank holds more than this times the mean; at least 1.
+    - ``balance_factor``: long or very unlike shares are balanced if one rank has over this times the mean; at least 1.
 
     Raises ``TypeError`` and ``ValueError``. Source: Li, Hoefler, PPoPP 2022, Algorithm 1."""
 
