@@ -144,10 +144,10 @@ TOPK_MUTANTS = (
         "if (kept[nearest] == 0) return false;",
     ),
     mutant(
-        "topk: a threshold that is moved by steps keeps what the last step has",
+        "topk: each rank moves the threshold by its own steps alone",
         OKTOPK,
-        "next += magnitude_key(kept_.values[i]) >= key ? 1 : 0;",
-        "next += magnitude_key(kept_.values[i]) + (net_.rank() == 1 ? kStep : 0) >= key ? 1 : 0;",
+        "kept[step + 1] -= steps_[rank * kSteps + step];",
+        "kept[step + 1] -= steps_[net_.rank() * kSteps + step + 0 * rank];",
     ),
     mutant(
         "topk: equal sums are dropped to k instead of 2k",
