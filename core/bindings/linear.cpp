@@ -316,7 +316,7 @@ void bind_linear(nb::module_& module) {
             std::ranges::copy(newton.duals(), reinterpret_cast<double*>(out));
           },
           nb::arg("out"))
-      .def("settle", &Newton::settle)
+      .def("settle", &Newton::settle, nb::arg("ends"))
       .def(
           "restore",
           [](Newton& newton, std::uintptr_t weights, std::size_t count, double bias, std::uintptr_t duals,

@@ -513,6 +513,14 @@ void Newton::move_duals(Step& done) {
   done.sums = sums_;
   if (done.converged) return;
   if (!minimised_ && inner > kInner * (loss_ + penalty_ - bound)) return;
+  next_duals();
+  const Value changed = evaluate(0);
+  smoothed_ = changed.smoothed;
+  weighted_duals_ = changed.duals;
+  find_gradient();
+}
+
+void Newton::next_duals() {
   minimised_ = false;
   double& h = duals_.back();
   for (std::size_t i = 0; i < rows(); ++i) {
@@ -520,10 +528,6 @@ void Newton::move_duals(Step& done) {
     duals_[i] = std::clamp((1 - scores_[i] * target) / h + duals_[i], 0.0, 1.0);
   }
   h = std::max(h * kShrink, kLeastSmoothing);
-  const Value changed = evaluate(0);
-  smoothed_ = changed.smoothed;
-  weighted_duals_ = changed.duals;
-  find_gradient();
 }
 
 // The dual objective of the slopes at w_. With them weights are w_ − gradient/l2; a bias has no penalty, so that theirs must
@@ -861,12 +865,16 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   begun_ = false;
 }
 
-void Newton::settle() {
+void Newton::settle(bool ends) {
   if (descent_) {
     descent_->restore(duals_, w_.back());
     return;
   }
-  if (!best_.empty()) w_ = best_;
+  if (ends && !best_.empty()) {
+    w_ = best_;
+  } else if (minimised_) {
+    next_duals();
+  }
   for (std::size_t i = 0; i < weights(); ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
   best_.clear();
   begun_ = false;

@@ -87,8 +87,9 @@ class Newton {
   /// Goes on from this model. `duals`: none for other losses.
   void restore(std::span<const float> weights, double bias, std::span<const double> duals);
 
-  /// What restore() would make of the present model.
-  void settle();
+  /// What restore() would make of the present model. Where the training `ends` it is the best one. Before, it is where the
+  /// steps for the hinge stand: with dual variables of later steps, they would not find the way back from the best one.
+  void settle(bool ends);
 
  private:
   struct At {
@@ -132,6 +133,7 @@ class Newton {
   void find_gradient();
   double dual_bound(double& inner);
   void move_duals(Step& done);
+  void next_duals();
   void keep_best();
   double solve();
   bool solve_directly(double& predicted);

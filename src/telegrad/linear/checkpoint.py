@@ -177,10 +177,10 @@ class Checkpoints:
             optimizer.restore(state)
         return reports
 
-    def write(self, optimizer: Optimizer, reports: list[EpochReport]) -> None:
-        """Raises on all ranks what rank 0 does, ``OSError`` for a file that cannot be written. What is not finite
-        leaves the file as it is."""
-        optimizer.settle()
+    def write(self, optimizer: Optimizer, reports: list[EpochReport], *, ends: bool) -> None:
+        """``ends``: the training does. Raises on all ranks what rank 0 does, ``OSError`` for a file that cannot be
+        written. What is not finite leaves the file as it is."""
+        optimizer.settle(ends)
         error: Exception | None = None
         if self._problem.rank == 0:
             try:

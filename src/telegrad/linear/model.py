@@ -272,8 +272,9 @@ class Optimizer(Protocol):
     def model(self) -> LinearModel:
         """As it is now, the same bits on every rank."""
 
-    def settle(self) -> None:
-        """Rounds what else passes would keep beside ``state()``, so that they go on from here as after ``restore``."""
+    def settle(self, ends: bool = False) -> None:
+        """Rounds what else passes would keep beside ``state()``, so that they go on from here as after ``restore``.
+        Where training ``ends``, the state is that of the best model."""
 
     def state(self) -> State:
         """Behind ``settle``. A rank that does not need it need not ask."""

@@ -96,8 +96,8 @@ class Newton:
         every[used] = own.reshape(-1, problem.classes)
         return every, biases
 
-    def settle(self) -> None:
-        self._newton.settle()
+    def settle(self, ends: bool = False) -> None:
+        self._newton.settle(ends)
         self._kept = None if self._shared is None else self._every()
         if not self._newton.dual_count:
             return

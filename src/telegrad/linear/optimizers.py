@@ -158,7 +158,7 @@ class CoordinateDescent:
     def model(self) -> LinearModel:
         return self._problem.model(self._problem.of_all(self._weights.copy()), self._bias)
 
-    def settle(self) -> None:
+    def settle(self, ends: bool = False) -> None:
         """Scores then are those of the weights, without what changes have rounded."""
         self._scores[:] = 0
         indices = np.flatnonzero(self._weights).astype(np.uint32)
@@ -345,7 +345,7 @@ class MiniBatches:
         self._descent.write_weights(weights.ctypes.data, weights.size)
         return self._problem.model(self._problem.of_all(weights), self._descent.bias)
 
-    def settle(self) -> None:
+    def settle(self, ends: bool = False) -> None:
         self._descent.settle()
 
     def state(self) -> State:

@@ -160,11 +160,12 @@ def train(
             report = EpochReport(epoch + 1, *took, *judged, found.objective, found.gap)
             reports.append(report)
             converged = second_order and found.gap <= settings.tol
-            ends = found.has_ended or converged or report.epoch == settings.most_epochs
-            if checkpoints is not None and (report.epoch % checkpoint_every == 0 or ends):
-                checkpoints.write(optimizer, reports)
+            is_best = found.has_ended or converged
+            is_last = is_best or report.epoch == settings.most_epochs
+            if checkpoints is not None and (report.epoch % checkpoint_every == 0 or is_last):
+                checkpoints.write(optimizer, reports, ends=is_best)  # at the limit of epochs, one with more goes on
             on_epoch(report)
-            if ends:
+            if is_last:
                 break
     except BaseException:
         if on_break_off is not None:

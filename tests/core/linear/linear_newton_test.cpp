@@ -359,18 +359,41 @@ TEST("the softmax's gradient is 0 at the model found, with the same bits on any 
 TEST("a training goes on from what it was settled to, to the bit") {
   const Task task(400);
   for (const Loss loss : kLosses) {
-    Team team(1);
-    Newton whole(task.problem(loss), team, kAlone);
-    for (int step = 0; step < 4; ++step) whole.step();
-    whole.settle();
-    std::vector<float> weights(task.features);
-    whole.write_weights(weights);
-    Newton again(task.problem(loss), team, kAlone);
-    again.restore(weights, whole.bias(), std::vector<double>(whole.duals().begin(), whole.duals().end()));
-    const Found one = run(whole, task.features), other = run(again, task.features);
-    EXPECT(one.weights == other.weights);
-    EXPECT(one.bias == other.bias);
-    EXPECT(one.steps == other.steps);
+    for (const bool ends : {false, true}) {
+      Team team(1);
+      Newton whole(task.problem(loss), team, kAlone);
+      for (int step = 0; step < 4; ++step) whole.step();
+      whole.settle(ends);
+      std::vector<float> weights(task.features);
+      whole.write_weights(weights);
+      Newton again(task.problem(loss), team, kAlone);
+      again.restore(weights, whole.bias(), std::vector<double>(whole.duals().begin(), whole.duals().end()));
+      const Found one = run(whole, task.features), other = run(again, task.features);
+      EXPECT(one.weights == other.weights);
+      EXPECT(one.bias == other.bias);
+      EXPECT(one.steps == other.steps);
+    }
+  }
+}
+
+TEST("a training that is settled after each step converges as one that is not") {
+  const Task task(400);
+  for (const Loss loss : kLosses) {
+    for (const double l2 : {kL2, 1e-4, 1e-6}) {
+      Newton::Problem problem = task.problem(loss, 1e-5);
+      problem.l2 = l2;
+      const Found plain = solve(problem);
+      Team team(1);
+      Newton newton(problem, team, kAlone);
+      Newton::Step last;
+      std::size_t steps = 0;
+      for (; steps < 2 * plain.steps && !last.converged && !last.stuck; ++steps) {
+        if (steps > 0) newton.settle(false);
+        last = newton.step();
+      }
+      EXPECT(last.converged || last.stuck);
+      EXPECT(std::abs(last.objective - plain.last.objective) < 1e-4 * plain.last.objective);
+    }
   }
 }
 
@@ -392,7 +415,7 @@ TEST("a descent by coordinates proves its gap, hands over where it is slow, and 
         EXPECT(found.objective * (1 - found.gap) <= best.last.objective * (1 + 1e-9));
         EXPECT(found.objective >= best.last.objective * (1 - 1e-9));
       }
-      whole.settle();
+      whole.settle(false);
       for (const double one : whole.duals().first(task.chosen.size())) EXPECT(one >= 0 && one <= 1);
       std::vector<float> weights(task.features);
       whole.write_weights(weights);

@@ -506,3 +506,21 @@ def test_softmax_of_ranks_that_share_few_features(monkeypatch: pytest.MonkeyPatc
         for found in pool.map(run, range(2)):
             assert found.weights.tobytes() == alone.weights.tobytes()
             assert found.biases.tobytes() == alone.biases.tobytes()
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_checkpoints_do_not_hold_the_hinge_up(every: int, tmp_path: Path) -> None:
+    """By Newton's method, whose steps do not each lower the objective."""
+    random = np.random.default_rng(0)
+    matrix = sparse.random(400, 100, 0.1, format="csr", random_state=1, dtype=np.float32)
+    labels = np.sign(matrix @ random.normal(size=100) + random.normal(size=400) / 2 + 1e-9)
+    rows, settings = Rows.from_csr(matrix, labels), TrainingSettings(loss="hinge", l2=1e-4, optimizer="newton")
+    plain = train(rows, settings)
+    kept = train(rows, settings, checkpoint=tmp_path / "state.npz", checkpoint_every=every)
+    assert plain.converged
+    assert kept.converged
+    assert len(kept.epochs) <= 2 * len(plain.epochs)
+    assert (
+        train(rows, settings, checkpoint=tmp_path / "state.npz").model.weights.tobytes() == kept.model.weights.tobytes()
+    )
+    assert kept.epochs[-1].objective < plain.epochs[-1].objective * (1 + 1e-3)
