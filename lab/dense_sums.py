@@ -175,7 +175,7 @@ def summary_of(rows: Sequence[ShownRow]) -> Summary:
     found = Summary(rows[0]["network"], rows[0]["ranks"])
     for auto in (row for row in rows if row["algorithm"] == "auto"):
         size, median_s = auto["bytes"], auto["median_s"]
-        peers = {peer: auto[f"{peer}_median_s"] for peer in PEERS if auto[f"{peer}_median_s"] is not None}
+        peers = {peer: auto[f"{peer}_median_s"] for peer in PEERS if auto.get(f"{peer}_median_s") is not None}
         own = {
             row["algorithm"]: row["median_s"]
             for row in rows

@@ -203,7 +203,8 @@ def measured(rows: Rows, loss: str, tol: float, ranks: int, scheme: str, network
         row["trace"][step]["s"] = max(one["s"] for one in alike)
     total_s = float(virtual.clocks.max())
     spent = {"network_s": virtual.network_s, "wait_s": virtual.waited_s, "in_collectives_s": virtual.in_collectives_s}
-    return {**row, "compute_s": total_s - sum(spent.values()), **spent, "mb": virtual.received_bytes() / 1e6}
+    spent["compute_s"] = total_s - sum(spent.values())
+    return {**row, "model_s": total_s, **spent, "mb": virtual.received_bytes() / 1e6}
 
 
 _made: list[Rows] = []

@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "base/types.hpp"
+#include "types.hpp"
 
 namespace telegrad {
 

@@ -113,7 +113,7 @@ def test_sums_that_round_stand_beside_the_others(tmp_path: Path) -> None:
     ("option", "value", "message"),
     [
         ("--wires", "bf16,float8", f"'float8' does not exist: use {', '.join(WIRE_BITS)}, all"),
-        ("--peers", "nccl", "use gloo, mpich or none"),
+        ("--peers", "nccl", "use gloo, mpich, openmpi, impi, oneccl or none"),
         ("--nodes", "2", "network 'shm' has no nodes"),
     ],
 )

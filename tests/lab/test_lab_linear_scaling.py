@@ -26,7 +26,7 @@ def test_all_numbers_of_ranks_find_the_same_objective(tmp_path: Path) -> None:
         assert [step["objective"] for step in row["trace"]] == [step["objective"] for step in alone["trace"]]
         assert 0 < row["to_0.01_s"] <= row["to_0.001_s"] <= row["model_s"]
         spent = row["compute_s"] + row["network_s"] + row["wait_s"] + row["in_collectives_s"]
-        assert spent == pytest.approx(row["model_s"], rel=0.05)
+        assert spent == pytest.approx(row["model_s"])
     sparse, dense = sorted(others, key=lambda row: str(row["scheme"]), reverse=True)
     assert 0 < sparse["mb"] < dense["mb"]
     assert picture.stat().st_size > 0

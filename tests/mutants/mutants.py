@@ -290,7 +290,12 @@ _SESSION = (
         ".reduction = dense.reduction,\n                  .algorithm = algorithm,",
         ".algorithm = algorithm,",
     ),
-    _mutant("call: the root of a reduce is not told", REDUCTIONS, ".root = root,", ""),
+    _mutant(
+        "call: the root of a reduce is not told",
+        REDUCTIONS,
+        ".reduction = dense.reduction,\n                  .root = root,",
+        ".reduction = dense.reduction,",
+    ),
     _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = how.switch_factor,", ""),
     _mutant("call: the root is not told", MOVES, ".root = root, ", ""),
     _mutant(

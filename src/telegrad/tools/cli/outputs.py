@@ -104,7 +104,7 @@ def sharing(console: Console) -> Progress:
     return Progress(*columns, console=console, transient=True)
 
 
-_FILE_COLUMNS = 140  # the widest: sums among ranks that are dealt out to nodes, beside both peers
+_FILE_COLUMNS = 190  # the widest: sums among ranks that are dealt out to nodes, beside five peers
 
 
 def table_console() -> Console:

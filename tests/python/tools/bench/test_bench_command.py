@@ -138,7 +138,7 @@ def test_a_network_that_fails_costs_no_other(tmp_path: Path, monkeypatch: pytest
         ("--sizes", "6", "use a multiple of 4 bytes"),
         ("--sizes", "1000000GiB", "4 ranks with vectors of 1e+06 GiB need 8e+06 GiB of memory, of which"),
         ("--algorithms", "magic", f"use {', '.join(ALGORITHMS)}"),
-        ("--peers", "nccl", "use gloo, mpich or none"),
+        ("--peers", "nccl", "use gloo, mpich, openmpi, impi, oneccl or none"),
         ("--json", "/nowhere/rows.json", "the folder /nowhere does not exist"),
         ("--json", "/proc/rows.json", "cannot write /proc/rows.json"),
         ("--plot", "rows.txt", ".txt is no format of pictures"),

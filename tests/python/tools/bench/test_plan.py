@@ -98,6 +98,12 @@ def test_a_row_has_the_peers_time_and_the_bound_beside_ours() -> None:
         "ratio_to_mpich": None,
         "mpich_wrong": None,
         "mpich_missing": "rank 1: no MPICH",
+        **{f"ratio_to_{peer}": None for peer in ("openmpi", "impi", "oneccl")},
+        **{
+            f"{peer}_{what}": "not asked for" if what == "missing" else None
+            for peer in ("openmpi", "impi", "oneccl")
+            for what in ("median_s", "p90_s", "samples", "wrong", "missing")
+        },
     }
     (row,) = rows_of(_PLAN, AllreduceOutcome(measured[:1]), {"gloo": "torch is not installed"})
     assert row["gloo_median_s"] is None
@@ -132,7 +138,7 @@ def test_networks_and_peers_have_names() -> None:
     with open_network("tcp", 2) as network:
         assert network.environment["UCX_TLS"] == "tcp,self"
         assert network.environment["MPIR_CVAR_NOLOCAL"] == "1"  # or MPICH's own shared memory goes round TCP
-    with pytest.raises(ValueError, match="peer 'nccl' is not known: use gloo, mpich or none"):
+    with pytest.raises(ValueError, match="peer 'nccl' is not known: use gloo, mpich, openmpi, impi, oneccl or none"):
         why_missing("nccl")
 
 

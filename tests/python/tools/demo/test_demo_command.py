@@ -87,7 +87,8 @@ def test_three_runs(library: Path, tmp_path: Path) -> None:
 
 def test_another_scheme(library: Path, tmp_path: Path) -> None:
     options = ["--runs", "telegrad-sparse", "--scheme", "gaussiank", "--steps", "3", "--validations", "1"]
-    done = _demo(*options, "--text", str(library), "--json", str(tmp_path / "figures.json"), cwd=tmp_path)
+    files = ["--text", str(library), "--json", str(tmp_path / "figures.json")]
+    done = _demo(*_OWN_INTERFACES, *options, *files, cwd=tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
     (sparse,) = json.loads((tmp_path / "figures.json").read_text())["runs"]
     assert sparse["ranks_agree"] is True
