@@ -14,12 +14,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "types.hpp"
-
 namespace telegrad {
-
-/// What a call of one says in messages. It lies beyond kLastReduction, because no kernel has it.
-inline constexpr Reduction kCustomReduction{13};
 
 struct GivenReduction {
   /// into[i] = into[i] ∘ from[i], of so many elements, on the library's thread. The two do not overlap.

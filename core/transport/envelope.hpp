@@ -11,6 +11,9 @@
 
 namespace telegrad {
 
+/// What a call of the caller's own reduction says. It lies beyond kLastReduction, because no kernel has it.
+inline constexpr Reduction kCustomReduction{13};
+
 inline constexpr std::uint32_t kWireVersion = 20;
 
 // Part of the wire format: append, never renumber.
