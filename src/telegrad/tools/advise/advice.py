@@ -150,7 +150,7 @@ ACCURACY = tuple(
 """Rounded as the page rounds them; a test compares them with the rows of ``ACCURACY_SOURCE``."""
 
 LOW_RANK_ACCURACY = (
-    AccuracyRow("demo", "language", "adamw", "lowrank", "rank 16", None, 0.7, 3, 220, LOW_RANK_SOURCE),
+    AccuracyRow("demo", "language", "adamw", "lowrank", "rank 16", None, 0.6, 3, 220, LOW_RANK_SOURCE),
     AccuracyRow("cnn", "vision", "adamw", "lowrank", "rank 16, a tenth dense", None, 10.3, 1, 120, SLOW_SOURCE),
     *(
         AccuracyRow(task, family, optimizer, "lowrank", "rank 4", None, loss, 1, 3000, LONG_LOW_RANK_SOURCE, points)
