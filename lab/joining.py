@@ -1,4 +1,4 @@
-"""What joining costs: time, memory and descriptors of ``Communicator.from_torch()``, by ranks of one host.
+"""Measures the time, memory and descriptors that ``Communicator.from_torch()`` takes among ranks of one host.
 
 ``--beside`` names a Python whose telegrad is another version: both join in turn, in one run. Ranks are forked from a
 process that has imported torch and telegrad. This file is their program, too, so it imports nothing of the lab above.

@@ -133,6 +133,7 @@ def _chosen_core(text: str) -> int:
 
 
 PROOFS = ("TELEGRAD_JOB_KEY", "TELEGRAD_JOB_KEY_FILE", "TELEGRAD_INTEGRITY")
+"""The environment variables that ask for proofs of who sends what (docs/explanation/security.md)."""
 _MOST_LOCAL_RANKS = 1 << 16
 
 

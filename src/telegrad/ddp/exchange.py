@@ -443,8 +443,8 @@ class Exchange:
         return sending
 
     def _send_rounded(self, parts: Sequence[PlacedResidual], bits: Bits, wire: str, sending: Sending) -> None:
-        """Those members with their residuals, as a part of ``sending``. Where an average is not finite, but this rank's
-        own values are, residuals stay as they were."""
+        """Sends those members with their residuals, as a part of ``sending``. Residuals stay as they were where an
+        average is not finite though this rank's own values are."""
         flat = as_float32(bits)
         released = np.concatenate([self._compressor.release(part, flat) for part in parts])
         runs = [slice(part.offset, part.offset + part.entry.values.size) for part in parts]

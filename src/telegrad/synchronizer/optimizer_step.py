@@ -259,7 +259,7 @@ _VALUELESS: set[Any] = {
     *(getattr(torch.Tensor, name) for name in ("size", "numel", "dim", "stride", "nelement", "element_size")),
     *(getattr(torch.Tensor, name) for name in ("is_contiguous", "is_floating_point", "is_complex", "__hash__")),
 }
-"""What a program may ask of a parameter without its values."""
+"""A program may call these for a parameter whose values are not there yet: they do not read them."""
 
 
 class AwaitedParameter(nn.Parameter):

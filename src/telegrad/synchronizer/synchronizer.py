@@ -565,7 +565,7 @@ class Synchronizer:
             self._adopt(plan)
 
     def _hidden(self) -> list[HiddenGradients]:
-        """What stands in for gradients whose averages nobody has waited for, by group."""
+        """The stand-ins of gradients whose averages nobody has waited for, by group."""
         return [] if self._pending is None else [self._pending.hidden[number] for number in sorted(self._pending.left)]
 
     @_disable_dynamo

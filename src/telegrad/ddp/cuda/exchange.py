@@ -50,8 +50,8 @@ class QuantisedSum(NamedTuple):
 
 
 def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most: float) -> QuantisedSum:
-    """Begins to average. What is not finite goes as it is, and its residual stays, as where the average is not finite.
-    What is finite and larger than ``most``, which the wire holds, goes as that, and the rest waits."""
+    """Begins to average. NaN and infinity go as they are. Their residuals stay; so do those of averages that are not
+    finite. A larger number than ``most``, the wire's largest, goes as ``most``, and the residual keeps the rest."""
     gradients = [one.gradient for one in addends]
     sizes = [one.numel() for one in gradients]
     values = torch.cat(gradients)

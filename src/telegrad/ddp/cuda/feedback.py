@@ -48,7 +48,7 @@ class LossScale:
             check_scale(float(self._looks.popleft().values()[0]))
 
     def forget(self) -> None:
-        """What is not yet known is of no account."""
+        """Drops the scales that have not been looked at."""
         self._looks.clear()
 
     def _inverse(self, like: torch.Tensor) -> torch.Tensor:
