@@ -2,6 +2,7 @@
 // Some of an operation's ranks as if they were all: so a collective runs among them as it is. Groups that meet in one
 // operation and have two ranks in common must have steps of their own.
 
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,5 +64,12 @@ class GroupTransport final : public Transport {
   const Step first_step_;
   const Step steps_;
 };
+
+/// All of the parent's ranks, with steps of their own: for a collective behind another one in the same operation.
+inline GroupTransport all_from_step(Transport& parent, Step first_step, Step steps) {
+  std::vector<Rank> all(parent.size());
+  std::iota(all.begin(), all.end(), Rank{0});
+  return GroupTransport(parent, std::move(all), parent.rank(), parent.shares_memory(), first_step, steps);
+}
 
 }  // namespace telegrad

@@ -14,9 +14,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <span>
-#include <vector>
 
 #include "base/buffer.hpp"
 #include "base/check.hpp"
@@ -94,9 +92,7 @@ Task<void> allreduce_by_network(Transport& net, DType dtype, Reduction reduction
       digest.add(slice);
     });
     if (!co_await all_the_same(net, digest.value())) {
-      std::vector<Rank> all(net.size());
-      std::iota(all.begin(), all.end(), Rank{0});
-      GroupTransport behind(net, all, net.rank(), net.shares_memory(), kRepair, kRepairMost);
+      GroupTransport behind = all_from_step(net, kRepair, kRepairMost);
       co_await broadcast(behind, 0, values.bytes());
     }
   }

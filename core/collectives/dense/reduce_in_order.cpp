@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
 #include <vector>
 
 #include "base/buffer.hpp"
@@ -36,11 +35,7 @@ Partition alike(std::size_t bytes, Rank size) {
   return Partition(std::span<const std::uint64_t>(std::vector<std::uint64_t>(size, bytes)));
 }
 
-GroupTransport behind(Transport& net) {
-  std::vector<Rank> all(net.size());
-  std::iota(all.begin(), all.end(), Rank{0});
-  return GroupTransport(net, std::move(all), net.rank(), net.shares_memory(), kBehind, kBehind);
-}
+GroupTransport behind(Transport& net) { return all_from_step(net, kBehind, kBehind); }
 
 // The first of `blocks`, each of `bytes` bytes, becomes what all of them combined are.
 Task<void> combine_blocks(Transport& net, const GivenReduction& how, Bytes blocks, std::size_t bytes) {
