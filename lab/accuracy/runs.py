@@ -174,6 +174,12 @@ METHODS = {
         ),
         Method("qsgd4", "as `reused`, values in 4 bits (QSGD)", {"select": "reused", "values": "qsgd4"}),
         Method("oktopk", "as `reused`, the sum keeps about k entries (Ok-Topk)", {"combine": "oktopk"}),
+        Method(
+            "oktopk-steps",
+            "as `oktopk`, residuals hold steps (Ok-Topk, Algorithm 2), as in `TopK.oktopk()`",
+            {"combine": "oktopk", "feedback": "steps", "interval": 32},
+            needs="sgd",
+        ),
         Method("gtopk", "as `reused`, the sum keeps k entries by a tree (gTopk)", {"combine": "gtopk"}),
         Method("bounded", "as `oktopk`, in messages of fixed sizes", {"combine": "bounded"}),
         Method("topka", "as `topk`, entries are gathered (TopkA)", {"select": "topk", "combine": "allgather"}),

@@ -250,19 +250,21 @@ class TopK:
         threshold_every: int = 32,
         balance_factor: float = 4.0,
         slack: float | None = None,
+        feedback: str = "steps",
     ) -> TopK:
         """Ok-Topk's choices: a threshold of each rank's own entries, and one of the sum.
 
-        Both are exact every ``threshold_every`` (τ′) steps; slices are checked more finely every ``boundaries_every``
-        (τ) steps. See ``OkTopk``. ``slack``: sums go in messages of fixed sizes, with so much room (``BoundedTopk``).
-        Source: Li, Hoefler, PPoPP 2022, Algorithms 1 and 2. Raises ``ValueError`` for a ``balance_factor`` beside
-        ``slack``, which does not use it."""
+        Residuals hold steps, so pass ``optimizer=`` (an SGD) too; for others ``feedback="gradients"``. Thresholds are
+        exact every ``threshold_every`` (τ′) steps; slices are checked more finely every ``boundaries_every`` (τ) steps.
+        See ``OkTopk``. ``slack``: sums go in messages of fixed sizes, with so much room (``BoundedTopk``). Source: Li,
+        Hoefler, PPoPP 2022, Algorithms 1 and 2. Raises ``ValueError`` for a ``balance_factor`` beside ``slack``, which
+        does not use it."""
         combine: Combine = OkTopk(boundaries_every, threshold_every, balance_factor)
         if slack is not None:
             if balance_factor != 4.0:
                 raise ValueError(f"balance_factor={balance_factor!r} is not used with slack={slack!r}: leave one out")
             combine = BoundedTopk(slack, boundaries_every)
-        return cls(density, interval=threshold_every, combine=combine)
+        return cls(density, interval=threshold_every, combine=combine, feedback=feedback)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 
 from lab.accuracy.runs import DENSE, METHODS, TASKS, Method, Run, default_of
 from lab.accuracy.study import Study, in_order
-from telegrad import Momentum, TopK, Warmup
+from telegrad import Momentum, OkTopk, TopK, Warmup
 from telegrad.compress import SELECTIONS
 
 RUN = Run("vgg", "topk", 0.01, 0, 300, 64, 4)
@@ -136,6 +136,9 @@ def test_what_a_method_tells_ddp_state() -> None:
     few = TopK(0.02)
     assert told(METHODS["topk"]) == {"compress": TopK(0.02, "topk")}
     assert told(METHODS["reused"]) == told(METHODS["cold"], "gpt") == {"compress": few}
+    of_paper = dataclasses.replace(TopK.oktopk(0.02), combine="oktopk")
+    assert told(METHODS["oktopk-steps"]) == {"compress": of_paper, "optimizer": "the optimizer"}
+    assert OkTopk() == TopK.oktopk().combine
     assert told(METHODS["reused"], "gpt") == {"compress": few, "warmup": Warmup(30)}
     assert told(METHODS["falling"], "gpt") == {"compress": few, "warmup": Warmup(30, "falling")}
     assert told(METHODS["steps"]) == {"compress": TopK(0.02, feedback="steps"), "optimizer": "the optimizer"}

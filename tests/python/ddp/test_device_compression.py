@@ -330,8 +330,9 @@ def test_gradients_are_clipped_together(make: Make, on_host: Any, options: dict[
     assert hosts[0].state.stats.clipped_steps == 3
 
 
-def test_residuals_of_steps(make: Make, on_host: Any) -> None:
-    options = {"select": "reused", "feedback": "steps", "optimizer": plain_sgd}
+@pytest.mark.parametrize("combine", ["allreduce", "oktopk"])
+def test_residuals_of_steps(make: Make, on_host: Any, combine: str) -> None:
+    options = {"select": "reused", "combine": combine, "feedback": "steps", "optimizer": plain_sgd}
     trainers, hosts = make(**options), on_host(**options)
     for step, rate in enumerate([0.5, 0.5, 0.1, 0.0, 3.0, 0.25]):
         for one in (*trainers, *hosts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import torch
 from handmade_buckets import LARGE, ONE, REBUILT, SHAPES, Trainer, given, gradients_of, named, plain_sgd
 
-from telegrad import BoundedTopk, Communicator, NonFiniteGradient
+from telegrad import BoundedTopk, Communicator, NonFiniteGradient, TopK
 from telegrad.ddp.options import COMBINE
 from telegrad.ddp.telemetry import DDPStats
 
@@ -45,6 +46,59 @@ def test_the_first_sum_has_the_largest_of_the_largest(on_ranks: OnRanks, ranks: 
         for (averages, waiting), gradient, own in zip(outcomes, gradients, selected, strict=True):
             np.testing.assert_allclose(averages[name], kept / ranks, rtol=1e-6)
             np.testing.assert_array_equal(waiting[name], np.where((own != 0) & (kept != 0), 0, gradient))
+
+
+class OkTopkSGD:
+    """Ok-Topk SGD of all ranks (Li, Hoefler, PPoPP 2022, Algorithm 2), of the parameters that are compressed."""
+
+    def __init__(self, ranks: int, density: float) -> None:
+        self.counts = {name: round(density * np.prod(SHAPES[name])) for name in LARGE}
+        self.residuals = [
+            {name: np.zeros(int(np.prod(SHAPES[name])), np.float32) for name in LARGE} for _ in range(ranks)
+        ]
+
+    def step(self, gradients: list[dict[str, np.ndarray]], rate: np.float32) -> dict[str, np.ndarray]:
+        """What the parameters lose."""
+        pending = [
+            {name: residual[name] + rate * gradient[name] for name in LARGE}
+            for residual, gradient in zip(self.residuals, gradients, strict=True)
+        ]
+        chosen = [{name: _largest(own[name], self.counts[name]) for name in LARGE} for own in pending]
+        sums = np.concatenate([np.sum([own[name] for own in chosen], axis=0) for name in LARGE])
+        first, second = np.split(_largest(sums, sum(self.counts.values())), [chosen[0][LARGE[0]].size])
+        kept = dict(zip(LARGE, (first, second), strict=True))
+        for residual, own, sent in zip(self.residuals, pending, chosen, strict=True):
+            residual |= {name: np.where((sent[name] != 0) & (kept[name] != 0), 0, own[name]) for name in LARGE}
+        return {name: total / np.float32(len(pending)) for name, total in kept.items()}
+
+
+def test_ok_topk_sgd_is_the_papers(on_ranks: OnRanks) -> None:
+    """Bit for bit: all rates are powers of two, and four ranks' mean is exact."""
+    ranks, steps, density = 4, 20, 0.05
+
+    def drawn(rank: int, step: int) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng([rank, step])
+        return {name: rng.standard_normal(int(np.prod(shape)), np.float32) for name, shape in SHAPES.items()}
+
+    reference, rates = OkTopkSGD(ranks, density), np.float32(0.5) ** np.arange(1, steps + 1, dtype=np.float32)
+    expected = [reference.step([drawn(rank, step) for rank in range(ranks)], rates[step]) for step in range(steps)]
+
+    def run(comm: Communicator) -> None:
+        compress = dataclasses.replace(
+            TopK.oktopk(density, threshold_every=1), select="topk", small_elements=16, interval=None
+        )
+        trainer = Trainer(comm, compress=compress, optimizer=plain_sgd)
+        optimizer = trainer.state._scales._optimizer
+        assert optimizer is not None
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = float(rates[step])
+            averages = trainer.step(drawn(comm.rank, step), ONE)
+            for name in LARGE:
+                np.testing.assert_array_equal(rates[step] * averages[name], expected[step][name])
+        for name in LARGE:
+            np.testing.assert_array_equal(trainer.waiting(name), reference.residuals[comm.rank][name])
+
+    on_ranks(ranks, run)
 
 
 def words_most(collective: str | BoundedTopk, ranks: int, selected: int, wanted: int) -> float:

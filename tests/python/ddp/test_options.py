@@ -121,6 +121,8 @@ def test_papers_choices() -> None:
     assert TopK.redsync(0.01, same_sign=True).per_parameter == BySize.redsync(0.01, same_sign=True)
     oktopk = TopK.oktopk(0.02, boundaries_every=7, threshold_every=5, balance_factor=2.0)
     assert (oktopk.density, oktopk.interval, oktopk.combine) == (0.02, 5, OkTopk(7, 5, 2.0))
+    assert oktopk.feedback == "steps"
+    assert TopK.oktopk(feedback="gradients") == TopK(interval=32, combine=OkTopk())
     bounded = TopK.oktopk(0.02, boundaries_every=7, slack=2)
     assert (bounded.interval, bounded.combine) == (32, BoundedTopk(2, 7))
 
@@ -153,7 +155,8 @@ def _state(local: Local, **options: Any) -> DDPState:
 
 
 def test_ok_topks_settings_reach_its_sums(local: Local) -> None:
-    state = _state(local, compress=TopK.oktopk(0.1, boundaries_every=7, threshold_every=5, balance_factor=2.0))
+    settings = {"boundaries_every": 7, "threshold_every": 5, "balance_factor": 2.0}
+    state = _state(local, compress=TopK.oktopk(0.1, feedback="gradients", **settings))
     sums = state._exchange.topk_states
     assert sums is not None
     made = sums.of(tuple(state._compressor.part(one.name, 0) for one in state._compressor.residuals))
@@ -170,6 +173,11 @@ def test_ok_topks_settings_reach_its_sums(local: Local) -> None:
 def test_what_needs_an_optimizer_says_so(local: Local) -> None:
     with pytest.raises(ValueError, match="feedback='steps' needs optimizer=: residuals hold gradients times its"):
         _state(local, compress=TopK.sparcml())
+    with pytest.raises(ValueError, match="feedback='steps' needs optimizer="):
+        _state(local, compress=TopK.oktopk())
+    adam = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
+    with pytest.raises(ValueError, match="is AdamW: feedback='steps' is for SGD.*use feedback='gradients'"):
+        _state(local, compress=TopK.oktopk(), optimizer=adam)
     with pytest.raises(ValueError, match="momentum needs optimizer=: an SGD with momentum=0"):
         _state(local, momentum=Momentum(0.9))
 

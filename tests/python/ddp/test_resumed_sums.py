@@ -38,16 +38,27 @@ def _assert_alike(found: Any, expected: Any) -> None:
         np.testing.assert_array_equal(found[name], values)
 
 
+def _set_rate(trainer: Trainer, step: int) -> None:
+    """One that falls from step to step, where residuals hold steps."""
+    if trainer.state._compressor.feedback == "steps":
+        optimizer = trainer.state._scales._optimizer
+        assert optimizer is not None
+        optimizer.param_groups[0]["lr"] = 0.5 * 0.97**step
+
+
 def _compare(
     comm: Communicator, saved_at: int, first: Sequence[Sequence[str]], buckets: Sequence[Sequence[str]], **options: Any
 ) -> None:
     """Two trainings, the second of which goes on from the first one's state, its first pass in ``first``."""
     whole = Trainer(comm, **options)
     for step in range(saved_at):
+        _set_rate(whole, step)
         whole.step(gradients_of(comm.rank, step), buckets)
     resumed = Trainer(comm, **options)
     resumed.state.load_state_dict(_after_a_file(whole.state.state_dict()))
     for step in range(saved_at, STEPS):
+        for trainer in (whole, resumed):
+            _set_rate(trainer, step)
         gradients = gradients_of(comm.rank, step)
         expected = whole.step(gradients, buckets)
         found = resumed.step(gradients, first if step == saved_at else buckets)
@@ -64,6 +75,7 @@ def _compare(
         {"combine": "oktopk"},
         {"combine": "oktopk", "values": "int8", "nonfinite": "skip"},
         {"combine": "oktopk", "values": "qsgd4"},
+        {"combine": "oktopk", "feedback": "steps", "optimizer": plain_sgd},
         {"combine": "oktopk", "momentum": 0.9, "optimizer": plain_sgd, "warmup_steps": 10},
         {"combine": "oktopk", "warmup_steps": 50, "warmup": "falling"},
         {"combine": "gtopk"},
