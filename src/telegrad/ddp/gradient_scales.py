@@ -96,7 +96,10 @@ def check_moves_by_rates(optimizer: torch.optim.Optimizer | None) -> None:
     """Raises ``ValueError`` unless it is an SGD, with or without momentum: what it makes of a gradient is in proportion
     to its learning rate, so residuals may hold the product of both."""
     if optimizer is None:
-        raise ValueError("feedback='steps' needs optimizer=: residuals hold gradients times its learning rates")
+        raise ValueError(
+            "feedback='steps' needs optimizer=: residuals hold gradients times its learning rates; give it, or use "
+            "feedback='gradients'"
+        )
     optimizer = unwrapped(optimizer)
     if not isinstance(optimizer, torch.optim.SGD):
         raise ValueError(

@@ -900,7 +900,7 @@ def _checked_compress(compress: Any) -> tuple[TopK | None, str | None]:
             f"compress={compress!r} must be a telegrad.TopK or Quantised, or None: all of a pseudo-gradient is sent"
         )
     if compress is not None and compress.feedback != "gradients":
-        raise ValueError("feedback='steps' is for gradients: leave it out")
+        raise ValueError("feedback='steps' is for gradients of steps: use feedback='gradients'")
     if not isinstance(compress, Quantised):
         return compress, None
     if len(compress.values) > 1:

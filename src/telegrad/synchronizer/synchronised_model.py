@@ -103,7 +103,10 @@ def check_waits(
         what = "compress=Cheapest()" if isinstance(compress, Cheapest) else f"plan={plan!r}"
         raise ValueError(f"{what} is decided by when backward() ends, for which {late} does not wait: leave one out")
     if delay and getattr(compress, "feedback", None) == "steps":
-        raise ValueError("feedback='steps' holds steps of the learning rate of their pass, and delay=1 takes the next")
+        raise ValueError(
+            "feedback='steps' holds steps of the learning rate of their pass, and delay=1 takes the next: use "
+            "feedback='gradients'"
+        )
     if wait_in != "forward":
         return
     for name in ("compress", "clip_norm"):

@@ -496,7 +496,7 @@ def test_options_that_differ_are_told_to_all() -> None:
         ({"decay": "x", "compress": TopK()}, TypeError, "decay='x'"),
         ({"compress": "topk"}, TypeError, "compress='topk' must be a telegrad.TopK or Quantised"),
         ({"compress": Quantised(("int8", "bf16"))}, ValueError, "must be one format"),
-        ({"compress": TopK(feedback="steps")}, ValueError, "feedback='steps' is for gradients"),
+        ({"compress": TopK(feedback="steps")}, ValueError, "feedback='steps' is for gradients of steps: use"),
         ({"outer": 0.7}, TypeError, "outer=0.7 must be a function of the parameters"),
         ({"outer": lambda parameters: 1}, TypeError, "outer made a int"),
         ({"verify": -1}, ValueError, "verify=-1"),
