@@ -158,7 +158,7 @@ def test_which_methods_fit() -> None:
 
     everywhere = {name for name, method in METHODS.items() if method.needs is None}
     assert everywhere >= {DENSE, "reused", "topk"}
-    assert fitting("vgg") == fitting("resnet") == fitting("lstm") == everywhere | {"steps"}
+    assert fitting("vgg") == fitting("resnet") == fitting("lstm") == everywhere | {"steps", "oktopk-steps"}
     assert fitting("gpt") == everywhere | {"cold", "falling"}
     assert fitting("vgg-momentum") == {
         *(DENSE, "reused", "momentum", "unmasked", "cold-momentum"),
