@@ -3,12 +3,15 @@
 // installed.
 
 #include <atomic>
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -48,10 +51,29 @@ struct Begun {
   RequestPtr sent{};  // of a sendrecv, whose `request` receives; null: there is none
 };
 
+/// What the library holds a vector's values as: unsigned integers as signed ones.
+template <class V>
+struct Signed {
+  using Value = V;
+};
+template <std::unsigned_integral V>
+struct Signed<V> {
+  using Value = std::make_signed_t<V>;
+};
+
 template <class V>
 struct Held {
-  telegrad::SparseVector<V> vector;
+  telegrad::SparseVector<typename Signed<V>::Value> vector;
 };
+/// The same memory.
+template <class V>
+std::span<const typename Signed<V>::Value> as_held(std::span<const V> values) {
+  return {reinterpret_cast<const typename Signed<V>::Value*>(values.data()), values.size()};
+}
+template <class V>
+std::span<typename Signed<V>::Value> as_held(std::span<V> values) {
+  return {reinterpret_cast<typename Signed<V>::Value*>(values.data()), values.size()};
+}
 
 [[noreturn]] void raise(const Failure& failure);
 

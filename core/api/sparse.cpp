@@ -35,8 +35,9 @@ SparseReduction reduction_of(const SparseVector<V>& vector, Reduction reduction,
                              Joined& joined) {
   const Algorithm algorithm = detail::algorithm_named(options.algorithm, detail::kSparseAlgorithms);
   detail::check_reduction(reduction);
-  if (!has_reduction(dtype_of<V>, reduction)) {
-    throw std::invalid_argument(std::string("reduction=") + name_of(reduction) + " is not for sparse vectors: use sum, …");
+  if (!has_reduction(detail::dtype<V>(), reduction) || reduction > Reduction::max_abs) {
+    throw std::invalid_argument(std::string("reduction=") + name_of(reduction) + " is not for sparse vectors of " +
+                                name_of(detail::dtype<V>()) + ": use sum, …");
   }
   if (options.values > kLastValueEncoding) {
     throw std::invalid_argument("values=" + std::to_string(static_cast<int>(options.values)) +
@@ -71,12 +72,16 @@ SparseReduction reduction_of(const SparseVector<V>& vector, Reduction reduction,
           .algorithm = algorithm,
           .wire = wire_of(options, joined),
           .residual = options.error,
-          .slices = options.balanced ? Slices::balanced : Slices::equal};
+          .slices = options.balanced ? Slices::balanced : Slices::equal,
+          .is_unsigned = std::unsigned_integral<V>};
 }
 
 // The library's own vector; without a copy where the caller has given away the last of its own.
 template <SparseValue V>
-telegrad::SparseVector<V> given(const SparseVector<V>& vector) {
+using Library = telegrad::SparseVector<typename detail::Signed<V>::Value>;
+
+template <SparseValue V>
+Library<V> given(const SparseVector<V>& vector) {
   if (vector.held().use_count() != 1) return vector.held()->vector.clone();
   std::atomic_thread_fence(std::memory_order_acquire);  // another thread's copy may have been read until just now
   return std::move(vector.held()->vector);
@@ -84,9 +89,9 @@ telegrad::SparseVector<V> given(const SparseVector<V>& vector) {
 
 // For a sum: where that may be made densely, also what takes less memory so.
 template <SparseValue V>
-telegrad::SparseVector<V> addend(const SparseVector<V>& vector, const SparseReduction& how) {
-  telegrad::SparseVector<V> mine = given(vector);
-  if (begins_densely<V>(mine.dimension(), mine.nnz(), how)) mine.to_dense(how.reduction);
+Library<V> addend(const SparseVector<V>& vector, const SparseReduction& how) {
+  Library<V> mine = given(vector);
+  if (begins_densely<typename detail::Signed<V>::Value>(mine.dimension(), mine.nnz(), how)) mine.to_dense(how.reduction);
   return mine;
 }
 
@@ -104,7 +109,7 @@ std::function<T()> once(std::shared_ptr<std::optional<Found>> result, Convert co
 }
 
 template <SparseValue V>
-SparseVector<V> wrapped(telegrad::SparseVector<V> vector) {
+SparseVector<V> wrapped(Library<V> vector) {
   return SparseVector<V>(std::make_shared<Held<V>>(std::move(vector)));
 }
 
@@ -131,7 +136,7 @@ Work Communicator::all_reduce_into(SparseVector<V> vector, std::type_identity_t<
     throw std::invalid_argument("error shares memory with out: give each memory of its own");
   }
   how.choice = state()->core->sparse_choice();
-  return Work(begun(state(), make_all_reduce_into(addend(vector, how), out, how)));
+  return Work(begun(state(), make_all_reduce_into(addend(vector, how), detail::as_held(out), how)));
 }
 
 template <SparseValue V>
@@ -159,9 +164,9 @@ Result<std::vector<SparseVector<V>>> Communicator::all_gather(SparseVector<V> ve
   }
   const SparseReduction how = reduction_of(vector, Reduction::sum, options, *state());
   auto gathered = make_all_gather(given(vector), how);
-  const auto wrap_all = [](std::vector<telegrad::SparseVector<V>> found) {
+  const auto wrap_all = [](std::vector<Library<V>> found) {
     std::vector<SparseVector<V>> all;
-    for (telegrad::SparseVector<V>& one : found) all.push_back(wrapped(std::move(one)));
+    for (Library<V>& one : found) all.push_back(wrapped<V>(std::move(one)));
     return all;
   };
   return {begun(state(), gathered.request), once<std::vector<SparseVector<V>>>(gathered.result, wrap_all)};
@@ -178,6 +183,10 @@ TELEGRAD_SPARSE_OF(float)
 TELEGRAD_SPARSE_OF(double)
 TELEGRAD_SPARSE_OF(bf16)
 TELEGRAD_SPARSE_OF(f16)
+TELEGRAD_SPARSE_OF(std::int32_t)
+TELEGRAD_SPARSE_OF(std::int64_t)
+TELEGRAD_SPARSE_OF(std::uint32_t)
+TELEGRAD_SPARSE_OF(std::uint64_t)
 #undef TELEGRAD_SPARSE_OF
 
 }  // namespace telegrad::api

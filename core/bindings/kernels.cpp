@@ -1,6 +1,9 @@
+#include <bit>
+
 #include "bindings/binding.hpp"
 #include "bindings/operation.hpp"
 #include "bindings/unlocked.hpp"
+#include "kernels/arithmetic.hpp"
 #include "kernels/low_rank.hpp"
 #include "kernels/marks.hpp"
 #include "kernels/merge.hpp"
@@ -20,15 +23,16 @@ void bind_kernels(nb::module_& module) {
       nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), unlocked);
   module.def(
       "compact",
-      [](std::uintptr_t dense, std::size_t n, DType dtype, double absent, std::uintptr_t indices, std::uintptr_t values,
-         std::size_t capacity) {
+      [](std::uintptr_t dense, std::size_t n, DType dtype, std::uint64_t absent_bits, std::uintptr_t indices,
+         std::uintptr_t values, std::size_t capacity) {
         return on_entry_type(dtype, [&]<class V>(V) {
           const kernels::EntriesOut<V> out{memory<std::uint32_t>(indices, capacity), memory<V>(values, capacity)};
-          return kernels::compact<V>(memory<const V>(dense, n), V(static_cast<float>(absent)), 0, out);
+          using Bits = typename kernels::Format<V>::Bits;
+          return kernels::compact<V>(memory<const V>(dense, n), std::bit_cast<V>(static_cast<Bits>(absent_bits)), 0, out);
         });
       },
-      nb::arg("dense"), nb::arg("n"), nb::arg("dtype"), nb::arg("absent"), nb::arg("indices"), nb::arg("values"),
-      nb::arg("capacity"), unlocked);
+      nb::arg("dense"), nb::arg("n"), nb::arg("dtype"), nb::arg("absent_bits"), nb::arg("indices"),
+      nb::arg("values"), nb::arg("capacity"), unlocked);
   module.def(
       "count_nonfinite",
       [](std::uintptr_t x, std::size_t n, DType dtype) {

@@ -40,7 +40,8 @@ void bind_moves(nb::class_<Self>& type) {
       .def(
           "all_gather_sparse",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-             DType dtype, const SparseReduction& how, bool caller_waits) {
+             DType dtype, SparseReduction how, bool caller_waits) {
+            how.is_unsigned = is_unsigned(dtype);
             return on_entry_type(dtype, [&]<class V>(V) {
               return begin(self, make_all_gather(vector_of<V>(indices, values, nnz, n), how), caller_waits);
             });
@@ -49,49 +50,49 @@ void bind_moves(nb::class_<Self>& type) {
       .def(
           "gather",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes, DType dtype,
-             Rank root, const Lengths& by_rank, bool caller_waits) {
+             Rank root, const Lengths& by_rank, bool caller_waits, const Gate* gate) {
             const Partition blocks = blocks_of(self->size(), bytes, by_rank);
             const std::size_t all = self->rank() == root ? blocks.count() : 0;
             return begin(self,
                          make_gather(dtype, memory<const std::byte>(input, bytes), memory<std::byte>(output, all),
                                      blocks, root),
-                         caller_waits);
+                         caller_waits, gate);
           },
-          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), lengths, blocking)
+          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), lengths, blocking, gate)
       .def(
           "scatter",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes, DType dtype,
-             Rank root, const Lengths& by_rank, bool caller_waits) {
+             Rank root, const Lengths& by_rank, bool caller_waits, const Gate* gate) {
             const Partition blocks = blocks_of(self->size(), bytes, by_rank);
             const std::size_t all = self->rank() == root ? blocks.count() : 0;
             return begin(self,
                          make_scatter(dtype, memory<const std::byte>(input, all), memory<std::byte>(output, bytes),
                                       blocks, root),
-                         caller_waits);
+                         caller_waits, gate);
           },
-          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), lengths, blocking)
+          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), nb::arg("root"), lengths, blocking, gate)
       .def(
           "all_to_all",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t bytes, DType dtype,
-             bool caller_waits) {
+             bool caller_waits, const Gate* gate) {
             return begin(self,
                          make_all_to_all(self->size(), dtype, memory<const std::byte>(input, bytes),
                                          memory<std::byte>(output, bytes)),
-                         caller_waits);
+                         caller_waits, gate);
           },
-          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), blocking)
+          nb::arg("input"), nb::arg("output"), nb::arg("bytes"), nb::arg("dtype"), blocking, gate)
       .def(
           "all_to_all_v",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, const std::vector<std::size_t>& sent,
-             const std::vector<std::size_t>& received, DType dtype, bool caller_waits) {
+             const std::vector<std::size_t>& received, DType dtype, bool caller_waits, const Gate* gate) {
             const Partition leaving(sent);
             const Partition coming(received);
             return begin(self,
                          make_all_to_all_v(dtype, memory<const std::byte>(input, leaving.count()),
                                            memory<std::byte>(output, coming.count()), leaving, coming),
-                         caller_waits);
+                         caller_waits, gate);
           },
-          nb::arg("input"), nb::arg("output"), nb::arg("sent"), nb::arg("received"), nb::arg("dtype"), blocking)
+          nb::arg("input"), nb::arg("output"), nb::arg("sent"), nb::arg("received"), nb::arg("dtype"), blocking, gate)
       .def(
           "broadcast",
           [](const Pointer& self, std::uintptr_t data, std::size_t bytes, DType dtype, Rank root,

@@ -70,15 +70,26 @@ nb::object vector_as_arrays(SparseVector<V> vector) {
   return nb::make_tuple(std::move(indices), owned_array(vector.take_values()));
 }
 
-// Calls body(V{}) for the type of a vector's values.
+// Calls body(V{}) for the type of a vector's values; on_float_type() where that cannot be of integers.
 template <class Body>
-auto on_entry_type(DType dtype, const Body& body) {
+auto on_float_type(DType dtype, const Body& body) {
   switch (dtype) {
     case DType::f32: return body(float{});
     case DType::f64: return body(double{});
     case DType::bf16: return body(bf16{});
     case DType::f16: return body(f16{});
-    default: throw nb::value_error("the values of a sparse vector are f32, f64, bf16 or f16");
+    default: throw nb::value_error("the values of these sparse vectors are f32, f64, bf16 or f16");
+  }
+}
+// Unsigned integers as signed ones: `how.is_unsigned` says which, and Python views the result as what it is.
+template <class Body>
+auto on_entry_type(DType dtype, const Body& body) {
+  switch (dtype) {
+    case DType::i32:
+    case DType::u32: return body(std::int32_t{});
+    case DType::i64:
+    case DType::u64: return body(std::int64_t{});
+    default: return on_float_type(dtype, body);
   }
 }
 

@@ -126,7 +126,7 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
       [](const std::shared_ptr<Self>& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz,
          std::uint64_t n, DType dtype, const SparseReduction& how, Kept& state, bool caller_waits) {
         if (state.in_use()) throw nb::value_error("the state is in use");
-        return on_entry_type(dtype, [&]<class V>(V) {
+        return on_float_type(dtype, [&]<class V>(V) {
           const auto sum = make_all_reduce_topk(vector_of<V>(indices, values, nnz, n), state.settings(), state.state(),
                                                 how.reduction, how.wire, how.residual);
           StartedCall begun = begin(self, sum, caller_waits);
@@ -142,7 +142,7 @@ void bind_all_reduce_topk(nb::class_<Self>& type) {
          const SparseReduction& how, Kept& state, const Gate& opened) {
         if (state.in_use()) throw nb::value_error("the state is in use");
         const StagedAddresses at(staged);
-        return on_entry_type(dtype, [&]<class V>(V) {
+        return on_float_type(dtype, [&]<class V>(V) {
           const auto sum = make_all_reduce_topk_staged(at.entries<V>(n), at.sum<V>(n), at.errors(n), state.settings(),
                                                        state.state(), how.reduction, how.wire);
           StartedCall begun = begin(self, sum, false, &opened);
@@ -223,7 +223,7 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           "reduce",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,
-             Reduction reduction, Rank root, bool caller_waits) {
+             Reduction reduction, Rank root, bool caller_waits, const Gate* gate) {
             const std::size_t bytes = count * size_of(dtype);
             return begin(self,
                          make_reduce(self->size(),
@@ -232,10 +232,10 @@ void bind_reductions(nb::class_<Self>& type) {
                                       .dtype = dtype,
                                       .reduction = reduction},
                                      root),
-                         caller_waits);
+                         caller_waits, gate);
           },
           nb::arg("input"), nb::arg("output"), nb::arg("count"), nb::arg("dtype"), nb::arg("reduction"),
-          nb::arg("root"), blocking)
+          nb::arg("root"), blocking, gate)
       .def(
           "reduce_scatter",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, const std::vector<std::uint64_t>& counts,
@@ -254,6 +254,7 @@ void bind_reductions(nb::class_<Self>& type) {
              std::uint64_t n, DType dtype, SparseReduction how, bool caller_waits) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
+            how.is_unsigned = is_unsigned(dtype);
             return on_entry_type(dtype, [&]<class V>(V) {
               return begin(self, make_all_reduce(addend_at<V>(indices, values, nnz, marks, n, how), how), caller_waits);
             });
@@ -266,6 +267,7 @@ void bind_reductions(nb::class_<Self>& type) {
              std::uint64_t n, DType dtype, SparseReduction how, std::uintptr_t output, bool caller_waits) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
+            how.is_unsigned = is_unsigned(dtype);
             return on_entry_type(dtype, [&]<class V>(V) {
               SparseVector<V> vector = addend_at<V>(indices, values, nnz, marks, n, how);
               return begin(self, make_all_reduce_into(std::move(vector), memory<V>(output, n), how), caller_waits);
@@ -281,7 +283,7 @@ void bind_reductions(nb::class_<Self>& type) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
             const StagedAddresses at(staged);
-            return on_entry_type(dtype, [&]<class V>(V) {
+            return on_float_type(dtype, [&]<class V>(V) {
               return begin(self, make_all_reduce_staged(at.entries<V>(n), at.sum<V>(n), how, at.errors(n)), false, &opened);
             });
           },
@@ -291,7 +293,7 @@ void bind_reductions(nb::class_<Self>& type) {
           [](const Pointer& self, const std::vector<std::uintptr_t>& staged, std::uint64_t n, DType dtype,
              const SparseReduction& how, const Gate& opened) {
             const StagedAddresses at(staged);
-            return on_entry_type(dtype, [&]<class V>(V) {
+            return on_float_type(dtype, [&]<class V>(V) {
               return begin(self, make_average_gathered_staged(at.entries<V>(n), at.sum<V>(n), how, at.errors(n)), false,
                            &opened);
             });
@@ -301,9 +303,10 @@ void bind_reductions(nb::class_<Self>& type) {
           // `counts`: of each rank's slice; none: all alike.
           "reduce_scatter_sparse",
           [](const Pointer& self, std::uintptr_t indices, std::uintptr_t values, std::size_t nnz, std::uint64_t n,
-             const std::optional<std::vector<std::uint64_t>>& counts, DType dtype, const SparseReduction& how,
+             const std::optional<std::vector<std::uint64_t>>& counts, DType dtype, SparseReduction how,
              bool caller_waits) {
             Partition slices = counts ? Partition(std::span(*counts)) : Partition(n, self->size());
+            how.is_unsigned = is_unsigned(dtype);
             return on_entry_type(dtype, [&]<class V>(V) {
               SparseVector<V> vector = vector_of<V>(indices, values, nnz, n);
               return begin(self, make_reduce_scatter(std::move(vector), std::move(slices), how), caller_waits);

@@ -22,7 +22,7 @@ Buffer encode_short(const SparseView<V>& share) {
 }
 
 #define TELEGRAD_INSTANTIATE(V) template Buffer encode_short(const SparseView<V>&);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

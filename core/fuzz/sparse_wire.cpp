@@ -98,6 +98,8 @@ bool read_as(DType dtype, const Recipe& recipe, ConstBytes message, IndexRange r
     case DType::f64: return read_at_every_level<double>(recipe, message, range);
     case DType::bf16: return read_at_every_level<bf16>(recipe, message, range);
     case DType::f16: return read_at_every_level<f16>(recipe, message, range);
+    case DType::i32: return read_at_every_level<std::int32_t>(recipe, message, range);
+    case DType::i64: return read_at_every_level<std::int64_t>(recipe, message, range);
     default: return read_at_every_level<float>(recipe, message, range);
   }
 }
@@ -137,8 +139,8 @@ bool read_sparse_message(ConstBytes input) {
   const ConstBytes rest = input.subspan(sizeof recipe);
   const std::uint64_t end = std::min<std::uint64_t>(std::uint64_t{recipe.begin} + recipe.range_size, kDimensionMost);
   const IndexRange range{std::min<std::uint64_t>(recipe.begin, end), end};
-  constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
-  const DType dtype = kDTypes[recipe.dtype % 4];
+  constexpr DType kDTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64};
+  const DType dtype = kDTypes[recipe.dtype % 6];
 
   const unsigned mode = recipe.mode % kModes;
   if (mode == 0 || mode == kLeavesOutMode) {

@@ -15,7 +15,7 @@ struct Recipe {
   // Modulo kModes: 0 a whole message, 4 packed values, kLeavesOutMode one that leaves values out, kEncodedMode the value
   // section of a ValueEncoding, else the index section of that IndexFormat.
   std::uint8_t mode = 0;
-  std::uint8_t dtype = 0;   // modulo 4: f32, f64, bf16, f16
+  std::uint8_t dtype = 0;   // modulo 6: f32, f64, bf16, f16, i32, i64
   std::uint16_t nnz = 0;    // of a section, at most 8,192; or modulo 16 how far apart the given entries are, less one
   std::uint32_t begin = 0;
   std::uint32_t range_size = 0;

@@ -6,6 +6,7 @@
 #include <bit>
 #include <concepts>
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "base/types.hpp"
@@ -38,6 +39,12 @@ struct Format<f16> {
   using Bits = std::int16_t;
   static constexpr Bits kInfinity = 0x7c00, kNan = 0x7e00, kMagnitude = 0x7fff, kOne = 0x3c00;
 };
+// Integers have no sign bit, and in place of infinity their largest.
+template <std::signed_integral V>
+struct Format<V> {
+  using Bits = V;
+  static constexpr Bits kInfinity = std::numeric_limits<V>::max(), kMagnitude = -1, kOne = 1;
+};
 
 template <class V>
 concept NarrowFloat = std::same_as<V, bf16> || std::same_as<V, f16>;
@@ -61,9 +68,9 @@ V plus(V a, V b) {
   return static_cast<V>(static_cast<Wrapping>(a) + static_cast<Wrapping>(b));
 }
 
-/// The precision in which a value is multiplied by a factor.
+/// The precision in which a value is multiplied by a factor, which of integers is 1.
 template <class V>
-using Factor = std::conditional_t<std::same_as<V, double>, double, float>;
+using Factor = std::conditional_t<std::same_as<V, double> || std::integral<V>, V, float>;
 
 /// value * factor. The factor is rounded to the precision that is computed in.
 template <std::floating_point V>
@@ -155,6 +162,7 @@ constexpr V negative_zero() {
 }
 template <class V>
 constexpr V negative_infinity() {
+  if constexpr (std::integral<V>) return std::numeric_limits<V>::min();
   return std::bit_cast<V>(static_cast<typename Format<V>::Bits>(~Format<V>::kMagnitude | Format<V>::kInfinity));
 }
 

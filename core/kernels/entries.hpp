@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <span>
 
-// The values that entries may have: instantiates a source's templates for each.
-#define TELEGRAD_FOR_ENTRY_VALUES(instantiate) instantiate(float) instantiate(double) instantiate(bf16) instantiate(f16)
+// The values that entries may have: instantiates a source's templates for each. Top-k sums and staged entries take floats
+// alone. Unsigned integers are held as signed ones of their width, see SparseReduction::is_unsigned.
+#define TELEGRAD_FOR_FLOAT_VALUES(instantiate) instantiate(float) instantiate(double) instantiate(bf16) instantiate(f16)
+#define TELEGRAD_FOR_ENTRY_VALUES(instantiate) \
+  TELEGRAD_FOR_FLOAT_VALUES(instantiate) instantiate(std::int32_t) instantiate(std::int64_t)
 
 namespace telegrad::kernels {
 

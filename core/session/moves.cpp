@@ -90,7 +90,7 @@ RequestPtr make_barrier() {
 template <class V>
 GatheredVectors<V> make_all_gather(SparseVector<V> vector, const SparseReduction& how) {
   const Call call{.operation = Operation::sparse_allgather,
-                  .dtype = dtype_of<V>,
+                  .dtype = how.dtype<V>(),
                   .count = vector.dimension(),
                   .wire = how.wire.values};
   auto result = std::make_shared<std::optional<std::vector<SparseVector<V>>>>();

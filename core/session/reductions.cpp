@@ -55,11 +55,24 @@ void check_mpi_reduces(const AllreduceTable& table, const Dense& dense, bool by_
                               " with telegrad's bits: give algorithm=auto");
 }
 
+template <class V>
+void flip_given_signs(SparseVector<V>& vector, const SparseReduction& how) {
+  if constexpr (std::is_integral_v<V>) {
+    if (how.flips_signs()) flip_signs(vector.own_values());
+  }
+}
+template <class V>
+Task<void> flip_signs_back(Transport& net, std::span<V> values) {
+  co_await compute_slices(net, values.size(), sizeof(V), [values](std::size_t begin, std::size_t end) {
+    flip_signs(values.subspan(begin, end - begin));
+  });
+}
+
 // Formats of indices may differ: every message says which it has.
 template <class V>
 Call sparse_call(std::uint64_t dimension, const SparseReduction& how) {
   return {.operation = Operation::sparse_allreduce,
-          .dtype = dtype_of<V>,
+          .dtype = how.dtype<V>(),
           .reduction = how.reduction,
           .algorithm = how.algorithm,
           .count = dimension,
@@ -76,6 +89,9 @@ Task<void> sum_vectors(Transport& net, SparseVector<V> mine, SparseReduction how
   how.wire.key.rank = net.rank();
   if (how.observation) co_await how.observation->begin(net.ready());
   result->emplace(co_await allreduce_sparse(net, std::move(mine), how));
+  if constexpr (std::is_integral_v<V>) {
+    if (how.flips_signs()) co_await flip_signs_back(net, (*result)->own_values());
+  }
   if (how.observation) how.observation->end();
 }
 
@@ -84,6 +100,9 @@ Task<void> sum_vectors_into(Transport& net, SparseVector<V> mine, SparseReductio
   how.wire.key.rank = net.rank();
   if (how.observation) co_await how.observation->begin(net.ready());
   co_await allreduce_sparse_into(net, std::move(mine), how, output);
+  if constexpr (std::is_integral_v<V>) {
+    if (how.flips_signs()) co_await flip_signs_back(net, output);
+  }
   if (how.observation) how.observation->end();
 }
 
@@ -92,6 +111,9 @@ Task<void> reduce_own_slice(Transport& net, SparseVector<V> mine, Partition slic
                             std::shared_ptr<std::optional<SparseVector<V>>> result) {
   how.wire.key.rank = net.rank();
   result->emplace(co_await reduce_scatter_sparse(net, std::move(mine), std::move(slices), how));
+  if constexpr (std::is_integral_v<V>) {
+    if (how.flips_signs()) co_await flip_signs_back(net, (*result)->own_values());
+  }
 }
 
 // What a rank calls with state and settings of this kind.
@@ -259,6 +281,7 @@ template <class V>
 SparseSum<V> make_all_reduce(SparseVector<V> vector, const SparseReduction& wished) {
   const SparseReduction how = settings_of_call<V>(wished, vector.dimension());
   const Call call = sparse_call<V>(vector.dimension(), how);
+  flip_given_signs(vector, how);
   auto result = std::make_shared<std::optional<SparseVector<V>>>();
   auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
   return {request(call, [=](Transport& net) { return sum_vectors(net, std::move(*mine), how, result); }), result};
@@ -268,6 +291,7 @@ template <class V>
 RequestPtr make_all_reduce_into(SparseVector<V> vector, std::span<V> output, const SparseReduction& wished) {
   const SparseReduction how = settings_of_call<V>(wished, vector.dimension());
   const Call call = sparse_call<V>(vector.dimension(), how);
+  flip_given_signs(vector, how);
   auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
   return request(call, [=](Transport& net) { return sum_vectors_into(net, std::move(*mine), how, output); });
 }
@@ -287,6 +311,7 @@ SparseSum<V> make_reduce_scatter(SparseVector<V> vector, Partition slices, const
   call.operation = Operation::sparse_reduce_scatter;
   call.algorithm = Algorithm::automatic;
   call.layout = slices.digest();
+  flip_given_signs(vector, how);
   auto result = std::make_shared<std::optional<SparseVector<V>>>();
   auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
   return {request(call,
@@ -346,15 +371,18 @@ RequestPtr make_average_gathered_staged(const StagedEntries<V>& mine, const Stag
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
   template SparseSum<V> make_all_reduce(SparseVector<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseVector<V>, std::span<V>, const SparseReduction&); \
+  template SparseSum<V> make_reduce_scatter(SparseVector<V>, Partition, const SparseReduction&);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
+#define TELEGRAD_INSTANTIATE(V)                                                                    \
   template RequestPtr make_all_reduce_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
                                              const SparseReduction&, const StagedSum<float>&);     \
   template RequestPtr make_average_gathered_staged(const StagedEntries<V>&, const StagedSum<V>&,   \
                                                    const SparseReduction&, const StagedSum<float>&); \
-  template SparseSum<V> make_reduce_scatter(SparseVector<V>, Partition, const SparseReduction&);   \
   TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \
   TELEGRAD_INSTANTIATE_TOPK(V, GTopk)                                                              \
   TELEGRAD_INSTANTIATE_TOPK(V, BoundedTopk)
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 #undef TELEGRAD_INSTANTIATE_TOPK
 template SparseSum<CountedF32> make_all_reduce(SparseVector<CountedF32>, const SparseReduction&);

@@ -219,7 +219,7 @@ Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReducti
   template Task<void> write_lost(Transport&, const SparseVector<V>&, StagedSum<float>);             \
   template Task<void> average_gathered_staged(Transport&, StagedEntries<V>, SparseReduction,        \
                                               StagedSum<V>, StagedSum<float>);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

@@ -76,6 +76,9 @@ _NEUTRAL = {"prod": 1.0, "min": np.inf, "max": -np.inf}  # of the others 0
 _REDUCTIONS = ("sum", "avg", "prod", "min", "max", "max_abs")
 _LOGICAL = ("land", "lor", "lxor")
 _WHOLE = ("sum", "prod", "min", "max", "band", "bor", "bxor", *_LOGICAL)
+_SPARSE_WHOLE = [
+    (d, r) for d in ("i32", "i64", "u32", "u64") for r in (*_WHOLE[:4], "max_abs") if (d[0], r) != ("u", "max_abs")
+]
 
 
 @dataclass(frozen=True)
@@ -197,17 +200,33 @@ def _sparse_cases(small: bool) -> list[tuple[str, Case]]:
             for reduction in _REDUCTIONS
             for pattern in ("uniform", "crowded")
         ]
+        cases += [
+            Case(operation, 1000, dtype, reduction, algorithm, "wide", pattern)
+            for dtype, reduction in _SPARSE_WHOLE
+            for algorithm, pattern in (("auto", "uniform"), ("auto", "crowded"), ("recursive_doubling", "full"))
+        ]
+        cases += [
+            Case(operation, 1000, dtype, reduction, algorithm, "wide", pattern, factor)
+            for dtype, reduction in (("i32", "sum"), ("u64", "min"))
+            for algorithm in ("split_allgather", "split_dense_allgather", "recursive_doubling", "ring")
+            for pattern in ("uniform", "crowded")
+            for factor in (0.0, 1.0, 1e9)
+        ]
         if not small:
+            cases += [Case(operation, 200_003, d, "sum", values="wide", pattern="crowded") for d in ("u32", "i64")]
             cases += [
                 Case(operation, 200_003, dtype, "avg", values="floats", pattern=p)
                 for p in ("uniform", "one_slice", "crowded")
                 for dtype in ("f32", "bf16")
             ]
     by_levels = [
-        Case(operation, count, dtype, reduction, "two_level", "floats", pattern)
+        Case(operation, count, dtype, reduction, "two_level", "wide" if dtype[0] in "iu" else "floats", pattern)
         for operation in ("sparse", "sparse_into")
         for count in ((0, 1, 1000) if small else (0, 1, 7, 1000, 200_003))
-        for dtype, reduction in (("f32", "avg"), ("bf16", "sum"), ("f64", "min"), ("f16", "max_abs"))
+        for dtype, reduction in (
+            *(("f32", "avg"), ("bf16", "sum"), ("f64", "min"), ("f16", "max_abs")),
+            *(("i32", "sum"), ("u64", "max"), ("u32", "prod"), ("i64", "min")),
+        )
         for pattern in ("uniform", "one_slice", "full")
     ]
     return [("sparse", case) for case in cases] + [("sparse_two_level", case) for case in by_levels]
@@ -335,7 +354,8 @@ class Started:
                 self._read = lambda: dense_bits(started if blocking else started.result())
             case "sparse_into":
                 stream = input_stream(case, rank, size)
-                out = np.full(case.count, np.nan, _COMPUTED_AS[case.dtype]) if case.dtype != "bf16" else None
+                unwritten = 77 if case.values == "wide" else np.nan
+                out = np.full(case.count, unwritten, _COMPUTED_AS[case.dtype]) if case.dtype != "bf16" else None
                 if out is not None:
                     options = {"algorithm": case.algorithm, "switch_factor": case.switch_factor}
                     self._work = communicator.all_reduce_into(
@@ -419,6 +439,13 @@ def _bytes(case: Case, rank: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng([rank, case.count, 2]).integers(0, 256, case.count, dtype=np.uint8)
 
 
+def _neutral(case: Case) -> float:
+    if case.values != "wide" or case.reduction not in ("min", "max"):
+        return _NEUTRAL.get(case.reduction, 0.0)
+    limits = np.iinfo(_COMPUTED_AS[case.dtype])
+    return limits.max if case.reduction == "min" else limits.min
+
+
 @dataclass
 class Oracle:
     """The right results for one size, each computed once."""
@@ -486,7 +513,7 @@ class Oracle:
         x = x if case.values == "wide" else x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
         if not case.operation.startswith("sparse"):
             return x
-        whole = np.full(case.count, _NEUTRAL.get(case.reduction, 0.0))
+        whole = np.full(case.count, _neutral(case), x.dtype)
         held = sparse_indices(case, rank, self.size)
         whole[held] = x[held]
         return whole

@@ -1,4 +1,4 @@
-"""Cases of the operations that give ranks sparse vectors other than the whole sum. Their values are integers.
+"""Cases of the operations that give ranks sparse vectors other than the whole sum. Their floats are small integers.
 
 Of a gather the outcome is all streams, densely; of a slice, and of the largest entries, the whole right sum, with what
 the rank got in its place.
@@ -53,6 +53,12 @@ def stream_groups(size: int) -> list[Group]:
     cases += [Case(operation, count) for operation in WITH_ALL_CASES for count in (0, 1, 7, 63)]
     cases += [
         Case(operation, 1000, dtype, pattern="crowded") for operation in WITH_ALL_CASES for dtype in ("f64", "f16")
+    ]
+    cases += [
+        Case(operation, 1000, dtype, values="wide", pattern=pattern)
+        for operation in (GATHER, SCATTER, SCATTER_V)
+        for dtype in ("i32", "i64", "u32", "u64")
+        for pattern in ("uniform", "crowded")
     ]
     if size <= MOST_OF_ALL:
         cases += [
@@ -153,13 +159,13 @@ def _whole_of_rival(case: Case, found: TopkSum, state: TopkState, rank: int, siz
 
 
 @functools.lru_cache(maxsize=4)  # for the ranks of one process
-def _sum_of_all(case: Case, size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _sum_of_all(case: Case, size: int) -> tuple[Array, npt.NDArray[np.int64]]:
     """The dense sum of what all ranks give, and where at least one of them has an entry."""
-    whole, is_held = np.zeros(case.count), np.zeros(case.count, np.bool_)
-    for rank in range(size):
-        stream = input_stream(case, rank, size)
-        whole += _values(stream)
+    is_held = np.zeros(case.count, np.bool_)
+    streams = [input_stream(case, rank, size) for rank in range(size)]
+    for stream in streams:
         is_held[stream.raw_indices] = True
+    whole = functools.reduce(np.add, map(_values, streams))  # integers wrap round
     return whole, np.flatnonzero(is_held)
 
 
@@ -195,8 +201,10 @@ def _whole(case: Case, found: SparseVector, rank: int, size: int) -> Array:
     return whole
 
 
-def _values(stream: SparseVector) -> npt.NDArray[np.float64]:
+def _values(stream: SparseVector) -> Array:
     bits = dense_bits(stream)
+    if bits.dtype.kind in "iu" and stream.dtype != "bf16":
+        return bits
     return (from_bf16(bits) if stream.dtype == "bf16" else bits).astype(np.float64)
 
 

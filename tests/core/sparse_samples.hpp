@@ -35,15 +35,18 @@ Input<V> uniform(std::uint64_t n, double density, Random& random) {
   return input;
 }
 
-inline float neutral(Reduction reduction) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+template <class V = float>
+float neutral(Reduction reduction) {
+  using Limits = std::numeric_limits<std::conditional_t<std::is_integral_v<V>, V, float>>;
   if (reduction == Reduction::prod) return 1.0F;
-  return reduction == Reduction::min ? kInfinity : reduction == Reduction::max ? -kInfinity : 0.0F;
+  if (reduction != Reduction::min && reduction != Reduction::max) return 0.0F;
+  if constexpr (std::is_integral_v<V>) return static_cast<float>(reduction == Reduction::min ? Limits::max() : Limits::min());
+  return reduction == Reduction::min ? Limits::infinity() : -Limits::infinity();
 }
 
 template <class V>
 std::vector<float> dense_result(const std::vector<Input<V>>& inputs, std::uint64_t n, Reduction reduction) {
-  std::vector<float> result(n, neutral(reduction));
+  std::vector<float> result(n, neutral<V>(reduction));
   for (const auto& input : inputs) {
     for (std::size_t i = 0; i < input.indices.size(); ++i) {
       float& at = result[input.indices[i]];

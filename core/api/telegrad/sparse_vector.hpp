@@ -14,15 +14,18 @@ namespace telegrad::api {
 /// What a vector can hold.
 template <class V>
 concept SparseValue =
-    std::same_as<V, float> || std::same_as<V, double> || std::same_as<V, bf16> || std::same_as<V, f16>;
+    std::same_as<V, float> || std::same_as<V, double> || std::same_as<V, bf16> || std::same_as<V, f16> ||
+    std::same_as<V, std::int32_t> || std::same_as<V, std::int64_t> || std::same_as<V, std::uint32_t> ||
+    std::same_as<V, std::uint64_t>;
 
 namespace detail {
 template <class V>
 struct Held;  // the library's own vector
 }
 
-/// `n` elements of V (float, double, bf16 or f16), of which some are there as entries; the others are the neutral
-/// element of the reduction that the vector is for, zero in sums. It does not change, so copies share their memory.
+/// `n` elements of V (float, double, bf16, f16, or an integer of 32 or 64 bits), of which some are there as entries; the
+/// others are the neutral element of the reduction that the vector is for, zero in sums. It does not change, so copies share
+/// their memory.
 template <SparseValue V>
 class SparseVector {
  public:
@@ -63,5 +66,9 @@ extern template class SparseVector<float>;
 extern template class SparseVector<double>;
 extern template class SparseVector<bf16>;
 extern template class SparseVector<f16>;
+extern template class SparseVector<std::int32_t>;
+extern template class SparseVector<std::int64_t>;
+extern template class SparseVector<std::uint32_t>;
+extern template class SparseVector<std::uint64_t>;
 
 }  // namespace telegrad::api

@@ -236,14 +236,14 @@ SparseReduction settings_of_call(SparseReduction how, std::uint64_t dimension) {
 
 template <class V>
 bool begins_densely(std::uint64_t dimension, std::size_t entries, const SparseReduction& how) {
-  return leaves_choice<V>(how) && !may_fill<V>(dimension, how) &&
+  return !how.flips_signs() && leaves_choice<V>(how) && !may_fill<V>(dimension, how) &&
          static_cast<double>(entries) > memory_delta<V>(dimension, how.switch_factor);
 }
 
 template <class V>
 SparseVector<V> addend_of(std::uint64_t dimension, std::span<const std::uint32_t> indices, std::span<const V> values,
                           const SparseReduction& how, std::span<const std::uint64_t> marks) {
-  const bool is_open = leaves_choice<V>(how);
+  const bool is_open = leaves_choice<V>(how) && !how.flips_signs();
   const bool is_full = indices.size() == dimension && values.size() == dimension;
   if (is_open && is_full && static_cast<double>(dimension) > memory_delta<V>(dimension, how.switch_factor)) {
     return SparseVector<V>::borrow_dense(values);

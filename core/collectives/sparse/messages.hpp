@@ -2,8 +2,10 @@
 // What the sparse collectives have in common: who owns which slice of the index range, how long a message can be, when a
 // slice goes dense, and how messages are read. Which messages there are, this must not know.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -77,7 +79,21 @@ struct SparseReduction {
   bool sums_of_nodes = false;  // what is summed are sums that nodes have made of a slice
   /// For Algorithm::two_level, and for Algorithm::automatic that may come to it; null: nothing is known of them.
   std::shared_ptr<const Nodes> nodes{};
+  bool is_unsigned = false;  // of integers: V stands for the unsigned one of its width
+
+  /// Signed order is that of unsigned integers whose highest bits are flipped. Sums and products are the same in both.
+  bool flips_signs() const { return is_unsigned && (reduction == Reduction::min || reduction == Reduction::max); }
+  template <class V>
+  DType dtype() const {
+    return !is_unsigned ? dtype_of<V> : sizeof(V) == 4 ? DType::u32 : DType::u64;
+  }
 };
+
+/// There and back, see SparseReduction::flips_signs().
+template <std::signed_integral V>
+void flip_signs(std::span<V> values) {
+  for (V& value : values) value ^= std::numeric_limits<V>::min();
+}
 
 /// Whether a message should hold it densely: that is shorter.
 template <class V>

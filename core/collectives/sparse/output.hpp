@@ -129,6 +129,8 @@ struct DenseOutput {
   instantiate(double, SparseOutput) instantiate(double, DenseOutput)   \
   instantiate(bf16, SparseOutput) instantiate(bf16, DenseOutput)       \
   instantiate(f16, SparseOutput) instantiate(f16, DenseOutput)         \
+  instantiate(std::int32_t, SparseOutput) instantiate(std::int32_t, DenseOutput) \
+  instantiate(std::int64_t, SparseOutput) instantiate(std::int64_t, DenseOutput) \
   instantiate(CountedF32, SparseOutput)
 
 }  // namespace telegrad

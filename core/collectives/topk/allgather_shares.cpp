@@ -267,7 +267,7 @@ Task<SparseVector<V>> allgather_shares(Transport& net, OwnedSlice<V> mine, const
   template Task<SparseVector<V>> allgather_shares(Transport&, OwnedSlice<V>, const Partition&,                 \
                                                   std::vector<std::uint64_t>, ShareGathering, SparseTraffic&, \
                                                   bool&, Step);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

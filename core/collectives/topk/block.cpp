@@ -50,7 +50,7 @@ std::string read_block(const BlockShape<V>& shape, ConstBytes block, IndexRange 
 #define TELEGRAD_INSTANTIATE(V)                                                    \
   template void write_block(const BlockShape<V>&, const SparseView<V>&, Bytes);    \
   template std::string read_block(const BlockShape<V>&, ConstBytes, IndexRange, SparseView<V>&);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

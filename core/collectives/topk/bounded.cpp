@@ -337,7 +337,7 @@ Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport& net, SparseVector<V> m
 #define TELEGRAD_INSTANTIATE(V)                                                                                    \
   template Task<BoundedTopkSum<V>> allreduce_bounded_topk(Transport&, SparseVector<V>, BoundedTopkSettings,        \
                                                           BoundedTopkState, Reduction, WireFormat);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

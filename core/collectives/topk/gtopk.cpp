@@ -163,7 +163,7 @@ Task<GTopkSum<V>> allreduce_gtopk(Transport& net, SparseVector<V> mine, GTopkSet
 #define TELEGRAD_INSTANTIATE(V)                                                                                  \
   template Task<GTopkSum<V>> allreduce_gtopk(Transport&, SparseVector<V>, GTopkSettings, GTopkState, Reduction, \
                                              WireFormat);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

@@ -70,7 +70,7 @@ PartedEntries<V> take_largest(const SparseView<V>& entries, std::uint64_t k) {
 }
 
 #define TELEGRAD_INSTANTIATE(V) template PartedEntries<V> take_largest(const SparseView<V>&, std::uint64_t);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

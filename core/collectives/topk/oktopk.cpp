@@ -525,7 +525,7 @@ Task<OkTopkSum<V>> allreduce_oktopk(Transport& net, SparseVector<V> mine, OkTopk
   template std::uint64_t oktopk_bytes_most<V>(std::uint64_t, std::uint64_t, Rank, std::uint64_t, OkTopkSteps);     \
   template Task<OkTopkSum<V>> allreduce_oktopk(Transport&, SparseVector<V>, OkTopkSettings, OkTopkState, Reduction, \
                                                WireFormat, std::span<float>);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

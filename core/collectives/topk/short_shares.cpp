@@ -209,7 +209,7 @@ Task<void> gather_short_shares(Transport& net, const SparseView<V>& mine, Gather
   template Task<OwnedSlice<V>> split_short_shares(Transport&, const SparseVector<V>&, const Partition&, std::uint64_t,    \
                                                   Reduction, SparseTraffic&, Step);                                       \
   template Task<void> gather_short_shares(Transport&, const SparseView<V>&, GatheredShares<V>, bool, Step);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

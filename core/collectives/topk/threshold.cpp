@@ -75,7 +75,7 @@ std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::uint64_t to
 #define TELEGRAD_INSTANTIATE(V) \
   template std::uint64_t threshold_bytes_most<V>(std::uint64_t, Rank, std::uint64_t); \
   template Task<std::uint64_t> global_threshold_key(Transport&, std::span<const V>, std::uint64_t, SparseTraffic&, Step);
-TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 
 }  // namespace telegrad

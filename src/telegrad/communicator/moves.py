@@ -29,9 +29,9 @@ from telegrad.communicator.operands import (
     overlap,
     result_of,
 )
-from telegrad.communicator.reductions import DTYPES, StreamInput, StreamReductions, sparse_input
+from telegrad.communicator.reductions import StreamInput, StreamReductions, sparse_input
 from telegrad.communicator.work import Work
-from telegrad.sparse_vector import SparseVector
+from telegrad.sparse_vector.formats import DTYPES
 
 
 class StreamMoves(StreamReductions):
@@ -55,7 +55,7 @@ class StreamMoves(StreamReductions):
 
         def finish(done: _core.Request) -> Any:
             found = done.sparse_results()
-            return [given.like(SparseVector.trusted(*arrays, stream.n, of_torch=stream.of_torch)) for arrays in found]
+            return [given.like(stream.result(*arrays)) for arrays in found]
 
         return self._stream_work(request, "all_gather", held, finish, async_op)
 

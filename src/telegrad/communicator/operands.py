@@ -21,7 +21,7 @@ from telegrad.cost import Tuning
 from telegrad.cost.closed_forms import layout_that_pays
 from telegrad.cost.tuning import HOST_TRANSFER
 from telegrad.sparse_vector import SparseVector, is_torch_tensor
-from telegrad.sparse_vector.formats import check_not_masked, is_scipy
+from telegrad.sparse_vector.formats import DTYPES, check_not_masked, is_scipy
 
 SLICES = ("equal", "balanced")
 """How the index range of a sparse sum is divided among the ranks that each sum one part of it."""
@@ -482,7 +482,6 @@ _LAYOUTS = {  # of indices, and whether values are packed
     "packed": (_core.IndexFormat.packed, True),
     "indices": (_core.IndexFormat.packed, False),  # packed, and they alone
 }
-_NATIVE = ("f32", "f64", "f16", "bf16")
 UNMEASURED_S_PER_BYTE = 8.5e-9
 """Of a network that nobody has calibrated: 1 Gbit/s. Packing loses less on a fast one than it gains on a slow one."""
 
@@ -568,9 +567,9 @@ def _parts_of(wire: object, argument: str) -> tuple[str | None, str | None]:
         if wire == _AUTO:
             return None, None
         first, dash, second = wire.partition("-")
-        if first in _LAYOUTS and (not dash or second in ENCODINGS or second in _NATIVE):
+        if first in _LAYOUTS and (not dash or second in ENCODINGS or second in DTYPES):
             return first, second or None
-        if wire in ENCODINGS or wire in _NATIVE:
+        if wire in ENCODINGS or wire in DTYPES:
             return None, wire
     raise _unknown(wire, argument)
 

@@ -55,7 +55,7 @@ from telegrad.cost.send_method import GroupCost
 from telegrad.cost.tuning import DEVICE_ALGORITHMS, HOST_TRANSFER, NCCL
 from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import SparseVector
-from telegrad.sparse_vector.formats import NAMES, Bits, is_coo
+from telegrad.sparse_vector.formats import DTYPES, NAMES, Bits, is_coo
 
 DENSE_ALGORITHMS = ("auto", "ring", "recursive_doubling", "rabenseifner", "two_level", "mpi")
 DENSE_DEVICE_ALGORITHMS = (*(name for name in DENSE_ALGORITHMS if name != "mpi"), *DEVICE_ALGORITHMS)
@@ -73,7 +73,7 @@ class ReduceOp(StrEnum):
     only, NaN where any is. Integers wrap round, as NumPy's do. ``BAND``, ``BOR`` and ``BXOR`` are bitwise. ``LAND``,
     ``LOR`` and ``LXOR`` take any element but 0 for true, and give 0 or 1. The ``SUM`` of booleans is or, their ``PROD``
     and. Sparse vectors have the first six. An index without an entry in a sparse vector is the neutral element: 0, 1
-    for ``PROD``, infinity for ``MIN``, -infinity for ``MAX``."""
+    for ``PROD``, infinity (of integers the largest value) for ``MIN``, -infinity (the least) for ``MAX``."""
 
     SUM = "sum"
     AVG = "avg"
@@ -98,21 +98,22 @@ _ALGORITHMS: dict[str, _core.Algorithm] = {
 }
 
 
-def reduction_of(op: object, dtype: _core.DType) -> _core.Reduction:
-    """The reduction of dense elements of ``dtype`` that a ReduceOp, its name, or torch's ReduceOp stands for.
+def reduction_of(op: object, dtype: _core.DType, allowed: tuple[str, ...] = tuple(_REDUCTIONS)) -> _core.Reduction:
+    """The reduction of elements of ``dtype``, one of ``allowed``, that a ReduceOp, its name, or torch's ReduceOp stands
+    for.
 
     Raises ``ValueError`` for any other, and ``TypeError`` for one that ``dtype`` does not have.
     """
-    reduction = _REDUCTIONS[_name(op, tuple(_REDUCTIONS))]
+    reduction = _REDUCTIONS[_name(op, allowed)]
     if not _core.has_reduction(dtype, reduction):
-        its = ", ".join(repr(name) for name, one in _REDUCTIONS.items() if _core.has_reduction(dtype, one))
+        its = ", ".join(repr(name) for name in allowed if _core.has_reduction(dtype, _REDUCTIONS[name]))
         remedy = "use 'sum' and divide, or convert x to float64" if reduction == _core.Reduction.avg else f"use {its}"
         raise TypeError(f"op={reduction.name!r} of {dtype_name(dtype)} does not exist: {remedy}")
     return reduction
 
 
 def sparse_reduction_of(op: object) -> _core.Reduction:
-    """The same for sparse vectors, whose values are floats."""
+    """The same for sparse vectors, of whatever dtype."""
     return _REDUCTIONS[_name(op, _SPARSE_REDUCTIONS)]
 
 
@@ -214,9 +215,6 @@ def _check_error(entries: DeviceEntries, error: Any, others: list[HostBuffer]) -
         raise ValueError(f"error has {into.elements} elements but the entries' length is {entries.length}")
     if any(overlap(into, other) for other in others):
         raise ValueError("error shares memory with out or the entries: give it memory of its own")
-
-
-DTYPES = {name: getattr(_core.DType, name) for name in ("f32", "f64", "bf16", "f16")}
 
 
 class StreamReductions(CommunicatorBase):
@@ -339,7 +337,7 @@ class StreamReductions(CommunicatorBase):
         out: HostBuffer | None = None,
         slices: str = "equal",
     ) -> _core.SparseReduction:
-        core, reduction = self._usable(), sparse_reduction_of(op)
+        core, reduction = self._usable(), reduction_of(op, DTYPES[stream.dtype], _SPARSE_REDUCTIONS)
         formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
         encoding = formats.values
         balanced = _balanced(slices, algorithm)
@@ -395,8 +393,7 @@ class StreamReductions(CommunicatorBase):
 
         def finish(done: _core.Request) -> Any:
             sum_indices, sum_values = done.sparse_result()
-            total = SparseVector.trusted(sum_indices, sum_values, stream.n, of_torch=stream.of_torch, absent=absent)
-            return given.like(total)
+            return given.like(stream.result(sum_indices, sum_values, absent))
 
         return self._stream_work(request, "all_reduce", held, finish, async_op)
 
@@ -460,7 +457,7 @@ class StreamReductions(CommunicatorBase):
 
         def finish(done: _core.Request) -> Any:
             found, sums = done.sparse_result()
-            return given.like(SparseVector.trusted(found, sums, stream.n, of_torch=stream.of_torch, absent=absent))
+            return given.like(stream.result(found, sums, absent))
 
         return self._stream_work(request, "reduce_scatter", held, finish, async_op)
 

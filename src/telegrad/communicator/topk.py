@@ -16,8 +16,8 @@ from telegrad.communicator.operands import (
     checked_number,
     formats_named,
 )
-from telegrad.communicator.reductions import DTYPES, StreamReductions, sparse_input, sparse_reduction_of
-from telegrad.sparse_vector import SparseVector
+from telegrad.communicator.reductions import StreamReductions, sparse_input, sparse_reduction_of
+from telegrad.sparse_vector.formats import DTYPES
 
 _COUNT_MOST = 2**63 - 1
 _DIMENSION_MOST = 2**32 - 1
@@ -318,6 +318,8 @@ class TopkReductions(StreamReductions):
                 "that follow each other"
             )
         core, stream, reduction = self._usable(), given.stream, sparse_reduction_of(op)
+        if stream.dtype.startswith(("i", "u")):
+            raise TypeError(f"x holds {stream.dtype}: the largest entries are of floats; convert the values to float64")
         if reduction not in (_core.Reduction.sum, _core.Reduction.avg):
             raise ValueError(f"op={reduction.name!r} is not supported by all_reduce_topk: use 'sum' or 'avg'")
         rounds = formats_named(wire, stream.dtype).values != _core.ValueEncoding.native
@@ -344,7 +346,7 @@ class TopkReductions(StreamReductions):
             total, left, report = done.topk_result()
 
             def stream_of(arrays: tuple[Any, Any]) -> Any:
-                return given.like(SparseVector.trusted(*arrays, stream.n, of_torch=stream.of_torch))
+                return given.like(stream.result(*arrays))
 
             return TopkSum(stream_of(total), stream_of(left), TopkReport(*report))
 

@@ -13,19 +13,19 @@ from telegrad import _core
 
 Bits = npt.NDArray[Any]
 
-NAMES = {
-    np.dtype(name): short
-    for name, short in (("float32", "f32"), ("float64", "f64"), ("float16", "f16"), ("uint16", "bf16"))
-}
+_NUMPY = ("float32", "float64", "float16", "int32", "int64", "uint32", "uint64")
+_TORCH = (*_NUMPY, "bfloat16")
+
+NAMES = {np.dtype(name): f"{np.dtype(name).kind}{np.dtype(name).itemsize * 8}" for name in _NUMPY}
+NAMES[np.dtype("uint16")] = "bf16"
 """What the bits' numpy dtype stands for; not by its name, which numpy makes anew in microseconds each time."""
 
-_DTYPES = {dtype: getattr(_core.DType, short) for dtype, short in NAMES.items()}
+DTYPES = {short: getattr(_core.DType, short) for short in NAMES.values()}
 # Of a dense vector's elements, at first: memory costs nothing before it is touched.
 _ROOM_SHARE, _ROOM_LEAST = 4, 1 << 16
 
 _PARTS = "make streams of .real and .imag, one of each"
-_TORCH = ("float32", "float64", "float16", "bfloat16")
-_NUMPY = ("float32", "float64", "float16")
+_REMEDY = "another float or an integer of 32 or 64 bits"
 
 
 def is_torch_tensor(x: object) -> bool:
@@ -55,7 +55,7 @@ def bits_of(values: Any, argument: str) -> Bits:
         raise TypeError(f"{argument} is a {type(values).__name__}: it must be a numpy array or a torch tensor")
     check_not_masked(values, argument)
     if values.dtype.name not in _NUMPY or not values.dtype.isnative:
-        others = "use .astype(numpy.float32), or float64 or float16; bfloat16 is torch's"
+        others = f"use .astype(numpy.float32), {_REMEDY}; bfloat16 is torch's"
         raise TypeError(f"{argument} has dtype {values.dtype}: {_PARTS if values.dtype.kind == 'c' else others}")
     if values.ndim != 1:
         raise ValueError(f"{argument} has {values.ndim} dimensions: it must have one; use .reshape(-1)")
@@ -75,19 +75,23 @@ def wrapped(bits: Bits, of_torch: bool) -> Any:
 
 
 def as_bits(value: float, dtype: np.dtype[Any]) -> Any:
-    """A number that bfloat16 holds exactly, as an element of ``dtype``."""
+    """A number that bfloat16 holds exactly, as an element of ``dtype``; of integers the largest and the least one stand
+    for infinity and -infinity."""
     if dtype != np.uint16:
-        return dtype.type(value)
+        ends = {math.inf: "max", -math.inf: "min"}
+        is_end = dtype.kind in "iu" and value in ends
+        return dtype.type(getattr(np.iinfo(dtype), ends[value]) if is_end else value)
     return np.uint16(np.float32(value).view(np.uint32) >> np.uint32(16))
 
 
 def entries_of_dense(bits: Bits, absent: float, most: int) -> tuple[npt.NDArray[np.uint32], Bits] | None:
     """Where ``bits`` are not ``absent`` (0 stands for both zeros), and what stands there; ``None`` where these are more
     than ``most`` entries. One pass, or two where more than a quarter are entries."""
-    dtype, room = _DTYPES[bits.dtype], max(bits.size // _ROOM_SHARE, min(bits.size, _ROOM_LEAST))
+    none = int(as_bits(absent, bits.dtype).view(f"u{bits.itemsize}"))
+    dtype, room = DTYPES[NAMES[bits.dtype]], max(bits.size // _ROOM_SHARE, min(bits.size, _ROOM_LEAST))
     while True:
         indices, values = np.empty(room, np.uint32), np.empty(room, bits.dtype)
-        count = _core.compact(bits.ctypes.data, bits.size, dtype, absent, indices.ctypes.data, values.ctypes.data, room)
+        count = _core.compact(bits.ctypes.data, bits.size, dtype, none, indices.ctypes.data, values.ctypes.data, room)
         if count <= min(room, most):
             # Gives back what was not written; nobody else has seen the arrays.
             indices.resize(count, refcheck=False)
@@ -103,7 +107,7 @@ def _bits_of_tensor(values: Any, argument: str) -> Bits:
     if values.device.type != "cpu" or values.layout != torch.strided:
         raise TypeError(f"{argument} is a {values.layout} tensor on {values.device}: it must be dense on the CPU")
     if str(values.dtype).removeprefix("torch.") not in _TORCH:
-        remedy = _PARTS if values.is_complex() else "use .to(torch.float32), or float64, float16 or bfloat16"
+        remedy = _PARTS if values.is_complex() else f"use .to(torch.float32), {_REMEDY}"
         raise TypeError(f"{argument} has dtype {values.dtype}: {remedy}")
     if values.dim() != 1:
         raise ValueError(f"{argument} has {values.dim()} dimensions: it must have one; use .reshape(-1)")
@@ -119,7 +123,7 @@ def _bits_of_tensor(values: Any, argument: str) -> Bits:
 
 # One row of a scipy CSR matrix as indices and values, and back. scipy is imported only to make a row.
 
-ROW_DTYPES = ("float32", "float64")
+ROW_DTYPES = ("float32", "float64", "int32", "int64", "uint32", "uint64")
 """What scipy's matrices can hold of a stream's values."""
 
 

@@ -41,15 +41,17 @@ MAX_LENGTH = 2**32 - 1
 class SparseVector:
     """A vector of length ``n`` that holds only some entries: strictly increasing ``indices`` and as many ``values``.
 
-    ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: 1-D, contiguous, numpy
-    or torch float32, float64 or float16, or torch bfloat16. uint32 indices and values are used without a copy (except
-    torch's lazy negative views). So do not change the indices, nor the values while a collective runs.
+    ``indices``: numpy uint32, int32, int64 or uint64, or torch int32 or int64, 1-D. ``values``: numpy or torch, 1-D,
+    contiguous: floats of 16 to 64 bits, integers of 32 or 64 bits. Only torch has bfloat16. uint32 indices and values
+    are used without a copy (except torch's lazy negative views). So do not change the indices, nor the values while a
+    collective runs.
 
     An absent index means the neutral element of the reduction: 0 for a sum, an average or max_abs, 1 for a product,
-    infinity for a minimum, -infinity for a maximum. So a minimum over ranks is the minimum over those that have an
-    entry, not over their zeros. A dense result (``is_dense``) cannot tell an entry that equals the neutral element from
-    an absent index. If that element is not 0, ``to_coo()``, ``to_csr()``, ``all_gather()`` and other reductions take
-    all its elements as entries.
+    infinity for a minimum, -infinity for a maximum. For integers the largest and the least value of the dtype stand for
+    these two, and sums and products wrap round, as in dense tensors. So a minimum over ranks is the minimum over those
+    that have an entry, not over their zeros. A dense result (``is_dense``) cannot tell an entry that equals the neutral
+    element from an absent index. If that element is not 0, ``to_coo()``, ``to_csr()``, ``all_gather()`` and other
+    reductions take all its elements as entries.
 
     Raises ``TypeError`` for wrong types and masked arrays. Raises ``ValueError`` for unequal lengths, for indices that
     are unsorted, repeated or outside [0, n), and for n of 2**32 or more: split such vectors. Source: SparCML §5.1."""
@@ -77,7 +79,7 @@ class SparseVector:
     ) -> SparseVector:
         """A sparse vector from arrays that telegrad itself has made, without any check.
 
-        ``bits``: float32, float64 or float16, or uint16 for bfloat16; with ``indices=None`` it is the dense vector of
+        ``bits``: as ``values``, or uint16 for bfloat16; with ``indices=None`` it is the dense vector of
         all ``n`` elements. ``absent``: the neutral element of the reduction whose result it is, which stands in a dense
         vector for a missing entry; ``None``: it is no result, and 0 does."""
         stream = cls.__new__(cls)
@@ -89,6 +91,11 @@ class SparseVector:
         stream._dense = bits if indices is None else None
         stream._absent = absent
         return stream
+
+    def result(self, indices: npt.NDArray[np.uint32] | None, bits: Bits, absent: float | None = None) -> SparseVector:
+        """``trusted()`` of this one's length, library and dtype, whose unsigned integers the core gives as signed."""
+        seen = bits.view(self._bits.dtype)
+        return self.trusted(indices, seen, self._n, of_torch=self._of_torch, absent=absent)
 
     @classmethod
     def from_dense(cls, x: Any) -> SparseVector:
@@ -114,7 +121,7 @@ class SparseVector:
         """The entries of a ``torch.sparse_coo`` tensor, as positions in its memory order.
 
         ``x``: of any shape, also with dense dimensions (each of their elements is an entry); repeated indices are
-        added up. Values are float32, float64, float16 or bfloat16. Raises ``TypeError`` for anything else, and
+        added up. Values as a SparseVector's, if torch can add them up. Raises ``TypeError`` for anything else, and
         ``ValueError`` for 2**32 elements or more.
         """
         check_coo(x)
@@ -125,8 +132,9 @@ class SparseVector:
     def from_csr(cls, row: Any) -> SparseVector:
         """The entries of a row: a scipy CSR matrix or array of shape ``(1, n)``, or an array of shape ``(n,)``.
 
-        Values are float32 or float64, and shared with ``row`` if its columns are sorted. Raises ``TypeError`` for
-        other formats and dtypes, ``ValueError`` for other shapes, also for 2**32 columns or more.
+        Values are float32, float64 or integers of 32 or 64 bits. They are shared with ``row`` if its columns are
+        sorted. Raises ``TypeError`` for other formats and dtypes, ``ValueError`` for other shapes, also for 2**32
+        columns or more.
         """
         columns, values, n = entries_of_row(row)
         return cls(columns, values, _checked_length(n, "row has {} columns"))
@@ -141,8 +149,16 @@ class SparseVector:
         """The value of an index without an entry in ``to_dense()``.
 
         0, or in a result the neutral element of the reduction that made it: 1 of a product, infinity of a minimum,
-        -infinity of a maximum."""
-        return 0.0 if self._absent is None else self._absent
+        -infinity of a maximum. For integers these two are the largest and the least value."""
+        return self._neutral if self._bits.dtype.kind == "f" or self.dtype == "bf16" else int(self._absent_bits)
+
+    @property
+    def _neutral(self) -> float:
+        return self._absent or 0.0
+
+    @property
+    def _absent_bits(self) -> Any:
+        return as_bits(self._neutral, self._bits.dtype)
 
     @property
     def is_dense(self) -> bool:
@@ -164,7 +180,7 @@ class SparseVector:
 
     @property
     def dtype(self) -> str:
-        """``"f32"``, ``"f64"``, ``"bf16"`` or ``"f16"``."""
+        """``"f32"``, ``"f64"``, ``"bf16"``, ``"f16"``, ``"i32"``, ``"i64"``, ``"u32"`` or ``"u64"``."""
         return NAMES[self._bits.dtype]
 
     @property
@@ -200,7 +216,7 @@ class SparseVector:
     def memory(self, absent: float) -> tuple[npt.NDArray[np.uint32] | None, Bits]:
         """Indices and bits of the values as they are held; no indices where that is densely, with ``absent`` where
         there is no entry. Else as ``entries(absent)``."""
-        if self._dense is not None and self.absent == absent:
+        if self._dense is not None and self._neutral == absent:
             return None, self._dense
         return self.entries(absent)
 
@@ -225,7 +241,7 @@ class SparseVector:
         """A new vector of ``n`` elements, of the values' type and library, ``absent`` where there is no entry."""
         if self._dense is not None:
             return wrapped(self._dense.copy(), self._of_torch)
-        dense = np.full(self._n, as_bits(self.absent, self._bits.dtype), self._bits.dtype)
+        dense = np.full(self._n, self._absent_bits, self._bits.dtype)
         dense[self.raw_indices] = self._bits
         return wrapped(dense, self._of_torch)
 
@@ -263,7 +279,7 @@ class SparseVector:
 
     def _make_sparse(self) -> None:
         if self._indices is None:
-            entries = entries_of_dense(self._bits, self.absent, self._n)
+            entries = entries_of_dense(self._bits, self._neutral, self._n)
             assert entries is not None
             self._indices, self._bits = entries
 

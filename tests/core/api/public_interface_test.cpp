@@ -7,6 +7,7 @@
 #include <complex>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "public_ranks.hpp"
@@ -257,6 +258,10 @@ TEST("sums of every type of values, of full and of empty vectors") {
     sums_to_three(1.0);
     sums_to_three(telegrad::bf16(1.0F));
     sums_to_three(telegrad::f16(1.0F));
+    sums_to_three(std::int32_t{1});
+    sums_to_three(std::int64_t{1});
+    sums_to_three(std::uint32_t{1});
+    sums_to_three(std::uint64_t{1});
     const std::vector<double> values{1, 2};
     EXPECT_EQ(listed(comm.all_reduce(SparseVector<double>::dense(values)).result().values()), (std::vector{3.0, 6.0}));
     EXPECT_EQ(comm.all_reduce(SparseVector<double>(9, {}, {})).result().nnz(), 0);
@@ -266,6 +271,50 @@ TEST("sums of every type of values, of full and of empty vectors") {
     EXPECT_EQ(out[0], -1.0F);
     EXPECT(std::isinf(out[1]));
   });
+}
+
+TEST("sparse integers wrap round, and unsigned ones are ordered as such") {
+  on_all_ranks([](Communicator& comm) {
+    const auto check = [&]<class V>(V) {
+      constexpr V kHighest = std::numeric_limits<V>::max();
+      const SparseVector<V> mine(300, {7, 9 + comm.rank()}, {static_cast<V>(kHighest - comm.rank()), V{1}});
+      const std::vector<std::uint32_t> where{7, 9, 10, 11};
+      const auto values = [&](Reduction reduction) {
+        const auto found = comm.all_reduce(mine, reduction).result();
+        EXPECT_EQ(listed(found.indices()), where);
+        return listed(found.values());
+      };
+      const V wrapped = static_cast<V>(3 * static_cast<std::uint64_t>(kHighest) - 3);
+      EXPECT_EQ(values(Reduction::sum), (std::vector<V>{wrapped, 1, 1, 1}));
+      EXPECT_EQ(values(Reduction::max), (std::vector<V>{kHighest, 1, 1, 1}));
+      EXPECT_EQ(values(Reduction::min), (std::vector<V>{static_cast<V>(kHighest - 2), 1, 1, 1}));
+      std::vector<V> out(300, V{5}), written(300);
+      comm.all_reduce_into(mine, out, Reduction::min).wait();
+      EXPECT_EQ(out[7], static_cast<V>(kHighest - 2));
+      EXPECT_EQ(out[8], kHighest);
+      comm.all_reduce_into(mine, out, Reduction::max).wait();
+      EXPECT_EQ(out[8], std::numeric_limits<V>::min());
+      comm.all_reduce(mine, Reduction::min).result().write_dense(written, Reduction::min);
+      EXPECT_EQ(written[7], static_cast<V>(kHighest - 2));
+      EXPECT_EQ(written[8], kHighest);
+      EXPECT_EQ(listed(comm.reduce_scatter(mine, Reduction::max).result().values()),
+                comm.rank() == 0 ? (std::vector<V>{kHighest, 1, 1, 1}) : std::vector<V>{});
+      EXPECT_EQ(comm.all_gather(mine).result()[1].values()[0], static_cast<V>(kHighest - 1));
+      EXPECT_THROWS(std::invalid_argument, "reduction=avg is not for sparse vectors of", (void)comm.all_reduce(mine, Reduction::avg));
+      EXPECT_THROWS(std::invalid_argument, "reduction=bor is not for sparse vectors of", (void)comm.all_reduce(mine, Reduction::bor));
+      EXPECT_THROWS(std::invalid_argument, "is for vectors of float",
+                    (void)comm.all_reduce(mine, Reduction::sum, {.values = telegrad::ValueEncoding::int8}));
+    };
+    check(std::int32_t{});
+    check(std::int64_t{});
+    check(std::uint32_t{});
+    check(std::uint64_t{});
+  });
+  auto ranks = Communicator::local(2);
+  auto one = ranks[0].all_reduce(SparseVector<std::uint32_t>(4, {1}, {1}));
+  auto other = ranks[1].all_reduce(SparseVector<std::int32_t>(4, {1}, {1}));
+  EXPECT_THROWS(MismatchedCall, "dtype=u32", one.wait());
+  EXPECT_THROWS(MismatchedCall, "dtype=i32", other.wait());
 }
 
 TEST("rounded values leave their error") {

@@ -124,6 +124,8 @@ TEST("what is left out is what has the sum's bits, and put back it makes the sum
         expect_left_out_and_put_back(Sample<double>(random, density, share, same));
         expect_left_out_and_put_back(Sample<bf16>(random, density, share, same));
         expect_left_out_and_put_back(Sample<f16>(random, density, share, same));
+        expect_left_out_and_put_back(Sample<std::int32_t>(random, density, share, same));
+        expect_left_out_and_put_back(Sample<std::int64_t>(random, density, share, same));
       }
     }
   }
@@ -168,6 +170,8 @@ TEST("where it is known who gave what, what only one gave is left out for him, u
       expect_left_out_of<double>(random, size, alone);
       expect_left_out_of<bf16>(random, size, alone);
       expect_left_out_of<f16>(random, size, alone);
+      expect_left_out_of<std::int32_t>(random, size, alone);
+      expect_left_out_of<std::int64_t>(random, size, alone);
     }
   }
 }

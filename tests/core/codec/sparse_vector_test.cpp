@@ -160,6 +160,8 @@ TEST("reductions of random vectors are those of their dense forms, whatever form
               check(double{}, reduction, n, density, other, delta, dense);
               check(bf16{}, reduction, n, density, other, delta, dense);
               check(f16{}, reduction, n, density, other, delta, dense);
+              check(std::int32_t{}, reduction, n, density, other, delta, dense);
+              check(std::int64_t{}, reduction, n, density, other, delta, dense);
             }
           }
         }
@@ -220,6 +222,8 @@ TEST("a ∘ b and b ∘ a have equal bits, with NaNs, infinities and both zeros,
           check(double{}, reduction, density, delta, dense);
           check(bf16{}, reduction, density, delta, dense);
           check(f16{}, reduction, density, delta, dense);
+          check(std::int32_t{}, reduction, density, delta, dense);
+          check(std::int64_t{}, reduction, density, delta, dense);
         }
       }
     }

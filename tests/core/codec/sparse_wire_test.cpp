@@ -19,8 +19,9 @@ SparseVector<V> random_vector(std::mt19937& random, std::uint64_t n, std::uint64
 }
 
 template <class V>
-std::vector<std::uint32_t> bits_of(const SparseView<V>& view) {
-  auto out = samples::bits(std::vector<V>(view.values.begin(), view.values.end()));
+std::vector<std::uint64_t> bits_of(const SparseView<V>& view) {
+  const auto values = samples::bits(std::vector<V>(view.values.begin(), view.values.end()));
+  std::vector<std::uint64_t> out(values.begin(), values.end());
   out.insert(out.end(), view.indices.begin(), view.indices.end());
   return out;
 }
@@ -71,6 +72,8 @@ TEST("a vector comes back bit by bit, whole and in slices, at every level") {
         for (const bool dense : {false, true}) {
           check(float{}, n, density, dense);
           check(bf16{}, n, density, dense);
+          check(std::int32_t{}, n, density, dense);
+          check(std::int64_t{}, n, density, dense);
         }
       }
     }

@@ -120,6 +120,8 @@ TEST("what is marked becomes dense with the bits of the reference") {
       expect_expanded<double>(range, density, random);
       expect_expanded<bf16>(range, density, random);
       expect_expanded<f16>(range, density, random);
+      expect_expanded<std::int32_t>(range, density, random);
+      expect_expanded<std::int64_t>(range, density, random);
     }
   }
 }

@@ -82,6 +82,8 @@ TEST("merging has the bits of the reference, both ways round") {
     check(double{});
     check(bf16{});
     check(f16{});
+    check(std::int32_t{});
+    check(std::int64_t{});
   });
 }
 
@@ -111,6 +113,8 @@ TEST("merging runs of which one is far longer, clustered, or the same has the bi
     check(double{});
     check(bf16{});
     check(f16{});
+    check(std::int32_t{});
+    check(std::int64_t{});
   });
 }
 
@@ -176,6 +180,8 @@ TEST("reducing many runs has the bits of merging them one after the other") {
           check(double{}, inputs, 40'000, range, density);
           check(bf16{}, inputs, 0xffffffffU - range, range, density);
           check(f16{}, inputs, 0, range, density);
+          check(std::int32_t{}, inputs, 77, range, density);
+          check(std::int64_t{}, inputs, 0xffffffffU - range, range, density);
         });
       }
     }
@@ -228,6 +234,8 @@ TEST("reducing long runs, in several chunks, has the bits of the reference") {
     check(double{});
     check(bf16{});
     check(f16{});
+    check(std::int32_t{});
+    check(std::int64_t{});
   });
 }
 
@@ -309,6 +317,8 @@ TEST("compacting keeps what is not absent, up to the capacity") {
           check(double{}, size, reduction, mostly_absent);
           check(bf16{}, size, reduction, mostly_absent);
           check(f16{}, size, reduction, mostly_absent);
+          check(std::int32_t{}, size, reduction, mostly_absent);
+          check(std::int64_t{}, size, reduction, mostly_absent);
         }
       }
     }

@@ -80,6 +80,8 @@ TEST("ranges of marks and values have the reference's sum and its bits, at any d
       expect_reduced<double>(range, densities, random);
       expect_reduced<bf16>(range, densities, random);
       expect_reduced<f16>(range, densities, random);
+      expect_reduced<std::int32_t>(range, densities, random);
+      expect_reduced<std::int64_t>(range, densities, random);
     }
   }
 }

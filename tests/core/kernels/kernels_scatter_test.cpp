@@ -39,6 +39,8 @@ TEST("scattering has the bits of the reference, also into a slice that begins an
         expect_like_reference<double>(size, density, base, random);
         expect_like_reference<bf16>(size, density, base, random);
         expect_like_reference<f16>(size, density, base, random);
+        expect_like_reference<std::int32_t>(size, density, base, random);
+        expect_like_reference<std::int64_t>(size, density, base, random);
       }
     }
   }

@@ -135,7 +135,7 @@ def test_what_is_no_row_or_no_coo_tensor_is_refused() -> None:
         (np.ones(3), TypeError, "row is a ndarray: it must be a scipy CSR row"),
         (matrix.tocsc(), TypeError, "of format 'csc'.*use .tocsr"),
         (matrix, ValueError, r"shape \(3, 3\): it must have one row"),
-        (matrix[0:1].astype(np.int64), TypeError, "values has dtype int64"),
+        (matrix[0:1].astype(np.int16), TypeError, "values has dtype int16"),
     ]:
         with pytest.raises(error, match=message):
             SparseVector.from_csr(given_row)
@@ -144,7 +144,7 @@ def test_what_is_no_row_or_no_coo_tensor_is_refused() -> None:
         (np.ones(3), r"x is a ndarray: it must be a torch.sparse_coo tensor; SparseVector.from_dense\(\) takes arrays"),
         (matrix, r"x is a csr_array: it must be a torch.sparse_coo tensor; SparseVector.from_csr\(\) takes a CSR row"),
         (torch.sparse_coo_tensor((3,), device="meta", check_invariants=False), "x is on meta"),
-        (torch.ones(3, dtype=torch.int64).to_sparse(), "values has dtype torch.int64"),
+        (torch.ones(3, dtype=torch.int16).to_sparse(), "values has dtype torch.int16"),
     ]:
         with pytest.raises(TypeError, match=message):
             SparseVector.from_coo(given_x)

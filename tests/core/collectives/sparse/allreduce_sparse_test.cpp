@@ -114,6 +114,54 @@ TEST("the sum is exact for every world, P, density and dtype, as a vector and wr
   }
 }
 
+// Of all 64 bits, compared bit for bit with arithmetic on one rank.
+void expect_any_integers(World world, Rank size, double density, const SparseReduction& how) {
+  constexpr std::uint64_t kRange = 900;
+  constexpr std::uint64_t kSign = std::uint64_t{1} << 63;
+  Random random(size);
+  const auto combined = [&](std::uint64_t a, std::uint64_t b) {
+    const std::uint64_t flip = how.is_unsigned ? 0 : kSign;
+    switch (how.reduction) {
+      case Reduction::min: return std::min(a ^ flip, b ^ flip) ^ flip;
+      case Reduction::max: return std::max(a ^ flip, b ^ flip) ^ flip;
+      case Reduction::prod: return a * b;
+      default: return a + b;
+    }
+  };
+  const std::uint64_t highest = how.is_unsigned ? ~std::uint64_t{0} : kSign - 1;
+  const std::uint64_t none = how.reduction == Reduction::prod  ? 1
+                             : how.reduction == Reduction::min ? highest
+                             : how.reduction == Reduction::max ? ~highest
+                                                               : 0;
+  std::vector<std::uint64_t> expected(kRange, none);
+  std::vector<Input<std::int64_t>> inputs(size);
+  for (auto& input : inputs) {
+    for (std::uint32_t i = 0; i < kRange; ++i) {
+      if (random.uniform() >= density) continue;
+      const std::uint64_t value = random.below(std::uint64_t{1} << 32) << 32 | random.below(std::uint64_t{1} << 32);
+      input.indices.push_back(i);
+      input.values.push_back(static_cast<std::int64_t>(value));
+      expected[i] = combined(expected[i], value);
+    }
+  }
+  const Sums<std::int64_t> sums = run_sum(world, inputs, kRange, how, size);
+  REQUIRE(sums.succeeded);
+  const auto same = [&](std::uint32_t index, std::int64_t value) { return static_cast<std::uint64_t>(value) == expected[index]; };
+  for (Rank rank = 0; rank < size; ++rank) {
+    const SparseVector<std::int64_t>& sum = sums.of(rank);
+    EXPECT(same_bits(sum, sums.of(0)));
+    for (std::uint32_t i = 0; i < sum.nnz(); ++i) EXPECT(same(sum.is_dense() ? i : sum.indices()[i], sum.values()[i]));
+  }
+  std::vector<std::vector<std::int64_t>> outputs(size, std::vector<std::int64_t>(kRange, 7));
+  const Ended ended = run_ranks(
+      world, size, [&](Rank rank) { return make_all_reduce_into(inputs[rank].vector(kRange), std::span(outputs[rank]), how); },
+      size);
+  EXPECT(ended.all_succeeded());
+  for (const auto& output : outputs) {
+    for (std::uint32_t i = 0; i < kRange; ++i) EXPECT(same(i, output[i]));
+  }
+}
+
 TEST("every reduction of every dtype, with the neutral element where no rank has an entry") {
   constexpr Reduction kReductions[] = {Reduction::sum, Reduction::avg, Reduction::prod,
                                        Reduction::min, Reduction::max, Reduction::max_abs};
@@ -131,6 +179,26 @@ TEST("every reduction of every dtype, with the neutral element where no rank has
           run(double{});
           run(bf16{});
           run(f16{});
+          if (reduction == Reduction::avg) continue;
+          run(std::int32_t{});
+          run(std::int64_t{});
+        }
+      }
+    }
+  }
+}
+
+TEST("integers wrap round, and of unsigned ones minima and maxima are those of unsigned order") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {1U, 2U, 3U, 5U}) {
+      for (const double density : {0.02, 0.7}) {
+        for (const Reduction reduction : {Reduction::sum, Reduction::prod, Reduction::min, Reduction::max}) {
+          for (const bool is_unsigned : {false, true}) {
+            for (const Algorithm algorithm : kAlgorithms) {
+              expect_any_integers(world, size, density,
+                                  {.reduction = reduction, .algorithm = algorithm, .is_unsigned = is_unsigned});
+            }
+          }
         }
       }
     }
