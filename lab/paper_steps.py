@@ -1,4 +1,4 @@
-"""Training steps as four papers predict or measure them, from closed forms: which machine, model and schemes.
+"""Training steps as five papers predict or measure them, from closed forms: which machine, model and schemes.
 
 What the papers do not publish is a free number here, stated in ``FREE_NUMBERS`` with where it comes from.
 """
@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
 
 from lab.common.architectures import architecture
 from lab.common.literature import PAPER_NETWORKS, dense, rgc, sum_cost
@@ -20,7 +24,7 @@ from telegrad.cost.network import Costs
 from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.architectures import Architecture, Parameter
-from telegrad.tools.advise.sending import Cluster, PhasedWay
+from telegrad.tools.advise.sending import Cluster, PhasedWay, sparse
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
     DEVICES,
@@ -50,6 +54,8 @@ from telegrad.tools.report.figures import (
 )
 
 MG_WFBP_COMPUTE_S = {"resnet50": 0.6, "googlenet": 0.25}
+MG_WFBP_SAMPLES = {"resnet152": 128, "densenet161": 64, "densenet201": 64, "inception-v4": 128}
+HALF_SPEED = 2.0
 
 SIERRA = Costs(alpha_s=1.5e-6, beta_s_per_byte=5e-11)
 SIERRA_FIXED_S, SIERRA_SAMPLE_S = 4e-3, 2.4e-3
@@ -59,6 +65,9 @@ HOST = Costs(alpha_s=12e-6, beta_s_per_byte=1.6e-10)
 PIZ_DAINT = Costs(alpha_s=2e-5, beta_s_per_byte=5e-10)
 PIZ_DAINT_DEVICE = DEVICES["p100"]
 REDSYNC_SAMPLES = {"vgg16": 32, "alexnet": 32, "resnet50": 32, "lstm": 5}
+REDSYNC_4_SAMPLES = {"lstm": 5, "lstm-wiki2": 5, "vgg16-cifar": 64}
+TITAN_V = Device("titan-v", 14.9e12 / 2, 652.8e9 * 2 / 3)
+RADIX_SELECT_TIMES = 38.13  # of what trimmed top-k takes: RedSync's Figure 1
 REDSYNC_DENSITY = 0.001
 REDSYNC_SMALL_BYTES = 128 << 10
 VGG_SPEED = 2.0
@@ -87,6 +96,14 @@ class FreeNumber:
 FREE_NUMBERS = (
     FreeNumber("mg-wfbp-*", "step of one K80: ResNet-50, GoogleNet", "0.6 s, 0.25 s", "fitted to 1.75x, 1.45x at 64"),
     FreeNumber("mg-wfbp-*", "α, β of K80/10GbE", "32.4 µs, 1.05 ns/B", "paper, Figure 4 (a ring of 16)"),
+    FreeNumber("mg-wfbp-9", "step of a V100", "half of 15.7 Tflop/s", "assumed; mini-batches of Table 4"),
+    FreeNumber("mg-wfbp-9", "half precision: computation, gradients", "2x as fast, 2 bytes", "assumed"),
+    FreeNumber(
+        "mg-wfbp-9", "α, β of V100/10GbE and V100/56GbIB", "30.3 µs, 0.395 ns/B; 7.87 µs, 0.217 ns/B", "paper, Figure 4"
+    ),
+    FreeNumber("sparcml-*", "step of a P100", "half of 9.3 Tflop/s", "assumed; 16 images or sentences, 8 of ImageNet"),
+    FreeNumber("sparcml-*", "α, β of Piz Daint", "20 µs, 0.5 ns/B", "assumed: RedSync's fit of the same machine"),
+    FreeNumber("sparcml-4", "LSTM of ATIS", "4 cells of 5 million, 11 words", "assumed; 20 million in all (§8.3)"),
     FreeNumber("aluminum-*", "step of a V100, b samples", "4 ms + b · 2.4 ms", "fitted to Figures 2 and 7"),
     FreeNumber("aluminum-*", "ring: α, β", "1.5 µs, 0.05 ns/B", "fitted to Figure 2 (12x at 2,048); β is 20 GB/s"),
     FreeNumber(
@@ -102,6 +119,17 @@ FREE_NUMBERS = (
     FreeNumber("redsync-*", "Horovod's fusion", "5 ms, 64 MiB", "fitted: ResNet-50 gains nothing; its defaults"),
     FreeNumber("redsync-*", "traffic of trimmed top-k", "36 bytes an element, 10 kernels", "assumed"),
     FreeNumber("redsync-*", "traffic of a threshold search", "44 bytes an element, 10 kernels", "fitted to §3.3, 4"),
+    FreeNumber("redsync-3, -4", "step of a TITAN V", "half of 14.9 Tflop/s", "assumed; 64 small images, 5 sequences"),
+    FreeNumber(
+        "redsync-3, -4",
+        "α, β between eight GPUs of a server",
+        "20 µs, 0.5 ns/B",
+        "assumed: Piz Daint's, the same software",
+    ),
+    FreeNumber("redsync-3, -4", "selection by radixSelect", "38.13x of trimmed top-k", "paper, Figure 1"),
+    FreeNumber(
+        "oktopk-8, -10", "step of a P100", "half of 9.3 Tflop/s", "assumed; 16 images, 2 sequences of 200 frames"
+    ),
     FreeNumber("oktopk-12", "computation and input of an iteration", "377 ms", "fitted: 400,000 took 47 h on 32 GPUs"),
     FreeNumber("oktopk-12", "a message that Python sends", "0.288 ms", "fitted to 76.3 % efficiency from 32 to 256"),
     FreeNumber(
@@ -132,6 +160,21 @@ def mg_wfbp_10() -> Iterator[Row]:
 def mg_wfbp_11() -> Iterator[Row]:
     """Figure 11: double binary trees of 128 to 2,048, a byte going up and down, and as the paper's Table 2 has them."""
     yield from _mg_wfbp("mg-wfbp-11", _doubling(128, 2048), ("double-binary-trees", "double-binary-trees-published"))
+
+
+def mg_wfbp_9() -> Iterator[Row]:
+    """Figure 9: 16 V100s over 10GbE and over InfiniBand, in float32 and in half precision, whose gradients are half as
+    long."""
+    for model, samples in MG_WFBP_SAMPLES.items():
+        shape = architecture(model)
+        alone_s = DEVICES["v100"].compute_s(shape, samples)
+        for network in ("v100-10gbe", "v100-56gbib"):
+            way = dense(Cluster(16, PAPER_NETWORKS[network]), "ring")
+            for precision, compute_s, width in (("float32", alone_s, 4), ("float16", alone_s / HALF_SPEED, 2)):
+                trace = trace_of(shape, compute_s, element_bytes=width)
+                for plan in ("wfbp", "single", "greedy", "optimal"):
+                    step = simulate(trace, planned(trace, plan, way))
+                    yield _row("mg-wfbp-9", model, 16, step, plan=plan, scheme=precision, collective=network)
 
 
 def mg_wfbp_server() -> Iterator[Row]:
@@ -200,28 +243,50 @@ def sierra_cost(ranks: int, collective: str) -> Callable[[int], float]:
     return costs[collective]
 
 
+def redsync_3() -> Iterator[Row]:
+    """Figure 3: CNNs on a server of eight TITAN V, and RGC that selects by radixSelect as well."""
+    cnns = {model: samples for model, samples in REDSYNC_SAMPLES.items() if model != "lstm"}
+    yield from _redsync("redsync-3", cnns, _doubling(2, 8), TITAN_V, pure=True)
+
+
+def redsync_4() -> Iterator[Row]:
+    """Figure 4: the same of LSTMs, and VGG-16 for small images."""
+    yield from _redsync("redsync-4", REDSYNC_4_SAMPLES, _doubling(2, 8), TITAN_V, pure=True)
+
+
 def redsync_5() -> Iterator[Row]:
     """Figures 5 and 6: RedSync on Piz Daint, dense, RGC and quantised RGC, 2 to 128 ranks."""
-    for model, samples in REDSYNC_SAMPLES.items():
-        shape = tied_lstm() if model == "lstm" else architecture(model)
-        compute_s = PIZ_DAINT_DEVICE.compute_s(shape, samples) / (VGG_SPEED if model == "vgg16" else 1)
+    yield from _redsync("redsync-5", REDSYNC_SAMPLES, _doubling(2, 128), PIZ_DAINT_DEVICE)
+
+
+def _redsync(
+    figure: str, models: Mapping[str, int], ranks: Sequence[int], device: Device, *, pure: bool = False
+) -> Iterator[Row]:
+    """``models``: with the samples of a rank. ``pure``: also RGC that selects by radixSelect."""
+    for model, samples in models.items():
+        recurs = model.startswith("lstm")
+        shape = tied_lstm(model) if recurs else architecture(model)
+        compute_s = device.compute_s(shape, samples) / (VGG_SPEED if model.startswith("vgg16") else 1)
         trace = trace_of(shape, compute_s)
-        overlap = model != "lstm"  # which is clipped before, §B
-        for count in _doubling(2, 128):
+        overlap = not recurs  # which are clipped before, §B
+        for count in ranks:
             cluster = Cluster(count, PIZ_DAINT)
             baseline = dense(cluster, "halving-doubling")
             steps = {"dense": simulate(trace, fused(trace, baseline), overlap=overlap)}
-            for quantised in (False, True):
-                way = redsync_way(cluster, PIZ_DAINT_DEVICE, sampled=model == "lstm", quantised=quantised)
+            ways = [redsync_way(cluster, device, sampled=recurs, quantised=quantised) for quantised in (False, True)]
+            if pure:
+                slow = rgc(cluster, device, REDSYNC_DENSITY, element_bytes=RADIX_SELECT_TIMES * EXACT_BYTES)
+                ways.append(replace(slow, name="rgc-pure"))
+            for way in ways:
                 steps[way.name] = simulate(trace, redsync_groups(trace, way, baseline), overlap=overlap)
             for scheme, step in steps.items():
-                row = _row("redsync-5", model, count, step, plan="fixed" if scheme == "dense" else "by size")
+                row = _row(figure, model, count, step, plan="fixed" if scheme == "dense" else "by size")
                 yield row | {"scheme": scheme, "collective": "halving-doubling", "overlap": overlap}
 
 
-def tied_lstm() -> Architecture:
-    """The LSTM whose output layer has the weights of the embedding, as in RedSync's Table 1 (204 MB)."""
-    shape = architecture("lstm")
+def tied_lstm(name: str = "lstm") -> Architecture:
+    """The LSTM whose output layer has the weights of the embedding, as in RedSync's Table 1 (204 and 344 MB)."""
+    shape = architecture(name)
     tied = (replace(one, elements=0) if one.name == "output.weight" else one for one in shape.parameters)
     return replace(shape, parameters=tuple(tied))
 
@@ -259,19 +324,42 @@ def oktopk_12() -> Iterator[Row]:
     """Figure 12 of Ok-Topk: BERT on Piz Daint, weak scaling of 8 sequences a rank, 32 to 256 ranks. Costs are those of
     its Table 1 in entries of 8 bytes; sums fill in as random indices do."""
     trace = trace_of(bert_with_heads(), OKTOPK_COMPUTE_S)
+    yield from _oktopk("oktopk-12", "bert", trace, _doubling(32, 256), OKTOPK_DENSITY)
+
+
+def oktopk_8() -> Iterator[Row]:
+    """Figure 8 of Ok-Topk: VGG-16 on small images, 16 a rank, with what was fitted to BERT."""
+    shape = architecture("vgg16-cifar")
+    trace = trace_of(shape, PIZ_DAINT_DEVICE.compute_s(shape, 16))
+    yield from _oktopk("oktopk-8", "vgg16-cifar", trace, _doubling(8, 32), 0.02)
+
+
+def oktopk_10() -> Iterator[Row]:
+    """Figure 10 of Ok-Topk: an LSTM on speech, 2 sequences a rank, likewise."""
+    trace = trace_of(speech_lstm(), PIZ_DAINT_DEVICE.compute_s(speech_lstm(), 2))
+    yield from _oktopk("oktopk-10", "lstm-speech", trace, _doubling(16, 64), 0.02)
+
+
+def speech_lstm() -> Architecture:
+    """As many parameters as the paper's Table 2 has, in four layers alike, each used in 200 steps (assumed)."""
+    layers = tuple(Parameter(f"lstm{layer}", 6_892_392, 200 * 6_892_392) for layer in range(4))
+    return Architecture("lstm-speech", "sequence of 200 frames", layers)
+
+
+def _oktopk(figure: str, model: str, trace: Trace, ranks: Sequence[int], density: float) -> Iterator[Row]:
     whole = tuple(range(len(trace.sizes)))
-    for count in _doubling(32, 256):
+    for count in ranks:
         cluster = Cluster(count, PIZ_DAINT)
         summed = _summed_on_host(cluster)
         steps = {
             "dense": simulate(trace, [StepGroup(whole, summed)], overlap=False),
             "dense-overlapped": simulate(trace, bucketed(trace, summed, OKTOPK_BUCKET_BYTES)),
         }
-        for way in oktopk_ways(cluster, PIZ_DAINT_DEVICE):
+        for way in oktopk_ways(cluster, PIZ_DAINT_DEVICE, density):
             steps[way.name] = simulate(trace, [StepGroup(whole, way)], overlap=False)
         for scheme, step in steps.items():
             overlap = scheme == "dense-overlapped"
-            yield _row("oktopk-12", "bert", count, step, plan="fixed" if overlap else "single") | {
+            yield _row(figure, model, count, step, plan="fixed" if overlap else "single") | {
                 "scheme": scheme,
                 "overlap": overlap,
             }
@@ -312,14 +400,14 @@ def bucketed(trace: Trace, way: SendMethod, most_bytes: int) -> list[StepGroup]:
     return [StepGroup(tuple(one), way) for one in groups]
 
 
-def oktopk_ways(cluster: Cluster, device: Device) -> list[PhasedWay]:
+def oktopk_ways(cluster: Cluster, device: Device, density: float) -> list[PhasedWay]:
     """The sparse schemes of Ok-Topk's Table 1. What Python sends message by message takes longer each than what a
     collective of MPI does."""
     ranks, alpha_s, beta = cluster.ranks, cluster.costs.alpha_s, cluster.costs.beta_s_per_byte
     rounds, others = math.log2(ranks), (ranks - 1) / ranks
 
     def entries_of(size: int) -> float:
-        return OKTOPK_DENSITY * size / 4
+        return density * size / 4
 
     def exact(size: int) -> float:
         return OKTOPK_EXACT_S * size / 4
@@ -328,7 +416,7 @@ def oktopk_ways(cluster: Cluster, device: Device) -> list[PhasedWay]:
         return rounds * alpha_s + 8 * entries_of(size) * (ranks - 1) * beta
 
     def dynamic(size: int) -> float:
-        filled = size / 4 * (1 - (1 - OKTOPK_DENSITY) ** ranks)
+        filled = size / 4 * (1 - (1 - density) ** ranks)
         moved = 8 * entries_of(size) + min(8 * filled, size)
         return (ranks + 2 * rounds) * OKTOPK_MESSAGE_S + moved * others * beta
 
@@ -353,24 +441,102 @@ def oktopk_ways(cluster: Cluster, device: Device) -> list[PhasedWay]:
     ]
 
 
+def sparcml_4() -> Iterator[Row]:
+    """§8.3, whose accuracy is Figure 4: ResNet-110 on CIFAR-10 with 16 of 512 entries, and the LSTMs of ATIS with 2, on
+    2 to 16 P100s of Piz Daint."""
+    yield from _sparcml("sparcml-4", {"resnet110-cifar": architecture("resnet110-cifar")}, 16, 16 / 512, (2, 16))
+    yield from _sparcml("sparcml-4", {"lstm-atis": atis_lstm()}, 16, 2 / 512, (2, 16))
+
+
+def sparcml_5() -> Iterator[Row]:
+    """§8.4, whose accuracy is Figure 5: ResNets of four times the channels, 1 of 512 entries, up to 64 P100s."""
+    models = {name: architecture(name) for name in ("resnet18-4x", "resnet34-4x")}
+    yield from _sparcml("sparcml-5", models, 8, 1 / 512, (4, 64))
+
+
+def _sparcml(
+    figure: str, models: Mapping[str, Architecture], samples: int, density: float, ranks: tuple[int, int]
+) -> Iterator[Row]:
+    """A message for every layer, dense or of entries, as soon as its gradient is there."""
+    for model, shape in models.items():
+        trace = trace_of(shape, PIZ_DAINT_DEVICE.compute_s(shape, samples))
+        for count in _doubling(*ranks):
+            cluster = Cluster(count, PIZ_DAINT)
+            for way in (dense(cluster, "cheapest"), sparse(cluster, PIZ_DAINT_DEVICE, density)):
+                step = simulate(trace, planned(trace, "wfbp", way))
+                yield _row(figure, model, count, step, plan="wfbp", scheme=way.name)
+
+
+def atis_lstm() -> Architecture:
+    """Two cells to encode and two to decode, of 20 million parameters, on sentences of 11 words (assumed)."""
+    layers = tuple(Parameter(f"cell{cell}", 5_000_000, 11 * 5_000_000) for cell in range(4))
+    return Architecture("lstm-atis", "sentence of 11 words", layers)
+
+
 FIGURES: dict[str, Callable[[], Iterator[Row]]] = {
+    "sparcml-4": sparcml_4,
+    "sparcml-5": sparcml_5,
+    "mg-wfbp-9": mg_wfbp_9,
     "mg-wfbp-10": mg_wfbp_10,
     "mg-wfbp-11": mg_wfbp_11,
     "mg-wfbp-server": mg_wfbp_server,
     "aluminum-2": aluminum_2,
     "aluminum-7": aluminum_7,
     "aluminum-8": aluminum_8,
+    "redsync-3": redsync_3,
+    "redsync-4": redsync_4,
     "redsync-5": redsync_5,
+    "oktopk-8": oktopk_8,
+    "oktopk-10": oktopk_10,
     "oktopk-12": oktopk_12,
 }
 """By name. Aluminum's Figure 9 is made of the rows of 8, RedSync's Figure 6 of those of 5."""
 
 
+# Figures that show no steps.
+
+
+def aluminum_1() -> Iterator[Row]:
+    """Figure 1: how many buffers of AlexNet and ResNet-50 have up to so many bytes, but more than half of them."""
+    for model in ("alexnet", "resnet50"):
+        sizes = Counter(1 << (4 * one.elements - 1).bit_length() for one in architecture(model).parameters)
+        for most in sorted(sizes):
+            yield {"figure": "aluminum-1", "model": model, "bytes_most": most, "buffers": sizes[most]}
+
+
+def aluminum_10() -> Iterator[Row]:
+    """Figure 10: up to how many parameters the host-transfer allreduce is faster than the ring."""
+    published = {64: 1 << 15, 2048: 1 << 19}
+    for ranks in _doubling(8, 2048):
+        faster = [one["elements"] for one in aluminum_11() if one["ranks"] == ranks and one["host_s"] < one["ring_s"]]
+        yield {"figure": "aluminum-10", "ranks": ranks, "host_up_to": max(faster, default=0)} | {
+            "published": published.get(ranks)
+        }
+
+
+def aluminum_11() -> Iterator[Row]:
+    """Figure 11: an allreduce of 1 to 2^28 parameters by the ring and by host transfer."""
+    for ranks in _doubling(8, 2048):
+        for power in range(29):
+            ring_s, host_s = (sierra_cost(ranks, name)(4 << power) for name in ("ring", "host"))
+            row = {"figure": "aluminum-11", "ranks": ranks, "elements": 1 << power}
+            yield row | {"ring_s": ring_s, "host_s": host_s, "ring_over_host": ring_s / host_s}
+
+
+TABLES: dict[str, Callable[[], Iterator[Row]]] = {
+    "aluminum-1": aluminum_1,
+    "aluminum-10": aluminum_10,
+    "aluminum-11": aluminum_11,
+}
+"""By name: figures whose rows are no steps."""
+
+
 def rows_of(figure: str) -> list[Row]:
-    """Of a figure. Raises ``ValueError`` for a name that is not in ``FIGURES``."""
-    if figure not in FIGURES:
-        raise ValueError(f"figure={figure!r} is not known: use one of {', '.join(FIGURES)}")
-    return list(FIGURES[figure]())
+    """Of a figure. Raises ``ValueError`` for a name that is in neither ``FIGURES`` nor ``TABLES``."""
+    every = FIGURES | TABLES
+    if figure not in every:
+        raise ValueError(f"figure={figure!r} is not known: use one of {', '.join(every)}")
+    return list(every[figure]())
 
 
 def _row(figure: str, model: str, ranks: int, step: Step, **more: Any) -> Row:
@@ -481,11 +647,29 @@ def _draw_bars(axes: Any, rows: Sequence[Row], ranks: Sequence[int], shortest_s:
     axes.set_xlabel("ranks")
 
 
+def plain_table(rows: Sequence[Row]) -> Table:
+    """Of rows that are no steps: their keys as columns."""
+    title, *columns = rows[0]
+    table = Table(title=escape(str(rows[0][title])), title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for column in columns:
+        table.add_column(column.removesuffix("_s").replace("_", " "), justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(column, row[column]) for column in columns))
+    return table
+
+
+def _cell(column: str, value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "–"
+    return duration(value) if column.endswith("_s") else f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
 def command(
     figure: Annotated[
         str,
         typer.Option(
-            help=f"{', '.join(FIGURES)}, several with commas, or all. What is fitted: docs/results/training-step.md."
+            help=f"{', '.join(FIGURES | TABLES)}, several with commas, or all. What is fitted: "
+            "docs/results/training-step.md."
         ),
     ] = "all",
     json_file: Annotated[
@@ -502,14 +686,23 @@ def command(
     """
     console = table_console()
     check_all_writable({"--json": json_file, "--plot": plot_file})
-    names = among(figure, (*FIGURES, "all"), "--figure")
-    names = list(FIGURES) if "all" in names else names
+    every = FIGURES | TABLES
+    names = among(figure, (*every, "all"), "--figure")
+    names = list(every) if "all" in names else names
+    of_steps = [name for name in names if name in FIGURES]
+    if plot_file is not None and not of_steps:
+        raise typer.BadParameter(f"--figure={figure} has no steps, which are drawn: leave it out", param_hint="--plot")
     families = {name.split("-")[0] for name in names}
     numbers = [one for one in FREE_NUMBERS if one.figures.split("-")[0] in families]
-    title = f"training steps: {', '.join(names)}"
+    title = f"training steps: {', '.join(of_steps)}"
     with ended_by_interrupt(console, "interrupted: nothing was written"):
         rows = [row for name in names for row in rows_of(name)]
-        console.print(table_of_steps(rows, title))
+        steps = [row for row in rows if row["figure"] in of_steps]
+        if steps:
+            console.print(table_of_steps(steps, title))
+        for name in names:
+            if name in TABLES:
+                console.print(plain_table([row for row in rows if row["figure"] == name]))
         for one in numbers:
             said = f"{one.figures}: {one.what}: {one.value} ({one.source})"
             console.print(said, style="dim", highlight=False, markup=False)
@@ -517,4 +710,4 @@ def command(
             write_result(console, json_file, {"rows": rows, "free_numbers": [vars(one) for one in numbers]})
         if plot_file is not None:
             with drawn(console, plot_file):
-                plot(rows, dated(f"predicted {title}"), plot_file)
+                plot(steps, dated(f"predicted {title}"), plot_file)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from lab.common.architectures import architecture
 from lab.common.experiments import app
 from lab.common.literature import PAPER_NETWORKS
 from lab.paper_steps import (
@@ -17,19 +18,24 @@ from lab.paper_steps import (
     FREE_NUMBERS,
     FUSION_BYTES,
     FUSION_S,
+    HALF_SPEED,
     HOST,
     HOST_FIXED_S,
     MG_WFBP_COMPUTE_S,
     PIZ_DAINT,
+    RADIX_SELECT_TIMES,
     SEARCH_BYTES,
     SIERRA,
     SIERRA_FIXED_S,
     SIERRA_SAMPLE_S,
+    TABLES,
     Row,
     bert_with_heads,
     phases_of,
     rows_of,
     sierra_cost,
+    speech_lstm,
+    tied_lstm,
     without_classifier,
 )
 from telegrad.cost.network import Costs
@@ -52,8 +58,8 @@ def by(name: str, key: str, **wanted: Any) -> dict[Any, Row]:
 
 
 def test_a_figure_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="figure='mg-wfbp-9' is not known: use one of mg-wfbp-10, "):
-        rows_of("mg-wfbp-9")
+    with pytest.raises(ValueError, match="figure='mg-wfbp-7' is not known: use one of sparcml-4, "):
+        rows_of("mg-wfbp-7")
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -93,6 +99,49 @@ def test_merging_with_rings(model: str, over_wfbp: float, over_single: float) ->
     groups = [by("mg-wfbp-10", "plan", model=model, ranks=2**power)["greedy"]["groups"] for power in range(2, 12)]
     assert groups == sorted(groups, reverse=True)
     assert groups[-2:] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("model", "tensors", "parameters", "macs"),
+    [
+        ("resnet50", 161, 25.5e6, 3.9e9),
+        ("resnet152", 467, 60.1e6, 11.61e9),
+        ("densenet161", 484, 28.6e6, 7.85e9),
+        ("densenet201", 604, 20e6, 4.39e9),
+        ("inception-v4", 449, 42.6e6, 6.16e9),
+    ],
+)
+def test_networks_are_those_of_the_paper_s_table_4(model: str, tensors: int, parameters: float, macs: float) -> None:
+    shape = architecture(model)
+    assert len(shape.parameters) == tensors
+    assert shape.elements == pytest.approx(parameters, rel=0.003)
+    assert shape.macs == pytest.approx(macs, rel=0.05)
+
+
+def v100(model: str, network: str, precision: str) -> dict[str, float]:
+    found = by("mg-wfbp-9", "plan", model=model, collective=network, scheme=precision)
+    return {plan: row["step_s"] for plan, row in found.items()}
+
+
+def test_on_v100s_neither_is_always_ahead_and_merging_is() -> None:
+    orders = set()
+    for row in figure("mg-wfbp-9"):
+        steps = v100(row["model"], row["collective"], row["scheme"])
+        assert steps["optimal"] <= steps["greedy"] <= min(steps["wfbp"], steps["single"]) * (1 + 1e-9)
+        orders.add(steps["wfbp"] < steps["single"])
+    assert orders == {True, False}
+    slow = v100("resnet152", "v100-10gbe", "float32")
+    assert 1.05 < slow["single"] / slow["wfbp"] < 1.2  # the paper: about 10 %
+    for model, least in (("densenet161", 1.2), ("inception-v4", 1.0)):  # the paper: 20 % for DenseNet-161
+        slow = v100(model, "v100-10gbe", "float32")
+        assert least < slow["wfbp"] / slow["single"] < 1.45
+
+
+def test_half_precision_halves_messages_and_not_what_starts_them() -> None:
+    for model in ("densenet161", "densenet201"):
+        whole, half = (v100(model, "v100-10gbe", precision) for precision in ("float32", "float16"))
+        assert whole["single"] / half["single"] > 1.9
+        assert whole["wfbp"] / half["wfbp"] < 1.3
 
 
 @pytest.mark.parametrize("model", ["resnet50", "googlenet"])
@@ -137,6 +186,28 @@ def test_aluminum_s_buffers() -> None:
     model = without_classifier()
     assert len(model.parameters) == 53 + 106
     assert sum(4 * one.elements <= 8 << 10 for one in model.parameters) > len(model.parameters) / 2
+
+
+def test_histograms_of_buffers() -> None:
+    sizes = {
+        model: [one for one in rows_of("aluminum-1") if one["model"] == model] for model in ("alexnet", "resnet50")
+    }
+    assert {model: sum(one["buffers"] for one in found) for model, found in sizes.items()} == {
+        "alexnet": 16,  # the paper's last layer has no bias
+        "resnet50": 161,
+    }
+    small = sum(one["buffers"] for one in sizes["resnet50"] if one["bytes_most"] <= 8 << 10)
+    assert small > 161 / 2  # "a majority of the buffers are 8 KiB or less"
+    assert min(one["bytes_most"] for one in sizes["resnet50"]) == 256
+
+
+def test_host_transfer_s_table_says_what_its_curves_do() -> None:
+    for one in rows_of("aluminum-10"):
+        curve = [row for row in rows_of("aluminum-11") if row["ranks"] == one["ranks"]]
+        assert len(curve) == 29
+        assert all((row["ring_over_host"] > 1) == (row["elements"] <= one["host_up_to"]) for row in curve)
+        if one["published"] is not None:
+            assert one["published"] / 2 <= one["host_up_to"] <= 2 * one["published"]
 
 
 def test_strong_scaling_without_overlap_is_best_at_32() -> None:
@@ -202,10 +273,40 @@ def test_up_to_which_length_host_transfer_is_faster(ranks: int, published: int) 
 RANKS = (2, 4, 8, 16, 32, 64, 128)
 
 
-def gains(model: str, scheme: str) -> dict[int, float]:
+def gains(model: str, scheme: str, name: str = "redsync-5") -> dict[int, float]:
     """Over the dense step."""
-    dense, other = (by("redsync-5", "ranks", model=model, scheme=name) for name in ("dense", scheme))
-    return {ranks: dense[ranks]["step_s"] / other[ranks]["step_s"] for ranks in RANKS}
+    dense, other = (by(name, "ranks", model=model, scheme=one) for one in ("dense", scheme))
+    return {ranks: dense[ranks]["step_s"] / other[ranks]["step_s"] for ranks in dense}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        *(("redsync-3", model) for model in ("vgg16", "alexnet")),
+        *(("redsync-4", model) for model in ("lstm", "lstm-wiki2", "vgg16-cifar")),
+    ],
+)
+def test_on_one_server_large_models_gain_and_radix_select_takes_it_all(name: str, model: str) -> None:
+    assert all(gain > 1.5 for gain in gains(model, "rgc", name).values())
+    pure = gains(model, "rgc-pure", name)
+    assert pure[2] < pure[4] < pure[8] < 1.2  # the paper: slower than the baseline
+    assert pure[2] < 0.7
+
+
+def test_on_one_server_resnet_gains_next_to_nothing() -> None:
+    found = gains("resnet50", "rgc", "redsync-3")
+    assert found[2] < 1
+    assert max(found.values()) < 1.2  # the paper: no gain
+
+
+def test_the_sizes_of_models_are_those_of_redsync_s_table_1() -> None:
+    for shape, megabytes in (
+        (tied_lstm(), 204),
+        (tied_lstm("lstm-wiki2"), 344),
+        (architecture("vgg16-cifar"), 59),
+        (architecture("alexnet"), 233),
+    ):
+        assert 4 * shape.elements == pytest.approx(megabytes * 1e6, rel=0.05)
 
 
 @pytest.mark.parametrize(("model", "least"), [("vgg16", 1.5), ("alexnet", 4.0), ("lstm", 4.0)])
@@ -260,7 +361,7 @@ def test_the_document_has_every_free_number() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "results" / "training-step.md").read_text()
     for one in FREE_NUMBERS:
         assert f"| {one.figures} | {one.what} | {one.value} | {one.source} |" in text
-    for name in FIGURES:
+    for name in FIGURES | TABLES:
         assert f"`{name}`" in text or f"--figure {name}`" in text
 
 
@@ -272,11 +373,18 @@ def test_free_numbers_are_those_that_are_used() -> None:
     host = stated["host transfer: fixed, α, β a round of recursive doubling"]
     assert host == f"{HOST_FIXED_S * 1e6:g} µs, {said(HOST)}"
     assert stated["α, β of Piz Daint through Horovod"] == said(PIZ_DAINT)
-    k80 = PAPER_NETWORKS["k80-10gbe"]
-    assert stated["α, β of K80/10GbE"] == f"{k80.alpha_s * 1e6:.3g} µs, {k80.beta_s_per_byte * 1e9:.3g} ns/B"
+    k80, slow, fast = (PAPER_NETWORKS[name] for name in ("k80-10gbe", "v100-10gbe", "v100-56gbib"))
+    assert stated["α, β of K80/10GbE"] == rounded(k80)
+    assert stated["α, β of V100/10GbE and V100/56GbIB"] == f"{rounded(slow)}; {rounded(fast)}"
+    assert stated["half precision: computation, gradients"] == f"{HALF_SPEED:g}x as fast, 2 bytes"
+    assert stated["selection by radixSelect"].startswith(f"{RADIX_SELECT_TIMES}x")
     assert stated["Horovod's fusion"] == f"{FUSION_S * 1e3:g} ms, {FUSION_BYTES >> 20} MiB"
     assert stated["traffic of trimmed top-k"].startswith(f"{EXACT_BYTES} bytes")
     assert stated["traffic of a threshold search"].startswith(f"{SEARCH_BYTES} bytes")
+
+
+def rounded(costs: Costs) -> str:
+    return f"{costs.alpha_s * 1e6:.3g} µs, {costs.beta_s_per_byte * 1e9:.3g} ns/B"
 
 
 def said(costs: Costs) -> str:
@@ -290,8 +398,43 @@ def seconds_of(scheme: str, ranks: int) -> float:
     return float(only("oktopk-12", scheme=scheme, ranks=ranks)["step_s"])
 
 
-def test_bert_has_the_parameters_of_the_paper() -> None:
-    assert sum(one.elements for one in bert_with_heads().parameters) == 133_547_324
+def test_models_have_the_parameters_of_the_paper() -> None:
+    assert bert_with_heads().elements == 133_547_324
+    assert architecture("vgg16-cifar").elements == 14_728_266
+    assert speech_lstm().elements == 27_569_568
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "fastest", "slowest"), [("oktopk-8", 32, 1.51, 8.83), ("oktopk-10", 64, 1.34, 7.71)]
+)
+def test_what_was_fitted_to_bert_says_of_smaller_models(name: str, ranks: int, fastest: float, slowest: float) -> None:
+    steps = {one["scheme"]: one["step_s"] for one in figure(name) if one["ranks"] == ranks}
+    ahead = sorted(steps[scheme] / steps["oktopk"] for scheme in steps if scheme != "oktopk")
+    assert fastest / 2 < ahead[0] < 2 * fastest
+    assert slowest / 3 < ahead[-1] < 3 * slowest
+    assert min(steps, key=lambda scheme: steps[scheme]) == "oktopk"
+
+
+# SparCML, §8.3 and §8.4.
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "ranks", "published"),
+    [
+        ("sparcml-4", "resnet110-cifar", 8, 1.12),
+        ("sparcml-4", "lstm-atis", 8, 5.99),
+        ("sparcml-5", "resnet18-4x", 64, 2.0),
+        ("sparcml-5", "resnet34-4x", 64, 1.85),
+    ],
+)
+def test_sparse_steps_gain_as_published_within_a_factor(name: str, model: str, ranks: int, published: float) -> None:
+    found = gains(model, "sparse", name)[ranks]
+    assert published / 1.5 < found < 2.5 * published
+
+
+def test_of_wide_resnets_the_shallower_gains_more() -> None:
+    assert gains("resnet18-4x", "sparse", "sparcml-5")[64] > gains("resnet34-4x", "sparse", "sparcml-5")[64]
+    assert architecture("resnet18-4x").parameters[-2].elements > 2_000_000  # the last layer's weights
 
 
 def test_what_oktopk_s_figure_was_fitted_to() -> None:
@@ -332,7 +475,7 @@ def written(*arguments: str, file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", FIGURES | TABLES)
 def test_a_paper_s_figure(figure: str, tmp_path: Path) -> None:
     found = written("--figure", figure, file=tmp_path / "rows.json")
     assert found["rows"] == rows_of(figure)
@@ -346,7 +489,7 @@ def test_all_figures_in_one_table_and_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = tmp_path / "all.png"
     found = written("--figure", "all", "--plot", str(drawn), file=tmp_path / "rows.json")
-    assert {row["figure"] for row in found["rows"]} == set(FIGURES)
+    assert {row["figure"] for row in found["rows"]} == set(FIGURES | TABLES)
     assert drawn.stat().st_size > 10_000
 
 
@@ -367,7 +510,8 @@ def test_which_columns_tell_rows_apart() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--figure", "redsync-7"), "--figure: 'redsync-7' does not exist: use mg-wfbp-10, "),
+        (("--figure", "redsync-7"), "--figure: 'redsync-7' does not exist: use sparcml-4, "),
+        (("--figure", "aluminum-1", "--plot", "x.png"), "--plot: --figure=aluminum-1 has no steps, which are drawn"),
         (("--json", "same.png", "--plot", "same.png"), "--plot: same.png is what --json writes: name another"),
     ],
 )

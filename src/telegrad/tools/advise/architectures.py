@@ -71,7 +71,7 @@ def convolution(
         yield Parameter(f"{name}.bias", outputs)
 
 
-def _norm(name: str, channels: int) -> Parameters:
+def norm(name: str, channels: int) -> Parameters:
     yield Parameter(f"{name}.weight", channels)
     yield Parameter(f"{name}.bias", channels)
 
@@ -85,7 +85,7 @@ def linear(name: str, inputs: int, outputs: int, positions: int = 1, *, bias: bo
 def _resnet(*blocks_of_stages: int) -> Parameters:
     """He, Zhang, Ren, Sun, CVPR 2016, with the stride in the 3x3 convolution."""
     yield from convolution("conv1", 3, 64, 7, 112)
-    yield from _norm("bn1", 64)
+    yield from norm("bn1", 64)
     inputs, side = 64, 56
     for stage, blocks in enumerate(blocks_of_stages, 1):
         width = 32 << stage
@@ -95,14 +95,14 @@ def _resnet(*blocks_of_stages: int) -> Parameters:
             if stage > 1 and block == 0:
                 side //= 2
             yield from convolution(f"{name}.conv1", inputs, width, 1, before)
-            yield from _norm(f"{name}.bn1", width)
+            yield from norm(f"{name}.bn1", width)
             yield from convolution(f"{name}.conv2", width, width, 3, side)
-            yield from _norm(f"{name}.bn2", width)
+            yield from norm(f"{name}.bn2", width)
             yield from convolution(f"{name}.conv3", width, 4 * width, 1, side)
-            yield from _norm(f"{name}.bn3", 4 * width)
+            yield from norm(f"{name}.bn3", 4 * width)
             if block == 0:
                 yield from convolution(f"{name}.downsample", inputs, 4 * width, 1, side)
-                yield from _norm(f"{name}.downsample.bn", 4 * width)
+                yield from norm(f"{name}.downsample.bn", 4 * width)
             inputs = 4 * width
     yield from linear("fc", 2048, 1000)
 
@@ -128,10 +128,10 @@ def _transformer(name: str, width: int, positions: int, *, fused: bool) -> Param
     weight, bias = linear(f"{name}.attention.output", width, width, positions)
     yield replace(weight, macs=weight.macs + 2 * positions * positions * width)
     yield bias
-    yield from _norm(f"{name}.norm1", width)
+    yield from norm(f"{name}.norm1", width)
     yield from linear(f"{name}.mlp.1", width, 4 * width, positions)
     yield from linear(f"{name}.mlp.2", 4 * width, width, positions)
-    yield from _norm(f"{name}.norm2", width)
+    yield from norm(f"{name}.norm2", width)
 
 
 _BERT_POSITIONS, _GPT_POSITIONS = 512, 1024
@@ -141,7 +141,7 @@ def _bert(width: int, layers: int) -> Parameters:
     """Devlin et al., NAACL 2019, the encoder, on sequences of 512 tokens."""
     for name, rows in (("word", 30522), ("position", 512), ("type", 2)):
         yield Parameter(f"embedding.{name}", rows * width, rows=rows)
-    yield from _norm("embedding.norm", width)
+    yield from norm("embedding.norm", width)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _BERT_POSITIONS, fused=False)
     yield from linear("pooler", width, width)
@@ -155,7 +155,7 @@ def _gpt2(width: int, layers: int) -> Parameters:
     yield Parameter("embedding.position", 1024 * width, rows=1024)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _GPT_POSITIONS, fused=True)
-    yield from _norm("norm", width)
+    yield from norm("norm", width)
     yield Parameter("output", 0, vocabulary * width * _GPT_POSITIONS)
 
 
@@ -169,7 +169,7 @@ def _vit(width: int, layers: int) -> Parameters:
     yield from convolution("patches", 3, width, 16, 14, bias=True)
     for layer in range(layers):
         yield from _transformer(f"layer{layer}", width, _VIT_POSITIONS, fused=True)
-    yield from _norm("norm", width)
+    yield from norm("norm", width)
     yield from linear("head", width, 1000)
 
 
@@ -216,10 +216,10 @@ _UNET_TIME, _UNET_TEXT, _UNET_TOKENS = 1280, 768, 77
 
 def _unet_block(name: str, inputs: int, outputs: int, side: int, *, attends: bool) -> Parameters:
     """Two convolutions around the time step's embedding, and attention to the image and the text."""
-    yield from _norm(f"{name}.norm1", inputs)
+    yield from norm(f"{name}.norm1", inputs)
     yield from convolution(f"{name}.conv1", inputs, outputs, 3, side, bias=True)
     yield from linear(f"{name}.time", _UNET_TIME, outputs)
-    yield from _norm(f"{name}.norm2", outputs)
+    yield from norm(f"{name}.norm2", outputs)
     yield from convolution(f"{name}.conv2", outputs, outputs, 3, side, bias=True)
     if inputs != outputs:
         yield from convolution(f"{name}.shortcut", inputs, outputs, 1, side, bias=True)
@@ -229,17 +229,17 @@ def _unet_block(name: str, inputs: int, outputs: int, side: int, *, attends: boo
 
 def _unet_attention(name: str, width: int, side: int) -> Parameters:
     positions = side * side
-    yield from _norm(f"{name}.norm", width)
+    yield from norm(f"{name}.norm", width)
     yield from convolution(f"{name}.in", width, width, 1, side, bias=True)
     for part, context, keys in (("self", width, positions), ("cross", _UNET_TEXT, _UNET_TOKENS)):
-        yield from _norm(f"{name}.{part}.norm", width)
+        yield from norm(f"{name}.{part}.norm", width)
         yield from linear(f"{name}.{part}.query", width, width, positions, bias=False)
         for one in ("key", "value"):
             yield from linear(f"{name}.{part}.{one}", context, width, keys, bias=False)
         weight, bias = linear(f"{name}.{part}.output", width, width, positions)
         yield replace(weight, macs=weight.macs + 2 * positions * keys * width)
         yield bias
-    yield from _norm(f"{name}.mlp.norm", width)
+    yield from norm(f"{name}.mlp.norm", width)
     yield from linear(f"{name}.mlp.1", width, 8 * width, positions)  # half of it gates the other half
     yield from linear(f"{name}.mlp.2", 4 * width, width, positions)
     yield from convolution(f"{name}.out", width, width, 1, side, bias=True)
@@ -268,7 +268,7 @@ def _unet() -> Parameters:
             inputs = width
         if stage < 3:
             yield from convolution(f"up{stage}.larger", width, width, 3, 2 * side, bias=True)
-    yield from _norm("norm", 320)
+    yield from norm("norm", 320)
     yield from convolution("out", 320, 4, 3, 64, bias=True)
 
 
