@@ -3,20 +3,33 @@
 namespace telegrad::bindings {
 namespace {
 
-// What the last call has left, of those that leave slices and a threshold.
-template <class Kept>
-void bind_past(nb::class_<Kept>& type) {
+// What the last call has left.
+void bind_past(nb::class_<KeptBoundedTopk>& type) {
   type.def("get",
-           [](Kept& self) {
-             const auto& state = self.state();
+           [](KeptBoundedTopk& self) {
+             const BoundedTopkState& state = self.state();
              return nb::make_tuple(state.calls, state.threshold, state.lengths);
            })
       .def(
           "set",
-          [](Kept& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths) {
+          [](KeptBoundedTopk& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths) {
             self.load({.calls = calls, .threshold = threshold, .lengths = std::move(lengths)});
           },
           nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"));
+}
+
+void bind_past(nb::class_<KeptOkTopk>& type) {
+  type.def("get",
+           [](KeptOkTopk& self) {
+             const OkTopkState& state = self.state();
+             return nb::make_tuple(state.calls, state.threshold, state.lengths, state.spread);
+           })
+      .def(
+          "set",
+          [](KeptOkTopk& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths, bool spread) {
+            self.load({.calls = calls, .threshold = threshold, .lengths = std::move(lengths), .spread = spread});
+          },
+          nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"), nb::arg("spread"));
 }
 
 }  // namespace

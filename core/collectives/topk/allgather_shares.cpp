@@ -44,7 +44,7 @@ class Gathering {
 
   // Where doubling is within its bound however unlike shares are, to make them alike would only cost messages.
   bool is_to_be_balanced() const {
-    if (!how_.always_doubles && doubles()) return false;
+    if (how_.sends_once || (!how_.always_doubles && doubles())) return false;
     const double mean = static_cast<double>(begins_.back()) / net_.size();
     return static_cast<double>(std::ranges::max(counts_)) > how_.balance_factor * mean;
   }
@@ -214,7 +214,7 @@ class Gathering {
   std::size_t most_bytes() const { return most_bytes_of<V>(std::ranges::max(counts_)); }
   // Short messages, of which no rank has too many to send.
   bool doubles() const {
-    if (!is_short() && most_bytes() > kShortMessageBytes) return false;
+    if (how_.sends_once || (!is_short() && most_bytes() > kShortMessageBytes)) return false;
     const std::size_t most = (balanced_ ? 1 : 2) * all().size() + net_.size();
     for (Rank rank = 0; rank < net_.size(); ++rank) {
       if (sent_by_doubling(rank) > most) return false;

@@ -19,6 +19,7 @@ struct ShareGathering {
   double balance_factor = 4.0;  // a largest share of more than this times the mean: shares are made alike first, unless short
                                 // messages by doubling move at most 2K + P entries anyway
   bool always_doubles = false;  // the messages of recursive doubling whatever the shares, as Ok-Topk's paper has it
+  bool sends_once = false;      // no rank sends more than K entries, whatever the shares: by a ring, and none is made alike
   /// As in SparseReduction; `weight`: how much of it is added. Values are rounded once, by who gathers them: every rank
   /// decodes the same bytes, that one too.
   std::span<float> residual{};

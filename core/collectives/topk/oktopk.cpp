@@ -2,7 +2,9 @@
 // allreduce for distributed deep learning", PPoPP 2022, Algorithm 1. Six steps, of which the first, selection on each rank,
 // is the caller's:
 //
-//   2  ranks count what each owner of a slice would receive; slices are cut anew where that is more for one than chance brings
+//   2  ranks count what each owner of a slice would receive; slices are cut anew where that is more for one than chance brings.
+//      After a call in which no rank had many entries for one owner nobody counts: a rank that has many all the same holds
+//      its entries back. All hear of that with the counts of step 4, cut slices, and begin again
 //   3  entries go to the owners of their slices, which add them
 //   4  every τ' calls the threshold is found that k of all sums reach; in between it is corrected by how many reach it, and
 //      moved where that is more than a quarter off k: by counts that came with those of kept sums, or by an exchange of others
@@ -74,8 +76,16 @@ constexpr double kTriedRatio = 1.05;
 // sixteenth of a doubling each: if too many are kept, all ranks know at once what a larger one would keep. Only where these
 // counts are few beside entries.
 constexpr std::size_t kSteps = 8;
+constexpr std::size_t kSaid = 2;  // more counts of a rank that has sent its entries uncounted
 constexpr unsigned kBitsOfSteps = 4;
 bool counts_steps(std::uint64_t k, Rank ranks) { return 10 * kSteps * ranks <= k; }
+
+// Slices that have served may serve again uncounted: where shares are so large that chance makes none of them twice the mean.
+constexpr std::uint64_t kUncountedShareLeast = 36;
+bool may_go_uncounted(std::uint64_t k, Rank ranks) { return ranks > 1 && k >= kUncountedShareLeast * ranks; }
+
+// Of a rank's `given` entries as many may go to one owner uncounted: so an owner receives less than 2k'.
+std::uint64_t uncounted_most(std::uint64_t given, Rank ranks) { return 2 * given / ranks; }
 
 template <class V>
 class OkTopk {
@@ -121,12 +131,28 @@ class OkTopk {
     if (settings_.as_published) {
       report_.local_most = mine_.nnz();
       if (has_none || is_due(settings_.boundaries_every)) co_await average_slices();
+    } else if (!has_none && state_.spread && may_go_uncounted(settings_.k, size) && !is_due(settings_.boundaries_every) &&
+               !is_due(settings_.threshold_every)) {
+      uncounted_ = true;
+      holds_back_ = !is_spread();
     } else {
       co_await check_slices();
     }
-    if (!has_none && !report_.cut) co_return;
+    if (has_none || report_.cut) keep_slices();
+  }
+
+  void keep_slices() {
     state_.lengths.clear();
-    for (Rank rank = 0; rank < size; ++rank) state_.lengths.push_back(slices_[rank].size());
+    for (Rank rank = 0; rank < net_.size(); ++rank) state_.lengths.push_back(slices_[rank].size());
+  }
+
+  std::uint64_t count_for(Rank owner) const { return mine_.slice(slices_[owner].begin, slices_[owner].end).nnz(); }
+  // Whether this rank has few enough entries for each other one.
+  bool is_spread() const {
+    for (Rank owner = 0; owner < net_.size(); ++owner) {
+      if (owner != net_.rank() && count_for(owner) > uncounted_most(mine_.nnz(), net_.size())) return false;
+    }
+    return true;
   }
 
   Task<void> average_slices() {
@@ -140,52 +166,79 @@ class OkTopk {
   // All ranks count what each owner would receive; where that is too much for one, slices are cut.
   Task<void> check_slices() {
     const Rank size = net_.size();
-    std::vector<std::uint64_t> counts(size + 2);  // received by each owner; all entries; last the most that a rank has
+    // Received by each owner; all entries; the most that a rank has, and whether one has many for one owner.
+    std::vector<std::uint64_t> counts(size + 3);
     co_await net_.compute(0, [&] {
       for (Rank owner = 0; owner < size; ++owner) {
-        const IndexRange slice = slice_of(slices_, owner);
-        if (owner != net_.rank()) counts[owner] = mine_.slice(slice.begin, slice.end).nnz();
+        if (owner != net_.rank()) counts[owner] = count_for(owner);
       }
       counts[size] = mine_.nnz();
       counts[size + 1] = mine_.nnz();
+      counts[size + 2] = is_spread() ? 0 : 1;
     });
-    co_await sum_counts(net_, counts, 1, report_.traffic, take_steps(kSumCountsSteps));
+    co_await sum_counts(net_, counts, 2, report_.traffic, take_steps(kSumCountsSteps));
     const std::uint64_t total = counts[size];
     report_.local_most = counts[size + 1];
+    state_.spread = counts[size + 2] == 0;
     const std::uint64_t received = *std::max_element(counts.begin(), counts.begin() + size);
     const std::uint64_t excess = oktopk_excess(report_.local_most, size);
     if (received <= report_.local_most + (is_due(settings_.boundaries_every) ? excess / 2 : excess)) co_return;
-    slices_ = co_await pooled_slices(net_, mine_.indices(), mine_.dimension(), total, enough_of(excess, size),
+    co_await cut_slices(total, std::vector<std::uint64_t>(size, 1));
+  }
+
+  // In proportion to `parts`.
+  Task<void> cut_slices(std::uint64_t total, std::vector<std::uint64_t> parts) {
+    const std::uint64_t enough = enough_of(oktopk_excess(report_.local_most, net_.size()), net_.size());
+    slices_ = co_await pooled_slices(net_, mine_.indices(), mine_.dimension(), total, std::move(parts), enough,
                                      report_.traffic, take_steps(kSliceSteps));
     report_.cut = true;
+    state_.spread = false;
+  }
+
+  // Some rank has held its entries back. What others have sent was in vain: slices are cut so that with it no owner receives
+  // more than 2k' and what chance brings, and it all begins again. Sums are then gathered without sending any twice.
+  Task<void> begin_again() {
+    uncounted_ = holds_back_ = false;
+    again_ = true;
+    std::vector<std::uint64_t> parts;
+    for (const std::uint64_t received : received_) {
+      parts.push_back(received < 2 * report_.local_most ? 2 * report_.local_most - received : 1);
+    }
+    co_await cut_slices(total_, std::move(parts));
+    keep_slices();
+    co_await split_and_reduce();
   }
 
   // In buckets: while one is reduced, the next one's messages come. A lane does every other bucket.
   Task<void> split_and_reduce() {
-    if (!settings_.as_published && net_.size() > 1 && are_short<V>(report_.local_most, net_.size(), how_.wire)) {
-      owned_ = co_await split_short_shares(net_, mine_, slices_, report_.local_most, how_.reduction, report_.traffic,
-                                           take_steps(1));
+    // What no rank has more of than, and about what all agree that it is.
+    const std::uint64_t most = uncounted_ ? mine_.dimension() : report_.local_most;
+    const std::uint64_t about = uncounted_ ? settings_.k : report_.local_most;
+    const SparseVector<V> none(mine_.dimension());
+    const SparseVector<V>& given = holds_back_ ? none : mine_;
+    if (!settings_.as_published && net_.size() > 1 && are_short<V>(about, net_.size(), how_.wire)) {
+      owned_ = co_await split_short_shares(net_, given, slices_, most, how_.reduction, report_.traffic, take_steps(1));
       co_return;
     }
-    const std::size_t share = report_.local_most * (sizeof(std::uint32_t) + sizeof(V)) / net_.size();
+    const std::size_t share = about * (sizeof(std::uint32_t) + sizeof(V)) / net_.size();
     const bool agreed = !settings_.as_published || report_.cut;
     const std::size_t buckets = agreed ? std::clamp<std::size_t>(share / kBucketBytes, 1, kBucketsMost) : 1;
     const Step steps = split_steps<V>(net_, slices_);
     const Step first_step = take_steps(static_cast<Step>(buckets) * steps);
     if (how_.wire.values != ValueEncoding::native && !how_.residual.empty()) {
-      errors_ = Array<float>(mine_.nnz());
+      errors_ = Array<float>(given.nnz());
       std::ranges::fill(errors_, 0.0F);
     }
     std::vector<OwnedSlice<V>> sums(buckets);
     Milestone received(net_.ready());  // how many buckets have come
     std::vector<Task<void>> lanes;
     for (std::size_t lane = 0; lane < std::min<std::size_t>(2, buckets); ++lane) {
-      lanes.push_back(run_lane(lane, first_step, steps, sums, received));
+      lanes.push_back(run_lane(given, lane, first_step, steps, sums, received));
     }
     co_await when_all(std::move(lanes));
     const Rank rank = net_.rank();
     for (Rank owner = 0; owner < net_.size(); ++owner) {
-      if (owner != rank) report_.traffic.entries_sent += mine_.slice(slices_[owner].begin, slices_[owner].end).nnz();
+      if (owner != rank) report_.traffic.entries_sent += given.slice(slices_[owner].begin, slices_[owner].end).nnz();
     }
     if (buckets == 1) {
       owned_ = std::move(sums[0]);
@@ -202,8 +255,8 @@ class OkTopk {
     });
   }
 
-  Task<void> run_lane(std::size_t lane, Step first_step, Step steps, std::vector<OwnedSlice<V>>& sums,
-                      Milestone& received) {
+  Task<void> run_lane(const SparseVector<V>& given, std::size_t lane, Step first_step, Step steps,
+                      std::vector<OwnedSlice<V>>& sums, Milestone& received) {
     for (std::size_t bucket = lane; bucket < sums.size(); bucket += 2) {
       co_await received.until(bucket);
       SplitBucket part;
@@ -216,14 +269,19 @@ class OkTopk {
         report_.traffic.entries_received += entries;
         received.reach(bucket + 1);
       };
-      sums[bucket] = co_await reduce_owned_slice(net_, mine_, slices_, how_, std::move(part));
+      sums[bucket] = co_await reduce_owned_slice(net_, given, slices_, how_, std::move(part));
     }
   }
 
   Task<void> settle_threshold() {
     if (!is_due(settings_.threshold_every)) {
       const std::uint64_t key = key_of(state_.threshold);
-      co_await keep_from(key, !settings_.as_published && counts_steps(settings_.k, net_.size()) ? kSteps : 0);
+      const std::size_t steps = !settings_.as_published && counts_steps(settings_.k, net_.size()) ? kSteps : 0;
+      co_await keep_from(key, steps);
+      if (is_held_back_) {
+        co_await begin_again();
+        co_await keep_from(key, steps);
+      }
       if (settings_.as_published || is_near(report_.selected, keeps_all_, settings_.k)) co_return;
       if (moves_by_steps(key) || co_await move_threshold()) co_return;
     }
@@ -386,20 +444,28 @@ class OkTopk {
     report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
   }
 
-  // How many sums each rank keeps, whether these are all that there are, and how many lie in each step.
+  // How many sums each rank keeps, whether these are all that there are, and how many lie in each step. Where nobody has
+  // counted, also what else check_slices() would have told.
   Task<void> exchange_counts(std::size_t kept, std::span<const std::uint64_t> steps = {}) {
     std::vector<std::uint64_t> mine{std::uint64_t{kept} << 1 | (kept == owned_.values.size() ? 1 : 0)};
     mine.insert(mine.end(), steps.begin(), steps.end());
+    if (uncounted_) {
+      mine.push_back(std::uint64_t{mine_.nnz()} << 1 | (holds_back_ ? 1 : 0));
+      mine.push_back(report_.traffic.entries_received);
+    }
     const std::vector<std::uint64_t> all = co_await gather_counts(net_, mine, report_.traffic, take_steps(kGatherCountsSteps));
     kept_counts_.clear();
     steps_.clear();
+    received_.clear();
     keeps_all_ = true;
+    total_ = 0;
     for (Rank rank = 0; rank < net_.size(); ++rank) {
       const auto of_rank = std::span(all).subspan(rank * mine.size(), mine.size());
+      const auto of_steps = of_rank.subspan(1, steps.size());
       kept_counts_.push_back(of_rank[0] >> 1);
-      steps_.insert(steps_.end(), of_rank.begin() + 1, of_rank.end());
+      steps_.insert(steps_.end(), of_steps.begin(), of_steps.end());
       keeps_all_ = keeps_all_ && (of_rank[0] & 1) != 0;
-      const std::uint64_t in_steps = std::accumulate(of_rank.begin() + 1, of_rank.end(), std::uint64_t{0});
+      const std::uint64_t in_steps = std::accumulate(of_steps.begin(), of_steps.end(), std::uint64_t{0});
       const auto says = [&] {
         return "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(kept_counts_[rank]) + " sums";
       };
@@ -409,7 +475,23 @@ class OkTopk {
       if (in_steps > kept_counts_[rank]) {
         co_await net_.fail(rank, says() + ", " + std::to_string(in_steps) + " of them just above the threshold");
       }
+      if (uncounted_) co_await take_said(rank, of_rank[steps.size() + 1], of_rank[steps.size() + 2]);
     }
+    if (!uncounted_) co_return;
+    const std::uint64_t excess = oktopk_excess(report_.local_most, net_.size());
+    state_.spread = std::ranges::max(received_) <= report_.local_most + excess;
+  }
+
+  Task<void> take_said(Rank rank, std::uint64_t given, std::uint64_t received) {
+    const std::uint64_t entries = given >> 1;
+    if (entries > mine_.dimension()) {
+      co_await net_.fail(rank, "rank " + std::to_string(rank) + " says that it has " + std::to_string(entries) +
+                                   " entries of " + std::to_string(mine_.dimension()));
+    }
+    is_held_back_ = is_held_back_ || (given & 1) != 0;
+    report_.local_most = std::max(report_.local_most, entries);
+    total_ += entries;
+    received_.push_back(received);
   }
 
   Task<SparseVector<V>> gather() {
@@ -420,6 +502,7 @@ class OkTopk {
     return {.wire = how_.wire,
             .balance_factor = settings_.balance_factor,
             .always_doubles = settings_.as_published,
+            .sends_once = again_,
             .residual = how_.residual,
             .weight = how_.reduction == Reduction::avg ? static_cast<float>(net_.size()) : 1.0F};
   }
@@ -452,6 +535,12 @@ class OkTopk {
   std::vector<std::uint64_t> kept_counts_;  // by rank
   std::vector<std::uint64_t> steps_;        // how many of these lie in each step, by rank; none if nobody has said
   bool keeps_all_ = false;                  // on every rank
+  bool uncounted_ = false;     // entries are sent before anybody has counted them,
+  bool holds_back_ = false;    // but not this rank's,
+  bool is_held_back_ = false;  // or some rank's,
+  bool again_ = false;         // so that all have begun again
+  std::vector<std::uint64_t> received_;  // entries, by rank, and of all ranks, as they say where nobody has counted
+  std::uint64_t total_ = 0;
   TopkReport report_;
   Step next_step_ = 0;
 };
@@ -468,6 +557,7 @@ std::uint64_t OkTopkState::digest(const OkTopkSettings& settings) const {
   add(settings.as_published ? 1 : 0);
   add(calls);
   add(std::bit_cast<std::uint64_t>(threshold));
+  add(spread ? 1 : 0);
   for (const std::uint64_t length : lengths) add(length);
   return digest;
 }
@@ -481,8 +571,11 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
   if (ranks == 1) return 0;
   const std::uint64_t total = ranks * most;
   const std::uint64_t excess = oktopk_excess(most, ranks);
-  const bool may_be_short = are_short<V>(most, ranks, {.indices = IndexFormat::raw32});
-  const bool may_have_headers = !are_short<V>(most, ranks, {.indices = IndexFormat::packed});
+  const bool uncounted = may_go_uncounted(k, ranks);  // then k decides on how shares are sent
+  const WireFormat raw{.indices = IndexFormat::raw32};
+  const WireFormat packed{.indices = IndexFormat::packed};
+  const bool may_be_short = are_short<V>(most, ranks, raw) || (uncounted && are_short<V>(k, ranks, raw));
+  const bool may_have_headers = !are_short<V>(most, ranks, packed) || (uncounted && !are_short<V>(k, ranks, packed));
   // Of `entries`, in so many messages with headers, or in such as have none and lie in ranges that are `within` long together.
   const auto shares = [&](std::uint64_t entries, std::uint64_t messages, std::uint64_t within) {
     const std::uint64_t short_bytes = entries * sizeof(V) + varints_bytes_most(entries, within);
@@ -490,9 +583,10 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
     return std::max(may_be_short ? short_bytes : 0, may_have_headers ? with_headers : 0);
   };
   const std::uint64_t everywhere = ranks * dimension;
-  const std::uint64_t messages = ranks * std::clamp<std::uint64_t>(most * (4 + sizeof(V)) / ranks / kBucketBytes, 1, kBucketsMost);
+  const std::uint64_t share = std::max(most, uncounted ? k : 0) * (4 + sizeof(V)) / ranks;
+  const std::uint64_t messages = ranks * std::clamp<std::uint64_t>(share / kBucketBytes, 1, kBucketsMost);
   std::uint64_t sent = shares(most, messages, dimension);
-  std::uint64_t received = shares(most + excess, messages, everywhere);
+  std::uint64_t received = shares(std::max(most + excess, uncounted ? uncounted_most(most, ranks) * (ranks - 1) : 0), messages, everywhere);
   if (steps.balanced) {
     sent += shares(most, ranks, everywhere) + shares(most + ranks, ranks, everywhere);
     received += shares(most / ranks + 1, ranks, everywhere) + shares(most, ranks, everywhere);
@@ -502,11 +596,16 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
     sent += shares(may_double ? 2 * most + ranks : most, ranks, rounds * dimension);
     received += shares(most, ranks, dimension);
   }
+  if (steps.cut && uncounted) {  // it was in vain, and began again
+    sent = std::max(sent, 2 * shares(most, messages, dimension) + shares(most, ranks, dimension));
+    received = std::max(received, shares(2 * most + excess, 2 * messages, 2 * everywhere) + shares(most, ranks, dimension));
+  }
   // What owners would receive, all entries, the most of a rank; what is kept by a useless threshold, and by the right one.
-  const std::uint64_t checks = sum_counts_bytes_most(ranks + 2, ranks, 2 * total + most);
+  const std::uint64_t checks = sum_counts_bytes_most(ranks + 3, ranks, 2 * total + most + 1);
   const std::size_t counts = 1 + (counts_steps(k, ranks) ? kSteps : 0);
-  const std::uint64_t gathered = gather_counts_bytes_most(counts, ranks, 3 * total + ranks) +
-                                 gather_counts_bytes_most(1, ranks, 2 * most + ranks);
+  std::uint64_t gathered = gather_counts_bytes_most(counts, ranks, 3 * total + ranks) +
+                           gather_counts_bytes_most(1, ranks, 2 * most + ranks);
+  if (uncounted) gathered += gather_counts_bytes_most(counts + kSaid, ranks, 6 * total + 2 * ranks);
   const std::uint64_t tried = sum_counts_bytes_most(kTried, ranks, kTried * total);
   std::uint64_t bytes = std::max(sent, received) + checks + gathered + tried;
   if (steps.exact) bytes += threshold_bytes_most<V>(k, ranks, total) + gather_counts_bytes_most(1, ranks, most);

@@ -29,6 +29,7 @@ struct OkTopkState {
   std::uint64_t calls = 0;
   double threshold = 0.0;                // a magnitude of sums
   std::vector<std::uint64_t> lengths{};  // of the ranks' slices of the index range; none before the first call
+  bool spread = false;  // no rank had more than 2/P of its entries for one owner: the next call may send them uncounted
 
   /// Differs, but for bad luck, where states or settings differ.
   std::uint64_t digest(const OkTopkSettings& settings) const;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "base/check.hpp"
@@ -20,9 +21,10 @@ namespace {
 constexpr std::size_t kBinsOfRange = 4;      // at least
 constexpr std::size_t kFixedBinsLeast = 1024;  // about: it takes as long as a message of 8 KiB
 
-// ceil(part * total / parts), which the product alone might not fit.
+// ceil(part * total / parts), for which 64 bits might be too few.
 std::uint64_t share_of(std::uint64_t total, std::uint64_t parts, std::uint64_t part) {
-  return total / parts * part + (total % parts * part + parts - 1) / parts;
+  __extension__ using Product = unsigned __int128;
+  return static_cast<std::uint64_t>((Product{total} * part + parts - 1) / parts);
 }
 
 // Of a histogram, about: an evenly filled one has at most `enough` of T/P = `mean` entries of a slice in each.
@@ -38,16 +40,19 @@ struct Cut {
 
 class Cutting {
  public:
-  /// `bins`: of a histogram, about; `enough`: a bin need not have fewer entries. 0: as many ranges, bins and levels as can be
-  /// needed, whatever the counts.
-  Cutting(std::span<const std::uint32_t> indices, std::uint64_t dimension, Rank ranks, std::size_t bins, std::uint64_t enough)
+  /// `parts`: of what the slices hold, one for each rank. `bins`: of a histogram, about; `enough`: a bin need not have fewer
+  /// entries. 0: as many ranges, bins and levels as can be needed, whatever the counts.
+  Cutting(std::span<const std::uint32_t> indices, std::uint64_t dimension, std::vector<std::uint64_t> parts,
+          std::size_t bins, std::uint64_t enough)
       : indices_(indices),
-        ranks_(ranks),
+        parts_(std::move(parts)),
         all_bins_(bins),
         enough_(enough),
         is_fixed_(enough == 0),
         longest_(dimension),
-        cuts_(ranks - 1, {{0, static_cast<std::size_t>(dimension)}}) {}
+        cuts_(parts_.size() - 1, {{0, static_cast<std::size_t>(dimension)}}) {
+    std::partial_sum(parts_.begin(), parts_.end(), parts_.begin());
+  }
 
   // The ranges to be looked into, each in `bins` bins; false if there is none.
   bool next_level() {
@@ -84,10 +89,10 @@ class Cutting {
 
   // What all have in each bin: every cut moves into one of them.
   void refine(std::span<const std::uint64_t> counts, std::uint64_t total) {
-    for (Rank i = 0; i < cuts_.size(); ++i) {
+    for (std::size_t i = 0; i < cuts_.size(); ++i) {
       Cut& cut = cuts_[i];
       if (cut.within.size() == 0) continue;
-      const std::uint64_t wanted = share_of(total, ranks_, i + 1);
+      const std::uint64_t wanted = share_of(total, parts_.back(), parts_[i]);
       const auto found = counts.subspan(range_of_cut_[i] * bins_, bins_);
       std::size_t bin = 0;
       while (bin + 1 < bins_ && cut.before + found[bin] < wanted) cut.before += found[bin++];
@@ -110,7 +115,7 @@ class Cutting {
 
  private:
   const std::span<const std::uint32_t> indices_;
-  const Rank ranks_;
+  std::vector<std::uint64_t> parts_;  // each with those before it
   const std::size_t all_bins_;
   const std::uint64_t enough_;
   const bool is_fixed_;
@@ -124,12 +129,13 @@ class Cutting {
 }  // namespace
 
 Task<Partition> pooled_slices(Transport& net, std::span<const std::uint32_t> indices, std::uint64_t dimension,
-                              std::uint64_t total, std::uint64_t enough, SparseTraffic& traffic, Step first_step) {
+                              std::uint64_t total, std::vector<std::uint64_t> parts, std::uint64_t enough,
+                              SparseTraffic& traffic, Step first_step) {
   const Rank size = net.size();
   const Partition equal(static_cast<std::size_t>(dimension), size);
   if (size == 1 || dimension == 0 || total == 0) co_return equal;
   enough = std::max<std::uint64_t>(1, enough);
-  Cutting cutting(indices, dimension, size, bins_of(size, total / size, enough), enough);
+  Cutting cutting(indices, dimension, std::move(parts), bins_of(size, total / size, enough), enough);
   std::vector<std::uint64_t> counts;
   Step step = first_step;
   for (; cutting.next_level(); step += kSumCountsSteps) {
@@ -157,7 +163,7 @@ Task<PooledSlices> pooled_slices_in_fixed_rounds(Transport& net, std::span<const
   const Rank size = net.size();
   PooledSlices result{Partition(static_cast<std::size_t>(dimension), size), indices.size(), 0};
   if (size == 1 || dimension == 0) co_return result;
-  Cutting cutting(indices, dimension, size, std::max(kFixedBinsLeast, std::size_t{4} * size), 0);
+  Cutting cutting(indices, dimension, std::vector<std::uint64_t>(size, 1), std::max(kFixedBinsLeast, std::size_t{4} * size), 0);
   std::vector<std::uint64_t> counts;
   Step step = first_step;
   for (bool first = true; cutting.next_level(); first = false, step += kCountSteps) {

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "collectives/support/partition.hpp"
 #include "collectives/support/traffic.hpp"
@@ -16,12 +17,13 @@ struct PooledSlices {
   std::uint64_t most = 0;   // of the rank that has most; 0 where it is not known
 };
 
-/// Slices that hold about as many entries of all ranks together: of T = `total` entries none has more than T/P plus the
-/// larger of P and `enough`, for any distribution, since one index is held by P ranks at most. Equal lengths where there is
-/// no entry. `indices`: this rank's, ascending, below `dimension`; the other arguments are the same on all ranks. Uses
+/// Slices whose entries of all ranks together are to each other as `parts`, one for each rank, none 0: of T = `total` entries
+/// none has more than its part plus the larger of P and `enough`, for any distribution, since one index is held by P ranks at
+/// most. Equal lengths where there is no entry. `indices`: this rank's, ascending, below `dimension`; the other arguments are the same on all ranks. Uses
 /// kSliceSteps steps from `first_step` on.
 Task<Partition> pooled_slices(Transport& net, std::span<const std::uint32_t> indices, std::uint64_t dimension,
-                              std::uint64_t total, std::uint64_t enough, SparseTraffic& traffic, Step first_step);
+                              std::uint64_t total, std::vector<std::uint64_t> parts, std::uint64_t enough,
+                              SparseTraffic& traffic, Step first_step);
 
 /// No rank moves more for it, of at most T/P = `mean`.
 std::uint64_t pooled_slices_bytes_most(std::uint64_t dimension, Rank ranks, std::uint64_t mean, std::uint64_t enough);

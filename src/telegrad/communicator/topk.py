@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from telegrad import _core
 from telegrad import _core as core
@@ -96,6 +96,7 @@ class _SlicesAndThreshold(TopkState):
     """Slices and a threshold, which are reused."""
 
     _core: core.OkTopkState | core.BoundedTopkState
+    _PAST: ClassVar[tuple[str, ...]] = ("calls", "threshold", "slices")
 
     @property
     def calls(self) -> int:
@@ -108,7 +109,7 @@ class _SlicesAndThreshold(TopkState):
         return self._core.get()[1]
 
     def _past(self) -> dict[str, Any]:
-        return dict(zip(("calls", "threshold", "slices"), self._core.get(), strict=True))
+        return dict(zip(self._PAST, self._core.get(), strict=True))
 
     def _load_past(self, state: Mapping[str, Any], is_of_others: bool) -> None:
         calls, threshold, slices = state["calls"], state["threshold"], state["slices"]
@@ -120,7 +121,7 @@ class _SlicesAndThreshold(TopkState):
             raise ValueError("state['slices'] must be a list of ints of 0 or more: the lengths of slices")
         if is_of_others:
             calls, threshold, slices = 0, 0.0, []
-        self._core.set(calls, threshold, list(slices))
+        self._core.set(calls, threshold, list(slices), *(bool(state[name]) for name in self._PAST[3:]))
 
     def _described(self) -> str:
         return f"{super()._described()}, calls={self.calls}"
@@ -140,6 +141,8 @@ class OkTopkState(_SlicesAndThreshold):
     All ranks use states that were made alike and have seen the same calls, one call at a time; otherwise it is a
     ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: Li, Hoefler, "Near-optimal
     sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1."""
+
+    _PAST = ("calls", "threshold", "slices", "spread")
 
     def __init__(
         self,
