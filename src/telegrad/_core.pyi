@@ -312,6 +312,7 @@ class Communicator:
         reduction: Reduction,
         root: int,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def reduce_scatter(
         self,
@@ -417,6 +418,7 @@ class Communicator:
         root: int,
         lengths: list[int] | None = None,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def scatter(
         self,
@@ -427,8 +429,11 @@ class Communicator:
         root: int,
         lengths: list[int] | None = None,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
-    def all_to_all(self, input: int, output: int, bytes: int, dtype: DType, blocking: bool = False) -> Request: ...
+    def all_to_all(
+        self, input: int, output: int, bytes: int, dtype: DType, blocking: bool = False, gate: Gate | None = None
+    ) -> Request: ...
     def all_to_all_v(
         self,
         input: int,
@@ -437,6 +442,7 @@ class Communicator:
         received: list[int],
         dtype: DType,
         blocking: bool = False,
+        gate: Gate | None = None,
     ) -> Request: ...
     def broadcast(
         self, data: int, bytes: int, dtype: DType, root: int, blocking: bool = False, gate: Gate | None = None

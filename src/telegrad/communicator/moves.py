@@ -12,7 +12,15 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.communicator.base import CommunicatorBase
-from telegrad.communicator.cuda.transfers import Pieces, StagedOperation, broadcast_parts, gathered_parts, whole
+from telegrad.communicator.cuda.transfers import (
+    Pieces,
+    StagedOperation,
+    broadcast_parts,
+    exchanged_parts,
+    gathered_parts,
+    scattered_parts,
+    whole,
+)
 from telegrad.communicator.operands import (
     HostBuffer,
     address,
@@ -105,43 +113,42 @@ class Moves(StreamMoves):
         check_dense_options(seed=seed)
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
-        result = result_of(out, x, shape, device=True)
-        check_together(x, result.tensor)
-        check_apart(buffer, result.buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or its own block to x")
+        result, into = result_of(out, x, shape, device=True)
+        check_together(x, result)
+        check_apart(buffer, into, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or its own block to x")
+
+        def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
+            return core.all_gather(given, taken, nbytes, buffer.dtype, lengths, not (async_op or gate), gate)
+
         if on_device(x):
-            parts = gathered_parts(
-                x,
-                result.tensor,
-                lengths,
-                self.world_size,
-                lambda given, taken, nbytes, gate: core.all_gather(
-                    given, taken, nbytes, buffer.dtype, lengths, False, gate
-                ),
-            )
-            return self._run_on_device("all_gather", parts, (x, result.tensor), result.tensor, async_op)
-        request = core.all_gather(
-            buffer.pointer, result.buffer.pointer, buffer.nbytes, buffer.dtype, lengths, not async_op
-        )
-        return self._begun(request, "all_gather", (x, result.tensor), result.tensor, async_op)
+            parts = gathered_parts(x, result, lengths, self.world_size, begin)
+            return self._run_on_device("all_gather", parts, (x, result), result, async_op)
+        request = begin(buffer.pointer, into.pointer, buffer.nbytes, None)
+        return self._begun(request, "all_gather", (x, result), result, async_op)
 
     def gather(self, x: Any, root: int, *, out: Any = None, counts: Any = None, async_op: bool = False) -> Any:
         """All ranks' ``x`` on rank ``root``, as ``all_gather`` returns them: stacked or, with ``counts``, in sequence.
         ``None`` on the other ranks, which give no ``out``."""
         check_async(async_op)
-        core, buffer = self._usable(), movable(x, "x", writable=False)
+        core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         root = checked_rank(root, "root", self.world_size)
         shape, lengths = self._gathered(x, buffer.nbytes, counts)
-        if self.rank != root:
-            if out is not None:
-                raise ValueError(f"out is given on rank {self.rank}, but the result is on root={root} only: pass None")
-            request = core.gather(buffer.pointer, 0, buffer.nbytes, buffer.dtype, root, lengths, not async_op)
-            return self._begun(request, "gather", x, None, async_op)
-        result = result_of(out, x, shape)
-        check_apart(buffer, result.buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or its own block to x")
-        request = core.gather(
-            buffer.pointer, result.buffer.pointer, buffer.nbytes, buffer.dtype, root, lengths, not async_op
-        )
-        return self._begun(request, "gather", (x, result.tensor), result.tensor, async_op)
+        taken, to = None, 0
+        if self.rank == root:
+            taken, into = result_of(out, x, shape, device=True)
+            check_together(x, taken)
+            check_apart(buffer, into, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or its own block to x")
+            to = into.pointer
+        elif out is not None:
+            raise ValueError(f"out is given on rank {self.rank}, but the result is on root={root} only: pass None")
+
+        def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
+            return core.gather(given, taken, nbytes, buffer.dtype, root, lengths, not (async_op or gate), gate)
+
+        if on_device(x):
+            parts = gathered_parts(x, taken, lengths, self.world_size, begin)
+            return self._run_on_device("gather", parts, (x, x if taken is None else taken), taken, async_op)
+        return self._begun(begin(buffer.pointer, to, buffer.nbytes, None), "gather", (x, taken), taken, async_op)
 
     def scatter(self, x: Any, out: Any, root: int, *, counts: Any = None, async_op: bool = False) -> Any:
         """Sends block r of rank ``root``'s ``x`` to rank r, into ``out``, which is returned (with ``async_op=True`` a
@@ -152,36 +159,46 @@ class Moves(StreamMoves):
         one-dimensional, of ``sum(counts)`` and ``counts[rank]`` elements. ``out`` may be the root's own block of ``x``.
         """
         check_async(async_op)
-        core, buffer = self._usable(), movable(out, "out")
+        core, buffer = self._usable(), movable(out, "out", device=True)
         root = checked_rank(root, "root", self.world_size)
-        lengths: list[int] | None = None
-        elements = buffer.elements * self.world_size
+        item, listed = _itemsize(out), [buffer.elements] * self.world_size
         if counts is not None:
             listed = checked_counts(counts, "counts", self.world_size)
             check_length(out, "out", listed[self.rank], f"counts[{self.rank}]={listed[self.rank]}")
-            lengths, elements = [count * _itemsize(out) for count in listed], sum(listed)
+        lengths = None if counts is None else [count * item for count in listed]
+
+        def begin(given: int, taken: int, counted: list[int], gate: _core.Gate | None) -> _core.Request:
+            nbytes = counted[self.rank] * item
+            return core.scatter(given, taken, nbytes, buffer.dtype, root, lengths, not (async_op or gate), gate)
+
+        def begun(given: int) -> Any:
+            if on_device(out):
+                parts = scattered_parts(x, out, listed, begin, at_once=lengths is not None)
+                return self._run_on_device("scatter", parts, (out, out if x is None else x), out, async_op)
+            request = begin(given, buffer.pointer, listed, None)
+            return self._begun(request, "scatter", (x, out), out, async_op)
+
         if self.rank != root:
             if x is not None:
                 raise ValueError(f"x is given on rank {self.rank}, but the blocks are root={root}'s: pass None")
-            request = core.scatter(0, buffer.pointer, buffer.nbytes, buffer.dtype, root, lengths, not async_op)
-            return self._begun(request, "scatter", out, out, async_op)
+            return begun(0)
         if x is None:
             raise TypeError(f"x is None, but rank {root} is the root: it gives x, the blocks of all ranks")
-        whole = movable(x, "x", writable=False)
+        blocks = movable(x, "x", writable=False, device=True)
+        check_together(x, out)
         if type(x) is not type(out) or x.dtype != out.dtype:
             raise TypeError(
                 f"x is a {type(x).__name__} of {x.dtype}, out a {type(out).__name__} of {out.dtype}: give both the same"
             )
         if lengths is not None:
-            check_length(x, "x", elements, f"counts add up to {elements}")
+            check_length(x, "x", sum(listed), f"counts add up to {sum(listed)}")
         else:
             stacked = (self.world_size, *out.shape)
             behind = (self.world_size * out.shape[0], *out.shape[1:]) if len(out.shape) > 0 else stacked
             if tuple(x.shape) not in (stacked, behind):
                 raise ValueError(f"x has shape {tuple(x.shape)}: give {self.world_size} blocks like out, {stacked}")
-        check_apart(whole, buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or x's own block")
-        request = core.scatter(whole.pointer, buffer.pointer, buffer.nbytes, buffer.dtype, root, lengths, not async_op)
-        return self._begun(request, "scatter", (x, out), out, async_op)
+        check_apart(blocks, buffer, self._own(buffer.nbytes, lengths), f"{_OWN_MEMORY}, or x's own block")
+        return begun(blocks.pointer)
 
     def all_to_all(
         self,
@@ -200,7 +217,7 @@ class Moves(StreamMoves):
         raises ``TransportError``; ranks that were done already raise it at their next call. ``out``: as in
         ``all_gather``, but it must not overlap ``x``."""
         check_async(async_op)
-        core, buffer = self._usable(), movable(x, "x", writable=False)
+        core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         ranks = self.world_size
         if (send_counts is None) != (receive_counts is None):
             given = "send_counts" if receive_counts is None else "receive_counts"
@@ -211,30 +228,35 @@ class Moves(StreamMoves):
                     f"x has shape {tuple(x.shape)}, which {ranks} ranks cannot share evenly: its first dimension must "
                     f"be a multiple of {ranks}, or give send_counts and receive_counts"
                 )
-            result = result_of(out, x, tuple(x.shape))
-            check_apart(buffer, result.buffer, None, _OWN_MEMORY)
-            request = core.all_to_all(buffer.pointer, result.buffer.pointer, buffer.nbytes, buffer.dtype, not async_op)
-            return self._begun(request, "all_to_all", (x, result.tensor), result.tensor, async_op)
-        sent = checked_counts(send_counts, "send_counts", ranks)
-        received = checked_counts(receive_counts, "receive_counts", ranks)
-        check_length(x, "x", sum(sent), f"send_counts add up to {sum(sent)}")
-        if sent[self.rank] != received[self.rank]:
-            raise ValueError(
-                f"send_counts[{self.rank}]={sent[self.rank]} but receive_counts[{self.rank}]={received[self.rank]}: "
-                "what a rank keeps for itself has one length"
-            )
-        result = result_of(out, x, (sum(received),))
-        check_apart(buffer, result.buffer, None, _OWN_MEMORY)
-        item = _itemsize(x)
-        request = core.all_to_all_v(
-            buffer.pointer,
-            result.buffer.pointer,
-            [count * item for count in sent],
-            [count * item for count in received],
-            buffer.dtype,
-            not async_op,
-        )
-        return self._begun(request, "all_to_all", (x, result.tensor), result.tensor, async_op)
+            shape = tuple(x.shape)
+
+            def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
+                return core.all_to_all(given, taken, nbytes, buffer.dtype, not (async_op or gate), gate)
+        else:
+            sent = checked_counts(send_counts, "send_counts", ranks)
+            received = checked_counts(receive_counts, "receive_counts", ranks)
+            check_length(x, "x", sum(sent), f"send_counts add up to {sum(sent)}")
+            if sent[self.rank] != received[self.rank]:
+                raise ValueError(
+                    f"send_counts[{self.rank}]={sent[self.rank]} but receive_counts[{self.rank}]="
+                    f"{received[self.rank]}: what a rank keeps for itself has one length"
+                )
+            shape = (sum(received),)
+            leaving, coming = ([count * _itemsize(x) for count in counts] for counts in (sent, received))
+
+            def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
+                return core.all_to_all_v(given, taken, leaving, coming, buffer.dtype, not (async_op or gate), gate)
+
+        result, into = result_of(out, x, shape, device=True)
+        check_together(x, result)
+        check_apart(buffer, into, None, _OWN_MEMORY)
+        if on_device(x):
+            parts: list[StagedOperation] = [Pieces([whole(x)], [whole(result)], begin, 0)]
+            if send_counts is None:
+                parts = exchanged_parts(x, result, ranks, begin)
+            return self._run_on_device("all_to_all", parts, (x, result), result, async_op)
+        request = begin(buffer.pointer, into.pointer, buffer.nbytes, None)
+        return self._begun(request, "all_to_all", (x, result), result, async_op)
 
     def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
         """Overwrites ``x`` (same shape and dtype on all ranks) with rank ``root``'s."""

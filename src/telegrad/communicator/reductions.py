@@ -781,7 +781,7 @@ class Reductions(StreamReductions, DeviceSums):
         root = checked_rank(root, "root", self.world_size)
         at_root = root == self.rank
         result = x if out is None else out
-        core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None)
+        core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None, device=True)
         into = _result_of(buffer, x, out) if at_root and out is not None else buffer
         if isinstance(op, CustomReduction):
             op.check(buffer, x)
@@ -789,15 +789,19 @@ class Reductions(StreamReductions, DeviceSums):
             return self._reduce_custom(
                 "reduce", op, buffer, into, held, result if at_root else None, async_op, root=root
             )
-        request = core.reduce(
-            buffer.pointer,
-            into.pointer,
-            buffer.elements,
-            buffer.dtype,
-            reduction_of(op, buffer.dtype),
-            root,
-            not async_op,
-        )
+        reduction = reduction_of(op, buffer.dtype)
+
+        def begin(given: int, taken: int, count: int, gate: _core.Gate | None) -> _core.Request:
+            to = taken if at_root else given
+            return core.reduce(given, to, count, buffer.dtype, reduction, root, not (async_op or gate), gate)
+
+        if on_device(x):
+            target = result if at_root else None
+            parts = element_parts(x, target, begin)
+            tensors = (x, x if target is None else target)
+            work: Work | None = self._run_on_device("reduce", parts, tensors, target if async_op else None, async_op)
+            return work
+        request = begin(buffer.pointer, into.pointer, buffer.elements, None)
         if async_op:
             return self._work(request, "reduce", (x, out), lambda _: result if at_root else None)
         self._block(request, (x, out))

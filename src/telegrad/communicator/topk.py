@@ -347,10 +347,7 @@ class TopkReductions(StreamReductions):
 
         def finish(done: _core.Request) -> TopkSum:
             total, left, report = done.topk_result()
-
-            def stream_of(arrays: tuple[Any, Any]) -> Any:
-                return given.like(stream.result(*arrays))
-
-            return TopkSum(stream_of(total), stream_of(left), TopkReport(*report))
+            kept, rest = (given.like(stream.result(*one)) for one in (total, left))
+            return TopkSum(kept, rest, TopkReport(*report))
 
         return self._stream_work(request, "all_reduce_topk", (indices, values, error), finish, async_op)

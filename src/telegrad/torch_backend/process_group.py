@@ -260,7 +260,7 @@ class ProcessGroup(dist.ProcessGroup):
         if root == self.rank():
             check_places(tensors)
         op = name_of(opts.reduceOp)
-        if tensor.device.type != "cpu":  # a Communicator reduces device tensors to all ranks only
+        if tensor.device.type != "cpu" and self._nccl is not None:  # which sums to all ranks, and faster
             copy = tensor.detach().clone()
             then = (lambda: tensor.detach().copy_(copy)) if root == self.rank() else None
             with compared(f"reduce to {root}", tensors):
@@ -268,7 +268,7 @@ class ProcessGroup(dist.ProcessGroup):
         operand = reduced(tensor, opts.reduceOp, self.size())
         with compared_as_given(tensors, [operand], op):
             work = self.communicator.reduce(operand.held, root, operand.op, async_op=True)
-        return begun([work], tensors, operand.finish if root == self.rank() else None)
+        return begun([work], tensors, operand.finish if root == self.rank() else None, operand.tensors)
 
     @with_short_form(short_forms.reduce_scatter, output_tensors="output", input_tensors="input")
     def reduce_scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
@@ -350,7 +350,7 @@ class ProcessGroup(dist.ProcessGroup):
         check_places(blocks)
         gathered = tensor.new_empty(self.size(), tensor.numel())
         work = self.communicator.gather(_flat(tensor), root, out=gathered, async_op=True)
-        return begun([work], blocks, lambda: _deal(gathered.view(-1), blocks))
+        return begun([work], blocks, lambda: _deal(gathered.view(-1), blocks), blocks)
 
     @with_short_form(short_forms.scatter, output_tensors="output_tensor")
     def scatter(self, output_tensors: Tensors, input_tensors: list[Tensors], opts: Any) -> GroupWork:
@@ -362,7 +362,7 @@ class ProcessGroup(dist.ProcessGroup):
             self._check_blocks(given, "scatter_list", like=out)
             blocks = _joined(given).view(self.size(), out.numel())
         work = self.communicator.scatter(blocks, operand.held.view(-1), root, async_op=True)
-        return begun([work], output_tensors, operand.finish)
+        return begun([work], output_tensors, operand.finish, operand.tensors)
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> GroupWork:
         for name, blocks in (("output_tensor_list", output_tensors), ("input_tensor_list", input_tensors)):
@@ -382,7 +382,7 @@ class ProcessGroup(dist.ProcessGroup):
             receive_counts=[block.numel() for block in output_tensors],
             async_op=True,
         )
-        return begun([work], output_tensors, lambda: _deal(received, output_tensors))
+        return begun([work], output_tensors, lambda: _deal(received, output_tensors), output_tensors)
 
     @with_short_form(short_forms.all_to_all_single)
     def all_to_all_single(
@@ -402,7 +402,7 @@ class ProcessGroup(dist.ProcessGroup):
             receive_counts=self._elements(output, output_split_sizes, "output"),
             async_op=True,
         )
-        return begun([work], [output], operand.finish)
+        return begun([work], [output], operand.finish, operand.tensors)
 
     @with_short_form(short_forms.barrier)
     def barrier(self, opts: Any = None) -> GroupWork:

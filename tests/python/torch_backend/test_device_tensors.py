@@ -195,21 +195,26 @@ def test_a_failure_gives_nan_and_is_told_by_the_next_call(job: Job) -> None:
                 call()
 
 
-REFUSED = r"is on privateuseone:0, and this call works in host memory: move it with \.cpu\(\)"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda group, x: group.gather([[x, x, x]], [x], SUM),
-        lambda group, x: group.scatter([x], [[x, x, x]], SUM),
-        lambda group, x: group.alltoall([x, x, x], [x, x, x]),
-        lambda group, x: group.all_to_all_single(torch.cat([x] * 3), torch.cat([x] * 3), [], []),
-    ],
-)
-def test_what_is_left_to_host_tensors_says_so(job: Job, call: Any) -> None:
-    with job.device.on(job.streams[0]), pytest.raises(TypeError, match=REFUSED):
-        call(job.groups[0], job.tensor(1.0))
+def test_moves_between_some_ranks_and_all(job: Job) -> None:
+    root = SimpleNamespace(rootRank=1)
+    given = [job.tensor(rank, rank + 0.5) for rank in range(3)]
+    listed = [job.tensor(0.0, 0.0) for _ in range(3)]
+    job.run(lambda group, rank: group.gather([listed] if rank == 1 else [], [given[rank]], root))
+    assert [x.memory.tolist() for x in listed] == [[0.0, 0.5], [1.0, 1.5], [2.0, 2.5]]
+    taken = [job.tensor(0.0, 0.0) for _ in range(3)]
+    job.run(lambda group, rank: group.scatter([taken[rank]], [given] if rank == 1 else [], root))
+    assert [x.memory.tolist() for x in taken] == [x.memory.tolist() for x in given]
+    blocks = [[job.tensor(10 * rank + to) for to in range(3)] for rank in range(3)]
+    got = [[job.tensor(0.0) for _ in range(3)] for _ in range(3)]
+    job.run(lambda group, rank: group.alltoall(got[rank], blocks[rank]))
+    assert [[x.memory.item() for x in of_rank] for of_rank in got] == [[r, 10 + r, 20 + r] for r in range(3)]
+    whole = [job.tensor(*(10 * rank + to for to in range(3))) for rank in range(3)]
+    out = [job.tensor(0.0, 0.0, 0.0) for _ in range(3)]
+    job.run(lambda group, rank: group.all_to_all_single(out[rank], whole[rank], [], []))
+    assert [x.memory.tolist() for x in out] == [[r, 10 + r, 20 + r] for r in range(3)]
+    columns = [computed_on(job.device, torch.zeros(2, 3)) for _ in range(3)]
+    job.run(lambda group, rank: group.scatter([columns[rank][:, 1]], [given] if rank == 1 else [], root))
+    assert [x.memory[:, 1].tolist() for x in columns] == [x.memory.tolist() for x in given]
 
 
 def test_the_group_stands_for_both_devices(job: Job) -> None:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from telegrad import _core
@@ -605,12 +604,12 @@ def whole(x: Any) -> Piece:
 
 def element_parts(x: Any, out: Any, begin: Begin, error: Any = None) -> list[StagedOperation]:
     """For an operation that turns elements of ``x`` into those of ``out`` at the same places, and of ``error`` if that
-    is given, which lie behind them. Lengths: in elements."""
+    is given, which lie behind them. ``out``: ``None`` on a rank that takes nothing. Lengths: in elements."""
     elements, item = x.numel(), x.element_size()
-    if error is None and elements * item <= CHUNK_BYTES:
+    if error is None and elements * item <= CHUNK_BYTES and out is not None:
         piece = (x, 0, elements * item)
         return [Pieces((piece,), (piece if out is x else (out, 0, elements * item),), begin, elements)]
-    outputs = (out,) if error is None else (out, error)
+    outputs = [one for one in (out, error) if one is not None]
     return [
         Pieces(
             ((x, first * item, length * item),),
@@ -622,33 +621,50 @@ def element_parts(x: Any, out: Any, begin: Begin, error: Any = None) -> list[Sta
     ]
 
 
-def scattered_parts(x: Any, block: Any, lengths: list[int], begin: Begin) -> list[StagedOperation]:
-    """For one that turns the blocks of ``x``, of ``lengths`` elements, into this rank's ``block``. Lengths: of the
-    blocks of a part, in elements."""
-    if len(set(lengths)) > 1:  # chunks of unequal blocks would lie differently on each rank
-        return [Pieces([whole(x)], [whole(block)], begin, lengths)]
-    ranks, item = len(lengths), x.element_size()
+def scattered_parts(
+    x: Any, block: Any, lengths: list[int], begin: Begin, *, at_once: bool = False
+) -> list[StagedOperation]:
+    """For one that turns the blocks of ``x``, of ``lengths`` elements, into this rank's ``block``. ``x``: ``None`` on a
+    rank that gives nothing. ``at_once``: in one part. Lengths: of the blocks of a part, in elements."""
+    if at_once or len(set(lengths)) > 1:  # chunks of unequal blocks would lie differently on each rank
+        return [Pieces([] if x is None else [whole(x)], [whole(block)], begin, lengths)]
+    ranks, item = len(lengths), block.element_size()
     parts: list[StagedOperation] = []
     for first, length in _cuts(lengths[0], item, ranks):
         nbytes = length * item
-        pieces = [(x, (rank * lengths[0] + first) * item, nbytes) for rank in range(ranks)]
+        pieces = [] if x is None else _of_each(x, lengths[0] * item, ranks, first * item, nbytes)
         parts.append(Pieces(pieces, [(block, first * item, nbytes)], begin, [length] * ranks))
     return parts
 
 
 def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begin: Begin) -> list[StagedOperation]:
-    """For one that puts all ranks' ``x`` into ``out``; ``lengths``: in bytes where they are unequal. Lengths: of this
-    rank's input, in bytes."""
+    """For one that puts all ranks' ``x`` into ``out``: ``None`` on a rank that takes nothing. ``lengths``: in bytes,
+    where they are unequal. Lengths: of this rank's input, in bytes."""
     if lengths is not None:
-        ends = [0, *accumulate(lengths)]
-        return [Pieces([whole(x)], [(out, first, last - first) for first, last in pairwise(ends)], begin, x.nbytes)]
+        return [Pieces([whole(x)], [] if out is None else [whole(out)], begin, x.nbytes)]
     item = x.element_size()
     parts: list[StagedOperation] = []
     for first, length in _cuts(x.numel(), item, ranks):
         nbytes = length * item
-        pieces = [(out, rank * x.nbytes + first * item, nbytes) for rank in range(ranks)]
+        pieces = [] if out is None else _of_each(out, x.nbytes, ranks, first * item, nbytes)
         parts.append(Pieces([(x, first * item, nbytes)], pieces, begin, nbytes))
     return parts
+
+
+def exchanged_parts(x: Any, out: Any, ranks: int, begin: Begin) -> list[StagedOperation]:
+    """For one that gives block r of ``x`` to rank r, and puts what this rank gets into ``out``, in equal blocks.
+    Lengths: of all blocks of a part, in bytes."""
+    item, block = x.element_size(), x.nbytes // ranks
+    parts: list[StagedOperation] = []
+    for first, length in _cuts(x.numel() // ranks, item, ranks):
+        given, taken = (_of_each(one, block, ranks, first * item, length * item) for one in (x, out))
+        parts.append(Pieces(given, taken, begin, ranks * length * item))
+    return parts
+
+
+def _of_each(x: Any, block: int, ranks: int, first: int, nbytes: int) -> list[Piece]:
+    """The same part of each rank's block, whose length is ``block`` bytes."""
+    return [(x, rank * block + first, nbytes) for rank in range(ranks)]
 
 
 def broadcast_parts(
