@@ -296,18 +296,6 @@ _SESSION = (
         ".reduction = dense.reduction,\n                  .root = root,",
         ".reduction = dense.reduction,",
     ),
-    _mutant(
-        "integers: written minima of unsigned ones stay as signed order has them",
-        REDUCTIONS,
-        "if (how.flips_signs()) co_await flip_signs_back(net, output);",
-        "",
-    ),
-    _mutant(
-        "integers: signed and unsigned ones are the same call",
-        REDUCTIONS,
-        ".dtype = how.dtype<V>(),",
-        ".dtype = dtype_of<V>,",
-    ),
     _mutant("call: the switch factor is not told", REDUCTIONS, ".switch_factor = how.switch_factor,", ""),
     _mutant("call: the root is not told", MOVES, ".root = root, ", ""),
     _mutant(
