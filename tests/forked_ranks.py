@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import rank_server
@@ -65,20 +65,21 @@ class RankServers:
             self._environment = {**environment, **SINGLE_THREADED}
 
     def start(self, asked: Start) -> Process:
-        if self.kind == "exec" or asked.prefix or not self._is_for(asked.environment):
+        namespaces = _namespaces(asked.prefix)
+        if self.kind == "exec" or namespaces is None or not self._is_for(asked.environment):
             return execute(asked)
         with self._lock:
             try:
-                return self._fork(asked)
+                return self._fork(asked, namespaces)
             except ServerEndedError:  # before it was asked: no rank has come to be
-                return self._fork(asked)
+                return self._fork(asked, namespaces)
 
-    def _fork(self, asked: Start) -> Process:
+    def _fork(self, asked: Start, namespaces: Mapping[str, str]) -> Process:
         key = (self.kind, int(asked.environment["TELEGRAD_RANK"]) % 2)
         if key not in self._servers:
             self._servers[key] = _Server(IMPORTS[self.kind], self._environment)
         try:
-            return self._servers[key].fork(asked)
+            return self._servers[key].fork(asked, namespaces)
         except BaseException:  # a test's time-out too: what this server says next would be for another rank
             self._servers.pop(key).kill()
             raise
@@ -93,6 +94,18 @@ class RankServers:
         if environment.get("OMP_NUM_THREADS") != "1":
             return False
         return _read_while_loaded({**SINGLE_THREADED, **environment}) == _read_while_loaded(self._environment)
+
+
+def _namespaces(prefix: Sequence[str]) -> dict[str, str] | None:
+    """Those that a forked rank enters in place of this prefix; None: it does something else, and must be executed."""
+    match list(prefix):
+        case []:
+            return {}
+        case ["ip", "netns", "exec", name]:
+            return {"network": name}
+        case ["ip", "netns", "exec", name, "nsenter", option] if option.startswith("--ipc="):
+            return {"network": name, "memory": option.removeprefix("--ipc=")}
+    return None
 
 
 def _read_while_loaded(environment: Mapping[str, str]) -> dict[str, str]:
@@ -119,7 +132,7 @@ class _Server:
         if self._connection.recv(32) != rank_server.READY:
             raise RuntimeError(f"the server of ranks that import {imports} did not start: its stderr says why")
 
-    def fork(self, asked: Start) -> Process:
+    def fork(self, asked: Start, namespaces: Mapping[str, str]) -> Process:
         with contextlib.ExitStack() as theirs:
             stdin = theirs.enter_context(open(os.devnull, "rb"))
             pipes = [os.pipe() for _ in range(2)]
@@ -134,6 +147,7 @@ class _Server:
             message = {
                 "arguments": [asked.target, *asked.arguments],
                 "environment": dict(asked.environment),
+                "namespaces": dict(namespaces),
                 "folder": os.getcwd(),
                 "cores": sorted(os.sched_getaffinity(0)),
                 "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),

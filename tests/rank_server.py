@@ -29,6 +29,8 @@ MOST_BYTES = 1 << 18
 MOST_DESCRIPTORS = 16
 READY = b"ready"
 _PR_SET_PDEATHSIG = 1
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWNET = 0x20000, 0x8000000, 0x40000000
+_MS_REC, _MS_SLAVE, _MNT_DETACH = 0x4000, 0x80000, 2
 
 
 def serve(connection: socket.socket) -> dict[str, Any] | None:
@@ -67,9 +69,29 @@ def _place(descriptors: dict[int, int]) -> None:
     os.closerange(above, 1 + max(moved.values()))
 
 
+def _enter(network: str, memory: str = "") -> None:
+    """Does what ``ip netns exec`` and ``nsenter --ipc`` do: among the former is a ``/sys`` that shows the network."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: Any) -> None:
+        if getattr(libc, name)(*arguments) < 0:
+            raise OSError(ctypes.get_errno(), f"{name}{arguments}")
+
+    for path, kind in ((f"/run/netns/{network}", _CLONE_NEWNET), (memory, _CLONE_NEWIPC)):
+        if path:
+            with open(path) as namespace:
+                call("setns", namespace.fileno(), kind)
+    call("unshare", _CLONE_NEWNS)
+    call("mount", b"none", b"/", None, _MS_SLAVE | _MS_REC, None)
+    call("umount2", b"/sys", _MNT_DETACH)
+    call("mount", network.encode(), b"/sys", b"sysfs", 0, None)
+
+
 def become(asked: dict[str, Any], paths: list[str]) -> None:
     """Makes this process what a fresh one with this environment would be, and runs the rank."""
     os.setpgid(0, 0)
+    if asked["namespaces"]:
+        _enter(**asked["namespaces"])
     os.chdir(asked["folder"])
     os.sched_setaffinity(0, asked["cores"])
     os.environ.clear()

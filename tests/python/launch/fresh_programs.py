@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -38,6 +39,9 @@ def tell() -> None:
         "tasks": len(os.listdir("/proc/self/task")),
         "collects": gc.isenabled(),
         "torch": "torch" in sys.modules,
+        "interfaces": sorted(name for _, name in socket.if_nameindex()),
+        "interfaces_shown": sorted(os.listdir("/sys/class/net")),
+        "memory": os.readlink("/proc/self/ns/ipc"),
     }
     print(json.dumps(facts))
 

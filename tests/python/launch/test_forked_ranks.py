@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 from forked_ranks import RankServers
 from telegrad.launch import SINGLE_THREADED, RankExit, Ranks, RanksTimedOut
 from telegrad.launch import ranks as launcher
+from telegrad.tools.bench import netlab
 
 TESTS = Path(__file__).resolve().parents[2]
 _ENVIRONMENT = {**SINGLE_THREADED, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
@@ -37,7 +38,12 @@ def forked(servers: RankServers, monkeypatch: pytest.MonkeyPatch) -> RankServers
     return servers
 
 
-def _run(function: str, size: int, *arguments: str, **environment: str) -> tuple[list[list[str]], list[RankExit]]:
+_Prefix = Callable[[int], Sequence[str]]
+
+
+def _run(
+    function: str, size: int, *arguments: str, prefix_of: _Prefix | None = None, **environment: str
+) -> tuple[list[list[str]], list[RankExit]]:
     lines: list[list[str]] = [[] for _ in range(size)]
     with Ranks(
         f"fresh_programs:{function}",
@@ -46,13 +52,14 @@ def _run(function: str, size: int, *arguments: str, **environment: str) -> tuple
         timeout_s=60.0,
         environment={**_ENVIRONMENT, **environment},
         environment_of=lambda rank: {"MASTER_PORT": str(rank)},
+        prefix_of=prefix_of,
         on_line=lambda rank, line: lines[rank].append(line),
     ) as ranks:
         return lines, ranks.wait(until_all=True)
 
 
-def _facts(**environment: str) -> list[dict[str, Any]]:
-    lines, exits = _run("tell", 3, **environment)
+def _facts(prefix_of: _Prefix | None = None, **environment: str) -> list[dict[str, Any]]:
+    lines, exits = _run("tell", 3, prefix_of=prefix_of, **environment)
     assert [end.returncode for end in exits] == [0] * 3, exits
     return [json.loads(line) for (line,) in lines]
 
@@ -81,6 +88,28 @@ def test_a_forked_rank_finds_what_an_executed_one_finds(
             str(tmp_path),
             str(tmp_path),
         )
+
+
+@pytest.mark.skipif(netlab.why_unavailable() is not None, reason=str(netlab.why_unavailable()))
+@pytest.mark.parametrize("own_memory", [False, True], ids=["network", "network and memory"])
+def test_a_forked_rank_is_in_its_network(
+    forked: RankServers, own_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with netlab.Netlab(3, "1gbit") as lab:
+        if own_memory:
+            lab.open_memory()
+        started = _facts(lab.prefix_of)
+        executed = _executed({}, forked, lab.prefix_of)
+        forked.kind = "exec"
+        wanted = _facts(lab.prefix_of)
+    assert executed == 0
+    for found, usual in zip(started, wanted, strict=True):
+        del found["descriptors"], usual["descriptors"]
+        assert found == usual
+        assert found["interfaces"] == found["interfaces_shown"]
+        assert "lo" in found["interfaces"]
+    assert len({one["memory"] for one in started}) == (3 if own_memory else 1)
 
 
 def test_no_two_ranks_draw_the_same_random_numbers_and_strings_have_two_hashes(forked: RankServers) -> None:
@@ -171,7 +200,7 @@ def test_what_a_library_may_have_read_while_it_was_loaded_executes_the_rank(
     assert _executed(changed, forked) == 2
 
 
-def _executed(changed: dict[str, str], servers: RankServers) -> int:
+def _executed(changed: dict[str, str], servers: RankServers, prefix_of: _Prefix | None = None) -> int:
     count = 0
 
     def note(rank: int, line: str) -> None:
@@ -179,7 +208,12 @@ def _executed(changed: dict[str, str], servers: RankServers) -> int:
         count += "rank_main" in line
 
     with Ranks(
-        "fresh_programs:show_command", 2, timeout_s=60.0, environment={**_ENVIRONMENT, **changed}, on_line=note
+        "fresh_programs:show_command",
+        2,
+        timeout_s=60.0,
+        environment={**_ENVIRONMENT, **changed},
+        prefix_of=prefix_of,
+        on_line=note,
     ) as ranks:
         ranks.wait()
     return count
