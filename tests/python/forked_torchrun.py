@@ -1,4 +1,4 @@
-"""A stand-in for torchrun, which forks ranks from a process that has imported torch: ten times as quick.
+"""Stand-ins for torchrun and ``telegrad``, which fork from a process that has imported torch: ten times as quick.
 
 Real ones are started by the page on DDP, ``test_ddp.py``, ``test_restarts.py`` and ``test_named_backend.py``.
 """
@@ -18,14 +18,17 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="session")
 def torchrun_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The socket of a process that forks ranks; in its folder lies a torchrun that asks it."""
+    """The socket of a process that forks ranks; in its folder lie programs that ask it."""
     folder = tmp_path_factory.mktemp("server")
     path = str(folder / "socket")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "torchrun_server.py"), path]
-    torchrun = folder / "torchrun"
-    torchrun.write_text(f"""#!/bin/sh\nexec {sys.executable} -S {HERE / "torchrun_client.py"} {path} "$@"\n""")
-    torchrun.chmod(0o755)
+    for name in ("torchrun", "telegrad"):
+        program = folder / name
+        program.write_text(
+            f"""#!/bin/sh\nexec {sys.executable} -S {HERE / "torchrun_client.py"} {path} {name} "$@"\n"""
+        )
+        program.chmod(0o755)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "listens\n"

@@ -1,8 +1,9 @@
-"""Runs pages' blocks of Python, and scripts as torchrun does, on ranks that are forked from a process that has torch.
+"""Runs pages' blocks of Python, scripts as torchrun does, and the command ``telegrad``, in processes that are forked
+from one that has torch.
 
-Listens on a Unix socket. Takes {"page", "blocks": [[line, code], …], "prelude", "ranks", "folder", "port"} or
-{"script", "environment", "ranks", "folder", "port"} on a line; answers with the ranks' exit statuses and what they
-printed.
+Listens on a Unix socket. Takes {"page", "blocks": [[line, code], …], "prelude", "ranks", "folder", "port"},
+{"script", "environment", "ranks", "folder", "port"} or {"command", "environment", "ranks", "folder", "port"} on a
+line; answers with the processes' exit statuses and what they printed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot  # noqa: F401  # commands import it and the next two
+import rich.table  # noqa: F401
 import torch
 import torch._dynamo  # as all that follows: optimizers, DDP and pages import it, and a rank would do so anew
 import torch.distributed as dist
@@ -31,6 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 import telegrad
 import telegrad.ddp
 import telegrad.launch
+from telegrad.tools import cli
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PATIENCE_S = 200
@@ -113,6 +117,23 @@ def run_script(request: dict[str, Any]) -> dict[str, Any]:
         atexit._run_exitfuncs()
 
 
+def run_command(request: dict[str, Any]) -> None:
+    """As the script ``telegrad`` would."""
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.argv = request["command"]
+    try:
+        cli.main()
+    finally:
+        atexit._run_exitfuncs()
+
+
+def status_of(end: SystemExit) -> int:
+    if isinstance(end.code, str):
+        print(end.code, file=sys.stderr)
+    return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
 def rank_of(request: dict[str, Any], rank: int, log: int) -> int:
     """Forks a rank, which ends with status 0 if all went well."""
     child = os.fork()
@@ -124,7 +145,10 @@ def rank_of(request: dict[str, Any], rank: int, log: int) -> int:
             os.dup2(log, descriptor)
         ranks = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request["ranks"], "MASTER_PORT": request["port"]}
         given = {name: str(value) for name, value in ranks.items()} | {"MASTER_ADDR": "127.0.0.1"}
-        if "script" in request:
+        if "command" in request:
+            os.chdir(request["folder"])
+            run_command(request)
+        elif "script" in request:
             os.chdir(request["folder"])
             kept = run_script(request | {"environment": request["environment"] | given})  # noqa: F841
         else:
@@ -134,6 +158,8 @@ def rank_of(request: dict[str, Any], rank: int, log: int) -> int:
             os.chdir(folder)
             run_blocks(request, folder)
         status = 0
+    except SystemExit as end:
+        status = status_of(end)
     except BaseException:
         traceback.print_exc()
     finally:

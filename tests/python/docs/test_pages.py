@@ -53,8 +53,8 @@ PRELUDES = {
 """By page: what its blocks begin with, of ``torchrun_server.PRELUDES``, if not ``"training"``."""
 
 
-TORCHRUN = {"how-to/ddp.md"}
-"""Pages that call torchrun itself. The others call what stands for it (forked_torchrun.py)."""
+ITSELF = {"how-to/ddp.md"}
+"""Pages that call torchrun itself. The others call what stands for it and for ``telegrad`` (forked_torchrun.py)."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def test_shell_runs(page: Path, torchrun_server: str, tmp_path: Path) -> None:
     if not any(one.language == "sh" for one in blocks):
         pytest.skip("the page has no such block")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    stand_in = [] if name_of(page) in TORCHRUN else [str(Path(torchrun_server).parent)]
+    stand_in = [] if name_of(page) in ITSELF else [str(Path(torchrun_server).parent)]
     path = os.pathsep.join([*stand_in, str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "TELEGRAD_CACHE": str(tmp_path / "cache")}
     said = ""
