@@ -25,23 +25,30 @@ from telegrad.launch import SINGLE_THREADED
 from telegrad.launch.ranks import Process, Start
 from telegrad.launch.ranks import start_process as execute
 
+_WITHOUT_NETWORKS = ["numpy.random", "secrets", "encodings.idna"]
+_BY_ALL = ["telegrad", "telegrad.launch", *_WITHOUT_NETWORKS]
 IMPORTS = {
-    "numpy": ["telegrad", "telegrad.launch"],
-    "torch": ["telegrad.ddp", "telegrad.launch", "torch._dynamo", "torch.nn.parallel", "torch.optim"],
+    "mpi": [*_WITHOUT_NETWORKS, "argparse", "concurrent.futures.thread", "faulthandler", "json", "subprocess", "uuid"],
+    "numpy": _BY_ALL,
+    "torch": [
+        *(*_BY_ALL, "pytest", "telegrad.ddp", "telegrad.synchronizer", "torch._dynamo"),
+        *("torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "torch.optim", "torch.profiler"),
+    ],
 }
-"""What a server imports, by the kind of ranks."""
+"""What a server imports, by the kind of ranks; ``mpi``: of those of MPI. The order in which libraries of networks are
+loaded is part of their tests, so this server has loaded none."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STARTING_S = 100.0
-# Read in the rank, when a communicator is made, a store is opened or text is shown. Any other variable may have been
-# read by a library while it was loaded; and of MPI's ranks (PMI_FD) the order in which libraries are loaded is part of
-# the test. torch's compiler sets TORCHINDUCTOR_CACHE_DIR in the process that imports it. No server uses CUDA.
+# Read in the rank, when a communicator is made, a store is opened, MPI is loaded or text is shown. Any other variable
+# may have been read by a library while it was loaded. torch's compiler sets TORCHINDUCTOR_CACHE_DIR in the process that
+# imports it. No server uses CUDA.
 _READ_WHEN_USED = {
     *("PYTHONPATH", "TMPDIR", "COLUMNS", "UCX_TLS", "UCX_NET_DEVICES", "GLOO_SOCKET_IFNAME", "TORCHINDUCTOR_CACHE_DIR"),
     "CUDA_DEVICE_MAX_CONNECTIONS",
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
 }
-_READ_WHEN_USED_PREFIXES = ("TELEGRAD_", "TORCHELASTIC_", "PYTEST_")
+_READ_WHEN_USED_PREFIXES = ("PMI_", "TELEGRAD_", "TORCHELASTIC_", "PYTEST_")
 
 
 class ServerEndedError(RuntimeError):
@@ -75,9 +82,10 @@ class RankServers:
                 return self._fork(asked, namespaces)
 
     def _fork(self, asked: Start, namespaces: Mapping[str, str]) -> Process:
-        key = (self.kind, int(asked.environment["TELEGRAD_RANK"]) % 2)
+        kind = "mpi" if "PMI_FD" in asked.environment else self.kind
+        key = (kind, int(asked.environment["TELEGRAD_RANK"]) % 2)
         if key not in self._servers:
-            self._servers[key] = _Server(IMPORTS[self.kind], self._environment)
+            self._servers[key] = _Server(IMPORTS[kind], self._environment)
         try:
             return self._servers[key].fork(asked, namespaces)
         except BaseException:  # a test's time-out too: what this server says next would be for another rank
