@@ -32,6 +32,7 @@ def test_torchrun_starts_the_ranks_again(backend: str | None) -> None:
     assert sorted(done.stdout.split("\n")[:-1]) == [f"attempt 1: rank {rank} is through" for rank in range(2)]
 
 
+@pytest.mark.ranks("torch")
 @pytest.mark.parametrize(
     ("how", "place", "heard"),
     [

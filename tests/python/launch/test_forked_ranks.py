@@ -49,7 +49,7 @@ def _run(
         f"fresh_programs:{function}",
         size,
         arguments=arguments,
-        timeout_s=60.0,
+        timeout_s=200.0,
         environment={**_ENVIRONMENT, **environment},
         environment_of=lambda rank: {"MASTER_PORT": str(rank)},
         prefix_of=prefix_of,
