@@ -30,6 +30,10 @@ from triton.runtime import interpreter
 GARBAGE = bytes([0x5B, 0xA7, 0x5B, 0x7A] * 2)
 
 
+BETWEEN = {__file__}
+"""Files of functions that stand between a kernel and what it calls."""
+
+
 class Kind(IntEnum):
     LOAD = 0
     STORE = 1
@@ -177,7 +181,7 @@ def _line_of_kernel() -> str:
     frame = sys._getframe(2)
     while frame.f_back is not None:
         name = frame.f_code.co_filename
-        if "/triton/language/" not in name and "/triton/runtime/" not in name and name != __file__:
+        if "/triton/language/" not in name and "/triton/runtime/" not in name and name not in BETWEEN:
             return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back
     return "?"

@@ -33,7 +33,7 @@ def _spare_the_interpreter() -> None:
     behind each kernel, though nothing is compiled in this process; it would copy tensors to the host and back, where
     they are already; and it would look up numpy's types in a table that it makes each time. Without sparing, these take
     more than half of its time. Half of the rest are types and shapes of blocks, which it makes anew for each operation,
-    and checks of integers for overflow, whose result it uses only in debug mode."""
+    checks of integers for overflow, whose result it uses only in debug mode, and functions around each operation."""
     from triton.language import core
     from triton.runtime import interpreter
 
@@ -42,25 +42,28 @@ def _spare_the_interpreter() -> None:
         interpreter.interpreter_builder.options = dataclasses.replace(options, sanitize_overflow=False)
     describe, make = core.block_type.__init__, core.tensor.__init__
     described: dict[Any, dict[str, Any]] = {}
-    shapes: dict[Any, tuple[Any, Any]] = {}
+    shapes: dict[tuple[int, ...], dict[str, Any]] = {(): {}}
+    """By shape: what tensors of it say of that."""
 
     def describe_once(self: Any, element_ty: Any, shape: Any) -> None:
+        of_tensors = tuple(one.value if isinstance(one, core.constexpr) else one for one in shape)
         if isinstance(element_ty, core.pointer_type):  # it cannot be hashed
-            return describe(self, element_ty, shape)
-        key = element_ty, tuple(one.value if isinstance(one, core.constexpr) else one for one in shape)
+            describe(self, element_ty, shape)
+            self.of_tensors = shapes.setdefault(of_tensors, {})
+            return
+        key = element_ty, of_tensors
         if key not in described:
             describe(self, element_ty, shape)
-            described[key] = dict(vars(self))
+            described[key] = {**vars(self), "of_tensors": shapes.setdefault(of_tensors, {})}
         vars(self).update(described[key])
-        return None
 
     def make_with_known_shape(self: Any, handle: Any, kind: Any) -> None:
-        shape = kind.shape if kind.is_block() else ()
-        if shape not in shapes:
+        known = kind.of_tensors if kind.is_block() else shapes[()]
+        if not known:
             make(self, handle, kind)
-            shapes[shape] = self.numel, self.shape
+            known.update(numel=self.numel, shape=self.shape)
         self.handle, self.type, self.dtype = handle, kind, kind.scalar
-        self.numel, self.shape = shapes[shape]
+        self.numel, self.shape = known["numel"], known["shape"]
 
     core.block_type.__init__, core.tensor.__init__ = describe_once, make_with_known_shape
 
@@ -91,11 +94,24 @@ def _spare_the_interpreter() -> None:
 
     interpreter._patch_lang = patch_once
 
+    def call_at_once(obj: Any, name: str, member: Any, builder: Any, scope: Any = None) -> None:
+        """The function itself, instead of two around it that give it, and want, its argument ``_semantic``."""
+        inner = getattr(member, "__wrapped__", member)
+
+        def called(*arguments: Any, **named: Any) -> Any:
+            named["_semantic"] = interpreter.interpreter_semantic
+            return inner(*arguments, **named)
+
+        (scope.set_attr if scope else setattr)(obj, name, called)  # Triton 3.4 has no scopes
+
+    interpreter._patch_attr = call_at_once
+
 
 if DEVICE == "cpu":
     import kernel_memory
 
     _spare_the_interpreter()
+    kernel_memory.BETWEEN.add(__file__)
     kernel_memory.watch()
 
 
