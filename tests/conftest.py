@@ -47,18 +47,25 @@ _LONGEST = (
     "python/ddp/test_device_compression.py",
     "lab/faults/test_fault_trials.py",
     "python/kubernetes/test_kubernetes.py",
-    "python/docs/test_pages.py",
-    "python/ddp/test_ddp.py",
-    "python/communicator/test_from_mpi.py",
-    "python/kernels/test_select_queued.py",
-    "python/synchronizer/test_device_discards.py",
-    "python/communicator/test_restarts.py",
-    "python/tools/cli/test_linear.py",
-    "python/synchronizer/test_device_topk.py",
-    "python/diloco/test_membership.py",
-    "python/synchronizer/test_lost_ranks.py",
-    "python/communicator/test_networks_of_hosts.py",
     "conformance/test_collectives.py",
+    "python/ddp/test_ddp.py",
+    "python/docs/test_two_machines.py",
+    "python/tools/cli/test_linear.py",
+    "python/communicator/test_restarts.py",
+    "python/kernels/test_select_queued.py",
+    "python/synchronizer/test_compressed_synchronizer.py",
+    "python/synchronizer/test_discarded_passes.py",
+    "python/diloco/test_membership.py",
+    "python/diloco/test_replica_ranks.py",
+    "python/communicator/test_from_mpi.py",
+    "python/ddp/test_device_scaler.py",
+    "python/docs/test_pages.py",
+    "python/synchronizer/test_lost_ranks.py",
+    "python/synchronizer/test_device_low_rank.py",
+    "python/synchronizer/test_device_discards.py",
+    "python/ddp/test_device_states.py",
+    "python/ddp/test_device_launches.py",
+    "python/communicator/test_networks_of_hosts.py",
 )
 """Files that take most (``make test-cost``): begun first, so that none of them is left alone at the end."""
 
@@ -85,8 +92,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(CpuCost())
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and thousands of collected tests stay: garbage collections would look at all of them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
-    """Modules and thousands of collected tests stay: without them a full collection has little to look at."""
     gc.collect()
     gc.freeze()
 

@@ -80,7 +80,14 @@ def test_queue_buckets(most: int, x: np.ndarray, bucket: int, share: int, seed: 
 
 
 @in_all_ways
-@pytest.mark.parametrize("k", [1, 7, 60, 149])
+@pytest.mark.parametrize(
+    ("in_blocks", "k"),
+    [
+        *(("one block", 1), ("one block", 149), ("blocks", 1), ("blocks", 60)),
+        *(("blocks and a sample", 7), ("blocks and a sample", 149)),
+    ],
+    indirect=["in_blocks"],
+)
 def test_queue_normal_is_the_policy_on_a_cpu(k: int) -> None:
     """With tails long and short, ties, none that is finite, and nothing at all."""
     rng, policy = np.random.default_rng(k), GaussianThreshold()
@@ -215,7 +222,15 @@ def test_a_gradient_that_takes_no_part_changes_nothing(name: str, active: int) -
 
 
 @in_all_ways
-@pytest.mark.parametrize("policy", [ReusedThreshold(interval=4), SampledThreshold(interval=4)], ids=type)
+@pytest.mark.parametrize(
+    ("in_blocks", "policy"),
+    [
+        *(("one block", ReusedThreshold(interval=4)), ("blocks", SampledThreshold(interval=4))),
+        *(("blocks and a sample", kind(interval=4)) for kind in (ReusedThreshold, SampledThreshold)),
+    ],
+    indirect=["in_blocks"],
+    ids=str,
+)
 def test_queue_reused_is_the_policy_on_a_cpu(policy: ReusedThreshold | SampledThreshold) -> None:
     """Thresholds that fit, that let too many or too few pass, and ties at 0; of several residuals, some of which are
     left out now and then."""
