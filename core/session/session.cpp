@@ -15,19 +15,15 @@ Session::Session(Driver& driver, SessionOptions options)
   // Heartbeats tell what peers have called.
   if (std::isfinite(options_.heartbeat_s)) options_.stall_s = std::max(options_.stall_s, 2.0 * options_.heartbeat_s);
   stall_s_ = options_.stall_s;
+  for (Rank far = 1; far < size(); far *= 2) unheard_.push_back((rank() + size() - far) % size());
+  std::ranges::sort(unheard_);
   if (options_.count_peers) counters_.peers.resize(driver.size());
   driver_.attach(*this);
 }
 
 Session::~Session() { ready_.network_is_gone(); }
 
-std::string Session::missing() const {
-  std::vector<Rank> ranks;
-  for (Rank peer = 0; peer < size(); ++peer) {
-    if (!peers_[peer].greeted) ranks.push_back(peer);
-  }
-  return list_of(ranks);
-}
+std::string Session::missing() const { return list_of(unheard_); }
 
 void Session::begin(RequestPtr request, double now_s) {
   now_s_ = std::max(now_s_, now_s);
@@ -301,8 +297,8 @@ void Session::on_control(const Control& control) {
               .reason = "rank " + std::to_string(control.source) + " speaks wire version " +
                         std::to_string(control.wire_version) + ", this rank " + std::to_string(kWireVersion) +
                         "; install the same telegrad on all hosts"});
-      } else if (control.epoch == options_.epoch && !std::exchange(peer.greeted, true)) {
-        ++greeted_;
+      } else if (control.epoch == options_.epoch) {
+        std::erase(unheard_, control.source);
       }
       break;
     case ControlKind::heartbeat:

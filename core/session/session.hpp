@@ -62,10 +62,11 @@ class Session final : public EventSink {
   Rank rank() const { return driver_.rank(); }
   Rank size() const { return driver_.size(); }
 
-  /// Greets all peers; joined() once all have greeted back.
+  /// Greets the ranks that are 1, 2, 4, … further. joined() once those as far before this one have greeted it: of any
+  /// two parts of the job's ranks, some rank of one then has heard one of the other.
   void join(double now_s);
-  bool joined() const { return greeted_ == size(); }
-  /// The ranks that have not greeted, as text.
+  bool joined() const { return joining_ && unheard_.empty(); }
+  /// The ranks whose greeting is awaited, as text.
   std::string missing() const;
   /// Begins an operation. Every rank begins the same ones in the same order, but for sends and receives between two.
   void begin(RequestPtr request, double now_s);
@@ -139,7 +140,6 @@ class Session final : public EventSink {
  private:
   class RunningOperation;
   struct Peer {
-    bool greeted = false;
     bool parted = false;
     bool failed = false;
     bool said_goodbye = false;
@@ -234,7 +234,7 @@ class Session final : public EventSink {
   void check_liveness(double now_s);
   void look_at_deadlines(double now_s);
   void beat();
-  bool watches() const { return greeted_ > 0; }  // over its peers: since join()
+  bool watches() const { return joining_; }  // over its peers: since join()
   void wake_at(double when_s) { next_deadline_s_ = std::min(next_deadline_s_, when_s); }
   void send(Rank peer, Control control);
   void broadcast(const Control& control);
@@ -290,7 +290,8 @@ class Session final : public EventSink {
   std::uint32_t next_sequence_ = 0;
   std::uint32_t refused_since_ = 0;  // calls after the verdict: they have numbers, but nobody hears of them
   std::uint64_t completed_ = 0;
-  Rank greeted_ = 0;
+  bool joining_ = false;
+  std::vector<Rank> unheard_;  // of those whose greeting is awaited
   Rank parted_ = 0;
   bool parting_ = false;
   bool running_turn_ = false;

@@ -31,12 +31,11 @@ void Session::broadcast(const Control& control) {
 
 void Session::join(double now_s) {
   now_s_ = last_look_s_ = last_tick_s_ = now_s;
-  peers_[rank()].greeted = true;
-  ++greeted_;
+  joining_ = true;
   for (Rank peer = 0; peer < size(); ++peer) peers_[peer].heard_s = now_s;
   next_heartbeat_s_ = now_s + options_.heartbeat_s;
   wake_at(next_heartbeat_s_);
-  broadcast({.kind = ControlKind::hello});
+  for (Rank far = 1; far < size(); far *= 2) send((rank() + far) % size(), {.kind = ControlKind::hello});
 }
 
 void Session::on_time(double now_s) {
