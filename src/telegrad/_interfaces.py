@@ -7,6 +7,7 @@ import os
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
 _FAMILY_BYTES = 2
@@ -81,6 +82,11 @@ def interfaces(*, only_addresses: bool = False) -> list[Interface]:
 def rdma_ports() -> list[str]:
     """What UCX calls the ports of InfiniBand and RoCE adapters, such as ``mlx5_0:1``."""
     return sorted(f"{port.parts[-3]}:{port.name}" for port in Path("/sys/class/infiniband").glob("*/ports/*"))
+
+
+def host_name(name: str) -> Any:
+    """``name`` as functions of ``socket`` take it without loading the tables of international names."""
+    return name.encode() if name.isascii() else name
 
 
 def _bytes_of(sockaddr: int | None) -> tuple[int, bytes] | None:

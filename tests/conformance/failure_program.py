@@ -26,6 +26,17 @@ def _say(**facts: object) -> None:
     print(json.dumps(facts), flush=True)
 
 
+def _say_failure(error: errors.TransportError) -> None:
+    _say(
+        error=type(error).__name__,
+        peer=error.peer,
+        host=error.host,
+        rank=error.rank,
+        text=str(error),
+        at_s=time.monotonic(),
+    )
+
+
 def _until_failure(communicator: Communicator, work: Callable[[], object]) -> None:
     """Calls ``work`` until it raises, and says what it raised."""
     try:
@@ -34,14 +45,7 @@ def _until_failure(communicator: Communicator, work: Callable[[], object]) -> No
             if number == 5:
                 _say(ready=True)
     except errors.TransportError as error:
-        _say(
-            error=type(error).__name__,
-            peer=error.peer,
-            host=error.host,
-            rank=error.rank,
-            text=str(error),
-            at_s=time.monotonic(),
-        )
+        _say_failure(error)
     begin = time.monotonic()
     communicator.close()
     _say(closed_s=time.monotonic() - begin)
@@ -91,6 +95,21 @@ def wait_for_one() -> None:
         time.sleep(60)
     _say(ready=True)
     _until_failure(communicator, communicator.barrier)
+
+
+def end_unmet(number: str, call: str) -> None:
+    """Rank 1 ends by that signal. Others have sent it nothing yet; those that receive wait for what nobody sends."""
+    try:
+        communicator = join(timeout_s=40.0, liveness_timeout_s=2.0)
+    except errors.TransportError as error:  # a slow rank has not joined yet
+        _say_failure(error)
+        return
+    if communicator.rank == 1:
+        os.kill(os.getpid(), int(number))
+        time.sleep(60)
+    x = np.empty(1, np.float32)
+    source = {0: 5, 5: 0}.get(communicator.rank, 0)
+    _until_failure(communicator, communicator.barrier if call == "barrier" else lambda: communicator.recv(x, source))
 
 
 def reduce_after_a_close() -> None:

@@ -62,7 +62,7 @@ def _driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip(MPI_MISSING)
     if reason := _NOT_OVER_MPI.get(request.node.originalname):
         pytest.skip(reason)
-    if arguments.get("transports", "all") != "all":
+    if arguments.get("transports", ""):
         pytest.skip("which network MPI takes is its own business")
     if arguments.get("size", 3) != 3:
         pytest.skip("one number of ranks is enough to see the driver's part")
@@ -73,11 +73,13 @@ def _run(
     size: int,
     *arguments: str,
     once_ready: Callable[[Ranks], None] | None = None,
-    transports: str = "all",
+    transports: str = "",
     reports: Path | None = None,
     preload: Path | None = None,
+    meanwhile: Callable[[Ranks], None] = lambda _: None,
 ) -> tuple[Facts, list[RankExit]]:
-    """What each rank said, and how it ended. ``once_ready`` is called when all ranks said that they are."""
+    """What each rank said, and how it ended. ``once_ready`` is called when all ranks said that they are, and
+    ``meanwhile`` as they start."""
     facts: Facts = defaultdict(list)
 
     def take(rank: int, line: str) -> None:
@@ -91,13 +93,14 @@ def _run(
         arguments=arguments,
         environment={
             **_ENVIRONMENT,
-            **({} if is_over_mpi() else {"UCX_TLS": transports}),
+            **({"UCX_TLS": transports} if transports else {}),
             **({"TELEGRAD_REPORT_DIR": str(reports)} if reports else {}),
             **({"LD_PRELOAD": str(preload)} if preload else {}),
         },
         on_line=take,
         mpich=is_over_mpi(),
     ) as ranks:
+        meanwhile(ranks)
         while once_ready is not None and sum("ready" in said for rank in facts for said in facts[rank][:1]) < size:
             assert len(ranks.running()) == size, "a rank ended before all were ready"
             ranks.listen()
@@ -112,7 +115,7 @@ def _only(facts: Facts, rank: int, key: str) -> Any:
     return said[0]
 
 
-@pytest.mark.parametrize("transports", ["all", "tcp,self"])
+@pytest.mark.parametrize("transports", ["", "tcp,self"])
 @pytest.mark.parametrize(
     ("function", "arguments"),
     [
@@ -141,6 +144,47 @@ def test_survivors_of_a_killed_rank_hear_its_name(function: str, arguments: tupl
         assert failure["host"] == socket.gethostname(), failure
         assert failure["at_s"] - killed_s < _SOON_S
         assert _only(facts, rank, "closed_s")["closed_s"] < _SOON_S
+
+
+_NO_PIDFD = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/syscall.h>
+long syscall(long number, long a, long b, long c, long d, long e, long f) {
+  if (number == SYS_pidfd_open) return errno = ENOSYS, -1;
+  return ((long (*)(long, ...))dlsym(RTLD_NEXT, "syscall"))(number, a, b, c, d, e, f);
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("transports", "has_pidfd"),
+    [("", True), ("all", True), ("tcp,self", True), ("", False), ("tcp,self", False)],
+    ids=["memory alone", "memory and tcp", "tcp", "memory, no pidfd", "as between hosts"],
+)
+@pytest.mark.parametrize("call", ["recv", "barrier"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_rank_is_named_that_nobody_has_sent_anything_to(
+    number: signal.Signals, call: str, transports: str, has_pidfd: bool, tmp_path: Path
+) -> None:
+    """In joining rank 4 has heard of rank 1 through others only."""
+
+    def clear_away(ranks: Ranks) -> None:
+        while ranks.running() not in ([], [1]):
+            ranks.listen()
+        ranks.signal(1, signal.SIGKILL)
+
+    library = None if has_pidfd else tmp_path / "no_pidfd.so"
+    if library is not None:
+        compiler = ["cc", "-shared", "-fPIC", "-w", "-x", "c", "-", "-o", library]
+        subprocess.run(compiler, input=_NO_PIDFD.encode(), check=True, timeout=60)
+    arguments = (str(int(number)), call)
+    facts, exits = _run("end_unmet", 6, *arguments, meanwhile=clear_away, transports=transports, preload=library)
+    assert [exits[rank].returncode for rank in (0, 2, 3, 4, 5)] == [0] * 5, exits
+    for rank in (0, 2, 3, 4, 5):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
 
 
 def test_a_call_after_a_peer_has_closed_fails_and_names_it() -> None:
@@ -387,7 +431,7 @@ def test_a_rank_that_holds_pythons_lock_is_not_taken_for_dead() -> None:
         assert _only(facts, rank, "error") == {"error": None, "right": True}
 
 
-@pytest.mark.parametrize("transports", ["all", "tcp,self"])
+@pytest.mark.parametrize("transports", ["", "tcp,self"])
 def test_a_forked_child_does_not_keep_its_dead_parent_alive(transports: str) -> None:
     children: list[int] = []
     killed_s = 0.0

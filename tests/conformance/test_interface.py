@@ -47,7 +47,7 @@ def _told(interface: str, transports: str) -> list[dict[str, Any]]:
         2,
         timeout_s=40.0,
         arguments=[interface],
-        environment={**_ENVIRONMENT, "UCX_TLS": transports},
+        environment={**_ENVIRONMENT, **({"UCX_TLS": transports} if transports else {})},
         on_line=lambda _, line: told.append(json.loads(line)),
     ) as ranks:
         ranks.wait()
@@ -68,6 +68,11 @@ def test_without_an_interface_ranks_listen_on_single_addresses_only() -> None:
         assert one["listens"]
         assert not {"0.0.0.0", "::"} & set(one["listens"])
         assert one["right"]
+
+
+def test_ranks_that_share_memory_listen_nowhere() -> None:
+    for one in _told("", ""):
+        assert one == {"listens": [], "right": True}
 
 
 @pytest.mark.parametrize("interface", ["nosuch0", "lo,nosuch0", "127.0.0.1", "lo,"])

@@ -85,7 +85,7 @@ MpiDriver::~MpiDriver() { shut_down(); }
 
 std::vector<std::byte> MpiDriver::address() const {
   std::vector<std::byte> bytes;
-  ProcessIdentity::of_this_process().append_to(bytes);
+  deaths_.self().append_to(bytes);
   const Place place{static_cast<std::int32_t>(network_->rank()), tag_, has_collectives_ ? 1 : 0};
   const ConstBytes fixed = bytes_of(place);
   bytes.insert(bytes.end(), fixed.begin(), fixed.end());
@@ -94,7 +94,7 @@ std::vector<std::byte> MpiDriver::address() const {
 
 void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   TELEGRAD_CHECK(addresses.size() == size_);
-  const ProcessIdentity self = ProcessIdentity::of_this_process();
+  const ProcessIdentity& self = deaths_.self();
   peers_.resize(size_);
   ranks_.assign(network_->size(), kNoRank);
   shares_memory_ = true;
@@ -120,7 +120,7 @@ void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
                     .shares_memory = identity->shares_memory_with(self),
                     .identity = {identity->host, identity->pid}};
     shares_memory_ = shares_memory_ && peers_[rank].shares_memory;
-    if (rank != rank_ && !deaths_.add(rank, *identity)) dead_.push_back(rank);
+    if (rank != rank_ && deaths_.add(rank, *identity) == ProcessWatch::Found::ended) dead_.push_back(rank);
   }
   if (const std::scoped_lock lock(network_->gate()); has_collectives_ && !reduces_) {
     network_->give_collectives();

@@ -84,8 +84,7 @@ std::optional<ProcessIdentity> ProcessIdentity::take_from(std::span<const std::b
   return identity;
 }
 
-ProcessIdentity::Watch ProcessIdentity::watch() const {
-  const ProcessIdentity self = of_this_process();
+ProcessIdentity::Watch ProcessIdentity::watch_from(const ProcessIdentity& self) const {
   const bool known = machine != 0 && pid_namespace != 0 && start_ticks != 0;
   if (!known || machine != self.machine || pid_namespace != self.pid_namespace || pid == self.pid) return {};
 #ifdef SYS_pidfd_open

@@ -34,7 +34,7 @@ struct ProcessIdentity {
     int descriptor = -1;  // becomes readable when the process ends; -1: there is none, or it cannot be watched
     bool has_ended = false;
   };
-  Watch watch() const;
+  Watch watch_from(const ProcessIdentity& self) const;
 };
 
 }  // namespace telegrad

@@ -9,18 +9,21 @@
 namespace telegrad {
 
 // Without these descriptors a death is still noticed, by the connection that breaks or falls silent.
-bool ProcessWatch::add(Rank rank, const ProcessIdentity& process) {
-  const ProcessIdentity::Watch watch = process.watch();
-  if (watch.has_ended) return false;
-  if (watch.descriptor < 0) return true;
+void ProcessWatch::open() {
   if (epoll_ < 0) epoll_ = ::epoll_create1(EPOLL_CLOEXEC);
+}
+
+ProcessWatch::Found ProcessWatch::add(Rank rank, const ProcessIdentity& process) {
+  const ProcessIdentity::Watch watch = process.watch_from(self_);
+  if (watch.has_ended) return Found::ended;
+  if (watch.descriptor < 0) return Found::unwatched;
   epoll_event event{.events = EPOLLIN, .data = {.u64 = rank}};
   if (epoll_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, watch.descriptor, &event) != 0) {
     ::close(watch.descriptor);
-  } else {
-    watched_.emplace_back(rank, watch.descriptor);
+    return Found::unwatched;
   }
-  return true;
+  watched_.emplace_back(rank, watch.descriptor);
+  return Found::watched;
 }
 
 bool ProcessWatch::find_ended(std::vector<Rank>& ended) {

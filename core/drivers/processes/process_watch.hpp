@@ -12,20 +12,25 @@ namespace telegrad {
 
 class ProcessWatch {
  public:
-  ProcessWatch() = default;
+  ProcessWatch() { open(); }
   ~ProcessWatch() { close(); }
   ProcessWatch(const ProcessWatch&) = delete;
   ProcessWatch& operator=(const ProcessWatch&) = delete;
 
-  /// From now on `rank`'s end is noticed, if its process can be watched. False: it has ended already.
-  bool add(Rank rank, const ProcessIdentity& process);
+  enum class Found { watched, unwatched, ended };
+  /// From now on `rank`'s end is noticed, if its process can be watched.
+  Found add(Rank rank, const ProcessIdentity& process);
   /// Appends the ranks that have ended since the last call; true if there were any.
   bool find_ended(std::vector<Rank>& ended);
-  /// Readable when find_ended() would find one; -1: nobody is watched.
+  /// Readable when find_ended() would find one; -1: nobody can be watched.
   int descriptor() const { return epoll_; }
+  const ProcessIdentity& self() const { return self_; }
   void close();
+  /// Again, after close().
+  void open();
 
  private:
+  ProcessIdentity self_ = ProcessIdentity::of_this_process();
   int epoll_ = -1;
   std::vector<std::pair<Rank, int>> watched_;
 };

@@ -31,6 +31,9 @@ struct Known {
 constexpr const char* kMoreMemory =
     "make /dev/shm writable and large enough (mount -o remount,rw,size=1g /dev/shm; in a container docker run --shm-size=1g "
     "or --ipc=host), or set UCX_TLS=tcp,self on all ranks";
+constexpr const char* kMoreFiles =
+    "raise the limit of open files before the job (ulimit -n 65536; nofile in /etc/security/limits.conf; LimitNOFILE= of a "
+    "service): a rank needs one for each other rank of its host, and two for each one of other hosts";
 constexpr std::array kKnown{
     Known{"Destination is unreachable",
           "give every rank interface=<name> of a network by which the hosts reach each other (of two containers, their "
@@ -45,11 +48,9 @@ constexpr std::array kKnown{
     Known{"Out of memory",
           "give the process more memory (ulimit -v, ulimit -l, the container's limit) and /dev/shm more room (docker run "
           "--shm-size=1g)"},
+    Known{"Too many open files", kMoreFiles},
     Known{"Invalid parameter", "unset the UCX_ variables that are set, and try again"},
 };
-constexpr const char* kMoreFiles =
-    "raise the limit of open files before the job (ulimit -n 65536; nofile in /etc/security/limits.conf; LimitNOFILE= of a "
-    "service): a rank needs three for each other rank";
 constexpr off_t kMemoryBytes = 4400000;  // of a rank's segments, measured with UCX 1.22
 constexpr std::size_t kFewFiles = 32;
 constexpr std::size_t kInterfacesMost = 8;
@@ -111,6 +112,7 @@ void append(std::string& list, std::size_t& count, const std::string& item) {
 }
 
 std::string interfaces_text(const UcxOptions& options) {
+  if (options.only_memory()) return "no network is used, since all ranks share memory";
   const char* const variable = std::getenv("UCX_NET_DEVICES");
   const std::string asked = variable != nullptr ? variable : "";
   const std::string& chosen = !options.interface.empty() ? options.interface : (asked.empty() ? options.devices : asked);

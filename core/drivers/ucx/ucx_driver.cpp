@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstring>
 #include <exception>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -17,6 +18,7 @@
 #include "base/copy.hpp"
 #include "base/ending.hpp"
 #include "drivers/processes/control_wire.hpp"
+#include "drivers/processes/memory_file.hpp"
 #include "drivers/processes/process_identity.hpp"
 #include "drivers/ucx/join_failure.hpp"
 #include "drivers/ucx/transports.hpp"
@@ -30,13 +32,15 @@ constexpr unsigned kDataId = 1;
 constexpr unsigned kControlId = 2;
 constexpr const char* kSendingFailed = "sending failed: ";
 constexpr const char* kReceivingFailed = "receiving failed: ";
+constexpr const char* kHasClosed = "it has closed its communicator";
+constexpr std::uint32_t kClosed = 0;  // in place of a wire version: what a broken connection says elsewhere
 constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
-// Control connections run over TCP where data goes through shared memory, and a look at TCP is a system call. Nothing
-// that is on time depends on them, so they are looked at in some turns only; before a sleep always.
+// Control connections to other hosts run over TCP, and a look at TCP is a system call. Nothing that is on time depends on
+// them, so they are looked at in some turns only; before a sleep always.
 constexpr unsigned kControlTurns = 32;
 
-bool watch_descriptor(int epoll, int descriptor, std::uint64_t data) {
-  epoll_event event{.events = EPOLLIN, .data = {.u64 = data}};
+bool watch_descriptor(int epoll, int descriptor) {
+  epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
   return ::epoll_ctl(epoll, EPOLL_CTL_ADD, descriptor, &event) == 0;
 }
 
@@ -94,16 +98,25 @@ struct UcxDriver::Worker {
   struct Peer {
     UcxDriver* driver = nullptr;
     Rank rank = 0;
-    ucp_ep_h data = nullptr;
+    ucp_ep_h data = nullptr;  // null: nothing has been sent yet
     ucp_ep_h control = nullptr;
     bool broken = false;
-    PeerIdentity identity{};
+    bool is_met = false;  // a message has been exchanged, or begun
+    bool is_watched = false;
+    ProcessIdentity process{};
+    std::vector<std::byte> data_at{}, control_at{};  // addresses, until the endpoints are made
+    std::vector<MemoryFile> memory{};
     bool shares_memory = false;
+
+    // UCX shares no memory under its error handling, which nobody needs where the kernel tells of deaths.
+    bool is_controlled_in_memory() const { return shares_memory && is_watched; }
   };
 
-  ucp_context_h context = nullptr;
+  ucp_context_h data_context = nullptr;
+  ucp_context_h control_context = nullptr;
   ucp_worker_h data = nullptr;
   ucp_worker_h control = nullptr;
+  std::vector<MemoryFile> memory;
   std::vector<Peer> peers;
 
   static ucs_status_t on_data(void* self, const void* header, std::size_t header_length, void* data,
@@ -152,13 +165,19 @@ void UcxDriver::guarded(Body body) noexcept {
 }
 
 UcxDriver::UcxDriver(Rank rank, Rank size, const UcxOptions& options)
-    : rank_(rank), size_(size), options_(options), huge_pages_(wants_huge_pages()), worker_(std::make_unique<Worker>()) {
+    : rank_(rank),
+      size_(size),
+      options_(options),
+      expects_memory_(options.only_memory()),
+      huge_pages_(wants_huge_pages()),
+      worker_(std::make_unique<Worker>()) {
   try {
     open_or_shut_down();
   } catch (const TransportError& error) {
     if (!allows_memory_) throw;
     lost_memory_ = why_no_memory_file();
     if (lost_memory_.empty()) throw;
+    if (options_.only_memory()) options_.devices.clear();  // others are asked for it in connect()
     try {
       open_or_shut_down();
     } catch (const TransportError&) {
@@ -182,20 +201,34 @@ void UcxDriver::open() {
     throw TransportError({.rank = rank_, .operation = "join", .reason = "UCX has no transport but shared memory"});
   }
   allows_memory_ = allows_shared_memory(setting_of(config.get(), "UCX_TLS"));
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  params.estimated_num_eps = std::size_t{2} * size_;
-  check_ucx(ucp_init(&params, config.get(), &worker_->context), rank_, "ucp_init");
-
+  static std::mutex one_opens;  // so that each knows its own files
+  const std::scoped_lock lock(one_opens);
+  const std::vector<MemoryFile> before = allows_memory_ ? memory_files() : std::vector<MemoryFile>{};
   if (options_.guards_connections) gate_ = std::make_unique<ConnectionGate>(rank_);
   const ConnectionGate::Opening opening(gate_.get());
-  const int data = open_worker(worker_->context, rank_, worker_->data, kDataId, &Worker::on_data, this);
-  const int control = open_worker(worker_->context, rank_, worker_->control, kControlId, &Worker::on_control, this);
+  const auto opened = [&](ucp_context_h& context, ucp_worker_h& worker, unsigned id, ucp_am_recv_callback_t callback) {
+    ucp_params_t params{};
+    params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
+    params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+    params.estimated_num_eps = size_;
+    check_ucx(ucp_init(&params, config.get(), &context), rank_, "ucp_init");
+    return open_worker(context, rank_, worker, id, callback, this);
+  };
+  const int data = opened(worker_->data_context, worker_->data, kDataId, &Worker::on_data);
+  make_small(config.get());
+  const int control = opened(worker_->control_context, worker_->control, kControlId, &Worker::on_control);
+  if (allows_memory_) {
+    worker_->memory = memory_files();
+    std::erase_if(worker_->memory, [&](const MemoryFile& one) { return std::ranges::find(before, one) != before.end(); });
+  }
+  deaths_.open();
   descriptor_ = ::epoll_create1(EPOLL_CLOEXEC);
-  if (descriptor_ < 0 || !watch_descriptor(descriptor_, data, 0) || !watch_descriptor(descriptor_, control, 0)) {
-    throw TransportError(
-        {.rank = rank_, .operation = "join", .reason = std::string("cannot watch UCX: ") + std::strerror(errno)});
+  const bool watches_deaths = deaths_.descriptor() < 0 || watch_descriptor(descriptor_, deaths_.descriptor());
+  const bool watches_workers = watch_descriptor(descriptor_, data) && watch_descriptor(descriptor_, control);
+  if (descriptor_ < 0 || !watches_workers || !watches_deaths) {
+    throw TransportError({.rank = rank_,
+                          .operation = "join",
+                          .reason = std::string("cannot watch UCX and the ranks of this machine: ") + std::strerror(errno)});
   }
 }
 
@@ -207,9 +240,10 @@ std::string UcxDriver::version() { return ucp_get_version_string(); }
 
 std::vector<std::byte> UcxDriver::address() const {
   std::vector<std::byte> bytes;
-  ProcessIdentity::of_this_process().append_to(bytes);
+  deaths_.self().append_to(bytes);
   bytes.push_back(static_cast<std::byte>(lost_memory_.empty() ? (allows_memory_ ? Memory::used : Memory::unused) : Memory::lost));
   for (const ucp_worker_h worker : {worker_->data, worker_->control}) append_address(worker, rank_, bytes);
+  append_prefixed(std::as_bytes(std::span(worker_->memory)), bytes);
   if (gate_) {
     const std::vector<Place> places = gate_->places();
     const ConstBytes last = std::as_bytes(std::span(places));
@@ -220,7 +254,7 @@ std::vector<std::byte> UcxDriver::address() const {
 
 // An address that ranks of other hosts have too is that of this host's.
 std::vector<std::vector<Place>> UcxDriver::places_of(std::span<const std::vector<std::byte>> addresses) const {
-  const ProcessIdentity self = ProcessIdentity::of_this_process();
+  const ProcessIdentity& self = deaths_.self();
   std::vector<std::vector<Place>> places(size_);
   std::set<Place> own;
   for (const bool of_this_host : {true, false}) {
@@ -229,7 +263,8 @@ std::vector<std::vector<Place>> UcxDriver::places_of(std::span<const std::vector
       const auto identity = ProcessIdentity::take_from(address);
       if (rank == rank_ || !identity || address.empty() || (identity->machine == self.machine) != of_this_host) continue;
       address = address.subspan(1);
-      if (take_address(address).empty() || take_address(address).empty()) continue;
+      if (take_prefixed(address).empty() || take_prefixed(address).empty()) continue;
+      take_prefixed(address);  // its memory
       for (; address.size() >= sizeof(Place); address = address.subspan(sizeof(Place))) {
         Place place;
         std::memcpy(&place, address.data(), sizeof place);
@@ -240,10 +275,21 @@ std::vector<std::vector<Place>> UcxDriver::places_of(std::span<const std::vector
   return places;
 }
 
+// What ranks say that are all alike here: each says it of every other, so that all come to the same.
+bool UcxDriver::all_have_memory(std::span<const std::vector<std::byte>> addresses) const {
+  return std::ranges::all_of(addresses, [&](ConstBytes address) {
+    const auto identity = ProcessIdentity::take_from(address);
+    return !identity || address.empty() ||  // damaged, which is another error
+           (identity->shares_memory_with(deaths_.self()) && static_cast<Memory>(address.front()) == Memory::used);
+  });
+}
+
 void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   TELEGRAD_CHECK(addresses.size() == size_);
+  if (expects_memory_ && !all_have_memory(addresses)) throw MemoryMissing{};
   worker_->peers.resize(size_);  // never again: UCX keeps pointers to the elements
-  const ProcessIdentity self = ProcessIdentity::of_this_process();
+  const ProcessIdentity& self = deaths_.self();
+  worker_->peers[rank_].process = self;
   shares_memory_ = allows_memory_;
   std::vector<Rank> without;  // of this host's ranks
   bool beside = false;        // others of this host are
@@ -257,47 +303,27 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     const auto identity = ProcessIdentity::take_from(address);
     const auto peer_memory = address.empty() ? Memory::unused : static_cast<Memory>(address.front());
     if (!address.empty()) address = address.subspan(1);
-    const ConstBytes data_address = take_address(address);
-    const ConstBytes control_address = take_address(address);
-    if (!identity || data_address.empty() || control_address.empty()) {
+    const ConstBytes data_at = take_prefixed(address);
+    const ConstBytes control_at = take_prefixed(address);
+    const ConstBytes memory = take_prefixed(address);
+    if (!identity || data_at.empty() || control_at.empty()) {
       throw TransportError({.rank = rank_,
                             .peer = rank,
                             .operation = "join",
                             .reason = "the address of rank " + std::to_string(rank) +
                                       " is damaged; install the same telegrad on all hosts"});
     }
-    peer.identity = {identity->host, identity->pid};
+    peer.process = *identity;
+    peer.data_at.assign(data_at.begin(), data_at.end());
+    peer.control_at.assign(control_at.begin(), control_at.end());
+    peer.memory.resize(memory.size() / sizeof(MemoryFile));
+    std::memcpy(peer.memory.data(), memory.data(), peer.memory.size() * sizeof(MemoryFile));
     const bool same_host = identity->shares_memory_with(self);
     if (same_host && peer_memory == Memory::lost) without.push_back(rank);
     beside = beside || same_host;
     peer.shares_memory = allows_memory_ && peer_memory == Memory::used && same_host;
     shares_memory_ = shares_memory_ && peer.shares_memory;
-    if (!deaths_.add(rank, *identity)) {
-      dead_.push_back(rank);
-      peer.broken = true;  // and has no endpoints
-      continue;
-    }
-    ucp_ep_params_t params{};
-    params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
-    const auto create = [&](ucp_worker_h worker, ConstBytes reached_at, ucp_ep_h& endpoint) {
-      params.address = reinterpret_cast<const ucp_address_t*>(reached_at.data());
-      const ucs_status_t status = ucp_ep_create(worker, &params, &endpoint);
-      if (status == UCS_OK) return;
-      throw TransportError({.kind = FailureKind::transport,
-                            .rank = rank_,
-                            .peer = rank,
-                            .host = peer.identity.host,
-                            .pid = peer.identity.pid,
-                            .operation = "join",
-                            .reason = std::string("connecting failed: ") + ucs_status_string(status)});
-    };
-    create(worker_->data, data_address, peer.data);
-    params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
-    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
-    params.err_handler = {.cb = &Worker::on_broken, .arg = &peer};
-    create(worker_->control, control_address, peer.control);
   }
-  watch_processes();
   // One rank of the host says it: the first of those that it concerns.
   if (!lost_memory_.empty() && beside && (without.empty() || rank_ < without.front())) {
     without.insert(without.begin(), rank_);
@@ -310,17 +336,56 @@ bool UcxDriver::shares_memory_with(Rank rank) const {
 }
 
 PeerIdentity UcxDriver::identity(Rank rank) const {
-  return rank < worker_->peers.size() ? worker_->peers[rank].identity : PeerIdentity{};
+  if (rank >= worker_->peers.size()) return {};
+  const ProcessIdentity& process = worker_->peers[rank].process;
+  return {process.host, process.pid};
 }
 
-void UcxDriver::watch_processes() {
-  const auto self = ProcessIdentity::of_this_process();
-  worker_->peers[rank_].identity = {self.host, self.pid};
-  if (deaths_.descriptor() >= 0 && !watch_descriptor(descriptor_, deaths_.descriptor(), 0)) {
-    throw TransportError({.rank = rank_,
-                          .operation = "join",
-                          .reason = std::string("cannot watch the ranks of this machine: ") + std::strerror(errno)});
+// From the first message on, in either direction, this rank hears of the peer's end by itself.
+void UcxDriver::meet(Rank rank) {
+  if (rank >= size_ || rank == rank_ || std::exchange(worker_->peers[rank].is_met, true)) return;
+  Worker::Peer& peer = worker_->peers[rank];
+  errno = 0;
+  const ProcessWatch::Found found = deaths_.add(rank, peer.process);
+  peer.is_watched = found == ProcessWatch::Found::watched || peer.process.pid == deaths_.self().pid;
+  if (found == ProcessWatch::Found::ended) {
+    dead_.push_back(rank);
+  } else if (expects_memory_ && !peer.is_watched) {
+    peer_broke(rank, explained(std::string("its process cannot be watched: ") + std::strerror(errno), options_));
+  } else {
+    return;
   }
+  peer.broken = true;  // and gets no endpoints
+}
+
+// Makes the peer's endpoint for data or control with the first such message. False, and the peer's failure is reported,
+// where it cannot be had.
+bool UcxDriver::reach(Rank rank, bool for_data) {
+  Worker::Peer& peer = worker_->peers[rank];
+  ucp_ep_h& endpoint = for_data ? peer.data : peer.control;
+  if (endpoint != nullptr) return true;
+  meet(rank);
+  if (peer.broken) return false;
+  const auto is_held = [&](const MemoryFile& one) { return one.is_held_by(peer.process.pid); };
+  if (peer.shares_memory && !std::ranges::all_of(peer.memory, is_held)) {
+    peer.broken = true;
+    peer_broke(rank, kHasClosed);
+    return false;
+  }
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
+  const std::vector<std::byte> address = std::exchange(for_data ? peer.data_at : peer.control_at, {});
+  params.address = reinterpret_cast<const ucp_address_t*>(address.data());
+  if (!for_data && !peer.is_controlled_in_memory()) {
+    params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+    params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+    params.err_handler = {.cb = &Worker::on_broken, .arg = &peer};
+  }
+  const ucs_status_t status = ucp_ep_create(for_data ? worker_->data : worker_->control, &params, &endpoint);
+  if (status == UCS_OK) return true;
+  peer.broken = true;
+  peer_broke(rank, explained(std::string("connecting failed: ") + ucs_status_string(status), options_));
+  return false;
 }
 
 void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) {
@@ -328,7 +393,7 @@ void UcxDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER;
   param.cb.send = &Worker::on_sent;
-  if (worker_->peers[to].data == nullptr) return;  // it was dead from the beginning, which is about to be told
+  if (!reach(to, true)) return;
   if (bytes.size() >= kHostRendezvousLeast && worker_->peers[to].shares_memory) huge_pages_.will_be_read(bytes);
   Transfer* const transfer = make_transfer(to, pending);
   param.user_data = transfer;
@@ -371,12 +436,16 @@ void UcxDriver::send_control(Rank to, const Control& control) { unsaid_.emplace_
 
 void UcxDriver::say(Rank to, const Control& control) {
   Worker::Peer& peer = worker_->peers[to];
-  if (peer.broken) return;
+  const bool is_first = peer.control == nullptr;
+  if (peer.broken || !reach(to, false)) return;
   ProvenHeader<ControlHeader, Seal> header{.first = header_of(control)};
   auto payload = std::make_unique<std::string>(payload_of(control));
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
+  // The workers then make each other's acquaintance, which UCX otherwise puts off to the first message of more than 92
+  // bytes. That may be an abort to a process that stands still, and whose answer this one does not live to see.
+  if (is_first) param.flags |= UCP_AM_SEND_FLAG_REPLY;
   param.cb.send = &Worker::on_control_sent;
   param.user_data = payload.get();
   control_armed_ = false;
@@ -447,6 +516,7 @@ bool UcxDriver::take_data(ConstBytes header, void* data, std::size_t length, std
                      std::to_string(arrival.envelope.length));
     return false;
   }
+  meet(arrival.envelope.source);
   Incoming* const incoming = make_incoming();
   incoming->data = data;
   incoming->length = length;
@@ -504,6 +574,12 @@ void UcxDriver::hear(ConstBytes header, ConstBytes payload) {
     }
   }
   if (const auto control = decode_control(header, payload)) {
+    meet(control->source);
+    if (control->wire_version == kClosed && control->source < size_) {
+      peer_broke(control->source, kHasClosed);
+      worker_->peers[control->source].broken = true;
+      return;
+    }
     sink_->on_control(*control);
   } else {
     sink_->on_damage(unknown_control_text(header.size(), payload.size()));
@@ -561,7 +637,8 @@ void UcxDriver::discard(const Arrival& arrival) {
 
 bool UcxDriver::progress() {
   unsigned events = progressed(worker_->data);
-  if (!dead_.empty() || !lost_.empty() || !unsaid_.empty() || ++turns_without_control_ >= kControlTurns) {
+  const bool was_woken = std::exchange(is_armed_, false) && events == 0;  // likely by what is not data
+  if (was_woken || !dead_.empty() || !lost_.empty() || !unsaid_.empty() || ++turns_without_control_ >= kControlTurns) {
     turns_without_control_ = 0;
     control_armed_ = false;
     const auto unsaid = std::exchange(unsaid_, {});
@@ -588,7 +665,8 @@ bool UcxDriver::arm() {
     turns_without_control_ = kControlTurns;
     return false;
   }
-  return ucp_worker_arm(worker_->data) == UCS_OK && !deaths_.find_ended(dead_);
+  is_armed_ = ucp_worker_arm(worker_->data) == UCS_OK && !deaths_.find_ended(dead_);
+  return is_armed_;
 }
 
 double UcxDriver::now_s() const {
@@ -597,15 +675,18 @@ double UcxDriver::now_s() const {
 
 // Endpoints of living peers are flushed, so that our last words reach them; those of dead ones go with the worker.
 void UcxDriver::shut_down() {
-  if (!worker_ || worker_->context == nullptr) return;
+  if (!worker_ || worker_->data_context == nullptr) return;
   sink_ = nullptr;
-  const bool open = worker_->data != nullptr && worker_->control != nullptr;
-  if (open) {
+  if (worker_->data != nullptr && worker_->control != nullptr) {
     for (const auto& [to, control] : std::exchange(unsaid_, {})) say(to, control);
+    for (Worker::Peer& peer : worker_->peers) {
+      if (peer.control == nullptr || peer.broken || !peer.is_controlled_in_memory()) continue;
+      say(peer.rank, {.kind = ControlKind::goodbye, .source = rank_, .wire_version = kClosed});
+    }
     std::vector<void*> closing;
     for (Worker::Peer& peer : worker_->peers) {
       for (const ucp_ep_h endpoint : {peer.data, peer.control}) {
-        const bool force = peer.broken && endpoint == peer.control;
+        const bool force = peer.broken && endpoint == peer.control && !peer.is_controlled_in_memory();
         if (endpoint == nullptr || (peer.broken && !force)) continue;
         ucp_request_param_t param{};
         param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -630,8 +711,9 @@ void UcxDriver::shut_down() {
     if (*worker != nullptr) ucp_worker_destroy(std::exchange(*worker, nullptr));
   }
   gate_.reset();
-  ucp_cleanup(worker_->context);
-  worker_->context = nullptr;
+  for (ucp_context_h* const context : {&worker_->data_context, &worker_->control_context}) {
+    if (*context != nullptr) ucp_cleanup(std::exchange(*context, nullptr));
+  }
 }
 
 }  // namespace telegrad

@@ -1,8 +1,9 @@
 #pragma once
 // The ucx driver: one rank on UCX, over shared memory, TCP or RDMA alike, by active messages.
-// Each peer has two endpoints, on two workers. `data` runs without UCX's error handling, which would forbid the fast
-// paths; `control` runs with it and with keepalive, and is how a dead peer is noticed. Its worker is its own, so that
-// waiting for data over shared memory does not look at the control connections' sockets in every turn.
+// Each peer has two endpoints, on two workers, each made with its first message. `data` runs without UCX's error handling,
+// which would forbid the fast paths. `control` runs with it and with keepalive, and notices a dead peer; but without it, in
+// shared memory, where the kernel tells of deaths. Its worker is its own. So waiting for data does not look at its sockets
+// in every turn, and a peer that is frozen in the middle of writing data into shared memory does not block it.
 
 #include <cstdint>
 #include <exception>
@@ -31,7 +32,6 @@ class UcxDriver final : public AddressedDriver {
 
   /// Which process this is, and how to reach its workers.
   std::vector<std::byte> address() const override;
-  /// Makes the endpoints.
   void connect(std::span<const std::vector<std::byte>> addresses) override;
   void guard_by(std::shared_ptr<MessageGuard> guard) override { guard_ = std::move(guard); }
   static std::string version();
@@ -80,24 +80,28 @@ class UcxDriver final : public AddressedDriver {
   void open();
   void open_or_shut_down();
   bool take_data(ConstBytes header, void* data, std::size_t length, std::uint64_t attributes);
-  void watch_processes();
+  bool all_have_memory(std::span<const std::vector<std::byte>> addresses) const;
+  void meet(Rank rank);
+  bool reach(Rank rank, bool for_data);
   std::vector<std::vector<Place>> places_of(std::span<const std::vector<std::byte>> addresses) const;
 
   Rank rank_;
   Rank size_;
   EventSink* sink_ = nullptr;
   UcxOptions options_;
+  bool expects_memory_;         // of all ranks, so that no network is open
   bool allows_memory_ = false;  // UCX may use it here
   std::string lost_memory_;     // why it cannot, though it is allowed
   std::string warning_;         // of what was lost, on one rank of the host
   bool shares_memory_ = false;
   int descriptor_ = -1;  // over both workers' and that of deaths_
+  bool is_armed_ = false;       // the last call was arm(), which may have been woken from
+  bool control_armed_ = false;  // nothing has been done with it since
+  unsigned turns_without_control_ = 0;
   ProcessWatch deaths_;
   std::unique_ptr<ConnectionGate> gate_;  // null: UCX hears whoever connects
   std::shared_ptr<MessageGuard> guard_;  // null: every message is taken for what it says
   HugePages huge_pages_;
-  bool control_armed_ = false;  // nothing has been done with it since
-  unsigned turns_without_control_ = 0;
   std::unique_ptr<Worker> worker_;
   std::vector<std::unique_ptr<Incoming>> incoming_;  // all that were ever made
   std::vector<Incoming*> idle_incoming_;

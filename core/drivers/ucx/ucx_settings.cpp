@@ -17,13 +17,15 @@ namespace {
 // Below the threshold a message goes with its announcement. A rendezvous costs a round trip, and on crowded cores two
 // changes of process: within a host UCX's own threshold, about 8 KiB, made 16 to 128 KiB take up to twice as long over
 // shared memory and four times over TCP. Between hosts its own is better: with 128k, 16 MiB over 1 Gbit/s took 4 % longer.
-// Segments of TCP are as long as its receive buffers.
+// Segments of TCP are as long as its receive buffers. A queue in shared memory has a buffer for each of its 256 places and
+// some more: UCX would make 512, and write to each. Of the two kinds of shared memory it would set up both, and use one.
 struct Setting {
   const char* name;
   const char* value;
 };
 static_assert(kHostRendezvousLeast == std::size_t{128} << 10);  // as text below
-constexpr std::array kSettings{Setting{"RNDV_THRESH", "intra:128k,inter:auto"}, Setting{"TCP_TX_SEG_SIZE", "64k"}};
+constexpr std::array kSettings{Setting{"RNDV_THRESH", "intra:128k,inter:auto"}, Setting{"TCP_TX_SEG_SIZE", "64k"},
+                               Setting{"POSIX_RX_BUFS_GROW", "288"}};
 
 constexpr const char* kAllDevices = "all";
 
@@ -40,6 +42,8 @@ UcxConfig configured(Rank rank, const UcxOptions& options) {
   UcxConfig owned(config, &ucp_config_release);
   check_ucx(ucp_config_modify(config, "KEEPALIVE_INTERVAL", "200ms"), rank, "ucp_config_modify(KEEPALIVE_INTERVAL)");
   for (const Setting& setting : kSettings) propose(config, setting.name, setting.value);
+  propose(config, "TLS", options.only_memory() ? "^sysv,tcp" : "^sysv");
+  if (options.only_memory()) return owned;
   std::string devices = setting_of(config, "UCX_NET_DEVICES");
   if (!options.interface.empty() || (!options.devices.empty() && devices == kAllDevices)) {
     devices = options.interface.empty() ? options.devices : options.interface;
@@ -49,6 +53,11 @@ UcxConfig configured(Rank rank, const UcxOptions& options) {
   // Who names interfaces means them: UCX leaves bridges out, since those of containers have one address on all hosts.
   if (!devices.empty() && devices != kAllDevices && !devices.starts_with('^')) propose(config, "TCP_BRIDGE_ENABLE", "y");
   return owned;
+}
+
+void make_small(ucp_config_t* config) {
+  propose(config, "POSIX_FIFO_SIZE", "64");
+  propose(config, "POSIX_RX_BUFS_GROW", "72");
 }
 
 bool leave_out_memory(ucp_config_t* config) {

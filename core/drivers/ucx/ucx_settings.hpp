@@ -23,6 +23,9 @@ inline constexpr std::size_t kHostRendezvousLeast = std::size_t{128} << 10;
 /// TransportError.
 UcxConfig configured(Rank rank, const UcxOptions& options);
 
+/// The same for workers of control messages, which are short and rare: less memory.
+void make_small(ucp_config_t* config);
+
 /// Leaves UCX no transport through memory. False where there is no other left, or UCX does not take it.
 bool leave_out_memory(ucp_config_t* config);
 

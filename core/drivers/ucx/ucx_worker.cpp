@@ -40,14 +40,17 @@ void append_address(ucp_worker_h worker, Rank rank, std::vector<std::byte>& byte
   ucp_address_t* address = nullptr;
   std::size_t length = 0;
   check_ucx(ucp_worker_get_address(worker, &address, &length), rank, "ucp_worker_get_address");
-  const auto prefix = std::bit_cast<std::array<std::byte, sizeof(std::uint32_t)>>(static_cast<std::uint32_t>(length));
-  bytes.insert(bytes.end(), prefix.begin(), prefix.end());
-  const auto* const first = reinterpret_cast<const std::byte*>(address);
-  bytes.insert(bytes.end(), first, first + length);
+  append_prefixed({reinterpret_cast<const std::byte*>(address), length}, bytes);
   ucp_worker_release_address(worker, address);
 }
 
-ConstBytes take_address(ConstBytes& bytes) {
+void append_prefixed(ConstBytes part, std::vector<std::byte>& bytes) {
+  const auto prefix = std::bit_cast<std::array<std::byte, sizeof(std::uint32_t)>>(static_cast<std::uint32_t>(part.size()));
+  bytes.insert(bytes.end(), prefix.begin(), prefix.end());
+  bytes.insert(bytes.end(), part.begin(), part.end());
+}
+
+ConstBytes take_prefixed(ConstBytes& bytes) {
   std::uint32_t length = 0;
   if (bytes.size() < sizeof length) return {};
   std::memcpy(&length, bytes.data(), sizeof length);

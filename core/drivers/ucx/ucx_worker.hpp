@@ -22,8 +22,10 @@ int open_worker(ucp_context_h context, Rank rank, ucp_worker_h& worker, unsigned
 /// Appends the address at which peers reach `worker`, with its length in front. Throws TransportError.
 void append_address(ucp_worker_h worker, Rank rank, std::vector<std::byte>& bytes);
 
-/// Takes such an address off the front of `bytes`; empty where it is damaged.
-ConstBytes take_address(ConstBytes& bytes);
+void append_prefixed(ConstBytes part, std::vector<std::byte>& bytes);
+
+/// Takes what append_prefixed() wrote off the front of `bytes`; empty where it is damaged.
+ConstBytes take_prefixed(ConstBytes& bytes);
 
 /// Looks for what has happened, a limited number of times; returns how much has.
 unsigned progressed(ucp_worker_h worker);

@@ -13,9 +13,16 @@ std::shared_ptr<Communicator> join(Rank rank, Rank size, const UcxOptions& ucx, 
   const JobKey key = JobKey::of_environment();
   UcxOptions guarded = ucx;
   guarded.guards_connections = key.is_given();
+  const auto joined = [&] {
+    return telegrad::join(std::make_unique<UcxDriver>(rank, size, guarded), options, exchange, waiting, key);
+  };
   try {
-    return telegrad::join(std::make_unique<UcxDriver>(rank, size, guarded), std::move(options), exchange, waiting,
-                          key);
+    try {
+      return joined();
+    } catch (const MemoryMissing&) {
+      guarded.devices.clear();
+      return joined();
+    }
   } catch (const TransportError& error) {
     Failure failure = error.failure();
     failure.group = group;

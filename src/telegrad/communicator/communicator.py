@@ -40,7 +40,7 @@ from telegrad.communicator.operands import checked_integer
 from telegrad.communicator.reductions import DENSE_ALGORITHMS, Reductions, algorithm_of
 from telegrad.communicator.rendezvous.joining import Exchange, Peers, check_interface, find_peers
 from telegrad.communicator.rendezvous.mpi import find_mpi_peers
-from telegrad.communicator.rendezvous.network_choice import agree, alone
+from telegrad.communicator.rendezvous.network_choice import MEMORY, agree, alone
 from telegrad.communicator.rendezvous.store_exchange import StoreExchange
 from telegrad.communicator.topk import TopkReductions
 from telegrad.communicator.tuning import AUTO, TuningAgreement, checked_tuning, network_costs
@@ -534,8 +534,8 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     @property
     def interface(self) -> str | None:
         """The network interfaces that this rank uses, separated by commas: those that it was told, or those that the
-        hosts have chosen. ``None``: UCX chooses, as among ranks of one host."""
-        return self._options.interface or self._options.devices
+        hosts have chosen. ``None``: UCX chooses, or none, as among ranks of one host."""
+        return self._options.interface or (None if self._options.devices == MEMORY else self._options.devices)
 
     @property
     def nodes(self) -> tuple[int, ...]:

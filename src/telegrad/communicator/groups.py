@@ -7,7 +7,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from telegrad.communicator.cuda.nccl import SumGroup
 from telegrad.communicator.operands import checked_integer
 from telegrad.communicator.rendezvous.joining import Exchange
 from telegrad.communicator.rendezvous.mpi import MakeDriver
+from telegrad.communicator.rendezvous.network_choice import MEMORY
 from telegrad.communicator.tuning import AUTO, TuningAgreement
 from telegrad.cost import Place, Tuning
 from telegrad.errors import TransportError
@@ -185,6 +186,8 @@ def connect(group: Group | None, gather: Gather, options: InheritedOptions, repo
         _told(gather, b"", ())
         return None
     members, swapped = group.members, False
+    if options.devices == MEMORY:  # a member for which there is none left could ask the others no more
+        options = replace(options, devices=None)
 
     def swap(blob: bytes) -> list[bytes]:
         nonlocal swapped

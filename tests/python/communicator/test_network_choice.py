@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -136,7 +138,7 @@ def test_hosts_without_an_address_of_their_own() -> None:
 
 
 def test_what_hosts_say_goes_round() -> None:
-    host = _host(1, _nic(1), _DOCKER, toward="eth0", outward="docker0", named=True, rdma=True)
+    host = _host(1, _nic(1), _DOCKER, toward="eth0", outward="docker0", named=True, rdma=True, memory="m")
     assert Host.unpacked(host.packed()) == host
     for damaged in (b"", b"{}", b"[]", b"[1, 2, [[3]], 4]", b"\xff"):
         with pytest.raises(ValueError, match="describes no host: all ranks must run the same version"):
@@ -205,7 +207,8 @@ def test_a_port_that_refuses_does_not_reach() -> None:
         assert network_choice._connects([("127.0.0.1", "127.0.0.1", held.getsockname()[1])]) == [False]
 
 
-def test_ranks_of_one_host_leave_it_to_ucx() -> None:
+def test_ranks_of_one_host_with_transports_of_their_own_leave_it_to_ucx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UCX_TLS", "all")
     assert agree(0, lambda blob: [blob, blob], None, "127.0.0.1") == alone(None)
 
 
@@ -221,6 +224,31 @@ def test_what_the_user_says_stays(monkeypatch: pytest.MonkeyPatch, value: str) -
     monkeypatch.delenv("UCX_NET_DEVICES")
     assert not network_choice._own_host(None, None, network_choice._present()).named
     assert alone("lo") is None
+
+
+@pytest.mark.parametrize(
+    ("of_ranks", "chosen"),
+    [(("m", "m"), network_choice.MEMORY), (("m", "n"), None), (("m", ""), None), (("", ""), None)],
+)
+def test_ranks_of_one_host_that_share_memory_take_no_network(
+    monkeypatch: pytest.MonkeyPatch, of_ranks: tuple[str, str], chosen: str | None
+) -> None:
+    hosts = [replace(_host(1, _nic(1)), memory=memory) for memory in of_ranks]
+    monkeypatch.setattr(network_choice, "_own_host", lambda *_: hosts[0])
+    monkeypatch.setattr(network_choice, "_present", list)
+    assert agree(0, lambda _: [one.packed() for one in hosts], None, None) == chosen
+
+
+def test_who_names_transports_or_interfaces_means_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("UCX_TLS", "UCX_NET_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    assert network_choice._own_host(None, None, []).memory
+    assert network_choice._own_host("lo", None, []).memory == ""
+    monkeypatch.setenv("UCX_TLS", "all")
+    assert network_choice._own_host(None, None, []).memory == ""
+    monkeypatch.delenv("UCX_TLS")
+    monkeypatch.delattr(os, "pidfd_open")
+    assert network_choice._own_host(None, None, []).memory == ""
 
 
 def test_a_host_whose_default_route_takes_a_bridge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ Every rank tells the others which interfaces its host has. All see the same tabl
 2. besides it, interfaces in networks that every host has, if one host can connect to the next one there.
 
 An address that two hosts have (docker0, a node-local DNS cache, the interface of an overlay network) is nobody's: a
-connection to it ends at the host where it began. Ranks of one host leave the choice to UCX. This module must not know
-how the bytes travel.
+connection to it ends at the host where it began. Ranks of one host that share memory use no network, other ranks of one
+host leave the choice to UCX. This module must not know how the bytes travel.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from telegrad._interfaces import Interface, interfaces, rdma_ports
-from telegrad.communicator.nodes import machine_id
+from telegrad._interfaces import Interface, host_name, interfaces, rdma_ports
+from telegrad.communicator.nodes import machine_id, space_of_memory
 from telegrad.errors import TransportError
 
 Exchange = Callable[[bytes], list[bytes]]
@@ -33,6 +33,8 @@ _CONNECTS_S = 2.0  # on a network that a host reaches by one hop
 _ANY_PORT = 9  # of UDP, to which nothing is sent
 _OUTSIDE = ("192.0.2.1", "2001:db8::1")  # kept for documentation: no host has them
 _VARIABLE = "UCX_NET_DEVICES"
+MEMORY = "memory"
+"""As a device's name: shared memory, and no network."""
 _MOST_LINKS = 64  # told to the others
 
 
@@ -53,7 +55,8 @@ class Link:
 @dataclass(frozen=True)
 class Host:
     """What a rank says of its host. ``label``: no other network namespace has it. ``toward``: the interface by which it
-    reaches the job's store, or that its program has named (``named``); ``outward``: that of the default route."""
+    reaches the job's store, or that its program has named (``named``); ``outward``: that of the default route;
+    ``memory``: who says the same shares memory and sees its processes, if it says anything."""
 
     label: str
     name: str
@@ -62,10 +65,12 @@ class Host:
     outward: str = ""
     named: bool = False
     rdma: bool = False
+    memory: str = ""
 
     def packed(self) -> bytes:
         links = [[one.name, one.address, one.prefix] for one in self.links]
-        return json.dumps([self.label, self.name, links, self.toward, self.outward, self.named, self.rdma]).encode()
+        rest = [self.toward, self.outward, self.named, self.rdma, self.memory]
+        return json.dumps([self.label, self.name, links, *rest]).encode()
 
     @classmethod
     def unpacked(cls, packed: bytes) -> Host:
@@ -83,9 +88,9 @@ class Host:
 
 
 def agree(rank: int, exchange: Exchange, interface: str | None, address: str | None) -> str | None:
-    """What UCX is to use on this rank, as ``UCX_NET_DEVICES`` names it; ``None``: what it chooses itself, or what the
-    program has named (``interface``, or that variable). All ranks call this. ``address``: where this host reaches the
-    job's store.
+    """What UCX is to use on this rank, as ``UCX_NET_DEVICES`` names it, or ``MEMORY``; ``None``: what it chooses, or
+    what the program has named (``interface``, or that variable). All ranks call this. ``address``: where this host
+    reaches the job's store.
 
     Raises ``TransportError`` on all ranks where a host has no address of its own.
     """
@@ -93,6 +98,8 @@ def agree(rank: int, exchange: Exchange, interface: str | None, address: str | N
     hosts = [Host.unpacked(blob) for blob in exchange(_own_host(interface, address, present).packed())]
     table = Table(hosts)
     if not table.spans_hosts:
+        if hosts[rank].memory and len({one.memory for one in hosts}) == 1:
+            return MEMORY
         return alone(interface, present)
     table.check()
     shared = table.common_networks()
@@ -286,6 +293,7 @@ def _own_host(interface: str | None, address: str | None, present: Sequence[Inte
         outward=_outward(usable),
         named=bool(asked),
         rdma=bool(rdma_ports()),
+        memory="" if asked or os.environ.get("UCX_TLS") else space_of_memory(),
     )
 
 
@@ -311,7 +319,7 @@ def _present() -> list[Interface]:
 def _source_of(address: str) -> str | None:
     """The address from which this host would send to ``address``, which may be a name; None: it has no route."""
     try:
-        found = socket.getaddrinfo(address, _ANY_PORT, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(host_name(address), _ANY_PORT, type=socket.SOCK_DGRAM)
     except OSError:
         return None
     for family, kind, protocol, _, target in found:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from telegrad._interfaces import host_name
 from telegrad.communicator.torch_terms import first_line, torch_timeout
 from telegrad.errors import RendezvousError
 
@@ -449,7 +450,8 @@ def _wait_for_server(place: JobPlace, timeout_s: float, deadline_s: float) -> No
     while True:
         left_s = deadline_s - time.monotonic()
         try:
-            with socket.create_connection((place.address, place.port), timeout=max(min(left_s, _ANSWERS_S), 0.1)):
+            server, limit_s = (host_name(place.address), place.port), max(min(left_s, _ANSWERS_S), 0.1)
+            with socket.create_connection(server, timeout=limit_s):
                 return
         except OSError as failure:
             if left_s <= _TRIES_AGAIN_S:

@@ -107,7 +107,7 @@ def shared_memory() -> Finding:
         "until then ranks of one machine talk by TCP"
     )
     try:
-        meeting = meet("shm,tcp,self")  # TCP carries the heartbeats: shared memory does not notice a death
+        meeting = meet("shm,tcp,self")  # TCP: where the kernel does not tell of a death, it has to
     except ProbeFailed as error:
         said, mend = with_remedy(str(error), mend)
         return Finding("shared memory", "note", f"does not work: {said}", mend)

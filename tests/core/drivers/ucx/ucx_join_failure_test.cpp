@@ -51,6 +51,7 @@ TEST("variables and interfaces are named") {
   EXPECT(has(explained("No such device", {.devices = "lo"}), "interfaces tried: lo 127.0.0.1"));
   ::setenv("UCX_NET_DEVICES", "eth98", 1);
   EXPECT(has(explained("No such device", {.devices = "lo"}), "interfaces tried: eth98 (no network interface of this host); not tried: "));
+  EXPECT(has(explained("No such device", {.devices = kMemoryDevice}), "; no network is used, since all ranks share memory; "));
   EXPECT(has(explained("No such device", {.interface = "lo"}), "interfaces tried: lo 127.0.0.1"));
   clear_environment();
 }
