@@ -103,6 +103,7 @@ struct UcxDriver::Worker {
     bool broken = false;
     bool is_met = false;  // a message has been exchanged, or begun
     bool is_watched = false;
+    bool is_told = false;  // a control message has been sent
     ProcessIdentity process{};
     std::vector<std::byte> data_at{}, control_at{};  // addresses, until the endpoints are made
     std::vector<MemoryFile> memory{};
@@ -329,6 +330,16 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     without.insert(without.begin(), rank_);
     warning_ = lost_memory_text(identity(rank_).host, without, lost_memory_);
   }
+  // A network that leads nowhere is an error of this rank's, before it waits for anybody.
+  const Rank next = (rank_ + 1) % size_;
+  if (next == rank_ || reach(next, false) || broken_.empty()) return;
+  throw TransportError({.kind = FailureKind::transport,
+                        .rank = rank_,
+                        .peer = next,
+                        .host = identity(next).host,
+                        .pid = identity(next).pid,
+                        .operation = "join",
+                        .reason = broken_.back().second});
 }
 
 bool UcxDriver::shares_memory_with(Rank rank) const {
@@ -436,7 +447,6 @@ void UcxDriver::send_control(Rank to, const Control& control) { unsaid_.emplace_
 
 void UcxDriver::say(Rank to, const Control& control) {
   Worker::Peer& peer = worker_->peers[to];
-  const bool is_first = peer.control == nullptr;
   if (peer.broken || !reach(to, false)) return;
   ProvenHeader<ControlHeader, Seal> header{.first = header_of(control)};
   auto payload = std::make_unique<std::string>(payload_of(control));
@@ -445,7 +455,7 @@ void UcxDriver::say(Rank to, const Control& control) {
   param.flags = UCP_AM_SEND_FLAG_COPY_HEADER | UCP_AM_SEND_FLAG_EAGER;
   // The workers then make each other's acquaintance, which UCX otherwise puts off to the first message of more than 92
   // bytes. That may be an abort to a process that stands still, and whose answer this one does not live to see.
-  if (is_first) param.flags |= UCP_AM_SEND_FLAG_REPLY;
+  if (!std::exchange(peer.is_told, true)) param.flags |= UCP_AM_SEND_FLAG_REPLY;
   param.cb.send = &Worker::on_control_sent;
   param.user_data = payload.get();
   control_armed_ = false;
