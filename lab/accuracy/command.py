@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,8 +16,8 @@ from rich.console import Console
 from lab.accuracy.fashion import DEFAULT_FOLDER, DataMissing
 from lab.accuracy.job import Place, Result, check_sources, missing, prepare, results, time_steps, train
 from lab.accuracy.plots import plot
-from lab.accuracy.results import Row, rows_of
-from lab.accuracy.runs import METHODS, SIZES, TASKS, Run
+from lab.accuracy.results import Row, best_rates, rows_of
+from lab.accuracy.runs import GROWN, METHODS, SIZES, TASKS, Run
 from lab.accuracy.study import MAIN, SWEEPS, SWEPT_TASK, Study, in_order
 from lab.accuracy.tables import StudyProgress, sweep_table, tables_of
 from lab.accuracy.time_to_accuracy import plot_over_time, read_iterations, timed, times_table
@@ -29,13 +30,21 @@ from telegrad.tools.cli.outputs import check_all_writable, drawn, say_file, tabl
 from telegrad.tools.report.figures import dated
 
 _LAST_LINES = 15
+_SMALL_TASKS = ",".join(name for name in TASKS if name not in GROWN)
+_LARGE: dict[str, Any] = {
+    "tasks": ",".join(GROWN),
+    "methods": "dense,reused,momentum,oktopk,lowrank-4",
+    "rates": "0.5,1,2",
+    "steps": 1500,
+}
+"""Defaults of large studies, which fit about 20 core-hours."""
 
 
 def command(
     context: typer.Context,
     tasks: Annotated[
         str, typer.Option("--task", help="What to train; several, separated by commas: " + ", ".join(TASKS) + ".")
-    ] = ",".join(TASKS),
+    ] = _SMALL_TASKS,
     methods: Annotated[
         str, typer.Option(help="How gradients go; several, separated by commas: " + ", ".join(METHODS) + ".")
     ] = ",".join(METHODS),
@@ -43,7 +52,7 @@ def command(
         str,
         typer.Option(
             help="What share of each large tensor's entries a rank sends; several: 0.01,0.001. Of the default method;"
-            " the others have the one at which the task is judged, if it is among them."
+            " the others have the one at which the task is judged, if it is among them. With --size large all have that."
         ),
     ] = "0.01,0.001",
     seeds: Annotated[
@@ -52,6 +61,13 @@ def command(
     all_seeds: Annotated[
         bool, typer.Option("--all-seeds", help="Give the other methods all --seeds too, at the task's usual density.")
     ] = False,
+    rates: Annotated[
+        str,
+        typer.Option(
+            help="Learning rates to try with the first seed of every method, as multiples of the task's: 0.5,1,2. "
+            "The other seeds have the best one of their method, and tables say it."
+        ),
+    ] = "1",
     steps: Annotated[int, typer.Option(min=1, help="Of each run; those of sweeps have fewer.")] = 3000,
     ranks: Annotated[int, typer.Option(min=1, max=256, help="Ranks of each run.")] = 4,
     batch: Annotated[
@@ -67,11 +83,21 @@ def command(
         ),
     ] = ",".join(SWEEPS),
     size: Annotated[
-        str, typer.Option(help="Of the models: [bold]small[/] for cores, [bold]large[/] for a GPU.")
+        str,
+        typer.Option(
+            help="Of the models: [bold]small[/], or [bold]large[/] for 7 to 11 million parameters. Large has other "
+            f"defaults: --task {','.join(GROWN)} --methods {_LARGE['methods']} --rates {_LARGE['rates']} "
+            f"--steps {_LARGE['steps']} --all-seeds."
+        ),
     ] = "small",
     device: Annotated[
-        str, typer.Option(help="Where models are trained, as torch names it; gradients are exchanged in main memory.")
-    ] = "cpu",
+        str | None,
+        typer.Option(
+            help="Where models are trained, as torch names it; gradients are exchanged in main memory. Default: cpu, "
+            "or with --size large a GPU if torch finds one.",
+            show_default=False,
+        ),
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -127,6 +153,14 @@ def command(
     entries the averaged gradient has. [bold]selected/k[/]: entries that were sent, of those asked for.
     """
     console = table_console()
+    is_large = among(size, SIZES, "--size") == ["large"]
+    if is_large:
+        given: dict[str, Any] = {"tasks": tasks, "methods": methods, "rates": rates, "steps": steps}
+        own = {name: one for name, one in given.items() if is_given(context, name)}
+        tasks, methods, rates, steps = (_LARGE | own).values()
+    if importlib.util.find_spec("torch") is None:
+        raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
+    device = device or _device(is_large)
     chosen = tuple(among(tasks, tuple(TASKS), "--task"))
     sweeps = SWEPT_TASK in chosen or is_given(context, "sweep")
     study = Study(
@@ -134,16 +168,16 @@ def command(
         tuple(among(methods, tuple(METHODS), "--methods")),
         tuple(sorted(densities_of(density, "--density"), reverse=True)),
         seeds,
-        all_seeds,
+        all_seeds or is_large,
         steps,
         ranks,
         batch,
         () if sweep == "none" or not sweeps else tuple(among(sweep, SWEEPS, "--sweep")),
-        among(size, SIZES, "--size")[0],
+        "large" if is_large else "small",
         device,
+        _rates_of(rates),
+        is_large and not is_given(context, "density"),
     )
-    if importlib.util.find_spec("torch") is None:
-        raise typer.BadParameter("torch is not installed: pip install 'telegrad[demo]'")
     check_device(console, device)
     check_all_writable({"--json": json_file, "--plot": plot_file, "--time-plot": time_plot_file})
     if time_plot_file is not None and iterations_file is None:
@@ -155,7 +189,7 @@ def command(
     jobs = jobs or len(os.sched_getaffinity(0))
     with ended_by_interrupt(console, f"interrupted; the same command goes on from what {out} has"):
         try:
-            parts = study.parts()
+            parts, now = _parts_of(study, place)
             runs = in_order(parts)
             if not parts[MAIN]:
                 have = "; ".join(f"{task} has {', '.join(_methods_of(task))}" for task in chosen)
@@ -170,8 +204,11 @@ def command(
                 return
             prepare(place, runs, text)
             _say_plan(console, place, runs, left, jobs)
-            with StudyProgress(console, left, jobs) as progress:
-                train(place, runs, jobs, timeout_s=timeout, on_message=progress.update)
+            for _ in range(2):  # the second time, seeds whose rate the first one has found
+                if left := missing(place, now):
+                    with StudyProgress(console, left, jobs) as progress:
+                        train(place, now, jobs, timeout_s=timeout, on_message=progress.update)
+                parts, now = _parts_of(study, place)
             found = {part: results(place, of_part) for part, of_part in parts.items()}
         except DataMissing as error:
             images = [task for task in chosen if TASKS[task].data == "fashion"]
@@ -196,6 +233,40 @@ def command(
     _show(console, found, iterations, json_file, plot_file, time_plot_file)
 
 
+def _parts_of(study: Study, place: Place) -> tuple[dict[str, list[Run]], list[Run]]:
+    """And the runs that can begin now: where rates are to be compared, the first seed comes first."""
+    parts = study.parts()
+    runs = in_order(parts)
+    firsts = [run for run in runs if run.seed == 0]
+    if len(study.rates) == 1:
+        return parts, runs
+    if missing(place, firsts):
+        return parts, firsts
+    best = best_rates(results(place, [run for run in parts[MAIN] if run.seed == 0]))
+    parts = study.parts({(key[0], key[1], key[2]): rate for key, rate in best.items()})
+    return parts, in_order(parts)
+
+
+def _rates_of(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(sorted({float(rate) for rate in text.split(",")}))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < rate < math.inf for rate in found):
+        raise typer.BadParameter(
+            f"{text!r} must be numbers above 0, separated by commas: 0.5,1,2", param_hint="--rates"
+        )
+    return found
+
+
+def _device(is_large: bool) -> str:
+    if not is_large:
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def _methods_of(task: str) -> list[str]:
     return [name for name, method in METHODS.items() if method.fits(TASKS[task])]
 
@@ -208,7 +279,7 @@ def _say_plan(console: Console, place: Place, runs: Sequence[Run], left: Sequenc
     )
     if not left:
         return
-    step_s = time_steps(place, left, timeout_s=600)
+    step_s = time_steps(place, left, timeout_s=3600)
     by_task: dict[str, float] = {}
     for run in left:
         by_task[run.task] = by_task.get(run.task, 0.0) + step_s[run.name] * run.steps
@@ -216,7 +287,8 @@ def _say_plan(console: Console, place: Place, runs: Sequence[Run], left: Sequenc
         console.print(f"  {task}: {sum(run.task == task for run in left)} runs, {_minutes(seconds)} of one core")
     jobs = min(jobs, len(left))
     console.print(
-        f"about {_minutes(sum(by_task.values()) / jobs)} with {jobs} at a time, if the cores have nothing else to do",
+        f"about {_minutes(sum(by_task.values()) / jobs)} with {jobs} at a time, if the cores have nothing else to do; "
+        f"{sum(by_task.values()) / 3600:.1f} core-hours together",
         highlight=False,
     )
 

@@ -55,7 +55,7 @@ def prepare(place: Place, runs: Sequence[Run], library: Path | None = None) -> N
     check_sources(place, library)
     place.folder.mkdir(parents=True, exist_ok=True)
     (place.folder / _SOURCES).write_text(json.dumps(_sources(place, library)) + "\n")
-    if "text" in kinds and not (place.texts / "held_out.bin").exists():
+    if kinds - {"fashion"} and not (place.texts / "held_out.bin").exists():
         place.texts.mkdir(parents=True, exist_ok=True)
         Corpus.prepare(place.texts, library)
 
@@ -102,7 +102,7 @@ def results(place: Place, runs: Sequence[Run]) -> list[Result]:
             continue
         try:
             result = json.loads(path.read_text())
-            if not isinstance(result, dict) or result.get("run") != dataclasses.asdict(run):
+            if not isinstance(result, dict) or result.get("run") != run.to_dict():
                 raise ValueError("it is of another run")
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}): remove it, and the run is done anew") from error
@@ -141,7 +141,7 @@ def time_steps(place: Place, runs: Sequence[Run], *, timeout_s: float) -> dict[s
 
 
 def _costs_like(run: Run) -> tuple[object, ...]:
-    return run.task, run.method, run.batch, run.ranks, run.size, run.device
+    return run.task, run.method, run.batch, run.ranks, run.size, run.device, run.steps, run.evaluations
 
 
 def _start(

@@ -5,12 +5,15 @@ All replicas of a data-parallel job hold the same bits, so one of them is enough
 are taken in turn, go through each rank's own residual, selection and wire format, and meet in the collectives of the
 library. What comes out is bitwise what a job of P processes with DistributedDataParallel gives, if DDP puts all
 gradients into one bucket (``tests/lab/accuracy/test_real_job.py``), in a fraction of the time. Needs torch.
+
+Running statistics of BatchNorm are those of rank 0, as in DDP: it overwrites the other ranks' with them before each
+forward pass. A rank normalises by its own batch in training, so no gradient depends on them.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Self
 
@@ -21,6 +24,8 @@ from torch import Tensor, nn
 from telegrad.communicator import Communicator
 from telegrad.ddp import DDPState
 from telegrad.errors import NonFiniteGradient
+
+_COUNTS = ("wanted", "selected", "dense_elements", "elements")
 
 
 class _Bucket:
@@ -70,7 +75,9 @@ class OneProcess:
         self.comms = Communicator.local(ranks)
         self._threads = ThreadPoolExecutor(ranks)  # LowRank waits within reduce() for all ranks
         self.states = [DDPState(comm, model, **options) for comm in self.comms]
-        self._before: dict[str, Any] = {"sent_bytes": [0] * ranks, "wanted": 0, "selected": 0}  # of a killed job
+        self._before: dict[str, Any] = {"sent_bytes": [0] * ranks, **dict.fromkeys(_COUNTS, 0)}  # of a killed job
+        self._statistics = list(model.buffers())
+        self._of_first: list[Tensor] = []  # rank 0's
         self._compressed = [self._parameters[name] for name in self.states[0].state_dict()["compressor"]["parameters"]]
         self.compressed_elements = sum(one.numel() for one in self._compressed)
         self.reduced_density = 1.0
@@ -88,7 +95,10 @@ class OneProcess:
             comm.close()
 
     def take(self, rank: int) -> None:
-        """Keeps the gradients as ``rank``'s. A parameter without one took no part: zeros, as in DDP."""
+        """Keeps the gradients as ``rank``'s, and the model's buffers if it is rank 0. A parameter without one took no
+        part: zeros, as in DDP."""
+        if rank == 0:
+            self._of_first = [one.clone() for one in self._statistics]
         for parameter, place in zip(self._in_order, self._places[rank], strict=True):
             if parameter.grad is None:
                 place.zero_()
@@ -109,6 +119,8 @@ class OneProcess:
                 raise RuntimeError(f"ranks 0 and {rank} hold different averages: a fault of the library, report it")
         for parameter, gradient in zip(self._in_order, self._places[0], strict=True):  # the averages are in place
             parameter.grad = gradient.to(parameter.device)
+        for statistic, first in zip(self._statistics, self._of_first, strict=True):
+            statistic.copy_(first)
         if self._compressed:
             filled = sum(int(torch.count_nonzero(one.grad)) for one in self._compressed if one.grad is not None)
             self.reduced_density = filled / self.compressed_elements
@@ -130,13 +142,16 @@ class OneProcess:
         wanted = self._count("wanted")
         return self._count("selected") / wanted if wanted else 1.0
 
+    def travelled(self) -> tuple[int, int]:
+        """Entries that all ranks have sent since the start, dense ones too, and how many gradients had."""
+        return self._count("selected") + self._count("dense_elements"), self._count("elements")
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "ranks": [state.state_dict() for state in self.states],
             "order": list(self._order),
             "sent_bytes": self.sent_bytes(),
-            "wanted": self._count("wanted"),
-            "selected": self._count("selected"),
+            **{name: self._count(name) for name in _COUNTS},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -169,9 +184,9 @@ class OneProcess:
         ]
 
 
-def checksum(model: nn.Module) -> int:
-    """Of the bits of all parameters, by which two models are told apart."""
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """Of their bits, by which the parameters of two models are told apart."""
     found = 0
-    for parameter in model.parameters():
-        found = zlib.crc32(np.ascontiguousarray(parameter.detach().cpu().numpy()).data.cast("B"), found)
+    for one in tensors:
+        found = zlib.crc32(np.ascontiguousarray(one.detach().cpu().numpy()).data.cast("B"), found)
     return found

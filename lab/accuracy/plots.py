@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.accuracy.results import grouped, value_of
-from lab.accuracy.runs import TASKS
+from lab.accuracy.runs import TASKS, Task
 from telegrad.tools.report.figures import (
     COLORS,
     GREY,
@@ -22,7 +22,6 @@ from telegrad.tools.report.figures import (
 
 Result = Mapping[str, Any]
 
-_ACROSS = {"accuracy": "held-out top-1 (%)", "loss": "held-out loss (nats/byte)"}
 _SEEN_AFTER = 0.25  # the fall from the first values would flatten everything else
 _HIGH = 3.1  # inches of a panel
 _LINE_HIGH = 0.155  # inches of a name beside a line
@@ -52,6 +51,10 @@ def plot(parts: Mapping[str, Sequence[Result]], title: str, path: Path) -> None:
         for density, panel in zip(densities, panels[-1], strict=False):
             panel.set_visible(True)
             _draw_growth([one for one in parts["ranks"] if one["run"]["density"] == density], panel)
+
+
+def _across(task: Task) -> str:
+    return "held-out top-1 (%)" if task.judged_by == "accuracy" else f"held-out loss (nats/{task.unit})"
 
 
 def _label(result: Result) -> str:
@@ -87,7 +90,7 @@ def _draw_task(task: str, results: Sequence[Result], over_steps: Any, over_bytes
                 x, [point[2] for point in curve], [point[3] for point in curve], color=look["color"], alpha=0.12
             )
             late += [point[1] for point in curve if point[0] > _SEEN_AFTER * curve[-1][0]]
-    over_steps.set(xlabel="steps", ylabel=_ACROSS[judged_by], title=TASKS[task].about)
+    over_steps.set(xlabel="steps", ylabel=_across(TASKS[task]), title=TASKS[task].about)
     over_bytes.set(xlabel="sent by one rank (MB)", xscale="log", title="the same lines over sent bytes")
     for panel in (over_steps, over_bytes):
         _show_late(panel, late)
@@ -114,7 +117,7 @@ def draw_curves(task: str, results: Sequence[Result], panel: Any, step_s: Mappin
         look = looks[labels[key]].of_line() | {"marker": ""}
         panel.plot([x * seconds for x, *_ in curve], [y for _, y, *_ in curve], label=labels[key], **look)
         late += [y for x, y, *_ in curve if x > _SEEN_AFTER * curve[-1][0]]
-    panel.set(ylabel=_ACROSS[judged_by], xscale="log")
+    panel.set(ylabel=_across(TASKS[task]), xscale="log")
     _show_late(panel, late)
     seconds_across(panel.xaxis)
     name_lines(panel)
@@ -134,7 +137,7 @@ def _draw_batches(results: Sequence[Result], panel: Any) -> None:
     counts_across(panel, sorted({result["run"]["batch"] for result in results}))
     panel.set(
         xlabel="samples per step",
-        ylabel=_ACROSS[task.judged_by],
+        ylabel=_across(task),
         title=f"{task.about},\nafter {results[0]['run']['steps']:,} steps",
     )
     name_lines(panel)

@@ -23,20 +23,58 @@ def rows_of(results: Sequence[Result]) -> list[Row]:
     ``"loss"``, nats per byte), ``lowest`` and ``highest`` its range; ``values`` by seed, None for a run that diverged.
     ``behind_dense``: how much worse than the mean of dense runs of the same seeds: points of accuracy, percent of the
     loss; None without such. ``perplexity`` (per byte): of the mean loss. ``sent_bytes_per_step``: by one rank;
-    ``less``: how many times fewer than dense. ``reduced_density`` and ``selected``: see ``Training``, over the whole
-    run.
+    ``less``: how many times fewer than dense. ``reduced_density``, ``selected`` and ``travelled``: see ``Training``,
+    over the whole run. ``rate``: at which learning rate, as a multiple of the task's: the best of ``rates``, which have
+    the values of the first seed.
     """
     groups = grouped(results)
-    rows = [_row(alike, groups) for alike in groups.values()]
+    rows = [_row(alike, groups) | {"rates": _tried(alike[0], results)} for alike in groups.values()]
     return sorted(rows, key=lambda row: (*_place(row), -row["density"]))
 
 
 def grouped(results: Sequence[Result]) -> dict[tuple[Any, ...], list[Result]]:
-    """Those that differ in their seeds alone, by all else."""
+    """Those that differ in their seeds alone, by all else, at the best learning rate of those that were tried."""
+    best = best_rates(results)
     found: dict[tuple[Any, ...], list[Result]] = {}
     for result in results:
-        found.setdefault(tuple(result["run"][name] for name in _ALIKE), []).append(result)
+        if _rate(result) == best[_key(result)]:
+            found.setdefault(_key(result), []).append(result)
     return {key: sorted(alike, key=lambda result: int(result["run"]["seed"])) for key, alike in found.items()}
+
+
+def best_rates(results: Sequence[Result]) -> dict[tuple[Any, ...], float]:
+    """By all but rate and seed (task, method and density first), the rate with which the first seed ended best; of
+    equals that nearest to 1. Seeds beyond the first, which only the best rate has, do not judge."""
+    found: dict[tuple[Any, ...], list[Result]] = {}
+    for result in results:
+        found.setdefault(_key(result), []).append(result)
+    firsts = {key: min(int(one["run"]["seed"]) for one in own) for key, own in found.items()}
+    return {
+        key: _rate(min((one for one in own if one["run"]["seed"] == firsts[key]), key=_badness))
+        for key, own in found.items()
+    }
+
+
+def _badness(result: Result) -> tuple[float, float]:
+    value = value_of(result)
+    judged_by = TASKS[result["run"]["task"]].judged_by
+    bad = math.inf if value is None else -value if judged_by == "accuracy" else value
+    return bad, abs(math.log(_rate(result)))
+
+
+def _tried(result: Result, results: Sequence[Result]) -> dict[str, float | None]:
+    """The values of its seed by rate, as JSON's keys."""
+    seed = result["run"]["seed"]
+    alike = [one for one in results if _key(one) == _key(result) and one["run"]["seed"] == seed]
+    return {f"{_rate(one):g}": value_of(one) for one in sorted(alike, key=_rate)}
+
+
+def _key(result: Result) -> tuple[Any, ...]:
+    return tuple(result["run"][name] for name in _ALIKE)
+
+
+def _rate(result: Result) -> float:
+    return float(result["run"].get("rate", 1.0))
 
 
 def value_of(result: Result) -> float | None:
@@ -73,6 +111,10 @@ def _row(alike: Sequence[Result], groups: Mapping[tuple[Any, ...], Sequence[Resu
         "less": None,
         "reduced_density": _mean(mean_over(result, "reduced_density") for result in alike),
         "selected": _mean(result["points"][-1]["selected"] for result in alike if result["points"]),
+        "travelled": _mean(
+            result["points"][-1].get("travelled", math.nan) for result in alike if result["points"]
+        ),  # nan: of before it was counted
+        "rate": _rate(alike[0]),
         "compressed_parameters": alike[0]["compressed_parameters"],
         "parameters": alike[0]["parameters"],
         "seconds": sum(result["seconds"] for result in alike),

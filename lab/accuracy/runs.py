@@ -21,10 +21,11 @@ _RAMP = 0.03
 
 @dataclass(frozen=True)
 class Task:
-    """``data``: ``"fashion"`` (judged by top-1 accuracy in percent) or ``"text"`` (by the mean cross-entropy per byte,
-    in nats). ``model``: a name of ``problems``, with the dimensions of each size. ``batch``: samples per step, of all
-    ranks. ``context``: bytes in a window of text. ``momentum``: of SGD. ``warmup``: the share of the steps that are
-    dense at first with sparse methods too.
+    """``data``: ``"fashion"`` (judged by top-1 accuracy in percent), ``"text"`` (by the mean cross-entropy per byte, in
+    nats), ``"words"`` (the same per token) or ``"masked"`` (per masked token). ``model``: a name of ``problems``, with
+    the dimensions of each size. ``batch``: samples per step, of all ranks. ``context``: bytes or tokens in a window of
+    text. ``momentum`` and ``nesterov``: of SGD. ``warmup``: the share of the steps that are dense at first with sparse
+    methods too. ``clip``: the norm to which gradients are clipped.
     """
 
     name: str
@@ -39,6 +40,8 @@ class Task:
     momentum: float = 0.0
     warmup: float = 0.0
     weight_decay: float = 0.0
+    nesterov: bool = False
+    clip: float | None = None
 
     @property
     def judged_at(self) -> float:
@@ -49,6 +52,11 @@ class Task:
     def judged_by(self) -> str:
         return "accuracy" if self.data == "fashion" else "loss"
 
+    @property
+    def unit(self) -> str:
+        """That the loss is a mean of, in text."""
+        return {"fashion": "image", "text": "byte", "words": "token", "masked": "masked token"}[self.data]
+
     def learning_rate_at(self, step: int, steps: int) -> float:
         """A ramp up over the first 3 % of the steps, and half a cosine down to zero over all of them."""
         ramp = max(1, round(_RAMP * steps))
@@ -57,7 +65,7 @@ class Task:
 
 
 _IMAGES = "Fashion-MNIST"
-_SOURCES = "bytes of Python sources"
+_SOURCES, _WORDS = "bytes of Python sources", "words of Python sources"
 _VGG = {"small": {"width": 16, "hidden": 256}, "large": {"width": 64, "hidden": 2048}}
 _RESNET = {"small": {"width": 32, "stages": 2, "blocks": 1}, "large": {"width": 64, "stages": 3, "blocks": 3}}
 _LSTM = {"small": {"code": 32, "width": 96}, "large": {"code": 256, "width": 1024}}
@@ -65,6 +73,10 @@ _GPT = {
     "small": {"width": 64, "layers": 2, "heads": 2},
     "large": {"width": 512, "layers": 8, "heads": 8},
 }
+_RESNET18 = {"small": {"width": 4}, "large": {"width": 64}}
+_WORD_LSTM = {"small": {"code": 8, "width": 16}, "large": {"code": 256, "width": 512}}
+_CLIPPED_GPT = {"small": _GPT["small"], "large": {"width": 384, "layers": 6, "heads": 6}}
+_MASKED = {"small": {"width": 16, "layers": 1, "heads": 2}, "large": {"width": 256, "layers": 6, "heads": 4}}
 
 TASKS = {
     task.name: task
@@ -97,9 +109,65 @@ TASKS = {
             momentum=0.9,
             warmup=0.1,  # momentum of early steps that arrives late throws the weights about
         ),
+        Task(
+            "resnet18",
+            f"ResNet-18 with BatchNorm on {_IMAGES}, SGD with Nesterov momentum",
+            "fashion",
+            "resnet18",
+            _RESNET18,
+            64,
+            "sgd",
+            0.03,
+            momentum=0.9,
+            nesterov=True,
+            warmup=0.1,
+            weight_decay=5e-4,
+        ),
+        Task(
+            "lstm-words",
+            f"2-layer LSTM on {_WORDS}, SGD with clipping",
+            "words",
+            "lstm",
+            _WORD_LSTM,
+            16,
+            "sgd",
+            3.0,
+            context=32,
+            clip=1.0,
+        ),
+        Task(
+            "gpt-clipped",
+            f"GPT on {_SOURCES}, AdamW with clipping",
+            "text",
+            "gpt",
+            _CLIPPED_GPT,
+            16,
+            "adamw",
+            1e-3,
+            context=32,
+            warmup=0.1,
+            weight_decay=0.1,
+            clip=1.0,
+        ),
+        Task(
+            "masked",
+            f"bidirectional encoder on {_WORDS}, masked tokens, AdamW with clipping",
+            "masked",
+            "encoder",
+            _MASKED,
+            16,
+            "adamw",
+            1e-3,
+            context=64,
+            warmup=0.1,
+            weight_decay=0.1,
+            clip=1.0,
+        ),
     )
 }
 
+GROWN = ("resnet18", "lstm-words", "gpt-clipped", "masked")
+"""The tasks of a study of large models: 7 to 11 million parameters, BatchNorm, Nesterov momentum and clipping."""
 
 DENSE = "dense"
 """What all are compared with."""
@@ -136,6 +204,11 @@ class Method:
         """Whether the optimiser must run without momentum, because the method has it."""
         return self.needs == "momentum"
 
+    def clips_locally(self, task: Task) -> bool:
+        """Whether each rank clips before it compresses, as docs/how-to/clipping.md says for TopK. Dense averages, and
+        those of LowRank, are clipped as a whole."""
+        return task.clip is not None and self.sparse
+
     def arguments(self, task: Task, *, density: float, steps: int, optimizer: Any) -> dict[str, Any]:
         """Of DDPState, for a run of so many steps."""
         from telegrad import LowRank, Momentum, TopK, Warmup  # with torch
@@ -146,7 +219,9 @@ class Method:
         if self.sparse and task.warmup and not self.cold:
             found["warmup"] = Warmup(max(1, round(task.warmup * steps)), self.warmup)
         if self.takes_momentum:
-            found["momentum"] = Momentum(task.momentum, masking=self.masking)
+            found["momentum"] = Momentum(task.momentum, nesterov=task.nesterov, masking=self.masking)
+        if self.clips_locally(task):
+            found["clip_norm"] = task.clip
         if self.needs in ("sgd", "momentum"):
             found["optimizer"] = optimizer
         return found
@@ -208,7 +283,8 @@ METHODS = {
 class Run:
     """One training. ``batch``: samples (images or windows of text) per step, of all ``ranks`` together. ``density``: 1
     for dense methods. ``evaluations``: how often the held-out figures are taken, evenly. ``device``: where the model
-    is, as torch names it. Raises ``ValueError`` for what cannot be.
+    is, as torch names it. ``rate``: the learning rate, as a multiple of the task's. Raises ``ValueError`` for what
+    cannot be.
     """
 
     task: str
@@ -221,6 +297,7 @@ class Run:
     evaluations: int = 12
     size: str = "small"
     device: str = "cpu"
+    rate: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "ranks", "evaluations"):
@@ -233,6 +310,10 @@ class Run:
                 raise ValueError(f"{name}={getattr(self, name)!r} does not exist: use one of {', '.join(known)}")
         if not 0 < self.density <= 1:
             raise ValueError(f"density={self.density} must be above 0 and at most 1: the share of entries that is sent")
+        if not 0 < self.rate < math.inf:
+            raise ValueError(
+                f"rate={self.rate} must be a finite number above 0: a multiple of the task's learning rate"
+            )
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} must not be negative")
 
@@ -241,14 +322,23 @@ class Run:
         """Unique among all runs, and the name of its files: what differs most, and a digest of everything."""
         digest = hashlib.sha256(self.to_json().encode()).hexdigest()[:8]
         share = f"-{self.density * 100:g}%" if METHODS[self.method].sparse else ""
-        return f"{self.task}-{self.method}{share}-b{self.batch}-p{self.ranks}-seed{self.seed}-{digest}"
+        rate = f"-{self.rate:g}x" if self.rate != 1 else ""
+        return f"{self.task}-{self.method}{share}{rate}-b{self.batch}-p{self.ranks}-seed{self.seed}-{digest}"
 
     def evaluation_steps(self) -> set[int]:
         """After how many steps the held-out figures are taken; the last is among them."""
         return {max(1, round(self.steps * (i + 1) / self.evaluations)) for i in range(self.evaluations)}
 
+    def learning_rate_at(self, step: int) -> float:
+        return self.rate * TASKS[self.task].learning_rate_at(step, self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without a rate of 1, so that runs of folders from before there were rates keep their names."""
+        fields = dataclasses.asdict(self)
+        return fields if self.rate != 1 else {name: one for name, one in fields.items() if name != "rate"}
+
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return json.dumps(self.to_dict(), sort_keys=True)
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:

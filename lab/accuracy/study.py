@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lab.accuracy.runs import DENSE, METHODS, TASKS, Run, Task, default_of
@@ -13,6 +14,7 @@ _BATCHES = (128, 256, 512, 1024, 2048)
 _RANKS = (2, 4, 8, 16, 32)
 SWEPT_TASK = "vgg"
 """Of sweeps, whatever the tasks are."""
+_EVALUATIONS = {"small": 12, "large": 6}
 _STEPS_SHARE = {BATCH: 8, RANKS: 10}  # their steps cost as many times more
 
 
@@ -23,7 +25,8 @@ class Study:
     the task is judged; the others have the first. ``batch``: samples per step instead of each task's own. ``sweeps``:
     of one CNN, dense and by the default method: ``"batch"``: samples per step from 128 to 2,048, at the smallest
     density, an eighth of the steps each; ``"ranks"``: 2 to 32 of them, each with as many samples as otherwise, a tenth
-    of the steps.
+    of the steps. ``rates``: learning rates of the first seed, as multiples of each task's; the other seeds have the
+    best of them. ``judged_only``: leaves the default method's other densities out.
     """
 
     tasks: tuple[str, ...] = tuple(TASKS)
@@ -37,17 +40,23 @@ class Study:
     sweeps: tuple[str, ...] = SWEEPS
     size: str = "small"
     device: str = "cpu"
+    rates: tuple[float, ...] = (1.0,)
+    judged_only: bool = False
 
-    def parts(self) -> dict[str, list[Run]]:
-        """The runs of each question; none twice. Raises ``ValueError`` for what cannot be."""
+    def parts(self, best: Mapping[tuple[str, str, float], float] | None = None) -> dict[str, list[Run]]:
+        """The runs of each question; none twice. ``best``: the best rate by task, method and density, where it is known
+        already; without it seeds beyond the first are told with the first rate, to be counted. Raises ``ValueError``
+        for what cannot be."""
+        best = best or {}
         main = [
-            self._run(task, method, density, seed)
+            self._run(task, method, density, seed, rate=rate)
             for task in self.tasks
             for method in self.methods
             if METHODS[method].fits(TASKS[task])
             for density in self._densities(method)
-            if self._is_judged(TASKS[task], method, density) or _is_reference(task, method)
+            if self._is_judged(TASKS[task], method, density) or (_is_reference(task, method) and not self.judged_only)
             for seed in range(self._seeds(TASKS[task], method, density))
+            for rate in (self.rates if seed == 0 else (best.get((task, method, density), self.rates[0]),))
         ]
         parts = {MAIN: main}
         for sweep in self.sweeps:
@@ -90,6 +99,7 @@ class Study:
         steps: int | None = None,
         batch: int | None = None,
         ranks: int | None = None,
+        rate: float = 1.0,
     ) -> Run:
         return Run(
             task,
@@ -99,8 +109,10 @@ class Study:
             self.steps if steps is None else steps,
             batch or self.batch or TASKS[task].batch,
             ranks or self.ranks,
+            evaluations=_EVALUATIONS[self.size],
             size=self.size,
             device=self.device,
+            rate=rate,
         )
 
 

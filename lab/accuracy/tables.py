@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lab.accuracy.runs import TASKS, Run
+from lab.accuracy.runs import TASKS, Run, Task
 
 Row = Mapping[str, Any]
 
-_HEADS = {"accuracy": "top-1 (%)", "loss": "loss (nats/byte)"}
 _BEHIND = {"accuracy": "behind dense", "loss": "above dense"}
 
 
@@ -31,7 +30,7 @@ def sweep_table(rows: Sequence[Row], across: str) -> Table:
     """A line for each value of ``across`` (``"batch"`` or ``"ranks"``) of each method and density."""
     task = TASKS[rows[0]["task"]]
     table = _table(f"{task.about}, {rows[0]['steps']:,} steps")
-    for head in (across, "method", "density", _HEADS[task.judged_by], _BEHIND[task.judged_by], "reduced density"):
+    for head in (across, "method", "density", _head(task), _BEHIND[task.judged_by], "reduced density"):
         _column(table, head)
     for row in rows:
         table.add_row(f"{row[across]:,}", row["method"], _density(row), _value(row), _behind(row), _reduced(row))
@@ -40,21 +39,25 @@ def sweep_table(rows: Sequence[Row], across: str) -> Table:
 
 def _table_of_task(rows: Sequence[Row]) -> Table:
     judged_by = rows[0]["judged_by"]
-    table = _table(f"{TASKS[rows[0]['task']].about}: {_about(rows[0])}")
-    for head in ("method", "density", "seeds", _HEADS[judged_by], _BEHIND[judged_by]):
+    task = TASKS[rows[0]["task"]]
+    table = _table(f"{task.about}: {_about(rows[0])}")
+    swept = any(len(row["rates"]) > 1 for row in rows)
+    for head in ("method", "density", *(["rate"] if swept else []), "seeds", _head(task), _BEHIND[judged_by]):
         _column(table, head)
     if judged_by == "loss":
         _column(table, "perplexity")
-    for head in ("sent/step", "less", "reduced density", "selected/k"):
+    for head in ("sent/step", "less", "travelled", "reduced density", "selected/k"):
         _column(table, head)
     for row in rows:
         sent, less = row["sent_bytes_per_step"], row["less"]
-        cells = [row["method"], _density(row), str(len(row["seeds"])), _value(row), _behind(row)]
+        rate = [_learning_rate(task, row)] if swept else []
+        cells = [row["method"], _density(row), *rate, str(len(row["seeds"])), _value(row), _behind(row)]
         if judged_by == "loss":
             cells.append("–" if row["perplexity"] is None else f"{row['perplexity']:.3f}")
         cells += [
             "–" if sent is None else f"{sent / 1e3:,.1f} kB",
             "–" if less is None else f"{less:.1f}x",
+            _share(row["travelled"]),
             _reduced(row),
             "" if not row["compressed_parameters"] or row["selected"] is None else f"{row['selected']:.2f}",
         ]
@@ -98,7 +101,22 @@ def _behind(row: Row) -> str:
 def _reduced(row: Row) -> str:
     if not row["compressed_parameters"]:
         return ""
-    return "–" if row["reduced_density"] is None else f"{row['reduced_density'] * 100:.3g} %"
+    return _share(row["reduced_density"])
+
+
+def _share(of: float | None) -> str:
+    return "–" if of is None else f"{of * 100:.3g} %"
+
+
+def _head(task: Task) -> str:
+    return "top-1 (%)" if task.judged_by == "accuracy" else f"loss (nats/{task.unit})"
+
+
+def _learning_rate(task: Task, row: Row) -> str:
+    """That a method does best with. At an end of the sweep a better one may lie beyond."""
+    rates = [float(rate) for rate in row["rates"]]
+    at_end = len(rates) > 1 and row["rate"] in (min(rates), max(rates))
+    return f"{row['rate'] * task.learning_rate:g}" + (" (end)" if at_end else "")
 
 
 class StudyProgress:

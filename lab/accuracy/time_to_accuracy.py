@@ -15,7 +15,13 @@ from lab.accuracy.results import Result, Row
 from lab.accuracy.runs import TASKS
 from telegrad.tools.report.figures import dated, duration, picture
 
-_MODEL_OF = {"vgg": "VGG-16", "resnet": "VGG-16", "vgg-momentum": "VGG-16", "lstm": "LSTM", "gpt": "BERT"}
+_MODEL_OF = {
+    "vgg": "VGG-16",
+    "resnet": "VGG-16",
+    "vgg-momentum": "VGG-16",
+    "lstm": "LSTM",
+    "gpt": "BERT",
+}  # others: none
 _SCHEME_OF = {
     "dense": "dense-overlapped",
     "topk": "topkdsa",
@@ -47,7 +53,7 @@ def timed(rows: Sequence[Row], iterations: Sequence[Mapping[str, Any]]) -> list[
     run, and so are ``model`` and its ``model_density``."""
     found = []
     for row in rows:
-        scheme, model = _SCHEME_OF.get(row["method"]), _MODEL_OF[row["task"]]
+        scheme, model = _SCHEME_OF.get(row["method"]), _MODEL_OF.get(row["task"])
         found += [
             {
                 **{name: row[name] for name in ("task", "method", "density", "steps", "value", "judged_by")},

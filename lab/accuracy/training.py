@@ -23,7 +23,8 @@ class Training:
     ``points`` are the held-out figures so far, each a dict with ``step``, the ``loss`` and for a classifier the
     ``accuracy`` (percent), ``training_loss`` (a mean since the last point), ``sent_bytes`` (payload by one rank since
     the start, a mean over ranks), ``reduced_density`` (share of the compressed entries that the averaged gradient has,
-    a mean since the last point) and ``selected`` (entries sent as a multiple of those asked for). ``diverged``: at
+    a mean since the last point), ``selected`` (entries sent as a multiple of those asked for) and ``travelled`` (the
+    share of all entries that ranks have sent since the start, dense ones included). ``diverged``: at
     which step a gradient or a loss was not finite; the run ends there.
     """
 
@@ -35,7 +36,7 @@ class Training:
         self._optimizer = problem.optimizer(self.model, momentum=not method.takes_momentum)
         options = method.arguments(task, density=run.density, steps=run.steps, optimizer=self._optimizer)
         self._ranks = OneProcess(self.model, run.ranks, options)
-        self._task = task
+        self._clip = None if method.clips_locally(task) else task.clip
         self.step = 0
         self.points: list[dict[str, float]] = []
         self.diverged: int | None = None
@@ -82,14 +83,14 @@ class Training:
             "points": self.points,
             "diverged": self.diverged,
             "seconds": self.seconds,
-            "weights_crc32": checksum(self.model),
+            "weights_crc32": checksum(self.model.parameters()),
         }
 
     def train_step(self) -> None:
         """One step of all ranks. Where a gradient is not finite, ``diverged`` says so instead."""
         run = self._run
         for group in self._optimizer.param_groups:
-            group["lr"] = self._task.learning_rate_at(self.step, run.steps)
+            group["lr"] = run.learning_rate_at(self.step)
         losses = 0.0
         try:
             for rank in range(run.ranks):
@@ -103,6 +104,8 @@ class Training:
         except NonFiniteGradient:
             self.diverged = self.step
             return
+        if self._clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self.step += 1
@@ -111,11 +114,13 @@ class Training:
         self._since["reduced_density"] += self._ranks.reduced_density
 
     def _evaluate(self) -> None:
+        self.model.eval()
         found = self._problem.held_out(self.model, final=self.step == self._run.steps)
+        self.model.train()
         if not math.isfinite(found["loss"]):
             self.diverged = self.step
             return
-        sent = self._ranks.sent_bytes()
+        sent, (travelled, entries) = self._ranks.sent_bytes(), self._ranks.travelled()
         self.points.append(
             {
                 "step": self.step,
@@ -124,6 +129,7 @@ class Training:
                 "sent_bytes": sum(sent) / len(sent),
                 "reduced_density": self._since["reduced_density"] / self._since["steps"],
                 "selected": self._ranks.selected(),
+                "travelled": travelled / entries,
             }
         )
         self._since = dict.fromkeys(self._since, 0.0)

@@ -55,7 +55,7 @@ def do(run: Run, place: Place) -> None:
                     _tell(kind="step", run=run.name, step=training.step)
 
             training.go_on(on_step)
-            found = {"run": dataclasses.asdict(run), **training.result()}
+            found = {"run": run.to_dict(), **training.result()}
         beside = result.with_suffix(".new")
         beside.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n")
         beside.replace(result)
@@ -64,8 +64,8 @@ def do(run: Run, place: Place) -> None:
 
 
 def time_steps(place: str, runs: str) -> None:
-    """Says how many seconds a step of each run takes here, from the fastest of a few. On cores: of computing time,
-    which programs that run beside it change little.
+    """Says how many seconds a step of each run takes here, from the fastest of a few, with its share of the held-out
+    figures. On cores: of computing time, which programs that run beside it change little.
     """
     torch.set_num_threads(1)
     own = Place.from_json(place)
@@ -79,7 +79,13 @@ def time_steps(place: str, runs: str) -> None:
                 started_s = clock()
                 training.train_step()
                 took_s.append(clock() - started_s)
-        _tell(kind="timed", run=run.name, step_s=min(took_s[1:]))
+            inputs, targets = (one.to(run.device) for one in problem.batch(short, 0, 0))
+            with torch.no_grad():
+                started_s = clock()
+                float(problem.loss(training.model, inputs, targets))
+                sample_s = (clock() - started_s) / len(inputs)
+        samples = (run.evaluations - 1) * problem.judged(final=False) + problem.judged(final=True)
+        _tell(kind="timed", run=run.name, step_s=min(took_s[1:]) + sample_s * samples / run.steps)
 
 
 def _runs(text: str) -> Sequence[Run]:

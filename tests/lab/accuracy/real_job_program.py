@@ -24,12 +24,11 @@ def train_all(init_method: str, runs: str, data: str, texts: str) -> None:
     )
     for fields in json.loads(runs):
         run = Run.from_dict(fields)
-        crc, sent = train(run, open_problem(run.task, Path(data), Path(texts)))
-        print(json.dumps({"run": run.name, "weights_crc32": crc, "sent_bytes": sent}), flush=True)
+        print(json.dumps({"run": run.name, **train(run, open_problem(run.task, Path(data), Path(texts)))}), flush=True)
     dist.destroy_process_group()
 
 
-def train(run: Run, problem: Problem) -> tuple[int, int]:
+def train(run: Run, problem: Problem) -> dict[str, int]:
     method = METHODS[run.method]
     torch.manual_seed(run.seed)
     ddp = DistributedDataParallel(problem.model("small", "cpu"), bucket_cap_mb=100)
@@ -41,9 +40,15 @@ def train(run: Run, problem: Problem) -> tuple[int, int]:
         ddp.register_comm_hook(state, telegrad.ddp_hook)
         before = int(comm.stats()["bytes_sent"])  # by comparing options
         for step in range(run.steps):
-            optimizer.param_groups[0]["lr"] = problem.task.learning_rate_at(step, run.steps)
+            optimizer.param_groups[0]["lr"] = run.learning_rate_at(step)
             optimizer.zero_grad()
             inputs, targets = problem.batch(run, step, comm.rank)
             problem.loss(ddp, inputs, targets).backward()
+            if problem.task.clip is not None and not method.clips_locally(problem.task):
+                torch.nn.utils.clip_grad_norm_(ddp.parameters(), problem.task.clip)
             optimizer.step()
-        return checksum(ddp.module), int(comm.stats()["bytes_sent"]) - before
+        return {
+            "weights_crc32": checksum(ddp.module.parameters()),
+            "buffers_crc32": checksum(ddp.module.buffers()),
+            "sent_bytes": int(comm.stats()["bytes_sent"]) - before,
+        }
