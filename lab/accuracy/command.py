@@ -33,7 +33,7 @@ _LAST_LINES = 15
 _SMALL_TASKS = ",".join(name for name in TASKS if name not in GROWN)
 _LARGE: dict[str, Any] = {
     "tasks": ",".join(GROWN),
-    "methods": "dense,reused,momentum,oktopk,lowrank-4",
+    "methods": "dense,reused,momentum,oktopk,lowrank-16",
     "rates": "0.5,1,2",
     "steps": 1500,
 }
@@ -52,7 +52,7 @@ def command(
         str,
         typer.Option(
             help="What share of each large tensor's entries a rank sends; several: 0.01,0.001. Of the default method;"
-            " the others have the one at which the task is judged, if it is among them. With --size large all have that."
+            " the others have the one at which the task is judged, if it is among them; with --size large all have it."
         ),
     ] = "0.01,0.001",
     seeds: Annotated[

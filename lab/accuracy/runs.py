@@ -273,7 +273,7 @@ METHODS = {
         Method("cold-momentum", "as `momentum`, without dense steps at first", needs="momentum", cold=True),
         *(
             Method(f"lowrank-{rank}", f"LowRank of rank {rank}, without dense steps", sparse=False, rank=rank)
-            for rank in (1, 2, 3, 4, 8)
+            for rank in (1, 2, 3, 4, 8, 16)
         ),
     )
 }

@@ -42,9 +42,10 @@ def _table_of_task(rows: Sequence[Row]) -> Table:
     task = TASKS[rows[0]["task"]]
     table = _table(f"{task.about}: {_about(rows[0])}")
     swept = any(len(row["rates"]) > 1 for row in rows)
+    has_perplexity = judged_by == "loss" and not swept  # the result has it; with the rate there is no room
     for head in ("method", "density", *(["rate"] if swept else []), "seeds", _head(task), _BEHIND[judged_by]):
         _column(table, head)
-    if judged_by == "loss":
+    if has_perplexity:
         _column(table, "perplexity")
     for head in ("sent/step", "less", "travelled", "reduced density", "selected/k"):
         _column(table, head)
@@ -52,7 +53,7 @@ def _table_of_task(rows: Sequence[Row]) -> Table:
         sent, less = row["sent_bytes_per_step"], row["less"]
         rate = [_learning_rate(task, row)] if swept else []
         cells = [row["method"], _density(row), *rate, str(len(row["seeds"])), _value(row), _behind(row)]
-        if judged_by == "loss":
+        if has_perplexity:
             cells.append("–" if row["perplexity"] is None else f"{row['perplexity']:.3f}")
         cells += [
             "–" if sent is None else f"{sent / 1e3:,.1f} kB",
@@ -79,7 +80,7 @@ def _about(row: Row) -> str:
 
 
 def _density(row: Row) -> str:
-    return f"{row['density'] * 100:g} %" if row["compressed_parameters"] else ""
+    return f"{row['density'] * 100:g} %" if row["compressed_parameters"] and row["density"] < 1 else ""
 
 
 def _value(row: Row) -> str:

@@ -17,7 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 from lab.accuracy import command, job
-from lab.accuracy.runs import Run
+from lab.accuracy.runs import GROWN, Run
 from telegrad.launch import RankExit, RankFailed, RanksTimedOut
 
 pytestmark = pytest.mark.ranks("torch")
@@ -104,6 +104,38 @@ def test_a_small_study_and_that_it_goes_on(
     assert f"{files[0].name} is damaged" in output
 
 
+def test_rates_are_swept_and_the_best_one_gets_the_other_seeds(
+    data: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_if_timed(monkeypatch)
+    rows = tmp_path / "rows.json"
+    common = ("--data", data, "--text", library, "--out", tmp_path / "study", "--steps", 2, "--batch", 4, "--jobs", 1)
+    common += ("--task", "lstm-words", "--methods", "dense", "--rates", "1,1e-6", "--seeds", 2, "--json", rows)
+    status, output = _run(*common)
+    assert status == 0, output
+    assert "3 runs of 1 tasks, 6 steps" in output
+    found = json.loads(rows.read_text())
+    (row,) = found["rows"]
+    assert (row["rate"], row["seeds"], list(row["rates"])) == (1.0, [0, 1], ["1e-06", "1"])
+    assert sorted((run["run"]["seed"], run["run"].get("rate", 1.0)) for run in found["runs"]) == [
+        (0, 1e-6),
+        (0, 1.0),
+        (1, 1.0),
+    ]
+    status, output = _run(*common)
+    assert "3 runs are done" in output
+
+
+def test_a_large_study_has_its_own_defaults(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "time_steps", lambda _, runs, **__: {run.name: 0.9 for run in runs})
+    status, output = _run("--data", data, "--out", tmp_path / "x", "--size", "large", "--device", "cpu", "--plan")
+    assert status == 0, output
+    # 4 methods of each task; 3 rates of the first seed, and 2 seeds more
+    assert "80 runs of 4 tasks, 120,000 steps" in output
+    assert "30.0 core-hours together" in output
+    assert all(f"{task}: 20 runs" in output for task in GROWN)
+
+
 def test_a_plan_is_only_told(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "time_steps", lambda _, runs, **__: {run.name: run.batch for run in runs})
     monkeypatch.delattr(command, "train")
@@ -160,6 +192,8 @@ def test_how_it_ends_early(
         (("--sweep", "steps"), "'steps' does not exist: use batch, ranks"),
         (("--size", "huge"), "'huge' does not exist: use small, large"),
         (("--density", "2"), "'2' is no part of 1"),
+        (("--rates", "1,-2"), "'1,-2' must be numbers above 0, separated by commas: 0.5,1,2"),
+        (("--rates", "fast"), "'fast' must be numbers above 0"),
         (("--batch", "30"), "Invalid value for --batch: 30 must be a multiple of ranks=4"),
         (("--methods", "momentum", "--task", "gpt"), "momentum fit none of these tasks: gpt has dense, reused"),
         (("--plan", "--json", "rows.json"), "Invalid value for --json: --plan measures nothing to write"),

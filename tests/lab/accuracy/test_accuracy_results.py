@@ -15,7 +15,7 @@ pytest.importorskip("rich")
 from rich.console import Console
 
 from lab.accuracy.plots import curve_of, plot
-from lab.accuracy.results import mean_over, rows_of
+from lab.accuracy.results import best_rates, mean_over, rows_of
 from lab.accuracy.runs import Run
 from lab.accuracy.tables import sweep_table, tables_of
 
@@ -35,6 +35,7 @@ def result(task: str, method: str, values: tuple[float, ...], seed: int = 0, **c
             "sent_bytes": sent * step,
             "reduced_density": (0.02 if step == 1 else 0.04) if sparse else 1.0,
             "selected": 1.25 if sparse else 1.0,
+            "travelled": 0.015 if sparse else 1.0,
         }
         for step in (1, 4)
     ]
@@ -82,7 +83,41 @@ def test_a_row_compares_the_means_of_the_same_seeds() -> None:
     assert (reused["selected"], reused["seconds"]) == (1.25, 4.0)
     text = text_of(*tables_of(rows))
     assert "1,000 parameters, 4 ranks, batch 8, 4 steps" in text
-    assert " ".join(text.splitlines()[-2].split()) == "reused 1 % 2 88.50 ± 0.50 +2.00 0.1 kB 80.0x 3.5 % 1.25"
+    assert " ".join(text.splitlines()[-2].split()) == "reused 1 % 2 88.50 ± 0.50 +2.00 0.1 kB 80.0x 1.5 % 3.5 % 1.25"
+
+
+def test_every_method_is_compared_at_its_best_rate_of_the_first_seed() -> None:
+    runs = [
+        result("lstm-words", "dense", (5.0,), rate=0.5),
+        result("lstm-words", "dense", (4.0,)),
+        result("lstm-words", "dense", (4.5,), rate=2.0),
+        result("lstm-words", "dense", (4.2,), 1),
+        result("lstm-words", "topk", (4.3,)),
+        result("lstm-words", "topk", (4.1,), rate=2.0),
+        result("lstm-words", "topk", (9.0,), 1, rate=2.0),  # no judge of the rate
+        {**diverged("lstm-words", "topk"), "run": result("lstm-words", "topk", (1.0,), rate=4.0)["run"]},
+    ]
+    assert {key[:3]: rate for key, rate in best_rates(runs).items()} == {
+        ("lstm-words", "dense", 1.0): 1.0,
+        ("lstm-words", "topk", 0.01): 2.0,
+    }
+    dense, topk = rows_of(runs)
+    assert (dense["rate"], dense["values"], dense["rates"]) == (1.0, [4.0, 4.2], {"0.5": 5.0, "1": 4.0, "2": 4.5})
+    assert (topk["rate"], topk["values"], topk["rates"]) == (2.0, [4.1, 9.0], {"1": 4.3, "2": 4.1, "4": None})
+    assert topk["behind_dense"] == pytest.approx(100 * (6.55 / 4.1 - 1))
+    lines = [" ".join(line.split()) for line in text_of(*tables_of(rows_of(runs[:-1]))).splitlines()]
+    assert "method density rate seeds loss (nats/token)" in " ".join(lines)
+    assert any(line.startswith("dense 3 2 4.1000") for line in lines)
+    assert any(line.startswith("topk 1 % 6 (end) 2 6.5500") for line in lines)
+
+
+def test_runs_of_before_there_were_rates_have_the_rate_1() -> None:
+    old = result("vgg", "dense", (0.3, 90.0))
+    del old["run"]["rate"]
+    for point in old["points"]:
+        del point["travelled"]
+    (row,) = rows_of([old])
+    assert (row["rate"], row["travelled"]) == (1.0, None)
 
 
 def test_a_loss_is_compared_in_percent_and_has_a_perplexity() -> None:

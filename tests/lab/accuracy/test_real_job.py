@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from lab.accuracy.one_process import checksum
 from lab.accuracy.problems import open_problem
 from lab.accuracy.runs import METHODS, TASKS, Method, Run
 from lab.accuracy.training import Training
@@ -38,6 +39,10 @@ RUNS = [
     ),
     Run("gpt", "reused", 0.05, 1, 3, 4, RANKS),  # its first step is dense
     Run("lstm", "topk", 0.05, 1, 2, 4, RANKS),
+    Run("resnet18", "momentum", 0.05, 1, 3, 8, RANKS, rate=0.5),
+    Run("lstm-words", "dense", 1.0, 1, 2, 4, RANKS),
+    Run("gpt-clipped", "reused", 0.05, 1, 3, 4, RANKS),
+    Run("masked", "lowrank-2", 1.0, 1, 2, 4, RANKS),
 ]
 
 
@@ -71,6 +76,8 @@ def test_bits_and_bytes_are_those_of_a_real_job(
     with Training(run, open_problem(run.task, *places), tmp_path / "saved.npz") as training:
         training.go_on()
         result = training.result()
+        buffers = checksum(training.model.buffers())
+    assert said[0][run.name]["buffers_crc32"] == buffers  # the other ranks' are overwritten with these
     assert {line[run.name]["weights_crc32"] for line in said} == {result["weights_crc32"]}
     sent = [line[run.name]["sent_bytes"] for line in said]
     assert result["points"][-1]["sent_bytes"] == sum(sent) / RANKS > 0

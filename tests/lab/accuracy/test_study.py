@@ -30,6 +30,7 @@ RUN = Run("vgg", "topk", 0.01, 0, 300, 64, 4)
         ({"density": 0.0}, "density=0.0 must be above 0"),
         ({"density": 1.5}, "density=1.5"),
         ({"seed": -1}, "seed=-1 must not be negative"),
+        ({"rate": 0.0}, "rate=0.0 must be a finite number above 0"),
     ],
 )
 def test_runs_that_cannot_be_are_refused(changes: dict[str, object], said: str) -> None:
@@ -46,6 +47,31 @@ def test_a_name_says_what_differs() -> None:
     assert len({run.name for run in [RUN, *others]}) == 6
     assert RUN.name.startswith("vgg-topk-1%-b64-p4-seed0-")
     assert Run.from_dict(json.loads(RUN.to_json())).name == RUN.name
+
+
+def test_a_run_at_the_usual_rate_is_called_as_before_there_were_rates() -> None:
+    assert "rate" not in json.loads(RUN.to_json())
+    other = dataclasses.replace(RUN, rate=0.5)
+    assert other.name.startswith("vgg-topk-1%-0.5x-b64-p4-seed0-")
+    assert Run.from_dict(json.loads(other.to_json())) == other
+    assert other.learning_rate_at(20) == 0.5 * RUN.learning_rate_at(20)
+
+
+def test_rates_are_compared_with_the_first_seed_and_the_others_have_the_best() -> None:
+    study = Study(("lstm-words",), (DENSE, "topk"), seeds=2, all_seeds=True, sweeps=(), rates=(0.5, 1.0, 2.0))
+    best = {("lstm-words", "topk", 0.01): 2.0, ("lstm-words", DENSE, 1.0): 1.0}
+    runs = study.parts(best)["methods"]
+    assert [(run.method, run.seed, run.rate) for run in runs] == [
+        (method, *one)
+        for method, best in ((DENSE, 1.0), ("topk", 2.0))
+        for one in ((0, 0.5), (0, 1.0), (0, 2.0), (1, best))
+    ]
+    assert len(study.parts()["methods"]) == len(runs)
+
+
+def test_a_large_study_evaluates_less_often_and_may_have_judged_densities_alone() -> None:
+    runs = Study(("lstm-words",), ("reused",), seeds=1, sweeps=(), size="large", judged_only=True).parts()["methods"]
+    assert [(run.density, run.evaluations, run.size) for run in runs] == [(0.01, 6, "large")]
 
 
 def test_evaluations_are_even_and_end_with_the_last_step() -> None:
@@ -148,6 +174,9 @@ def test_what_a_method_tells_ddp_state() -> None:
         "momentum": Momentum(0.9),
         "optimizer": "the optimizer",
     }
+    assert told(METHODS["reused"], "lstm-words") == {"compress": few, "clip_norm": 1.0}
+    assert told(METHODS[DENSE], "lstm-words") == {"compress": None}  # whose averages are clipped
+    assert told(METHODS["momentum"], "resnet18")["momentum"] == Momentum(0.9, nesterov=True)
     assert told(METHODS["unmasked"], "vgg-momentum")["momentum"] == Momentum(0.9, masking=False)
     assert "warmup" not in told(METHODS["cold-momentum"], "vgg-momentum")
 

@@ -27,7 +27,7 @@ ROWS = [
 def _result(method: str, density: float, figures: tuple[float, ...]) -> dict[str, Any]:
     run = {"task": "vgg", "method": method, "density": density, "seed": 0, "steps": 10, "batch": 64, "ranks": 4}
     points = [{"step": 5 * (place + 1), "accuracy": one} for place, one in enumerate(figures)]
-    return {"run": {**run, "size": "small", "device": "cpu"}, "points": points}
+    return {"run": {**run, "size": "small", "device": "cpu"}, "points": points, "diverged": None}
 
 
 def test_a_run_takes_its_steps_times_an_iteration_of_its_scheme() -> None:

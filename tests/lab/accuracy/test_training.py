@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import zlib
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 
 from lab.accuracy import runs as tasks
 from lab.accuracy.one_process import OneProcess
-from lab.accuracy.problems import Problem, open_problem
+from lab.accuracy.problems import WORDS, Problem, Words, masked, open_problem
 from lab.accuracy.runs import METHODS, SIZES, TASKS, Run
 from lab.accuracy.training import Training
+from telegrad.tools.demo.job import Corpus
 
 RANKS = 2  # any algorithm sums two vectors to the same bits
 
@@ -35,6 +37,10 @@ RESUMED = [
     ),
     Run("gpt", "reused", 0.02, 0, 6, 2, RANKS, 3),
     Run("lstm", "topk", 0.02, 3, 6, 2, RANKS, 3),
+    Run("resnet18", "momentum", 0.02, 0, 6, 8, RANKS, 3, rate=2.0),
+    Run("lstm-words", "reused", 0.02, 0, 6, 4, RANKS, 3),
+    Run("gpt-clipped", "dense", 1.0, 0, 6, 4, RANKS, 3),
+    Run("masked", "lowrank-2", 1.0, 0, 6, 4, RANKS, 3),
 ]
 
 
@@ -87,6 +93,9 @@ def test_points_count_what_is_sent(places: tuple[Path, Path], tmp_path: Path) ->
         assert point["reduced_density"] <= 4 * 0.01 * 1.01
         assert 0 < point["sent_bytes"] < 0.1 * dense["points"][-1]["sent_bytes"]
         assert 0 <= point["accuracy"] <= 100
+        small = parameters - sparse["compressed_parameters"]
+        assert point["travelled"] == pytest.approx((small + 0.01 * sparse["compressed_parameters"]) / parameters, 0.01)
+    assert {point["travelled"] for point in dense["points"]} == {1.0}
 
 
 def test_it_learns(places: tuple[Path, Path], tmp_path: Path) -> None:
@@ -190,10 +199,100 @@ def test_models_of_all_sizes(task: tasks.Task, size: str, places: tuple[Path, Pa
         model = problem.model(size, "meta")
         inputs = torch.zeros(3, 1, 28, 28) if task.data == "fashion" else torch.zeros(3, task.context, dtype=torch.long)
         logits = model(inputs)
-    assert logits.shape == ((3, 10) if task.data == "fashion" else (3, task.context, 256))
+    words = 256 if task.data == "text" else WORDS
+    assert logits.shape == ((3, 10) if task.data == "fashion" else (3, task.context, words))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    assert parameters < 200_000 if size == "small" else parameters > 2_000_000
-    assert not dict(model.named_buffers()), "a rank's buffers would depend on its samples"
+    least = 5_000_000 if task.name in tasks.GROWN else 2_000_000
+    assert parameters < 200_000 if size == "small" else least < parameters < 26_000_000
+    kinds = {type(one) for one in model.modules() if next(one.buffers(recurse=False), None) is not None}
+    assert kinds == ({torch.nn.BatchNorm2d} if task.name == "resnet18" else set())
+
+
+def test_running_statistics_are_those_of_rank_0(places: tuple[Path, Path], tmp_path: Path) -> None:
+    run = Run("resnet18", "momentum", 0.02, 0, 3, 8, RANKS, 1)
+    problem = problem_of(run, places)
+    with Training(run, problem, tmp_path / "s.npz") as training:
+        for step in range(run.steps):
+            alone = copy.deepcopy(training.model)
+            alone(problem.batch(run, step, 0)[0])
+            training.train_step()
+            for (name, expected), (_, found) in zip(alone.named_buffers(), training.model.named_buffers(), strict=True):
+                assert torch.equal(expected, found), name
+
+
+def test_held_out_figures_use_running_statistics_and_leave_them(places: tuple[Path, Path], tmp_path: Path) -> None:
+    run = Run("resnet18", "dense", 1.0, 0, 2, 8, RANKS, 1)
+    with Training(run, problem_of(run, places), tmp_path / "s.npz") as training:
+        training.go_on()
+        after = {name: int(one) for name, one in training.model.named_buffers() if name.endswith("tracked")}
+        assert set(after.values()) == {run.steps}
+        with torch.no_grad():
+            batch = problem_of(run, places).batch(run, 0, 0)[0]
+            assert training.model.training
+            one, other = (training.model.eval()(batch[:count])[0] for count in (1, 4))
+        assert torch.allclose(one, other, atol=1e-4)  # not by the batch
+
+
+@pytest.mark.parametrize("method", ["dense", "lowrank-2", "topk"])
+def test_gradients_are_clipped(method: str, places: tuple[Path, Path], tmp_path: Path) -> None:
+    run = Run("lstm-words", method, 0.02 if method == "topk" else 1.0, 0, 100, 4, RANKS)
+    task = dataclasses.replace(TASKS[run.task], clip=1e-3)
+    problem = problem_of(run, places)
+    problem.task = task
+    with Training(run, problem, tmp_path / "s.npz") as training:
+        before = [one.detach().clone() for one in training.model.parameters()]
+        training.train_step()
+        moved = torch.cat([(one - old).flatten() for one, old in zip(training.model.parameters(), before, strict=True)])
+    most = run.learning_rate_at(0) * task.clip
+    assert 0 < float(moved.norm()) <= 1.001 * most
+    if method == "dense":
+        assert float(moved.norm()) > 0.99 * most
+
+
+def test_text_by_words_loses_nothing(places: tuple[Path, Path]) -> None:
+    corpus = Corpus.open(places[1])
+    words = Words(corpus.training)
+    assert 256 < len(words) <= WORDS
+    for text in (corpus.training, corpus.held_out, np.frombuffer("unknown_word λ\t 12".encode(), np.uint8)):
+        tokens = words.tokens(text)
+        assert words.text(tokens) == text.tobytes()
+    assert len(words.tokens(corpus.training)) < 0.5 * len(corpus.training)
+
+
+def test_masked_tokens_are_judged_and_no_others() -> None:
+    tokens = np.arange(3 * 64).reshape(3, 64)
+    inputs, targets = masked(tokens, np.random.default_rng(0))
+    hidden = inputs == WORDS
+    assert hidden.sum(1).tolist() == [10, 10, 10]
+    assert np.array_equal(targets[hidden], tokens[hidden])
+    assert set(targets[~hidden]) == {-100}
+    assert np.array_equal(inputs[~hidden], tokens[~hidden])
+    assert (hidden[0] != hidden[1]).any()
+
+
+def test_the_masked_loss_is_a_mean_over_masked_tokens(places: tuple[Path, Path]) -> None:
+    run = Run("masked", "dense", 1.0, 0, 1, 4, RANKS)
+    problem = problem_of(run, places)
+    model = problem.model("small", "cpu")
+    inputs, targets = problem.batch(run, 0, 1)
+    assert torch.equal(problem.batch(run, 0, 1)[0], inputs)
+    assert not torch.equal(problem.batch(run, 0, 0)[1], targets)
+    places_of = targets != -100
+    expected = -model(inputs).log_softmax(-1)[places_of].gather(1, targets[places_of][:, None]).mean()
+    assert float(problem.loss(model, inputs, targets)) == pytest.approx(float(expected), rel=1e-5)
+    held_out = problem.held_out(model, final=True)
+    assert held_out == problem.held_out(model, final=True)
+
+
+def test_the_rate_multiplies_the_learning_rate(places: tuple[Path, Path], tmp_path: Path) -> None:
+    moved = []
+    for rate in (1.0, 0.5):
+        run = Run("vgg", "dense", 1.0, 0, 100, 8, RANKS, rate=rate)
+        with Training(run, problem_of(run, places), tmp_path / "s.npz") as training:
+            before = training.model.head.weight.detach().clone()  # type: ignore[union-attr]
+            training.train_step()
+            moved.append(training.model.head.weight.detach() - before)  # type: ignore[union-attr]
+    assert torch.allclose(moved[0], 2 * moved[1], rtol=1e-2, atol=1e-7)
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
