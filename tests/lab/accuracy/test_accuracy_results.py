@@ -57,7 +57,7 @@ def diverged(task: str, method: str, seed: int = 0) -> dict[str, Any]:
 
 def text_of(*tables: Any) -> str:
     said = io.StringIO()
-    console = Console(width=120, file=said)
+    console = Console(width=130, file=said)
     for table in tables:
         console.print(table)
     return said.getvalue()

@@ -242,7 +242,9 @@ def test_gradients_are_clipped(method: str, places: tuple[Path, Path], tmp_path:
     with Training(run, problem, tmp_path / "s.npz") as training:
         before = [one.detach().clone() for one in training.model.parameters()]
         training.train_step()
-        moved = torch.cat([(one - old).flatten() for one, old in zip(training.model.parameters(), before, strict=True)])
+        moved = torch.cat(
+            [(one.detach() - old).flatten() for one, old in zip(training.model.parameters(), before, strict=True)]
+        )
     most = run.learning_rate_at(0) * task.clip
     assert 0 < float(moved.norm()) <= 1.001 * most
     if method == "dense":
