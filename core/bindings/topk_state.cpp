@@ -29,7 +29,7 @@ void bind_past(nb::class_<KeptOkTopk>& type) {
           [](KeptOkTopk& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths, bool spread) {
             self.load({.calls = calls, .threshold = threshold, .lengths = std::move(lengths), .spread = spread});
           },
-          nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"), nb::arg("spread"));
+          nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"), nb::arg("spread") = false);
 }
 
 }  // namespace

@@ -214,7 +214,7 @@ class Gathering {
   std::size_t most_bytes() const { return most_bytes_of<V>(std::ranges::max(counts_)); }
   // Short messages, of which no rank has too many to send.
   bool doubles() const {
-    if (how_.sends_once || (!is_short() && most_bytes() > kShortMessageBytes)) return false;
+    if (how_.sends_once || (!is_short() && most_bytes() > kDoubledShareBytes)) return false;
     const std::size_t most = (balanced_ ? 1 : 2) * all().size() + net_.size();
     for (Rank rank = 0; rank < net_.size(); ++rank) {
       if (sent_by_doubling(rank) > most) return false;

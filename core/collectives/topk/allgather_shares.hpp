@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -12,6 +13,10 @@
 #include "transport/transport.hpp"
 
 namespace telegrad {
+
+/// Shares of up to so many bytes, not packed, may go by doubling, as far as no rank has to send too much by that: it saves
+/// messages and costs copies.
+inline constexpr std::size_t kDoubledShareBytes = std::size_t{64} << 10;
 
 /// How shares of which all ranks know how many entries they have are gathered; the same on all ranks.
 struct ShareGathering {

@@ -79,6 +79,8 @@ constexpr std::size_t kSteps = 8;
 constexpr std::size_t kSaid = 2;  // more counts of a rank that has sent its entries uncounted
 constexpr unsigned kBitsOfSteps = 4;
 bool counts_steps(std::uint64_t k, Rank ranks) { return 10 * kSteps * ranks <= k; }
+// The same of tried thresholds: then all ranks know at once what each keeps with the one that is taken.
+bool tells_tried(std::uint64_t k, Rank ranks) { return 10 * kTried * ranks <= k; }
 
 // Slices that have served may serve again uncounted: where shares are so large that chance makes none of them twice the mean.
 constexpr std::uint64_t kUncountedShareLeast = 36;
@@ -350,12 +352,28 @@ class OkTopk {
         for (std::size_t i = 0; i < kTried; ++i) counts[i] += key >= keys[i] ? 1 : 0;
       }
     });
-    co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));
+    std::vector<std::uint64_t> of_ranks;
+    if (tells_tried(settings_.k, net_.size())) {
+      of_ranks = co_await gather_counts(net_, counts, report_.traffic, take_steps(kGatherCountsSteps));
+      counts.fill(0);
+      for (std::size_t i = 0; i < of_ranks.size(); ++i) counts[i % kTried] += of_ranks[i];
+    } else {
+      co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));
+    }
     const auto nearest = std::ranges::min_element(counts, std::less<>(), [&](std::uint64_t count) { return off(count); });
     if (!is_near(*nearest, false, settings_.k)) co_return false;
     const auto place = static_cast<std::size_t>(nearest - counts.begin());
     state_.threshold = tried[place];
-    co_await keep_from(keys[place]);
+    if (of_ranks.empty()) {
+      co_await keep_from(keys[place]);
+      co_return true;
+    }
+    for (Rank rank = 0; rank < net_.size(); ++rank) {
+      kept_counts_[rank] = of_ranks[rank * kTried + place];
+      if (kept_counts_[rank] > slices_[rank].size()) co_await fail_kept(rank);
+    }
+    report_.selected = *nearest;
+    co_await take_from(keys[place]);
     co_return true;
   }
 
@@ -417,6 +435,19 @@ class OkTopk {
 
   // Of the owned sums; all ranks say how many they keep, and how many in each of `steps` above the threshold.
   Task<void> keep_from(std::uint64_t key, std::size_t steps = 0) {
+    co_await take_from(key);
+    const std::size_t count = kept_.values.size();
+    std::vector<std::uint64_t> in_steps(steps + 1);
+    if (steps > 0) {
+      co_await net_.compute(count * sizeof(V), [&] {
+        for (const V value : kept_.values) ++in_steps[std::min<std::uint64_t>((magnitude_key(value) - key) / kStep, steps)];
+      });
+    }
+    co_await exchange_counts(count, std::span(in_steps).first(steps));
+    report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
+  }
+
+  Task<void> take_from(std::uint64_t key) {
     const std::span<const V> values = owned_.values.span();
     kept_ = {owned_.range, false, Array<std::uint32_t>(values.size()), Array<V>(values.size())};
     std::size_t count = 0;
@@ -434,14 +465,6 @@ class OkTopk {
     });
     kept_.indices.truncate(count);
     kept_.values.truncate(count);
-    std::vector<std::uint64_t> in_steps(steps + 1);
-    if (steps > 0) {
-      co_await net_.compute(count * sizeof(V), [&] {
-        for (const V value : kept_.values) ++in_steps[std::min<std::uint64_t>((magnitude_key(value) - key) / kStep, steps)];
-      });
-    }
-    co_await exchange_counts(count, std::span(in_steps).first(steps));
-    report_.selected = std::accumulate(kept_counts_.begin(), kept_counts_.end(), std::uint64_t{0});
   }
 
   // How many sums each rank keeps, whether these are all that there are, and how many lie in each step. Where nobody has
@@ -466,20 +489,22 @@ class OkTopk {
       steps_.insert(steps_.end(), of_steps.begin(), of_steps.end());
       keeps_all_ = keeps_all_ && (of_rank[0] & 1) != 0;
       const std::uint64_t in_steps = std::accumulate(of_steps.begin(), of_steps.end(), std::uint64_t{0});
-      const auto says = [&] {
-        return "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(kept_counts_[rank]) + " sums";
-      };
-      if (kept_counts_[rank] > slices_[rank].size()) {
-        co_await net_.fail(rank, says() + ", in a slice of " + std::to_string(slices_[rank].size()));
-      }
+      if (kept_counts_[rank] > slices_[rank].size()) co_await fail_kept(rank);
       if (in_steps > kept_counts_[rank]) {
-        co_await net_.fail(rank, says() + ", " + std::to_string(in_steps) + " of them just above the threshold");
+        co_await net_.fail(rank, says_kept(rank) + ", " + std::to_string(in_steps) + " of them just above the threshold");
       }
       if (uncounted_) co_await take_said(rank, of_rank[steps.size() + 1], of_rank[steps.size() + 2]);
     }
     if (!uncounted_) co_return;
     const std::uint64_t excess = oktopk_excess(report_.local_most, net_.size());
     state_.spread = std::ranges::max(received_) <= report_.local_most + excess;
+  }
+
+  std::string says_kept(Rank rank) const {
+    return "rank " + std::to_string(rank) + " says that it keeps " + std::to_string(kept_counts_[rank]) + " sums";
+  }
+  Transport::Failing fail_kept(Rank rank) {
+    return net_.fail(rank, says_kept(rank) + ", in a slice of " + std::to_string(slices_[rank].size()));
   }
 
   Task<void> take_said(Rank rank, std::uint64_t given, std::uint64_t received) {
@@ -591,7 +616,7 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
     sent += shares(most, ranks, everywhere) + shares(most + ranks, ranks, everywhere);
     received += shares(most / ranks + 1, ranks, everywhere) + shares(most, ranks, everywhere);
   } else {
-    const bool may_double = most * (4 + sizeof(V)) / ranks <= kShortMessageBytes;
+    const bool may_double = most * (4 + sizeof(V)) / ranks <= kDoubledShareBytes;
     const std::uint64_t rounds = std::bit_width(ranks - 1);
     sent += shares(may_double ? 2 * most + ranks : most, ranks, rounds * dimension);
     received += shares(most, ranks, dimension);
@@ -603,11 +628,13 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
   // What owners would receive, all entries, the most of a rank; what is kept by a useless threshold, and by the right one.
   const std::uint64_t checks = sum_counts_bytes_most(ranks + 3, ranks, 2 * total + most + 1);
   const std::size_t counts = 1 + (counts_steps(k, ranks) ? kSteps : 0);
-  std::uint64_t gathered = gather_counts_bytes_most(counts, ranks, 3 * total + ranks) +
-                           gather_counts_bytes_most(1, ranks, 2 * most + ranks);
-  if (uncounted) gathered += gather_counts_bytes_most(counts + kSaid, ranks, 6 * total + 2 * ranks);
-  const std::uint64_t tried = sum_counts_bytes_most(kTried, ranks, kTried * total);
-  std::uint64_t bytes = std::max(sent, received) + checks + gathered + tried;
+  const std::uint64_t said = uncounted ? gather_counts_bytes_most(counts + kSaid, ranks, 6 * total + 2 * ranks) : 0;
+  const std::uint64_t kept = gather_counts_bytes_most(counts, ranks, 3 * total + ranks);
+  const std::uint64_t gathered = (steps.cut ? said + checks + kept : std::max(said, checks + kept)) +
+                                 gather_counts_bytes_most(1, ranks, 2 * most + ranks);
+  const std::uint64_t tried = tells_tried(k, ranks) ? gather_counts_bytes_most(kTried, ranks, kTried * total)
+                                                     : sum_counts_bytes_most(kTried, ranks, kTried * total);
+  std::uint64_t bytes = std::max(sent, received) + gathered + tried;
   if (steps.exact) bytes += threshold_bytes_most<V>(k, ranks, total) + gather_counts_bytes_most(1, ranks, most);
   if (steps.cut) bytes += pooled_slices_bytes_most(dimension, ranks, most, enough_of(excess, ranks));
   return bytes;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from telegrad import _core
 from telegrad import _core as core
@@ -96,7 +96,7 @@ class _SlicesAndThreshold(TopkState):
     """Slices and a threshold, which are reused."""
 
     _core: core.OkTopkState | core.BoundedTopkState
-    _PAST: ClassVar[tuple[str, ...]] = ("calls", "threshold", "slices")
+    _PAST: tuple[str, ...] = ("calls", "threshold", "slices")
 
     @property
     def calls(self) -> int:
@@ -121,7 +121,8 @@ class _SlicesAndThreshold(TopkState):
             raise ValueError("state['slices'] must be a list of ints of 0 or more: the lengths of slices")
         if is_of_others:
             calls, threshold, slices = 0, 0.0, []
-        self._core.set(calls, threshold, list(slices), *(bool(state[name]) for name in self._PAST[3:]))
+        flags = [not is_of_others and bool(state[name]) for name in self._PAST[3:]]
+        self._core.set(calls, threshold, list(slices), *flags)
 
     def _described(self) -> str:
         return f"{super()._described()}, calls={self.calls}"

@@ -63,13 +63,13 @@ def test_of_which_a_part_is_kept(ranks: int, costs: Costs) -> None:
         assert later.time_s == pytest.approx(two.finish_s - one.finish_s, rel=tolerance), about
 
 
-def test_cutting_slices_costs_two_histograms() -> None:
+def test_cutting_slices_costs_counts_and_two_histograms() -> None:
     costs = NETWORKS[1]
     reused, cut = (
         closed_forms.allreduce_topk(8, 1 << 20, 10_000, 10_000, costs, slices=slices, finds_threshold=False)
         for slices in ("reused", "cut")
     )
-    assert 2 * 3 * costs.alpha_s < cut.time_s - reused.time_s < 3 * 3 * costs.alpha_s
+    assert 3 * 3 * costs.alpha_s < cut.time_s - reused.time_s < 4 * 3 * costs.alpha_s
 
 
 @pytest.mark.parametrize("seed", range(15))

@@ -206,8 +206,8 @@ Task<void> lie(Transport& net, Lie what, SparseVector<float> mine, std::uint64_t
   SparseTraffic traffic;
   Step step = 0;
   const Partition slices(static_cast<std::size_t>(mine.dimension()), 2);
-  std::uint64_t counts[] = {2, 0, 4, 4};
-  co_await sum_counts(net, counts, 1, traffic, step);
+  std::uint64_t counts[] = {2, 0, 4, 4, 0};
+  co_await sum_counts(net, counts, 2, traffic, step);
   step += kSumCountsSteps;
   const std::byte no_entry{3};
   if (what == Lie::share) {
@@ -257,14 +257,35 @@ TEST("a rank whose counts, entries or sums are damaged ends the operation on all
   }
 }
 
+TEST("so is one that says that it has sent more entries uncounted than there are indices") {
+  for (const World world : kWorlds) {
+    const Input<float> mine{.indices = {1, 3, 60, 70}, .values = {5.0F, 6.0F, 0.5F, 0.25F}};
+    const OkTopkState state{.calls = 1, .threshold = 1.0, .lengths = {50, 50}, .spread = true};
+    const Ended ended = run_ranks(world, 2, [&](Rank rank) {
+      const RequestPtr request = make_all_reduce_topk(mine.vector(100), OkTopkSettings{.k = 72}, state, Reduction::sum, {}).request;
+      if (rank == 0) return request;
+      return std::make_shared<Request>(request->call(), [&](Transport& net) -> Task<void> {
+        SparseTraffic traffic;
+        const Partition slices(std::size_t{100}, 2);
+        co_await split_short_shares(net, mine.vector(100), slices, 4, Reduction::sum, traffic, 0);
+        const std::uint64_t said[] = {0, 101 << 1, 2};
+        co_await gather_counts(net, said, traffic, 1);
+      });
+    });
+    REQUIRE(ended.requests[0]->failure().has_value());
+    EXPECT(ended.requests[0]->failure()->reason.find("rank 1 says that it has 101 entries of 100") != std::string::npos);
+    EXPECT_EQ(ended.requests[0]->failure()->peer, 1U);
+  }
+}
+
 // The second of eight ranks, all of which have the same 16 entries in each slice. The first slice's are the largest, and are
 // all that is kept. This rank gets two of them when shares are made alike, and gathers two others.
 Task<void> repeat_indices(Transport& net, SparseVector<float> mine) {
   SparseTraffic traffic;
   Step step = 0;
   const Partition slices(static_cast<std::size_t>(mine.dimension()), net.size());
-  std::uint64_t counts[] = {16, 0, 16, 16, 16, 16, 16, 16, 128, 128};
-  co_await sum_counts(net, counts, 1, traffic, step);
+  std::uint64_t counts[] = {16, 0, 16, 16, 16, 16, 16, 16, 128, 128, 0};
+  co_await sum_counts(net, counts, 2, traffic, step);
   step += kSumCountsSteps;
   const OwnedSlice<float> owned = co_await split_short_shares(net, mine, slices, 128, Reduction::sum, traffic, step++);
   co_await global_threshold_key<float>(net, owned.values.span(), 16, traffic, step);

@@ -74,6 +74,49 @@ TEST("slices are cut when they would bring an owner too much, at due calls for h
   EXPECT_EQ(cuts_of(drifting), std::string("....x."));  // by more than half of the excess, and less than all of it
 }
 
+TEST("after a call of spread entries they go uncounted; a rank that has many for one owner holds them back, and all begin again") {
+  constexpr std::uint64_t kN = 96'000;
+  constexpr std::uint64_t kOfRank = 1200;
+  // As many of a rank's entries as `many` in the slice `owner`, the others evenly in the other slices.
+  const auto input_of = [](Rank size, Rank owner, std::uint64_t many, Random& random) {
+    std::vector<std::uint32_t> indices;
+    const std::uint64_t slice = kN / size;
+    const std::uint64_t others = (kOfRank - many) / (size - 1);
+    for (Rank to = 0; to < size; ++to) {
+      const std::uint64_t count = to == owner ? many : others;
+      for (std::uint64_t i = 0; i < count; ++i) {
+        indices.push_back(static_cast<std::uint32_t>(to * slice + i * slice / count + random.below(slice / count)));
+      }
+    }
+    Input<float> input{.indices = std::move(indices), .values = {}};
+    for (std::size_t i = 0; i < input.indices.size(); ++i) input.values.push_back(static_cast<float>(random.uniform() - 0.4));
+    return input;
+  };
+  for (const Rank size : {3U, 4U, 8U, 16U, 33U}) {
+    const OkTopkSettings settings{.k = kOfRank};
+    const std::uint64_t most = 2 * kOfRank / size;
+    // The first owner gets as much as can go uncounted, but for what one rank holds back, or all do.
+    for (const Rank holding : {Rank{1}, size}) {
+      Random random(size);
+      OkTopkState state;
+      std::string cuts;
+      for (int time = 0; time < 5; ++time) {
+        std::vector<Input<float>> inputs;
+        for (Rank rank = 0; rank < size; ++rank) {
+          const bool holds = time == 2 && rank + holding >= size;
+          inputs.push_back(input_of(size, 0, time != 2 ? kOfRank / size : holds ? kOfRank : most, random));
+        }
+        const auto results = call(World::local, inputs, kN, settings, state);
+        check_call(inputs, kN, settings, Reduction::sum, results);
+        cuts += results[0].report.cut ? 'x' : '.';
+        state = results[0].state;
+        EXPECT_EQ(state.spread, time < 2 || time == 4);
+      }
+      EXPECT_EQ(cuts, std::string("..xx."));
+    }
+  }
+}
+
 TEST("very unlike shares are made alike before they are gathered") {
   constexpr std::uint64_t kN = 100'000;
   for (const Rank size : {2U, 3U, 8U, 16U}) {
