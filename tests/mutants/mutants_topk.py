@@ -146,8 +146,8 @@ TOPK_MUTANTS = (
     mutant(
         "topk: each rank moves the threshold by what it alone would keep",
         OKTOPK,
-        "co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));\n    const auto nearest",
-        "for (std::uint64_t& count : counts) count *= net_.size();\n    const auto nearest",
+        "co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));\n    }",
+        "for (std::uint64_t& count : counts) count *= net_.size();\n    }",
     ),
     mutant(
         "topk: a threshold that is moved to is taken however far off k it is",

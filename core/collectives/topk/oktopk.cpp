@@ -611,7 +611,8 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
   const std::uint64_t share = std::max(most, uncounted ? k : 0) * (4 + sizeof(V)) / ranks;
   const std::uint64_t messages = ranks * std::clamp<std::uint64_t>(share / kBucketBytes, 1, kBucketsMost);
   std::uint64_t sent = shares(most, messages, dimension);
-  std::uint64_t received = shares(std::max(most + excess, uncounted ? uncounted_most(most, ranks) * (ranks - 1) : 0), messages, everywhere);
+  const std::uint64_t of_uncounted = uncounted ? uncounted_most(most, ranks) * (ranks - 1) : 0;
+  std::uint64_t received = shares(std::max(most + excess, of_uncounted), messages, everywhere);
   if (steps.balanced) {
     sent += shares(most, ranks, everywhere) + shares(most + ranks, ranks, everywhere);
     received += shares(most / ranks + 1, ranks, everywhere) + shares(most, ranks, everywhere);

@@ -96,7 +96,6 @@ class _SlicesAndThreshold(TopkState):
     """Slices and a threshold, which are reused."""
 
     _core: core.OkTopkState | core.BoundedTopkState
-    _PAST: tuple[str, ...] = ("calls", "threshold", "slices")
 
     @property
     def calls(self) -> int:
@@ -109,10 +108,10 @@ class _SlicesAndThreshold(TopkState):
         return self._core.get()[1]
 
     def _past(self) -> dict[str, Any]:
-        return dict(zip(self._PAST, self._core.get(), strict=True))
+        return dict(zip(("calls", "threshold", "slices", "spread"), self._core.get(), strict=False))
 
     def _load_past(self, state: Mapping[str, Any], is_of_others: bool) -> None:
-        calls, threshold, slices = state["calls"], state["threshold"], state["slices"]
+        calls, threshold, slices, *spread = (state[name] for name in self._past())
         if not _is_count(calls):
             raise ValueError(f"state['calls'] is {calls!r}: it must be an int of 0 or more")
         if not isinstance(threshold, float) or threshold < 0:  # NaN where k sums were NaN
@@ -120,9 +119,8 @@ class _SlicesAndThreshold(TopkState):
         if not _are_lengths(slices):
             raise ValueError("state['slices'] must be a list of ints of 0 or more: the lengths of slices")
         if is_of_others:
-            calls, threshold, slices = 0, 0.0, []
-        flags = [not is_of_others and bool(state[name]) for name in self._PAST[3:]]
-        self._core.set(calls, threshold, list(slices), *flags)
+            calls, threshold, slices, spread = 0, 0.0, [], []
+        self._core.set(calls, threshold, list(slices), *map(bool, spread))
 
     def _described(self) -> str:
         return f"{super()._described()}, calls={self.calls}"
@@ -142,8 +140,6 @@ class OkTopkState(_SlicesAndThreshold):
     All ranks use states that were made alike and have seen the same calls, one call at a time; otherwise it is a
     ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: Li, Hoefler, "Near-optimal
     sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1."""
-
-    _PAST = ("calls", "threshold", "slices", "spread")
 
     def __init__(
         self,

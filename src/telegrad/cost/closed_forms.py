@@ -315,7 +315,6 @@ TURN_BYTES = 32 << 10  # Transport::kTurnBytes
 SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse/split.cpp
 SHARES_UNDER_WAY = 16  # kWindow of sparse/split.cpp
 _THRESHOLD_COUNTS = 256  # about
-_UNCOUNTED_SHARE_LEAST = 36  # kUncountedShareLeast of topk/oktopk.cpp
 _VARINT_BYTES = 2  # of most counts of entries
 _ENTRY_BYTES = 8  # in memory
 _COUNT_BYTES = 8
@@ -383,9 +382,9 @@ def allreduce_topk(
     """Ok-Topk of a sum that keeps k′ = ``keep``: (2P + O(log P))α + 2(k + k′)(P−1)/P·β in words, for alike shares.
 
     A call allreduces P + 1 counts, unless it reuses slices for long shares. It splits, gathers two counts of each rank
-    and the kept shares. If slices are ``"cut"``, histograms are allreduced too: two levels, about. A call that
-    ``finds_threshold`` anew, as every 32nd, also allreduces 256 counts two or three times. Raises ``ValueError`` for
-    sizes that make no sense. Source: Li, Hoefler, PPoPP 2022, §3.1, as docs/explanation/algorithms.md has it.
+    and the kept shares. If slices are ``"cut"``, two histograms are allreduced too. A call that ``finds_threshold``, as
+    every 32nd, allreduces 256 counts two or three times. Raises ``ValueError`` for sizes that make no sense. Source:
+    Li, Hoefler, PPoPP 2022, §3.1, as docs/explanation/algorithms.md has it.
     """
     _check(ranks, dimension, entries)
     if keep < 1:
@@ -396,7 +395,7 @@ def allreduce_topk(
     split = _split(ranks, dimension, entries, costs, packed)
     parts = [(split, 1.0), (_gather_shares(ranks, ceil_div(dimension, ranks), kept, costs, packed), 1.0)]
     work_s = held * ELEMENT_BYTES * gamma  # taking what is kept
-    if slices == "cut" or finds_threshold or keep < _UNCOUNTED_SHARE_LEAST * ranks:
+    if slices == "cut" or finds_threshold or keep < 36 * ranks:  # kUncountedShareLeast of topk/oktopk.cpp
         parts.append((_sum_of_counts(ranks, ranks + 1, costs), 1.0))
     if slices == "cut" and entries:
         parts.append((_sum_of_counts(ranks, _bins(ranks, entries), costs), 2.0))
