@@ -71,24 +71,6 @@ TOPK_MUTANTS = (
         "const std::uint64_t wanted = share_of(total + (indices_.size() > 64 ? 9 : 0), parts_.back(), parts_[i]);",
     ),
     mutant(
-        "topk: a rank that has many entries for one owner sends them uncounted all the same",
-        OKTOPK,
-        "holds_back_ = !is_spread();",
-        "holds_back_ = false;",
-    ),
-    mutant(
-        "topk: slices are cut as if nothing had been sent in vain",
-        OKTOPK,
-        "parts.push_back(received < 2 * report_.local_most ? 2 * report_.local_most - received : 1);",
-        "parts.push_back(received > 0 ? 1 : 1);",
-    ),
-    mutant(
-        "topk: entries that a rank has held back are lost",
-        OKTOPK,
-        "if (is_held_back_) {",
-        "if (is_held_back_ && keeps_all_) {",
-    ),
-    mutant(
         "topk: the threshold's last bits are not looked at",
         THRESHOLD,
         "co_return prefix << left | rests[rests.size() - static_cast<std::size_t>(wanted)];",
