@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import mutant
+from mutant import Mutant, mutant
 
 OKTOPK = "collectives/topk/oktopk.cpp"
 SLICES = "collectives/topk/pooled_slices.cpp"
@@ -69,6 +69,92 @@ TOPK_MUTANTS = (
         SLICES,
         "const std::uint64_t wanted = share_of(total, parts_.back(), parts_[i]);",
         "const std::uint64_t wanted = share_of(total + (indices_.size() > 64 ? 9 : 0), parts_.back(), parts_[i]);",
+    ),
+    mutant(
+        "topk: a rank that has many entries for one owner sends them uncounted all the same",
+        OKTOPK,
+        "holds_back_ = !is_spread();",
+        "holds_back_ = false;",
+    ),
+    mutant(
+        "topk: a rank that holds its entries back does not say so",
+        OKTOPK,
+        "mine.push_back(std::uint64_t{mine_.nnz()} << 1 | (holds_back_ ? 1 : 0));",
+        "mine.push_back(std::uint64_t{mine_.nnz()} << 1);",
+    ),
+    mutant(
+        "topk: entries that a rank has held back are lost if others keep less than they have",
+        OKTOPK,
+        "if (is_held_back_) {",
+        "if (is_held_back_ && keeps_all_) {",
+    ),
+    mutant(
+        "topk: who has held its entries back holds them back again",
+        OKTOPK,
+        "uncounted_ = holds_back_ = false;",
+        "uncounted_ = false;",
+    ),
+    mutant(
+        "topk: entries go uncounted in a call that finds its threshold anew",
+        OKTOPK,
+        "!is_due(settings_.boundaries_every) &&\n               !is_due(settings_.threshold_every)) {",
+        "!is_due(settings_.boundaries_every)) {",
+    ),
+    mutant(
+        "topk: slices are cut as if nothing had been sent in vain",
+        OKTOPK,
+        "parts.push_back(received < 2 * report_.local_most ? 2 * report_.local_most - received : 1);",
+        "parts.push_back(received > 0 ? 1 : 1);",
+    ),
+    mutant(
+        "topk: who has received most in vain receives most again",
+        OKTOPK,
+        "parts.push_back(received < 2 * report_.local_most ? 2 * report_.local_most - received : 1);",
+        "parts.push_back(received + 1);",
+    ),
+    mutant(
+        "topk: slices are cut without what was held back",
+        OKTOPK,
+        "co_await cut_slices(total_, std::move(parts));",
+        "co_await cut_slices(total_ / 2, std::move(parts));",
+    ),
+    mutant(
+        "topk: sums of the split that was in vain are kept",
+        OKTOPK,
+        "co_await begin_again();\n        co_await keep_from(key, steps);",
+        "co_await begin_again();",
+    ),
+    mutant(
+        "topk: only who has held entries back sends them when all begin again",
+        OKTOPK,
+        "const SparseVector<V>& given = holds_back_ ? none : mine_;",
+        "const SparseVector<V>& given = holds_back_ || (again_ && is_spread()) ? none : mine_;",
+    ),
+    mutant(
+        "topk: each rank takes its own entries for all that may be spread",
+        OKTOPK,
+        "state_.spread = counts[size + 2] == 0;",
+        "state_.spread = is_spread();",
+    ),
+    Mutant(
+        "topk: each rank takes its own entries for all that may be spread, and calls do not tell",
+        OKTOPK,
+        (
+            ("state_.spread = counts[size + 2] == 0;", "state_.spread = is_spread();"),
+            ("  add(spread ? 1 : 0);\n", ""),
+        ),
+    ),
+    mutant(
+        "topk: each rank takes what it has received uncounted for what all have",
+        OKTOPK,
+        "state_.spread = std::ranges::max(received_) <= report_.local_most + excess;",
+        "state_.spread = report_.traffic.entries_received <= report_.local_most + excess;",
+    ),
+    mutant(
+        "topk: what rounding has lost of a split that was in vain is kept",
+        OKTOPK,
+        "    errors_ = {};  // of what was sent in vain: short shares have none\n",
+        "",
     ),
     mutant(
         "topk: the threshold's last bits are not looked at",

@@ -202,6 +202,7 @@ class OkTopk {
   Task<void> begin_again() {
     uncounted_ = holds_back_ = false;
     again_ = true;
+    errors_ = {};  // of what was sent in vain: short shares have none
     std::vector<std::uint64_t> parts;
     for (const std::uint64_t received : received_) {
       parts.push_back(received < 2 * report_.local_most ? 2 * report_.local_most - received : 1);

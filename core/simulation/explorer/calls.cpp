@@ -321,6 +321,23 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
   return calls;
 }
 
+void train(std::vector<PlannedCall>& calls, Trouble trouble, Rank size, std::size_t& at, std::uint64_t k) {
+  if (trouble == Trouble::scrambled_head) return;  // whose calls are those in which it shows
+  Chance own(mix(calls[0].seed + k));
+  const auto count = static_cast<std::size_t>(static_cast<double>(k) * own.magnitude(2.0, 12.0));
+  const auto step = [&] {
+    PlannedCall call = draw_call(own, Operation::allreduce_topk, size);
+    call.count = count;
+    call.entries = own.happens(0.75) ? k : k / 4 + 1;
+    return call;
+  };
+  const bool ends_with_barrier = calls.back().operation == Operation::barrier;
+  for (std::size_t i = 0; i + (ends_with_barrier ? 1 : 0) < calls.size(); ++i) {
+    if (i != at) calls[i] = step();
+  }
+  for (std::size_t more = own.integer<std::size_t>(2, 5); more > 0; --more, ++at) calls.insert(calls.begin(), step());
+}
+
 std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, std::vector<PlannedCall> calls,
                                    std::size_t at, std::size_t turn) {
   PlannedCall& call = calls[at];

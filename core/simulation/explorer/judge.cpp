@@ -146,6 +146,20 @@ class Judge {
         dense = call.dense_result;
       }
     }
+    if (alike) look_at_lost(index, planned, calls);
+  }
+
+  // Of a sum of which a part is kept, if it has succeeded everywhere.
+  void look_at_lost(std::size_t index, const std::vector<const PlannedCall*>& planned,
+                    const std::vector<const SeenCall*>& calls) {
+    std::vector<TopkPart> parts;
+    for (Rank rank = 0; rank < program_.size; ++rank) {
+      const SeenCall& call = *calls[rank];
+      if (!planned[rank]->keeps_lost() || !call.succeeded() || !call.topk) return;
+      parts.push_back({*planned[rank], *call.topk, call.lost});
+    }
+    const std::string fault = fault_of_balance(parts, {calls[0]->indices, calls[0]->values});
+    if (!fault.empty()) find(Sort::wrong_result, "operation " + std::to_string(index) + ": " + fault);
   }
 
   // On `rank`, where that makes a difference.

@@ -403,8 +403,9 @@ class Play {
                               .nodes = nodes_of(call, rank)};
     SparseVector<V> mine = vector_of<V>(call, share, how, mix(call.seed + rank));
     if (call.operation == Operation::allreduce_topk) {
+      if (call.keeps_lost()) seen.lost.resize(call.count);
       TopkSum<V, OkTopkState> kept =
-          make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire);
+          make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire, seen.lost);
       read = reader<V>(std::move(kept.result), caller.topk);
       return kept.request;
     }

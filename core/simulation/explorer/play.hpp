@@ -29,6 +29,7 @@ struct SeenCall {
   std::optional<bool> dense_result{};    // of a sparse result in a vector of its own; its content is in the next two
   std::vector<std::uint32_t> indices{};
   std::vector<std::byte> values{};
+  std::vector<float> lost{};             // what rounding has lost, if it is handed back
   std::optional<SeenTopk> topk{};        // of a call that keeps a part of a sum, if it has a result
 
   bool succeeded() const { return done && !failure; }

@@ -121,6 +121,19 @@ OkTopkSettings draw_topk(Chance& chance) {
           .as_published = chance.happens(0.2)};
 }
 
+// As in training: shares are large enough to go uncounted, and a state lasts for some calls. From its own seed: other
+// programs stay what they are. Few ranks, since vectors are long.
+bool draw_training(Chance own, Rank size, OkTopkSettings& settings) {
+  constexpr Rank kRanksMost = 12;
+  constexpr double kShare = 0.2;
+  if (size > kRanksMost || !own.happens(kShare)) return false;
+  settings.k = static_cast<std::uint64_t>(36.0 * size * own.magnitude(1.0, 2.0));
+  settings.boundaries_every = own.integer<std::uint64_t>(3, 12);
+  settings.threshold_every = own.integer<std::uint64_t>(3, 12);
+  settings.as_published = false;
+  return true;
+}
+
 std::vector<Rank> draw_odd(Chance& chance, Rank size) {
   std::vector<Rank> all(size);
   for (Rank rank = 0; rank < size; ++rank) all[rank] = rank;
@@ -213,7 +226,10 @@ Program draw(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   program.topk = draw_topk(chance);
 
   std::size_t at = 0;
-  const std::vector<PlannedCall> usual = draw_calls(chance, program.trouble, program.size, at);
+  std::vector<PlannedCall> usual = draw_calls(chance, program.trouble, program.size, at);
+  if (draw_training(Chance(mix(seed)), program.size, program.topk)) {
+    train(usual, program.trouble, program.size, at, program.topk.k);
+  }
   program.calls.assign(program.size, usual);
   if (is_mismatch(program.trouble)) {
     const std::vector<Rank> odd = draw_odd(chance, program.size);

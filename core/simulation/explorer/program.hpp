@@ -50,6 +50,7 @@ struct PlannedCall {
   ValueEncoding values = ValueEncoding::native;  // of an allreduce, and of a sum of which a part is kept
   Rank root = kNoRank;  // of messages: how many ranks ahead everybody sends, and receives from as many behind
   std::size_t count = 0;  // of one block; of all together where they are uneven
+  std::size_t entries = 0;  // of a sum of which a part is kept, in training: about what most ranks have; 0: any number
   double switch_factor = 0.0;
   bool rounded = false;  // what is added up are floats of varied magnitude, so that the order of additions shows
   Slices slices = Slices::equal;  // of a sparse allreduce
@@ -67,6 +68,8 @@ struct PlannedCall {
     return operation == Operation::sparse_allreduce || operation == Operation::sparse_allgather ||
            operation == Operation::sparse_reduce_scatter || operation == Operation::allreduce_topk;
   }
+  /// True if what rounding loses of a sum of which a part is kept is handed back.
+  bool keeps_lost() const { return operation == Operation::allreduce_topk && is_encoded() && seed % 2 == 0; }
   /// True if it moves blocks, one for each rank or pair of ranks.
   bool has_blocks() const {
     return operation == Operation::allgather || operation == Operation::gather || operation == Operation::scatter ||

@@ -57,6 +57,7 @@ std::string describe(const PlannedCall& call) {
     if (call.slices == Slices::balanced) append(text, ", balanced slices");
     if (call.indices != IndexFormat::none) append(text, ", indices %s", name_of(call.indices));
   }
+  if (call.entries > 0) append(text, ", about %zu entries", call.entries);
   if (call.is_encoded()) append(text, ", values %s", name_of(call.wire_values()));
   if (!call.nodes.empty()) append(text, ", nodes");
   for (const std::uint32_t node : call.nodes) append(text, " %u", node);

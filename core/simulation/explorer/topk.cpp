@@ -7,6 +7,8 @@
 #include <limits>
 #include <numeric>
 
+#include "simulation/workload.hpp"
+
 namespace telegrad::explorer {
 namespace {
 
@@ -36,6 +38,12 @@ std::string fault_of_report(const Program& program, const SeenTopk& seen, std::s
   const std::uint64_t most = oktopk_words_most(std::max(report.local_most, report.selected), program.size);
   if (report.words_most() > most) {
     return "it moved " + std::to_string(report.words_most()) + " words, more than " + std::to_string(most);
+  }
+  // Of what is split, also where it was in vain and began again; and each sum that is kept once.
+  const std::uint64_t split_most = 2 * report.local_most + oktopk_excess(report.local_most, program.size);
+  if (!report.balanced && report.traffic.entries_received > split_most + report.selected) {
+    return "it received " + std::to_string(report.traffic.entries_received) + " entries, more than " +
+           std::to_string(split_most) + " of a split and " + std::to_string(report.selected) + " sums";
   }
   return {};
 }
@@ -124,6 +132,40 @@ std::string fault_of_topk(const Program& program, const PlannedCall& call, Rank 
   if (fault.empty()) fault = fault_of_report(program, seen, sum.indices.size(), expected.indices.size());
   if (fault.empty() && is_exact) fault = fault_of_selection(program, call, seen, sum, expected);
   return fault;
+}
+
+std::string fault_of_balance(const std::vector<TopkPart>& parts, SeenEntries sum) {
+  const PlannedCall& call = parts[0].call;
+  const auto size = static_cast<Rank>(parts.size());
+  std::vector<double> balance(call.count);
+  std::vector<double> magnitudes(call.count);
+  double largest = 0.0;
+  for (Rank rank = 0; rank < size; ++rank) {
+    const auto& [given, seen, lost] = parts[rank];
+    const Contribution share(given, rank, size);
+    for (std::size_t i = 0; i < call.count; ++i) {
+      const double value = share.has(i) ? static_cast<double>(share.value(i)) : 0.0;
+      balance[i] += value - static_cast<double>(lost[i]);
+      magnitudes[i] += std::abs(value);
+      largest = std::max(largest, magnitudes[i]);
+    }
+    for (std::size_t i = 0; i < seen.left_indices.size(); ++i) {
+      balance[seen.left_indices[i]] -= value_at(DType::f32, seen.left_values.data() + i * sizeof(float));
+    }
+  }
+  const double weight = call.reduction == Reduction::avg ? static_cast<double>(size) : 1.0;
+  for (std::size_t i = 0; i < sum.indices.size(); ++i) {
+    balance[sum.indices[i]] -= weight * value_at(DType::f32, sum.values.data() + i * sizeof(float));
+  }
+  // Some roundings of floats for each rank: far less than any format of a wire loses.
+  const double rounding = 8.0 * (static_cast<double>(size) + 4.0) * 0x1p-24;
+  for (std::size_t i = 0; i < call.count; ++i) {
+    const double scale = has_own_scale(call.wire_values()) ? magnitudes[i] : largest;
+    if (std::abs(balance[i]) <= rounding * scale) continue;
+    return "the sum, what is left and what rounding has lost differ by " + std::to_string(balance[i]) +
+           " from what ranks have given at " + std::to_string(i);
+  }
+  return {};
 }
 
 }  // namespace telegrad::explorer

@@ -31,4 +31,14 @@ struct SeenEntries {
 std::string fault_of_topk(const Program& program, const PlannedCall& call, Rank rank, const SeenTopk& seen,
                           SeenEntries sum, const Expected& expected);
 
+/// One rank's part in a sum that has succeeded everywhere, and what rounding has lost on it.
+struct TopkPart {
+  const PlannedCall& call;
+  const SeenTopk& seen;
+  const std::vector<float>& lost;
+};
+
+/// Whether the sum, what ranks have left and what rounding has lost are not what they have given; `parts` by rank.
+std::string fault_of_balance(const std::vector<TopkPart>& parts, SeenEntries sum);
+
 }  // namespace telegrad::explorer

@@ -32,8 +32,9 @@ class Contribution {
   /// Sparse: the vector is given densely, entries or not.
   bool dense() const { return dense_; }
   bool has(std::size_t i) const {
-    if (crowd_ == Crowd::entries && !is_in_crowd(i)) return false;
-    return dense_ || static_cast<double>(mix(entries_ + i) >> 11) * 0x1p-53 < density_;
+    const double drawn = static_cast<double>(mix(entries_ + i) >> 11) * 0x1p-53;
+    if (crowd_ == Crowd::entries && !is_in_crowd(i)) return drawn < beside_;
+    return dense_ || drawn < density_;
   }
   /// The result goes where the input is (or: is written densely, where it is a sparse one).
   bool in_place() const { return in_place_; }
@@ -42,6 +43,7 @@ class Contribution {
   // Of a sum of which a part is kept: all entries, or all that are large, may lie in one place, in every call another. So
   // what the last call has left (slices, a threshold) may not fit at all.
   enum class Crowd : std::uint8_t { none, entries, values };
+  void train(const PlannedCall& call, Rank rank, Rank size, Random& common, std::uint64_t own);
   bool is_in_crowd(std::size_t i) const { return i >= crowd_begin_ && i < crowd_end_; }
 
   // Any sign and mantissa that the type holds, and one of some exponents; never 0.
@@ -65,6 +67,7 @@ class Contribution {
   std::uint32_t mantissa_;  // and sign: the bits that the type has
   std::uint64_t binades_;
   double density_ = 0.0;
+  double beside_ = 0.0;  // where entries lie in one place, all or most: the density of others
   bool dense_ = false;
   bool in_place_;
   Crowd crowd_ = Crowd::none;
