@@ -90,4 +90,47 @@ TEST("kept sums are drawn with every wire that rounds, and the judge sees what r
   }
 }
 
+TEST("programs train: entries go uncounted, some ranks hold theirs back, and all begin again") {
+  int training = 0, uncounted = 0, again = 0;
+  for (std::uint64_t seed = 0; seed < 600; ++seed) {
+    const Program program = draw(seed, kFirst, kLast);
+    if (program.trouble > Trouble::pause || program.calls[0][0].entries == 0) continue;
+    ++training;
+    const Seen seen = play(program);
+    EXPECT(judge(program, seen).findings.empty());
+    for (const SeenCall& call : seen.ranks[0].calls) {
+      if (!call.topk || !call.topk->before.spread) continue;
+      const std::uint64_t calls = call.topk->before.calls;
+      if (calls % program.topk.boundaries_every == 0 || calls % program.topk.threshold_every == 0) continue;
+      if (program.topk.k < 36 * program.size) continue;
+      ++uncounted;
+      again += call.topk->report.cut ? 1 : 0;
+    }
+  }
+  EXPECT(training >= 20);
+  EXPECT(uncounted >= 40);
+  EXPECT(again >= 8);
+}
+
+TEST("the judge sees what rounding cannot have lost, and more than a rank may receive") {
+  int forged = 0;
+  for (std::uint64_t seed = 0; forged < 5; ++seed) {
+    REQUIRE(seed < 100'000);
+    const Program program = calm(Operation::allreduce_topk, seed);
+    seed = program.seed;
+    if (!program.calls[0][0].keeps_lost()) continue;
+    ++forged;
+    Seen seen = play(program);
+    REQUIRE(judge(program, seen).findings.empty());
+    SeenCall& call = seen.ranks[program.size - 1].calls[0];
+    const SeenCall truth = call;
+    call.lost[3] += 1000.0F;
+    EXPECT(found(judge(program, seen), Sort::wrong_result, "what rounding has lost differ"));
+    call = truth;
+    if (program.topk.as_published || call.topk->report.balanced) continue;
+    call.topk->report.traffic.entries_received = 1U << 30;
+    EXPECT(found(judge(program, seen), Sort::wrong_result, ""));
+  }
+}
+
 }  // namespace

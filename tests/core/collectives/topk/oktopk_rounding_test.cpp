@@ -188,6 +188,29 @@ TEST("nothing is lost where shares are made alike, go in buckets, or thresholds 
   }
 }
 
+TEST("nothing is lost or handed back twice where entries went in vain, and go again unrounded") {
+  constexpr std::uint64_t kN = 8000;
+  const WireFormat wire{.values = ValueEncoding::bf16, .key = kKey};
+  // Of so many entries shares are not short, of a quarter of them they are.
+  const OkTopkSettings settings{.k = 320};
+  for (const World world : kWorlds) {
+    Random random(3);
+    std::vector<Input<float>> inputs;
+    for (Rank rank = 0; rank < 8; ++rank) inputs.push_back(whole_numbers(kN, 0.04, random));
+    Rounded found = call_rounding(world, inputs, kN, settings, {}, Reduction::sum, wire);
+    REQUIRE(found.results[0].state.spread);
+    EXPECT(errors_of(found) > 0.0);
+    for (Input<float>& input : inputs) input = whole_numbers(kN, 0.01, random);
+    for (std::uint32_t& index : inputs[5].indices) index /= 8;  // all for the first owner
+    const auto [gone, end] = std::ranges::unique(inputs[5].indices);
+    inputs[5].indices.erase(gone, end);
+    inputs[5].values.resize(inputs[5].indices.size());
+    found = call_rounding(world, inputs, kN, settings, found.results[0].state, Reduction::sum, wire);
+    EXPECT(found.results[0].report.cut);
+    check_nothing_lost(inputs, kN, Reduction::sum, found, 0.0);
+  }
+}
+
 TEST("as published: the threshold is of the sums themselves") {
   Random random(2);
   std::vector<Input<float>> inputs;
