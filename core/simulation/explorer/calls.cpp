@@ -324,7 +324,7 @@ std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, 
 void train(std::vector<PlannedCall>& calls, Trouble trouble, Rank size, std::size_t& at, std::uint64_t k) {
   if (trouble == Trouble::scrambled_head) return;  // whose calls are those in which it shows
   Chance own(mix(calls[0].seed + k));
-  const auto count = static_cast<std::size_t>(static_cast<double>(k) * own.magnitude(2.0, 12.0));
+  const auto count = static_cast<std::size_t>(static_cast<double>(k) * own.magnitude(2.0, 8.0));
   const auto step = [&] {
     PlannedCall call = draw_call(own, Operation::allreduce_topk, size);
     call.count = count;

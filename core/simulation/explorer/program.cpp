@@ -124,10 +124,10 @@ OkTopkSettings draw_topk(Chance& chance) {
 // As in training: shares are large enough to go uncounted, and a state lasts for some calls. From its own seed: other
 // programs stay what they are. Few ranks, since vectors are long.
 bool draw_training(Chance own, Rank size, OkTopkSettings& settings) {
-  constexpr Rank kRanksMost = 12;
-  constexpr double kShare = 0.2;
+  constexpr Rank kRanksMost = 16;
+  constexpr double kShare = 0.15;
   if (size > kRanksMost || !own.happens(kShare)) return false;
-  settings.k = static_cast<std::uint64_t>(36.0 * size * own.magnitude(1.0, 2.0));
+  settings.k = static_cast<std::uint64_t>(36.0 * size * own.magnitude(1.0, 3.0));
   settings.boundaries_every = own.integer<std::uint64_t>(3, 12);
   settings.threshold_every = own.integer<std::uint64_t>(3, 12);
   settings.as_published = false;

@@ -154,19 +154,20 @@ Contribution::Contribution(const PlannedCall& call, Rank rank, Rank size) {
 // Most ranks have as many entries as the call says, evenly spread. Or the slice of one rank, as it is cut at first, has all
 // of some ranks, and nearly twice its part of others.
 void Contribution::train(const PlannedCall& call, Rank rank, Rank size, Random& common, std::uint64_t own) {
+  constexpr double kLean = 1.75;  // below 2, with which they would hold their entries back
   const double even = static_cast<double>(call.entries) / static_cast<double>(call.count);
   const std::uint64_t how = common.below(8);
   const std::uint64_t slice = common.below(size);
   const std::uint64_t one = common.below(size);
-  if (own != 0) density_ = even;
+  if (own != 0 || how == 5) density_ = even;
   dense_ = false;
   crowd_ = how < 7 ? Crowd::none : Crowd::values;
   if (how < 4 || how == 7) return;
   crowd_ = Crowd::entries;
   crowd_begin_ = call.count * slice / size;
   crowd_end_ = call.count * (slice + 1) / size;
-  beside_ = density_;
-  density_ *= 1.7;
+  beside_ = density_ * (size - kLean) / (size - 1.0);
+  density_ *= kLean;
   if (how == 4) return;
   const bool is_moved = how == 5 ? rank == one : mix(call.seed + rank) % 3 == 0;
   if (!is_moved) return;
