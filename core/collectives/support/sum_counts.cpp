@@ -85,11 +85,14 @@ Task<void> double_up(Links links, Step first_step, Say say, Add add, Forget forg
   if (folded) co_await links.send(rank + 1, unfold, say());
 }
 
+// Of a count that one rank or all of them have.
+std::uint64_t most_of(Rank ranks, bool is_maximum, std::uint64_t most) { return is_maximum ? most : ranks * most; }
+
 // Counts in blocks, one for each rank, of which a rank's own comes first.
 class Blocks {
  public:
-  Blocks(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima)
-      : net_(net), counts_(counts), first_maximum_(counts.size() - maxima), blocks_(counts.size(), net.size()) {}
+  Blocks(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima, std::uint64_t most)
+      : net_(net), counts_(counts), first_maximum_(counts.size() - maxima), most_(most), blocks_(counts.size(), net.size()) {}
 
   Task<void> sum(Links links, Step first_step) {
     const Rank rank = net_.rank();
@@ -102,6 +105,7 @@ class Blocks {
           co_await links.exchange((rank + now.distance) % size, from, step, message_of(now.distance, now.reach));
       std::vector<std::uint64_t> theirs(count_of(0, now.blocks()));
       if (!decode_counts(message.bytes(), theirs)) co_await fail_damaged_counts(net_, from);
+      if (!are_possible(0, now.blocks(), theirs)) co_await fail_damaged_counts(net_, from);
       std::size_t next = 0;
       for_each(0, now.blocks(), [&](std::size_t i) {
         const std::uint64_t count = theirs[next++];
@@ -114,6 +118,7 @@ class Blocks {
       const Buffer message = co_await links.exchange((rank + size - have) % size, from, step, message_of(0, more));
       std::vector<std::uint64_t> theirs(count_of(have, have + more));
       if (!decode_counts(message.bytes(), theirs)) co_await fail_damaged_counts(net_, from);
+      if (!are_possible(have, have + more, theirs)) co_await fail_damaged_counts(net_, from);
       std::size_t next = 0;
       for_each(have, have + more, [&](std::size_t i) { counts_[i] = theirs[next++]; });
       have += more;
@@ -127,6 +132,14 @@ class Blocks {
       const Range block = blocks_[(net_.rank() + hops) % net_.size()];
       for (std::size_t i = block.begin; i < block.end; ++i) work(i);
     }
+  }
+  bool are_possible(Rank first, Rank last, std::span<const std::uint64_t> theirs) const {
+    std::size_t next = 0;
+    bool all = true;
+    for_each(first, last, [&](std::size_t i) {
+      all = theirs[next++] <= most_of(net_.size(), i >= first_maximum_, most_) && all;
+    });
+    return all;
   }
   std::size_t count_of(Rank first, Rank last) const {
     std::size_t count = 0;
@@ -142,18 +155,19 @@ class Blocks {
   Transport& net_;
   std::span<std::uint64_t> counts_;
   std::size_t first_maximum_;
+  std::uint64_t most_;
   Partition blocks_;
 };
 
 }  // namespace
 
-Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima, SparseTraffic& traffic,
-                      Step first_step) {
+Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima, std::uint64_t most,
+                      SparseTraffic& traffic, Step first_step) {
   TELEGRAD_CHECK(maxima <= counts.size());
   Links links{net, traffic, most_count_bytes(counts.size())};
   if (net.size() == 1) co_return;
   if (counts.size() > kDoubledMost) {
-    Blocks blocks(net, counts, maxima);
+    Blocks blocks(net, counts, maxima, most);
     co_await blocks.sum(links, first_step);
     co_return;
   }
@@ -163,6 +177,9 @@ Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size
       [&](ConstBytes message) {
         if (!decode_counts(message, theirs)) return false;
         const std::size_t sums = counts.size() - maxima;
+        for (std::size_t i = 0; i < counts.size(); ++i) {
+          if (theirs[i] > most_of(net.size(), i >= sums, most)) return false;
+        }
         for (std::size_t i = 0; i < sums; ++i) counts[i] += theirs[i];
         for (std::size_t i = sums; i < counts.size(); ++i) counts[i] = std::max(counts[i], theirs[i]);
         return true;

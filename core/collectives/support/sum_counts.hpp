@@ -10,11 +10,12 @@
 
 namespace telegrad {
 
-/// counts = the sums of all ranks' counts, of the last `maxima` of them the largest. All ranks pass as many, each below 2^56.
+/// counts = the sums of all ranks' counts, of the last `maxima` of them the largest. All ranks pass as many, none larger than
+/// `most`, with which all ranks' are below 2^56: a message that says more is damaged.
 /// Few go by recursive doubling, log2 P messages of all of them; many are scattered and gathered, 2 ceil(log2 P) messages of
 /// 2(P−1)/P of them together. Uses kSumCountsSteps steps from `first_step` on.
-Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima, SparseTraffic& traffic,
-                      Step first_step);
+Task<void> sum_counts(Transport& net, std::span<std::uint64_t> counts, std::size_t maxima, std::uint64_t most,
+                      SparseTraffic& traffic, Step first_step);
 inline constexpr Step kSumCountsSteps = 128;
 /// No rank sends or receives more, where all ranks' counts have this `total` together.
 std::uint64_t sum_counts_bytes_most(std::size_t counts, Rank ranks, std::uint64_t total);

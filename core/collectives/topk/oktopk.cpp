@@ -178,7 +178,7 @@ class OkTopk {
       counts[size + 1] = mine_.nnz();
       counts[size + 2] = is_spread() ? 0 : 1;
     });
-    co_await sum_counts(net_, counts, 2, report_.traffic, take_steps(kSumCountsSteps));
+    co_await sum_counts(net_, counts, 2, mine_.dimension(), report_.traffic, take_steps(kSumCountsSteps));
     const std::uint64_t total = counts[size];
     report_.local_most = counts[size + 1];
     state_.spread = counts[size + 2] == 0;
@@ -359,7 +359,7 @@ class OkTopk {
       counts.fill(0);
       for (std::size_t i = 0; i < of_ranks.size(); ++i) counts[i % kTried] += of_ranks[i];
     } else {
-      co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));
+      co_await sum_counts(net_, counts, 0, mine_.dimension(), report_.traffic, take_steps(kSumCountsSteps));
     }
     const auto nearest = std::ranges::min_element(counts, std::less<>(), [&](std::uint64_t count) { return off(count); });
     if (!is_near(*nearest, false, settings_.k)) co_return false;
@@ -415,7 +415,8 @@ class OkTopk {
   Task<std::uint64_t> find_threshold() {
     const std::span<const V> values = owned_.values.span();
     if (!settings_.as_published) {
-      co_return co_await global_threshold_key<V>(net_, values, settings_.k, report_.traffic, take_steps(kThresholdSteps));
+      co_return co_await global_threshold_key<V>(net_, values, settings_.k, mine_.dimension(), report_.traffic,
+                                                 take_steps(kThresholdSteps));
     }
     const std::vector<SparseView<V>> owned{owned_.view()};
     OwnedSlice<V> all = concatenate_slices<V>(owned);

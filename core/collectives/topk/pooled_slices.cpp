@@ -140,7 +140,7 @@ Task<Partition> pooled_slices(Transport& net, std::span<const std::uint32_t> ind
   Step step = first_step;
   for (; cutting.next_level(); step += kSumCountsSteps) {
     co_await net.compute(0, [&] { counts = cutting.histogram(); });
-    co_await sum_counts(net, counts, 0, traffic, step);
+    co_await sum_counts(net, counts, 0, dimension, traffic, step);
     cutting.refine(counts, total);
   }
   TELEGRAD_CHECK(step - first_step <= kSliceSteps);

@@ -13,9 +13,7 @@
 namespace telegrad {
 namespace {
 
-// Of a share, on average. A header would be more than a twentieth of the first; up to the second an index takes fewer bytes
-// here than as it is.
-constexpr std::size_t kShortPackedBytes = 512;
+// Of a share, on average: up to that an index takes fewer bytes here than as it is.
 constexpr std::size_t kShortBytes = 2048;
 // As they are, if rounding saves less than a header takes.
 constexpr std::size_t kShortRoundedBytes = 128;
@@ -152,9 +150,8 @@ Task<void> gather_by_ring(Transport& net, Buffer mine, GatheredShares<V> into, S
 
 template <class V>
 bool are_short(std::uint64_t entries, Rank ranks, const WireFormat& wire) {
-  const bool packs = wire.indices == IndexFormat::packed || wire.packs_values;
   const bool rounds = wire.values != ValueEncoding::native;
-  const std::uint64_t most = std::uint64_t{rounds ? kShortRoundedBytes : packs ? kShortPackedBytes : kShortBytes} * ranks;
+  const std::uint64_t most = std::uint64_t{rounds ? kShortRoundedBytes : kShortBytes} * ranks;
   return entries * (sizeof(std::uint32_t) + sizeof(V)) <= most;
 }
 

@@ -16,7 +16,8 @@
 namespace telegrad {
 
 /// Whether shares of `entries` entries in all, one for each rank, go without headers and unrounded: they are so short on
-/// average that this takes fewer bytes than `wire`. All ranks agree on the arguments.
+/// average that little could be saved. All ranks agree on the number of entries and on the values' format, and so on this:
+/// layouts that lose nothing need not be alike, and do not count here.
 template <class V>
 bool are_short(std::uint64_t entries, Rank ranks, const WireFormat& wire);
 

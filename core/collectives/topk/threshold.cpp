@@ -25,7 +25,7 @@ std::uint64_t gathered_most(std::uint64_t k) { return std::clamp<std::uint64_t>(
 }  // namespace
 
 template <class V>
-Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> values, std::uint64_t k,
+Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> values, std::uint64_t k, std::uint64_t most,
                                          SparseTraffic& traffic, Step first_step) {
   std::uint64_t prefix = 0;
   std::uint64_t wanted = k;
@@ -41,7 +41,7 @@ Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> valu
         if (key >> bits == prefix) ++counts[key & (counts.size() - 1)];
       }
     });
-    co_await sum_counts(net, counts, 0, traffic, step);
+    co_await sum_counts(net, counts, 0, most, traffic, step);
     std::size_t digit = counts.size() - 1;
     for (; digit > 0 && counts[digit] < wanted; --digit) wanted -= counts[digit];
     if (counts[digit] < wanted) co_return 0;
@@ -74,7 +74,8 @@ std::uint64_t threshold_bytes_most(std::uint64_t k, Rank ranks, std::uint64_t to
 
 #define TELEGRAD_INSTANTIATE(V) \
   template std::uint64_t threshold_bytes_most<V>(std::uint64_t, Rank, std::uint64_t); \
-  template Task<std::uint64_t> global_threshold_key(Transport&, std::span<const V>, std::uint64_t, SparseTraffic&, Step);
+  template Task<std::uint64_t> global_threshold_key(Transport&, std::span<const V>, std::uint64_t, std::uint64_t, \
+                                                    SparseTraffic&, Step);
 TELEGRAD_FOR_FLOAT_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 

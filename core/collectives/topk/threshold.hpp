@@ -18,9 +18,9 @@ inline constexpr unsigned kMantissaBits = static_cast<unsigned>(
     std::countr_zero(static_cast<std::uint64_t>(static_cast<kernels::Format<V>::Bits>(kernels::Format<V>::kInfinity))));
 
 /// The key of the k-th largest magnitude of all ranks' values together, k >= 1, the same on all ranks; 0, the least key,
-/// if there are fewer. V is float, double, bf16 or f16. Uses kThresholdSteps steps from `first_step` on.
+/// if there are fewer. No rank has more than `most` values. V is float, double, bf16 or f16. Uses kThresholdSteps steps from `first_step` on.
 template <class V>
-Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> values, std::uint64_t k,
+Task<std::uint64_t> global_threshold_key(Transport& net, std::span<const V> values, std::uint64_t k, std::uint64_t most,
                                          SparseTraffic& traffic, Step first_step);
 /// No rank moves more for it, of at most `total` values.
 template <class V>

@@ -118,9 +118,11 @@ class _SlicesAndThreshold(TopkState):
             raise ValueError(f"state['threshold'] is {threshold!r}: it must be a float of 0 or more")
         if not _are_lengths(slices):
             raise ValueError("state['slices'] must be a list of ints of 0 or more: the lengths of slices")
+        if not all(isinstance(one, bool) for one in spread):
+            raise ValueError(f"state['spread'] is {spread[0]!r}: it must be a bool")
         if is_of_others:
-            calls, threshold, slices, spread = 0, 0.0, [], []
-        self._core.set(calls, threshold, list(slices), *map(bool, spread))
+            calls, threshold, slices, spread = 0, 0.0, [], [False] * len(spread)
+        self._core.set(calls, threshold, list(slices), *spread)
 
     def _described(self) -> str:
         return f"{super()._described()}, calls={self.calls}"

@@ -14,7 +14,7 @@ import pytest
 from local_ranks import SIZE
 from topk_streams import N, streams
 
-from telegrad import Communicator, MismatchedCall, OkTopkState, SparseVector
+from telegrad import BoundedTopkState, Communicator, GTopkState, MismatchedCall, OkTopkState, SparseVector
 from telegrad.communicator import TopkSum
 
 K = 150
@@ -106,6 +106,29 @@ def test_bfloat16_streams_go_as_they_are(ranks: list[Communicator]) -> None:
     plain, named = (called(ranks, inputs, states(), wire=wire) for wire in (None, "bf16"))
     for one, other in zip(plain, named, strict=True):
         assert torch.equal(one.sum.values, other.sum.values)
+
+
+@pytest.mark.parametrize("state", [OkTopkState, BoundedTopkState, GTopkState])
+@pytest.mark.parametrize("wires", [("auto", "auto"), ("raw", "packed"), ("blocked", "indices")])
+@pytest.mark.parametrize("k", [40, 200, 600, 3000])
+def test_ranks_need_not_agree_on_layouts_nor_all_have_entries(state: Any, wires: tuple[str, str], k: int) -> None:
+    if state is BoundedTopkState and wires[0] != "auto":
+        pytest.skip("its messages have one layout")
+    n = 20_000
+    draw = np.random.default_rng(k)
+    given = [
+        SparseVector(np.sort(draw.choice(n, count, replace=False)).astype(np.uint32), np.ones(count, np.float32), n)
+        for count in (k, 0 if wires[0] == "auto" else k)
+    ]
+    with contextlib.ExitStack() as stack:
+        comms = [stack.enter_context(comm) for comm in Communicator.local(2)]
+        works = [
+            comm.all_reduce_topk(given[comm.rank], state(k), wire=wires[comm.rank], async_op=True) for comm in comms
+        ]
+        found = [work.result() for work in works]
+    total = sum(one.to_dense() for one in given)
+    np.testing.assert_array_equal(found[0].sum.to_dense(), found[1].sum.to_dense())
+    np.testing.assert_array_equal(found[0].sum.to_dense() + found[0].left.to_dense() + found[1].left.to_dense(), total)
 
 
 def test_packed_values_take_fewer_bytes_and_keep_every_bit() -> None:
@@ -257,6 +280,7 @@ def test_a_state_of_other_settings_starts_anew() -> None:
         ({"slices": "12"}, "state['slices'] must be a list"),
         ({"slices": [3, -1]}, "state['slices'] must be a list"),
         ({"slices": [2**32]}, "state['slices'] must be a list"),
+        ({"spread": "no"}, "state['spread'] is 'no'"),
     ],
 )
 def test_what_is_no_state_is_not_loaded(change: dict[str, Any], message: str) -> None:

@@ -54,7 +54,7 @@ TEST("sums and maxima of few and of many counts, within the bytes that are promi
           std::vector<SparseTraffic> traffic(size);
           std::vector<Transport::MovedBytes> moved(size);
           const auto run = [&](Transport& net) -> Task<void> {
-            co_await sum_counts(net, counts[net.rank()], maxima, traffic[net.rank()], 7);
+            co_await sum_counts(net, counts[net.rank()], maxima, 100'000, traffic[net.rank()], 7);
             moved[net.rank()] = net.moved();
           };
           EXPECT(run_ranks(world, size, [&](Rank) { return request_of(run); }, size).all_succeeded());
@@ -124,13 +124,36 @@ TEST("a rank whose counts are damaged ends the operation, and is named") {
           Counts keys{4};
           co_await merge_keys(net, keys, 2, traffic, 0);
         } else {
-          co_await sum_counts(net, counts, 0, traffic, 0);
+          co_await sum_counts(net, counts, 0, 5, traffic, 0);
         }
       };
       const Ended ended = run_ranks(world, 2, [&](Rank) { return request_of(run); });
       REQUIRE(ended.requests[0]->failure().has_value());
       EXPECT_EQ(ended.requests[0]->failure()->reason.find("rank 1 sent damaged counts") != std::string::npos, true);
       EXPECT_EQ(ended.requests[0]->failure()->peer, 1U);
+    }
+  }
+}
+
+TEST("a count that no rank can have ends the sum before it is used, and its sender is named") {
+  for (const World world : kWorlds) {
+    for (const std::size_t length : {9U, 1000U}) {
+      for (const std::size_t maxima : {0U, 9U}) {
+        for (const bool lies : {false, true}) {
+          const std::uint64_t most = 5;
+          const auto run = [&](Transport& net) -> Task<void> {
+            SparseTraffic traffic;
+            const std::uint64_t worst = maxima > 0 ? most : 2 * most;  // of two ranks
+            Counts counts(length, net.rank() == 1 ? worst + (lies ? 1 : 0) : 0);
+            co_await sum_counts(net, counts, maxima == 0 ? 0 : length, net.rank() == 1 ? 100 : most, traffic, 0);
+          };
+          const Ended ended = run_ranks(world, 2, [&](Rank) { return request_of(run); });
+          EXPECT_EQ(ended.requests[0]->failure().has_value(), lies);
+          if (!lies) continue;
+          EXPECT(ended.requests[0]->failure()->reason.find("rank 1 sent damaged counts") != std::string::npos);
+          EXPECT_EQ(ended.requests[0]->failure()->peer, 1U);
+        }
+      }
     }
   }
 }

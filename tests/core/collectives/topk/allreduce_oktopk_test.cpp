@@ -207,7 +207,7 @@ Task<void> lie(Transport& net, Lie what, SparseVector<float> mine, std::uint64_t
   Step step = 0;
   const Partition slices(static_cast<std::size_t>(mine.dimension()), 2);
   std::uint64_t counts[] = {2, 0, 4, 4, 0};
-  co_await sum_counts(net, counts, 2, traffic, step);
+  co_await sum_counts(net, counts, 2, mine.dimension(), traffic, step);
   step += kSumCountsSteps;
   const std::byte no_entry{3};
   if (what == Lie::share) {
@@ -215,7 +215,7 @@ Task<void> lie(Transport& net, Lie what, SparseVector<float> mine, std::uint64_t
     co_return;
   }
   const OwnedSlice<float> owned = co_await split_short_shares(net, mine, slices, 4, Reduction::sum, traffic, step++);
-  co_await global_threshold_key<float>(net, owned.values.span(), k, traffic, step);
+  co_await global_threshold_key<float>(net, owned.values.span(), k, mine.dimension(), traffic, step);
   step += kThresholdSteps;
   const std::uint64_t kept = what == Lie::counts ? 101 : what == Lie::ties ? 2 : what == Lie::bytes ? 1 : 0;
   const std::uint64_t said = kept << 1;
@@ -285,10 +285,10 @@ Task<void> repeat_indices(Transport& net, SparseVector<float> mine) {
   Step step = 0;
   const Partition slices(static_cast<std::size_t>(mine.dimension()), net.size());
   std::uint64_t counts[] = {16, 0, 16, 16, 16, 16, 16, 16, 128, 128, 0};
-  co_await sum_counts(net, counts, 2, traffic, step);
+  co_await sum_counts(net, counts, 2, mine.dimension(), traffic, step);
   step += kSumCountsSteps;
   const OwnedSlice<float> owned = co_await split_short_shares(net, mine, slices, 128, Reduction::sum, traffic, step++);
-  co_await global_threshold_key<float>(net, owned.values.span(), 16, traffic, step);
+  co_await global_threshold_key<float>(net, owned.values.span(), 16, mine.dimension(), traffic, step);
   step += kThresholdSteps;
   const std::uint64_t said = 0;
   co_await gather_counts(net, std::span(&said, 1), traffic, step);
