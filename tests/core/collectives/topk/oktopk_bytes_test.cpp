@@ -132,6 +132,46 @@ TEST("nor does one whose messages have headers") {
   for (std::uint64_t seed = 0; seed < 6; ++seed) check_calls(Adversary(seed, 2, 100'000), seed);
 }
 
+// Spread entries, which the next call may send uncounted, until some ranks lean towards one place.
+TEST("nor does one that counts nothing, or that begins again") {
+  int uncounted = 0;
+  int again = 0;
+  for (std::uint64_t seed = 0; seed < 120; ++seed) {
+    Random random(seed);
+    const auto size = static_cast<Rank>(2 + random.below(8));
+    const std::uint64_t k = size * (36 + random.below(200));
+    const std::uint64_t n = k * (2 + random.below(60));
+    const OkTopkSettings settings{.k = k, .boundaries_every = 2 + random.below(30), .threshold_every = 2 + random.below(30)};
+    OkTopkState state;
+    for (int time = 0; time < 8; ++time) {
+      const bool leans = time > 1 && random.below(3) == 0;
+      const std::uint64_t place = random.below(n);
+      std::vector<Input<float>> inputs(size);
+      for (Rank rank = 0; rank < size; ++rank) {
+        const std::uint64_t count = random.below(10) == 0 ? random.below(3) : k / 8 + random.below(2 * k);
+        const std::uint64_t width = leans && random.below(2) == 0 ? 1 + n / (2 * size) : n;
+        auto& [indices, values] = inputs[rank];
+        for (std::uint64_t i = 0; i < count; ++i) {
+          indices.push_back(static_cast<std::uint32_t>((place + random.below(width)) % n));
+        }
+        std::ranges::sort(indices);
+        indices.erase(std::ranges::unique(indices).begin(), indices.end());
+        for (std::size_t i = 0; i < indices.size(); ++i) values.push_back(static_cast<float>(random.uniform() - 0.4));
+      }
+      const bool is_due = state.calls % settings.boundaries_every == 0 || state.calls % settings.threshold_every == 0;
+      const bool goes_uncounted = state.spread && !is_due;
+      const auto results = call(seed % 2 == 0 ? World::simulated : World::local, inputs, n, settings, state, Reduction::sum,
+                                seed % 3 == 0 ? IndexFormat::packed : IndexFormat::raw32, seed);
+      check_call(inputs, n, settings, Reduction::sum, results);
+      uncounted += goes_uncounted ? 1 : 0;
+      again += goes_uncounted && results[0].report.cut ? 1 : 0;
+      state = results[0].state;
+    }
+  }
+  EXPECT(uncounted >= 120);
+  EXPECT(again >= 24);
+}
+
 TEST("nor does one among up to 1,024 ranks") {
   check_calls(Adversary(0, 1024, 20), 0, 2);
   check_calls(Adversary(2, 1024), 2, 2);
