@@ -34,7 +34,7 @@ class Ring {
         // Of thousands of short messages, a coroutine for each would cost more than all else.
         auto sending = net_.send(right(), step(t), newest_.bytes);
         Buffer next = co_await net_.receive_any_size(left(), step(t), std::min(most_bytes_, piece_bytes_));
-        if (next.size() >= piece_bytes_) {
+        if (next.size() >= piece_bytes_ || others_follow(next.bytes())) {
           next = co_await receive_rest(net_, left(), step(t), std::move(next), most_bytes_);
         }
         co_await sending;

@@ -19,12 +19,6 @@ namespace {
 using FirstWord = std::uint64_t;
 constexpr FirstWord kOthersFollow = FirstWord{0xffff} << 48;
 
-bool others_follow(ConstBytes message) {
-  FirstWord first = 0;
-  if (message.size() >= sizeof first) std::memcpy(&first, message.data(), sizeof first);
-  return first >= kOthersFollow;
-}
-
 // Among many ranks there are many messages anyway: each in many pieces would cost processors more than links gain.
 constexpr Rank kManyRanks = 256;
 
@@ -107,8 +101,8 @@ Task<Buffer> receive_others(Transport& net, Rank from, Step step, Buffer first, 
   co_return whole;
 }
 
-Task<Buffer> receive_message(Transport& net, Rank from, Step first_step, std::size_t most_bytes, Outgoing* outgoing) {
-  Buffer first = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
+Task<Buffer> with_others(Transport& net, Rank from, Step first_step, Buffer first, std::size_t most_bytes,
+                         Outgoing* outgoing) {
   if (has_several_pieces(net, first.size())) {
     co_return co_await receive_others(net, from, first_step + 1, std::move(first), most_bytes, outgoing);
   }
@@ -119,6 +113,12 @@ Task<Buffer> receive_message(Transport& net, Rank from, Step first_step, std::si
                                 std::to_string(longest_piece(net)));
   }
   co_return first;
+}
+
+Task<Buffer> receive_message(Transport& net, Rank from, Step first_step, std::size_t most_bytes, Outgoing* outgoing) {
+  Buffer first = co_await net.receive_any_size(from, first_step, first_piece_bytes(net, most_bytes));
+  if (!has_several_pieces(net, first.size()) && !others_follow(first.bytes())) co_return first;
+  co_return co_await with_others(net, from, first_step, std::move(first), most_bytes, outgoing);
 }
 
 }  // namespace
@@ -135,6 +135,12 @@ std::size_t first_piece_bytes(const Transport& net, std::size_t most_bytes) {
   return std::min(most_bytes, longest_piece(net));
 }
 
+bool others_follow(ConstBytes first) {
+  FirstWord word = 0;
+  if (first.size() >= sizeof word) std::memcpy(&word, first.data(), sizeof word);
+  return word >= kOthersFollow;
+}
+
 bool has_several_pieces(const Transport& net, std::size_t bytes) { return bytes >= longest_piece(net); }
 
 Task<void> send_any_size(Transport& net, Rank to, Step first_step, ConstBytes bytes) {
@@ -143,7 +149,7 @@ Task<void> send_any_size(Transport& net, Rank to, Step first_step, ConstBytes by
 }
 
 Task<Buffer> receive_rest(Transport& net, Rank from, Step first_step, Buffer first, std::size_t most_bytes) {
-  return receive_others(net, from, first_step + 1, std::move(first), most_bytes, nullptr);
+  return with_others(net, from, first_step, std::move(first), most_bytes, nullptr);
 }
 
 Task<Buffer> receive_any_size(Transport& net, Rank from, Step first_step, std::size_t most_bytes) {
