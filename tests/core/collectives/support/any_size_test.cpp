@@ -169,6 +169,23 @@ TEST("a first piece that does not say that others follow ends the operation") {
   EXPECT(reason_of(ended, 1).find("rank 0 sent a damaged message") != std::string::npos);
 }
 
+TEST("what is left of a first piece is not passed on round a ring") {
+  const auto run = [&](Transport& net) -> Task<void> {
+    if (net.rank() == 0) {
+      Buffer first = message_of(0, 100);
+      put_first_word(first, kMost);
+      co_await net.send(1, 0, first.bytes());
+      co_await receive_any_size(net, 1, 0, kMost);  // which never comes
+    } else {
+      const auto ignore = [](std::span<const Arrived>) -> Task<void> { co_return; };
+      const Taking taking{ignore};
+      co_await allgather_any_size(net, message_of(net.rank(), 5), kMost, 0, taking);
+    }
+  };
+  const Ended ended = run_ranks(World::simulated, 3, [&](Rank) { return any_request(run); });
+  EXPECT(reason_of(ended, 1).find("rank 0 sent a damaged message") != std::string::npos);
+}
+
 // Who takes it for the whole waits for its own pieces to be taken, and the other one likewise.
 TEST("what is left of a first piece is not taken for a whole message") {
   for (const std::size_t left : {std::size_t{8}, kCardBytes - 1}) {
