@@ -15,8 +15,8 @@ enum class Extent : std::uint8_t { usual, large };
 PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent extent = Extent::usual);
 /// The calls of a program in which everybody calls alike; `at`: the one at which `trouble` strikes, and suits it.
 std::vector<PlannedCall> draw_calls(Chance& chance, Trouble trouble, Rank size, std::size_t& at);
-/// All but the call at `at`, and a barrier at the end, become sums of vectors of one length of which `k` entries are kept; and
-/// some more are called before these.
+/// All but the call at `at`, and a barrier at the end, become sums of which `k` entries are kept, of vectors of one length;
+/// and some more are called before these.
 void train(std::vector<PlannedCall>& calls, Trouble trouble, Rank size, std::size_t& at, std::uint64_t k);
 /// What an odd rank calls instead of `calls`; `turn` counts the odd ranks.
 std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, std::vector<PlannedCall> calls,
