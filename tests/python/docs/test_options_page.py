@@ -120,7 +120,7 @@ def test_options_that_pages_name_exist() -> None:
     ours |= {"async_op", "driver", "purpose", "wire"}
     of_others = {"find_unused_parameters", "static_graph", "bucket_cap_mb", "cycle_momentum", "pg_options", "cpu"}
     of_others |= {"max_grad_norm", "mixed_precision", "precision", "set_to_none", "strategy", "use_reentrant"}
-    of_others |= {"weights_only"}
+    of_others |= {"bf16_stochastic_round", "weights_only"}
     named = set(re.findall(r"`(\w+)=", PAGES))
     assert of_others <= named
     for option in named:
