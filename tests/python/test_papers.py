@@ -21,7 +21,7 @@ import typer
 import telegrad
 from lab.accuracy.runs import METHODS
 from lab.common import experiments
-from lab.paper_steps import FIGURES
+from lab.paper_steps import FIGURES, TABLES
 from telegrad.communicator import reductions
 from telegrad.communicator.operands import formats_named
 from telegrad.compress import SELECTIONS, BySize
@@ -97,7 +97,7 @@ def is_word(name: str) -> bool:
     """An argument, a field, or a choice of an experiment that a sentence names by itself."""
     row = results("2026-11-22-topk-allreduce.json")["rows"][0]
     fields = {name for one in HAVE_FIELDS for name in (*dir(one), *getattr(one, "__annotations__", ()))}
-    return name in {*parameters(), *fields, *METHODS, *FIGURES, *row, *PLANS}
+    return name in {*parameters(), *fields, *METHODS, *FIGURES, *TABLES, *row, *PLANS}
 
 
 def is_choice(option: str, value: object) -> bool:
@@ -154,7 +154,7 @@ def check_command(text: str) -> None:
     assert {word for word in rest if word.startswith("--")} <= known, text
     for option, value in itertools.pairwise(rest):
         if option == "--figure":
-            assert value in FIGURES, text
+            assert value in FIGURES | TABLES, text
         if option == "--methods":
             assert {*value.split(",")} <= METHODS.keys(), text
 
