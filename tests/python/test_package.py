@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import telegrad._core
 
@@ -82,6 +85,22 @@ def user(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     constraints = REPOSITORY / "constraints.txt"
     run(python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "-c", constraints, wheel)
     return python
+
+
+def test_every_pinned_package_runs_on_the_oldest_python_that_is_promised() -> None:
+    """Those that are installed. The Python here is newer, so that pip would not complain."""
+    asked = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["requires-python"]
+    oldest = f"{asked.removeprefix('>=')}.0"
+    pinned = re.findall(r"^([\w.-]+)==", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
+    installed = {one.name.lower().replace("_", "-"): one for one in importlib.metadata.distributions()}
+    found = [installed[name] for name in (one.lower().replace("_", "-") for one in pinned) if name in installed]
+    assert len(found) > 0.9 * len(pinned)
+    too_new = [
+        f"{one.name} {one.version} needs Python {needed}"
+        for one in found
+        if not SpecifierSet(needed := one.metadata.get("Requires-Python") or "").contains(oldest)
+    ]
+    assert too_new == []
 
 
 def package_of(python: Path) -> Path:
