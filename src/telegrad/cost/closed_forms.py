@@ -314,6 +314,8 @@ SHORT_MESSAGE_BYTES = 32 << 10  # kShortMessageBytes of allgather_short.hpp
 TURN_BYTES = 32 << 10  # Transport::kTurnBytes
 SHORT_SHARE_BYTES = 32 << 10  # kShortBytes of sparse/split.cpp
 SHARES_UNDER_WAY = 16  # kWindow of sparse/split.cpp
+DOUBLED_SHARE_BYTES = 64 << 10  # kDoubledShareBytes of topk/allgather_shares.hpp
+UNCOUNTED_SHARE_LEAST = 36  # kUncountedShareLeast of topk/oktopk.cpp
 _THRESHOLD_COUNTS = 256  # about
 _VARINT_BYTES = 2  # of most counts of entries
 _ENTRY_BYTES = 8  # in memory
@@ -395,7 +397,7 @@ def allreduce_topk(
     split = _split(ranks, dimension, entries, costs, packed)
     parts = [(split, 1.0), (_gather_shares(ranks, ceil_div(dimension, ranks), kept, costs, packed), 1.0)]
     work_s = held * ELEMENT_BYTES * gamma  # taking what is kept
-    if slices == "cut" or finds_threshold or keep < 36 * ranks:  # kUncountedShareLeast of topk/oktopk.cpp
+    if slices == "cut" or finds_threshold or keep < UNCOUNTED_SHARE_LEAST * ranks:
         parts.append((_sum_of_counts(ranks, ranks + 1, costs), 1.0))
     if slices == "cut" and entries:
         parts.append((_sum_of_counts(ranks, _bins(ranks, entries), costs), 2.0))
@@ -476,7 +478,7 @@ def _gather_shares(ranks: int, slice_: int, kept: float, costs: Costs, packed: b
     message = message_bytes(slice_, kept, packed=packed)
     encode_s, decode_s = kept * _ENTRY_BYTES * costs.gamma_s_per_byte, message * costs.gamma_s_per_byte
     longest = HEADER_BYTES + kept * _ENTRY_BYTES + 16  # not packed
-    if longest <= SHORT_MESSAGE_BYTES:
+    if longest <= DOUBLED_SHARE_BYTES:
         rounds = _short_rounds(ranks, message, costs)
         return Cost(encode_s + rounds.time_s + ranks * decode_s, rounds.bytes_per_rank)
     pass_s, others = _passing_s(message, ranks == 2, costs), ranks - 1

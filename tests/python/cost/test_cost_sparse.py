@@ -130,26 +130,25 @@ def test_sizes_that_make_no_sense() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "pattern", "value"),
+    ("file", "name", "value"),
     [
-        (
-            "support/allgather_short.hpp",
-            r"kShortMessageBytes = std::size_t\{32\} << 10",
-            closed_forms.SHORT_MESSAGE_BYTES,
-        ),
-        ("sparse/split.cpp", r"kShortBytes = std::size_t\{32\} << 10", closed_forms.SHORT_SHARE_BYTES),
-        ("../transport/transport.hpp", r"kTurnBytes = std::size_t\{32\} << 10", closed_forms.TURN_BYTES),
+        ("support/allgather_short.hpp", "kShortMessageBytes", closed_forms.SHORT_MESSAGE_BYTES),
+        ("sparse/split.cpp", "kShortBytes", closed_forms.SHORT_SHARE_BYTES),
+        ("../transport/transport.hpp", "kTurnBytes", closed_forms.TURN_BYTES),
+        ("topk/allgather_shares.hpp", "kDoubledShareBytes", closed_forms.DOUBLED_SHARE_BYTES),
     ],
 )
-def test_lengths_are_those_of_the_core(file: str, pattern: str, value: int) -> None:
-    assert re.search(pattern, (COLLECTIVES / file).read_text())
-    assert value == 32 << 10
+def test_lengths_are_those_of_the_core(file: str, name: str, value: int) -> None:
+    match = re.search(rf"{name} = std::size_t\{{(\d+)\}} << 10", (COLLECTIVES / file).read_text())
+    assert match is not None
+    assert int(match[1]) << 10 == value
 
 
 @pytest.mark.parametrize(
     ("file", "name", "value"),
     [
         ("sparse/split.cpp", "kWindow", closed_forms.SHARES_UNDER_WAY),
+        ("topk/oktopk.cpp", "kUncountedShareLeast", closed_forms.UNCOUNTED_SHARE_LEAST),
         ("sparse/exchanged_sums.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
         ("sparse/cost.cpp", "kExchangingRanksMost", sending.KNOWN_RANKS_MOST),
     ],
