@@ -35,8 +35,8 @@ IMPORTS = {
         *("torch.distributed.checkpoint.state_dict", "torch.nn.parallel", "torch.optim", "torch.profiler"),
     ],
 }
-"""What a server imports, by the kind of ranks; ``mpi``: of those of MPI. The order in which libraries of networks are
-loaded is part of their tests, so this server has loaded none."""
+"""The modules that a server imports, by the kind of its ranks (``mpi``: they talk by MPI). The order in which libraries
+of networks are loaded is part of their tests, so this server has loaded none."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _STARTING_S = 100.0

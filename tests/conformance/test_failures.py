@@ -78,8 +78,8 @@ def _run(
     preload: Path | None = None,
     meanwhile: Callable[[Ranks], None] = lambda _: None,
 ) -> tuple[Facts, list[RankExit]]:
-    """What each rank said, and how it ended. ``once_ready`` is called when all ranks said that they are, and
-    ``meanwhile`` as they start."""
+    """Runs the ranks, and returns what each said and how it ended. ``once_ready`` is called when all ranks said that
+    they are, and ``meanwhile`` as they start."""
     facts: Facts = defaultdict(list)
 
     def take(rank: int, line: str) -> None:

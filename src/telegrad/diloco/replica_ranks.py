@@ -256,7 +256,7 @@ class ReplicaRanks:
 
 
 def told_inside(replica: ProcessGroup, own: Any) -> list[Any]:
-    """What the ranks of this replica give, by rank. All of them call it."""
+    """Gathers ``own`` of all ranks of this replica, by rank. All of them call it."""
     told: list[Any] = [None] * replica.size()
     all_gather_object(told, own, group=replica)
     return told

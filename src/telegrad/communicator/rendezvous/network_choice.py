@@ -88,9 +88,9 @@ class Host:
 
 
 def agree(rank: int, exchange: Exchange, interface: str | None, address: str | None) -> str | None:
-    """What UCX is to use on this rank, as ``UCX_NET_DEVICES`` names it, or ``MEMORY``; ``None``: what it chooses, or
-    what the program has named (``interface``, or that variable). All ranks call this. ``address``: where this host
-    reaches the job's store.
+    """The devices that UCX is to use on this rank, as ``UCX_NET_DEVICES`` names them, or ``MEMORY``. ``None``: UCX
+    chooses, or the program has named some (by ``interface``, or by that variable). All ranks call this. ``address``:
+    where this host reaches the job's store.
 
     Raises ``TransportError`` on all ranks where a host has no address of its own.
     """

@@ -210,7 +210,7 @@ CASES: Mapping[str, Callable[[Communicator], str]] = {
 
 
 NETWORKS: Mapping[str, str] = {"shared memory": "shm,tcp,self", "tcp": "tcp,self"}
-"""What is tried, and the transports that UCX may take for it."""
+"""The networks that the self-test tries, each with the transports that UCX may use then."""
 PROGRAM = "telegrad.tools.doctor.selftest"
 KILLED, MISMATCHED = "a killed rank is named", "a mismatched call is named"
 
