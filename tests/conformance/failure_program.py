@@ -100,7 +100,7 @@ def wait_for_one() -> None:
 def end_unmet(number: str, call: str) -> None:
     """Rank 1 ends by that signal. Others have sent it nothing yet; those that receive wait for what nobody sends."""
     try:
-        communicator = join(timeout_s=40.0, liveness_timeout_s=2.0)
+        communicator = join(timeout_s=40.0, liveness_timeout_s=5.0 if int(number) == signal.SIGSTOP else 30.0)
     except errors.TransportError as error:  # a slow rank has not joined yet
         _say_failure(error)
         return
@@ -110,6 +110,14 @@ def end_unmet(number: str, call: str) -> None:
     x = np.empty(1, np.float32)
     source = {0: 5, 5: 0}.get(communicator.rank, 0)
     _until_failure(communicator, communicator.barrier if call == "barrier" else lambda: communicator.recv(x, source))
+
+
+def wait_for_one_another() -> None:
+    """All receive what nobody sends."""
+    communicator = join(timeout_s=40.0, liveness_timeout_s=None)
+    x = np.empty(1, np.float32)
+    _say(ready=True)
+    _until_failure(communicator, lambda: communicator.recv(x, {0: 5, 5: 0}.get(communicator.rank, 0)))
 
 
 def reduce_after_a_close() -> None:

@@ -187,6 +187,24 @@ def test_a_rank_is_named_that_nobody_has_sent_anything_to(
         assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
 
 
+@pytest.mark.parametrize("transports", ["", "tcp,self"])
+def test_a_rank_that_stood_still_is_told_by_ranks_that_have_ended(transports: str) -> None:
+    """Ranks 3 and 5, which rank 2 has heard nothing of before, tell it of rank 1 and end: UCX finds no way back."""
+
+    def end_others(ranks: Ranks) -> None:
+        ranks.signal(2, signal.SIGSTOP)
+        ranks.signal(1, signal.SIGKILL)
+        while ranks.running() != [2]:
+            ranks.listen()
+        ranks.signal(2, signal.SIGCONT)
+
+    facts, exits = _run("wait_for_one_another", 6, once_ready=end_others, transports=transports)
+    assert [exits[rank].returncode for rank in (0, 2, 3, 4, 5)] == [0] * 5, exits
+    for rank in (0, 2, 3, 4, 5):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
+
+
 def test_a_call_after_a_peer_has_closed_fails_and_names_it() -> None:
     facts, exits = _run("reduce_after_a_close", 3)
     assert [end.returncode for end in exits] == [0] * 3, exits

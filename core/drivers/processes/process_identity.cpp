@@ -84,9 +84,24 @@ std::optional<ProcessIdentity> ProcessIdentity::take_from(std::span<const std::b
   return identity;
 }
 
-ProcessIdentity::Watch ProcessIdentity::watch_from(const ProcessIdentity& self) const {
+bool ProcessIdentity::can_be_watched_from(const ProcessIdentity& self) const {
   const bool known = machine != 0 && pid_namespace != 0 && start_ticks != 0;
-  if (!known || machine != self.machine || pid_namespace != self.pid_namespace || pid == self.pid) return {};
+  if (!known || machine != self.machine || pid_namespace != self.pid_namespace || pid == self.pid) return false;
+#ifdef SYS_pidfd_open
+  static const bool has_kernel = [] {
+    const int descriptor = static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0));
+    const bool refused = descriptor < 0 && errno != EMFILE && errno != ENFILE;
+    if (descriptor >= 0) ::close(descriptor);
+    return !refused;
+  }();
+  return has_kernel;
+#else
+  return false;
+#endif
+}
+
+ProcessIdentity::Watch ProcessIdentity::watch_from(const ProcessIdentity& self) const {
+  if (!can_be_watched_from(self)) return {};
 #ifdef SYS_pidfd_open
   const int descriptor = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));  // close-on-exec by itself
   if (descriptor < 0) return {.has_ended = errno == ESRCH};

@@ -35,6 +35,8 @@ struct ProcessIdentity {
     bool has_ended = false;
   };
   Watch watch_from(const ProcessIdentity& self) const;
+  /// Whether watch_from() is possible, where this process may open a descriptor more: it is known, and the kernel can.
+  bool can_be_watched_from(const ProcessIdentity& self) const;
 };
 
 }  // namespace telegrad

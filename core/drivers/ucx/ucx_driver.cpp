@@ -33,6 +33,7 @@ constexpr unsigned kControlId = 2;
 constexpr const char* kSendingFailed = "sending failed: ";
 constexpr const char* kReceivingFailed = "receiving failed: ";
 constexpr const char* kHasClosed = "it has closed its communicator";
+constexpr const char* kHasEnded = "its process has ended";
 constexpr std::uint32_t kClosed = 0;  // in place of a wire version: what a broken connection says elsewhere
 constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
 // Control connections to other hosts run over TCP, and a look at TCP is a system call. Nothing that is on time depends on
@@ -100,17 +101,16 @@ struct UcxDriver::Worker {
     Rank rank = 0;
     ucp_ep_h data = nullptr;  // null: nothing has been sent yet
     ucp_ep_h control = nullptr;
+    ucp_ep_h data_ahead = nullptr, control_ahead = nullptr;  // made, and not yet used
     bool broken = false;
     bool is_met = false;  // a message has been exchanged, or begun
-    bool is_watched = false;
     bool is_told = false;  // a control message has been sent
     ProcessIdentity process{};
     std::vector<std::byte> data_at{}, control_at{};  // addresses, until the endpoints are made
     std::vector<MemoryFile> memory{};
     bool shares_memory = false;
-
     // UCX shares no memory under its error handling, which nobody needs where the kernel tells of deaths.
-    bool is_controlled_in_memory() const { return shares_memory && is_watched; }
+    bool is_controlled_in_memory = false;
   };
 
   ucp_context_h data_context = nullptr;
@@ -323,6 +323,8 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     if (same_host && peer_memory == Memory::lost) without.push_back(rank);
     beside = beside || same_host;
     peer.shares_memory = allows_memory_ && peer_memory == Memory::used && same_host;
+    peer.is_controlled_in_memory =
+        peer.shares_memory && (expects_memory_ || identity->pid == self.pid || identity->can_be_watched_from(self));
     shares_memory_ = shares_memory_ && peer.shares_memory;
   }
   // One rank of the host says it: the first of those that it concerns.
@@ -331,15 +333,25 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     warning_ = lost_memory_text(identity(rank_).host, without, lost_memory_);
   }
   // A network that leads nowhere is an error of this rank's, before it waits for anybody.
+  const auto failed = [this](FailureKind kind, Rank peer, std::string reason) {
+    const PeerIdentity where = identity(peer);
+    return TransportError({.kind = kind,
+                           .rank = rank_,
+                           .peer = peer,
+                           .host = where.host,
+                           .pid = where.pid,
+                           .operation = "join",
+                           .reason = std::move(reason)});
+  };
+  for (Rank rank = 0; rank < size_; ++rank) {
+    if (rank == rank_ || make_endpoints_ahead(rank)) continue;
+    meet(rank);
+    if (dead_.empty()) throw failed(FailureKind::transport, rank, broken_.front().second);
+    throw failed(FailureKind::peer_failed, rank, "rank " + std::to_string(rank) + " failed: " + kHasEnded);
+  }
   const Rank next = (rank_ + 1) % size_;
   if (next == rank_ || reach(next, false) || broken_.empty()) return;
-  throw TransportError({.kind = FailureKind::transport,
-                        .rank = rank_,
-                        .peer = next,
-                        .host = identity(next).host,
-                        .pid = identity(next).pid,
-                        .operation = "join",
-                        .reason = broken_.back().second});
+  throw failed(FailureKind::transport, next, broken_.back().second);
 }
 
 bool UcxDriver::shares_memory_with(Rank rank) const {
@@ -358,10 +370,10 @@ void UcxDriver::meet(Rank rank) {
   Worker::Peer& peer = worker_->peers[rank];
   errno = 0;
   const ProcessWatch::Found found = deaths_.add(rank, peer.process);
-  peer.is_watched = found == ProcessWatch::Found::watched || peer.process.pid == deaths_.self().pid;
+  const bool is_watched = found == ProcessWatch::Found::watched || peer.process.pid == deaths_.self().pid;
   if (found == ProcessWatch::Found::ended) {
     dead_.push_back(rank);
-  } else if (expects_memory_ && !peer.is_watched) {
+  } else if (peer.is_controlled_in_memory && !is_watched) {
     peer_broke(rank, explained(std::string("its process cannot be watched: ") + std::strerror(errno), options_));
   } else {
     return;
@@ -369,25 +381,45 @@ void UcxDriver::meet(Rank rank) {
   peer.broken = true;  // and gets no endpoints
 }
 
-// Makes the peer's endpoint for data or control with the first such message. False, and the peer's failure is reported,
-// where it cannot be had.
+// Takes the peer's endpoint for data or control into use with the first such message. False, and the peer's failure is
+// reported, where it cannot be had.
 bool UcxDriver::reach(Rank rank, bool for_data) {
   Worker::Peer& peer = worker_->peers[rank];
   ucp_ep_h& endpoint = for_data ? peer.data : peer.control;
   if (endpoint != nullptr) return true;
   meet(rank);
-  if (peer.broken) return false;
+  if (peer.broken || !holds_memory(rank)) return false;
+  ucp_ep_h& ahead = for_data ? peer.data_ahead : peer.control_ahead;
+  if (ahead == nullptr && !make_endpoint(rank, for_data)) return false;
+  endpoint = std::exchange(ahead, nullptr);
+  return true;
+}
+
+// UCX 1.22 ends this process where it first hears of a peer by a message of that peer's, and the peer has gone meanwhile:
+// it finds no way back in memory. So a rank knows those that share its memory before it listens.
+bool UcxDriver::make_endpoints_ahead(Rank rank) {
+  const Worker::Peer& peer = worker_->peers[rank];
+  if (!peer.shares_memory) return true;
+  return holds_memory(rank) && make_endpoint(rank, true) && (!peer.is_controlled_in_memory || make_endpoint(rank, false));
+}
+
+bool UcxDriver::holds_memory(Rank rank) {
+  Worker::Peer& peer = worker_->peers[rank];
   const auto is_held = [&](const MemoryFile& one) { return one.is_held_by(peer.process.pid); };
-  if (peer.shares_memory && !std::ranges::all_of(peer.memory, is_held)) {
-    peer.broken = true;
-    peer_broke(rank, kHasClosed);
-    return false;
-  }
+  if (!peer.shares_memory || std::ranges::all_of(peer.memory, is_held)) return true;
+  peer.broken = true;
+  peer_broke(rank, kHasClosed);
+  return false;
+}
+
+bool UcxDriver::make_endpoint(Rank rank, bool for_data) {
+  Worker::Peer& peer = worker_->peers[rank];
+  ucp_ep_h& endpoint = for_data ? peer.data_ahead : peer.control_ahead;
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS;
   const std::vector<std::byte> address = std::exchange(for_data ? peer.data_at : peer.control_at, {});
   params.address = reinterpret_cast<const ucp_address_t*>(address.data());
-  if (!for_data && !peer.is_controlled_in_memory()) {
+  if (!for_data && !peer.is_controlled_in_memory) {
     params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
     params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
     params.err_handler = {.cb = &Worker::on_broken, .arg = &peer};
@@ -660,7 +692,7 @@ bool UcxDriver::progress() {
     for (auto& [peer, reason] : std::exchange(lost_, {})) peer_broke(peer, std::move(reason));
     for (const Rank rank : std::exchange(dead_, {})) {
       worker_->peers[rank].broken = true;
-      peer_broke(rank, "its process has ended");
+      peer_broke(rank, kHasEnded);
     }
   }
   if (broken_.empty()) return events != 0;
@@ -690,13 +722,13 @@ void UcxDriver::shut_down() {
   if (worker_->data != nullptr && worker_->control != nullptr) {
     for (const auto& [to, control] : std::exchange(unsaid_, {})) say(to, control);
     for (Worker::Peer& peer : worker_->peers) {
-      if (peer.control == nullptr || peer.broken || !peer.is_controlled_in_memory()) continue;
+      if (peer.control == nullptr || peer.broken || !peer.is_controlled_in_memory) continue;
       say(peer.rank, {.kind = ControlKind::goodbye, .source = rank_, .wire_version = kClosed});
     }
     std::vector<void*> closing;
     for (Worker::Peer& peer : worker_->peers) {
       for (const ucp_ep_h endpoint : {peer.data, peer.control}) {
-        const bool force = peer.broken && endpoint == peer.control && !peer.is_controlled_in_memory();
+        const bool force = peer.broken && endpoint == peer.control && !peer.is_controlled_in_memory;
         if (endpoint == nullptr || (peer.broken && !force)) continue;
         ucp_request_param_t param{};
         param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;

@@ -1,6 +1,6 @@
 #pragma once
 // The ucx driver: one rank on UCX, over shared memory, TCP or RDMA alike, by active messages.
-// Each peer has two endpoints, on two workers, each made with its first message. `data` runs without UCX's error handling,
+// Each peer has two endpoints, on two workers, each made with its first message, or in joining if they share memory. `data` runs without UCX's error handling,
 // which would forbid the fast paths. `control` runs with it and with keepalive, and notices a dead peer; but without it, in
 // shared memory, where the kernel tells of deaths. Its worker is its own. So waiting for data does not look at its sockets
 // in every turn, and a peer that is frozen in the middle of writing data into shared memory does not block it.
@@ -83,6 +83,9 @@ class UcxDriver final : public AddressedDriver {
   bool all_have_memory(std::span<const std::vector<std::byte>> addresses) const;
   void meet(Rank rank);
   bool reach(Rank rank, bool for_data);
+  bool make_endpoints_ahead(Rank rank);
+  bool make_endpoint(Rank rank, bool for_data);
+  bool holds_memory(Rank rank);
   std::vector<std::vector<Place>> places_of(std::span<const std::vector<std::byte>> addresses) const;
 
   Rank rank_;
