@@ -214,7 +214,7 @@ TOPK_MUTANTS = (
     mutant(
         "topk: each rank moves the threshold by what it alone would keep",
         OKTOPK,
-        "co_await sum_counts(net_, counts, 0, report_.traffic, take_steps(kSumCountsSteps));\n    }",
+        "co_await sum_counts(net_, counts, 0, mine_.dimension(), report_.traffic, take_steps(kSumCountsSteps));\n    }",
         "for (std::uint64_t& count : counts) count *= net_.size();\n    }",
     ),
     mutant(
