@@ -73,9 +73,10 @@ def _main(size: int) -> None:
     for late in ("membership", "rendezvous.joining"):
         with contextlib.suppress(ImportError):  # an older version has other modules
             importlib.import_module(f"telegrad.communicator.{late}")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    held = socket.socket()  # without listening, so that nobody else gets the port
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("", 0))
+    port = held.getsockname()[1]
     os.environ.update(WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     (ready, says_ready), (go, says_go), (out, says) = os.pipe(), os.pipe(), os.pipe()
     children = []

@@ -9,6 +9,8 @@ import socket
 import sys
 from typing import Any
 
+from ports import free_port
+
 
 def ask(path: str, request: dict[str, Any]) -> Any:
     with socket.socket(socket.AF_UNIX) as connection:
@@ -16,12 +18,6 @@ def ask(path: str, request: dict[str, Any]) -> Any:
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile() as answer:
             return json.loads(answer.readline())
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def launch(path: str, program: str, *options: str) -> int:

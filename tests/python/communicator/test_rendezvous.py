@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ports import free_port
 
 from telegrad import Communicator
 from telegrad.communicator.rendezvous.joining import check_interface, find_peers
@@ -89,9 +90,7 @@ def test_a_program_that_accepts_and_says_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rank_zero_at_the_address_of_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        _environment(monkeypatch, 0, free.getsockname()[1])
+    _environment(monkeypatch, 0, free_port())
     monkeypatch.setenv("MASTER_ADDR", "nowhere.invalid")
     with pytest.raises(
         RendezvousError,
@@ -108,9 +107,7 @@ def test_a_host_that_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_who_does_not_come_is_named_by_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        _environment(monkeypatch, 0, free.getsockname()[1])
+    _environment(monkeypatch, 0, free_port())
     with pytest.raises(RendezvousError, match="of 2 ranks, rank 1 did not join within 0.5 s"):
         Communicator.from_torch(join_timeout_s=0.5)
 
@@ -143,9 +140,7 @@ def test_a_step_of_slurm_with_another_number_of_ranks(monkeypatch: pytest.Monkey
 
 
 def test_the_environment_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        _environment(monkeypatch, 0, free.getsockname()[1])
+    _environment(monkeypatch, 0, free_port())
     monkeypatch.setenv("WORLD_SIZE", "1")
     peers = find_peers()
     assert (peers.rank, peers.size) == (0, 1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from telegrad.launch import SINGLE_THREADED, Ranks
 
@@ -46,16 +46,13 @@ def test_torchrun_starts_the_ranks_again(backend: str | None) -> None:
     ],
 )
 def test_a_forked_child_does_not_join_in_its_parents_place(how: str, place: str, heard: str) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     lines = defaultdict[int, list[str]](list)
     with Ranks(
         str(HERE / "forking_program.py"),
         2,
         arguments=[how, place],
         timeout_s=100.0,
-        environment={**_ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        environment={**_ENVIRONMENT, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
         environment_of=lambda rank: {"RANK": str(rank)},
         on_line=lambda rank, line: lines[rank].append(line),
     ) as ranks:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from ports import free_port
 
 from telegrad.communicator.rendezvous.store_exchange import StoreExchange
 from telegrad.errors import RendezvousError
@@ -76,13 +76,6 @@ def _failed(call: Callable[[], Any]) -> RendezvousError:
 
 def _failure(call: Callable[[], Any]) -> str:
     return str(_failed(call))
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 @pytest.fixture
@@ -206,7 +199,7 @@ def test_the_store_goes() -> None:
 
 def test_a_store_that_goes_before_rank_0_has_answered() -> None:
     """As one that served a group of torch's that was destroyed, while rank 0 makes the next one."""
-    port = _free_port()
+    port = free_port()
     old = dist.TCPStore("127.0.0.1", port, 2, True, wait_for_workers=False)
     stores = [dist.TCPStore("127.0.0.1", port, 2, False)]
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torchrun_client import ask, free_port
+from ports import free_port
+from torchrun_client import ask
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[2] / "examples"

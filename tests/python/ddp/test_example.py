@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 
 import torch
-from torchrun_client import ask, free_port
+from ports import free_port
+from torchrun_client import ask
 
 _EXAMPLES = Path(__file__).parents[3] / "examples"
 _LOSS_OF_GUESSING = 2.30  # ln 10

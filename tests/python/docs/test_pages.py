@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from torchrun_client import ask, free_port
+from ports import free_port
+from torchrun_client import ask
 
 pytest.importorskip("torch")
 

@@ -203,11 +203,11 @@ def run_each(trainers: list[str]) -> None:
     threads = len(os.listdir("/proc/self/task"))
     assert threads == 1, f"the imports started {threads - 1} threads, which a forked rank would not have"
     for trainer in trainers:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
-        for child in [forked(trainer, rank, port) for rank in range(RANKS)]:
-            os.waitpid(child, 0)
+        with socket.socket() as held:  # without listening, so that nobody else gets the port
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("", 0))
+            for child in [forked(trainer, rank, held.getsockname()[1]) for rank in range(RANKS)]:
+                os.waitpid(child, 0)
 
 
 if __name__ == "__main__":
