@@ -15,7 +15,7 @@ constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
 constexpr double kCertain = 0.003;           // the same of the tolerance, where the optimum may be near
-constexpr double kFirstSmoothing = 2, kShrink = 0.25, kLeastSmoothing = 1e-9;
+constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
 constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
 constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
@@ -745,7 +745,8 @@ double Newton::solve_iteratively() {
       sum_features([this](std::size_t i, auto& out) { out[0] = residual_[i] * residual_[i]; }, square);
       if (is_hinge()) {  // its dual bound takes a gradient that is nearly 0
         const double inner = square[0] / (2 * problem_.l2) + std::abs(residual_.back()) * (1 + std::abs(w_.back()));
-        if (inner <= kInner / 2 * problem_.tolerance * objective) break;
+        const double gap = std::max(problem_.tolerance * objective, best_value_ - bound_);
+        if (inner <= kInner / 2 * gap) break;
       } else {
         for (std::size_t k = weights(); k < width(); ++k) square[0] += residual_[k] * residual_[k];
         // no further iteration can win more than that, as the curvature is at least l2
