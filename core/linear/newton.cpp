@@ -18,6 +18,7 @@ constexpr double kCertain = 0.003;           // the same of the tolerance, where
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
 constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
+constexpr double kExact = 0.1;               // of what a step begins with is enough: the rows at the kink change anyway
 constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
 constexpr double kSingular = 1e-13;          // of a diagonal element
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
@@ -706,7 +707,11 @@ double Newton::solve_iteratively() {
   if (moves_known_) std::fill(moved_.begin(), moved_.end(), 0.0);
   const double objective = smoothed_ + penalty_;
   const bool quadratic = problem_.loss == Loss::squared_error;
-  double predicted = 0;
+  double predicted = 0, enough = 0;  // the latter of the hinge's dual bound, see move_duals()
+  if (is_hinge()) {
+    dual_bound(enough);
+    enough = std::max(kExact * enough, kInner / 2 * std::max(problem_.tolerance * objective, best_value_ - bound_));
+  }
   const std::size_t most_iterations = std::max<std::size_t>(problem_.total_features * classes() + classes(), 10) * 2;
   std::vector<double> travelling(2 + 2 * problem_.ranks);
   for (std::size_t iteration = 1; iteration <= most_iterations && product > 0; ++iteration) {
@@ -745,8 +750,7 @@ double Newton::solve_iteratively() {
       sum_features([this](std::size_t i, auto& out) { out[0] = residual_[i] * residual_[i]; }, square);
       if (is_hinge()) {  // its dual bound takes a gradient that is nearly 0
         const double inner = square[0] / (2 * problem_.l2) + std::abs(residual_.back()) * (1 + std::abs(w_.back()));
-        const double gap = std::max(problem_.tolerance * objective, best_value_ - bound_);
-        if (inner <= kInner / 2 * gap) break;
+        if (inner <= enough) break;
       } else {
         for (std::size_t k = weights(); k < width(); ++k) square[0] += residual_[k] * residual_[k];
         // no further iteration can win more than that, as the curvature is at least l2
