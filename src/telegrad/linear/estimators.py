@@ -146,13 +146,8 @@ class _Linear(BaseEstimator):
             gap = trained.epochs[-1].gap
         elif negligible > 0:
             # what the objective can be at least, by a training that finds the optimum
-            others: dict[str, Any] = {
-                "loss": settings.loss,
-                "l2": settings.l2,
-                "bias": settings.bias,
-                "tol": _CONVERGED / 10,
-            }
-            best = train(rows, TrainingSettings(epochs=_STEPS, **others), self.comm).epochs[-1].objective
+            alike = TrainingSettings(settings.loss, settings.l2, _STEPS, bias=settings.bias, tol=_CONVERGED / 10)
+            best = train(rows, alike, self.comm).epochs[-1].objective
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without = trained.loss_without_weights if trained.is_worse_than_no_weights(reached) else None
         model, epochs = trained.model, len(trained.epochs)

@@ -28,15 +28,16 @@ class Newton:
 
     def __init__(self, problem: Problem) -> None:
         self._problem, self._comm_s, self._sent = problem, 0.0, 0
-        self._trained, self._shared = problem.share.trained, problem.shared
+        self._solved, self._shared = problem.solved, problem.shared
         self._kept: tuple[F32, F64] | None = None  # weights and biases of all features, if vectors are split
         self._places: dict[tuple[int, int], Any] = {}
-        weights = problem.rows.weights
+        trained, targets, weights = self._solved
+        rank, ranks = (0, 1) if problem.pooled else (problem.rank, problem.world_size)
         self._newton = _core.Newton(
             problem.view,
-            self._trained.ctypes.data,
-            self._trained.size,
-            problem.targets.ctypes.data,
+            trained.ctypes.data,
+            trained.size,
+            targets.ctypes.data,
             0 if weights is None else weights.ctypes.data,
             problem.share.trained_total,
             problem.features,
@@ -45,12 +46,12 @@ class Newton:
             problem.settings.l2,
             problem.settings.bias,
             problem.settings.tol,
-            problem.settings.method == "dual" and problem.world_size == 1,
+            problem.settings.method == "dual" and ranks == 1,
             problem.settings.seed,
             problem.occurring,
             0 if self._shared is None else self._shared.counted.ctypes.data,
-            problem.rank,
-            problem.world_size,
+            rank,
+            ranks,
             problem.team,
             self._reduce,
         )
@@ -61,6 +62,8 @@ class Newton:
     def epoch(self, number: int, on_step: Callable[[int, int], None]) -> Pass:
         """One step."""
         began_s, self._comm_s, self._sent = time.perf_counter(), 0.0, 0
+        if self._problem.pooled and self._problem.comm is not None:
+            self._problem.comm.barrier()  # a lost rank is noticed
         step = self._newton.step()
         if self._shared is not None:
             self._kept = self._every() if self._problem.keeps_models else None
@@ -104,7 +107,7 @@ class Newton:
         duals = np.empty(self._newton.dual_count)
         self._newton.write_duals(duals.ctypes.data)
         every, comm = duals[:-1], self._problem.comm
-        if comm is not None:
+        if comm is not None and not self._problem.pooled:
             counts = comm.all_gather(np.array([every.size], np.int64))[:, 0].tolist()
             every = comm.all_gather(np.ascontiguousarray(every), counts=counts)
         self._duals = np.append(every, duals[-1])
@@ -115,8 +118,8 @@ class Newton:
     def restore(self, state: State) -> None:
         weights, duals = self._problem.of_own(state.model.weights), np.empty(0)
         if state.duals is not None:
-            first = self._problem.share.trained_first
-            duals = np.append(state.duals[first : first + self._trained.size], state.duals[-1])
+            first = 0 if self._problem.pooled else self._problem.share.trained_first
+            duals = np.append(state.duals[first : first + self._solved[0].size], state.duals[-1])
         self._newton.restore(weights.ctypes.data, weights.size, state.model.bias, duals.ctypes.data, duals.size)
         if self._shared is not None:
             self._kept = state.model.weights[:, None], np.array([state.model.bias])

@@ -59,7 +59,8 @@ class TrainingSettings:
 
     - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``;
       with ``l1`` coordinate descent, for the hinge AdaGrad. An option that one optimizer alone has chooses that one.
-      ``"dual"`` on one rank descends by coordinates where that is fast: its bits are not those of several ranks.
+      ``"dual"`` descends by coordinates where that is fast, on one rank, and where all ranks' rows together are so few
+      that each takes them all. Of more rows one rank's bits are not those of several.
       ``"newton"`` has the same bits for any number of ranks, the hinge's too.
     - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
       optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.
@@ -195,14 +196,19 @@ class TrainingSettings:
 
 _GIB = 2**30
 _SMALL = 2**24  # bytes that every machine has: to ask it takes longer than to train on so few rows
-_DRAWN = (
-    8 + 1
-)  # of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
+# of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
+_DRAWN = 8 + 1
+_POOLED = 1 << 21  # entries of all ranks: one rank finds the optimum while several would still exchange sums
 _EPOCH_ROW = 5 * 8  # of each own row: its numbers, and in an epoch its place, its order and where it comes
 
 # of a control group the files with its limit and use, and how its counts of cached pages begin
 _VERSION_2 = ("memory.max", "memory.current", "")
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+
+
+def pools(settings: TrainingSettings, entries: int, *, alone: bool) -> bool:
+    """Does each of several ranks get the rows of all, to descend by the coordinates of the dual as one rank does?"""
+    return settings.method == "dual" and not alone and entries <= _POOLED
 
 
 def bytes_needed(
@@ -220,10 +226,14 @@ def bytes_needed(
     """What a rank with ``rows`` of ``total`` rows and ``nnz`` entries takes at most beside its rows. ``alone``: only
     features that occur have a weight. ``most_occurring``: at most so many do in rows of all ranks."""
     if settings.method in SECOND_ORDER:
+        pooled = 0
+        if pools(settings, most_occurring, alone=alone):
+            alone, rows, nnz = True, total, most_occurring
+            pooled = nnz * 8 + rows * (2 * 8 + 3 * 4)
         occurring = min(features, nnz if alone else most_occurring)
         # ten numbers for each feature and class, the model, a bound; of rows numbers, scores, what is of a loss; places
         needed = occurring * ((8 * 10 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
-        needed += nnz * 4 + features * 4 * classes
+        needed += pooled + nnz * 4 + features * 4 * classes
         if alone and settings.method == "dual":  # weights and their correction; of rows numbers, places, kinks
             needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
@@ -258,31 +268,10 @@ def _held(features: int, nnz: int, settings: TrainingSettings, rows: int, total:
     return needed + (features * 4 + occurring * 4 if alone else 0)
 
 
-def check_memory(
-    features: int,
-    nnz: int,
-    settings: TrainingSettings,
-    comm: Communicator | None,
-    *,
-    rows: int,
-    total: int,
-    alone: bool,
-    with_checkpoints: bool,
-    most_occurring: int,
-    classes: int,
-) -> None:
-    """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free."""
-    needed = bytes_needed(
-        features,
-        nnz,
-        settings,
-        rows=rows,
-        total=total,
-        alone=alone,
-        with_checkpoints=with_checkpoints,
-        most_occurring=most_occurring,
-        classes=classes,
-    )
+def check_memory(features: int, nnz: int, settings: TrainingSettings, comm: Communicator | None, **more: Any) -> None:
+    """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free. ``more``: as of
+    ``bytes_needed``."""
+    needed = bytes_needed(features, nnz, settings, **more)
     if comm is None and needed < _SMALL:
         return
     place = zlib.crc32(platform.node().encode())
@@ -538,6 +527,12 @@ class Problem:
         self.numbering: _core.Numbering | None = None
         self._numbered = rows  # whose memory the view is of
         self.shared: Shared | None = None
+        self.pooled = may_split and pools(settings, entries, alone=alone)
+        # of what rows the view is; which of them are trained on, and their targets and weights
+        self.solved: tuple[U64, F32, F32 | None] = (self.share.trained, self.targets, rows.weights)
+        if self.pooled:
+            self._numbered = rows = self._rows_of_all(first, counts)
+            alone = True
         if alone or settings.method != "coordinate_descent":
             # others' sums may have features behind the last of these rows
             numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, self.features)
@@ -577,6 +572,21 @@ class Problem:
         total: SparseVector = self.comm.all_reduce(stream, "max")
         indices, values = total.memory(0.0)
         return np.flatnonzero(values > 0).astype(np.uint32) if indices is None else indices
+
+    def _rows_of_all(self, first: int, counts: I64) -> Rows:
+        """Also in ``solved``. ``first``: the number of this rank's first row."""
+        assert self.comm is not None
+        rows, gather = self.rows, self.comm.all_gather
+        weights = np.ones(len(rows), np.float32) if rows.weights is None else rows.weights
+        sizes, each = gather(np.array([rows.nnz, self.share.trained.size], np.int64)), counts.tolist()
+        nnz, trained = sizes[:, 0].tolist(), sizes[:, 1].tolist()
+        lengths = gather(np.diff(rows.offsets.astype(np.int64)), counts=each)
+        targets, weights = gather(self.targets, counts=each), gather(weights, counts=each)
+        chosen = gather(self.share.trained.astype(np.int64) + first, counts=trained)
+        self.solved = chosen.astype(np.uint64), targets, weights
+        offsets = np.append(0, np.cumsum(lengths)).astype(np.uint64)
+        entries = gather(rows.indices, counts=nnz), gather(rows.values, counts=nnz)
+        return Rows(offsets, *entries, targets, self.features)
 
     def _most_rows_of_a_step(self) -> int:
         return min(self.settings.rows_a_step, self.share.trained_total)

@@ -174,16 +174,9 @@ def train(
             except KeyboardInterrupt:  # a lost rank's job is told to end just as this one hears of the loss
                 on_break_off(optimizer.model())
         raise
-    return Trained(
-        optimizer.model(),
-        reports,
-        problem.total,
-        problem.loss_at_zero,
-        problem.loss_without_weights,
-        problem.share.held_out,
-        problem.first_rate,
-        converged,
-    )
+    least = problem.loss_at_zero, problem.loss_without_weights
+    held_out, rate = problem.share.held_out, problem.first_rate
+    return Trained(optimizer.model(), reports, problem.total, *least, held_out, rate, converged)
 
 
 @dataclass(frozen=True)
