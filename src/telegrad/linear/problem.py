@@ -60,7 +60,7 @@ class TrainingSettings:
     - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``;
       with ``l1`` coordinate descent, for the hinge AdaGrad. An option that one optimizer alone has chooses that one.
       ``"dual"`` descends by coordinates where that is fast, on one rank, and where all ranks' rows together are so few
-      that each takes them all. Of more rows one rank's bits are not those of several.
+      that each takes them all. With more rows one rank's bits are not those of several.
       ``"newton"`` has the same bits for any number of ranks, the hinge's too.
     - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
       optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.

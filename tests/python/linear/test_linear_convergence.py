@@ -20,7 +20,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, make_classificatio
 from sklearn.exceptions import ConvergenceWarning
 from typer.testing import CliRunner
 
-from telegrad import Communicator
+from telegrad import Communicator, TransportError
 from telegrad.linear import (
     LOSSES,
     EpochReport,
@@ -220,6 +220,55 @@ def test_one_rank_s_hinge_ends_where_several_ranks_do(
     x, y, weights = matrix.astype(float), rows.labels.astype(float), np.asarray(rows.weights, float)
     implied = x.T @ (weights * duals * y) / (weights.sum() * settings.l2)
     np.testing.assert_allclose(implied, resumed.model.weights, atol=1e-5 * np.abs(implied).max())
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_small_hinge_has_one_rank_s_bits_on_many(ranks: int, tmp_path: Path) -> None:
+    """Rows are held out; a checkpoint of one rank goes on among many, and the others notice a rank that fails."""
+    rows = Rows.from_csr(*_sparse_rows())
+    settings = TrainingSettings(loss="hinge", l2=1e-3, tol=1e-7, held_out=0.1)
+    alone = train(rows, settings, checkpoint=tmp_path / "whole.npz")
+    assert alone.converged
+    assert len(alone.epochs) > 3
+    file = tmp_path / "state.npz"
+    train(rows, replace(settings, epochs=2), checkpoint=file)
+    parts = parts_of(rows, [300 * rank // ranks for rank in range(ranks + 1)])
+
+    def run(act: Callable[[int, Communicator], Any]) -> list[Any]:
+        comms = Communicator.local(ranks, timeout_s=60)
+
+        def one(rank: int) -> Any:
+            try:
+                with comms[rank]:
+                    return act(rank, comms[rank])
+            except (ValueError, TransportError) as error:
+                return str(error)
+
+        with ThreadPoolExecutor(ranks) as pool:
+            return list(pool.map(one, range(ranks)))
+
+    plain = run(lambda rank, comm: train(parts[rank], replace(settings, epochs=2), comm))
+    resumed = run(lambda rank, comm: train(parts[rank], settings, comm, checkpoint=file))
+    before = train(rows, replace(settings, epochs=2))
+    for wanted, every in ((before, plain), (alone, resumed)):
+        for found in every:
+            assert found.model.weights.tobytes() == wanted.model.weights.tobytes()
+            assert found.model.bias == wanted.model.bias
+            assert [one.held_out_loss for one in found.epochs] == [one.held_out_loss for one in wanted.epochs]
+
+    def failing(rank: int, comm: Communicator) -> Any:
+        def fail(report: EpochReport) -> None:
+            if rank == 1 and report.epoch == 2:
+                raise ValueError("my own")
+
+        return train(parts[rank], settings, comm, on_epoch=fail)
+
+    assert all("my own" in said for said in run(failing))
+
+
+def _sparse_rows() -> tuple[Any, Any]:
+    matrix = sparse.random(300, 900, 0.03, format="csr", random_state=6, dtype=np.float32)
+    return matrix, np.where(np.random.default_rng(5).random(300) < 0.4, 1, -1)
 
 
 def test_weights_that_cannot_be() -> None:
