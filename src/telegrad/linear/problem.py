@@ -585,8 +585,7 @@ class Problem:
         chosen = gather(self.share.trained.astype(np.int64) + first, counts=trained)
         self.solved = chosen.astype(np.uint64), targets, weights
         offsets = np.append(0, np.cumsum(lengths)).astype(np.uint64)
-        entries = gather(rows.indices, counts=nnz), gather(rows.values, counts=nnz)
-        return Rows(offsets, *entries, targets, self.features)
+        return Rows(offsets, gather(rows.indices, counts=nnz), gather(rows.values, counts=nnz), targets, self.features)
 
     def _most_rows_of_a_step(self) -> int:
         return min(self.settings.rows_a_step, self.share.trained_total)

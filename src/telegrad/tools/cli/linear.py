@@ -159,7 +159,7 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
         "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
         "compute": lambda one: duration(one["compute_s"]),
         "commun-\nication": lambda one: duration(one["comm_s"]),
-        "entries\na step": lambda one: f"{one['entries'] / one['steps']:,.0f}",
+        "entries\na step": lambda one: f"{one['entries'] / one['steps']:,.0f}" if one["steps"] else "",
     }
     shown = {name: [cell(one) for one in epochs] for name, cell in columns.items()}
     shown = {name: cells for name, cells in shown.items() if any(cells)}

@@ -72,6 +72,21 @@ def test_ranks_train_the_model_of_one_and_predict_with_it(path: Path, tmp_path: 
     assert np.allclose(np.loadtxt(out), found.scores(rows))
 
 
+def test_a_hinge_whose_ranks_exchange_nothing(tmp_path: Path) -> None:
+    """So many columns that coordinates of the dual descend: any number of ranks writes the same model."""
+    random, data = np.random.default_rng(4), tmp_path / "wide.svm"
+    rows = [np.sort(random.choice(400, 8, replace=False)) + 1 for _ in range(200)]
+    data.write_text("".join(f"{sum(row) % 2} " + " ".join(f"{one}:1" for one in row) + "\n" for row in rows))
+    weights = []
+    for ranks in ("1", "2"):
+        model = tmp_path / f"{ranks}.npz"
+        code, said = run("train", str(data), "--loss", "hinge", "--ranks", ranks, "--model", str(model))
+        assert code == 0, said
+        assert "entries a step" not in said
+        weights.append(LinearModel.load(model).weights.tobytes())
+    assert weights[0] == weights[1]
+
+
 def test_numbers_have_neither_accuracy_nor_auc(path: Path, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     status, said = trained(
