@@ -95,14 +95,16 @@ class Job:
             time.sleep(0.02)
 
     def _where(self) -> str:
-        """What the living processes have said last, and where they are."""
-        alive = [number for number, one in self.processes.items() if one.is_alive()]
-        for number in alive:
-            self.send(number, signal.SIGUSR1)
+        """What the processes have said last, how they have ended, and where the living ones are."""
+        for number, one in self.processes.items():
+            if one.is_alive():
+                self.send(number, signal.SIGUSR1)
         time.sleep(1.0)
-        stacks = [Path(f"{self._path(number)}.stacks").read_text() for number in alive]
-        last = [self.said(number)[-2:] for number in alive]
-        return "\n".join(f"{number}: {one}\n{stack}" for number, one, stack in zip(alive, last, stacks, strict=True))
+        ends = [
+            f"{number}: exit status {one.exitcode}: {self.said(number)[-2:]}" for number, one in self.processes.items()
+        ]
+        stacks = [Path(f"{self._path(number)}.stacks") for number in self.processes]
+        return "\n".join([*ends, *(f"{one.name}:\n{one.read_text()}" for one in stacks if one.exists())])
 
     def wait_for_units(self, number: int, more: int | None = None) -> None:
         goal = len(self.units(number)) + (more or self.several)

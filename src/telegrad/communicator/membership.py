@@ -146,6 +146,7 @@ class Membership:
             except BaseException as error:  # such as that one was lost meanwhile
                 with contextlib.suppress(RendezvousError):
                     self._store.call("set", f"broken/{group.number}", "1")
+                    self._store.call("set", f"connected/{group.number}/{self._own}", "no")
                 if isinstance(error, TransportError):
                     continue
                 raise
@@ -161,6 +162,20 @@ class Membership:
             "their logs, and at the network between them",
             operation="rendezvous",
         )
+
+    def check_all_connected(self) -> None:
+        """Waits for the other processes of this member. Raises ``TransportError`` where one of them has not connected:
+        it tries again by itself, and would not hear of what the others meet there."""
+        if not self._marks:
+            return
+        keys = [f"connected/{self._number}/{one}" for one in _processes_of(self._name)]
+        self._store.call("set", keys[self._place], "yes")
+        watch, said = _Watch(self), list[str | None]()
+        while not all(said := self._store.values(keys)) and watch.waited_s <= self._timeout_s:
+            self._check_is_whole(watch)
+            watch.pause()
+        if {*said} != {"yes"}:
+            raise TransportError(f"another rank of this {self._who} has not connected", operation="rendezvous")
 
     def clear(self, exchange: StoreExchange) -> None:
         """All have connected, so nobody needs what they have told each other."""

@@ -493,7 +493,7 @@ class DiLoCo:
             text = "training goes on, but no replica can come, and a loss of one ends all: save a checkpoint"
             warnings.warn(f"{self._group.store_error}: {text}", RuntimeWarning, 4)
         while self._is_wanted:
-            self._is_wanted = failed = False
+            failed = False
             try:
                 self._send_looked()
                 if self._ranks is not None:
@@ -531,6 +531,7 @@ class DiLoCo:
         """Goes on with those that are left, and unless this replica has ``failed``, with those that wait."""
         assert self._group is not None
         while True:
+            self._is_wanted = False  # of a failed agreement, other ranks may not have heard
             if self._connected is not None:
                 self._sent_before += self._connected.stats()["bytes_sent"]
                 self._connected.close()

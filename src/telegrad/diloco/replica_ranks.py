@@ -126,7 +126,13 @@ class ReplicaGroup(Membership):
         are taken in too. Raises ``RendezvousError`` where the store or all others are gone."""
 
         def connect(rank: int, size: int, exchange: StoreExchange) -> Communicator:
-            return Communicator.from_exchange(rank, size, exchange, **self._options)
+            made = Communicator.from_exchange(rank, size, exchange, **self._options)
+            try:
+                self.check_all_connected()
+            except BaseException:
+                made.close()
+                raise
+            return made
 
         return self.agree(connect, admit=admit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import os
 import signal
@@ -38,6 +39,7 @@ OPTIONS |= {f"ranks {kind}": options for kind, options in OPTIONS.items()} | {"r
 OPTIONS |= {f"{kind} without store": OPTIONS[kind] for kind in ("sparse", "streaming")} | {"ends without store": {}}
 OPTIONS |= {"freezes": OPTIONS["streaming"], "freezes for a moment": OPTIONS["streaming"]}
 OPTIONS |= {"half a round": OPTIONS["sparse"], "diverges": {}, "leaves": {}, "differs": {}, "ranks diverges": {}}
+OPTIONS |= {"ranks half connected": {}, "ranks half told": {}}
 
 
 def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float, liveness_s: float) -> None:
@@ -98,6 +100,34 @@ def fail_after_agreement(diloco: telegrad.DiLoCo) -> None:
     diloco._agree = heard_by_others  # type: ignore[method-assign]
 
 
+def fail_after_connecting() -> None:
+    """As all others have connected again after a loss, this rank has not. It tries once more."""
+    join, calls = telegrad.Communicator.from_exchange, itertools.count(1)
+
+    def joined(*arguments: Any, **options: Any) -> telegrad.Communicator:
+        made = join(*arguments, **options)
+        if next(calls) == 2:
+            made.close()
+            raise telegrad.TransportError("the test says so")
+        return made
+
+    telegrad.Communicator.from_exchange = joined  # type: ignore[method-assign,assignment]
+
+
+def fail_before_it_is_told(diloco: telegrad.DiLoCo) -> None:
+    """The other rank of this replica hears that somebody wants to join, this one does not, for once."""
+    agree, told = diloco._agree, list[bool]()
+
+    def half(*arguments: Any) -> None:
+        agree(*arguments)
+        if diloco._is_wanted and not told:
+            told.append(True)
+            diloco._is_wanted = False
+            raise telegrad.TransportError("the test says so")
+
+    diloco._agree = half  # type: ignore[method-assign]
+
+
 def _train(
     port: int, replicas: int, number: int, kind: str, pause_s: float, liveness_s: float, say: Callable[..., None]
 ) -> None:
@@ -109,10 +139,14 @@ def _train(
     forward, inside = with_ranks(port, number, kind) if "ranks" in kind else (model, 1)
     model = getattr(forward, "module", forward)
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    if kind == "ranks half connected" and number == 1:
+        fail_after_connecting()
     diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY, replica=inside, **OPTIONS[kind])
     tell_joins(diloco, say)
     if kind == "half a round" and number == 1:
         fail_after_agreement(diloco)
+    if kind == "ranks half told" and number == 1:
+        fail_before_it_is_told(diloco)
     step, told, freezes = 0, diloco.rounds, "freezes" in kind
     say(began=told, checksum=diloco.checksum())
 

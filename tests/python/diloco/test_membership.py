@@ -690,6 +690,23 @@ def test_a_replica_of_which_one_rank_freezes_comes_back_as_a_whole(job: Callable
             )
 
 
+def test_a_replica_of_which_one_rank_has_not_connected_tries_again_as_a_whole(job: Callable[..., ReplicaJob]) -> None:
+    running = job(3, "ranks half connected")
+    running.wait_for_units(0)
+    running.send(4, signal.SIGKILL)
+    running.wait_for(lambda: all(running.said(number)[-1].get("size") == 2 for number in range(4)))
+    running.finish([*range(4)])
+
+
+def test_a_newcomer_of_whom_one_rank_of_a_replica_has_not_heard_comes_in(job: Callable[..., ReplicaJob]) -> None:
+    running = job(2, "ranks half told")
+    running.wait_for_units(0)
+    first = running.start()
+    running.wait_for(lambda: all(running.said(number)[-1].get("size") == 3 for number in range(4)))
+    running.finish([*range(4), first, first + 1])
+    assert "the test says so" in running.warnings_of(1)
+
+
 def test_all_ranks_of_a_replica_leave_with_one_that_has_diverged(job: Callable[..., ReplicaJob]) -> None:
     """Each sees a part of the parameters only. The others go on."""
     running = job(2, "ranks diverges")
