@@ -19,13 +19,17 @@ namespace {
 // shared memory and four times over TCP. Between hosts its own is better: with 128k, 16 MiB over 1 Gbit/s took 4 % longer.
 // Segments of TCP are as long as its receive buffers. A queue in shared memory has a buffer for each of its 256 places and
 // some more: UCX would make 512, and write to each. Of the two kinds of shared memory it would set up both, and use one.
+//
+// UCX names a queue in shared memory by its process and descriptor, and an endpoint by its address in memory. A process
+// that was frozen while the others went on in another communicator may answer a request of the old one there, and UCX
+// would write to where the old endpoint was. Endpoints with indirect names are looked up.
 struct Setting {
   const char* name;
   const char* value;
 };
 static_assert(kHostRendezvousLeast == std::size_t{128} << 10);  // as text below
 constexpr std::array kSettings{Setting{"RNDV_THRESH", "intra:128k,inter:auto"}, Setting{"TCP_TX_SEG_SIZE", "64k"},
-                               Setting{"POSIX_RX_BUFS_GROW", "288"}};
+                               Setting{"POSIX_RX_BUFS_GROW", "288"}, Setting{"PROTO_INDIRECT_ID", "y"}};
 
 constexpr const char* kAllDevices = "all";
 
