@@ -91,6 +91,7 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     cells = [list(column.cells) for column in table_of(found).columns]
     assert cells[0] == ["ddp", "diloco"]
     assert (cells[1], cells[8], cells[10]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
+    assert cells[-2:] == [["22 s", "22 s"], ["10 s", "10 s"]]
     plot(found, "losses", tmp_path / "losses.svg")
     assert "every 30" in (tmp_path / "losses.svg").read_text()
 
