@@ -215,9 +215,8 @@ class DiLoCo:
         the nearest of four levels, found for 512 values by Lloyd's algorithm. Source: arXiv 2508.15706, Algorithm
         1."""
         compress = TopK(k / chunk, BucketTopK(chunk, k), values=values, combine="allgather")
-        named = {"every": every, "outer": outer, "compress": compress, "decay": decay}
-        named |= {"average": average, "clip": clip}
-        return cls(model, comm, inner_optimizer, **named)  # type: ignore[arg-type]
+        named: Any = {"every": every, "outer": outer, "decay": decay, "average": average, "clip": clip}
+        return cls(model, comm, inner_optimizer, compress=compress, **named)
 
     @classmethod
     def streaming(
@@ -236,9 +235,8 @@ class DiLoCo:
     ) -> DiLoCo:
         """Streaming DiLoCo, with a ``telegrad.Streaming`` of ``fragments``, ``delay`` and ``mix``. Values travel in 32
         bits, or as ``compress`` says; the paper has 4. Source: arXiv 2501.18512."""
-        streaming = Streaming(fragments, delay=delay, mix=mix)
-        named: dict[str, Any] = {"every": every, "outer": outer, "compress": compress, "decay": decay}
-        return cls(model, comm, inner_optimizer, streaming=streaming, **named)
+        named: Any = {"every": every, "outer": outer, "compress": compress, "decay": decay}
+        return cls(model, comm, inner_optimizer, streaming=Streaming(fragments, delay=delay, mix=mix), **named)
 
     @property
     def comm(self) -> Communicator:

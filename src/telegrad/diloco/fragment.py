@@ -7,7 +7,7 @@ import math
 import time
 import weakref
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
@@ -353,7 +353,7 @@ class Fragment:
         pairs: list[tuple[Tensor, Tensor]] = [(local_of(self._own[name]), one) for name, one in self.common.items()]
         if flight is not None and flight.buffers is not None:
             found = self._buffers().values()
-            pairs += zip(found, _split(flight.buffers, found), strict=True)
+            pairs += zip(found, flight.buffers.split([one.numel() for one in found]), strict=True)
         for own, common in pairs:
             common = on_device_of(own, common.view(own.shape))
             if mix:
@@ -393,10 +393,3 @@ def _exactly_summed(buffers: Collection[Tensor]) -> Tensor | None:
         return flat[None]
     upper = (flat.view(torch.int64) & -(1 << 27)).view(torch.float64)
     return torch.stack([upper, torch.where(flat.isfinite(), flat - upper, 0.0)])
-
-
-def _split(flat: Tensor, like: Iterable[Tensor]) -> Iterator[Tensor]:
-    start = 0
-    for one in like:
-        yield flat[start : start + one.numel()]
-        start += one.numel()

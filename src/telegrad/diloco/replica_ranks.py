@@ -89,20 +89,11 @@ class ReplicaGroup(Membership):
         if not isinstance(name, str):
             raise TypeError(f"name={name!r} must be a str: one for each run")
         replicas = checked_whole(replicas, "replicas", 1, None, "how many make the first group")
-        limit_s = check_timeout(timeout_s, "timeout_s")
-        liveness_s = check_timeout(liveness_timeout_s, "liveness_timeout_s")
-        join_s = check_timeout(join_timeout_s, "join_timeout_s")
-        super().__init__(
-            store,
-            f"telegrad/{name}",
-            first=replicas,
-            timeout_s=limit_s,
-            liveness_timeout_s=liveness_s,
-            join_timeout_s=join_s,
-            store_timeout_s=limit_s,
-            who="replica",
-        )
-        self._options: dict[str, Any] = {"timeout_s": limit_s, "liveness_timeout_s": liveness_s, "interface": interface}
+        limit_s, join_s = check_timeout(timeout_s, "timeout_s"), check_timeout(join_timeout_s, "join_timeout_s")
+        limits = {"timeout_s": limit_s, "liveness_timeout_s": check_timeout(liveness_timeout_s, "liveness_timeout_s")}
+        prefix, others = f"telegrad/{name}", {"join_timeout_s": join_s, "store_timeout_s": limit_s}
+        super().__init__(store, prefix, first=replicas, who="replica", **limits, **others)
+        self._options: dict[str, Any] = {**limits, "interface": interface}
         self._stays = True
 
     def begin(self, replica: Any, error: Exception | None) -> None:
