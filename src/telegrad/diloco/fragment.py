@@ -353,7 +353,7 @@ class Fragment:
         pairs: list[tuple[Tensor, Tensor]] = [(local_of(self._own[name]), one) for name, one in self.common.items()]
         if flight is not None and flight.buffers is not None:
             found = self._buffers().values()
-            pairs += zip(found, flight.buffers.split([one.numel() for one in found]), strict=True)
+            pairs += zip(found, torch.split(flight.buffers, [one.numel() for one in found]), strict=True)
         for own, common in pairs:
             common = on_device_of(own, common.view(own.shape))
             if mix:
