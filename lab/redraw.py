@@ -41,6 +41,12 @@ def _accuracy_over_time(data: Data, day: str, path: Path) -> None:
     plot_over_time(runs, data["times"], sorted({row["ranks"] for row in data["times"]})[:2], path, day)
 
 
+def _times_to_losses(data: Data, day: str, path: Path) -> None:
+    from lab.accuracy.time_to_loss import plot
+
+    plot(data["curves"], dated("held-out losses over time", day), path)
+
+
 def _outer(data: Data, day: str, path: Path) -> None:
     from lab.outer import plot
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,13 +22,17 @@ from lab.accuracy.runs import GROWN, METHODS, SIZES, TASKS, Run
 from lab.accuracy.study import MAIN, SWEEPS, SWEPT_TASK, Study, in_order
 from lab.accuracy.tables import StudyProgress, sweep_table, tables_of
 from lab.accuracy.time_to_accuracy import plot_over_time, read_iterations, timed, times_table
+from lab.accuracy.time_to_loss import measured_trace, timed_curves, times_to
+from lab.accuracy.time_to_loss import plot as plot_losses
+from lab.accuracy.time_to_loss import times_table as losses_table
 from lab.common.commands import TextFolder, check_device
 from telegrad.launch import RankFailed, RanksTimedOut
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.options import among, bad_setting, densities_of, is_given, refuse_given
-from telegrad.tools.cli.outputs import check_all_writable, drawn, say_file, table_console, write_result
+from telegrad.tools.cli.outputs import check_all_writable, drawn, say_file, table_console, written
 from telegrad.tools.report.figures import dated
+from telegrad.tools.sim.measure import network_of
 
 _LAST_LINES = 15
 _SMALL_TASKS = ",".join(name for name in TASKS if name not in GROWN)
@@ -137,9 +142,19 @@ def command(
             "its schemes take with iterations as long as those of its weak scaling.",
         ),
     ] = None,
+    networks: Annotated[
+        str,
+        typer.Option(
+            help="Networks to say the time to a loss on: 100mbit,1gbit,10gbit. One rank's step is measured, the cost "
+            "model gives the rest.",
+            show_default=False,
+        ),
+    ] = "",
     time_plot_file: Annotated[
         Path | None,
-        typer.Option("--time-plot", dir_okay=False, help="With --iterations: draw curves over time into this file."),
+        typer.Option(
+            "--time-plot", dir_okay=False, help="With --iterations or --networks: draw curves over time into this file."
+        ),
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which it is given up.")] = 86400.0,
 ) -> None:
@@ -180,11 +195,16 @@ def command(
     )
     check_device(console, device)
     check_all_writable({"--json": json_file, "--plot": plot_file, "--time-plot": time_plot_file})
-    if time_plot_file is not None and iterations_file is None:
-        raise typer.BadParameter("needs --iterations FILE: how long an iteration takes", param_hint="--time-plot")
+    if time_plot_file is not None and (iterations_file is None) == (not networks):
+        raise typer.BadParameter(
+            "needs --iterations FILE: how long an iteration takes; or --networks, not both", param_hint="--time-plot"
+        )
     iterations = _iterations_in(iterations_file)
+    named = _networks_of(networks)
     if plan_only:
-        refuse_given(context, ("json_file", "plot_file", "time_plot_file"), "--plan measures nothing to write")
+        refuse_given(
+            context, ("json_file", "plot_file", "time_plot_file", "networks"), "--plan measures nothing to write"
+        )
     place = Place(out / "runs", out / "text", data)
     jobs = jobs or len(os.sched_getaffinity(0))
     with ended_by_interrupt(console, f"interrupted; the same command goes on from what {out} has"):
@@ -207,9 +227,17 @@ def command(
             for _ in range(2):  # the second time, seeds whose rate the first one has found
                 if left := missing(place, now):
                     with StudyProgress(console, left, jobs) as progress:
-                        train(place, now, jobs, timeout_s=timeout, on_message=progress.update)
+
+                        def hear(worker: int, message: Mapping[str, Any], tell: Any = progress.update) -> None:
+                            tell(worker, message)
+                            if message["kind"] == "end" and json_file is not None:  # the command may be killed
+                                with written(console, json_file):
+                                    json_file.write_text(_text_of(_found(study, place)))
+
+                        train(place, now, jobs, timeout_s=timeout, on_message=hear)
                 parts, now = _parts_of(study, place)
-            found = {part: results(place, of_part) for part, of_part in parts.items()}
+            found = _found(study, place)
+            timed_on = _timed_curves(found[MAIN], place, named)
         except DataMissing as error:
             images = [task for task in chosen if TASKS[task].data == "fashion"]
             why = "" if images else f" (--sweep trains {SWEPT_TASK}: leave it out to do without)"
@@ -230,7 +258,35 @@ def command(
         except RanksTimedOut as error:
             console.print(str(error), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from error
-    _show(console, found, iterations, json_file, plot_file, time_plot_file)
+    _show(console, found, iterations, timed_on, json_file, plot_file, time_plot_file)
+
+
+def _found(study: Study, place: Place) -> dict[str, list[Result]]:
+    """What is there of each part."""
+    return {part: results(place, of_part) for part, of_part in _parts_of(study, place)[0].items()}
+
+
+def _timed_curves(of_runs: Sequence[Result], place: Place, networks: Sequence[str]) -> list[Row]:
+    if not networks:
+        return []
+    import torch
+
+    from lab.accuracy.problems import open_problem
+
+    torch.set_num_threads(1)
+    firsts = {one["run"]["task"]: Run.from_dict(one["run"]) for one in of_runs}
+    traces = {task: measured_trace(run, open_problem(task, place.data, place.texts)) for task, run in firsts.items()}
+    return timed_curves(of_runs, traces, networks)
+
+
+def _networks_of(text: str) -> list[str]:
+    named = [one.strip() for one in text.split(",") if one.strip()]
+    try:
+        for one in named:
+            network_of(one)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--networks") from error
+    return named
 
 
 def _parts_of(study: Study, place: Place) -> tuple[dict[str, list[Run]], list[Run]]:
@@ -308,6 +364,7 @@ def _show(
     console: Console,
     found: dict[str, list[Result]],
     iterations: list[Row],
+    timed_on: list[Row],
     json_file: Path | None,
     plot_file: Path | None,
     time_plot_file: Path | None,
@@ -321,22 +378,34 @@ def _show(
     times = timed(rows[MAIN], iterations)
     if times:
         console.print(times_table(times))
-    machine = describe_machine()
-    console.print(machine_text(machine), style="dim")
+    if timed_on:
+        console.print(losses_table(times_to(timed_on)))
+    console.print(machine_text(describe_machine()), style="dim")
     if json_file is not None:
-        labelled = [{"part": part, **row} for part, of_part in rows.items() for row in of_part]
-        runs = [{"part": part, **result} for part, of_part in found.items() for result in of_part]
-        write_result(
-            console,
-            json_file,
-            {"rows": labelled, "runs": runs, **({"times": times} if times else {}), "machine": machine},
-        )
+        with written(console, json_file):
+            json_file.write_text(_text_of(found, times, timed_on))
+        say_file(console, "rows", json_file)
     if plot_file is not None:
         with drawn(console, plot_file):
             plot(found, dated("held-out figures, dense and compressed"), plot_file)
-    if time_plot_file is not None:
+    if time_plot_file is not None and timed_on:
+        with drawn(console, time_plot_file):
+            plot_losses(timed_on, dated("held-out losses over time"), time_plot_file)
+    elif time_plot_file is not None:
         if not times:
             console.print("[red]no picture over time: no method of these runs is a scheme of --iterations[/]")
             raise typer.Exit(1)
         plot_over_time(found[MAIN], times, sorted({row["ranks"] for row in times})[:2], time_plot_file)
         say_file(console, "plot over time", time_plot_file)
+
+
+def _text_of(found: Mapping[str, list[Result]], times: Sequence[Row] = (), timed_on: Sequence[Row] = ()) -> str:
+    """What ``--json`` writes."""
+    whole: dict[str, Any] = {
+        "rows": [{"part": part, **row} for part, of_part in found.items() for row in rows_of(of_part)],
+        "runs": [{"part": part, **result} for part, of_part in found.items() for result in of_part],
+        **({"times": list(times)} if times else {}),
+        **({"curves": list(timed_on), "times_to_losses": times_to(timed_on)} if timed_on else {}),
+        "machine": describe_machine(),
+    }
+    return json.dumps(whole, indent=1, allow_nan=False) + "\n"

@@ -180,7 +180,8 @@ class Method:
     """``options``: arguments of TopK; ``sparse``: whether there is one, and a density means anything. ``needs``: what a
     task must have for it: ``"sgd"`` or ``"momentum"`` (the method has it in its residuals, and the optimiser runs
     without), whose optimiser DDPState is given, or ``"warmup"``. ``cold``: without the task's warm-up. ``warmup``: its
-    kind. ``masking``: of the momentum. ``rank``: of LowRank, in place of TopK.
+    kind. ``masking``: of the momentum. ``rank``: of LowRank, in place of TopK. ``is_torchs``: torch's own hook, with
+    that rank PowerSGD, and without one averages in 16 bits.
     """
 
     name: str
@@ -192,11 +193,12 @@ class Method:
     warmup: str = "dense"
     masking: bool = True
     rank: int | None = None
+    is_torchs: bool = False
 
     def fits(self, task: Task) -> bool:
         """Whether a study of ``task`` has this method; one with momentum has few."""
         if task.momentum:
-            return self.name in (DENSE, _DEFAULT) or self.needs == "momentum" or self.rank is not None
+            return self.name in (DENSE, _DEFAULT) or self.is_torchs or self.needs == "momentum" or self.rank is not None
         return {None: True, "sgd": task.optimizer == "sgd", "warmup": task.warmup > 0, "momentum": False}[self.needs]
 
     @property
@@ -274,6 +276,11 @@ METHODS = {
         *(
             Method(f"lowrank-{rank}", f"LowRank of rank {rank}, without dense steps", sparse=False, rank=rank)
             for rank in (1, 2, 3, 4, 8, 16)
+        ),
+        Method("fp16", "torch's hook that averages in 16 bits", sparse=False, is_torchs=True),
+        *(
+            Method(f"powersgd-{rank}", f"torch's PowerSGD of rank {rank}", sparse=False, rank=rank, is_torchs=True)
+            for rank in (4, 8)
         ),
     )
 }

@@ -13,6 +13,7 @@ import torch
 from lab.accuracy import checkpoint
 from lab.accuracy.one_process import OneProcess, checksum
 from lab.accuracy.problems import Problem
+from lab.accuracy.rivals import TorchHook
 from lab.accuracy.runs import METHODS, Run
 from telegrad.errors import NonFiniteGradient
 
@@ -22,7 +23,8 @@ class Training:
 
     ``points`` are the held-out figures so far, each a dict with ``step``, the ``loss`` and for a classifier the
     ``accuracy`` (percent), ``training_loss`` (a mean since the last point), ``sent_bytes`` (payload by one rank since
-    the start, a mean over ranks), ``reduced_density`` (share of the compressed entries that the averaged gradient has,
+    the start, a mean over ranks), ``loss_on_the_way`` (of the last point: the loss on the samples of all other points,
+    which the end has more of), ``reduced_density`` (share of the compressed entries that the averaged gradient has,
     a mean since the last point), ``selected`` (entries sent as a multiple of those asked for) and ``travelled`` (the
     share of all entries that ranks have sent since the start, dense ones included). ``diverged``: at
     which step a gradient or a loss was not finite; the run ends there.
@@ -34,8 +36,12 @@ class Training:
         torch.manual_seed(run.seed)
         self.model = problem.model(run.size, run.device)
         self._optimizer = problem.optimizer(self.model, momentum=not method.takes_momentum)
-        options = method.arguments(task, density=run.density, steps=run.steps, optimizer=self._optimizer)
-        self._ranks = OneProcess(self.model, run.ranks, options)
+        self._ranks: OneProcess | TorchHook
+        if method.is_torchs:
+            self._ranks = TorchHook(self.model, run.ranks, method.rank)
+        else:
+            options = method.arguments(task, density=run.density, steps=run.steps, optimizer=self._optimizer)
+            self._ranks = OneProcess(self.model, run.ranks, options)
         self._clip = None if method.clips_locally(task) else task.clip
         self.step = 0
         self.points: list[dict[str, float]] = []
@@ -116,6 +122,8 @@ class Training:
     def _evaluate(self) -> None:
         self.model.eval()
         found = self._problem.held_out(self.model, final=self.step == self._run.steps)
+        if self.step == self._run.steps:
+            found["loss_on_the_way"] = self._problem.held_out(self.model, final=False)["loss"]
         self.model.train()
         if not math.isfinite(found["loss"]):
             self.diverged = self.step

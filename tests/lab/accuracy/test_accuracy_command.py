@@ -126,6 +126,28 @@ def test_rates_are_swept_and_the_best_one_gets_the_other_seeds(
     assert "3 runs are done" in output
 
 
+def test_the_time_to_a_loss_is_told_and_drawn(
+    data: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _as_if_timed(monkeypatch)
+    rows, picture = tmp_path / "rows.json", tmp_path / "times.png"
+    written: list[int] = []
+    text = command._text_of
+    monkeypatch.setattr(command, "_text_of", lambda *of: written.append(len(of)) or text(*of))
+    common = ("--data", data, "--text", library, "--out", tmp_path / "study", "--steps", 2, "--batch", 4, "--jobs", 1)
+    common += ("--task", "lstm", "--methods", "dense,fp16", "--seeds", 1, "--json", rows, "--time-plot", picture)
+    status, output = _run(*common, "--networks", "100mbit,10gbit")
+    assert status == 0, output
+    assert "time to a held-out loss (processor time of one rank; networks by the cost model)" in output
+    assert written == [1, 1, 3]  # the rows of each run are there when it ends
+    found = json.loads(rows.read_text())
+    assert [(row["method"], row["network"]) for row in found["curves"]] == [
+        (method, network) for method in ("dense", "fp16") for network in ("100mbit", "10gbit")
+    ]
+    assert {row["method"] for row in found["times_to_losses"]} == {"dense", "fp16"}
+    assert picture.stat().st_size > 5_000
+
+
 def test_a_large_study_has_its_own_defaults(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "time_steps", lambda _, runs, **__: {run.name: 0.9 for run in runs})
     status, output = _run("--data", data, "--out", tmp_path / "x", "--size", "large", "--device", "cpu", "--plan")
@@ -200,6 +222,7 @@ def test_how_it_ends_early(
         (("--out", "/proc/x", "--task", "vgg", "--sweep", "none"), "Invalid value for --out: cannot write /proc/x"),
         (("--json", "/nowhere/rows.json"), "/nowhere does not exist"),
         (("--time-plot", "times.png"), "needs --iterations FILE: how long an iteration takes"),
+        (("--networks", "1gbit,fast"), "Invalid value for --networks: network 'fast' is not known"),
         (("--iterations", __file__), "has no rows of weak scaling: write one with python -m lab topk"),
     ],
 )

@@ -191,7 +191,7 @@ def test_which_methods_fit() -> None:
     assert fitting("gpt") == everywhere | {"cold", "falling"}
     assert fitting("vgg-momentum") == {
         *(DENSE, "reused", "momentum", "unmasked", "cold-momentum"),
-        *(name for name in METHODS if name.startswith("lowrank")),
+        *(name for name in METHODS if name.startswith(("lowrank", "fp16", "powersgd"))),
     }
     assert {default_of(task) for task in TASKS.values()} == {"reused", "momentum"}
     assert set(SELECTIONS) <= {method.options.get("select") for method in METHODS.values()}
