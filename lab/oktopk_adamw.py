@@ -38,7 +38,7 @@ TASK = runs.TASKS["gpt"]
 @dataclass(frozen=True)
 class Variant:
     """``keeps``: of the sum of the ranks' entries: ``"all"`` (a plain sum), ``"largest"`` (Ok-Topk), the same of each
-    ``"tensor"``, or ``"whole"``: at the places of the largest, what all ranks hold there, chosen by them or not.
+    ``"tensor"``, or ``"whole"``: at these places, what all ranks hold there, chosen by them or not.
 
     ``in_steps``: residuals hold gradients times the learning rate of their step. ``decay``: of residuals in each step.
     ``power``: entries are compared after a division by this power of the mean square of the averages. ``smooth``:
@@ -71,8 +71,8 @@ VARIANTS: Mapping[str, Variant] = {
     "steps": Variant("residuals of steps", in_steps=True),
     "whole-steps": Variant("both", "whole", in_steps=True),
     "local": Variant("second moments of the ranks' own gradients", second_moments="local"),
-    "local-steps": Variant("the same, residuals of steps", in_steps=True, second_moments="local"),
-    "frozen-steps": Variant("second moments of the dense steps", in_steps=True, second_moments="frozen"),
+    "local-steps": Variant("the same, residuals of steps", "tensor", in_steps=True, second_moments="local"),
+    "frozen-steps": Variant("second moments of the dense steps, too", "tensor", in_steps=True, second_moments="frozen"),
     "decay-95": Variant("residuals times 0.95 a step", decay=0.95),
     "decay-99": Variant("residuals times 0.99 a step", decay=0.99),
     "quarter": Variant("entries compared by v^(1/4)", power=0.25),
@@ -144,9 +144,9 @@ class Exchange:
     def _keeps(self, total: Tensor) -> Tensor:
         if self._variant.keeps == "all":
             return total != 0
-        sizes = self._variant.keeps == "tensor"
         compared = self._compared(total)
-        largest = self._largest(compared) if sizes else _largest(compared, sum(self._counts))
+        at_once = self._variant.keeps == "largest"
+        largest = _largest(compared, sum(self._counts)) if at_once else self._largest(compared)
         return largest & (total != 0)
 
     def _largest(self, compared: Tensor) -> Tensor:

@@ -203,6 +203,7 @@ DRAWS: dict[str, Draw] = {
     "select": _select,
     "simulate-sparse-sweep": _simulated_sparse_sweep,
     "sparse-sweep*": _sparse_sweep,
+    "time-to-loss*": _times_to_losses,
     "topk-balancing*": _balancing,
     "topk*": _topk,
     "training-step": _simulated_steps,
