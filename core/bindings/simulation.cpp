@@ -9,6 +9,7 @@
 #include "bindings/moves.hpp"
 #include "bindings/point_to_point.hpp"
 #include "bindings/reductions.hpp"
+#include "drivers/sim/sim_driver.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -84,14 +85,19 @@ class SimulatedCommunicator {
   std::shared_ptr<const Nodes> nodes_;
 };
 
+// With `timeout_s` as an engine would drive them, for a caller with a clock of its own: see Simulation::advance().
 SimulatedRanksPtr make_ranks(Rank size, double alpha_s, double beta_s_per_byte, double gamma_s_per_byte, double jitter,
-                             std::uint64_t seed) {
+                             std::uint64_t seed, std::optional<double> timeout_s,
+                             std::optional<double> liveness_timeout_s) {
   const SimulationOptions options{.costs = {.alpha_s = alpha_s,
                                             .beta_s_per_byte = beta_s_per_byte,
                                             .gamma_s_per_byte = gamma_s_per_byte,
                                             .jitter = jitter},
                                   .seed = seed,
-                                  .session = {.count_peers = true}};
+                                  .session = {.timeout_s = timeout_s.value_or(SessionOptions{}.timeout_s),
+                                              .liveness_timeout_s = liveness_timeout_s,
+                                              .count_peers = true},
+                                  .clocks = timeout_s.has_value()};
   return std::make_shared<SimulatedRanks>(size, options);
 }
 
@@ -114,11 +120,48 @@ void bind_simulation(nb::module_& module) {
 
   nb::class_<SimulatedRanks>(module, "Simulation")
       .def_static("make", &make_ranks, nb::arg("size"), nb::arg("alpha_s"), nb::arg("beta_s_per_byte"),
-                  nb::arg("gamma_s_per_byte"), nb::arg("jitter"), nb::arg("seed"))
+                  nb::arg("gamma_s_per_byte"), nb::arg("jitter"), nb::arg("seed"),
+                  nb::arg("timeout_s").none() = nb::none(), nb::arg("liveness_timeout_s").none() = nb::none())
       .def("communicator",
            [](const SimulatedRanksPtr& self, Rank rank) { return std::make_shared<SimulatedCommunicator>(self, rank); },
            nb::arg("rank"))
       .def("now_s", [](SimulatedRanks& self) { return self.simulation.now_s(); })
+      .def("next_s", [](SimulatedRanks& self) { return self.simulation.network().next_s(); })
+      .def("advance", [](SimulatedRanks& self, double until_s) { return self.simulation.advance(until_s); },
+           nb::arg("until_s"))
+      .def("kill",
+           [](SimulatedRanks& self, Rank rank, double detect_s) {
+             self.simulation.network().fail({.kind = SimFaultKind::kill, .rank = rank, .detect_s = detect_s});
+           },
+           nb::arg("rank"), nb::arg("detect_s"))
+      .def("freeze",
+           [](SimulatedRanks& self, Rank rank, double duration_s) {
+             self.simulation.network().fail({.kind = SimFaultKind::freeze, .rank = rank, .duration_s = duration_s});
+           },
+           nb::arg("rank"), nb::arg("duration_s"))
+      .def("abort",
+           [](SimulatedRanks& self, Rank rank, const std::string& reason) {
+             self.simulation.act(rank, [reason](Session& session) { session.give_up(reason); });
+           },
+           nb::arg("rank"), nb::arg("reason"))
+      .def("part",
+           [](SimulatedRanks& self, Rank rank) {
+             self.simulation.act(rank, [](Session& session) {
+               if (session.running() != 0) session.give_up("it closed its communicator with operations under way");
+               session.part();
+             });
+           },
+           nb::arg("rank"))
+      .def("joined", [](SimulatedRanks& self, Rank rank) { return self.simulation.session(rank).joined(); },
+           nb::arg("rank"))
+      .def("over",
+           [](SimulatedRanks& self, Rank rank) {
+             const Session& session = self.simulation.session(rank);
+             return session.failure() || (session.parted() && !session.failing());
+           },
+           nb::arg("rank"))
+      .def("shut_down", [](SimulatedRanks& self, Rank rank) { self.simulation.network().driver(rank).shut_down(); },
+           nb::arg("rank"))
       .def("finish_s", [](SimulatedRanks& self, Rank rank) { return self.simulation.finish_s(rank); }, nb::arg("rank"));
 }
 

@@ -44,7 +44,7 @@ void Simulation::act(Rank rank, std::function<void(Session&)> action, double at_
 
 void Simulation::plan(Rank rank, Call call) {
   auto& calls = ranks_[rank].to_begin;
-  call.at_s = std::max({call.at_s, now_s(), calls.empty() ? 0.0 : calls.back().at_s});
+  call.at_s = std::max({call.at_s, now_s(), advanced_s_, calls.empty() ? 0.0 : calls.back().at_s});
   network_.set_alarm(rank, call.at_s);
   calls.push_back(std::move(call));
   ++unfinished_;
@@ -58,11 +58,7 @@ Outcome Simulation::run(double until_s, std::uint64_t events_most) {
   std::optional<SizeOnly> size_only;
   if (size_only_) size_only.emplace();
   while (unfinished_ > 0 && network_.events() < events_most) {
-    const auto happened = network_.step(until_s);
-    if (!happened) break;
-    if (network_.gone_ranks() != gone_) give_up_the_gone();
-    if (happened->alarm) wake(happened->rank);
-    settle();
+    if (!step(until_s)) break;
   }
   Outcome outcome;
   outcome.deadlock = unfinished_ > 0 && network_.idle();
@@ -74,6 +70,23 @@ Outcome Simulation::run(double until_s, std::uint64_t events_most) {
     }
   }
   return outcome;
+}
+
+bool Simulation::step(double until_s) {
+  const auto happened = network_.step(until_s);
+  if (!happened) return false;
+  if (network_.gone_ranks() != gone_) give_up_the_gone();
+  if (happened->alarm) wake(happened->rank);
+  settle();
+  return true;
+}
+
+bool Simulation::advance(double until_s) {
+  const std::size_t before = over_;
+  while (over_ == before && step(until_s)) {
+  }
+  advanced_s_ = std::max(advanced_s_, over_ == before ? until_s : now_s());
+  return over_ != before;
 }
 
 // Their requests stay: the network may still point into what they hold.
@@ -135,6 +148,7 @@ void Simulation::settle(Rank rank) {
   const auto over = std::erase_if(self.running, [](const RequestPtr& request) { return request->done(); });
   if (over == 0) return;
   unfinished_ -= over;
+  over_ += over;
   self.finish_s = now_s();
   if (!self.to_begin.empty() && self.to_begin.front().when_idle) network_.set_alarm(rank, now_s());
 }

@@ -62,6 +62,9 @@ class Simulation {
   /// Until every operation is over, nothing can happen any more, virtual time passes `until_s`, or the network has had
   /// `events_most` events in all.
   Outcome run(double until_s = kForever_s, std::uint64_t events_most = std::numeric_limits<std::uint64_t>::max());
+  /// For a caller that has a clock of its own: until an operation is over (true), or virtual time comes to `until_s`,
+  /// before which nothing begins from now on. Heartbeats go on where no operation runs, too.
+  bool advance(double until_s);
   bool died(Rank rank) const { return network_.died(rank); }
   bool frozen(Rank rank) const { return network_.frozen(rank); }
   /// When the last operation of `rank` was over; 0 if it had none.
@@ -84,6 +87,7 @@ class Simulation {
   };
 
   void plan(Rank rank, Call call);
+  bool step(double until_s);
   void wake(Rank rank);
   void give_up_the_gone();
   void settle();
@@ -99,6 +103,8 @@ class Simulation {
   std::size_t gone_ = 0;
   std::vector<Rank> touched_;
   std::size_t unfinished_ = 0;
+  std::size_t over_ = 0;      // operations
+  double advanced_s_ = 0.0;
 };
 
 }  // namespace telegrad

@@ -68,6 +68,12 @@ class SimNetwork {
   bool gone(Rank rank) const {
     return died(rank) || ends_[rank].frozen_until_s == std::numeric_limits<double>::infinity();
   }
+  /// A rank is killed, or freezes, now: for faults that nobody could say beforehand.
+  void fail(const SimFault& fault);
+  /// When the earliest event is; infinity if nothing is left to happen.
+  double next_s() const {
+    return heap_.empty() ? std::numeric_limits<double>::infinity() : heap_.front().time_s();
+  }
   /// How many ranks have gone so far.
   std::size_t gone_ranks() const { return gone_ranks_; }
 

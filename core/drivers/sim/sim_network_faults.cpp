@@ -41,14 +41,18 @@ void SimNetwork::let_ranks_fail() {
   while (!failing_.empty() && failing_.back().at_event <= events_) {
     const SimFault fault = failing_.back();
     failing_.pop_back();
-    if (gone(fault.rank)) continue;
-    if (fault.kind == SimFaultKind::kill) {
-      kill(fault);
-    } else {
-      freeze(fault);
-    }
-    if (gone(fault.rank)) ++gone_ranks_;
+    fail(fault);
   }
+}
+
+void SimNetwork::fail(const SimFault& fault) {
+  if (gone(fault.rank)) return;
+  if (fault.kind == SimFaultKind::kill) {
+    kill(fault);
+  } else {
+    freeze(fault);
+  }
+  if (gone(fault.rank)) ++gone_ranks_;
 }
 
 // Of what is under way, the network has some already; the rest was still to be fetched from the process's memory.
