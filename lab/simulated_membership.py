@@ -50,6 +50,8 @@ _ENDS_S = 600.0  # virtual time in which a program has to be over
 _KEEPS_ABSENT_S = 0.05  # a rank that has not connected yet is frozen for as long, again and again
 _PARTING_MOST_S = 5.0  # as the engine's
 _HEALTHY_S = 0.9  # a process that never stood still for longer must not be left out
+_SLACK_S = 1.0  # beyond liveness_timeout_s, for each fault
+_LATE_STORE_S = 0.3  # several answers of such a store may take longer than a time-out
 _ALPHA_S, _BETA_S = 1e-4, 1e-9
 _VALUES = 8
 
@@ -110,11 +112,13 @@ class Process:
     stays: bool
     restarts: bool
     named: bool
+    leaves_at: int  # this step
     faults: list[Fault]
     slow: tuple[float, float, float]
     draw: random.Random
     dead: bool = False
     ended: str = ""  # how its program has
+    leaving: bool = False
     frozen_until_s: float = 0.0
     stalled_s: float = 0.0  # the longest time for which it stood still
     phase: str = ""
@@ -136,13 +140,15 @@ class Process:
 class Group:
     """The connections of one attempt, over a simulated network."""
 
-    def __init__(self, world: World, processes: list[Process], timeout_s: float, liveness_s: float | None) -> None:
+    def __init__(
+        self, world: World, processes: list[Process], own: int, timeout_s: float, liveness_s: float | None
+    ) -> None:
         self.world, self.processes = world, processes
         self.begins_s = world.now_s
         self.core = _core.Simulation.make(
             len(processes), _ALPHA_S, _BETA_S, 0.0, 0.5, world.draw.getrandbits(32), timeout_s, liveness_s
         )
-        self.absent = set(range(len(processes)))
+        self.absent = set(range(len(processes))) - {own}
         self.left: set[int] = set()
         self.waiting: dict[Fibre, Any] = {}
         self.kept: list[Any] = []
@@ -289,7 +295,11 @@ class VirtualStore:
         return found
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._asked(lambda: self.held.__setitem__(key, _bytes(value)))
+        def done() -> None:
+            self.held[key] = _bytes(value)
+            self._world.decided(key, self.held[key])
+
+        self._asked(done)
 
     def get(self, key: str) -> bytes:
         def found() -> bytes | None:
@@ -408,11 +418,15 @@ class VirtualFuture:
     def done(self) -> bool:
         return self._done
 
-    def result(self, timeout_s: float) -> Any:
+    def wait(self, timeout_s: float) -> None:
+        """As ``concurrent.futures.wait``."""
         until_s = self._world.now_s + timeout_s
         while not self._done and self._world.now_s < until_s:
             self._waiting.append(self._world.running)
             self._world.wait(until_s)
+
+    def result(self, timeout_s: float) -> Any:
+        assert timeout_s == 0
         if not self._done:
             raise TimeoutError
         if self._error is not None:
@@ -444,7 +458,9 @@ class Program:
         for one in self.processes:
             lines.append(
                 f"  process {one.number} of machine {one.machine}, from {one.begins_s:.2f} s"
-                f"{', stays' if one.stays else ''}{', joins anew' if one.restarts else ''}: "
+                f"{', stays' if one.stays else ''}{', joins anew' if one.restarts else ''}"
+                + f", leaves at step {one.leaves_at}" * (one.leaves_at >= 0)
+                + ": "
                 + "; ".join(
                     f"in {fault.phase} {fault.nth} after {fault.after} waits "
                     + ("killed" if math.isinf(fault.freeze_s) else f"frozen for {fault.freeze_s:.2f} s")
@@ -456,7 +472,8 @@ class Program:
         return "\n".join(lines)
 
 
-_PHASES = ("join", "step", "shrink", "connect")
+_PHASES = ("join", "step", "shrink", "shrink", "connect", "connect")
+_PHASES_OF_LATE = ("join", "join", "connect", "connect", "step", "shrink")
 
 
 def drawn(seed: int) -> Program:
@@ -468,27 +485,30 @@ def drawn(seed: int) -> Program:
     stays = draw.random() < 0.4
     machines = draw.choice([1, 2, size + late])
     processes = []
+    struck = draw.randrange(size)  # at least one rank's step fails
     for number in range(size + late):
         faults = []
-        while draw.random() < (0.45 if number < size else 0.3):
-            phase = draw.choice(_PHASES if number < size else ("join", "connect", "join", "step"))
-            lasts_s = draw.choice([math.inf, math.inf, math.inf, 0.3, 0.3 * liveness_s, 1.5 * liveness_s, 3 * liveness_s])
-            nth = 1 if phase == "join" or number >= size else draw.choice([1, 1, 1, 2])
+        if number == struck:
+            faults.append(Fault("step", draw.randrange(1, 8), draw.randrange(4), math.inf))
+        while draw.random() < (0.45 if number < size else 0.35):
+            phase = draw.choice(_PHASES if number < size else _PHASES_OF_LATE)
+            lasts_s = draw.choice([math.inf, math.inf, 0.3, 0.3 * liveness_s, 1.5 * liveness_s, 3.0 * liveness_s])
+            nth = draw.randrange(1, 8) if phase == "step" else 1 if phase == "join" else draw.choice([1, 1, 2, 2, 3])
             after = draw.choice([0, 1, 2, 3, draw.randrange(12), draw.randrange(60), draw.randrange(60)])
             faults.append(Fault(phase, nth, after, lasts_s))
         slow = (0.0, 0.0, 0.0)
-        if draw.random() < 0.15:
-            begins_s = draw.uniform(0.0, 8.0)
-            slow = (begins_s, begins_s + draw.uniform(0.5, 6.0), draw.choice([0.05, 0.3, 1.0]))
-        begins_s = draw.uniform(0.0, 0.5) if number < size else draw.uniform(0.5, 7.0)
+        if draw.random() < 0.2:
+            begins_s = draw.uniform(0.0, 6.0)
+            slow = (begins_s, begins_s + draw.uniform(0.5, 6.0), draw.choice([0.05, 0.3, 1.0, 2.0]))
         processes.append(
             Process(
                 number,
                 number % machines,
-                begins_s,
+                draw.uniform(0.0, 0.5) if number < size else draw.uniform(0.5, 5.0),
                 stays,
                 draw.random() < 0.5,
                 number < size or draw.random() < 0.3,
+                draw.randrange(1, 10) if draw.random() < 0.1 else -1,
                 faults,
                 slow,
                 random.Random(draw.getrandbits(64)),
@@ -499,9 +519,9 @@ def drawn(seed: int) -> Program:
         draw.choice([6.0, 10.0]),
         liveness_s,
         draw.choice([8.0, 12.0]),
-        draw.uniform(6.0, 14.0),
-        draw.choice([0.05, 0.2]),
-        draw.choice([2, 5]),
+        draw.uniform(3.0, 9.0),
+        draw.choice([0.2, 0.6]),
+        draw.choice([1, 2, 4]),
         processes,
     )
 
@@ -532,6 +552,8 @@ class World:
         self._waits = 0
         self._alive = 0
         self._hopeless = False
+        self.faults: list[float] = []  # when
+        self.longest = 0.0, ""
         self._connections = 0
         self._groups_of: dict[tuple[bytes, ...], Group] = {}
         self._owners: dict[bytes, Process] = {}
@@ -554,8 +576,8 @@ class World:
     def wait(self, until_s: float) -> None:
         """Until this thread is woken, or then. Raises ``Gone`` in a process that was killed."""
         fibre = self.running
-        self._suffer(fibre.process)
         fibre.turn += 1
+        self._suffer(fibre.process)
         if until_s < math.inf:
             self.wake(fibre, until_s)
         chosen = self._next()
@@ -612,8 +634,7 @@ class World:
             if not self._alive:
                 return None
             if not self._hopeless and (self._waits > _STEPS_MOST or self.now_s > _ENDS_S):
-                where = {one.number: f"{one.phase} {one.phases[one.phase]}" for one in self.program.processes if not one.dead}
-                self.find(HANG, f"not over after {self.now_s:.1f} s and {self._waits} waits: {where}")
+                self.find(HANG, f"not over after {self.now_s:.1f} s and {self._waits} waits\n{self.where()}")
                 self.end_all()
             limit_s = self._heap[0][0] if self._heap else math.inf
             if self.groups and not self._hopeless:
@@ -625,7 +646,7 @@ class World:
                     continue
             if not self._heap:
                 if not self._hopeless:
-                    self.find(HANG, "nothing is left to happen, and threads wait")
+                    self.find(HANG, f"nothing is left to happen, and threads wait\n{self.where()}")
                     self.end_all()
                     continue
                 return None
@@ -642,6 +663,17 @@ class World:
                 fibre.turn += 1
                 return fibre
 
+    def where(self) -> str:
+        """The stacks of all threads that are not over."""
+        frames, lines = sys._current_frames(), []
+        for process in self.program.processes:
+            for fibre in process.fibres:
+                frame = frames.get(fibre.hand.ident or 0) if fibre.hand and not fibre.over and not process.dead else None
+                if frame is not None and fibre is not self.running:
+                    lines.append(f"process {process.number}, {process.phase} {process.phases[process.phase]}:")
+                    lines += [line.rstrip() for line in traceback.format_stack(frame)[3:-2]]
+        return "\n".join(lines)
+
     def end_all(self) -> None:
         """Nothing more is to be learned."""
         self._hopeless = True
@@ -657,6 +689,7 @@ class World:
         for fault in process.faults:
             if (fault.phase, fault.nth) == (process.phase, process.phases[process.phase]) and process.waits > fault.after:
                 process.faults.remove(fault)
+                self.faults.append(self.now_s)
                 self.note(f"process {process.number} in {process.phase}: {fault}")
                 if math.isinf(fault.freeze_s):
                     self.counts["killed"] += 1
@@ -705,7 +738,7 @@ class World:
         group = self._groups_of.get(tuple(addresses))
         if group is None:
             owners = [self._owners[address] for address in addresses]
-            group = Group(self, owners, options.timeout_s, options.liveness_timeout_s)
+            group = Group(self, owners, rank, options.timeout_s, options.liveness_timeout_s)
             self.groups.append(group)
             self._groups_of[tuple(addresses)] = group
         group.attach(rank)
@@ -741,6 +774,7 @@ class World:
                 (membership, "uuid", uuids),
                 (membership, "atexit", exits),
                 (membership, "Future", functools.partial(VirtualFuture, self)),
+                (membership, "wait", lambda futures, seconds: futures[0].wait(seconds)),
                 (membership, "process_mark", own_mark),
                 (membership, "state_here", self.state_here),
                 (store_exchange, "time", clock),
@@ -785,6 +819,8 @@ class World:
         if len({one.number for one in owners}) != len(owners):
             self.find(WRONG_GROUP, f"group {number} has a process twice: {names}")
         if int(number) == 0:
+            if len(names) != self.program.size:
+                self.find(WRONG_GROUP, f"the first group has {len(names)} members, not {self.program.size}")
             return
         before = self._decided[int(number) - 1][1]
         stayed = [name for name in before if name in names]
@@ -792,11 +828,16 @@ class World:
             self.find(WRONG_GROUP, f"group {number} has another order than the one before: {before}, then {names}")
         for name in before:
             one = self.process_of(name)
-            if name not in names and not one.dead and not one.ended and one.stalled_s < _HEALTHY_S:
+            if name not in names and not one.dead and not one.leaving and one.stalled_s < _HEALTHY_S:
                 self.find(WRONG_GROUP, f"group {number} leaves out process {one.number}, which never stood still")
 
     def process_of(self, name: str) -> Process:
         return self.program.processes[int(name.split(":")[2])]
+
+    def members_running(self) -> list[Process]:
+        """Of the latest group."""
+        members = [self.process_of(name) for name in self._decided[max(self._decided)][1]] if self._decided else []
+        return [one for one in members if not one.dead and not one.leaving]
 
     def check_group(self, process: Process, comm: Any, before: list[str] | None, kept: Sequence[int]) -> None:
         """``before``: the members until now; ``None``: this process is new. ``kept``: what it was told."""
@@ -825,10 +866,15 @@ class World:
         try:
             yield
         finally:
-            stalled_s = 2 * sum(one.stalled_s for one in program.processes)
-            most_s = 3 * (program.timeout_s + program.join_s + program.liveness_s) + stalled_s
+            stalled_s = 2.0 * sum(one.stalled_s for one in program.processes)
+            late_s = begin_s - program.liveness_s - _SLACK_S  # faults from then on may still have to be noticed
+            unlucky = 1.0 + sum(when_s > late_s for when_s in self.faults) + sum(one.slow[2] >= _LATE_STORE_S for one in program.processes)
+            if "join" in what:
+                unlucky += program.join_s / program.liveness_s
+            most_s = unlucky * (program.liveness_s + _SLACK_S) + stalled_s
+            self.longest = max(self.longest, ((self.now_s - begin_s) / most_s, what))
             if not process.dead and self.now_s - begin_s > most_s:
-                self.find(HANG, f"{what} of process {process.number} took {self.now_s - begin_s:.1f} s")
+                self.find(HANG, f"{what} of process {process.number} took {self.now_s - begin_s:.1f} s, at most {most_s:.1f}")
 
     # What a process does
 
@@ -863,7 +909,7 @@ class World:
     def _run_job(self, process: Process) -> str:
         program = self.program
         process.enter("join")
-        begin_s = self.now_s
+        process.leaving, begin_s = False, self.now_s
         try:
             with self.timed(process, "join()"):
                 comm: Any = telegrad.join(
@@ -882,6 +928,7 @@ class World:
             return rank.live()
         finally:
             if not process.dead:
+                process.leaving = True
                 comm._membership.leave(ends=True)
                 comm.close()
 
@@ -889,8 +936,11 @@ class World:
         text = str(error)
         self.counts["refused"] += 1
         others = [one for one in self.program.processes if one is not process]
+        if ("has ended" in text or "gone, so nobody" in text) and not self.members_running():
+            return f"refused: {text}"
         healthy = process.stalled_s < _HEALTHY_S and not any(one.stalled_s >= _HEALTHY_S or one.dead for one in others)
-        if "store of the ranks is gone" in text or "agreed 20 times" in text or (healthy and process.named):
+        late = process.slow[2] >= _LATE_STORE_S
+        if ("store of the ranks is gone" in text and not late) or "agreed 20 times" in text or (healthy and process.named):
             running = [one for one in others if not one.ended and one.begins_s < self.now_s]
             if "was not taken in" not in text or len(running) == len(others):
                 self.find(WRONG_ERROR, f"process {process.number}: {text}")
@@ -924,6 +974,12 @@ class _Rank:
         while True:
             try:
                 self.process.enter("step")
+                if self.step == self.process.leaves_at:
+                    self.world.counts["left"] += 1
+                    self.process.leaving = True
+                    self.comm._membership.leave()
+                    self.comm.abort("the program says so")
+                    return "leaves"
                 if self._take_step():
                     return "ended"
             except telegrad.TransportError as error:
@@ -994,9 +1050,6 @@ class _Rank:
         """False: the others have gone on without this process."""
         world, comm, process = self.world, self.comm, self.process
         while True:
-            if "store of the ranks is gone" in str(error):
-                world.find(WRONG_ERROR, f"process {process.number}: {error}")
-                return False
             process.enter("shrink")
             before = list(comm._membership._group.names) if comm._membership._group else None
             rank = comm.rank
@@ -1040,8 +1093,10 @@ class _Rank:
             if error.rank != rank:
                 world.find(WRONG_ERROR, f"process {process.number} was rank {rank}, told was {error.rank}: {error}")
         else:
-            others = [one for one in world.program.processes if one is not process and not one.dead and not one.ended]
-            if "gone, so nobody has" not in str(error) or others:
+            running = [one for one in world.members_running() if one is not process]
+            ended = process.stays and "the run of this name has ended" in str(error)
+            late = "store of the ranks is gone" in str(error) and process.slow[2] >= _LATE_STORE_S
+            if not late and (not (ended or "gone, so nobody has" in str(error)) or running):
                 world.find(WRONG_ERROR, f"process {process.number}: {error}")
 
 
@@ -1054,3 +1109,8 @@ def play(seed: int) -> World:
     world = World(seed)
     world.run()
     return world
+
+
+def worst_of(world: World) -> tuple[str, str] | None:
+    """The worst finding; ``None``: all is well."""
+    return min(world.findings, key=lambda found: SORTS.index(found[0]), default=None)

@@ -4,7 +4,8 @@
     python tests/mutants/run_mutants.py --match ring                        those whose name contains "ring"
 
 Only the mutated file is compiled: its object stands before libtelegrad.a on the linker's line, and wins. A finding
-counts only if the core without the bug has none at that seed. Needs CMake, ninja and a C++ compiler.
+counts only if the core without the bug has none at that seed. Needs CMake, ninja and a C++ compiler. Bugs in Python
+need none of these: the explorer imports the mutated file instead of the package's.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from mutants import MUTANTS, Mutant
+from mutants_membership import MEMBERSHIP_MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core"
+PACKAGE = ROOT / "src" / "telegrad"
 BUILD = ROOT / "build" / "mutants"
 BUILT = ROOT / "build" / "core"
 
@@ -36,6 +39,7 @@ CPU_LIMIT_S = 600.0
 
 SEEDS = 1_000_000
 _MAIN = BUILD / "explore_main.o"
+_EXPLORER = ROOT / "tests" / "mutants" / "explore_membership.py"
 _FLAGS = ("-std=c++20", "-O1", "-ffp-contract=off", "-w", f"-I{CORE}", f"-I{CORE / 'api'}")
 _CXX = (*shlex.split(os.environ.get("CXX", "c++")), *_FLAGS)
 
@@ -62,13 +66,18 @@ class DoesNotBuild(Exception):  # noqa: N818
     """The compiler, or CMake, says no."""
 
 
+def original(mutant: Mutant) -> Path:
+    """The file without the bug."""
+    return (PACKAGE if mutant.is_python else CORE) / mutant.file
+
+
 def mutate(mutant: Mutant) -> str:
     """The file with the bug. Raises ``DoesNotApply``."""
-    text = (CORE / mutant.file).read_text()
+    text = original(mutant).read_text()
     for old, new in mutant.edits:
         if (times := text.count(old)) != 1:
             raise DoesNotApply(
-                f"{mutant.name}: {old!r} occurs {times} times in core/{mutant.file}: bring it up to date"
+                f"{mutant.name}: {old!r} occurs {times} times in {mutant.file}: bring it up to date"
             )
         text = text.replace(old, new)
     return text
@@ -90,9 +99,21 @@ def plant(mutant: Mutant) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     source, binary = folder / Path(mutant.file).name, folder / "explore"
     source.write_text(mutate(mutant))
+    if mutant.is_python:
+        module = ".".join(("telegrad", *Path(mutant.file).with_suffix("").parts))
+        return write_explorer(binary, ["--plant", f"{module}={source}"])
     library = BUILT / "libtelegrad.a"
     _run([*_CXX, str(_MAIN), str(source), str(library), "-pthread", "-o", str(binary)])
     return binary
+
+
+def write_explorer(path: Path, options: Sequence[str] = ()) -> Path:
+    """A program at ``path`` that explores shrink, grow and join in Python, with these options. Returns ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["env", "PYTHONHASHSEED=0", sys.executable, str(_EXPLORER), *options])
+    path.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def search(binary: Path, first_seed: int, ranks: str, cpu_s: float) -> tuple[dict[str, object] | None, float]:
@@ -114,7 +135,9 @@ def search(binary: Path, first_seed: int, ranks: str, cpu_s: float) -> tuple[dic
 
 
 def hunt(mutant: Mutant, clean: Path) -> Found:
-    """Looks for a mutant until it is found or ``CPU_LIMIT_S`` is used up. ``clean`` is the explorer without it."""
+    """Looks for a mutant until it is found or ``CPU_LIMIT_S`` is used up. ``clean`` is the core's explorer without it."""
+    if mutant.is_python:
+        clean = write_explorer(BUILD / "explore_membership")
     began_s = time.monotonic()
     binary = plant(mutant)
     build_s = time.monotonic() - began_s
@@ -142,7 +165,7 @@ def hunt_all(mutants: Sequence[Mutant], jobs: int) -> list[Found]:
     """All of them, ``jobs`` at a time; tells each as it is found."""
     for mutant in mutants:
         mutate(mutant)  # says what does not apply before minutes have passed
-    clean = build_core()
+    clean = Path() if all(mutant.is_python for mutant in mutants) else build_core()
 
     def one(mutant: Mutant) -> Found:
         found = hunt(mutant, clean)
@@ -170,7 +193,7 @@ def main() -> int:
     options = parser.parse_args()
     if not options.all and not options.match:
         parser.error("choose --all, or some with --match")
-    found = hunt_all([mutant for mutant in MUTANTS if options.match in mutant.name], options.jobs)
+    found = hunt_all([mutant for mutant in MUTANTS + MEMBERSHIP_MUTANTS if options.match in mutant.name], options.jobs)
     missed = [one.name for one in found if one.seed is None]
     slowest = max((one.cpu_s for one in found), default=0.0)
     print(f"{len(found) - len(missed)} of {len(found)} found; the slowest took {slowest:.1f} s of processor time")

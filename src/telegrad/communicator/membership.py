@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -110,6 +110,10 @@ class Membership:
         """This process, as ``_processes_of`` names it."""
         return f"{self._name}/{self._place}"
 
+    def _rank_of(self, group: _Members) -> int:
+        earlier = group.names[: group.names.index(self._name)]
+        return sum(len(_processes_of(name)) for name in earlier) + self._place
+
     @property
     def store_error(self) -> str:
         """Why the store cannot be used any more; empty while it can. Members need it only for another group."""
@@ -123,31 +127,33 @@ class Membership:
         this process, it asks to join. Raises ``RendezvousError`` otherwise, and where the store or all others are
         gone."""
         was_member, last = self._group is not None, self._group
+        refused = None if last is None or rejoins else self._rank_of(last)
         if self._group is not None:
             self._store.begin(f"beat/{self._own}")
+        suspects = set[str]() if last is None or blamed is None else {last.names[blamed]}
         for _ in range(_MOST_ATTEMPTS):
             before = self._group
-            suspect = None if before is None or blamed is None else before.names[blamed]
-            group = self._as_member(before, admit, suspect, rejoins) if before is not None else None
+            group = self._as_member(before, admit, suspects, refused) if before is not None else None
             if group is None:
                 was_member, group = False, self._as_newcomer()
-            self._group, blamed = group, None
-            sizes = [len(_processes_of(name)) for name in group.names]
-            rank = sum(sizes[: group.names.index(self._name)]) + self._place
+            self._group = group
+            rank, size = self._rank_of(group), sum(len(_processes_of(name)) for name in group.names)
+            store = _GroupStore(self, group)
             exchange = StoreExchange(
-                _GroupStore(self, group),
+                store,
                 rank,
-                sum(sizes),
+                size,
                 self._join_timeout_s,
                 call="shrink(), grow() or join(), or make its DiLoCo or Elastic",
             )
             try:
-                found = connect(rank, sum(sizes), exchange)
+                found = connect(rank, size, exchange)
             except BaseException as error:  # such as that one was lost meanwhile
                 with contextlib.suppress(RendezvousError):
                     self._store.call("set", f"broken/{group.number}", "1")
                     self._store.call("set", f"connected/{group.number}/{self._own}", "no")
                 if isinstance(error, TransportError):
+                    suspects = store.gone
                     continue
                 raise
             places = {name: place for place, name in enumerate(last.names)} if last is not None and was_member else {}
@@ -239,12 +245,13 @@ class Membership:
     def _forget(self) -> None:
         self._group, self._name, self._ticket = None, "", -1
 
-    def _as_member(self, before: _Members, admit: bool, suspect: str | None, rejoins: bool) -> _Members | None:
-        """``None``: the others have gone on without this process."""
+    def _as_member(self, before: _Members, admit: bool, suspects: set[str], refused: int | None) -> _Members | None:
+        """``None``: the others have gone on without this process. Raises ``RendezvousError`` of the rank ``refused``
+        then, if it is one."""
         number, turn = before.number + 1, 0
         earlier = before.names[: before.names.index(self._name)]
         self._store.call("set", f"here/{number}/{self._own}", "1")
-        watch = _Watch(self, suspect)
+        watch = _Watch(self, suspects)
         while (found := self._latest(number)) is None:
             turn += 1
             self._check_is_whole(watch)
@@ -272,12 +279,13 @@ class Membership:
                 watch.pause()
         if self._name in found.names:
             return found
-        if not rejoins:
+        if refused is not None:
             self.leave()
             raise RendezvousError(
                 f"the other {self._who}s have gone on without this one, which was silent for longer than "
                 "liveness_timeout_s, or late: its state is old. close() this communicator, and join anew with "
                 "telegrad.join()",
+                rank=refused,
                 operation="rendezvous",
             )
         self._forget()
@@ -415,6 +423,7 @@ class _GroupStore:
         if first == membership._name or membership._marks:
             self._others = [name for name in group.names if name != membership._name or membership._marks]
         self._watch, self._looks_s = _Watch(membership), 0.0
+        self.gone = set[str]()
 
     def set(self, key: str, value: str | bytes) -> None:
         self._store.call("set", f"join/{self._number}/{key}", value)
@@ -427,8 +436,8 @@ class _GroupStore:
             self._watch.look(self._others)
             self._looks_s = time.monotonic() + _EXCHANGE_LOOKS_S
             self._watch.count()
-            gone = any(map(self._watch.is_gone, self._others))
-            if gone or self._membership._value(f"broken/{self._number}"):
+            self.gone = {*filter(self._watch.is_gone, self._others)}
+            if self.gone or self._membership._value(f"broken/{self._number}"):
                 raise TransportError("another rank was lost while the ranks connected", operation="rendezvous")
         return bool(self._store.call("check", [f"join/{self._number}/{key}" for key in keys]))
 
@@ -492,8 +501,12 @@ class _StoreThread:
             if self._thread is None:
                 self.begin(self._beat)
             self._calls.put((ask, answer))
+            waited_s = 0.0
+            while not answer.done() and waited_s < self._timeout_s:
+                wait([answer], min(_BEAT_S, self._timeout_s))  # a time in which this process is frozen counts as one
+                waited_s += _BEAT_S
             try:
-                return answer.result(min(self._timeout_s, threading.TIMEOUT_MAX))
+                return answer.result(0)
             except Exception as error:
                 self._note(first_line(error) if answer.done() else f"no answer within {self._timeout_s:g} s")
         raise RendezvousError(self.error, operation="rendezvous")
@@ -535,10 +548,10 @@ def _values(store: Any, keys: list[str]) -> list[str | None]:
 
 class _Watch:
     """Watches the signs of life of other processes. Only time in which it looks counts: it may be frozen itself.
-    ``suspect``: who may be silent for a short time only."""
+    ``suspects``: who may be silent for a short time only."""
 
-    def __init__(self, membership: Membership, suspect: str | None = None) -> None:
-        self._membership, self._suspect = membership, suspect
+    def __init__(self, membership: Membership, suspects: Iterable[str] = ()) -> None:
+        self._membership, self._suspects = membership, suspects
         self._seen: dict[str, str | None] = {}
         self._since: dict[str, float] = {}
         self._alive: set[str] = set()
@@ -577,7 +590,7 @@ class _Watch:
     def is_gone(self, name: str) -> bool:
         """Whether one of its processes is."""
         limit_s = self._membership._liveness_s
-        if name == self._suspect:
+        if name in self._suspects:
             limit_s = min(limit_s, _BLAMED_S)
         silent_s = [self.waited_s - self._since.get(one, self.waited_s) for one in _processes_of(name)]
         return max(silent_s) > limit_s

@@ -1,0 +1,231 @@
+"""Bugs planted into shrink, grow and join. ``python -m lab simulated-membership`` is what looks for them."""
+
+from __future__ import annotations
+
+from mutant import mutant
+
+MEMBERS = "communicator/membership.py"
+COMMUNICATOR = "communicator/communicator.py"
+EXCHANGE = "communicator/rendezvous/store_exchange.py"
+
+MEMBERSHIP_MUTANTS = (
+    mutant(
+        "members: each one decides for itself",
+        MEMBERS,
+        'self._store.call("compare_set", f"group/{group.number}", "", said)',
+        'self._store.call("set", f"group/{group.number}", said)',
+    ),
+    mutant(
+        "members: a group is decided before the others have come",
+        MEMBERS,
+        "if self._name in here and all(name in here or watch.is_gone(name) for name in before.names):",
+        "if self._name in here:",
+    ),
+    mutant("members: newcomers get the first ranks", MEMBERS, "here + coming, tickets)", "coming + here, tickets)"),
+    mutant(
+        "members: newcomers are taken in again by the next group",
+        MEMBERS,
+        "self._decide(_Members(number, here + coming, tickets))",
+        "self._decide(_Members(number, here + coming, before.tickets))",
+    ),
+    mutant(
+        "members: all that have ever asked to join are taken in",
+        MEMBERS,
+        "for one in range(tickets, most)]) if name]",
+        "for one in range(most)]) if name]",
+    ),
+    mutant(
+        "members: one that was left out goes on",
+        MEMBERS,
+        "        if self._name in found.names:\n            return found\n        if refused",
+        "        if found is not None:\n            return found\n        if refused",
+    ),
+    mutant(
+        "members: one that was left out is not told", MEMBERS, "if refused is not None:", "if refused is not None and 0:"
+    ),
+    mutant("members: one that was left out is told another rank", MEMBERS, "rank=refused,", "rank=0,"),
+    mutant(
+        "members: a group that failed to connect is not called off",
+        MEMBERS,
+        'self._store.call("set", f"broken/{group.number}", "1")',
+        "pass",
+    ),
+    mutant(
+        "members: the exchange of addresses waits for the dead",
+        MEMBERS,
+        "self.gone = {*filter(self._watch.is_gone, self._others)}",
+        "pass",
+    ),
+    mutant(
+        "members: the first waits for itself alone",
+        MEMBERS,
+        "if first == membership._name or membership._marks:",
+        "if membership._marks:",
+    ),
+    mutant(
+        "members: earlier ranks are those of the new group",
+        MEMBERS,
+        "enumerate(last.names)} if last is not None and was_member",
+        "enumerate(group.names)} if last is not None and was_member",
+    ),
+    mutant(
+        "members: one that rejoins was in the last group",
+        MEMBERS,
+        "was_member, group = False, self._as_newcomer()",
+        "group = self._as_newcomer()",
+    ),
+    mutant(
+        "members: a rank that was silent while the ranks connect is waited for again",
+        MEMBERS,
+        "suspects = store.gone",
+        "suspects = set()",
+    ),
+    mutant(
+        "members: one that was frozen takes the others for dead",
+        MEMBERS,
+        "self.waited_s += min(now_s - self._looked_s, _BEAT_S)",
+        "self.waited_s += now_s - self._looked_s",
+    ),
+    mutant("members: who is silent for a moment is gone", MEMBERS, "return max(silent_s) > limit_s", "return max(silent_s) > 0.3"),
+    mutant(
+        "members: signs of life do not count",
+        MEMBERS,
+        "if one not in self._seen or beat != self._seen[one]:",
+        "if one not in self._seen:",
+    ),
+    mutant(
+        "members: all of other machines have ended",
+        MEMBERS,
+        'if state == "gone":',
+        'if state != "runs":',
+    ),
+    mutant(
+        "members: the signs of life are all alike",
+        MEMBERS,
+        "self._store.set(self._beat, str(count))",
+        'self._store.set(self._beat, "1")',
+    ),
+    mutant(
+        "members: one that agrees shows no sign of life",
+        MEMBERS,
+        '        if self._group is not None:\n            self._store.begin(f"beat/{self._own}")\n',
+        "",
+    ),
+    mutant(
+        "members: a newcomer shows no sign of life",
+        MEMBERS,
+        '        self._store.begin(f"beat/{self._own}")\n\n    def _ask_to_join',
+        "\n    def _ask_to_join",
+    ),
+    mutant(
+        "members: the first group begins before all have asked",
+        MEMBERS,
+        "if count and all(names):",
+        "if count and any(names):",
+    ),
+    mutant(
+        "members: the thread for the store goes on",
+        MEMBERS,
+        '"ends" if ends else "fails")\n        self._store.stop()',
+        '"ends" if ends else "fails")',
+    ),
+    mutant(
+        "members: only the first decides",
+        MEMBERS,
+        "if turn % _LOOKS_EVERY and not all(map(watch.is_gone, earlier)):",
+        "if earlier:",
+    ),
+    mutant(
+        "members: time in which a process is frozen counts against the store",
+        MEMBERS,
+        "                wait([answer], min(_BEAT_S, self._timeout_s))",
+        "                wait([answer], self._timeout_s)",
+    ),
+    mutant(
+        "members: a loss while the ranks connect is the caller's",
+        MEMBERS,
+        "if isinstance(error, TransportError):\n                    suspects",
+        "if isinstance(error, TransportError) and group.number == 0:\n                    suspects",
+    ),
+    mutant(
+        "members: ranks are counted from the end",
+        MEMBERS,
+        "earlier = group.names[: group.names.index(self._name)]\n        return",
+        "earlier = group.names[group.names.index(self._name) + 1 :]\n        return",
+    ),
+    mutant("members: a group's number is left out", MEMBERS, "number, turn = before.number + 1, 0", "number, turn = before.number + 2, 0"),
+    mutant(
+        "members: a newcomer that was passed over asks no more",
+        MEMBERS,
+        "(found is not None and 0 <= self._ticket < found.tickets)",
+        "(found is not None and 0 > self._ticket)",
+    ),
+    mutant(
+        "members: nobody says that it has come",
+        MEMBERS,
+        'self._store.call("set", f"here/{number}/{self._own}", "1")',
+        "pass",
+    ),
+    mutant(
+        "members: one that has left is waited for",
+        MEMBERS,
+        "said[len(ones) :], strict=True) if how]",
+        'said[len(ones) :], strict=True) if how == "gone"]',
+    ),
+    mutant(
+        "members: addresses stay in the store",
+        MEMBERS,
+        "for key in exchange.own_keys():",
+        "for key in ():",
+    ),
+    mutant(
+        "members: addresses are cleared before all have them",
+        COMMUNICATOR,
+        "    new = kind._join(rank, size, exchange, options.tuning, options)\n    try:",
+        "    new = kind._join(rank, size, exchange, options.tuning, options)\n    try:\n        if rank == 0:\n"
+        "            membership.clear(exchange)",
+    ),
+    mutant(
+        "grow: tells how many have asked",
+        COMMUNICATOR,
+        "return self._regroup(admit=True)[0].count(-1) if found[0] else 0",
+        "return int(found[0]) if self._regroup(admit=True) and found[0] else 0",
+    ),
+    mutant("grow: the first rank alone knows", COMMUNICATOR, "        self.broadcast(found, 0)\n", ""),
+    mutant(
+        "grow: only once",
+        COMMUNICATOR,
+        "self._membership, self._can_grow = membership, can_grow",
+        "self._membership = membership",
+    ),
+    mutant(
+        "shrink: takes others in",
+        COMMUNICATOR,
+        'return self._regroup(admit=False, blamed=failure["peer"])[0]',
+        'return self._regroup(admit=True, blamed=failure["peer"])[0]',
+    ),
+    mutant(
+        "shrink: blames itself",
+        COMMUNICATOR,
+        'blamed=failure["peer"])[0]',
+        "blamed=self.world_size)[0]",
+    ),
+    mutant(
+        "shrink: the old communicator is used on",
+        COMMUNICATOR,
+        "        self.__dict__.update(new.__dict__)\n",
+        "",
+    ),
+    mutant(
+        "exchange: blobs come in the order of their lengths",
+        EXCHANGE,
+        "return answer.blobs\n\n    def _hear",
+        "return sorted(answer.blobs)\n\n    def _hear",
+    ),
+    mutant(
+        "exchange: a rank that is missing has an empty address",
+        EXCHANGE,
+        "[] if error else [one.blob for one in entries if one is not None],",
+        '[b"" if one is None else one.blob for one in entries],',
+    ),
+)
