@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import heapq
-import importlib.machinery
-import importlib.util
 import itertools
 import json
 import math
@@ -26,7 +24,7 @@ import time
 import traceback
 import types
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -558,6 +556,7 @@ class World:
         self._groups_of: dict[tuple[bytes, ...], Group] = {}
         self._owners: dict[bytes, Process] = {}
         self._decided: dict[int, tuple[float, list[str]]] = {}
+        self._left: set[str] = set()
         self._bits: dict[tuple[Any, ...], bytes] = {}
         self._uuids = random.Random(seed + 2)
 
@@ -668,7 +667,9 @@ class World:
         frames, lines = sys._current_frames(), []
         for process in self.program.processes:
             for fibre in process.fibres:
-                frame = frames.get(fibre.hand.ident or 0) if fibre.hand and not fibre.over and not process.dead else None
+                frame = (
+                    frames.get(fibre.hand.ident or 0) if fibre.hand and not fibre.over and not process.dead else None
+                )
                 if frame is not None and fibre is not self.running:
                     lines.append(f"process {process.number}, {process.phase} {process.phases[process.phase]}:")
                     lines += [line.rstrip() for line in traceback.format_stack(frame)[3:-2]]
@@ -687,7 +688,10 @@ class World:
             raise Gone
         process.waits += 1
         for fault in process.faults:
-            if (fault.phase, fault.nth) == (process.phase, process.phases[process.phase]) and process.waits > fault.after:
+            if (fault.phase, fault.nth) == (
+                process.phase,
+                process.phases[process.phase],
+            ) and process.waits > fault.after:
                 process.faults.remove(fault)
                 self.faults.append(self.now_s)
                 self.note(f"process {process.number} in {process.phase}: {fault}")
@@ -807,8 +811,10 @@ class World:
             self.findings.append((what, f"at {self.now_s:.4f} s: {detail}"))
 
     def decided(self, key: str, value: bytes) -> None:
-        """A group has been written to the store."""
+        """A group, or who has left, has been written to the store."""
         place, _, number = key.rpartition("/")
+        if place.endswith("left"):
+            self._left.add(number)
         if not place.endswith("group"):
             return
         names, _ = json.loads(value)
@@ -828,7 +834,7 @@ class World:
             self.find(WRONG_GROUP, f"group {number} has another order than the one before: {before}, then {names}")
         for name in before:
             one = self.process_of(name)
-            if name not in names and not one.dead and not one.leaving and one.stalled_s < _HEALTHY_S:
+            if name not in names and name not in self._left and not one.dead and one.stalled_s < _HEALTHY_S:
                 self.find(WRONG_GROUP, f"group {number} leaves out process {one.number}, which never stood still")
 
     def process_of(self, name: str) -> Process:
@@ -868,13 +874,19 @@ class World:
         finally:
             stalled_s = 2.0 * sum(one.stalled_s for one in program.processes)
             late_s = begin_s - program.liveness_s - _SLACK_S  # faults from then on may still have to be noticed
-            unlucky = 1.0 + sum(when_s > late_s for when_s in self.faults) + sum(one.slow[2] >= _LATE_STORE_S for one in program.processes)
+            unlucky = (
+                1.0
+                + sum(when_s > late_s for when_s in self.faults)
+                + sum(one.slow[2] >= _LATE_STORE_S for one in program.processes)
+            )
             if "join" in what:
                 unlucky += program.join_s / program.liveness_s
             most_s = unlucky * (program.liveness_s + _SLACK_S) + stalled_s
             self.longest = max(self.longest, ((self.now_s - begin_s) / most_s, what))
             if not process.dead and self.now_s - begin_s > most_s:
-                self.find(HANG, f"{what} of process {process.number} took {self.now_s - begin_s:.1f} s, at most {most_s:.1f}")
+                self.find(
+                    HANG, f"{what} of process {process.number} took {self.now_s - begin_s:.1f} s, at most {most_s:.1f}"
+                )
 
     # What a process does
 
@@ -940,7 +952,11 @@ class World:
             return f"refused: {text}"
         healthy = process.stalled_s < _HEALTHY_S and not any(one.stalled_s >= _HEALTHY_S or one.dead for one in others)
         late = process.slow[2] >= _LATE_STORE_S
-        if ("store of the ranks is gone" in text and not late) or "agreed 20 times" in text or (healthy and process.named):
+        if (
+            ("store of the ranks is gone" in text and not late)
+            or "agreed 20 times" in text
+            or (healthy and process.named)
+        ):
             running = [one for one in others if not one.ended and one.begins_s < self.now_s]
             if "was not taken in" not in text or len(running) == len(others):
                 self.find(WRONG_ERROR, f"process {process.number}: {text}")
@@ -1096,6 +1112,8 @@ class _Rank:
             running = [one for one in world.members_running() if one is not process]
             ended = process.stays and "the run of this name has ended" in str(error)
             late = "store of the ranks is gone" in str(error) and process.slow[2] >= _LATE_STORE_S
+            stalled = any(one.stalled_s >= _HEALTHY_S for one in world.program.processes)
+            late = late or (process.stays and stalled and "was not taken in" in str(error))
             if not late and (not (ended or "gone, so nobody has" in str(error)) or running):
                 world.find(WRONG_ERROR, f"process {process.number}: {error}")
 
@@ -1114,3 +1132,113 @@ def play(seed: int) -> World:
 def worst_of(world: World) -> tuple[str, str] | None:
     """The worst finding; ``None``: all is well."""
     return min(world.findings, key=lambda found: SORTS.index(found[0]), default=None)
+
+
+def explored(first: int, count: int) -> dict[str, Any]:
+    """What these seeds showed: counts, and the worst finding of each seed that has one."""
+    counts: Counter[str] = Counter()
+    failures = []
+    for seed in range(first, first + count):
+        world = play(seed)
+        counts.update(world.counts)
+        if (found := worst_of(world)) is not None:
+            failures.append({"seed": seed, "what": found[0], "detail": found[1]})
+    return {"seeds": count, "counts": dict(counts), "failures": failures}
+
+
+# The command
+
+_CHUNK_SEEDS = 25
+_ABOUT = {
+    "sums": "of a process, compared bit by bit with the others'",
+    "groups": "that the processes have agreed on",
+    "shrunk": "returns of shrink(), by a process",
+    "grown": "returns of grow() with newcomers, by a process",
+    "joined": "returns of join()",
+    "refused": "join() that ended with an error, such as that the job had ended",
+    "dropped": "processes that were told that the others had gone on without them",
+    "left": "processes that ended in the middle of the job",
+    "killed": "processes",
+    "frozen": "processes, some several times",
+}
+
+
+def command(
+    seeds: Annotated[int, typer.Option(min=1, help="How many programs to play.")] = 10_000,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes that share the work; default: one a core.")] = None,
+    replay: Annotated[int | None, typer.Option(min=0, help="Play this one seed, and tell all about it.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", dir_okay=False, help="Write what was found here.")] = None,
+) -> None:
+    """Explore random programs that shrink, grow and join under random further faults in virtual time.
+
+    From each seed follow ranks that join, sum in a loop and shrink after each failure, and processes that come later.
+    They are killed, freeze, leave, and hear from the store late, also while they agree and connect. All that are left
+    must agree on the same ranks in the same order, and compute again in time, with the same bits. Who was left out must
+    be told. Ends with status 1 if a seed shows anything else.
+    """
+    from rich.console import Console
+    from rich.progress import TextColumn, TimeRemainingColumn
+
+    from lab.simulated_faults import Died, play_chunks
+    from telegrad.tools.cli.interrupts import ended_by_interrupt
+    from telegrad.tools.cli.outputs import check_writable, counting, say_file, written
+    from telegrad.tools.sim.measure import cores
+
+    console = Console()
+    check_writable(json_file, "--json")
+    if replay is not None:
+        world = play(replay)
+        for line in (str(world.program), *world.trace, f"{len(world.findings)} findings, {dict(world.counts)}"):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(bool(world.findings))
+    begin_s, played, counts, failures = time.monotonic(), 0, Counter[str](), []
+    chunks = [
+        (first, min(_CHUNK_SEEDS, first_seed + seeds - first))
+        for first in range(first_seed, first_seed + seeds, _CHUNK_SEEDS)
+    ]
+    worker = ["env", "PYTHONHASHSEED=0", sys.executable, "-m", "lab.simulated_membership"]
+    with (
+        ended_by_interrupt(console, "stopped"),
+        counting(console, TimeRemainingColumn(), TextColumn("{task.fields[bad]}")) as bar,
+    ):
+        task = bar.add_task("seeds", total=seeds, bad="")
+        for result in play_chunks(chunks, jobs or cores(), worker):
+            played += result.seeds
+            if isinstance(result, Died):
+                failures.append({"seed": result.seed, "what": result.what, "detail": result.detail})
+            else:
+                for found in map(json.loads, result.texts):
+                    counts.update(found["counts"])
+                    failures += found["failures"]
+            bar.update(task, advance=result.seeds, bad=f"{len(failures)} failures" if failures else "")
+    for failure in failures:
+        text = f"{failure['what']}: {failure['detail'].splitlines()[0]}"
+        again = f"PYTHONHASHSEED=0 python -m lab simulated-membership --replay {failure['seed']}"
+        console.print(f"{text}\n  {again}", highlight=False, markup=False, soft_wrap=True)
+    for name, about in _ABOUT.items():
+        console.print(f"{counts[name]:12,} {name}: {about}", highlight=False)
+    console.print(f"{played:,} seeds from {first_seed}, {len(failures)} failures; {time.monotonic() - begin_s:.0f} s")
+    if json_file is not None:
+        found = {"seeds": played, "first_seed": first_seed, "counts": dict(counts), "failures": failures}
+        with written(console, json_file):
+            json_file.write_text(json.dumps(found | {"about": _ABOUT}, indent=1) + "\n")
+        say_file(console, "found", json_file)
+    raise typer.Exit(bool(failures))
+
+
+def play_main() -> None:
+    """What each process of the command runs: see lab.simulated_faults."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for line in sys.stdin:
+        first, count = map(int, line.split())
+        texts = []
+        for seed in range(first, first + count):
+            print(seed, flush=True)
+            texts.append(json.dumps(explored(seed, 1)))
+        print(json.dumps(texts), flush=True)
+
+
+if __name__ == "__main__":
+    play_main()

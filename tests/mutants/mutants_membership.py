@@ -41,7 +41,10 @@ MEMBERSHIP_MUTANTS = (
         "        if found is not None:\n            return found\n        if refused",
     ),
     mutant(
-        "members: one that was left out is not told", MEMBERS, "if refused is not None:", "if refused is not None and 0:"
+        "members: one that was left out is not told",
+        MEMBERS,
+        "if refused is not None:",
+        "if refused is not None and 0:",
     ),
     mutant("members: one that was left out is told another rank", MEMBERS, "rank=refused,", "rank=0,"),
     mutant(
@@ -86,7 +89,12 @@ MEMBERSHIP_MUTANTS = (
         "self.waited_s += min(now_s - self._looked_s, _BEAT_S)",
         "self.waited_s += now_s - self._looked_s",
     ),
-    mutant("members: who is silent for a moment is gone", MEMBERS, "return max(silent_s) > limit_s", "return max(silent_s) > 0.3"),
+    mutant(
+        "members: who is silent for a moment is gone",
+        MEMBERS,
+        "return max(silent_s) > limit_s",
+        "return max(silent_s) > 0.3",
+    ),
     mutant(
         "members: signs of life do not count",
         MEMBERS,
@@ -153,7 +161,12 @@ MEMBERSHIP_MUTANTS = (
         "earlier = group.names[: group.names.index(self._name)]\n        return",
         "earlier = group.names[group.names.index(self._name) + 1 :]\n        return",
     ),
-    mutant("members: a group's number is left out", MEMBERS, "number, turn = before.number + 1, 0", "number, turn = before.number + 2, 0"),
+    mutant(
+        "members: a group's number is left out",
+        MEMBERS,
+        "number, turn = before.number + 1, 0",
+        "number, turn = before.number + 2, 0",
+    ),
     mutant(
         "members: a newcomer that was passed over asks no more",
         MEMBERS,

@@ -76,9 +76,7 @@ def mutate(mutant: Mutant) -> str:
     text = original(mutant).read_text()
     for old, new in mutant.edits:
         if (times := text.count(old)) != 1:
-            raise DoesNotApply(
-                f"{mutant.name}: {old!r} occurs {times} times in {mutant.file}: bring it up to date"
-            )
+            raise DoesNotApply(f"{mutant.name}: {old!r} occurs {times} times in {mutant.file}: bring it up to date")
         text = text.replace(old, new)
     return text
 

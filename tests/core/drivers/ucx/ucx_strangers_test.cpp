@@ -122,6 +122,10 @@ class Recording {
   /// By connection, those that came to `ports`.
   Blobs stop(const std::set<std::uint16_t>& ports) {
     records_ = false;
+    return found(ports);
+  }
+  /// The same until now.
+  Blobs found(const std::set<std::uint16_t>& ports) {
     const std::scoped_lock lock(mutex_);
     Blobs all;
     for (const auto& [where, stream] : streams_) {
@@ -150,6 +154,8 @@ struct Shared {
   };
   bool checks_payloads = false;
   bool gates = true;
+  std::atomic<bool> begins = true;                // false: joined, they send no messages yet
+  std::atomic<std::size_t> early_connections = 0;  // before the first message
   std::array<Stored, 2> blobs{};
   std::array<std::array<std::uint16_t, 8>, 2> ports{};
   std::uint32_t epoch = 0;
@@ -213,11 +219,15 @@ class JobProcess {
     meet_.arrive_and_wait();
   }
 
+  std::set<std::uint16_t> ports() const {
+    std::set<std::uint16_t> all(shared_.ports[0].begin(), shared_.ports[0].end());
+    all.insert(shared_.ports[1].begin(), shared_.ports[1].end());
+    return all;
+  }
+
   void keep_recorded() {
-    std::set<std::uint16_t> ports(shared_.ports[0].begin(), shared_.ports[0].end());
-    ports.insert(shared_.ports[1].begin(), shared_.ports[1].end());
     std::size_t at = 0, count = 0;
-    for (const Blob& blob : Recording::instance().stop(ports)) {
+    for (const Blob& blob : Recording::instance().stop(ports())) {
       if (count == shared_.recorded.size() || at + blob.size() > shared_.stream.size()) break;
       std::ranges::copy(blob, shared_.stream.begin() + static_cast<std::ptrdiff_t>(at));
       at += shared_.recorded[count++] = blob.size();
@@ -227,6 +237,10 @@ class JobProcess {
   void work(Rank rank) {
     Communicator& comm = *ranks_[rank];
     shared_.epoch = comm.epoch();
+    if (!shared_.begins && rank == 0) shared_.joined = 2;
+    while (!shared_.begins) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (rank == 0) shared_.early_connections = Recording::instance().found(ports()).size();
+    meet_.arrive_and_wait();
     std::vector<float> data(300);  // the last says whether the ranks go on
     for (std::uint64_t sum = 1; data.back() >= 0.0F; ++sum) {
       for (float& value : data) value = static_cast<float>(rank + 1);
@@ -277,10 +291,11 @@ class Jobs {
     }
     std::_Exit(0);
   }
-  Shared& start(bool checks_payloads, bool gates) {
+  Shared& start(bool checks_payloads, bool gates, bool begins) {
     Shared& shared = *new (&all_[next_]) Shared;
     shared.checks_payloads = checks_payloads;
     shared.gates = gates;
+    shared.begins = begins;
     const auto index = static_cast<std::uint8_t>(next_++);
     if (::write(ask_, &index, 1) != 1) throw std::runtime_error("no job starts");
     return shared;
@@ -295,11 +310,13 @@ Jobs jobs;
 
 class Job {
  public:
-  explicit Job(bool checks_payloads = false, bool gates = true) : shared_(jobs.start(checks_payloads, gates)) {
+  explicit Job(bool checks_payloads = false, bool gates = true, bool begins = true)
+      : shared_(jobs.start(checks_payloads, gates, begins)) {
     wait_for([this] { return shared_.joined == 2 || failed(); });
   }
   ~Job() {
     shared_.over = true;
+    shared_.begins = true;
     wait_for([this] { return shared_.gone.load(); });
     if (shared_.error[0] != '\0') testing::fail(__FILE__, __LINE__, shared_.error.data());
   }
@@ -336,6 +353,12 @@ class Job {
     std::error_code gone;
     const std::filesystem::directory_iterator all("/proc/" + std::to_string(shared_.pid) + "/fd", gone);
     return gone ? 0 : static_cast<std::size_t>(std::distance(begin(all), end(all)));
+  }
+  /// The ranks send their first messages; returns how many connections they had until then, and how many since.
+  std::pair<std::size_t, std::size_t> send_first_messages() const {
+    shared_.begins = true;
+    go_on(5);
+    return {shared_.early_connections.load(), recorded().size() - shared_.early_connections.load()};
   }
   /// Waits until so many further sums are done.
   void go_on(std::uint64_t further) const {
@@ -442,6 +465,31 @@ TEST("a process that speaks the protocol without proof, with another key or of a
   }
 }
 
+void replay(const Job& job, const Blobs& recorded) {
+  for (const Rank rank : {0U, 1U}) {
+    for (const std::uint16_t port : job.ports(rank)) {
+      for (const Blob& blob : recorded) send_bytes(port, blob);
+    }
+  }
+}
+
+// Data has connections of its own, which are made with the first message.
+TEST("a connection that is made late proves the key, too, and strangers that come before it are refused") {
+  Job job(false, true, false);
+  for (int i = 0; i < strangers(); ++i) pose_as_a_rank(job, i % 2 == 0 ? Kind::no_proof : Kind::wrong_key);
+  const auto [early, late] = job.send_first_messages();
+  EXPECT(late > 0);
+  EXPECT(!job.failed());
+  job.go_on(200);
+  const std::uint64_t refused = job.refused();
+  EXPECT(refused >= static_cast<std::uint64_t>(strangers()));
+  const Blobs recorded = job.recorded();
+  replay(job, {recorded.begin() + static_cast<std::ptrdiff_t>(early), recorded.end()});
+  job.go_on(200);
+  EXPECT(!job.failed());
+  EXPECT(job.refused() > refused);
+}
+
 Blobs recorded_by(const Job& job) {
   Blobs recorded = job.recorded();
   std::size_t bytes = 0;
@@ -449,14 +497,6 @@ Blobs recorded_by(const Job& job) {
   std::cerr << "  recorded " << recorded.size() << " connections, " << bytes << " bytes\n";
   EXPECT(bytes > 200);  // more than a proof and how UCX begins, of each
   return recorded;
-}
-
-void replay(const Job& job, const Blobs& recorded) {
-  for (const Rank rank : {0U, 1U}) {
-    for (const std::uint16_t port : job.ports(rank)) {
-      for (const Blob& blob : recorded) send_bytes(port, blob);
-    }
-  }
 }
 
 // As over a network whose connections have no gate.
