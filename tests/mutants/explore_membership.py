@@ -45,7 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     sys.meta_path.insert(0, Planted(dict(one.split("=", 1) for one in options.plant)))
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from lab.simulated_membership import play, worst_of
+    from lab.simulated_membership.world import play, worst_of
 
     seed = options.first_seed
 

@@ -25,8 +25,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from mutants import MUTANTS, Mutant
 from mutants_membership import MEMBERSHIP_MUTANTS
+
+from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "core"
@@ -133,7 +134,7 @@ def search(binary: Path, first_seed: int, ranks: str, cpu_s: float) -> tuple[dic
 
 
 def hunt(mutant: Mutant, clean: Path) -> Found:
-    """Looks for a mutant until it is found or ``CPU_LIMIT_S`` is used up. ``clean`` is the core's explorer without it."""
+    """Looks for a mutant until it is found or ``CPU_LIMIT_S`` is used up. ``clean``: the core's explorer."""
     if mutant.is_python:
         clean = write_explorer(BUILD / "explore_membership")
     began_s = time.monotonic()
