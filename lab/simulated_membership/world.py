@@ -322,6 +322,8 @@ class World(Clock):
                 + sum(when_s > late_s for when_s in self.faults)
                 + sum(one.slow[2] >= _LATE_STORE_S for one in program.processes)
             )
+            if what in ("grow()", "_regroup()"):  # a healthy rank may be silent for longer: see Membership
+                unlucky += 2.0
             if "join" in what:
                 unlucky += program.join_s / program.liveness_s
             most_s = unlucky * (program.liveness_s + _SLACK_S) + stalled_s

@@ -84,6 +84,12 @@ MEMBERSHIP_MUTANTS = (
         "suspects = set()",
     ),
     mutant(
+        "members: one that still waits in an operation is left out by grow",
+        MEMBERS,
+        "if admit and not self._stays else self._liveness_s",
+        "if 0 else self._liveness_s",
+    ),
+    mutant(
         "members: one that was frozen takes the others for dead",
         MEMBERS,
         "self.waited_s += min(now_s - self._looked_s, _BEAT_S)",

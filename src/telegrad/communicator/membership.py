@@ -251,7 +251,9 @@ class Membership:
         number, turn = before.number + 1, 0
         earlier = before.names[: before.names.index(self._name)]
         self._store.call("set", f"here/{number}/{self._own}", "1")
-        watch = _Watch(self, suspects)
+        # Without a failure nobody tells a member that waits in an operation for a lost one before liveness_timeout_s.
+        patience_s = 2 * self._liveness_s + _BLAMED_S if admit and not self._stays else self._liveness_s
+        watch = _Watch(self, suspects, patience_s)
         while (found := self._latest(number)) is None:
             turn += 1
             self._check_is_whole(watch)
@@ -548,10 +550,11 @@ def _values(store: Any, keys: list[str]) -> list[str | None]:
 
 class _Watch:
     """Watches the signs of life of other processes. Only time in which it looks counts: it may be frozen itself.
-    ``suspects``: who may be silent for a short time only."""
+    ``suspects``: who may be silent for a short time only. ``patience_s``: so long, who has given none yet."""
 
-    def __init__(self, membership: Membership, suspects: Iterable[str] = ()) -> None:
+    def __init__(self, membership: Membership, suspects: Iterable[str] = (), patience_s: float | None = None) -> None:
         self._membership, self._suspects = membership, suspects
+        self._patience_s = membership._liveness_s if patience_s is None else patience_s
         self._seen: dict[str, str | None] = {}
         self._since: dict[str, float] = {}
         self._alive: set[str] = set()
@@ -589,7 +592,8 @@ class _Watch:
 
     def is_gone(self, name: str) -> bool:
         """Whether one of its processes is."""
-        limit_s = self._membership._liveness_s
+        has_come = self._alive.issuperset(_processes_of(name))
+        limit_s = self._membership._liveness_s if has_come else self._patience_s
         if name in self._suspects:
             limit_s = min(limit_s, _BLAMED_S)
         silent_s = [self.waited_s - self._since.get(one, self.waited_s) for one in _processes_of(name)]
