@@ -24,7 +24,7 @@ import typer
 
 Row = dict[str, Any]
 
-_PATIENCE_S = 60.0  # nothing may take longer
+_PATIENCE_S = 300.0  # nothing may take longer: it would be a hang
 _NAMES = ("rss", "descriptors", "threads")
 ABOUT = {
     "seconds": "from the kill until each of the others has ended a step in the smaller group: the last one",

@@ -90,12 +90,6 @@ MEMBERSHIP_MUTANTS = (
         "if 0 else self._liveness_s",
     ),
     mutant(
-        "members: one that was frozen takes the others for dead",
-        MEMBERS,
-        "self.waited_s += min(now_s - self._looked_s, _BEAT_S)",
-        "self.waited_s += now_s - self._looked_s",
-    ),
-    mutant(
         "members: who is silent for a moment is gone",
         MEMBERS,
         "return max(silent_s) > limit_s",

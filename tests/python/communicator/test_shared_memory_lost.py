@@ -31,19 +31,21 @@ _BY_TCP = {"sum": float(SIZE), "shares_memory": False, "has_segments": False}
 _BY_MEMORY = {"sum": float(SIZE), "shares_memory": True, "has_segments": True}
 
 
-def _ranks(mount_of: dict[int, str], transports: str = "") -> tuple[list[dict[str, Any]], list[str]]:
+def _ranks(
+    mount_of: dict[int, str], transports: str = "", program: str = "meet", size: int = SIZE
+) -> tuple[list[dict[str, Any]], list[str]]:
     """What each rank found, and its standard error. ``mount_of``: the command before each rank's program."""
     said: dict[int, dict[str, Any]] = {}
     with Ranks(
-        "shared_memory_program:meet",
-        SIZE,
+        f"shared_memory_program:{program}",
+        size,
         timeout_s=100,
         environment={"PYTHONPATH": str(Path(__file__).parent), **({"UCX_TLS": transports} if transports else {})},
         prefix_of=lambda rank: ["unshare", "-m", "sh", "-c", f'{mount_of.get(rank, _FINE)} && exec "$@"', "sh"],
         on_line=lambda rank, line: said.update({rank: json.loads(line)}),
     ) as ranks:
         exits = ranks.wait()
-    return [said[rank] for rank in range(SIZE)], [one.stderr for one in exits]
+    return [said[rank] for rank in range(size)], [one.stderr for one in exits]
 
 
 def _warnings(errors: list[str]) -> list[tuple[int, str]]:
@@ -77,6 +79,20 @@ def test_all_ranks_have_it() -> None:
     found, errors = _ranks({})
     assert found == [_BY_MEMORY] * SIZE
     assert _warnings(errors) == []
+
+
+def test_a_group_of_ranks_that_share_memory_opens_no_network() -> None:
+    found, _ = _ranks({}, program="split", size=4)
+    assert found == [{"sum": 2.0, "tcp": 0, "memory": True}] * 4
+
+
+def test_a_group_of_which_a_rank_has_no_memory_left_goes_by_tcp() -> None:
+    """And the other group does not."""
+    own = "mount -t tmpfs tmpfs /dev/shm && export FILLED=1"
+    found, _ = _ranks({1: own}, program="split", size=4)
+    assert [one["sum"] for one in found] == [2.0] * 4
+    assert [one["memory"] for one in found] == [False, False, True, True]
+    assert [one["tcp"] > 0 for one in found] == [True, True, False, False]
 
 
 def test_who_wants_tcp_is_not_warned() -> None:

@@ -199,6 +199,41 @@ def test_a_member_that_cannot_be_joined_says_why_and_is_named_to_the_others(
     assert all("rank 1 could not open its network" in told[rank] for rank in (0, 2))
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_group_without_memory_asks_again_and_the_others_answer(
+    on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Of four ranks that share memory the first two do without it, and one of the others may have failed by then."""
+
+    def join_core(rank: int, _: int, exchange: Callable[[bytes], list[bytes]], options: Any, *more: Any) -> Any:
+        members = more[2]
+        if fails and members[rank] == 3:
+            raise OSError("no such device")
+        told = exchange(f"{members[rank]} {options.devices}".encode())
+        if members == [0, 1] and options.devices == "memory":  # as the core does where it misses memory
+            exchange(b"again")
+        return told
+
+    def run(comm: Communicator) -> Any:
+        group = groups.group_of(comm.rank, comm.rank // 2, 0, comm.all_gather)
+        try:
+            made = groups.connect(group, comm.all_gather, groups.InheritedOptions(devices="memory"), "")
+        except (OSError, TransportError) as error:
+            made = SimpleNamespace(core=str(error))
+        comm.barrier()
+        assert made is not None
+        return made.core
+
+    monkeypatch.setattr(groups, "join_core", join_core)
+    told = on_ranks(4, run)
+    assert told[0] == told[1] == [b"0 None", b"1 None"]
+    if fails:
+        assert "rank 3 could not open its network" in told[2]
+        assert told[3] == "no such device"
+    else:
+        assert told[2] == told[3] == [b"2 memory", b"3 memory"]
+
+
 def _mismatch_of(child: Communicator, x: np.ndarray[Any, Any]) -> MismatchedCall:
     with pytest.raises(MismatchedCall) as found:
         child.all_reduce(x)
