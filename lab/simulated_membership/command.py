@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 
-from lab.simulated_faults import Died, play_chunks
+from lab.simulated_faults import Played, play_chunks
 from lab.simulated_membership.world import play, worst_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.outputs import check_writable, counting, say_file, written
@@ -83,7 +83,7 @@ def command(
         task = bar.add_task("seeds", total=seeds, bad="")
         for result in play_chunks(chunks, jobs or cores(), worker):
             played += result.seeds
-            if isinstance(result, Died):
+            if not isinstance(result, Played):
                 failures.append({"seed": result.seed, "what": result.what, "detail": result.detail})
             else:
                 for found in map(json.loads, result.texts):

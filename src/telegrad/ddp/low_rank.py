@@ -203,6 +203,10 @@ class LowRankRounds:
             matrices=self.shapes,
             whole=whole,
         )
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """With the factors of the first step. Residuals stay."""
         self.factors = {name: first_factor(name, shape) for name, shape in self.shapes.items()}
         self.fresh = {*self.factors}  # those whose Q says nothing yet of how large P is
 

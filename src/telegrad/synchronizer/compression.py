@@ -184,6 +184,13 @@ class GroupCompression:
         self._memory.confirm([self.names[id(one)] for one in parameters if id(one) in averaged])
         self._memory.revert([self.names[id(one)] for one in parameters if id(one) not in averaged])
 
+    def forget_sums(self) -> None:
+        """What earlier sums have left on all ranks alike begins anew, as on ranks that come. Residuals stay."""
+        if self._exchange.topk_states is not None:
+            self._exchange.topk_states.load({})
+        if self._low_rank is not None:
+            self._low_rank.begin_anew()
+
     def start(self, layout: BucketLayout, bits: Bits, *, way: str) -> Sending | FirstRound:
         """Begins to average a group's memory: ``"sparse"``, its parts compressed; ``"dense"``, all of it, with what
         waits; or so with its parts in that wire. What is a first round goes on with ``finish``.

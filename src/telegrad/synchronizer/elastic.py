@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from telegrad.communicator import Communicator
 from telegrad.compress.arguments import checked_count
-from telegrad.ddp.options import Cheapest, LowRank, TopK
 from telegrad.errors import TransportError
 from telegrad.synchronizer.synchronizer import Synchronizer
 
@@ -38,8 +37,8 @@ class Elastic:
     - ``optimizer``: steps all trained parameters.
     - ``comm``: of ``telegrad.join()``, or the job's first of ``from_torch()``. It changes in place, and is this
       object's until ``close()``: nothing else may be called on it.
-    - ``synchronizer``: makes one for a model and a communicator, after each change anew. With a ``compress`` of TopK,
-      whose ``algorithm`` sums all entries that ranks send, or of Quantised, on the CPU.
+    - ``synchronizer``: makes one for a model and a communicator, after each change anew. ``compress`` on the CPU only.
+      Thresholds of Ok-Topk, and factors of LowRank, begin anew then, and residuals stay.
     - ``on_change``: called after each change with the numbers of ranks before and now, such as to scale a rate.
     - ``state``: objects with ``state_dict()`` and ``load_state_dict()``, by name, which newcomers take over too, such
       as a scheduler. ``step``: how many steps a loaded checkpoint has behind it, the same on all ranks.
@@ -298,14 +297,8 @@ class Elastic:
             )
         if compression is None:
             return
-        compress = compression.compress
-        topk = compress.topk if isinstance(compress, Cheapest) else compress
-        sums_all = not isinstance(topk, TopK) or topk.combine in ("allreduce", "allgather")
-        if made._is_on_device or isinstance(compress, LowRank) or not sums_all:
-            raise ValueError(
-                f"compress={compress!r:.80} keeps what a repeated step could not undo: on the CPU give a TopK that "
-                "combines by 'allreduce' or 'allgather', or a Quantised; else None"
-            )
+        if made._is_on_device:
+            raise ValueError("compress= on a GPU keeps what a repeated step could not undo: leave it out")
         if self._unsent is not None and self._is_member:
             here = {"rank": self._comm.rank, "world_size": self._comm.world_size, "step": self._step}
             made.load_state_dict({**self._unsent, **here})
@@ -315,6 +308,7 @@ class Elastic:
         made, self._synchronizer = self._synchronizer, None
         if made is not None:
             if made._compression is not None:
+                made._compression.forget_sums()
                 self._unsent = made.state_dict()
             made.close()
 

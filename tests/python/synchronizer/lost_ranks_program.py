@@ -22,6 +22,10 @@ KINDS: dict[str, Any] = {
     "dense": None,
     "sparse": telegrad.TopK(0.1, small_elements=0),
     "quantised": telegrad.Quantised("qsgd8"),
+    "oktopk": telegrad.TopK(0.1, small_elements=0, combine=telegrad.OkTopk(4, 4)),
+    "gtopk": telegrad.TopK(0.1, small_elements=0, combine="gtopk"),
+    "bounded": telegrad.TopK(0.1, small_elements=0, combine="bounded"),
+    "low_rank": telegrad.LowRank(rank=1, small_elements=0),
 }
 
 
