@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutant:
-    """``edits``: (old, new) texts of ``file``, a path under core/, or of Python under src/telegrad/; each old text occurs
-    there exactly once.
-    ``ranks``: what the explorer draws from, where the default cannot show the bug."""
+    """``edits``: (old, new) texts of ``file``, a path under core/, or one of Python under src/telegrad/; each old text
+    occurs there exactly once. ``ranks``: what the explorer draws from, where the default cannot show the bug."""
 
     name: str
     file: str

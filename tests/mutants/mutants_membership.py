@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutant import mutant
+from mutant import Mutant, mutant
 
 MEMBERS = "communicator/membership.py"
 COMMUNICATOR = "communicator/communicator.py"
@@ -114,12 +114,6 @@ MEMBERSHIP_MUTANTS = (
         'self._store.set(self._beat, "1")',
     ),
     mutant(
-        "members: one that agrees shows no sign of life",
-        MEMBERS,
-        '        if self._group is not None:\n            self._store.begin(f"beat/{self._own}")\n',
-        "",
-    ),
-    mutant(
         "members: a newcomer shows no sign of life",
         MEMBERS,
         '        self._store.begin(f"beat/{self._own}")\n\n    def _ask_to_join',
@@ -143,11 +137,13 @@ MEMBERSHIP_MUTANTS = (
         "if turn % _LOOKS_EVERY and not all(map(watch.is_gone, earlier)):",
         "if earlier:",
     ),
-    mutant(
+    Mutant(
         "members: time in which a process is frozen counts against the store",
         MEMBERS,
-        "                wait([answer], min(_BEAT_S, self._timeout_s))",
-        "                wait([answer], self._timeout_s)",
+        (
+            ("wait([answer], min(_BEAT_S, self._timeout_s))", "wait([answer], self._timeout_s)"),
+            ("                waited_s += _BEAT_S", "                waited_s += self._timeout_s"),
+        ),
     ),
     mutant(
         "members: a loss while the ranks connect is the caller's",

@@ -11,7 +11,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[4]
 sys.path.insert(0, str(ROOT / "tests" / "mutants"))
 
-from run_mutants import DoesNotApply, DoesNotBuild, build_core, hunt, is_clean, mutate, plant  # noqa: E402
+from mutants_membership import MEMBERSHIP_MUTANTS  # noqa: E402
+from run_mutants import (  # noqa: E402
+    DoesNotApply,
+    DoesNotBuild,
+    build_core,
+    hunt,
+    is_clean,
+    mutate,
+    original,
+    plant,
+    write_explorer,
+)
 
 from mutants import MUTANTS, Mutant  # noqa: E402
 
@@ -22,6 +33,14 @@ _QUICK = (
     "call: not compared",
     "abort: not told to the others",
     "heartbeats: never sent",
+)
+
+_QUICK_OF_MEMBERSHIP = (
+    "members: a group is decided before the others have come",
+    "members: newcomers get the first ranks",
+    "members: one that was left out is told another rank",
+    "members: the thread for the store goes on",
+    "grow: only once",
 )
 
 _needs_compiler = pytest.mark.skipif(
@@ -36,9 +55,11 @@ def clean() -> Path:
 
 def test_every_mutant_applies() -> None:
     assert len(MUTANTS) >= 24
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
-    for mutant in MUTANTS:
-        assert mutate(mutant) != (ROOT / "core" / mutant.file).read_text()
+    assert len(MEMBERSHIP_MUTANTS) >= 25
+    every = MUTANTS + MEMBERSHIP_MUTANTS
+    assert len({mutant.name for mutant in every}) == len(every)
+    for mutant in every:
+        assert mutate(mutant) != original(mutant).read_text()
 
 
 def test_a_mutant_that_does_not_apply_is_refused() -> None:
@@ -62,6 +83,19 @@ def test_a_planted_bug_is_found(clean: Path, name: str) -> None:
     found = hunt(mutant, clean)
     assert found.seed is not None, found
     assert found.what in ("hang", "wrong result", "wrong error", "crash", "endless")
+
+
+def test_the_agreement_of_members_without_a_bug_is_clean(tmp_path: Path) -> None:
+    explorer = write_explorer(tmp_path / "explore")
+    assert all(is_clean(explorer, seed, "") for seed in (0, 100))
+
+
+@pytest.mark.parametrize("name", _QUICK_OF_MEMBERSHIP)
+def test_a_bug_planted_into_python_is_found(name: str) -> None:
+    mutant = next(mutant for mutant in MEMBERSHIP_MUTANTS if mutant.name == name)
+    assert mutant.is_python
+    found = hunt(mutant, Path("not used"))
+    assert found.seed is not None, found
 
 
 @_needs_compiler
