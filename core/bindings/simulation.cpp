@@ -9,7 +9,6 @@
 #include "bindings/moves.hpp"
 #include "bindings/point_to_point.hpp"
 #include "bindings/reductions.hpp"
-#include "drivers/sim/sim_driver.hpp"
 
 namespace telegrad::bindings {
 namespace {
@@ -160,7 +159,7 @@ void bind_simulation(nb::module_& module) {
              return session.failure() || (session.parted() && !session.failing());
            },
            nb::arg("rank"))
-      .def("shut_down", [](SimulatedRanks& self, Rank rank) { self.simulation.network().driver(rank).shut_down(); },
+      .def("shut_down", [](SimulatedRanks& self, Rank rank) { self.simulation.shut_down(rank); },
            nb::arg("rank"))
       .def("finish_s", [](SimulatedRanks& self, Rank rank) { return self.simulation.finish_s(rank); }, nb::arg("rank"));
 }

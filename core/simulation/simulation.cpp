@@ -89,6 +89,8 @@ bool Simulation::advance(double until_s) {
   return over_ != before;
 }
 
+void Simulation::shut_down(Rank rank) { network_.driver(rank).shut_down(); }
+
 // Their requests stay: the network may still point into what they hold.
 void Simulation::give_up_the_gone() {
   for (Rank rank = 0; rank < size(); ++rank) {

@@ -65,6 +65,8 @@ class Simulation {
   /// For a caller that has a clock of its own: until an operation is over (true), or virtual time comes to `until_s`,
   /// before which nothing begins from now on. Heartbeats go on where no operation runs, too.
   bool advance(double until_s);
+  /// `rank` has closed its communicator: nothing reaches it any more.
+  void shut_down(Rank rank);
   bool died(Rank rank) const { return network_.died(rank); }
   bool frozen(Rank rank) const { return network_.frozen(rank); }
   /// When the last operation of `rank` was over; 0 if it had none.

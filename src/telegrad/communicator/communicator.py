@@ -417,9 +417,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
             return None
         own_process = Place(child.driver, ((socket.gethostname(), child.world_size),))
         return self._tuning.for_part(
-            child.place or own_process,
-            one_node=len(set(child.nodes)) == 1,
-            shares_memory=child._usable().shares_memory,
+            child.place or own_process, one_node=len(set(child.nodes)) == 1, shares_memory=child._usable().shares_memory
         )
 
     def shrink(self) -> tuple[int, ...]:

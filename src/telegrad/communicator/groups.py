@@ -182,14 +182,18 @@ def connect(group: Group | None, gather: Gather, options: InheritedOptions, repo
     """Connects the members of each group over the network. All ranks take part, also those without a group: the
     addresses go over the communicator that they share. Raises ``TransportError`` on all members if one of them fails.
     """
-    error: BaseException | None = None
-    try:
-        joined, again = _connected(group, gather, options, report_folder)
-    except BaseException as failure:  # the others ask this rank all the same
-        joined, again, error = None, False, failure
-    if options.devices == MEMORY and gather(np.array([again])).any():
-        made, _ = _connected(group if again else None, gather, replace(options, devices=None), report_folder)
-        joined = made if again else joined
+    joined, asks, error = None, True, None
+    while True:
+        try:
+            joined = _connected(group if asks else None, gather, options, report_folder) or joined
+            asks = False
+        except _AsksAgain:
+            asks = True
+        except BaseException as failure:  # the others ask this rank all the same
+            asks, error = False, failure
+        if options.devices != MEMORY or not gather(np.array([asks])).any():
+            break
+        options = replace(options, devices=None)
     if error is not None:
         raise error
     return joined
@@ -199,13 +203,10 @@ class _AsksAgain(Exception):  # noqa: N818
     """A rank of the group has no memory to share after all."""
 
 
-def _connected(
-    group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str
-) -> tuple[Joined | None, bool]:
-    """Whether the group has to be connected again, over a network, as well."""
+def _connected(group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str) -> Joined | None:
     if group is None:
         _told(gather, b"", ())
-        return None, False
+        return None
     members, swapped = group.members, False
 
     def swap(blob: bytes) -> list[bytes]:
@@ -221,13 +222,11 @@ def _connected(
     agreement = TuningAgreement(rank, size, swap, options.tuning, options.interface, options.driver, options.node)
     try:
         core = join_core(rank, size, agreement.swap, options, report_folder, group.name_in(options.group), members)
-    except _AsksAgain:
-        return None, True
     except BaseException:
         if not swapped:  # the others wait for an address, and are to hear that there is none
             _told(gather, b"", ())
         raise
-    return Joined(core, agreement.place, agreement.tuning), False
+    return Joined(core, agreement.place, agreement.tuning)
 
 
 def _told(gather: Gather, blob: bytes, members: Sequence[int]) -> list[bytes]:

@@ -359,8 +359,7 @@ class Membership:
         if any(self._store.values([f"left/{self._name}", f"left/{self._common}"])):
             self.leave()
             raise RendezvousError(
-                f"another rank of this {self._who} has left or ended: start all its ranks again",
-                operation="rendezvous",
+                f"another rank of this {self._who} has left or ended: start all its ranks again", operation="rendezvous"
             )
 
     def _coming(self, tickets: int) -> tuple[list[str], int]:

@@ -45,14 +45,7 @@ from telegrad.sparse_vector.formats import DTYPES
 class StreamMoves(StreamReductions):
     """Operations in which ranks get each other's streams."""
 
-    def _gather_streams(
-        self,
-        given: StreamInput,
-        wire: str | None,
-        error: Any,
-        seed: int,
-        async_op: bool,
-    ) -> Any:
+    def _gather_streams(self, given: StreamInput, wire: str | None, error: Any, seed: int, async_op: bool) -> Any:
         core, stream = self._usable(), given.stream
         how = self._sparse_reduction(stream, "sum", "auto", 1.0, wire, error, seed)  # nothing is summed
         indices, values = stream.entries(0.0)
@@ -201,13 +194,7 @@ class Moves(StreamMoves):
         return begun(blocks.pointer)
 
     def all_to_all(
-        self,
-        x: Any,
-        *,
-        out: Any = None,
-        send_counts: Any = None,
-        receive_counts: Any = None,
-        async_op: bool = False,
+        self, x: Any, *, out: Any = None, send_counts: Any = None, receive_counts: Any = None, async_op: bool = False
     ) -> Any:
         """Sends block r of ``x`` to rank r; returns the blocks that all ranks have for this one, in their order.
 

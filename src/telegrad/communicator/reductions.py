@@ -462,12 +462,7 @@ class StreamReductions(CommunicatorBase):
         return self._stream_work(request, "reduce_scatter", held, finish, async_op)
 
     def _stream_work(
-        self,
-        request: _core.Request,
-        operation: str,
-        held: Any,
-        finish: Callable[[_core.Request], Any],
-        async_op: bool,
+        self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any], async_op: bool
     ) -> Any:
         if async_op:
             return self._work(request, operation, held, once(finish))

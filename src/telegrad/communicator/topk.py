@@ -199,9 +199,7 @@ class BoundedTopkState(_SlicesAndThreshold):
                 f"slack={slack} must be a finite number of 1 or more: with less there is no room for k entries"
             )
         super().__init__(
-            k=_checked_count(k, "k"),
-            slack=slack,
-            boundaries_every=_checked_count(boundaries_every, "boundaries_every"),
+            k=_checked_count(k, "k"), slack=slack, boundaries_every=_checked_count(boundaries_every, "boundaries_every")
         )
         self._core = core.BoundedTopkState(**self._settings)
 

@@ -20,14 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Store
-from torch.distributed import (
-    ProcessGroup,
-    ReduceOp,
-    all_gather_object,
-    all_reduce,
-    get_process_group_ranks,
-    get_rank,
-)
+from torch.distributed import ProcessGroup, ReduceOp, all_gather_object, all_reduce, get_process_group_ranks, get_rank
 from torch.distributed.tensor import DTensor, Shard
 
 from telegrad.communicator import Communicator

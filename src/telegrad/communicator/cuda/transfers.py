@@ -425,14 +425,7 @@ class Transfers:
 
     # Inputs do not wait behind other operations' results: those may come from peers who wait for these inputs.
     def _leave(
-        self,
-        queued: _Queued,
-        device: Any,
-        tensors: Sequence[Any],
-        lane: Hashable,
-        *,
-        has_input: bool,
-        in_parts: bool,
+        self, queued: _Queued, device: Any, tensors: Sequence[Any], lane: Hashable, *, has_input: bool, in_parts: bool
     ) -> None:
         """From the caller's stream to this communicator's own."""
         runtime = self._runtime
@@ -612,10 +605,7 @@ def element_parts(x: Any, out: Any, begin: Begin, error: Any = None) -> list[Sta
     outputs = [one for one in (out, error) if one is not None]
     return [
         Pieces(
-            ((x, first * item, length * item),),
-            [(one, first * item, length * item) for one in outputs],
-            begin,
-            length,
+            ((x, first * item, length * item),), [(one, first * item, length * item) for one in outputs], begin, length
         )
         for first, length in _cuts(elements, item)
     ]

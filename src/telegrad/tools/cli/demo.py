@@ -233,8 +233,7 @@ def demo(
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Training processes to start on this machine.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 220,
     density: Annotated[
-        float,
-        typer.Option(help="Share of each large tensor's gradient entries that the sparse run sends in a step."),
+        float, typer.Option(help="Share of each large tensor's gradient entries that the sparse run sends in a step.")
     ] = 0.01,
     scheme: Annotated[
         str,
@@ -421,12 +420,7 @@ class _Training:
 
 
 def _show(
-    console: Console,
-    training: _Training,
-    found: Mapping[str, Any],
-    where: str,
-    out: Path,
-    json_file: Path | None,
+    console: Console, training: _Training, found: Mapping[str, Any], where: str, out: Path, json_file: Path | None
 ) -> None:
     results = training.results
     if json_file is not None:
