@@ -51,7 +51,7 @@ def _train(port: int, ranks: int, number: int, out: Any) -> None:
     import warnings
 
     import torch
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     import telegrad
 
@@ -89,7 +89,7 @@ class _Job:
     """The processes, and what they have said."""
 
     def __init__(self, ranks: int) -> None:
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         self.ranks, self.alive = ranks, dict[int, BaseProcess]()
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -70,7 +70,8 @@ def command(
         for line in (str(world.program), *world.trace, f"{len(world.findings)} findings, {dict(world.counts)}"):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(bool(world.findings))
-    begin_s, played, counts, failures = time.monotonic(), 0, Counter[str](), []
+    begin_s, played, counts = time.monotonic(), 0, Counter[str]()
+    failures: list[dict[str, Any]] = []
     chunks = [
         (first, min(_CHUNK_SEEDS, first_seed + seeds - first))
         for first in range(first_seed, first_seed + seeds, _CHUNK_SEEDS)
