@@ -25,6 +25,7 @@ import typer
 Row = dict[str, Any]
 
 _PATIENCE_S = 300.0  # nothing may take longer: it would be a hang
+_LIVENESS_S = 60.0  # deaths are noticed at once, and on a busy machine a process may be silent for seconds
 _NAMES = ("rss", "descriptors", "threads")
 ABOUT = {
     "seconds": "from the kill until each of the others has ended a step in the smaller group: the last one",
@@ -56,9 +57,16 @@ def _train(port: int, ranks: int, number: int, out: Any) -> None:
     import telegrad
 
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore", RuntimeWarning)  # of each loss
+    away = 0
+
+    def count_away(message: Any, *_: Any, **__: Any) -> None:
+        nonlocal away
+        away += "was away from step" in str(message)
+
+    warnings.showwarning = count_away  # type: ignore[assignment]
+    warnings.simplefilter("always", RuntimeWarning)
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    comm = telegrad.join(store, ranks)
+    comm = telegrad.join(store, ranks, liveness_timeout_s=_LIVENESS_S)
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.ReLU(), torch.nn.Linear(64, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
@@ -79,7 +87,7 @@ def _train(port: int, ranks: int, number: int, out: Any) -> None:
             for one in model.parameters():
                 checksum = zlib.crc32(one.detach().numpy().data.cast("B"), checksum)
             now_s = time.monotonic()
-            said = [number, elastic.steps, elastic.world_size, checksum, now_s, elastic.repeated, *_held()]
+            said = [number, elastic.steps, elastic.world_size, checksum, now_s, elastic.repeated, away, *_held()]
             os.write(out.fileno(), (json.dumps(said) + "\n").encode())
             time.sleep(0.005)
     comm.close()
@@ -96,6 +104,7 @@ class _Job:
         self.last: dict[int, Row] = {}
         self.bits: defaultdict[int, set[int]] = defaultdict(set)
         self.skipped = 0  # steps that a process has not ended, and those that it has ended twice
+        self.away = 0  # that took a peer's state over, as they had been silent for too long
         self.pids: list[int] = []
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["telegrad.synchronizer.elastic", "torch._dynamo"])
@@ -131,11 +140,13 @@ class _Job:
         *lines, self._rest = self._rest.split(b"\n")
         rows = []
         for line in lines:
-            number, step, size, checksum, at_s, repeated, *held = json.loads(line)
+            number, step, size, checksum, at_s, repeated, away, *held = json.loads(line)
             before = self.last.get(number)
-            if before is not None and step != before["step"] + 1:
+            if before is not None and away != before["away"]:
+                self.away += 1
+            elif before is not None and step != before["step"] + 1:
                 self.skipped += 1
-            row = {"number": number, "step": step, "size": size, "at_s": at_s, "repeated": repeated}
+            row = {"number": number, "step": step, "size": size, "at_s": at_s, "repeated": repeated, "away": away}
             self.last[number] = row | dict(zip(_NAMES, held, strict=True))
             self.bits[step].add(checksum)
             rows.append(self.last[number])
@@ -242,6 +253,7 @@ def measured(ranks: int, kills: int, seconds: float, seed: int) -> tuple[list[Ro
         "failed": failed,
         "differing": sum(len(found) > 1 for found in job.bits.values()),
         "skipped": job.skipped,
+        "away": job.away,
         "left_in_shm": own,
     }
     found = {"kills": killed, "steps": max(job.bits, default=0), "seconds": time.monotonic() - begin_s, **wrong}
