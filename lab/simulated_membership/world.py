@@ -284,9 +284,9 @@ class World(Clock):
         return self.program.processes[int(name.split(":")[2])]
 
     def members_running(self) -> list[Process]:
-        """Of the latest group."""
+        """Of the latest group, those that have not stood still."""
         members = [self.process_of(name) for name in self._decided[max(self._decided)][1]] if self._decided else []
-        return [one for one in members if not one.dead and not one.leaving]
+        return [one for one in members if not one.dead and not one.leaving and one.stalled_s < _HEALTHY_S]
 
     def check_group(self, process: Process, comm: Any, before: list[str] | None, kept: Sequence[int]) -> None:
         """``before``: the members until now; ``None``: this process is new. ``kept``: what it was told."""

@@ -164,22 +164,10 @@ MEMBERSHIP_MUTANTS = (
         "number, turn = before.number + 2, 0",
     ),
     mutant(
-        "members: a newcomer that was passed over asks no more",
-        MEMBERS,
-        "(found is not None and 0 <= self._ticket < found.tickets)",
-        "(found is not None and 0 > self._ticket)",
-    ),
-    mutant(
         "members: nobody says that it has come",
         MEMBERS,
         'self._store.call("set", f"here/{number}/{self._own}", "1")',
         "pass",
-    ),
-    mutant(
-        "members: one that has left is waited for",
-        MEMBERS,
-        "said[len(ones) :], strict=True) if how]",
-        'said[len(ones) :], strict=True) if how == "gone"]',
     ),
     mutant(
         "members: addresses stay in the store",
@@ -199,19 +187,6 @@ MEMBERSHIP_MUTANTS = (
         COMMUNICATOR,
         "return self._regroup(admit=True)[0].count(-1) if found[0] else 0",
         "return int(found[0]) if self._regroup(admit=True) and found[0] else 0",
-    ),
-    mutant("grow: the first rank alone knows", COMMUNICATOR, "        self.broadcast(found, 0)\n", ""),
-    mutant(
-        "grow: only once",
-        COMMUNICATOR,
-        "self._membership, self._can_grow = membership, can_grow",
-        "self._membership = membership",
-    ),
-    mutant(
-        "shrink: takes others in",
-        COMMUNICATOR,
-        'return self._regroup(admit=False, blamed=failure["peer"])[0]',
-        'return self._regroup(admit=True, blamed=failure["peer"])[0]',
     ),
     mutant(
         "shrink: blames itself",

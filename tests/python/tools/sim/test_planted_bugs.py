@@ -40,7 +40,6 @@ _QUICK_OF_MEMBERSHIP = (
     "members: newcomers get the first ranks",
     "members: one that was left out is told another rank",
     "members: the thread for the store goes on",
-    "grow: only once",
 )
 
 _needs_compiler = pytest.mark.skipif(
