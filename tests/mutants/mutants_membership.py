@@ -206,10 +206,4 @@ MEMBERSHIP_MUTANTS = (
         "return answer.blobs\n\n    def _hear",
         "return sorted(answer.blobs)\n\n    def _hear",
     ),
-    mutant(
-        "exchange: a rank that is missing has an empty address",
-        EXCHANGE,
-        "[] if error else [one.blob for one in entries if one is not None],",
-        '[b"" if one is None else one.blob for one in entries],',
-    ),
 )

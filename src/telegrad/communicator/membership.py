@@ -158,8 +158,6 @@ class Membership:
                 raise
             places = {name: place for place, name in enumerate(last.names)} if last is not None and was_member else {}
             self.kept = tuple(places.get(name, -1) for name in group.names)
-            with contextlib.suppress(RendezvousError):
-                self._store.call("delete_key", f"here/{group.number}/{self._own}")
             if not self._stays:
                 self._store.stop()
             return found, was_member
