@@ -63,7 +63,7 @@ def _train(port: int, ranks: int, number: int, out: Any) -> None:
         nonlocal away
         away += "was away from step" in str(message)
 
-    warnings.showwarning = count_away  # type: ignore[assignment]
+    warnings.showwarning = count_away
     warnings.simplefilter("always", RuntimeWarning)
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     comm = telegrad.join(store, ranks, liveness_timeout_s=_LIVENESS_S)
