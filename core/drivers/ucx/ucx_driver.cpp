@@ -1,5 +1,6 @@
 #include "drivers/ucx/ucx_driver.hpp"
 
+#include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <ucp/api/ucp.h>
@@ -35,6 +36,7 @@ constexpr const char* kReceivingFailed = "receiving failed: ";
 constexpr const char* kHasClosed = "it has closed its communicator";
 constexpr const char* kHasEnded = "its process has ended";
 constexpr std::uint32_t kClosed = 0;  // in place of a wire version: what a broken connection says elsewhere
+constexpr int kEndingMost_ms = 500;
 constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
 // Control connections to other hosts run over TCP, and a look at TCP is a system call. Nothing that is on time depends on
 // them, so they are looked at in some turns only; before a sleep always.
@@ -345,9 +347,17 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   };
   for (Rank rank = 0; rank < size_; ++rank) {
     if (rank == rank_ || make_endpoints_ahead(rank)) continue;
-    meet(rank);
-    if (dead_.empty()) throw failed(FailureKind::transport, rank, broken_.front().second);
-    throw failed(FailureKind::peer_failed, rank, "rank " + std::to_string(rank) + " failed: " + kHasEnded);
+    // It may have closed its communicator because of one that has ended, or end itself: the kernel closes files first.
+    for (const Worker::Peer& peer : worker_->peers) {
+      if (peer.shares_memory) meet(peer.rank);
+    }
+    pollfd ending{.fd = deaths_.descriptor(), .events = POLLIN, .revents = 0};
+    if (dead_.empty() && ::poll(&ending, 1, kEndingMost_ms) > 0) deaths_.find_ended(dead_);
+    const Rank gone = dead_.empty() ? rank : dead_.front();
+    const std::string who = "rank " + std::to_string(gone) + " failed: ";
+    if (!dead_.empty()) throw failed(FailureKind::peer_failed, gone, who + kHasEnded);
+    if (!holds_memory(rank)) throw failed(FailureKind::peer_failed, gone, who + kHasClosed);
+    throw failed(FailureKind::transport, rank, broken_.front().second);
   }
   const Rank next = (rank_ + 1) % size_;
   if (next == rank_ || reach(next, false) || broken_.empty()) return;
