@@ -98,7 +98,7 @@ class Exchange:
         self.kept = self.calls = 0
 
     def average(self, gradients: Tensor, rate: float) -> Tensor:
-        """What the optimizer gets for the ranks' ``gradients``, a row each, at a learning rate."""
+        """Averages for the optimizer to step with. ``gradients``: a row for each rank. ``rate``: the learning rate."""
         one = self._variant
         if one.momentum:
             self._momenta = one.momentum * self._momenta + (1 - one.momentum) * gradients

@@ -35,7 +35,7 @@ _CPU = DEVICES["cpu"]
 
 def measured_trace(run: Run, problem: Any) -> Trace:
     """One rank's forward and backward pass, and the optimizer's step (``rest_s``), in processor time, the least of a
-    few. What gradients take of the backward pass is counted. Needs torch."""
+    few. How the backward pass divides among the gradients is counted in operations. Needs torch."""
     from telegrad.tools.bench.model_profile import counted
 
     model = problem.model(run.size, run.device)
@@ -158,7 +158,7 @@ def times_to(rows: Sequence[Row], targets: Sequence[float] = TARGETS) -> list[Ro
 
 
 def _first(curve: Sequence[Sequence[float]], across: int, loss: float) -> float | None:
-    """Where a curve first gets there, between two points in proportion."""
+    """Where a curve first comes down to ``loss``, interpolated between two points. None: nowhere."""
     if curve and curve[0][2] <= loss:
         return curve[0][across]
     for before, after in itertools.pairwise(curve):

@@ -23,7 +23,7 @@ from telegrad.tools.sim.measure import cores
 
 
 def explored(first: int, count: int) -> dict[str, Any]:
-    """What these seeds showed: counts, and the worst finding of each seed that has one."""
+    """Plays these seeds. Returns counts, and the worst finding of each seed that has one."""
     counts: Counter[str] = Counter()
     failures = []
     for seed in range(first, first + count):
@@ -107,7 +107,7 @@ def command(
 
 
 def play_main() -> None:
-    """What each process of the command runs: see lab.simulated_faults."""
+    """Plays the seeds that stdin names, as ``lab.simulated_faults.play_chunks`` asks."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:

@@ -245,7 +245,7 @@ class VirtualCore:
         self.group.leave(self.rank)
 
 
-# What the modules under test see instead of the system
+# Stand-ins for the system, which the modules under test get in its place
 
 
 class VirtualStore:

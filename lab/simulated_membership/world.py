@@ -139,7 +139,7 @@ def drawn(seed: int) -> Program:
 
 
 def contribution(number: int, step: int) -> npt.NDArray[np.float32]:
-    """What a process adds in a step: the first half are whole numbers."""
+    """The values that a process adds in a step, of which the first half are whole numbers."""
     draw = np.random.Generator(np.random.PCG64(1000 * step + number))
     whole = draw.integers(-999, 999, _VALUES).astype(np.float32)
     return np.concatenate([whole, draw.standard_normal(_VALUES, np.float32)])

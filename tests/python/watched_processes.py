@@ -95,7 +95,7 @@ class Job:
             time.sleep(0.02)
 
     def _where(self) -> str:
-        """What the processes have said last, how they have ended, and where the living ones are."""
+        """Last words and exit statuses of all processes, and stacks of the living ones."""
         for number, one in self.processes.items():
             if one.is_alive():
                 self.send(number, signal.SIGUSR1)

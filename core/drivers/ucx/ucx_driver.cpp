@@ -36,7 +36,7 @@ constexpr const char* kReceivingFailed = "receiving failed: ";
 constexpr const char* kHasClosed = "it has closed its communicator";
 constexpr const char* kHasEnded = "its process has ended";
 constexpr std::uint32_t kClosed = 0;  // in place of a wire version: what a broken connection says elsewhere
-constexpr int kEndingMost_ms = 500;
+constexpr int kEndingMost_ms = 500;  // of a process, from the end of its files to its own
 constexpr double kShutDownMost_s = 0.25;  // a peer that has gone first never answers
 // Control connections to other hosts run over TCP, and a look at TCP is a system call. Nothing that is on time depends on
 // them, so they are looked at in some turns only; before a sleep always.
@@ -334,34 +334,38 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     without.insert(without.begin(), rank_);
     warning_ = lost_memory_text(identity(rank_).host, without, lost_memory_);
   }
-  // A network that leads nowhere is an error of this rank's, before it waits for anybody.
-  const auto failed = [this](FailureKind kind, Rank peer, std::string reason) {
-    const PeerIdentity where = identity(peer);
-    return TransportError({.kind = kind,
-                           .rank = rank_,
-                           .peer = peer,
-                           .host = where.host,
-                           .pid = where.pid,
-                           .operation = "join",
-                           .reason = std::move(reason)});
-  };
   for (Rank rank = 0; rank < size_; ++rank) {
-    if (rank == rank_ || make_endpoints_ahead(rank)) continue;
-    // It may have closed its communicator because of one that has ended, or end itself: the kernel closes files first.
-    for (const Worker::Peer& peer : worker_->peers) {
-      if (peer.shares_memory) meet(peer.rank);
-    }
-    pollfd ending{.fd = deaths_.descriptor(), .events = POLLIN, .revents = 0};
-    if (dead_.empty() && ::poll(&ending, 1, kEndingMost_ms) > 0) deaths_.find_ended(dead_);
-    const Rank gone = dead_.empty() ? rank : dead_.front();
-    const std::string who = "rank " + std::to_string(gone) + " failed: ";
-    if (!dead_.empty()) throw failed(FailureKind::peer_failed, gone, who + kHasEnded);
-    if (!holds_memory(rank)) throw failed(FailureKind::peer_failed, gone, who + kHasClosed);
-    throw failed(FailureKind::transport, rank, broken_.front().second);
+    if (rank != rank_ && !make_endpoints_ahead(rank)) blame_for(rank);
   }
+  // A network that leads nowhere is an error of this rank's, before it waits for anybody.
   const Rank next = (rank_ + 1) % size_;
   if (next == rank_ || reach(next, false) || broken_.empty()) return;
-  throw failed(FailureKind::transport, next, broken_.back().second);
+  fail_joining(FailureKind::transport, next, broken_.back().second);
+}
+
+// A rank whose memory is gone may have closed its communicator because of one that has ended, or end itself: the kernel
+// closes files first.
+void UcxDriver::blame_for(Rank rank) {
+  for (const Worker::Peer& peer : worker_->peers) {
+    if (peer.shares_memory) meet(peer.rank);
+  }
+  pollfd ending{.fd = deaths_.descriptor(), .events = POLLIN, .revents = 0};
+  if (dead_.empty() && ::poll(&ending, 1, kEndingMost_ms) > 0) deaths_.find_ended(dead_);
+  if (!dead_.empty()) fail_joining(FailureKind::peer_failed, dead_.front(), kHasEnded);
+  if (!holds_memory(rank)) fail_joining(FailureKind::peer_failed, rank, kHasClosed);
+  fail_joining(FailureKind::transport, rank, broken_.front().second);
+}
+
+void UcxDriver::fail_joining(FailureKind kind, Rank peer, const std::string& reason) const {
+  const PeerIdentity where = identity(peer);
+  const std::string who = kind == FailureKind::peer_failed ? "rank " + std::to_string(peer) + " failed: " : "";
+  throw TransportError({.kind = kind,
+                        .rank = rank_,
+                        .peer = peer,
+                        .host = where.host,
+                        .pid = where.pid,
+                        .operation = "join",
+                        .reason = who + reason});
 }
 
 bool UcxDriver::shares_memory_with(Rank rank) const {

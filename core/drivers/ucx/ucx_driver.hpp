@@ -86,6 +86,8 @@ class UcxDriver final : public AddressedDriver {
   bool make_endpoints_ahead(Rank rank);
   bool make_endpoint(Rank rank, bool for_data);
   bool holds_memory(Rank rank);
+  [[noreturn]] void blame_for(Rank rank);
+  [[noreturn]] void fail_joining(FailureKind kind, Rank peer, const std::string& reason) const;
   std::vector<std::vector<Place>> places_of(std::span<const std::vector<std::byte>> addresses) const;
 
   Rank rank_;

@@ -268,10 +268,9 @@ def _held(features: int, nnz: int, settings: TrainingSettings, rows: int, total:
     return needed + (features * 4 + occurring * 4 if alone else 0)
 
 
-def check_memory(features: int, nnz: int, settings: TrainingSettings, comm: Communicator | None, **more: Any) -> None:
-    """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free. ``more``: as of
-    ``bytes_needed``."""
-    needed = bytes_needed(features, nnz, settings, **more)
+def check_memory(needed: int, features: int, comm: Communicator | None) -> None:
+    """Raises ``ValueError`` on every rank if the ranks of some machine need more than it has free. ``needed``: bytes of
+    this rank."""
     if comm is None and needed < _SMALL:
         return
     place = zlib.crc32(platform.node().encode())
@@ -486,11 +485,10 @@ class Problem:
         self.features, counts, entries, any_weights, self.keeps_models, self.index_base, self.base_is_guessed = found
         self.total = int(counts.sum())
         first = int(counts[: self.rank].sum())
-        check_memory(
+        needed = bytes_needed(
             self.features,
             rows.nnz,
             settings,
-            comm,
             rows=int(counts[self.rank]),
             total=self.total,
             alone=alone,
@@ -498,6 +496,7 @@ class Problem:
             most_occurring=entries,
             classes=classes,
         )
+        check_memory(needed, self.features, comm)
         self.share = Share(first, len(rows), self.total, held_out=settings.held_out, seed=settings.seed)
         if self.share.trained_total == 0:
             remedy = "give more, or a smaller held_out" if self.total else "give data that have some"

@@ -185,7 +185,7 @@ class GroupCompression:
         self._memory.revert([self.names[id(one)] for one in parameters if id(one) not in averaged])
 
     def forget_sums(self) -> None:
-        """What earlier sums have left on all ranks alike begins anew, as on ranks that come. Residuals stay."""
+        """Thresholds and factors, which all ranks have alike, begin anew, as on newcomers. Residuals stay."""
         if self._exchange.topk_states is not None:
             self._exchange.topk_states.load({})
         if self._low_rank is not None:
