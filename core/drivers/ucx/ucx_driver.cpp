@@ -1,5 +1,6 @@
 #include "drivers/ucx/ucx_driver.hpp"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
@@ -10,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <deque>
 #include <exception>
 #include <mutex>
 #include <set>
@@ -70,6 +72,43 @@ std::string unknown_control_text(std::size_t header, std::size_t payload) {
   return "a control message of " + std::to_string(header) + " + " + std::to_string(payload) +
          " bytes that no telegrad of this version sends: install the same telegrad on all hosts";
 }
+
+}  // namespace
+
+namespace {
+
+// A peer that stood still may answer a communicator that is closed here. UCX names memory by process and descriptor, so
+// the answer would go into the memory of a later communicator that got the same descriptors. Those are left out.
+class RetiredDescriptors {
+ public:
+  void add(std::span<const MemoryFile> files) {
+    for (const MemoryFile& one : files) retired_.push_back(static_cast<int>(one.descriptor));
+    while (retired_.size() > kMost) retired_.pop_front();
+  }
+
+  /// Takes those that are free.
+  std::vector<int> taken() const {
+    std::vector<int> taken;
+    const int none = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    for (const int number : retired_) {
+      const int got = ::fcntl(none, F_DUPFD_CLOEXEC, number);
+      if (got == number) {
+        taken.push_back(got);
+      } else if (got >= 0) {
+        ::close(got);
+      }
+    }
+    if (none >= 0) ::close(none);
+    return taken;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 64;
+  std::deque<int> retired_;
+};
+
+std::mutex one_opens;  // or closes, so that each knows its own files
+RetiredDescriptors retired;
 
 }  // namespace
 
@@ -204,8 +243,11 @@ void UcxDriver::open() {
     throw TransportError({.rank = rank_, .operation = "join", .reason = "UCX has no transport but shared memory"});
   }
   allows_memory_ = allows_shared_memory(setting_of(config.get(), "UCX_TLS"));
-  static std::mutex one_opens;  // so that each knows its own files
   const std::scoped_lock lock(one_opens);
+  struct Taken {
+    ~Taken() { std::ranges::for_each(numbers, ::close); }
+    std::vector<int> numbers = retired.taken();
+  } const left_out;
   const std::vector<MemoryFile> before = allows_memory_ ? memory_files() : std::vector<MemoryFile>{};
   if (options_.guards_connections) gate_ = std::make_unique<ConnectionGate>(rank_);
   const ConnectionGate::Opening opening(gate_.get());
@@ -763,6 +805,8 @@ void UcxDriver::shut_down() {
   }
   deaths_.close();
   if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+  const std::scoped_lock lock(one_opens);
+  retired.add(worker_->memory);
   for (ucp_worker_h* const worker : {&worker_->data, &worker_->control}) {
     if (*worker != nullptr) ucp_worker_destroy(std::exchange(*worker, nullptr));
   }
