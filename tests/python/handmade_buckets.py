@@ -17,16 +17,19 @@ LARGE, SMALL = ("embedding", "hidden"), ("norm", "bias", "scale")
 
 
 class Bucket:
-    """What a hook may ask of DDP's GradBucket."""
+    """What a hook may ask of DDP's GradBucket, which shows complex gradients as pairs of floats, and lists them as if
+    each were one float."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], buffer: torch.Tensor, index: int, last: bool) -> None:
-        self._parameters, self._buffer, self._index, self._last = list(parameters), buffer, index, last
+        self._parameters, self._index, self._last = list(parameters), index, last
+        self._buffer = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
 
     def parameters(self) -> list[torch.Tensor]:
         return list(self._parameters)
 
     def gradients(self) -> list[torch.Tensor]:
-        pieces = self._buffer.split([parameter.numel() for parameter in self._parameters])
+        sizes = [parameter.numel() for parameter in self._parameters]
+        pieces = self._buffer[: sum(sizes)].split(sizes)
         return [piece.view(parameter.shape) for piece, parameter in zip(pieces, self._parameters, strict=True)]
 
     def buffer(self) -> torch.Tensor:

@@ -572,7 +572,7 @@ class BackwardPass:
                 fill(bits, self._averaging.dropped_value)
             else:
                 sending.write()
-            return tensor_of(bits, is_complex=layout.is_complex)
+            return tensor_of(bits)
 
         def finish_and_keep() -> torch.Tensor:
             sending.keep()

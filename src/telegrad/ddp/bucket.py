@@ -60,7 +60,6 @@ class BucketLayout:
     wanted: int  # entries at exactly the density
     indices: npt.NDArray[np.uint32]
     values: npt.NDArray[np.float32]
-    is_complex: bool = False
     errors: npt.NDArray[np.float32] | None = None
     topk: TopkState | None = None  # of the sums that keep a part
     outcome: torch.futures.Future[torch.Tensor] | None = None
@@ -99,21 +98,25 @@ def name_in(bucket: GradBucket, parameter: torch.Tensor, names: Mapping[int, str
     return name
 
 
+def members_of(bucket: GradBucket, names: Mapping[int, str]) -> list[ParameterSpan]:
+    """Where each parameter's gradient lies in the buffer. A buffer holds complex numbers as pairs of floats, while
+    ``gradients()`` counts and places them in complex numbers. Raises as ``name_in``."""
+    buffer, members = bucket.buffer(), []
+    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+        offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
+        parts = 2 if parameter.is_complex() else 1
+        members.append(ParameterSpan(name_in(bucket, parameter, names), offset * parts, gradient.numel() * parts))
+    return members
+
+
 def layout_of(
     bucket: GradBucket, names: Mapping[int, str], compressor: Compressor, *, is_first: bool = False
 ) -> BucketLayout:
     """``names``: parameters' names by id. ``is_first``: current for this pass only, as DDP lays buckets out once more
     after its first one, maybe with the same parameters. Raises ``ValueError`` for a parameter that has no name."""
-    buffer = bucket.buffer()
-    parts = 2 if buffer.is_complex() else 1  # of an element
-    members = []
-    for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-        name = name_in(bucket, parameter, names)
-        offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
-        members.append(ParameterSpan(name, offset * parts, gradient.numel() * parts))
+    buffer, members = bucket.buffer(), members_of(bucket, names)
     identity = () if is_first else identity_of(bucket)
-    layout = layout_of_members(members, buffer.numel() * parts, compressor, identity=identity)
-    layout.is_complex = buffer.is_complex()
+    layout = layout_of_members(members, buffer.numel(), compressor, identity=identity)
     if buffer.dtype not in COMPRESSIBLE and (layout.parts or compressor.momentum is not None):
         name = layout.parts[0].entry.name if layout.parts else layout.members[0].name
         raise TypeError(
@@ -222,12 +225,11 @@ def check_dtype(dtype: torch.dtype, name: str, *, on_device: bool = False) -> No
     raise TypeError(f"the gradient of {name!r} has dtype {dtype}: {where}telegrad reduces {taken}; {remedy}")
 
 
-def tensor_of(bits: Bits, *, is_complex: bool = False) -> torch.Tensor:
-    """The memory as the tensor that it is."""
+def tensor_of(bits: Bits) -> torch.Tensor:
+    """The memory as the tensor that it is, of complex numbers their parts."""
     if bits.dtype == np.uint16:
         return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
-    tensor = torch.from_numpy(bits)
-    return torch.view_as_complex(tensor.view(-1, 2)) if is_complex else tensor
+    return torch.from_numpy(bits)
 
 
 def fill(bits: Bits, value: float) -> None:

@@ -22,7 +22,7 @@ from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.communicator.operands import on_device
 from telegrad.communicator.work import future_of_all
 from telegrad.ddp.backward_pass import Buckets, Future, clip_tensors
-from telegrad.ddp.bucket import GradBucket, identity_of, name_in
+from telegrad.ddp.bucket import GradBucket, identity_of, members_of
 from telegrad.ddp.rank_state import Piece, SavedNode
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
@@ -227,7 +227,10 @@ class _PieceBucket:
         return self.layout.parameters
 
     def gradients(self) -> list[Tensor]:
-        return [self.memory[one] for one in self.layout.own]
+        """Complex ones at the places and of the sizes that DDP gives them (``members_of``)."""
+        spans = zip(self.layout.parameters, self.layout.own, strict=True)
+        parts = [(2 if parameter.is_complex() else 1, own) for parameter, own in spans]
+        return [self.memory[own.start // count : own.stop // count] for count, own in parts]
 
 
 class NodeBuckets:
@@ -314,22 +317,21 @@ class NodeBuckets:
         return layout
 
     def _made(self, bucket: GradBucket) -> _NodeLayout:
-        ranks, buffer = self._ranks, bucket.buffer()
+        ranks = self._ranks
         layout = _NodeLayout(identity_of(bucket), {}, [0] * ranks.size, [], [], [])
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            name = name_in(bucket, parameter, self._names)
+        for parameter, member in zip(bucket.parameters(), members_of(bucket, self._names), strict=True):
+            name, parts = member.name, 2 if parameter.is_complex() else 1
             if ranks.is_cut(name) and not parameter.is_contiguous():
                 raise ValueError(
                     f"parameter {name!r} has another memory format than when DDPState was made: convert the model "
                     "before, or leave node= out"
                 )
-            offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
-            layout.whole[name] = slice(offset, offset + gradient.numel())
+            layout.whole[name] = slice(member.offset, member.offset + member.size)
             for position in range(ranks.size):
-                start, stop = ranks.cut(name, position)
+                start, stop = (member.offset + parts * end for end in ranks.cut(name, position))
                 if start < stop:
                     place = slice(layout.sizes[position], layout.sizes[position] + stop - start)
-                    layout.moves.append((slice(offset + start, offset + stop), position, place))
+                    layout.moves.append((slice(start, stop), position, place))
                     layout.sizes[position] = place.stop
                     if position == ranks.position:
                         layout.parameters.append(cast(nn.Parameter, parameter))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from handmade_buckets import Bucket
 from synchronised_net import OnRanks
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from varied_options import module_of, objects_of
 
 import telegrad
@@ -37,13 +40,17 @@ def gradient(dtype: torch.dtype, size: int, rank: int) -> Tensor:
 
 
 def reduce(state: DDPState, named: dict[str, nn.Parameter], buffers: list[Tensor]) -> list[Tensor]:
-    """DDP makes buckets of one dtype."""
+    """DDP makes buckets of one dtype. Complex averages as the complex numbers that they are."""
     members = [[named["first"], named["second"]], [named["plain"]]]
     futures = [
         telegrad.ddp_hook(state, Bucket(of, buffer, index, last=index == 1))  # type: ignore[arg-type]
         for index, (of, buffer) in enumerate(zip(members, buffers, strict=True))
     ]
-    return [future.wait() for future in futures]
+    averages = [future.wait() for future in futures]
+    return [
+        torch.view_as_complex(one.view(-1, 2)) if given.is_complex() else one
+        for one, given in zip(averages, buffers, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -117,7 +124,7 @@ def test_what_is_not_finite_is_found(on_ranks: OnRanks, dtype: torch.dtype) -> N
             both_have_one.wait(60)  # an abort ends also what another rank has not finished
             buffers = [gradient(dtype, 3003, comm.rank), torch.ones(2000)]
             if comm.rank == 1:
-                buffers[0][5] = np.nan
+                buffers[0][-5] = complex(0, np.nan) if dtype.is_complex else np.nan
             if policy == "skip":
                 assert not any(one.any() for one in reduce(state, named, buffers))
                 assert state.skipped
@@ -137,6 +144,33 @@ def test_momentum_correction_is_refused(local: Made, dtype: torch.dtype) -> None
     optimizer = torch.optim.SGD(named.values(), lr=0.1)
     with pytest.raises(TypeError, match="momentum= has float32 velocities, and parameter 'first' is .*: leave"):
         DDPState(local(1)[0], module_of(named), momentum=Momentum(0.9), optimizer=optimizer)
+
+
+def test_real_ddp_lists_complex_gradients_as_handmade_buckets_do(tmp_path: Path) -> None:
+    """Handmade buckets and ``members_of`` go by what PyTorch 2.13 and 2.15 do, which a later one may change."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model = Mixed(torch.complex64)
+        seen, ddp = [], DistributedDataParallel(model, find_unused_parameters=True)
+
+        def hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            if bucket.parameters()[0].is_complex():
+                members, buffer = bucket.parameters(), torch.zeros(25, dtype=torch.complex64)
+                handmade = Bucket(members, buffer, bucket.index(), bucket.is_last())  # type: ignore[arg-type]
+                for one in (bucket, handmade):
+                    places = [(each.shape, each.dtype, each.storage_offset()) for each in one.gradients()]
+                    seen.append((one.buffer().shape, one.buffer().dtype, places))
+            future: torch.futures.Future[Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        hook.__annotations__ = {}  # which DDP compares with classes
+        ddp.register_comm_hook(None, hook)
+        ddp(torch.ones(3, 6)).square().mean().backward()
+        assert len(seen) == 2
+        assert seen[0] == seen[1]
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("compress", [None, "topk"])

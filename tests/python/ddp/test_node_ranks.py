@@ -143,7 +143,11 @@ def test_other_types(on_ranks: OnRanks, dtype: torch.dtype) -> None:
 
     def run(comm: Communicator) -> torch.Tensor:
         trainer = Trainer(comm, dtype, node=nodes.of(comm.rank), compress=None)
-        return trainer.start(gradients_of(comm.rank, 0), ONE[0], 0, last=True)[1].wait()
+        gradients = gradients_of(comm.rank, 0)
+        if dtype.is_complex:
+            gradients = {name: (1 - 2j) * one for name, one in gradients.items()}
+        average = trainer.start(gradients, ONE[0], 0, last=True)[1].wait()
+        return torch.view_as_complex(average.view(-1, 2)) / (1 - 2j) if dtype.is_complex else average
 
     mean = sum(np.concatenate([gradients_of(rank, 0)[name] for name in ONE[0]]) for rank in range(4)) / 4
     for found in on_ranks(4, run):
