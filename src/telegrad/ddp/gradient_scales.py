@@ -92,19 +92,12 @@ def check_scale(scale: float) -> float:
     return scale
 
 
-def check_moves_by_rates(optimizer: torch.optim.Optimizer | None) -> None:
-    """Raises ``ValueError`` unless it is an SGD, with or without momentum: what it makes of a gradient is in proportion
-    to its learning rate, so residuals may hold the product of both."""
+def check_has_rates(optimizer: torch.optim.Optimizer | None) -> None:
+    """Raises ``ValueError`` where there is none to say what residuals of steps are multiplied by."""
     if optimizer is None:
         raise ValueError(
             "feedback='steps' needs optimizer=: residuals hold gradients times its learning rates; give it, or use "
             "feedback='gradients'"
-        )
-    optimizer = unwrapped(optimizer)
-    if not isinstance(optimizer, torch.optim.SGD):
-        raise ValueError(
-            f"optimizer is {type(optimizer).__name__}: feedback='steps' is for SGD, whose steps are gradients times "
-            "its learning rates; use feedback='gradients'"
         )
 
 

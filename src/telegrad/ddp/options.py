@@ -33,7 +33,7 @@ from telegrad.compress.policies import check_selections, compressions_of
 from telegrad.compress.residual import check_density
 from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
 from telegrad.ddp.bucket import COMPRESSIBLE, check_dtype
-from telegrad.ddp.gradient_scales import GradientScales, check_moves_by_rates, check_without_momentum
+from telegrad.ddp.gradient_scales import GradientScales, check_has_rates, check_without_momentum
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -160,7 +160,7 @@ class TopK:
       tree. ``"bounded"``, or a ``BoundedTopk``: the same in messages of fixed sizes. ``"allgather"``: every rank gets
       every rank's entries.
     - ``feedback``: residuals hold ``"gradients"``, or ``"steps"``: gradients times the learning rate of their step.
-      Then a change of the rate does not change the weight of unsent gradient. It is for SGD, and needs ``optimizer=``.
+      Then a change of the rate does not change the weight of unsent gradient. It needs ``optimizer=``.
     - ``policy``: options for each parameter: a ``BySize``, or a function from ParameterInfo to ParameterCompression.
 
     ``TopK.sparcml``, ``TopK.redsync`` and ``TopK.oktopk`` are the choices of papers. ``dataclasses.replace`` changes a
@@ -228,7 +228,7 @@ class TopK:
         """SparCML's choices: the ``per_bucket`` largest of every ``bucket_elements`` consecutive entries, in 4-bit
         values.
 
-        Residuals hold steps, so pass ``optimizer=`` (an SGD) too. Source: Renggli et al., SC 2019, Algorithm 1 and §8.3
+        Residuals hold steps, so pass ``optimizer=`` too. Source: Renggli et al., SC 2019, Algorithm 1 and §8.3
         (8 or 16 of 512 for CIFAR-10, 2 for ATIS)."""
         select = BucketTopK(bucket_elements, per_bucket)
         return cls(per_bucket / bucket_elements, select, values=values, feedback=feedback)
@@ -254,9 +254,9 @@ class TopK:
     ) -> TopK:
         """Ok-Topk's choices: a threshold of each rank's own entries, and one of the sum.
 
-        Residuals hold steps, so pass ``optimizer=`` (an SGD) too; for others ``feedback="gradients"``. Thresholds are
-        exact every ``threshold_every`` (τ′) steps; slices are checked more finely every ``boundaries_every`` (τ) steps.
-        See ``OkTopk``. ``slack``: sums go in messages of fixed sizes, with so much room (``BoundedTopk``). Source: Li,
+        Residuals hold steps, so pass ``optimizer=`` too, or ``feedback="gradients"``. Thresholds are exact every
+        ``threshold_every`` (τ′) steps; slices are checked more finely every ``boundaries_every`` (τ) steps. See
+        ``OkTopk``. ``slack``: sums go in messages of fixed sizes, with so much room (``BoundedTopk``). Source: Li,
         Hoefler, PPoPP 2022, Algorithms 1 and 2. Raises ``ValueError`` for a ``balance_factor`` beside ``slack``, which
         does not use it."""
         combine: Combine = OkTopk(boundaries_every, threshold_every, balance_factor)
@@ -515,7 +515,7 @@ def compressor_of(
     if momentum is not None:
         compressor.momentum = _velocities_of(own, momentum, optimizer)
     if topk.feedback == "steps":
-        check_moves_by_rates(optimizer)
+        check_has_rates(optimizer)
     return compressor
 
 

@@ -21,10 +21,6 @@ from telegrad.synchronizer.synchronizer import PLANS
 Local = Callable[..., list[Communicator]]
 
 
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam([*parameters])
-
-
 def of_one(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD([next(iter(parameters))], lr=0.1)
 
@@ -38,7 +34,6 @@ def of_one(parameters: Any) -> torch.optim.Optimizer:
         ({"plan": [[*SHAPES]], "compress": "cheapest"}, ValueError, "compress=Cheapest() is decided with the plan"),
         ({"momentum": 0.9}, ValueError, "momentum needs optimizer="),
         ({"feedback": "steps"}, ValueError, "feedback='steps' needs optimizer="),
-        ({"feedback": "steps", "optimizer": adam}, ValueError, "feedback='steps' is for SGD"),
         (
             {"dtype": torch.float64, "momentum": 0.9, "optimizer": plain_sgd},
             TypeError,
