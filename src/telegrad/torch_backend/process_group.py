@@ -6,6 +6,7 @@ own; it calls some by their C++ names from DistributedDataParallel and its funct
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -327,18 +328,27 @@ class ProcessGroup(dist.ProcessGroup):
         return _all_of([self.allgather([blocks], [x]) for blocks, x in zip(by_tensor, inputs, strict=True)])
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> GroupWork:
+        return self._gathered(output, input, self.communicator.all_gather)
+
+    def _gathered(self, output: torch.Tensor, input: torch.Tensor, gather: Callable[..., Any]) -> GroupWork:
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
                 f"output has {output.numel()} elements of {output.dtype}, but input has {input.numel()} of "
                 f"{input.dtype} on each of {self.size()} ranks: output must have {input.numel() * self.size()}"
             )
         operand = written(output)
-        out = operand.held.view(self.size(), input.numel())
-        work = self.communicator.all_gather(_flat(input), out=out, async_op=True)
+        work = gather(_flat(input), out=operand.held.view(self.size(), input.numel()), async_op=True)
         return begun([work], [output], operand.finish, operand.tensors)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> GroupWork:
         return _all_of([self.all_gather_single(out, x) for out, x in zip(outputs, inputs, strict=True)])
+
+    def gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any) -> GroupWork:
+        """``torch.distributed.gather_single`` and ``gather_into_tensor`` of torch 2.15."""
+        gather = functools.partial(self.communicator.gather, root=opts.rootRank)
+        if self.rank() != opts.rootRank:
+            return begun([gather(_flat(input), async_op=True)], [])
+        return self._gathered(output, input, gather)
 
     @with_short_form(short_forms.gather, input_tensors="input_tensor")
     def gather(self, output_tensors: list[Tensors], input_tensors: Tensors, opts: Any) -> GroupWork:

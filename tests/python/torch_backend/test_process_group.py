@@ -82,6 +82,16 @@ def test_tensors_that_are_not_contiguous_are_written_where_they_are(groups: list
     assert all((x == 3.0).all() for x in out)
 
 
+def test_a_tensor_of_each_rank_is_gathered_into_one(groups: list[ProcessGroup]) -> None:
+    """torch 2.15 calls it as ``gather_single``; ranks but the root give it an empty output."""
+    out = [torch.zeros(3, 4)[:, :2] if rank == 1 else torch.empty(0) for rank in range(3)]
+    options = SimpleNamespace(rootRank=1)
+    both(groups, lambda rank, group: group.gather_single(out[rank], torch.full((2,), float(rank)), options))
+    assert out[1].tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+    with pytest.raises(ValueError, match="output has 5 elements of torch.float32, but input has 2 of .* must have 6"):
+        groups[1].gather_single(torch.empty(5), torch.empty(2), options)
+
+
 def test_parameters_are_reduced_in_place_though_they_require_gradients(groups: list[ProcessGroup]) -> None:
     parameters = [torch.nn.Parameter(torch.ones(3)) for _ in groups]
     both(groups, lambda rank, group: group.allreduce([parameters[rank]], SUM))
