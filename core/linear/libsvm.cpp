@@ -59,12 +59,13 @@ class Parser {
 
  private:
   bool read_line(const char*& at, const char*& token, Damage& damage) {
+    const bool is_indented = is_blank(*at);
     while (is_blank(*at)) ++at;
     if (ends_line(*at)) return false;
     token = at;
     float label = 0;
     float weight = 1;
-    damage = read_label(at, label, weight);
+    damage = read_label(at, label, weight, is_indented);
     if (damage != Damage::none) return false;
     out_.labels[found_.rows] = label;
     out_.weights[found_.rows] = weight;
@@ -99,12 +100,14 @@ class Parser {
     return true;
   }
 
-  // A label, or a label and a weight with a colon between.
-  Damage read_label(const char*& at, float& label, float& weight) {
+  // A label, or a label and a weight with a colon between. Behind blanks the latter is no label, but the first entry of
+  // a row without one, as scikit-learn writes rows of several labels.
+  Damage read_label(const char*& at, float& label, float& weight, bool is_indented) {
     const Decimal read = read_decimal(at, label);
     if (read == Decimal::malformed || !(ends_token(*at) || *at == ':')) return Damage::bad_label;
     if (read == Decimal::too_large) return Damage::not_finite;
     if (*at != ':') return Damage::none;
+    if (is_indented) return Damage::bad_label;
     ++at;
     const Damage damage = read_number(at, weight, Damage::bad_weight);
     if (damage == Damage::none && weight < 0) return Damage::bad_weight;

@@ -368,7 +368,7 @@ _WANTED_BASE = "'auto', True or False: is the file's first feature 0 (True) or 1
 _EMPTY = "{}: the file is empty: name one that has rows"
 
 _REASONS = {
-    "bad_label": "{!r} is no label: a line begins with one finite number",
+    "bad_label": "{!r} is no label: a line begins with one finite number; rows of several labels, or none, are not read",
     "bad_index": "{!r} is no index:value pair, whose index is a whole number",
     "bad_value": "{!r} has no value: it must be a finite decimal number",
     "not_finite": "{!r} is more than float32 can hold",

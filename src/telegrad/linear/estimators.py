@@ -23,7 +23,7 @@ from telegrad.linear.losses import F32
 from telegrad.linear.model import LinearModel, State
 from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
 from telegrad.linear.rows import Rows
-from telegrad.linear.training import WORSE, objective, train, train_further, train_softmax
+from telegrad.linear.training import gains_nothing, objective, train, train_further, train_softmax
 
 try:
     from scipy import sparse
@@ -41,6 +41,7 @@ _Checked = tuple[Any, Any, Any, TrainingSettings]
 """Rows, classes or numbers, the rows' weights or ``None``, and what they are trained with."""
 
 _CONVERGED = 0.01  # above the optimum
+_AT_OPTIMUM = 1e-3  # above it: a model as good as none may be the best there is
 _ROWS_A_STEP = 100  # of partial_fit, whose callers may have but few
 _STEPS = 100  # at most, to find the optimum for a comparison
 # of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
@@ -50,7 +51,8 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 @dataclass(frozen=True)
 class _Fitted:
     """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
-    objective of a model without weights, if that of this one, ``reached``, is worse."""
+    objective of a model without weights, if that of this one, ``reached``, is no better, but could be. ``better_rate``:
+    the learning rate to try then."""
 
     weights: F32
     bias: Any
@@ -59,6 +61,7 @@ class _Fitted:
     reached: float
     without: float | None
     ended_by_tol: bool
+    better_rate: str = "another"
 
 
 class _Linear(BaseEstimator):
@@ -149,10 +152,11 @@ class _Linear(BaseEstimator):
             alike = TrainingSettings(settings.loss, settings.l2, _STEPS, bias=settings.bias, tol=_CONVERGED / 10)
             best = train(rows, alike, self.comm).epochs[-1].objective
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
-        without = trained.loss_without_weights if trained.is_worse_than_no_weights(reached) else None
+        is_low = gap >= _AT_OPTIMUM and trained.is_no_better_than_no_weights(reached)
+        without, rate = trained.loss_without_weights if is_low else None, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
         by_tol = settings.method in SECOND_ORDER and (settings.epochs is None or epochs < settings.epochs)
-        return _Fitted(model.weights, model.bias, epochs, gap, reached, without, by_tol)
+        return _Fitted(model.weights, model.bias, epochs, gap, reached, without, by_tol, rate)
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
@@ -162,9 +166,9 @@ class _Linear(BaseEstimator):
         if worse:
             remedy = "scale X, or give more max_iter"
             if self.learning_rate is not None:
-                remedy = f"use a smaller learning_rate than {self.learning_rate:g}, or None, or scale X"
+                remedy = f"use {worse[0].better_rate} learning_rate than {self.learning_rate:g}, or None, or scale X"
             said = (
-                f"the fit is worse than a model without weights: its objective is {worse[0].reached:.4g}, and without "
+                f"the fit is no better than a model without weights: its objective is {worse[0].reached:.4g}, without "
                 f"weights {worse[0].without:.4g}; {remedy}"
             )
         elif farthest >= _CONVERGED:
@@ -400,8 +404,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         found = train_softmax(rows, self.classes_.size, settings, self.comm)
         without = found.loss_without_weights
         by_tol = settings.epochs is None or found.steps < settings.epochs
-        worse = without if found.objective > WORSE * without else None
-        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, worse, by_tol)
+        is_low = found.gap >= _AT_OPTIMUM and gains_nothing(found.objective, without)
+        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, without if is_low else None, by_tol)
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
         """The score of each row, (rows,) for two classes, else (rows, classes)."""
@@ -431,8 +435,8 @@ class LogisticRegression(_Classifier):
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
 
-    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or worse than that of a
-    model without weights. After SGD or AdaGrad a training by Newton's method finds that optimum.
+    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or no better than that of
+    a model without weights. After SGD or AdaGrad a training by Newton's method finds that optimum.
     """
 
     def __init__(

@@ -189,7 +189,8 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     end |= {"first_learning_rate": trained.first_rate, "last_fall": fall}
     end |= {"converged": trained.converged, "gap": trained.epochs[-1].gap}
     end["objective_without_weights"] = trained.loss_without_weights
-    end["worse_than_no_weights"] = trained.is_worse_than_no_weights(of_trained)
+    end["no_better_than_no_weights"] = trained.is_no_better_than_no_weights(of_trained)
+    end["better_rate"] = trained.better_rate(reached)
     say({"kind": "end", **end, "diverged": diverged})
 
 

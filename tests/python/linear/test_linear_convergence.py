@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -360,7 +361,7 @@ def data(classes: int = 2) -> tuple[Any, Any]:
 def test_a_fit_that_ends_too_early_is_warned_of_and_a_converged_one_is_not(name: str, fit_intercept: bool) -> None:
     x, y = data()
     for epochs in (1, 3):
-        with pytest.warns(ConvergenceWarning, match=f"max_iter={epochs} ended the training|worse than a model without"):
+        with pytest.warns(ConvergenceWarning, match=f"max_iter={epochs} ended the training|no better than a model without"):
             ESTIMATORS[name](max_iter=epochs, batch=100, random_state=0, fit_intercept=fit_intercept).fit(x, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -453,31 +454,51 @@ def test_a_fit_that_is_worse_than_no_weights_is_told(estimator: Any, rate: float
     assert len(found) == 1
     said = str(found[0].message)
     assert found[0].category is ConvergenceWarning
-    assert "the fit is worse than a model without weights: its objective is" in said
-    assert f"use a smaller learning_rate than {rate * factor:g}, or None, or scale X" in said
+    assert "the fit is no better than a model without weights: its objective is" in said
+    assert f"use a lower learning_rate than {rate * factor:g}, or None, or scale X" in said
 
 
 def test_a_fit_by_the_default_rate_that_is_worse_than_no_weights_is_told_what_to_change() -> None:
     x = np.random.default_rng(5).normal(size=(200, 4))
     x[0] *= 1e4  # so that the default rate is tiny, and the bias stays near 0
     y = np.where(np.arange(200) < 10, 1, -1)
-    with pytest.warns(ConvergenceWarning, match="worse than a model without weights.*; scale X, or give more max_iter"):
+    with pytest.warns(ConvergenceWarning, match="no better than a model without weights.*; scale X, or give more max_iter"):
         LogisticRegression(batch=10, max_iter=2, random_state=0).fit(x, y)
 
 
-def test_a_model_as_good_as_none_is_not_worse() -> None:
+@pytest.mark.parametrize("positive", [0.5, 0.1])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_fit_whose_steps_are_too_short_is_told(name: str, positive: float) -> None:
+    x = np.random.default_rng(5).normal(size=(200, 4)).astype(np.float32)
+    y = np.where(x[:, 0] > np.quantile(x[:, 0], 1 - positive), 1, -1)
+    with pytest.warns(ConvergenceWarning, match=r"no better than .*; use a higher learning_rate than 1e-07, or None"):
+        ESTIMATORS[name](learning_rate=1e-7, max_iter=2, random_state=0).fit(x, y)
+
+
+def test_an_optimum_as_good_as_none_is_not_warned_of() -> None:
+    x, y = np.zeros((100, 2), np.float32), np.tile([1, -1], 50)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for options in ({}, {"batch": 100, "max_iter": 3}):
+            LogisticRegression(**options).fit(x, y)
+
+
+def test_a_model_as_good_as_none_is_no_better() -> None:
     x, y = np.zeros((100, 2), np.float32), np.tile([1, -1], 50)
     rows = Rows.from_csr(sparse.csr_array(x), y)
     trained = train(rows, TrainingSettings(epochs=3, batch=100))
     reached = objective(trained.model, rows, 0.0)
-    assert not trained.is_worse_than_no_weights(reached)
-    assert trained.is_worse_than_no_weights(0.7)
-    assert replace(trained, loss_without_weights=0.0).is_worse_than_no_weights(0.7)  # labels that are all the same
-    assert not replace(trained, loss_without_weights=0.0).is_worse_than_no_weights(0.1)
+    for above in (reached, 0.7):
+        assert trained.is_no_better_than_no_weights(above)
+    assert not trained.is_no_better_than_no_weights(0.69)
+    same = replace(trained, loss_without_weights=0.0)  # as of labels that are all the same
+    assert same.is_no_better_than_no_weights(0.7)
+    assert not same.is_no_better_than_no_weights(0.1)
+    assert [same.better_rate(one) for one in (0.7, math.log(2), 0.6)] == ["a lower", "a higher", "another"]
 
 
 @pytest.mark.parametrize("rate", [("--learning-rate", "20"), ("--optimizer", "adagrad", "--learning-rate", "9")])
-def test_a_model_that_is_worse_than_none_is_said_to_be(tmp_path: Path, rate: tuple[str, ...]) -> None:
+def test_a_model_that_is_worse_than_none_is_told(tmp_path: Path, rate: tuple[str, ...]) -> None:
     signs, rows = np.random.default_rng(1).integers(0, 2, 200), np.random.default_rng(2).normal(size=(200, 2))
     noise = tmp_path / "noise.svm"
     noise.write_text("".join(f"{y} 1:{a:.3f} 2:{b:.3f}\n" for y, (a, b) in zip(signs, rows, strict=True)))
@@ -485,11 +506,38 @@ def test_a_model_that_is_worse_than_none_is_said_to_be(tmp_path: Path, rate: tup
     done = CliRunner().invoke(make_app(), asked, env={"COLUMNS": "200"})
     status, said = done.exit_code, " ".join(done.output.split())
     assert status == 0, said
-    assert "the model is worse than one without weights (objective " in said
+    assert "the model is no better than one without weights (objective " in said
     assert f"without weights 0.69): try a lower --learning-rate than {rate[-1]}, or leave it out" in re.sub(
         r"(0\.69)\d+\)", r"\1)", said
     )
     assert "give more --epochs" not in said
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (("--optimizer", "sgd", "--learning-rate", "1e-9"), "try a higher --learning-rate than 1e-09, or leave it out"),
+        (("--optimizer", "adagrad", "--learning-rate", "1e-9"), "try a higher --learning-rate than 1e-09"),
+        (("--batch", "60", "--epochs", "1", "--overlap"), "scale the features, or give more --epochs"),
+        (("--l1", "5"), "scale the features, or give more --epochs, or a lower --l1 than 5"),
+        (("--l2", "1e5"), "no other is, with these features and --l2 100000"),
+        (("--loss", "hinge", "--l2", "1e5"), "no other is, with these features and --l2 100000"),
+        (("--optimizer", "newton", "--l2", "1e3", "--tol", "1e-15", "--epochs", "1"), "or give more --epochs"),
+        (("--loss", "squared_error", "--optimizer", "sgd", "--learning-rate", "1e-9"), "try a higher --learning-rate"),
+    ],
+)
+def test_an_objective_near_that_of_zero_weights_is_told(
+    tmp_path: Path, options: tuple[str, ...], remedy: str
+) -> None:
+    path = tmp_path / "data.svm"
+    long = 1e5 if "--overlap" in options else 1  # such rows make the default rate tiny
+    path.write_text("".join(f"{i % 2} {1 + i % 2}:1 3:{long if i in (9, 10) else 1}\n" for i in range(60)))
+    asked = ["linear", "train", str(path), "--model", str(tmp_path / "m.npz"), "--ranks", "1", *options]
+    done = CliRunner().invoke(make_app(), asked, env={"COLUMNS": "200"})
+    said = " ".join(done.output.split())
+    assert done.exit_code == 0, said
+    assert "the model is no better than one without weights (objective " in said
+    assert remedy in said
 
 
 def test_last_fall() -> None:

@@ -347,8 +347,8 @@ def train_command(
     if end["diverged"]:
         console.print(_divergence(settings, end), style="red", highlight=False, soft_wrap=True)
     else:
-        if end["worse_than_no_weights"]:
-            console.print(_worse_than_no_weights(settings, end), style="yellow", highlight=False, soft_wrap=True)
+        if end["no_better_than_no_weights"]:
+            console.print(_no_better_than_no_weights(settings, end), style="yellow", highlight=False, soft_wrap=True)
         elif settings.method in SECOND_ORDER and not end["converged"]:
             console.print(_ended_early(said["epochs"], end), style="yellow", highlight=False, soft_wrap=True)
         elif end["last_fall"] > _STILL_FALLS:
@@ -540,24 +540,27 @@ def _steps_of(settings: TrainingSettings) -> str:
     return text if settings.method == "sgd" else f"{text}, {settings.method}"
 
 
-def _lower_rate(settings: TrainingSettings) -> str:
+def _better_rate(settings: TrainingSettings, better: str) -> str:
     if settings.learning_rate is not None:
-        return f"try a lower --learning-rate than {settings.learning_rate:g}, or leave it out"
-    return "try a lower --learning-rate than 0.1" if settings.method == "adagrad" else "scale the features"
+        return f"try {better} --learning-rate than {settings.learning_rate:g}, or leave it out"
+    return f"try {better} --learning-rate than 0.1" if settings.method == "adagrad" else "scale the features"
 
 
-def _worse_than_no_weights(settings: TrainingSettings, end: dict[str, Any]) -> str:
+def _no_better_than_no_weights(settings: TrainingSettings, end: dict[str, Any]) -> str:
     without, reached = end["objective_without_weights"], end["objective"]
-    has_rate = settings.learning_rate is not None or settings.method == "adagrad"
-    return (
-        f"the model is worse than one without weights (objective {reached:.6g}, without weights {without:.6g}): "
-        + _lower_rate(settings)
-        + ("" if has_rate else ", or give more --epochs")
-    )
+    remedy = _better_rate(settings, end["better_rate"])
+    if end["converged"]:
+        remedy = f"no other is, with these features and --l2 {settings.l2:g}"
+    elif settings.learning_rate is None and settings.method != "adagrad":
+        remedy += ", or give more --epochs"
+    if settings.l1:
+        remedy += f", or a lower --l1 than {settings.l1:g}"
+    said = f"the model is no better than one without weights (objective {reached:.6g}, without weights {without:.6g})"
+    return f"{said}: {remedy}"
 
 
 def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
-    remedy = _lower_rate(settings)
+    remedy = _better_rate(settings, "a lower")
     reached = f"objective {end['objective']:.6g}, with no weights {end['objective_at_zero']:.6g}"
     return f"the training has diverged ({reached}), so no model is written: {remedy}"
 
