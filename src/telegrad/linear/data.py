@@ -148,7 +148,8 @@ HEAD_BYTES = 16 << 20
 """Of the text, from its beginning, that every rank looks at."""
 
 _COMMENT = re.compile(rb"#\s*column indices are (zero|one)[- ]based\W*", re.IGNORECASE)
-_FIRST_INDEX_IS_0 = re.compile(rb"\n[ \t\r]*[^ \t\r\n#]+[ \t\r]+0+:")  # indices rise: no later one of a line can be 0
+# indices rise: no later one of a line can be 0
+_FIRST_INDEX_IS_0 = re.compile(rb"\n[ \t\r]*[^ \t\r\n#]+[ \t\r]+(?:qid:\d+[ \t\r]+)?0+:")
 _WORDS = {0: "zero", 1: "one"}
 
 
