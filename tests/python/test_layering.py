@@ -30,7 +30,7 @@ MAY_INCLUDE = {
     "joining": {*LAYERS, "drivers/processes", "drivers/ucx", "drivers/mpi"},
     "api/telegrad": {"base"},
     "api": {*LAYERS, "drivers/local", "drivers/ucx", "drivers/mpi", "joining", "api/telegrad"},
-    "linear": {"base"},
+    "linear": {"base", "kernels"},
     "fuzz": {*LAYERS, "drivers/processes", "linear"} - {"progress"},
     "simulation": {*LAYERS, "drivers/sim"} - {"progress"},
     "bindings": {
