@@ -69,13 +69,13 @@ struct Sum {
 };
 
 // A thread's part of a sum over rows: of the Hessian, `width` wide, the lines of the features from `first` on, before
-// `end`. `magics` and `largest` are of the columns; `bias_line` may be missing.
+// `end`. `magics` and `inverses`, of powers of two, are the columns'; `bias_line` may be missing.
 struct HessianPart {
   const RowsView& rows;
   std::span<const std::uint64_t> chosen;
   const double* curvatures;
   double largest_curvature;
-  const double *largest, *magics;
+  const double *inverses, *magics;
   double rounding;
   double *hessian, *bias_line;
   std::size_t width, first, end;
@@ -94,7 +94,7 @@ struct HessianPart {
       const std::size_t feature = indices[e];
       if (feature < part.first || feature >= part.end) continue;
       double* const out = part.hessian + feature * part.width;
-      const double factor = curvature * (static_cast<double>(values[e]) / part.largest[feature]);
+      const double factor = curvature * (static_cast<double>(values[e]) * part.inverses[feature]);
       if (part.bias_line != nullptr) part.bias_line[feature] += rounded(factor, part.rounding);
       for (std::uint64_t k = begin; k <= e; ++k) {
         out[indices[k]] += rounded(factor * static_cast<double>(values[k]), part.magics[indices[k]]);
@@ -117,7 +117,7 @@ struct HessianPart {
       for (std::uint64_t row = part.chosen[i], e = part.rows.offsets[row]; e < part.rows.offsets[row + 1]; ++e) {
         const std::size_t feature = part.rows.indices[e];
         lines[count][feature] = static_cast<double>(part.rows.values[e]);
-        factors[count][feature] = curvature * (lines[count][feature] / part.largest[feature]);
+        factors[count][feature] = curvature * (lines[count][feature] * part.inverses[feature]);
       }
       ++count;
     }
@@ -692,13 +692,16 @@ bool Newton::solve_directly(double& predicted) {
   double* const last = hessian_.data() + (n - 1) * n;  // the bias's row
   const double largest = power_of_two(bound_of_curvatures());
   // rows of the Hessian are those of columns divided by `largest` and their own
-  LargeVector<double> magics(problem_.features);
-  for (std::size_t i = 0; i < problem_.features; ++i) magics[i] = rounding_ * largest_[i];
+  LargeVector<double> magics(problem_.features), inverses(problem_.features);
+  for (std::size_t i = 0; i < problem_.features; ++i) {
+    magics[i] = rounding_ * largest_[i];
+    inverses[i] = 1 / largest_[i];
+  }
   const bool is_dense = static_cast<double>(problem_.rows.indices.size()) >
                         kDense * static_cast<double>(problem_.features * (problem_.rows.offsets.size() - 1));
   team_.run([&](std::size_t part) {
     kAddProducts.at(kernels::simd_level())(
-        {problem_.rows, problem_.chosen, curvatures_.data(), largest, largest_.data(),
+        {problem_.rows, problem_.chosen, curvatures_.data(), largest, inverses.data(),
          magics.data(), rounding_, hessian_.data(), problem_.with_bias ? last : nullptr, n, borders_[part],
          borders_[part + 1], is_dense});
   });
