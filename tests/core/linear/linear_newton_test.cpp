@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/dispatch.hpp"
 #include "linear_sample.hpp"
 #include "testing.hpp"
 
@@ -122,6 +123,26 @@ TEST("threads change no bit") {
       EXPECT(one.weights == three.weights);
       EXPECT(one.bias == three.bias);
       EXPECT(one.steps == three.steps);
+    }
+  }
+}
+
+TEST("neither an instruction set nor columns without entries, which make rows sparse, change a bit") {
+  const Task dense(20);
+  Task sparse = dense;
+  sparse.features = 100;
+  for (const Loss loss : kLosses) {
+    const Found expected = solve(dense.problem(loss, 1e-4));
+    for (const auto level : telegrad::kernels::kSimdLevels) {
+      if (level > telegrad::kernels::best_simd_level()) continue;
+      const telegrad::kernels::ScopedSimdLevel scope(level);
+      for (const Task* task : {&dense, static_cast<const Task*>(&sparse)}) {
+        Found found = solve(task->problem(loss, 1e-4));
+        found.weights.resize(dense.features);
+        EXPECT(found.weights == expected.weights);
+        EXPECT(found.bias == expected.bias);
+        EXPECT(found.steps == expected.steps);
+      }
     }
   }
 }
