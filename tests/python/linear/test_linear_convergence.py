@@ -224,6 +224,29 @@ def test_one_rank_s_hinge_ends_where_several_ranks_do(
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_large_hinge_has_one_rank_s_objective_on_many_to_a_millionth(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that do not take all rows have other bits, unless one rank takes the same method."""
+    monkeypatch.setattr("telegrad.linear.problem._POOLED", 0)
+    rows = Rows.from_csr(*_sparse_rows())
+    parts = parts_of(rows, [300 * rank // ranks for rank in range(ranks + 1)])
+    for optimizer in ("auto", "newton"):
+        settings = TrainingSettings(loss="hinge", l2=1e-3, tol=1e-6, optimizer=optimizer)
+        alone = train(rows, settings)
+        comms = Communicator.local(ranks, timeout_s=60)
+        with ThreadPoolExecutor(ranks) as pool:
+            every = list(pool.map(train, parts, [settings] * ranks, comms))
+        for one in (alone, *every):
+            assert one.converged
+            reached = objective(one.model, rows, settings.l2)
+            assert reached == pytest.approx(objective(alone.model, rows, settings.l2), rel=1e-6)
+            assert one.model.weights.tobytes() == every[0].model.weights.tobytes() or one is alone
+        same = alone.model.weights.tobytes() == every[0].model.weights.tobytes()
+        assert same == (optimizer == "newton")
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_a_small_hinge_has_one_rank_s_bits_on_many(ranks: int, tmp_path: Path) -> None:
     """Rows are held out; a checkpoint of one rank goes on among many, and the others notice a rank that fails."""
     rows = Rows.from_csr(*_sparse_rows())
