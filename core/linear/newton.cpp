@@ -5,13 +5,15 @@
 #include <cmath>
 
 #include "base/check.hpp"
-#include "kernels/dispatch.hpp"
+#include "kernels/row_products.hpp"
 #include "linear/dual_descent.hpp"
 
 namespace telegrad::linear {
 namespace {
 
-constexpr std::size_t kMostDirect = 160;     // columns of a Hessian that is factorised
+using kernels::rounded;
+
+constexpr std::size_t kMostDirect = kernels::kMostColumns;  // of a Hessian that is factorised
 constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
@@ -22,7 +24,6 @@ constexpr double kInner = 0.2;               // of the gap, below which the step
 constexpr double kExact = 0.1;               // of what a step begins with is enough: the rows at the kink change anyway
 constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
 constexpr double kSingular = 1e-13;          // of a diagonal element
-constexpr double kDense = 0.25;              // of the entries: rows are multiplied with their zeros
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
 
 // The least power of two that is not below x; 1 for 0, and where there is none.
@@ -32,9 +33,6 @@ double power_of_two(double x) {
   const double part = std::frexp(x, &exponent);
   return std::ldexp(1.0, part == 0.5 ? exponent - 1 : exponent);
 }
-
-// x as a multiple of a number that `magic`, 1.5 times a power of two, determines.
-double rounded(double x, double magic) { return (x + magic) - magic; }
 
 // A sum with the same bits in any order, of terms of which none is above `largest`, in two parts of their digits.
 struct Sum {
@@ -66,101 +64,6 @@ struct Sum {
     high += (highs[0] + highs[1]) + (highs[2] + highs[3]);
     low += (lows[0] + lows[1]) + (lows[2] + lows[3]);
   }
-};
-
-// A thread's part of a sum over rows: of the Hessian, `width` wide, the lines of the features from `first` on, before
-// `end`. `magics` and `inverses`, of powers of two, are the columns'; `bias_line` may be missing.
-struct HessianPart {
-  const RowsView& rows;
-  std::span<const std::uint64_t> chosen;
-  const double* curvatures;
-  double largest_curvature;
-  const double *inverses, *magics;
-  double rounding;
-  double *hessian, *bias_line;
-  std::size_t width, first, end;
-  bool is_dense;
-};
-
-// Rows one by one: with few entries.
-[[gnu::always_inline]] inline void add_sparse_products(const HessianPart& part) {
-  const std::uint32_t* const indices = part.rows.indices.data();
-  const float* const values = part.rows.values.data();
-  for (std::size_t i = 0; i < part.chosen.size(); ++i) {
-    if (part.curvatures[i] == 0) continue;
-    const double curvature = part.curvatures[i] / part.largest_curvature;
-    const std::uint64_t row = part.chosen[i], begin = part.rows.offsets[row], end = part.rows.offsets[row + 1];
-    for (std::uint64_t e = begin; e < end; ++e) {
-      const std::size_t feature = indices[e];
-      if (feature < part.first || feature >= part.end) continue;
-      double* const out = part.hessian + feature * part.width;
-      const double factor = curvature * (static_cast<double>(values[e]) * part.inverses[feature]);
-      if (part.bias_line != nullptr) part.bias_line[feature] += rounded(factor, part.rounding);
-      for (std::uint64_t k = begin; k <= e; ++k) {
-        out[indices[k]] += rounded(factor * static_cast<double>(values[k]), part.magics[indices[k]]);
-      }
-    }
-  }
-}
-
-// Some rows at once, with zeros for the entries that they lack: these change no bit.
-[[gnu::always_inline]] inline void add_dense_products(const HessianPart& part) {
-  constexpr std::size_t kTogether = 4;
-  double lines[kTogether][kMostDirect], factors[kTogether][kMostDirect];
-  for (std::size_t i = 0; i < part.chosen.size();) {
-    std::size_t count = 0;
-    for (; i < part.chosen.size() && count < kTogether; ++i) {
-      if (part.curvatures[i] == 0) continue;
-      const double curvature = part.curvatures[i] / part.largest_curvature;
-      std::fill_n(lines[count], part.width, 0.0);
-      std::fill_n(factors[count], part.width, 0.0);
-      for (std::uint64_t row = part.chosen[i], e = part.rows.offsets[row]; e < part.rows.offsets[row + 1]; ++e) {
-        const std::size_t feature = part.rows.indices[e];
-        lines[count][feature] = static_cast<double>(part.rows.values[e]);
-        factors[count][feature] = curvature * (lines[count][feature] * part.inverses[feature]);
-      }
-      ++count;
-    }
-    for (; count < kTogether; ++count) {
-      std::fill_n(lines[count], part.width, 0.0);
-      std::fill_n(factors[count], part.width, 0.0);
-    }
-    for (std::size_t feature = part.first; feature < part.end; ++feature) {
-      const double f[kTogether] = {factors[0][feature], factors[1][feature], factors[2][feature], factors[3][feature]};
-      if (f[0] == 0 && f[1] == 0 && f[2] == 0 && f[3] == 0) continue;
-      if (part.bias_line != nullptr) {
-        for (const double factor : f) part.bias_line[feature] += rounded(factor, part.rounding);
-      }
-      double* __restrict const out = part.hessian + feature * part.width;
-      for (std::size_t k = 0; k <= feature; ++k) {
-        const double magic = part.magics[k];
-        out[k] += (rounded(f[0] * lines[0][k], magic) + rounded(f[1] * lines[1][k], magic)) +
-                  (rounded(f[2] * lines[2][k], magic) + rounded(f[3] * lines[3][k], magic));
-      }
-    }
-  }
-}
-
-[[gnu::always_inline]] inline void add_products(const HessianPart& part) {
-  if (part.is_dense) {
-    add_dense_products(part);
-  } else {
-    add_sparse_products(part);
-  }
-}
-
-void add_products_portable(const HessianPart& part) { add_products(part); }
-
-#ifdef TELEGRAD_KERNELS_X86
-// Without fused multiplications, whose bits would be others.
-TELEGRAD_AVX2 void add_products_avx2(const HessianPart& part) { add_products(part); }
-#endif
-
-constexpr kernels::Variants<void(const HessianPart&)> kAddProducts{
-    .portable = add_products_portable,
-#ifdef TELEGRAD_KERNELS_X86
-    .avx2 = add_products_avx2,
-#endif
 };
 
 }  // namespace
@@ -697,13 +600,11 @@ bool Newton::solve_directly(double& predicted) {
     magics[i] = rounding_ * largest_[i];
     inverses[i] = 1 / largest_[i];
   }
-  const bool is_dense = static_cast<double>(problem_.rows.indices.size()) >
-                        kDense * static_cast<double>(problem_.features * (problem_.rows.offsets.size() - 1));
   team_.run([&](std::size_t part) {
-    kAddProducts.at(kernels::simd_level())(
-        {problem_.rows, problem_.chosen, curvatures_.data(), largest, inverses.data(),
-         magics.data(), rounding_, hessian_.data(), problem_.with_bias ? last : nullptr, n, borders_[part],
-         borders_[part + 1], is_dense});
+    const auto& [offsets, indices, values] = problem_.rows;
+    kernels::add_row_products({offsets, indices, values, problem_.chosen, curvatures_.data(), largest, inverses.data(),
+                               magics.data(), rounding_, hessian_.data(), problem_.with_bias ? last : nullptr, n,
+                               borders_[part], borders_[part + 1]});
   });
   if (problem_.with_bias) {
     for (const double curvature : curvatures_) last[n - 1] += rounded(curvature / largest, rounding_);

@@ -148,8 +148,7 @@ HEAD_BYTES = 16 << 20
 """Of the text, from its beginning, that every rank looks at."""
 
 _COMMENT = re.compile(rb"#\s*column indices are (zero|one)[- ]based\W*", re.IGNORECASE)
-# indices rise: no later one of a line can be 0
-_FIRST_INDEX_IS_0 = re.compile(rb"\n[ \t\r]*[^ \t\r\n#]+[ \t\r]+(?:qid:\d+[ \t\r]+)?0+:")
+_FIRST_INDEX_IS_0 = re.compile(rb"\n[ \t\r]*[^ \t\r\n#]+[ \t\r]+(?:qid:\d+[ \t\r]+)?0+:")  # no later one is 0
 _WORDS = {0: "zero", 1: "one"}
 
 
@@ -369,7 +368,7 @@ _WANTED_BASE = "'auto', True or False: is the file's first feature 0 (True) or 1
 _EMPTY = "{}: the file is empty: name one that has rows"
 
 _REASONS = {
-    "bad_label": "{!r} is no label: a line begins with one finite number; rows of several labels, or none, are not read",
+    "bad_label": "{!r} is no label: a line begins with one finite number, and not with several or none",
     "bad_index": "{!r} is no index:value pair, whose index is a whole number",
     "bad_value": "{!r} has no value: it must be a finite decimal number",
     "not_finite": "{!r} is more than float32 can hold",

@@ -51,15 +51,14 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 @dataclass(frozen=True)
 class _Fitted:
     """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
-    objective of a model without weights, if that of this one, ``reached``, is no better, but could be. ``better_rate``:
-    the learning rate to try then."""
+    objective of a model without weights, ``reached`` of this one; ``better_rate``: to try if that is no better."""
 
     weights: F32
     bias: Any
     epochs: int
     gap: float
     reached: float
-    without: float | None
+    without: float
     ended_by_tol: bool
     better_rate: str = "another"
 
@@ -152,8 +151,7 @@ class _Linear(BaseEstimator):
             alike = TrainingSettings(settings.loss, settings.l2, _STEPS, bias=settings.bias, tol=_CONVERGED / 10)
             best = train(rows, alike, self.comm).epochs[-1].objective
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
-        is_low = gap >= _AT_OPTIMUM and trained.is_no_better_than_no_weights(reached)
-        without, rate = trained.loss_without_weights if is_low else None, trained.better_rate(reached)
+        without, rate = trained.loss_without_weights or trained.loss_at_zero, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
         by_tol = settings.method in SECOND_ORDER and (settings.epochs is None or epochs < settings.epochs)
         return _Fitted(model.weights, model.bias, epochs, gap, reached, without, by_tol, rate)
@@ -161,7 +159,7 @@ class _Linear(BaseEstimator):
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
         said = ""
-        worse = [model for model in models if model.without is not None]
+        worse = [one for one in models if one.gap >= _AT_OPTIMUM and gains_nothing(one.reached, one.without)]
         farthest = max(model.gap for model in models)
         if worse:
             remedy = "scale X, or give more max_iter"
@@ -402,10 +400,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
 
     def _fitted_softmax(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
         found = train_softmax(rows, self.classes_.size, settings, self.comm)
-        without = found.loss_without_weights
-        by_tol = settings.epochs is None or found.steps < settings.epochs
-        is_low = found.gap >= _AT_OPTIMUM and gains_nothing(found.objective, without)
-        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, without if is_low else None, by_tol)
+        without, by_tol = found.loss_without_weights, settings.epochs is None or found.steps < settings.epochs
+        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, without, by_tol)
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
         """The score of each row, (rows,) for two classes, else (rows, classes)."""
@@ -435,8 +431,8 @@ class LogisticRegression(_Classifier):
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
 
-    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or no better than that of
-    a model without weights. After SGD or AdaGrad a training by Newton's method finds that optimum.
+    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or, unless that is the
+    optimum, no better than without weights. After SGD or AdaGrad a training by Newton's method finds that optimum.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ from telegrad.linear.losses import label_counts
 from telegrad.linear.model import EpochReport, LinearModel
 from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
 from telegrad.linear.rows import Rows
-from telegrad.linear.training import objective, train
+from telegrad.linear.training import gains_nothing, objective, train
 
 _STEP_MESSAGE_S = 0.1
 _MOST_DAMAGED = 8  # lines that are named
@@ -189,9 +189,9 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     end |= {"first_learning_rate": trained.first_rate, "last_fall": fall}
     end |= {"converged": trained.converged, "gap": trained.epochs[-1].gap}
     end["objective_without_weights"] = trained.loss_without_weights
-    end["no_better_than_no_weights"] = trained.is_no_better_than_no_weights(of_trained)
-    end["better_rate"] = trained.better_rate(reached)
-    say({"kind": "end", **end, "diverged": diverged})
+    without = trained.loss_without_weights or trained.loss_at_zero  # 0 if all labels are the same
+    end["no_better_than_no_weights"] = gains_nothing(of_trained, without)
+    say({"kind": "end", **end, "better_rate": trained.better_rate(reached), "diverged": diverged})
 
 
 def _read(job: Job, comm: Communicator) -> Rows:

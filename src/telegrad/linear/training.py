@@ -39,7 +39,7 @@ _EVEN = 1e-3  # of an objective: no more than what rounding and the last steps m
 
 
 def gains_nothing(reached: float, without: float) -> bool:
-    """Is an objective about that of a model without weights, or above it?"""
+    """Is an objective not even a thousandth below that of a model without weights?"""
     return reached > (1 - _EVEN) * without
 
 
@@ -85,17 +85,11 @@ class Trained:
         """As ``diverged``, also with ``reached``, the ``objective`` of the model of the rows it was trained on."""
         return self.diverged or self._is_far(reached)
 
-    def is_no_better_than_no_weights(self, reached: float) -> bool:
-        """Whether ``reached``, the ``objective`` of the rows it was trained on, is not even a thousandth below that of a
-        model without weights. If all labels are the same, that model's bias is 0."""
-        return gains_nothing(reached, self.loss_without_weights or self.loss_at_zero)
-
     def better_rate(self, reached: float) -> str:
-        """Where that is so, and ``reached`` that of all rows: the learning rate to try, ``"a lower"``, ``"a higher"`` or
-        ``"another"``."""
-        if reached > (1 + _EVEN) * self.loss_at_zero:
-            return "a lower"
-        return "a higher" if gains_nothing(reached, self.loss_at_zero) else "another"
+        """The one to try if ``reached``, of all rows, gains nothing: ``"a lower"``, ``"a higher"`` or ``"another"``."""
+        if not gains_nothing(reached, self.loss_at_zero):
+            return "another"
+        return "a lower" if reached > (1 + _EVEN) * self.loss_at_zero else "a higher"
 
     def _is_far(self, loss: float) -> bool:
         return not np.isfinite(loss) or loss > _FAR * self.loss_at_zero

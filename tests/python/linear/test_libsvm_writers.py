@@ -1,4 +1,4 @@
-"""LIBSVM files as scikit-learn, LIBSVM's svm-scale and users of XGBoost write them: what these programs read, we read."""
+"""LIBSVM files as scikit-learn, LIBSVM's svm-scale and users of XGBoost write them."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ def is_read_as(path: Path, wanted: Any, labels: Any, ranks: int = 1) -> None:
 @pytest.mark.parametrize("comment", [None, "made by me\n1 2:3, and more"], ids=["", "comment"])
 @pytest.mark.parametrize("zero_based", [True, False])
 @pytest.mark.parametrize("suffix", PACKED)
-def test_scikit_learn_s_files(
-    tmp_path: Path, suffix: str, zero_based: bool, comment: str | None, query: bool
-) -> None:
+def test_scikit_learn_s_files(tmp_path: Path, suffix: str, zero_based: bool, comment: str | None, query: bool) -> None:
     y = np.random.default_rng(1).integers(0, 2, 40)
     queries = np.arange(40) // 3 if query else None
     path = written(tmp_path, y, suffix, zero_based=zero_based, comment=comment, query_id=queries)
@@ -106,7 +104,7 @@ def test_rows_of_several_labels_or_none_are_named(tmp_path: Path, query: bool) -
     marks[np.arange(40), np.arange(40) % 3] = 1
     marks[5] = 0
     options: dict[str, Any] = {"multilabel": True, "query_id": np.arange(40) if query else None}
-    with pytest.raises(DamagedLine, match=r"line 6: '.*:.*' is no label.* rows of several labels, or none"):
+    with pytest.raises(DamagedLine, match=r"line 6: '.*:.*' is no label.*, and not with several or none"):
         shares(written(tmp_path, marks, **options), 1)
     marks[2] = 1
     with pytest.raises(DamagedLine, match=r"line 3: '0,1,2' is no label"):
