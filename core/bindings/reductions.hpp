@@ -282,9 +282,36 @@ void bind_reductions(nb::class_<Self>& type) {
              SparseReduction how, const Gate& opened) {
             how.choice = self->sparse_choice();
             how.nodes = self->nodes();
+            how.is_unsigned = is_unsigned(dtype);
             const StagedAddresses at(staged);
-            return on_float_type(dtype, [&]<class V>(V) {
+            return on_entry_type(dtype, [&]<class V>(V) {
               return begin(self, make_all_reduce_staged(at.entries<V>(n), at.sum<V>(n), how, at.errors(n)), false, &opened);
+            });
+          },
+          nb::arg("staged"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), nb::arg("gate"))
+      .def(
+          "reduce_scatter_staged",
+          [](const Pointer& self, const std::vector<std::uintptr_t>& staged, std::uint64_t n, DType dtype,
+             SparseReduction how, const std::optional<std::vector<std::uint64_t>>& counts, const Gate& opened) {
+            how.is_unsigned = is_unsigned(dtype);
+            const StagedAddresses at(staged);
+            const Partition slices = counts ? Partition(std::span(*counts)) : Partition(n, self->size());
+            const std::uint64_t own = slices[self->rank()].size();
+            return on_entry_type(dtype, [&]<class V>(V) {
+              return begin(self, make_reduce_scatter_staged(at.entries<V>(n), slices, at.sum<V>(own), how, at.errors(n)),
+                           false, &opened);
+            });
+          },
+          nb::arg("staged"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), nb::arg("counts").none(), nb::arg("gate"))
+      .def(
+          "all_gather_staged",
+          [](const Pointer& self, const std::vector<std::uintptr_t>& staged, std::uint64_t n, DType dtype,
+             SparseReduction how, const Gate& opened) {
+            how.is_unsigned = is_unsigned(dtype);
+            const StagedAddresses at(staged);
+            return on_entry_type(dtype, [&]<class V>(V) {
+              return begin(self, make_all_gather_staged(at.entries<V>(n), at.sum<V>(0), how, at.errors(n)), false,
+                           &opened);
             });
           },
           nb::arg("staged"), nb::arg("n"), nb::arg("dtype"), nb::arg("how"), nb::arg("gate"))

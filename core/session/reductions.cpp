@@ -84,6 +84,24 @@ Call sparse_call(std::uint64_t dimension, const SparseReduction& how) {
 }
 
 template <class V>
+Call slices_call(std::uint64_t dimension, const Partition& slices, const SparseReduction& how) {
+  TELEGRAD_CHECK(slices.count() == dimension);
+  Call call = sparse_call<V>(dimension, how);
+  call.operation = Operation::sparse_reduce_scatter;
+  call.algorithm = Algorithm::automatic;
+  call.layout = slices.digest();
+  return call;
+}
+
+template <class V>
+Call gather_call(std::uint64_t dimension, const SparseReduction& how) {
+  return {.operation = Operation::sparse_allgather,
+          .dtype = how.dtype<V>(),
+          .count = dimension,
+          .wire = how.wire.values};
+}
+
+template <class V>
 Task<void> sum_vectors(Transport& net, SparseVector<V> mine, SparseReduction how,
                        std::shared_ptr<std::optional<SparseVector<V>>> result) {
   how.wire.key.rank = net.rank();
@@ -305,12 +323,24 @@ RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<
 }
 
 template <class V>
+RequestPtr make_reduce_scatter_staged(const StagedEntries<V>& mine, Partition slices, const StagedSum<V>& sum,
+                                      const SparseReduction& how, const StagedSum<float>& lost) {
+  const Call call = slices_call<V>(mine.dimension, slices, how);
+  return request(call, [=, slices = std::move(slices)](Transport& net) {
+    return reduce_scatter_staged(net, mine, slices, how, sum, lost);
+  });
+}
+
+template <class V>
+RequestPtr make_all_gather_staged(const StagedEntries<V>& mine, const StagedSum<V>& all, const SparseReduction& how,
+                                  const StagedSum<float>& lost) {
+  return request(gather_call<V>(mine.dimension, how),
+                 [=](Transport& net) { return allgather_staged(net, mine, how, all, lost); });
+}
+
+template <class V>
 SparseSum<V> make_reduce_scatter(SparseVector<V> vector, Partition slices, const SparseReduction& how) {
-  TELEGRAD_CHECK(slices.count() == vector.dimension());
-  Call call = sparse_call<V>(vector.dimension(), how);
-  call.operation = Operation::sparse_reduce_scatter;
-  call.algorithm = Algorithm::automatic;
-  call.layout = slices.digest();
+  const Call call = slices_call<V>(vector.dimension(), slices, how);
   flip_given_signs(vector, how);
   auto result = std::make_shared<std::optional<SparseVector<V>>>();
   auto mine = std::make_shared<SparseVector<V>>(std::move(vector));
@@ -355,11 +385,8 @@ TopkSum<V, State> make_all_reduce_topk_staged(const StagedEntries<V>& mine, cons
 template <class V>
 RequestPtr make_average_gathered_staged(const StagedEntries<V>& mine, const StagedSum<V>& average,
                                         const SparseReduction& how, const StagedSum<float>& lost) {
-  const Call call{.operation = Operation::sparse_allgather,
-                  .dtype = dtype_of<V>,
-                  .count = mine.dimension,
-                  .wire = how.wire.values};
-  return request(call, [=](Transport& net) { return average_gathered_staged(net, mine, how, average, lost); });
+  return request(gather_call<V>(mine.dimension, how),
+                 [=](Transport& net) { return average_gathered_staged(net, mine, how, average, lost); });
 }
 
 #define TELEGRAD_INSTANTIATE_TOPK(V, Kind)                                                                     \
@@ -371,12 +398,16 @@ RequestPtr make_average_gathered_staged(const StagedEntries<V>& mine, const Stag
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
   template SparseSum<V> make_all_reduce(SparseVector<V>, const SparseReduction&);                  \
   template RequestPtr make_all_reduce_into(SparseVector<V>, std::span<V>, const SparseReduction&); \
-  template SparseSum<V> make_reduce_scatter(SparseVector<V>, Partition, const SparseReduction&);
+  template SparseSum<V> make_reduce_scatter(SparseVector<V>, Partition, const SparseReduction&);   \
+  template RequestPtr make_all_reduce_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
+                                             const SparseReduction&, const StagedSum<float>&);     \
+  template RequestPtr make_reduce_scatter_staged(const StagedEntries<V>&, Partition, const StagedSum<V>&, \
+                                                 const SparseReduction&, const StagedSum<float>&); \
+  template RequestPtr make_all_gather_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
+                                             const SparseReduction&, const StagedSum<float>&);
 TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
 #undef TELEGRAD_INSTANTIATE
 #define TELEGRAD_INSTANTIATE(V)                                                                    \
-  template RequestPtr make_all_reduce_staged(const StagedEntries<V>&, const StagedSum<V>&,         \
-                                             const SparseReduction&, const StagedSum<float>&);     \
   template RequestPtr make_average_gathered_staged(const StagedEntries<V>&, const StagedSum<V>&,   \
                                                    const SparseReduction&, const StagedSum<float>&); \
   TELEGRAD_INSTANTIATE_TOPK(V, OkTopk)                                                             \

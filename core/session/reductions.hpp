@@ -74,6 +74,13 @@ RequestPtr make_all_reduce_into(SparseVector<V> vector, std::span<V> output, con
 template <class V>
 RequestPtr make_all_reduce_staged(const StagedEntries<V>& mine, const StagedSum<V>& sum, const SparseReduction& how,
                                   const StagedSum<float>& lost = {});
+/// Likewise the call of make_reduce_scatter(), and that of make_all_gather() of vectors: see staged.hpp.
+template <class V>
+RequestPtr make_reduce_scatter_staged(const StagedEntries<V>& mine, Partition slices, const StagedSum<V>& sum,
+                                      const SparseReduction& how, const StagedSum<float>& lost = {});
+template <class V>
+RequestPtr make_all_gather_staged(const StagedEntries<V>& mine, const StagedSum<V>& all, const SparseReduction& how,
+                                  const StagedSum<float>& lost = {});
 
 /// This rank's slice of the reduction: see reduce_scatter_sparse(). `slices`: as many as there are ranks, the same on all.
 template <class V>

@@ -11,6 +11,7 @@
 #include "collectives/sparse/allgather.hpp"
 #include "collectives/sparse/auto.hpp"
 #include "collectives/sparse/output.hpp"
+#include "collectives/sparse/reduce_scatter.hpp"
 #include "collectives/support/elements.hpp"
 #include "kernels/arithmetic.hpp"
 #include "kernels/scan.hpp"
@@ -99,6 +100,34 @@ Task<void> write_errors(Transport& net, StagedSum<float> lost) {
   co_await copy(net, std::as_bytes(indices.span()), std::as_writable_bytes(lost.indices.first(count)));
   co_await copy(net, std::as_bytes(values.span()), std::as_writable_bytes(lost.values.first(count)));
   *lost.form = static_cast<std::int64_t>(count);
+}
+
+// Whether the wire loses anything that is wanted; then it is added to zeros.
+template <class V>
+Task<void> begin_lost(Transport& net, std::uint64_t dimension, StagedSum<float> lost, SparseReduction& how) {
+  how.wire.key.rank = net.rank();
+  if (lost.form == nullptr) co_return;
+  TELEGRAD_CHECK(dtype_of<V> == DType::f32 && lost.dense.size() == dimension && lost.indices.size() == lost.values.size());
+  co_await clear(net, lost.dense);
+  how.residual = lost.dense;
+}
+
+// Of unsigned integers whose order counts; there and back.
+template <class V>
+Task<void> flip_where_asked(Transport& net, const SparseReduction& how, std::span<V> values) {
+  if constexpr (std::is_integral_v<V>) {
+    if (!how.flips_signs()) co_return;
+    co_await compute_slices(net, values.size(), sizeof(V), [values](std::size_t begin, std::size_t end) {
+      flip_signs(values.subspan(begin, end - begin));
+    });
+  }
+  co_return;
+}
+template <class V>
+Task<void> write_flipped(Transport& net, const SparseVector<V>& total, StagedSum<V> sum, const SparseReduction& how) {
+  co_await write_staged(net, total, sum, how.reduction);
+  const bool is_dense = *sum.form == kDenseForm;
+  co_await flip_where_asked(net, how, is_dense ? sum.dense : sum.values.first(static_cast<std::size_t>(*sum.form)));
 }
 
 }  // namespace
@@ -195,27 +224,71 @@ Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReducti
                             StagedSum<float> lost) {
   TELEGRAD_CHECK(mine.indices.size() == mine.values.size() && sum.indices.size() == sum.values.size());
   TELEGRAD_CHECK(sum.dense.size() == mine.dimension);
-  how.wire.key.rank = net.rank();
-  if (lost.form != nullptr) {
-    TELEGRAD_CHECK(dtype_of<V> == DType::f32 && lost.dense.size() == mine.dimension &&
-                   lost.indices.size() == lost.values.size());
-    co_await clear(net, lost.dense);
-    how.residual = lost.dense;
-  }
+  co_await begin_lost<V>(net, mine.dimension, lost, how);
   SparseVector<V> vector;
   co_await read(net, mine, how, vector);
+  co_await flip_where_asked(net, how, vector.own_values());
   if (how.observation) co_await how.observation->begin(net.ready());
   const SparseVector<V> total = co_await allreduce_sparse(net, std::move(vector), how);
   if (how.observation) how.observation->end();
   if (lost.form != nullptr) co_await write_errors(net, lost);
-  co_await write_staged(net, total, sum, how.reduction);
+  co_await write_flipped(net, total, sum, how);
 }
 
+template <class V>
+Task<void> reduce_scatter_staged(Transport& net, StagedEntries<V> mine, Partition slices, SparseReduction how,
+                                 StagedSum<V> sum, StagedSum<float> lost) {
+  const Range own = slices[net.rank()];
+  TELEGRAD_CHECK(sum.indices.size() == sum.values.size() && sum.dense.size() == own.size());
+  co_await begin_lost<V>(net, mine.dimension, lost, how);
+  SparseVector<V> vector = co_await read_staged(net, mine);
+  co_await flip_where_asked(net, how, vector.own_values());
+  SparseVector<V> slice = co_await reduce_scatter_sparse(net, std::move(vector), std::move(slices), how);
+  TELEGRAD_CHECK(!slice.is_dense());
+  Array<std::uint32_t> indices = slice.take_indices();
+  co_await compute_slices(net, indices.size(), sizeof(std::uint32_t), [&](std::size_t begin, std::size_t end) {
+    for (std::uint32_t& index : indices.span().subspan(begin, end - begin)) index -= static_cast<std::uint32_t>(own.begin);
+  });
+  const auto total = SparseVector<V>::adopt_sparse(own.size(), std::move(indices), slice.take_values());
+  if (lost.form != nullptr) co_await write_errors(net, lost);
+  co_await write_flipped(net, total, sum, how);
+}
+
+template <class V>
+Task<void> allgather_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> all,
+                            StagedSum<float> lost) {
+  TELEGRAD_CHECK(all.indices.size() == all.values.size() && all.indices.size() % net.size() == 0);
+  const std::size_t room = all.indices.size() / net.size();
+  co_await begin_lost<V>(net, mine.dimension, lost, how);
+  SparseVector<V> vector = co_await read_staged(net, mine);
+  const std::vector<SparseVector<V>> vectors = co_await allgather_sparse(net, std::move(vector), how);
+  for (Rank rank = 0; rank < net.size(); ++rank) {
+    const SparseView<V> view = vectors[rank].view();
+    TELEGRAD_CHECK(!view.dense);
+    if (view.nnz() > room) {
+      throw std::invalid_argument("rank " + std::to_string(rank) + " has " + std::to_string(view.nnz()) +
+                                  " entries, but rank " + std::to_string(net.rank()) + " has room for " +
+                                  std::to_string(room) + " of each: give tensors of the same length on all ranks");
+    }
+    co_await copy(net, std::as_bytes(view.indices), std::as_writable_bytes(all.indices.subspan(rank * room, view.nnz())));
+    co_await copy(net, std::as_bytes(view.values), std::as_writable_bytes(all.values.subspan(rank * room, view.nnz())));
+    all.form[rank] = static_cast<std::int64_t>(view.nnz());
+  }
+  if (lost.form != nullptr) co_await write_errors(net, lost);
+}
+
+#define TELEGRAD_INSTANTIATE(V)                                                                             \
+  template Task<void> allreduce_staged(Transport&, StagedEntries<V>, SparseReduction, StagedSum<V>,         \
+                                       StagedSum<float>);                                                   \
+  template Task<void> reduce_scatter_staged(Transport&, StagedEntries<V>, Partition, SparseReduction,       \
+                                            StagedSum<V>, StagedSum<float>);                                \
+  template Task<void> allgather_staged(Transport&, StagedEntries<V>, SparseReduction, StagedSum<V>,         \
+                                       StagedSum<float>);                                                   \
+  template Task<SparseVector<V>> read_staged(Transport&, StagedEntries<V>);                                 \
+  template Task<void> write_staged(Transport&, const SparseVector<V>&, StagedSum<V>, Reduction);
+TELEGRAD_FOR_ENTRY_VALUES(TELEGRAD_INSTANTIATE)
+#undef TELEGRAD_INSTANTIATE
 #define TELEGRAD_INSTANTIATE(V)                                                                     \
-  template Task<void> allreduce_staged(Transport&, StagedEntries<V>, SparseReduction, StagedSum<V>, \
-                                       StagedSum<float>);                                           \
-  template Task<SparseVector<V>> read_staged(Transport&, StagedEntries<V>);                         \
-  template Task<void> write_staged(Transport&, const SparseVector<V>&, StagedSum<V>, Reduction);    \
   template Task<void> write_lost(Transport&, const SparseVector<V>&, StagedSum<float>);             \
   template Task<void> average_gathered_staged(Transport&, StagedEntries<V>, SparseReduction,        \
                                               StagedSum<V>, StagedSum<float>);

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "collectives/sparse/messages.hpp"
+#include "collectives/support/partition.hpp"
 #include "transport/transport.hpp"
 
 namespace telegrad {
@@ -55,6 +56,18 @@ Task<void> average_gathered_staged(Transport& net, StagedEntries<V> mine, Sparse
 /// V is float, gets what rounding on the wire loses on this rank, whose entries are those that are not 0.
 template <class V>
 Task<void> allreduce_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> sum,
+                            StagedSum<float> lost);
+
+/// The same of reduce_scatter_sparse(). `sum` is as long as this rank's slice, from whose beginning its indices count.
+template <class V>
+Task<void> reduce_scatter_staged(Transport& net, StagedEntries<V> mine, Partition slices, SparseReduction how,
+                                 StagedSum<V> sum, StagedSum<float> lost);
+
+/// The same of allgather_sparse(). `all.form` has a number of entries for each rank. In `all.indices` and `all.values` each
+/// rank's have the same room, one rank's behind the other's; `all.dense` is not looked at. A rank with more entries than
+/// that fails the operation.
+template <class V>
+Task<void> allgather_staged(Transport& net, StagedEntries<V> mine, SparseReduction how, StagedSum<V> all,
                             StagedSum<float> lost);
 
 }  // namespace telegrad

@@ -353,6 +353,13 @@ class Communicator:
     def all_reduce_staged(
         self, staged: Sequence[int], n: int, dtype: DType, how: SparseReduction, gate: Gate
     ) -> Request: ...
+    def reduce_scatter_staged(
+        self, staged: Sequence[int], n: int, dtype: DType, how: SparseReduction, counts: list[int] | None, gate: Gate
+    ) -> Request: ...
+    # At `form` each rank's number of entries, which all have the same room.
+    def all_gather_staged(
+        self, staged: Sequence[int], n: int, dtype: DType, how: SparseReduction, gate: Gate
+    ) -> Request: ...
     def average_gathered_staged(
         self, staged: Sequence[int], n: int, dtype: DType, how: SparseReduction, gate: Gate
     ) -> Request: ...

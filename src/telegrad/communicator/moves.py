@@ -12,6 +12,7 @@ import numpy as np
 
 from telegrad import _core
 from telegrad.communicator.base import CommunicatorBase
+from telegrad.communicator.cuda.entries import DeviceEntries
 from telegrad.communicator.cuda.transfers import (
     Pieces,
     StagedOperation,
@@ -94,13 +95,15 @@ class Moves(StreamMoves):
         For a SparseVector or a ``torch.sparse_coo`` tensor the result is a list of them, by rank. ``n`` is the same on
         all ranks, the number of entries may differ, and a zero stays an entry. ``wire``, ``error`` and ``seed`` as for
         a sparse ``all_reduce``. Rounded values are the same on all ranks; this rank's rounding error is added to its
-        ``error``. Source: SparCML §5.2."""
+        ``error``. Of DeviceEntries it is a list of these, each with as much room as ``x``, which must be the same on all
+        ranks. Source: SparCML §5.2."""
         check_async(async_op)
-        if (sparse := sparse_input(x)) is not None:
+        if (sparse := x if isinstance(x, DeviceEntries) else sparse_input(x)) is not None:
             for name, given in (("out", out), ("counts", counts)):
                 if given is not None:
                     raise TypeError(f"{name} is for a dense x: sparse vectors are gathered into a new list")
-            return self._gather_streams(sparse, wire, error, seed, async_op)
+            gather = self._gather_streams if isinstance(sparse, StreamInput) else self._gather_entries
+            return gather(sparse, wire, error, seed, async_op)
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse vectors: leave them out to gather dense tensors")
         check_dense_options(seed=seed)

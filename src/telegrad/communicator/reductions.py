@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.communicator.base import CommunicatorBase
-from telegrad.communicator.cuda.entries import DeviceEntries, EntriesPart, Staged
+from telegrad.communicator.cuda.entries import DeviceEntries, EntriesPart, GatheredPart, Staged
 from telegrad.communicator.cuda.nccl import NcclSums, Verdict
 from telegrad.communicator.cuda.runtime import Stream, resolved_device, runtime_of
 from telegrad.communicator.cuda.transfers import DeviceWork, element_parts, flat, scattered_parts
@@ -180,29 +180,39 @@ def sparse_input(x: Any) -> StreamInput | None:
     return StreamInput(SparseVector.from_coo(x), lambda stream: stream.to_coo(shape, sparse_dim))
 
 
-def dense_for(entries: DeviceEntries, out: Any, error: Any) -> Any:
-    """``out``, if the sum of ``entries`` can go there, and what is lost to ``error``, if that is given. Raises
-    ``TypeError`` or ``ValueError`` if not."""
+def dense_for(entries: DeviceEntries, out: Any, error: Any, length: int | None = None) -> Any:
+    """``out``, if the sum of ``entries``, or a slice of ``length``, can go there, and what is lost to ``error``, if
+    that is given. Raises ``TypeError`` or ``ValueError`` if not."""
+    whole, length = length is None, entries.length if length is None else length
     if out is None:
         raise TypeError(
-            f"the sum of DeviceEntries goes into a dense tensor: give out=, of {entries.length} elements on "
+            f"the sum of DeviceEntries goes into a dense tensor: give out=, of {length} elements on "
             f"{entries.values.device}"
         )
     buffer = reducible(out, "out", device=True)
     check_together(entries.values, out)
     if out.dtype != entries.values.dtype:
         raise TypeError(f"out has dtype {out.dtype} but the values have {entries.values.dtype}: give both the same")
-    if buffer.elements != entries.length:
-        raise ValueError(f"out has {buffer.elements} elements but the entries' length is {entries.length}")
-    parts = [
-        HostBuffer(part.data_ptr(), part.numel(), part.nbytes, buffer.dtype)
-        for part in (entries.indices, entries.values, entries.count)
-    ]
+    if buffer.elements != length:
+        wanted = "the entries' length" if whole else "this rank's slice"
+        raise ValueError(f"out has {buffer.elements} elements but {wanted} is {length}")
+    parts = _memory_of(entries)
     if any(overlap(part, buffer) for part in parts):
         raise ValueError("out shares memory with the entries: give it memory of its own")
     if error is not None:
         _check_error(entries, error, [*parts, buffer])
     return out
+
+
+def _lost_to(error: Any, wire: Any, entries: DeviceEntries) -> Any:
+    """``error``, if ``wire`` loses anything of these values."""
+    loses = error is not None and formats_named(wire, entries.dtype).values != _core.ValueEncoding.native
+    return error if loses else None
+
+
+def _memory_of(entries: DeviceEntries) -> list[HostBuffer]:
+    parts = (entries.indices, entries.values, entries.count)
+    return [HostBuffer(part.data_ptr(), part.numel(), part.nbytes, DTYPES[entries.dtype]) for part in parts]
 
 
 def _check_error(entries: DeviceEntries, error: Any, others: list[HostBuffer]) -> None:
@@ -397,47 +407,53 @@ class StreamReductions(CommunicatorBase):
 
         return self._stream_work(request, "all_reduce", held, finish, async_op)
 
-    def _reduce_entries(
-        self, entries: DeviceEntries, op: Any, how: _core.SparseReduction, out: Any, error: Any, async_op: bool
-    ) -> Any:
-        core, absent = self._usable(), neutral_element(sparse_reduction_of(op))
-        dtype, n = DTYPES[entries.dtype], entries.length
-
-        def begin(staged: Staged, gate: _core.Gate) -> _core.Request:
-            return core.all_reduce_staged(staged, n, dtype, how, gate)
-
-        return self._run_entries("all_reduce", entries, absent, begin, out, error, async_op)
-
     def _run_entries(
         self,
-        operation: str,
+        call: str,
         entries: DeviceEntries,
-        absent: float,
-        begin: Callable[[Staged, _core.Gate], _core.Request],
+        how: _core.SparseReduction,
         out: Any,
         error: Any,
         async_op: bool,
+        *more: Any,
+        absent: float = 0.0,
     ) -> Any:
-        kernels_of(out)  # what they need may be missing: that must be known before anything begins
-        form = entries.count.new_empty(2, dtype=sys.modules["torch"].int64)
-        part = EntriesPart(entries, flat(out), form, absent, begin, None if error is None else flat(error))
-        tensors = (entries.indices, entries.values, entries.count, out, form, *(() if error is None else (error,)))
+        """``call``: the core's, with what it takes ``more`` of. ``out``: a dense tensor, or DeviceEntries by rank."""
+        kernels_of(entries.values)  # what they need may be missing: that must be known before anything begins
+        begun, dtype, n = getattr(self._usable(), f"{call}_staged"), DTYPES[entries.dtype], entries.length
+
+        def begin(staged: Staged, gate: _core.Gate) -> _core.Request:
+            return begun(staged, n, dtype, how, *more, gate)  # type: ignore[no-any-return]
+
+        lost = None if error is None else flat(error)
+        found = out if isinstance(out, list) else []
+        form = entries.count.new_empty(1 + max(len(found), 1), dtype=sys.modules["torch"].int64)
+        part = EntriesPart(entries, flat(out), form, absent, begin, lost) if not found else None
+        part = part or GatheredPart(entries, found, form, begin, lost)
+        own = [tensor for one in (entries, *found) for tensor in (one.indices, one.values, one.count)]
+        tensors = (*own, form, *([] if found else [out]), *([] if error is None else [error]))
+        operation = "all_gather" if call == "average_gathered" else call
         return self._run_on_device(operation, [part], tensors, out, async_op)
+
+    def _gather_entries(self, entries: DeviceEntries, wire: Any, error: Any, seed: Any, async_op: bool) -> Any:
+        how = self._sparse_reduction(entries, "sum", "auto", 1.0, wire, error, seed)
+        if error is not None:
+            _check_error(entries, error, _memory_of(entries))
+        new, torch = entries.count.new_empty, sys.modules["torch"]
+        types = (torch.uint32, entries.values.dtype)
+        found = [
+            DeviceEntries(*(new(entries.nnz, dtype=dtype) for dtype in types), new(1, dtype=torch.int64), entries.n)
+            for _ in range(self.world_size)
+        ]
+        return self._run_entries("all_gather", entries, how, found, _lost_to(error, wire, entries), async_op)
 
     def _begin_entries_average(self, entries: DeviceEntries, out: Any, wire: str, error: Any, state: Any) -> Any:
         """Puts into ``out`` the average of all ranks' entries: as ``all_reduce_topk`` by ``state``, or (``None``) of
         all that this rank gathers, added in the order of ranks. To ``error`` (float32) is added what the wire loses of
         this rank's entries, and those finite ones that are not kept. Returns a DeviceWork."""
-        core, how = self._usable(), self._sparse_reduction(entries, "avg", "auto", 1.0, wire, None, 0)
-        dtype, n = DTYPES[entries.dtype], entries.length
-
-        def begin(staged: Staged, gate: _core.Gate) -> _core.Request:
-            if state is None:
-                return core.average_gathered_staged(staged, n, dtype, how, gate)
-            return core.all_reduce_topk_staged(staged, n, dtype, how, state._core, gate)
-
-        operation = "all_gather" if state is None else "all_reduce_topk"
-        return self._run_entries(operation, entries, 0.0, begin, out, error, True)
+        how = self._sparse_reduction(entries, "avg", "auto", 1.0, wire, None, 0)
+        call, more = ("average_gathered", ()) if state is None else ("all_reduce_topk", (state._core,))
+        return self._run_entries(call, entries, how, out, error, True, *more)
 
     def _scatter_stream(
         self,
@@ -672,8 +688,8 @@ class Reductions(StreamReductions, DeviceSums):
         if isinstance(x, DeviceEntries):
             into = dense_for(x, out, error)
             how = self._sparse_reduction(x, op, algorithm, switch_factor, wire, error, seed, slices=slices)
-            loses = error is not None and formats_named(wire, x.dtype).values != _core.ValueEncoding.native
-            return self._reduce_entries(x, op, how, into, error if loses else None, async_op)
+            absent = neutral_element(sparse_reduction_of(op))
+            return self._run_entries("all_reduce", x, how, into, _lost_to(error, wire, x), async_op, absent=absent)
         sparse = sparse_input(x)
         if sparse is not None:
             if out is not None:
@@ -827,10 +843,11 @@ class Reductions(StreamReductions, DeviceSums):
         For a SparseVector or a ``torch.sparse_coo`` tensor of ``n`` elements the result is a new one of length ``n``,
         with the entries of this rank's slice. Slices are consecutive, of ``n // world_size`` elements, the first ``n %
         world_size`` of one more, or of ``counts``, whose sum is ``n``. If a slice of a sum became dense on its way,
-        zeros are no entries. ``"prod"``, ``"min"`` and ``"max"`` stay sparse, and refuse a finite ``switch_factor``.
+        zeros are no entries. ``"prod"``, ``"min"`` and ``"max"`` stay sparse, and refuse a finite ``switch_factor``. Of
+        DeviceEntries the slice overwrites ``out``, a dense tensor of its length, and starts with its first index.
         ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2."""
         check_async(async_op)
-        if (sparse := sparse_input(x)) is not None:
+        if (sparse := x if isinstance(x, DeviceEntries) else sparse_input(x)) is not None:
             return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, switch_factor, wire, error, seed)
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse vectors: leave them out for a dense x")
@@ -902,7 +919,7 @@ class Reductions(StreamReductions, DeviceSums):
 
     def _reduce_scatter_sparse(
         self,
-        given: StreamInput,
+        given: StreamInput | DeviceEntries,
         op: Any,
         out: Any,
         counts: Sequence[int] | None,
@@ -912,14 +929,21 @@ class Reductions(StreamReductions, DeviceSums):
         error: Any,
         seed: int,
     ) -> Any:
-        if out is not None:
+        entries = given if isinstance(given, DeviceEntries) else None
+        stream = given.stream if isinstance(given, StreamInput) else given
+        if out is not None and entries is None:
             raise TypeError("out is for a dense x: a slice of a sparse sum is a new sparse vector")
-        stream = given.stream
         lengths = None if counts is None else checked_counts(counts, "counts", self.world_size)
         if lengths is not None and sum(lengths) != stream.n:
             raise ValueError(f"counts add up to {sum(lengths)} but x has {stream.n} elements: give each to one rank")
         _check_scattered(op, switch_factor)
+        if entries is not None:
+            own, (share, more) = self.rank, divmod(entries.n, self.world_size)
+            dense_for(entries, out, error, share + (own < more) if lengths is None else lengths[own])
         how = self._sparse_reduction(stream, op, "auto", switch_factor, wire, error, seed)
+        if entries is not None:
+            absent, lost = neutral_element(sparse_reduction_of(op)), _lost_to(error, wire, entries)
+            return self._run_entries("reduce_scatter", entries, how, out, lost, async_op, lengths, absent=absent)
         return self._scatter_stream(given, op, how, lengths, async_op, error)
 
 

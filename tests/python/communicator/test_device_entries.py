@@ -32,6 +32,10 @@ N = 3000
 def entries_of(rank: int, n: int, density: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(rank)
     indices = np.flatnonzero(rng.random(n) < density)
+    if not dtype.is_floating_point:
+        limits, name = torch.iinfo(dtype), str(dtype).removeprefix("torch.")
+        drawn = rng.integers(limits.min, limits.max, indices.size, name, endpoint=True)
+        return torch.from_numpy(indices), torch.from_numpy(drawn)
     values = torch.from_numpy(rng.standard_normal(indices.size)).to(dtype)
     values[::7] = -0.0
     return torch.from_numpy(indices), values
@@ -44,13 +48,14 @@ def staged(
     held = indices.numel() if count is None else count
     rest = torch.full((spare,), n + 7)
     all_indices = torch.cat([indices, rest]).to(torch.int64 if wide else torch.uint32)
-    all_values = torch.cat([values, torch.full((spare,), float("nan"), dtype=values.dtype)])
+    nothing = float("nan") if values.is_floating_point() else 77
+    all_values = torch.cat([values, torch.full((spare,), nothing, dtype=values.dtype)])
     counted = torch.tensor([held], dtype=torch.int64 if wide else torch.int32)
     return DeviceEntries(on_fake_device(all_indices), on_fake_device(all_values), on_fake_device(counted), n)
 
 
 def nowhere(n: int, dtype: torch.dtype = torch.float32) -> Any:
-    return on_fake_device(torch.full((n,), float("nan"), dtype=dtype))
+    return on_fake_device(torch.full((n,), float("nan") if dtype.is_floating_point else 77, dtype=dtype))
 
 
 def host_sums(given: list[tuple[torch.Tensor, torch.Tensor]], n: int, op: str, **options: Any) -> list[torch.Tensor]:
@@ -67,9 +72,7 @@ def host_sums(given: list[tuple[torch.Tensor, torch.Tensor]], n: int, op: str, *
         if stream.is_dense:
             sums.append(stream.to_dense())
             continue
-        dense = torch.full((n,), stream.absent, dtype=given[0][1].dtype)
-        dense[stream.indices.to(torch.int64)] = stream.values
-        sums.append(dense)
+        sums.append(torch.as_tensor(stream.to_dense()))
     for comm in hosts:
         comm.close()
     return sums
@@ -77,7 +80,7 @@ def host_sums(given: list[tuple[torch.Tensor, torch.Tensor]], n: int, op: str, *
 
 def bits(x: torch.Tensor) -> list[int]:
     plain = x.as_subclass(torch.Tensor)
-    return plain.view({4: torch.int32, 2: torch.int16}[x.element_size()]).tolist()  # type: ignore[no-any-return]
+    return plain.view({8: torch.int64, 4: torch.int32, 2: torch.int16}[x.element_size()]).tolist()  # type: ignore[no-any-return]
 
 
 def check(
@@ -122,6 +125,185 @@ def test_the_hosts_bits_of_every_reduction(
     device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], op: str, dtype: torch.dtype
 ) -> None:
     check(device, comms, streams, 0.04, op, dtype, n=999)
+
+
+INTEGERS = (torch.int32, torch.int64, torch.uint32, torch.uint64)
+
+
+@pytest.mark.parametrize("density", [0.04, 0.7])
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "max_abs"])
+@pytest.mark.parametrize("dtype", [*INTEGERS, torch.float64], ids=str)
+def test_the_hosts_bits_of_integers_and_doubles(
+    device: FakeRuntime,
+    comms: list[Communicator],
+    streams: list[FakeStream],
+    op: str,
+    dtype: torch.dtype,
+    density: float,
+) -> None:
+    if op == "max_abs" and dtype in (torch.uint32, torch.uint64):
+        with pytest.raises(TypeError, match="op='max_abs' of uint"):
+            comms[0].all_reduce(staged(*entries_of(0, 9, 0.5, dtype), 9), op, out=nowhere(9, dtype))
+        return
+    check(device, comms, streams, density, op, dtype, n=700)
+
+
+Given = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def in_slices(n: int, counts: list[int] | None) -> list[slice]:
+    lengths = counts or [n // RANKS + (rank < n % RANKS) for rank in range(RANKS)]
+    ends = np.cumsum(lengths).tolist()
+    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+@pytest.mark.parametrize("counts", [None, [100, 0, 601]], ids=["alike", "unequal"])
+@pytest.mark.parametrize("op", ["sum", "avg", "min", "max"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, *INTEGERS], ids=str)
+def test_slices_have_the_hosts_bits(
+    device: FakeRuntime,
+    comms: list[Communicator],
+    streams: list[FakeStream],
+    op: str,
+    dtype: torch.dtype,
+    counts: list[int] | None,
+) -> None:
+    """The last rank's vector is on the host."""
+    if op == "avg" and not dtype.is_floating_point:
+        op = "prod"
+    n = 701
+    slices = in_slices(n, counts)
+    for density in (0.0, 0.05, 0.8):
+        given = [entries_of(rank, n, density, dtype) for rank in range(RANKS)]
+        hosts = Communicator.local(RANKS, timeout_s=60.0)
+        works = [
+            comm.reduce_scatter(SparseVector(*given[rank], n), op, counts=counts, async_op=True)
+            for rank, comm in enumerate(hosts)
+        ]
+        right = [work.result().to_dense()[own] for work, own in zip(works, slices, strict=True)]
+        for comm in hosts:
+            comm.close()
+        outs = [nowhere(own.stop - own.start, dtype) for own in slices]
+
+        def call(comm: Communicator, rank: int, given: Given = given, outs: list[Any] = outs) -> Any:
+            return comm.reduce_scatter(staged(*given[rank], n), op, out=outs[rank], counts=counts)
+
+        results = on_all(device, comms[:-1], streams[:-1], call)
+        last = comms[-1].reduce_scatter(SparseVector(*given[-1], n), op, counts=counts)
+        assert bits(torch.as_tensor(last.to_dense()[slices[-1]])) == bits(right[-1])
+        for rank, result in enumerate(results):
+            streams[rank].synchronize()
+            assert result is outs[rank]
+            assert bits(outs[rank]) == bits(right[rank])
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, *INTEGERS], ids=str)
+def test_gathered_entries_are_those_of_all_ranks(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], dtype: torch.dtype, async_op: bool
+) -> None:
+    """The first rank's vector is on the host. Rooms of all residues, as addresses in pinned memory hang on them."""
+    for n, density in ((300, 0.0), (301, 0.1), (302, 0.4), (303, 1.0), (0, 0.0)):
+        given = [entries_of(rank, n, density * (rank + 1) / RANKS, dtype) for rank in range(RANKS)]
+        most = max(values.numel() for _, values in given)
+
+        def call(comm: Communicator, rank: int, given: Given = given, n: int = n, most: int = most) -> Any:
+            indices, values = given[rank + 1]
+            entries = staged(indices, values, n, spare=most - values.numel(), wide=rank == 0)
+            return comm.all_gather(entries, async_op=async_op)
+
+        found = on_all(device, comms[1:], streams[1:], call)
+        on_host = comms[0].all_gather(SparseVector(*given[0], n))
+        for stream, works in zip(streams[1:], found, strict=True):
+            with device.on(stream):
+                gathered = works.result() if async_op else works
+            stream.synchronize()
+            for of_rank, expected, (indices, values) in zip(gathered, on_host, given, strict=True):
+                held = int(of_rank.count)
+                assert (of_rank.length, of_rank.nnz, held) == (n, most, indices.numel())
+                assert of_rank.indices[:held].tolist() == indices.tolist() == expected.indices.tolist()
+                assert bits(of_rank.values[:held]) == bits(values)
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter"])
+@pytest.mark.parametrize("wire", ["packed", "bf16", "int8"])
+def test_wires_of_gathers_and_slices_have_the_hosts_errors(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream], operation: str, wire: str
+) -> None:
+    given = [entries_of(rank, N, 0.1, torch.float32) for rank in range(RANKS)]
+    hosts = Communicator.local(RANKS, timeout_s=60.0)
+    lost = [np.zeros(N, np.float32) for _ in range(RANKS)] if wire != "packed" else [None] * RANKS
+    works = [
+        getattr(comm, operation)(SparseVector(*given[rank], N), wire=wire, error=lost[rank], async_op=True)
+        for rank, comm in enumerate(hosts)
+    ]
+    expected = [work.result() for work in works]
+    for comm in hosts:
+        comm.close()
+    errors = [on_fake_device(torch.zeros(N)) if wire != "packed" else None for _ in range(RANKS)]
+    outs = [nowhere(N // RANKS) for _ in range(RANKS)]
+
+    def call(comm: Communicator, rank: int) -> Any:
+        entries = staged(*given[rank], N, spare=400 - given[rank][0].numel())
+        to = {"out": outs[rank]} if operation == "reduce_scatter" else {}
+        return getattr(comm, operation)(entries, wire=wire, error=errors[rank], **to)
+
+    found = on_all(device, comms, streams, call)
+    for rank, stream in enumerate(streams):
+        stream.synchronize()
+        if wire != "packed":
+            assert lost[rank].any()
+            assert bits(errors[rank]) == bits(torch.from_numpy(lost[rank]))
+        if operation == "reduce_scatter":
+            assert bits(outs[rank]) == bits(expected[rank].to_dense()[in_slices(N, None)[rank]])
+            continue
+        for mine, right in zip(found[rank], expected[rank], strict=True):
+            assert bits(mine.values[: int(mine.count)]) == bits(right.values)
+
+
+def test_gathers_and_slices_that_fail(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    good = [staged(*entries_of(rank, 90, 0.2, torch.int32), 90, spare=9) for rank in range(RANKS)]
+    outs = [nowhere(30, torch.int32) for _ in range(RANKS)]
+    with device.on(streams[0]):
+        found = comms[0].all_gather(good[0])
+        comms[0].reduce_scatter(good[0], out=outs[0])
+    comms[1].abort("over")
+    streams[0].synchronize()
+    assert [int(one.count) for one in found] == [-1] * RANKS  # which no operation takes
+    assert outs[0].tolist() == [-1] * 30
+    with pytest.raises(TransportError, match="over"):
+        comms[0].synchronize()
+
+
+def test_a_rank_without_room_for_anothers_entries(
+    device: FakeRuntime, comms: list[Communicator], streams: list[FakeStream]
+) -> None:
+    rooms = [2, 3, 9]
+    given = [staged(torch.tensor([rank, 8]), torch.ones(2), 10, spare=room - 2) for rank, room in enumerate(rooms)]
+    given[2] = staged(torch.tensor([1, 2, 3]), torch.ones(3), 10, spare=6)
+    on_all(device, comms, streams, lambda comm, rank: comm.all_gather(given[rank]))
+    for stream in streams:
+        stream.synchronize()
+    with pytest.raises(TransportError, match="rank 2 has 3 entries, but rank 0 has room for 2 of each"):
+        comms[0].synchronize()
+
+
+def test_what_gathers_and_slices_refuse(device: FakeRuntime, comms: list[Communicator]) -> None:
+    entries = staged(torch.tensor([4]), torch.ones(1), 10)
+    with pytest.raises(TypeError, match="goes into a dense tensor: give out=, of 4 elements"):
+        comms[0].reduce_scatter(entries)
+    with pytest.raises(ValueError, match="out has 10 elements but this rank's slice is 4"):
+        comms[0].reduce_scatter(entries, out=nowhere(10))
+    with pytest.raises(ValueError, match="counts add up to 9"):
+        comms[0].reduce_scatter(entries, out=nowhere(3), counts=[3, 3, 3])
+    with pytest.raises(TypeError, match="out is for a dense x"):
+        comms[0].all_gather(entries, out=nowhere(10))
+    with pytest.raises(ValueError, match="error shares memory with out or the entries"):
+        long = staged(torch.arange(10), torch.ones(10), 10, spare=0)
+        comms[0].all_gather(long, wire="bf16", error=long.values)
+    assert comms[0].stats()["operations"] == 0
 
 
 @pytest.mark.parametrize(
@@ -364,7 +546,7 @@ ON_DEVICE = {
         ({"indices": np.array([1, 4])}, TypeError, "indices is a ndarray: it must be a torch tensor on a device"),
         ({"values": torch.ones(2)}, TypeError, "values is on cpu: entries on the host are a SparseVector"),
         ({"indices": on_fake_device(torch.tensor([1, 4]).int())}, TypeError, "torch.int32: use uint32 or int64"),
-        ({"values": on_fake_device(torch.ones(2).double())}, TypeError, "use float32 or float16 or bfloat16"),
+        ({"values": on_fake_device(torch.ones(2).short())}, TypeError, "use float32, .* uint64 or bfloat16"),
         ({"count": on_fake_device(torch.ones(1))}, TypeError, "count has dtype torch.float32: use int32 or int64"),
         ({"values": on_fake_device(torch.ones(1, 2))}, ValueError, r"values has 2 dimensions: .* use .reshape\(-1\)"),
         ({"indices": on_fake_device(torch.arange(4))[::2]}, ValueError, r"not contiguous: use .contiguous\(\)"),

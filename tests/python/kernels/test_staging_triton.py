@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scatter_checks import DTYPES, vector
+from scatter_checks import DTYPES as FLOATS
+from scatter_checks import vector as floats
 from triton_arrays import SMALL_BLOCK, OnArrays, tensor_of, torch, turn_blocks_round
 
 from telegrad.kernels.staging import DENSE, kernels_of, naive
@@ -12,6 +13,17 @@ from telegrad.kernels.staging import triton as kernels
 
 GPU = OnArrays(kernels)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # of numpy, in the interpreter
+
+
+DTYPES = (*FLOATS, "float64", "int32", "int64", "uint32", "uint64")
+
+
+def vector(size: int, dtype: str, seed: int) -> np.ndarray:
+    """Of integers any."""
+    if dtype in FLOATS:
+        return floats(size, dtype, seed)
+    words = np.random.default_rng(seed).integers(0, 2**64, size, np.uint64)
+    return words.view(dtype)[:size].copy()
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,9 @@ from telegrad.communicator.cuda.staging import Lease
 from telegrad.communicator.cuda.transfers import flat
 from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import MAX_LENGTH, is_torch_tensor
+from telegrad.sparse_vector.formats import NAMES
 
-_DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+_DTYPES = {"bfloat16" if short == "bf16" else dtype.name: short for dtype, short in NAMES.items()}
 _INDEX_BYTES, _LOST_BYTES, _WORD_BYTES = 4, 4, 8
 _ALIGNED = 4  # indices: 16 bytes, which is what Triton tells addresses apart by
 _FAILED = -1
@@ -30,12 +31,12 @@ _COUNTS = ("int32", "int64")
 class DeviceEntries:
     """A sparse vector of ``length`` elements, less than 2**32, in tensors of one device.
 
-    ``indices`` (uint32 or int64) and ``values`` (float32, float16 or bfloat16) are one-dimensional, contiguous, and
-    equally long: as long as the most entries that there may be. ``count`` (int32 or int64, one element) says how many
-    there are. Their indices are strictly increasing and below ``length``, which is checked once they are on the host;
-    what lies behind them does not count. A sum reads them when its stream comes to it: with ``async_op=True`` leave
-    them alone until the current stream has passed its ``wait()``. Raises ``TypeError`` or ``ValueError`` for tensors
-    that do not fit.
+    ``indices`` (uint32 or int64) and ``values`` (floats of 16 to 64 bits, integers of 32 or 64) are one-dimensional,
+    contiguous, and equally long: as long as the most entries that there may be. ``count`` (int32 or int64, one element)
+    says how many there are. Their indices are strictly increasing and below ``length``, which is checked once they are
+    on the host; what lies behind them does not count. An operation reads them when its stream comes to it: with
+    ``async_op=True`` leave them alone until the current stream has passed its ``wait()``. Raises ``TypeError`` or
+    ``ValueError`` for tensors that do not fit.
     """
 
     indices: Any
@@ -72,7 +73,7 @@ class DeviceEntries:
 
     @property
     def dtype(self) -> str:
-        """That of the values, as a SparseVector names it: ``"f32"``, ``"f16"`` or ``"bf16"``."""
+        """That of the values, as a SparseVector names it: ``"f32"``."""
         return _DTYPES[str(self.values.dtype).removeprefix("torch.")]
 
 
@@ -82,7 +83,7 @@ def _check_tensor(x: Any, name: str, dtypes: tuple[str, ...]) -> None:
     if not has_runtime(x.device.type):
         raise TypeError(f"{name} is on {x.device}: entries on the host are a SparseVector; others must be on cuda")
     if str(x.dtype).removeprefix("torch.") not in dtypes:
-        raise TypeError(f"{name} has dtype {x.dtype}: use {' or '.join(dtypes)}")
+        raise TypeError(f"{name} has dtype {x.dtype}: use {', '.join(dtypes[:-1])} or {dtypes[-1]}")
     if name != "count" and x.dim() != 1:
         raise ValueError(f"{name} has {x.dim()} dimensions: it must have one; use .reshape(-1)")
     if not x.is_contiguous():
@@ -109,8 +110,8 @@ class Staged(NamedTuple):
 
 
 class EntriesPart:
-    """The sum of all ranks' entries, into a dense tensor; and to another is added what rounding loses of them. It is
-    one operation of the engine, however long.
+    """The sum of all ranks' entries, or a slice of it, into a dense tensor; and to another is added what rounding loses
+    of them. It is one operation of the engine, however long.
 
     Pinned: for the input what the tensors hold, indices as 32 bits; for the sum, and for what is lost, a dense vector
     each, in whose memory entries lie where they take less. The count and the forms of the other two, int64 all, lie
@@ -130,13 +131,17 @@ class EntriesPart:
     ) -> None:
         """``form``: two int64 on the device. ``error``: float32; ``None``: nobody wants what is lost."""
         self._entries, self._out, self._form, self._absent, self._begin = entries, out, form, absent, begin
-        self._error = error
-        item = int(entries.values.element_size())
+        self._error, self._outs = error, [out]
+        self._item = int(entries.values.element_size())
         self._room = entries.nnz
-        self._sum_room = _entries_in(entries.length, item)
-        self._item = item
-        self._dense_bytes = entries.length * item
-        self._lost_room, self._lost_first = _entries_in(entries.length, _LOST_BYTES), -(-self._dense_bytes // 16) * 16
+        self._words, self._first = 1, 0  # of the sum: how many say what it is, and where it begins
+        self._sum_room = _entries_in(out.numel(), self._item)
+        self._dense_bytes = out.numel() * self._item
+        self._lost_room = _entries_in(entries.length, _LOST_BYTES)
+
+    @property
+    def _lost_first(self) -> int:
+        return -(-self._dense_bytes // 16) * 16
 
     @property
     def input_bytes(self) -> int:
@@ -157,7 +162,7 @@ class EntriesPart:
         _prepared.add(key)
 
     def spoilt(self, lease: Lease) -> tuple[int, int]:
-        return int(lease.words.told.data_ptr()), self._form_bytes
+        return self._form_at(lease), self._form_bytes
 
     def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         entries = self._entries
@@ -165,41 +170,48 @@ class EntriesPart:
         runtime.launch(stream, kernels_of(entries.values).stage, *given, *self._input_views(lease))
 
     def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
-        counted, form = int(lease.words.given.data_ptr()), int(lease.words.told.data_ptr())
-        first, to = lease.input_address, lease.output_address
-        lost = to + self._lost_first
-        errors = (form + _WORD_BYTES, lost, lost + self._lost_room * _INDEX_BYTES, self._lost_room, lost)
+        counted, form = int(lease.words.given.data_ptr()), self._form_at(lease)
+        first, to = lease.input_address, lease.output_address + self._first
+        lost = lease.output_address + self._lost_first
+        lost_form = form + self._words * _WORD_BYTES
+        errors = (lost_form, lost, lost + self._lost_room * _INDEX_BYTES, self._lost_room, lost)
         staged = Staged(
             *(counted, first, first + _aligned(self._room) * _INDEX_BYTES, self._room),
-            *(form, to, to + self._sum_room * _INDEX_BYTES, self._sum_room, to),
+            *(form, to, to + _aligned(self._sum_room) * _INDEX_BYTES, self._sum_room, to),
             *(errors if self._error is not None else (0, 0, 0, 0, 0)),
         )
         return self._begin(staged, gate)
 
     def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
         # Kernels ask for the word in each block: it must be near.
-        runtime.copy_to_device(stream, self._form, 0, int(lease.words.told.data_ptr()), self._form_bytes)
+        runtime.copy_to_device(stream, self._form, 0, self._form_at(lease), self._form_bytes)
         self._queue_sum(runtime, stream, lease, fails=False)
 
     @property
     def _form_bytes(self) -> int:
-        return _WORD_BYTES if self._error is None else 2 * _WORD_BYTES
+        return _WORD_BYTES * (self._words + (self._error is not None))
+
+    def _form_at(self, lease: Lease) -> int:
+        return int(lease.words.told.data_ptr())
 
     def _queue_sum(self, runtime: DeviceRuntime, stream: Stream, lease: Lease, *, fails: bool) -> None:
         """The kernels that write ``out`` by ``form``, or, if it ``fails``, by one that says so."""
-        kernels, absent = kernels_of(self._out), self._absent
+        kernels, words, outs, write = kernels_of(self._out), self._words, len(self._outs), self._write
 
-        def write_sum(out: Any, form: Any, dense: Any, indices: Any, values: Any, *errors: Any) -> None:
+        def write_sum(form: Any, dense: Any, indices: Any, values: Any, *others: Any) -> None:
             if fails:
                 form.fill_(_FAILED)
-            kernels.write_sum(out, form[:1], dense, indices, values, absent)
-            if errors:
-                kernels.add_sum(errors[0], form[1:], *errors[1:])
+            write(kernels, others[:outs], form, dense, indices, values)
+            if len(others) > outs:
+                kernels.add_sum(others[outs], form[words:], *others[outs + 1 :])
 
-        tensors = [self._out, self._form, *self._sum_views(lease)]
+        tensors = [self._form, *self._sum_views(lease), *self._outs]
         if self._error is not None:
             tensors += [self._error, *self._lost_views(lease)]
         runtime.launch(stream, write_sum, *tensors)
+
+    def _write(self, kernels: Any, outs: Sequence[Any], form: Any, dense: Any, indices: Any, values: Any) -> None:
+        kernels.write_sum(outs[0], form[:1], dense, indices, values, self._absent)
 
     # What each of these makes of a lease depends on its key alone: the views of one operation may be those of another.
     def _input_views(self, lease: Lease) -> tuple[Any, ...]:
@@ -214,9 +226,10 @@ class EntriesPart:
         nbytes, dtype = self._dense_bytes, self._out.dtype
 
         def make() -> tuple[Any, ...]:
-            return lease.output[:nbytes].view(dtype), *_sections(lease.output, self._sum_room, dtype)
+            whole = lease.output[:nbytes].view(dtype)
+            return whole, *_sections(lease.output[self._first :], self._sum_room, dtype)
 
-        return _viewed(lease, ("sum", nbytes, dtype), make)
+        return _viewed(lease, ("sum", nbytes, dtype, self._first), make)
 
     def _lost_views(self, lease: Lease) -> tuple[Any, ...]:
         first, dtype = self._lost_first, self._error.dtype
@@ -234,17 +247,45 @@ class EntriesPart:
         given = (entries.indices, entries.values, entries.count, self._out)
         aligned = [x.data_ptr() % 16 == 0 for x in given]
         wide = [size >= 1 << 31 for size in (self._room, entries.length, self._sum_room)]
-        empty = (entries.length == 0, self._sum_room == 0)  # what is lost has as much room: of float32 alone
+        empty = (self._dense_bytes == 0, self._sum_room == 0, self._lost_room == 0)
         return (
             self._out.device,
             entries.values.dtype,
             entries.indices.dtype,
             entries.count.dtype,
+            (self._absent, self._words, self._sum_room % _ALIGNED),
             *aligned,
             *wide,
             *empty,
             None if self._error is None else self._error.data_ptr() % 16 == 0,
         )
+
+
+class GatheredPart(EntriesPart):
+    """All ranks' entries, each rank's into one of ``found``, which have as much room as this rank's. Their numbers lie
+    in front of them: words beside the operation's are too few. ``form``: an int64 more than there are ranks."""
+
+    def __init__(
+        self,
+        entries: DeviceEntries,
+        found: Sequence[DeviceEntries],
+        form: Any,
+        begin: Callable[[Staged, _core.Gate], _core.Request],
+        error: Any = None,
+    ) -> None:
+        super().__init__(entries, entries.values, form, 0.0, begin, error)
+        self._outs = [tensor for one in found for tensor in (one.count, one.indices, one.values)]
+        self._words, self._sum_room = len(found), len(found) * self._room
+        self._first = -(-(self._words + 1) * _WORD_BYTES // 16) * 16
+        self._dense_bytes = self._first + _aligned(self._sum_room) * _INDEX_BYTES + self._sum_room * self._item
+
+    def _form_at(self, lease: Lease) -> int:
+        return lease.output_address
+
+    def _write(self, kernels: Any, outs: Sequence[Any], form: Any, dense: Any, indices: Any, values: Any) -> None:
+        for rank in range(self._words):
+            own = slice(rank * self._room, (rank + 1) * self._room)
+            kernels.stage(indices[own], values[own], form[rank : rank + 1], *outs[3 * rank : 3 * rank + 3])
 
 
 _prepared: set[tuple[Any, ...]] = set()

@@ -3,7 +3,7 @@
 How many entries there are is known to the GPU alone, and what form a sum has to whoever made it: both are words in
 memory, which kernels read, so that nobody waits for anybody. Only entries that there are cross the bus.
 
-``indices``: uint32 or int64; ``values`` and dense vectors: float32, float16 or bfloat16 (numpy has none: uint16 there).
+``indices``: uint32 or int64; ``values`` and dense vectors: what a SparseVector holds (of bfloat16 numpy has uint16).
 ``naive`` is the oracle of ``triton``; CPUs need none of this.
 """
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from telegrad.kernels.floats import narrowed, widened
 from telegrad.kernels.staging import DENSE
+from telegrad.sparse_vector.formats import as_bits
 
 Vector = npt.NDArray[Any]
 
@@ -31,7 +32,7 @@ def write_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values:
     elif form[0] < 0:
         out.view(np.uint8).fill(0xFF)
     else:
-        out[:] = narrowed(np.array([absent], np.float32), out.dtype)
+        out[:] = as_bits(absent, out.dtype)
         scatter_set(out, indices, values, form)
 
 

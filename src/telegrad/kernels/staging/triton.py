@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from telegrad.kernels.staging import DENSE
+from telegrad.sparse_vector.formats import as_bits
 from telegrad.kernels.triton import BLOCK, KINDS, bits_of, canonical, launch, rounded, widened
 
 # Triton kernels between a GPU's memory and pinned memory of the host. Values are bits. Positions are 64 bits wide.
@@ -77,7 +78,7 @@ def scatter_entries(
         tl.store(dense + position, tl.load(values + lane, mask=own, other=0), mask=own)
 
 
-_DTYPES = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def stage(
@@ -139,17 +140,16 @@ def scatter_set(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
 def _scatter(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor, held: torch.Tensor, adds: bool) -> None:
     count = indices.numel()
     if count:
-        arguments = (bits_of(dense), indices, bits_of(values), count, dense.numel(), held)
-        launch(scatter_entries, -(-count // BLOCK), *arguments, ADDS=adds, KIND=KINDS[dense.dtype], BLOCK=BLOCK)
+        given, kind = (bits_of, KINDS[dense.dtype]) if adds else (_bits, 0)
+        arguments = (given(dense), indices, given(values), count, dense.numel(), held)
+        launch(scatter_entries, -(-count // BLOCK), *arguments, ADDS=adds, KIND=kind, BLOCK=BLOCK)
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    return x.view(_DTYPES[x.dtype])
+    return x.view(_BITS[x.element_size()])
 
 
 def _bits_of(number: float, dtype: torch.dtype) -> int:
-    """As an int32, whose lower half are those of a 16-bit float. ``number``: 0, 1 or an infinity."""
-    if dtype == torch.float16:
-        return int(np.float16(number).view(np.int16))
-    word = int(np.float32(number).view(np.int32))
-    return word >> 16 if dtype == torch.bfloat16 else word
+    """As a signed integer of its width. ``number``: 0, 1 or an infinity, of integers their largest or least one."""
+    name = "uint16" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch.")
+    return int(as_bits(number, np.dtype(name)).view(f"i{dtype.itemsize}"))
