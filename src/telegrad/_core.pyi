@@ -347,8 +347,8 @@ class Communicator:
         output: int,
         blocking: bool = False,
     ) -> Request: ...
-    # Once the gate is open. `staged`, addresses and lengths, is a `Staged` of communicator.cuda.entries: the int64 at
-    # `counted` says how many of the staged entries there are. What becomes of the sum is said at `form` (int64): how
+    # Once the gate is open. `staged`: what StagedAddresses (bindings/reductions.hpp) takes. The int64 at its
+    # `count` says how many of the staged entries there are. What becomes of the sum is said at `form` (int64): how
     # many entries it has, or -2: it is dense. A gate's failure leaves -1 there.
     def all_reduce_staged(
         self, staged: Sequence[int], n: int, dtype: DType, how: SparseReduction, gate: Gate

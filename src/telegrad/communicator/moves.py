@@ -38,34 +38,14 @@ from telegrad.communicator.operands import (
     overlap,
     result_of,
 )
-from telegrad.communicator.reductions import StreamInput, StreamReductions, sparse_input
+from telegrad.communicator.reductions import StreamReductions, sparse_input
 from telegrad.communicator.work import Work
 from telegrad.sparse_vector.formats import DTYPES
-
-
-class StreamMoves(StreamReductions):
-    """Operations in which ranks get each other's streams."""
-
-    def _gather_streams(self, given: StreamInput, wire: str | None, error: Any, seed: int, async_op: bool) -> Any:
-        core, stream = self._usable(), given.stream
-        how = self._sparse_reduction(stream, "sum", "auto", 1.0, wire, error, seed)  # nothing is summed
-        indices, values = stream.entries(0.0)
-        request = core.all_gather_sparse(
-            address(indices), address(values), indices.size, stream.n, DTYPES[stream.dtype], how, not async_op
-        )
-        held = (indices, values, error)
-
-        def finish(done: _core.Request) -> Any:
-            found = done.sparse_results()
-            return [given.like(stream.result(*arrays)) for arrays in found]
-
-        return self._stream_work(request, "all_gather", held, finish, async_op)
-
 
 _OWN_MEMORY = "give out memory of its own"
 
 
-class Moves(StreamMoves):
+class Moves(StreamReductions):
     """Operations that move ranks' elements unchanged, of any dtype without Python objects.
 
     Blocks of equal shape need no ``counts``. For blocks of unequal lengths, ``counts`` says how many elements each rank
@@ -95,15 +75,25 @@ class Moves(StreamMoves):
         For a SparseVector or a ``torch.sparse_coo`` tensor the result is a list of them, by rank. ``n`` is the same on
         all ranks, the number of entries may differ, and a zero stays an entry. ``wire``, ``error`` and ``seed`` as for
         a sparse ``all_reduce``. Rounded values are the same on all ranks; this rank's rounding error is added to its
-        ``error``. Of DeviceEntries it is a list of these, each with as much room as ``x``, which must be the same on all
-        ranks. Source: SparCML §5.2."""
+        ``error``. Of DeviceEntries it is a list of these, each with as much room as ``x``: give all ranks' the same.
+        Source: SparCML §5.2."""
         check_async(async_op)
         if (sparse := x if isinstance(x, DeviceEntries) else sparse_input(x)) is not None:
             for name, given in (("out", out), ("counts", counts)):
                 if given is not None:
                     raise TypeError(f"{name} is for a dense x: sparse vectors are gathered into a new list")
-            gather = self._gather_streams if isinstance(sparse, StreamInput) else self._gather_entries
-            return gather(sparse, wire, error, seed, async_op)
+            if isinstance(sparse, DeviceEntries):
+                return self._gather_entries(sparse, wire, error, seed, async_op)
+            like, stream = sparse.like, sparse.stream
+            how = self._sparse_reduction(stream, "sum", "auto", 1.0, wire, error, seed)  # nothing is summed
+            indices, values = stream.entries(0.0)
+            at, of, dtype = address(indices), address(values), DTYPES[stream.dtype]
+            request = self._usable().all_gather_sparse(at, of, indices.size, stream.n, dtype, how, not async_op)
+
+            def finish(done: _core.Request) -> Any:
+                return [like(stream.result(*arrays)) for arrays in done.sparse_results()]
+
+            return self._stream_work(request, "all_gather", (indices, values, error), finish, async_op)
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse vectors: leave them out to gather dense tensors")
         check_dense_options(seed=seed)

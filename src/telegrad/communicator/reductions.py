@@ -439,11 +439,10 @@ class StreamReductions(CommunicatorBase):
         how = self._sparse_reduction(entries, "sum", "auto", 1.0, wire, error, seed)
         if error is not None:
             _check_error(entries, error, _memory_of(entries))
-        new, torch = entries.count.new_empty, sys.modules["torch"]
-        types = (torch.uint32, entries.values.dtype)
+        torch, new = sys.modules["torch"], entries.count.new_empty
         found = [
-            DeviceEntries(*(new(entries.nnz, dtype=dtype) for dtype in types), new(1, dtype=torch.int64), entries.n)
-            for _ in range(self.world_size)
+            DeviceEntries(new(x.numel(), dtype=torch.uint32), torch.empty_like(x), new(1, dtype=torch.int64), entries.n)
+            for x in [entries.values] * self.world_size
         ]
         return self._run_entries("all_gather", entries, how, found, _lost_to(error, wire, entries), async_op)
 
@@ -454,28 +453,6 @@ class StreamReductions(CommunicatorBase):
         how = self._sparse_reduction(entries, "avg", "auto", 1.0, wire, None, 0)
         call, more = ("average_gathered", ()) if state is None else ("all_reduce_topk", (state._core,))
         return self._run_entries(call, entries, how, out, error, True, *more)
-
-    def _scatter_stream(
-        self,
-        given: StreamInput,
-        op: Any,
-        how: _core.SparseReduction,
-        counts: list[int] | None,
-        async_op: bool,
-        error: Any,
-    ) -> Any:
-        core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
-        indices, values = stream.entries(absent)
-        request = core.reduce_scatter_sparse(
-            address(indices), address(values), indices.size, stream.n, counts, DTYPES[stream.dtype], how, not async_op
-        )
-        held = (indices, values, error)
-
-        def finish(done: _core.Request) -> Any:
-            found, sums = done.sparse_result()
-            return given.like(stream.result(found, sums, absent))
-
-        return self._stream_work(request, "reduce_scatter", held, finish, async_op)
 
     def _stream_work(
         self, request: _core.Request, operation: str, held: Any, finish: Callable[[_core.Request], Any], async_op: bool
@@ -929,22 +906,31 @@ class Reductions(StreamReductions, DeviceSums):
         error: Any,
         seed: int,
     ) -> Any:
-        entries = given if isinstance(given, DeviceEntries) else None
-        stream = given.stream if isinstance(given, StreamInput) else given
-        if out is not None and entries is None:
+        stream, like = given if isinstance(given, StreamInput) else (given, lambda one: one)
+        if out is not None and stream is not given:
             raise TypeError("out is for a dense x: a slice of a sparse sum is a new sparse vector")
         lengths = None if counts is None else checked_counts(counts, "counts", self.world_size)
         if lengths is not None and sum(lengths) != stream.n:
             raise ValueError(f"counts add up to {sum(lengths)} but x has {stream.n} elements: give each to one rank")
         _check_scattered(op, switch_factor)
-        if entries is not None:
-            own, (share, more) = self.rank, divmod(entries.n, self.world_size)
-            dense_for(entries, out, error, share + (own < more) if lengths is None else lengths[own])
+        absent = neutral_element(sparse_reduction_of(op))
+        if isinstance(stream, DeviceEntries):
+            share, more = divmod(stream.n, self.world_size)
+            dense_for(stream, out, error, share + (self.rank < more) if lengths is None else lengths[self.rank])
         how = self._sparse_reduction(stream, op, "auto", switch_factor, wire, error, seed)
-        if entries is not None:
-            absent, lost = neutral_element(sparse_reduction_of(op)), _lost_to(error, wire, entries)
-            return self._run_entries("reduce_scatter", entries, how, out, lost, async_op, lengths, absent=absent)
-        return self._scatter_stream(given, op, how, lengths, async_op, error)
+        if isinstance(stream, DeviceEntries):
+            lost = _lost_to(error, wire, stream)
+            return self._run_entries("reduce_scatter", stream, how, out, lost, async_op, lengths, absent=absent)
+        core, (indices, values) = self._usable(), stream.entries(absent)
+        at, of = address(indices), address(values)
+        request = core.reduce_scatter_sparse(
+            at, of, indices.size, stream.n, lengths, DTYPES[stream.dtype], how, not async_op
+        )
+
+        def finish(done: _core.Request) -> Any:
+            return like(stream.result(*done.sparse_result(), absent))
+
+        return self._stream_work(request, "reduce_scatter", (indices, values, error), finish, async_op)
 
 
 def _result_of(buffer: HostBuffer, x: Any, out: Any) -> HostBuffer:

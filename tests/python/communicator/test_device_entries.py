@@ -300,8 +300,8 @@ def test_what_gathers_and_slices_refuse(device: FakeRuntime, comms: list[Communi
         comms[0].reduce_scatter(entries, out=nowhere(3), counts=[3, 3, 3])
     with pytest.raises(TypeError, match="out is for a dense x"):
         comms[0].all_gather(entries, out=nowhere(10))
+    long = staged(torch.arange(10), torch.ones(10), 10, spare=0)
     with pytest.raises(ValueError, match="error shares memory with out or the entries"):
-        long = staged(torch.arange(10), torch.ones(10), 10, spare=0)
         comms[0].all_gather(long, wire="bf16", error=long.values)
     assert comms[0].stats()["operations"] == 0
 

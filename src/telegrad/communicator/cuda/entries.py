@@ -7,9 +7,9 @@ by what the engine says of it there.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime
@@ -90,23 +90,8 @@ def _check_tensor(x: Any, name: str, dtypes: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is not contiguous: use .contiguous()")
 
 
-class Staged(NamedTuple):
-    """Addresses in pinned memory, and lengths, as the core takes them. ``lost_form`` 0: nobody wants what is lost."""
-
-    counted: int
-    indices: int
-    values: int
-    room: int
-    form: int
-    sum_indices: int
-    sum_values: int
-    sum_room: int
-    dense: int
-    lost_form: int
-    lost_indices: int
-    lost_values: int
-    lost_room: int
-    lost: int
+Staged = tuple[int, ...]
+"""Addresses in pinned memory, and lengths, in the order of the core's StagedAddresses."""
 
 
 class EntriesPart:
@@ -136,7 +121,7 @@ class EntriesPart:
         self._room = entries.nnz
         self._words, self._first = 1, 0  # of the sum: how many say what it is, and where it begins
         self._sum_room = _entries_in(out.numel(), self._item)
-        self._dense_bytes = out.numel() * self._item
+        self._dense_bytes: int = out.numel() * self._item
         self._lost_room = _entries_in(entries.length, _LOST_BYTES)
 
     @property
@@ -175,7 +160,7 @@ class EntriesPart:
         lost = lease.output_address + self._lost_first
         lost_form = form + self._words * _WORD_BYTES
         errors = (lost_form, lost, lost + self._lost_room * _INDEX_BYTES, self._lost_room, lost)
-        staged = Staged(
+        staged = (
             *(counted, first, first + _aligned(self._room) * _INDEX_BYTES, self._room),
             *(form, to, to + _aligned(self._sum_room) * _INDEX_BYTES, self._sum_room, to),
             *(errors if self._error is not None else (0, 0, 0, 0, 0)),

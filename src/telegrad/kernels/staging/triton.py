@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 
 from telegrad.kernels.staging import DENSE
-from telegrad.sparse_vector.formats import as_bits
 from telegrad.kernels.triton import BLOCK, KINDS, bits_of, canonical, launch, rounded, widened
+from telegrad.sparse_vector.formats import as_bits
 
 # Triton kernels between a GPU's memory and pinned memory of the host. Values are bits. Positions are 64 bits wide.
 
