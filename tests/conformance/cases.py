@@ -57,7 +57,7 @@ def _larger_magnitude(a: Array, b: Array) -> Array:
     return np.where(left == right, np.maximum(a, b), np.where(left < right, b, a))
 
 
-_COMBINE = {
+COMBINE = {
     "sum": np.add,
     "own": np.add,  # of the caller, see reduction_cases.py
     "avg": np.add,
@@ -74,8 +74,8 @@ _COMBINE = {
 }
 _NEUTRAL = {"prod": 1.0, "min": np.inf, "max": -np.inf}  # of the others 0
 _REDUCTIONS = ("sum", "avg", "prod", "min", "max", "max_abs")
-_LOGICAL = ("land", "lor", "lxor")
-_WHOLE = ("sum", "prod", "min", "max", "band", "bor", "bxor", *_LOGICAL)
+LOGICAL = ("land", "lor", "lxor")
+_WHOLE = ("sum", "prod", "min", "max", "band", "bor", "bxor", *LOGICAL)
 _SPARSE_WHOLE = [
     (d, r) for d in ("i32", "i64", "u32", "u64") for r in (*_WHOLE[:4], "max_abs") if (d[0], r) != ("u", "max_abs")
 ]
@@ -160,7 +160,7 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
         for reduction in ("sum", "avg")
         if algorithm != "auto" or values == "integers"
     ]
-    for dtype, values, reduction in _OTHER_KINDS:
+    for dtype, values, reduction in OTHER_KINDS:
         cases.append(Case("dense", 63, dtype, reduction, "recursive_doubling", values))
         cases.append(Case("dense", 1000 if small else 4099, dtype, reduction, "ring", values))
         cases.append(Case("dense", 1000 if small else 4099, dtype, reduction, "two_level", values))
@@ -171,7 +171,7 @@ def _dense_cases(size: int, small: bool) -> list[tuple[str, Case]]:
 
 
 _KINDS = [(dtype, values) for dtype in ("f32", "bf16") for values in ("integers", "floats")]
-_OTHER_KINDS = [
+OTHER_KINDS = [
     *((dtype, "floats", reduction) for dtype in ("f64", "f16") for reduction in _REDUCTIONS),
     *((dtype, "floats", reduction) for dtype in ("f32", "bf16") for reduction in _REDUCTIONS[2:]),
     *((dtype, "wide", "max_abs") for dtype in ("i8", "i16", "i32", "i64")),
@@ -285,6 +285,8 @@ def _drawn(rank: int, count: int, dtype_name: str, values: str) -> Array:
     else:
         x = random.standard_normal(count) * 10.0 ** random.integers(-3, 3, count)
     if np.issubdtype(dtype, np.complexfloating):
+        if values == "integers":
+            return (x + 1j * random.integers(-8, 8, count, endpoint=True)).astype(dtype)
         return (x * np.exp(1j * random.uniform(-3, 3, count))).astype(dtype)
     x = x.astype(dtype)
     return from_bf16(to_bf16(x)) if dtype_name == "bf16" else x
@@ -499,9 +501,9 @@ class Oracle:
             inputs = [self._input(case, rank) for rank in range(self.size)]
             right, magnitude = inputs[0].copy(), np.abs(inputs[0])
             for x in inputs[1:]:
-                right = _COMBINE[case.reduction](right, x)
-                magnitude = _COMBINE[case.reduction](magnitude, np.abs(x))
-            if case.reduction in _LOGICAL:
+                right = COMBINE[case.reduction](right, x)
+                magnitude = COMBINE[case.reduction](magnitude, np.abs(x))
+            if case.reduction in LOGICAL:
                 right = (right != 0).astype(right.dtype)  # also of one rank
             if case.reduction == "avg":
                 right, magnitude = right / self.size, magnitude / self.size

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cases import MOST_OF_ALL, Case, Group, dense_input
+from cases import COMBINE, LOGICAL, MOST_OF_ALL, OTHER_KINDS, Case, Group, dense_input
 
 from telegrad import Communicator, CustomReduction, Work
 
+Vector = npt.NDArray[Any]
 WIRES = ("bf16", "f16", "int8", "qsgd8", "qsgd4", "qsgd2", "e3m0", "codebook2")
 OPERATIONS = ("reduce", "reduce_scatter", "reduce_scatter_v", "all_reduce_out")
 _OWN_SUM = "void own(float *to, const float *from, long n) { for (long i = 0; i < n; ++i) to[i] += from[i]; }"
@@ -59,25 +62,37 @@ def reduction_groups(size: int) -> list[Group]:
         for wire in WIRES
         for op in ("sum", "avg")
     ]
+    typed = []
     mixed = tuple(Case(operation, 1000 + number, root=size - 1) for number, operation in enumerate(OPERATIONS * 3))
+    kinds = [
+        (dtype, "integers" if (values, reduction) == ("floats", "sum") else values, reduction)
+        for dtype, values, reduction in OTHER_KINDS
+        if dtype != "bf16" and (values == "wide" or reduction not in ("avg", "prod"))  # numpy has none; exact ones
+    ]
+    for dtype, of_dtype in itertools.groupby(sorted(kinds), lambda kind: kind[0]):
+        at_once = [(values, reduction) for _, values, reduction in of_dtype]
+        for operation, count in itertools.product(OPERATIONS, (63, 1000)):
+            several = [Case(operation, count, dtype, op, values=v, root=size // 2) for v, op in at_once]
+            typed.append(Group(operation, tuple(several), staggered=count == 63))
     return [
         *(Group(case.operation, (case,)) for case in cases),
+        *typed,
         *(Group("in_flight", mixed, staggered=staggered) for staggered in (False, True)),
     ]
 
 
 def begin_reduction(
     case: Case, communicator: Communicator, *, blocking: bool
-) -> tuple[Work | None, Callable[[], npt.NDArray[np.float32]]]:
+) -> tuple[Work | None, Callable[[], Vector]]:
     """The work, if it does not block, and what gives the outcome once it is done."""
     rank, size = communicator.rank, communicator.world_size
     x = _vector(case, rank, size)
     kept = x.copy()
-    total = np.sum([_vector(case, other, size) for other in range(size)], axis=0, dtype=np.float32)
-    out = np.full(x.shape, np.nan, np.float32)
+    total = _whole(case, size) if case.operation != "encoded" else x
+    out = np.full(x.shape, np.nan if x.dtype.kind in "fc" else 77, x.dtype)
     counts = _counts(case, size)
     begins = np.cumsum([0, *counts])
-    op = own_sum() if case.reduction == "own" else "sum"
+    op = own_sum() if case.reduction == "own" else case.reduction
     match case.operation:
         case "reduce" if case.count % 2:
             got = communicator.reduce(x, case.root, op, async_op=not blocking)
@@ -97,7 +112,7 @@ def begin_reduction(
         case _:
             got = communicator.all_reduce(x, op, out=out, async_op=not blocking)
 
-    def outcome() -> npt.NDArray[np.float32]:
+    def outcome() -> Vector:
         in_place = case.operation == "reduce" and case.count % 2 and rank == case.root
         if not in_place and not np.array_equal(x, kept):
             raise AssertionError(f"{case}: the input has changed")
@@ -142,8 +157,15 @@ def _counts(case: Case, size: int) -> list[int]:
     return counts
 
 
-def _vector(case: Case, rank: int, size: int) -> npt.NDArray[np.float32]:
+def _vector(case: Case, rank: int, size: int) -> Vector:
     """Rank ``rank``'s input; that of a reduce_scatter goes on up to a length that can be divided."""
     x = dense_input(case, rank)
     length = sum(_counts(case, size)) if case.operation == "reduce_scatter" else case.count
-    return np.concatenate([x, np.zeros(length - case.count, np.float32)])
+    return np.concatenate([x, np.zeros(length - case.count, x.dtype)])
+
+
+@functools.lru_cache(maxsize=16)  # for the ranks of one process
+def _whole(case: Case, size: int) -> Vector:
+    vectors = [_vector(case, rank, size) for rank in range(size)]
+    total = functools.reduce(COMBINE[case.reduction], vectors)
+    return (total != 0 if case.reduction in LOGICAL else total).astype(vectors[0].dtype)

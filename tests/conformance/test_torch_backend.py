@@ -73,18 +73,20 @@ def test_allreduce_and_reduce(groups: list[ProcessGroup], dtype: torch.dtype, op
         assert all(torch.equal(x, was) for x, was in zip(tensors[:-1], given, strict=False))
 
 
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
 @pytest.mark.parametrize("op", ["BAND", "BOR", "BXOR"])
-def test_bitwise_reductions(groups: list[ProcessGroup], op: str) -> None:
+def test_bitwise_reductions(groups: list[ProcessGroup], op: str, dtype: torch.dtype) -> None:
     size = len(groups)
-    given = [
+    drawn = [
         torch.randint(-99, 99, (64 * size,), generator=torch.Generator().manual_seed(rank)) for rank in range(size)
     ]
-    right = given[0].clone()
-    for x in given[1:]:
-        right = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[op](right, x)
+    wide = drawn[0].clone()  # torch has no such operation of its wide unsigned integers
+    for x in drawn[1:]:
+        wide = {"BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor}[op](wide, x)
+    given, right = [x.to(dtype) for x in drawn], wide.to(dtype)
     how = options(reduceOp=getattr(dist.ReduceOp, op), rootRank=0)
     tensors, reduced = [x.clone() for x in given], [x.clone() for x in given]
-    blocks = [torch.empty(64, dtype=torch.int64) for _ in range(size)]
+    blocks = [torch.empty(64, dtype=dtype) for _ in range(size)]
     on_all(groups, lambda rank, group: group.allreduce([tensors[rank]], how))
     on_all(groups, lambda rank, group: group.reduce([reduced[rank]], how))
     on_all(groups, lambda rank, group: group.reduce_scatter_single(blocks[rank], given[rank], how))
@@ -150,19 +152,21 @@ def test_moves(groups: list[ProcessGroup], dtype: torch.dtype) -> None:
         assert all(torch.equal(x, was) for x, was in zip(out, given, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16], ids=str)
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.complex64, torch.complex128], ids=str)
 def test_reduce_scatter(groups: list[ProcessGroup], dtype: torch.dtype) -> None:
     size = len(groups)
     how = options(reduceOp=dist.ReduceOp.SUM)
     for count in COUNTS:
         given = inputs(size, count * size, dtype)
-        right = torch.stack(given).double().sum(0).to(dtype).view(size, count)
+        right = torch.stack(given).to(torch.complex128).sum(0)
+        right = (right if dtype.is_complex else right.real).to(dtype).view(size, count)
         out = [torch.empty(count, dtype=dtype) for _ in range(size)]
         on_all(groups, lambda rank, group: group.reduce_scatter_single(out[rank], given[rank], how))  # noqa: B023
         assert all(torch.equal(x, block) for x, block in zip(out, right, strict=True))
     lengths = [3 * rank % 5 for rank in range(size)]  # blocks of unequal lengths
     given = inputs(size, sum(lengths), dtype)
-    right_blocks = torch.stack(given).double().sum(0).to(dtype).split(lengths)
+    whole = torch.stack(given).to(torch.complex128).sum(0)
+    right_blocks = (whole if dtype.is_complex else whole.real).to(dtype).split(lengths)
     out = [torch.empty(length, dtype=dtype) for length in lengths]
     on_all(groups, lambda rank, group: group.reduce_scatter([out[rank]], [list(given[rank].split(lengths))], how))
     assert all(torch.equal(x, block) for x, block in zip(out, right_blocks, strict=True))
