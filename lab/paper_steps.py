@@ -25,6 +25,7 @@ from telegrad.cost.send_method import SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.architectures import Architecture, Parameter
 from telegrad.tools.advise.sending import Cluster, PhasedWay, sparse
+from telegrad.tools.advise.sending import dense as sum_of
 from telegrad.tools.advise.step import Row, Step, StepGroup, planned, simulate, times_of
 from telegrad.tools.advise.workload import (
     DEVICES,
@@ -74,6 +75,9 @@ VGG_SPEED = 2.0
 FUSION_BYTES, FUSION_S = 64 << 20, 5e-3
 SEARCH_BYTES, SEARCH_EVERY = 44, 5
 
+SPEECH_HOURS, SPEECH_PASSES, SPEECH_BATCH, SPEECH_DENSE_DAYS = 30_000, 6, 512, 14
+SPEECH_SAMPLE_S = 10  # of an utterance
+
 OKTOPK_COMPUTE_S = 0.377
 OKTOPK_MESSAGE_S = 2.88e-4  # of a message that Python sends
 OKTOPK_EXACT_S = 5.57e-9  # an element
@@ -101,9 +105,16 @@ FREE_NUMBERS = (
     FreeNumber(
         "mg-wfbp-9", "α, β of V100/10GbE and V100/56GbIB", "30.3 µs, 0.395 ns/B; 7.87 µs, 0.217 ns/B", "paper, Figure 4"
     ),
-    FreeNumber("sparcml-*", "step of a P100", "half of 9.3 Tflop/s", "assumed; 16 images or sentences, 8 of ImageNet"),
-    FreeNumber("sparcml-*", "α, β of Piz Daint", "20 µs, 0.5 ns/B", "assumed: RedSync's fit of the same machine"),
+    FreeNumber(
+        "sparcml-4, -5", "step of a P100", "half of 9.3 Tflop/s", "assumed; 16 images or sentences, 8 of ImageNet"
+    ),
+    FreeNumber("sparcml-4, -5", "α, β of Piz Daint", "20 µs, 0.5 ns/B", "assumed: RedSync's fit of the same machine"),
     FreeNumber("sparcml-4", "LSTM of ATIS", "4 cells of 5 million, 11 words", "assumed; 20 million in all (§8.3)"),
+    FreeNumber("sparcml-6", "computation of a V100", "0.30 s an utterance", "fitted to 14 days on 16 GPUs, all of it"),
+    FreeNumber("sparcml-6", "utterances, layers", "10 s each, six", "assumed; 30,000 hours, 60 million parameters"),
+    FreeNumber(
+        "sparcml-6", "between nodes; inside", "7.87 µs, 0.217 ns/B; 0.5 µs, 0.04 ns/B", "MG-WFBP's 56GbIB; assumed"
+    ),
     FreeNumber("aluminum-*", "step of a V100, b samples", "4 ms + b · 2.4 ms", "fitted to Figures 2 and 7"),
     FreeNumber("aluminum-*", "ring: α, β", "1.5 µs, 0.05 ns/B", "fitted to Figure 2 (12x at 2,048); β is 20 GB/s"),
     FreeNumber(
@@ -467,6 +478,27 @@ def _sparcml(
                 yield _row(figure, model, count, step, plan="wfbp", scheme=way.name)
 
 
+def sparcml_6() -> Iterator[Row]:
+    """§8.4, Figure 6b: an LSTM with attention for speech, 4 of 512 entries, 512 samples in all, nodes of four V100.
+    ``days``: of six passes over the data."""
+    shape = speech_with_attention()
+    steps = SPEECH_PASSES * SPEECH_HOURS * 3600 / SPEECH_SAMPLE_S / SPEECH_BATCH
+    sample_s = SPEECH_DENSE_DAYS * 86400 * 16 / (steps * SPEECH_BATCH)
+    for count in _doubling(16, 128):
+        trace = trace_of(shape, sample_s * SPEECH_BATCH / count)
+        cluster = Cluster(count, PAPER_NETWORKS["v100-56gbib"], ranks_per_node=4)
+        for way in (sum_of(cluster), sparse(cluster, DEVICES["v100"], 4 / 512)):
+            step = simulate(trace, planned(trace, "wfbp", way))
+            row = _row("sparcml-6", "speech", count, step, plan="wfbp", scheme=way.name)
+            yield row | {"days": step.step_s * steps / 86400}
+
+
+def speech_with_attention() -> Architecture:
+    """Six layers (assumed) of 60 million parameters, of which 2.4 million are the attention's."""
+    cells = tuple(Parameter(f"cell{cell}", 9_600_000, 9_600_000) for cell in range(6))
+    return Architecture("speech", "utterance", (*cells, Parameter("attention", 2_400_000, 2_400_000)))
+
+
 def atis_lstm() -> Architecture:
     """Two cells to encode and two to decode, of 20 million parameters, on sentences of 11 words (assumed)."""
     layers = tuple(Parameter(f"cell{cell}", 5_000_000, 11 * 5_000_000) for cell in range(4))
@@ -476,6 +508,7 @@ def atis_lstm() -> Architecture:
 FIGURES: dict[str, Callable[[], Iterator[Row]]] = {
     "sparcml-4": sparcml_4,
     "sparcml-5": sparcml_5,
+    "sparcml-6": sparcml_6,
     "mg-wfbp-9": mg_wfbp_9,
     "mg-wfbp-10": mg_wfbp_10,
     "mg-wfbp-11": mg_wfbp_11,
