@@ -51,7 +51,7 @@ void bind_sparse_reduction(nb::module_& module) {
           "__init__",
           [](SparseReduction* self, Reduction reduction, Algorithm algorithm, double switch_factor, IndexFormat indices,
              ValueEncoding values, std::uint64_t seed, std::uint32_t call, std::uintptr_t residual,
-             std::size_t elements, bool balanced, bool packs_values) {
+             std::size_t elements, bool balanced, bool packs_values, bool rounds_shares) {
             new (self) SparseReduction{
                 .reduction = reduction,
                 .switch_factor = switch_factor,
@@ -60,12 +60,14 @@ void bind_sparse_reduction(nb::module_& module) {
                          .values = values,
                          .key = {.seed = seed, .call = call},
                          .packs_values = packs_values},
+                .rounds_shares = rounds_shares,
                 .residual = residual == 0 ? std::span<float>() : memory<float>(residual, elements),
                 .slices = balanced ? Slices::balanced : Slices::equal};
           },
           nb::arg("reduction"), nb::arg("algorithm"), nb::arg("switch_factor"), nb::arg("indices") = IndexFormat::none,
           nb::arg("values") = ValueEncoding::native, nb::arg("seed") = 0, nb::arg("call") = 0, nb::arg("residual") = 0,
-          nb::arg("elements") = 0, nb::arg("balanced") = false, nb::arg("packs_values") = false);
+          nb::arg("elements") = 0, nb::arg("balanced") = false, nb::arg("packs_values") = false,
+          nb::arg("rounds_shares") = true);
 }
 
 }  // namespace telegrad::bindings

@@ -102,6 +102,7 @@ class SparseReduction:
         elements: int = 0,
         balanced: bool = False,  # slices
         packs_values: bool = False,
+        rounds_shares: bool = True,
     ) -> None: ...
 
 class OkTopkState:

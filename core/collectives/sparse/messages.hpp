@@ -69,6 +69,8 @@ struct SparseReduction {
   double switch_factor = 1.0;  // scales δ, see switch_entries()
   Algorithm algorithm = Algorithm::split_allgather;
   WireFormat wire{};
+  /// False: where the wire rounds values, it rounds sums alone, and no rank's own entries (SparCML, §6).
+  bool rounds_shares = true;
   /// Unless empty, of one element per index: what rounding on the wire loses on this rank is added to it.
   std::span<float> residual{};
   Slices slices = Slices::equal;  // of algorithms that have slices

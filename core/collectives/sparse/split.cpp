@@ -59,7 +59,7 @@ struct Split {
   Transport& net;
   const SparseVector<V>& mine;
   const Partition& slices;
-  const SparseReduction& how;
+  const SparseReduction how;  // of shares
   const SplitBucket& bucket;
 
   IndexRange slice(Rank owner) const {
@@ -353,7 +353,9 @@ template <class V>
 Task<void> give_shares(Transport& net, const SparseVector<V>& mine, const Partition& slices, const SparseReduction& how,
                        const SplitBucket& bucket, GivenShares<V>& given) {
   TELEGRAD_CHECK(bucket.number < bucket.buckets);
-  const Split<V> split{net, mine, slices, how, bucket};
+  SparseReduction of_shares = how;
+  if (!how.rounds_shares) of_shares.wire.values = ValueEncoding::native;
+  const Split<V> split{net, mine, slices, std::move(of_shares), bucket};
   wire_delta<V>(split.slice(net.rank()), how.switch_factor);  // throws, if it does, before anything is sent
   const Rank size = net.size();
   if (size == 1) {

@@ -33,6 +33,7 @@ from telegrad.communicator.operands import (
     checked_counts,
     checked_integer,
     checked_rank,
+    formats_named,
     movable,
     on_device,
     overlap,
@@ -75,7 +76,7 @@ class Moves(StreamReductions):
         For a SparseVector or a ``torch.sparse_coo`` tensor the result is a list of them, by rank. ``n`` is the same on
         all ranks, the number of entries may differ, and a zero stays an entry. ``wire``, ``error`` and ``seed`` as for
         a sparse ``all_reduce``. Rounded values are the same on all ranks; this rank's rounding error is added to its
-        ``error``. Of DeviceEntries it is a list of these, each with as much room as ``x``: give all ranks' the same.
+        ``error``. DeviceEntries become a list of these, each with as much room as ``x``: give all ranks' the same.
         Source: SparCML §5.2."""
         check_async(async_op)
         if (sparse := x if isinstance(x, DeviceEntries) else sparse_input(x)) is not None:
@@ -85,7 +86,8 @@ class Moves(StreamReductions):
             if isinstance(sparse, DeviceEntries):
                 return self._gather_entries(sparse, wire, error, seed, async_op)
             like, stream = sparse.like, sparse.stream
-            how = self._sparse_reduction(stream, "sum", "auto", 1.0, wire, error, seed)  # nothing is summed
+            formats_named(wire, stream.dtype)  # refuses one of sums: nothing is summed
+            how = self._sparse_reduction(stream, "sum", "auto", 1.0, wire, error, seed)
             indices, values = stream.entries(0.0)
             at, of, dtype = address(indices), address(values), DTYPES[stream.dtype]
             request = self._usable().all_gather_sparse(at, of, indices.size, stream.n, dtype, how, not async_op)

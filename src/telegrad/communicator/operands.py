@@ -549,6 +549,16 @@ def name_of_formats(formats: Formats, dtype: str) -> str:
     return f"{name}-{dtype if formats.values == _core.ValueEncoding.native else formats.values.name}"
 
 
+def rounded_of(wire: object) -> tuple[object, bool]:
+    """``wire`` without ``sums-``, and whether it rounds shares too, as it does without. Raises ``ValueError``."""
+    if not isinstance(wire, str) or not wire.startswith("sums-"):
+        return wire, True
+    rest = wire.removeprefix("sums-")
+    if _parts_of(rest, "wire")[1] not in ENCODINGS:
+        raise ValueError(f"wire={wire!r} rounds nothing: name an encoding, as in sums-qsgd8")
+    return rest, False
+
+
 def check_block_wire(wire: object, owner: str, *, argument: str = "wire") -> None:
     """Raises ``ValueError``, saying whose messages they are, unless ``wire`` leaves indices and values as they are: for
     blocks of fixed sizes."""

@@ -46,6 +46,7 @@ from telegrad.communicator.operands import (
     overlap,
     overlaps_stream,
     reducible,
+    rounded_of,
 )
 from telegrad.communicator.texts import all_gather_text
 from telegrad.communicator.work import Work, once, with_fast_path
@@ -206,7 +207,7 @@ def dense_for(entries: DeviceEntries, out: Any, error: Any, length: int | None =
 
 def _lost_to(error: Any, wire: Any, entries: DeviceEntries) -> Any:
     """``error``, if ``wire`` loses anything of these values."""
-    loses = error is not None and formats_named(wire, entries.dtype).values != _core.ValueEncoding.native
+    loses = error is not None and formats_named(rounded_of(wire)[0], entries.dtype).values != _core.ValueEncoding.native
     return error if loses else None
 
 
@@ -276,17 +277,9 @@ class StreamReductions(CommunicatorBase):
         indices, values = stream.memory(neutral_element(sparse_reduction_of(op)))
         marks = stream.marks
         how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer, slices=slices)
-        request = core.all_reduce_sparse_into(
-            0 if indices is None else address(indices),
-            address(values),
-            values.size,
-            0 if marks is None else address(marks),
-            stream.n,
-            dtype,
-            how,
-            buffer.pointer,
-            not async_op,
-        )
+        at, marked = (0 if one is None else address(one) for one in (indices, marks))
+        entries = (at, address(values), values.size, marked, stream.n, dtype)
+        request = core.all_reduce_sparse_into(*entries, how, buffer.pointer, not async_op)
         held = (indices, values, marks, out, error)
         if async_op:
             return self._work(request, "all_reduce_into", held, lambda _: out)
@@ -313,19 +306,9 @@ class StreamReductions(CommunicatorBase):
         assert at is not None
         assert of is not None
         assert into is not None
-        how = _core.SparseReduction(
-            _core.Reduction.avg,
-            _core.Algorithm.auto,
-            1.0,
-            index_format,
-            encoding,
-            0,
-            0 if encoding == _core.ValueEncoding.native else self._next_encoded_call(),
-            0 if lost is None else lost.pointer,
-            out.size,
-            False,
-            packs_values,
-        )
+        call = 0 if encoding == _core.ValueEncoding.native else self._next_encoded_call()
+        rounding = (index_format, encoding, 0, call, 0 if lost is None else lost.pointer, out.size)
+        how = _core.SparseReduction(_core.Reduction.avg, _core.Algorithm.auto, 1.0, *rounding, False, packs_values)
         request = core.all_reduce_sparse_into(
             at.pointer, of.pointer, values.size, 0, out.size, DTYPES[dtype], how, into.pointer, False
         )
@@ -348,6 +331,7 @@ class StreamReductions(CommunicatorBase):
         slices: str = "equal",
     ) -> _core.SparseReduction:
         core, reduction = self._usable(), reduction_of(op, DTYPES[stream.dtype], _SPARSE_REDUCTIONS)
+        wire, rounds_shares = rounded_of(wire)
         formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
         encoding = formats.values
         balanced = _balanced(slices, algorithm)
@@ -364,18 +348,12 @@ class StreamReductions(CommunicatorBase):
                 raise ValueError(
                     f"algorithm='recursive_doubling' is not supported with wire={wire!r}, which rounds: use another"
                 )
+            if algorithm == "ring" and not rounds_shares:
+                raise ValueError("algorithm='ring' rounds sums of some ranks: with wire='sums-…' use another")
+        call = 0 if encoding == _core.ValueEncoding.native else self._next_encoded_call()
+        rounding = (formats.indices, encoding, number, call, lost, stream.n)
         return _core.SparseReduction(
-            reduction,
-            chosen,
-            factor,
-            formats.indices,
-            encoding,
-            number,
-            0 if encoding == _core.ValueEncoding.native else self._next_encoded_call(),
-            lost,
-            stream.n,
-            balanced,
-            formats.packs_values,
+            reduction, chosen, factor, *rounding, balanced, formats.packs_values, rounds_shares
         )
 
     def _next_encoded_call(self) -> int:
@@ -389,16 +367,9 @@ class StreamReductions(CommunicatorBase):
         core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
         indices, values = stream.memory(absent)
         marks = stream.marks
-        request = core.all_reduce_sparse(
-            0 if indices is None else address(indices),
-            address(values),
-            values.size,
-            0 if marks is None else address(marks),
-            stream.n,
-            DTYPES[stream.dtype],
-            how,
-            not async_op,
-        )
+        at, marked = (0 if one is None else address(one) for one in (indices, marks))
+        entries = (at, address(values), values.size, marked, stream.n, DTYPES[stream.dtype])
+        request = core.all_reduce_sparse(*entries, how, not async_op)
         held = (indices, values, marks, error)
 
         def finish(done: _core.Request) -> Any:
@@ -436,6 +407,7 @@ class StreamReductions(CommunicatorBase):
         return self._run_on_device(operation, [part], tensors, out, async_op)
 
     def _gather_entries(self, entries: DeviceEntries, wire: Any, error: Any, seed: Any, async_op: bool) -> Any:
+        formats_named(wire, entries.dtype)  # refuses one of sums: nothing is summed
         how = self._sparse_reduction(entries, "sum", "auto", 1.0, wire, error, seed)
         if error is not None:
             _check_error(entries, error, _memory_of(entries))
@@ -655,8 +627,9 @@ class Reductions(StreamReductions, DeviceSums):
         lossless; packed ``"indices"`` alone. Or a rounding of values as above (``"f32"``: none), or both, as in
         ``"packed-bf16"``. The rounding error is then *added* to ``error``, ``n`` float32, so that it may be the
         residual. ``"mean"``: a message whose values have one sign holds their mean alone (RedSync), or NaN with a NaN
-        or an infinity; other messages hold values as they are. ``None`` and ``"auto"`` lose nothing, and pack if the
-        network is slow enough.
+        or an infinity; other messages hold values as they are. ``"sums-qsgd8"``, and so each that rounds: sums are
+        rounded, ranks' own entries are exact, as in SparCML §6 (there with ``"split_dense_allgather"``). ``None`` and
+        ``"auto"`` lose nothing, and pack if the network is slow enough.
 
         Raises ``ValueError`` or ``TypeError`` before anything is sent, for arguments that do not fit. Arguments without
         effect raise too: ``switch_factor`` and ``slices`` of a dense ``x``, ``seed`` and ``error`` without a rounding
@@ -820,8 +793,8 @@ class Reductions(StreamReductions, DeviceSums):
         For a SparseVector or a ``torch.sparse_coo`` tensor of ``n`` elements the result is a new one of length ``n``,
         with the entries of this rank's slice. Slices are consecutive, of ``n // world_size`` elements, the first ``n %
         world_size`` of one more, or of ``counts``, whose sum is ``n``. If a slice of a sum became dense on its way,
-        zeros are no entries. ``"prod"``, ``"min"`` and ``"max"`` stay sparse, and refuse a finite ``switch_factor``. Of
-        DeviceEntries the slice overwrites ``out``, a dense tensor of its length, and starts with its first index.
+        zeros are no entries. ``"prod"``, ``"min"`` and ``"max"`` stay sparse, and refuse a finite ``switch_factor``.
+        With DeviceEntries the slice overwrites ``out``, a dense tensor of its length.
         ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2."""
         check_async(async_op)
         if (sparse := x if isinstance(x, DeviceEntries) else sparse_input(x)) is not None:

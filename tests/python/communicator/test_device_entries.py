@@ -584,7 +584,7 @@ def test_what_sums_of_entries_refuse(
         comms[0].all_reduce(DeviceEntries(**ON_DEVICE), **options)
 
 
-@pytest.mark.parametrize("wire", ["bf16", "packed-f16", "int8", "qsgd4", "packed-codebook2"])
+@pytest.mark.parametrize("wire", ["bf16", "packed-f16", "int8", "qsgd4", "packed-codebook2", "sums-qsgd8"])
 @pytest.mark.parametrize("density", [0.0, 0.02, 0.7])
 @pytest.mark.parametrize("async_op", [False, True])
 def test_what_rounding_loses_is_added_as_on_the_host(

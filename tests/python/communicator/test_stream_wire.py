@@ -94,6 +94,54 @@ def test_result_and_errors_add_up_to_all_inputs(
     np.testing.assert_allclose(results[0].astype(np.float64) * factor + kept, total, atol=2e-5)
 
 
+@pytest.mark.parametrize("op", ["sum", "avg"])
+@pytest.mark.parametrize("density", [0.002, 0.7])
+@pytest.mark.parametrize("algorithm", ["auto", "split_allgather", "split_dense_allgather", "two_level"])
+@pytest.mark.parametrize("wire", ["sums-packed-bf16", "sums-qsgd8", "sums-raw-int8"])
+def test_sums_alone_are_rounded(ranks: list[Communicator], wire: str, algorithm: str, density: float, op: str) -> None:
+    """So a rank loses something in its own slice alone, of what all have there; of both halves it loses more."""
+    inputs = streams(density)
+    kept: dict[str, list[Vector]] = {}
+    for chosen in (wire, wire.removeprefix("sums-")):
+        errors = [np.zeros(N, np.float32) for _ in ranks]
+        works = [
+            rank.all_reduce(x, op, wire=chosen, algorithm=algorithm, error=error, async_op=True)
+            for rank, x, error in zip(ranks, inputs, errors, strict=True)
+        ]
+        results = [work.result().to_dense() for work in works]
+        assert_same_bits(results)
+        lost = np.sum(errors, axis=0, dtype=np.float64)
+        total = total_of(inputs)
+        np.testing.assert_allclose(results[0] * np.float64(SIZE if op == "avg" else 1) + lost, total, atol=2e-5)
+        assert not np.allclose(lost, 0)
+        kept[chosen] = errors
+    exact, rounded = kept.values()
+    for rank, (error, more) in enumerate(zip(exact, rounded, strict=True)):
+        own = np.array_split(np.arange(N), SIZE)[rank]
+        others = np.ones(N, np.bool_)
+        others[own] = False
+        assert error[own].any()
+        assert not error[others].any()
+        assert more[others].any()
+
+
+def test_where_no_sums_are_rounded(ranks: list[Communicator]) -> None:
+    x, rank = streams(0.001)[0], ranks[0]
+    for wire in ("sums-packed", "sums-", "sums-f32", "sums-auto"):
+        with pytest.raises(ValueError, match=f"wire='{wire}' rounds nothing|wire='.*' does not exist"):
+            rank.all_reduce(x, wire=wire)
+    with pytest.raises(ValueError, match="wire='sums-bf16' does not exist for sparse vectors"):
+        rank.all_gather(x, wire="sums-bf16")
+    with pytest.raises(ValueError, match="wire='sums-bf16' does not exist for sparse vectors"):
+        rank.all_reduce_topk(x, OkTopkState(5), wire="sums-bf16")
+    with pytest.raises(ValueError, match="wire='sums-bf16' does not exist for dense vectors"):
+        rank.all_reduce(np.zeros(4, np.float32), wire="sums-bf16")
+    with pytest.raises(ValueError, match="algorithm='ring' rounds sums of some ranks: with wire='sums-"):
+        rank.all_reduce(x, wire="sums-bf16", algorithm="ring")
+    with pytest.raises(ValueError, match="'max' is not supported with wire='bf16', which rounds"):
+        rank.all_reduce(x, "max", wire="sums-bf16")
+
+
 @pytest.mark.parametrize("algorithm", ["split_allgather", "ring"])
 def test_values_of_one_sign_go_as_their_mean(ranks: list[Communicator], algorithm: str) -> None:
     inputs = [SparseVector(x.indices, np.abs(x.values), N) for x in streams(0.002)]

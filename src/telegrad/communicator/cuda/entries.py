@@ -31,11 +31,11 @@ _COUNTS = ("int32", "int64")
 class DeviceEntries:
     """A sparse vector of ``length`` elements, less than 2**32, in tensors of one device.
 
-    ``indices`` (uint32 or int64) and ``values`` (floats of 16 to 64 bits, integers of 32 or 64) are one-dimensional,
-    contiguous, and equally long: as long as the most entries that there may be. ``count`` (int32 or int64, one element)
-    says how many there are. Their indices are strictly increasing and below ``length``, which is checked once they are
-    on the host; what lies behind them does not count. An operation reads them when its stream comes to it: with
-    ``async_op=True`` leave them alone until the current stream has passed its ``wait()``. Raises ``TypeError`` or
+    ``indices`` are uint32 or int64, ``values`` floats of 16 to 64 bits or integers of 32 or 64. Both are
+    one-dimensional, contiguous, and as long as the most entries that there may be. ``count`` (int32 or int64, one
+    element) says how many there are. Their indices are strictly increasing and below ``length``, which is checked once
+    they are on the host; what lies behind them does not count. An operation reads them when its stream comes to it:
+    with ``async_op=True`` leave them alone until the current stream has passed its ``wait()``. Raises ``TypeError`` or
     ``ValueError`` for tensors that do not fit.
     """
 
