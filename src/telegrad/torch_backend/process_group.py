@@ -515,11 +515,7 @@ class ProcessGroup(dist.ProcessGroup):
         source, target = (reduced(one, opts.reduceOp, self.size()) for one in (x, out))
         with compared_as_given([x], [source], op):
             work = self.communicator.reduce_scatter(
-                source.held.view(-1),
-                source.op,
-                out=target.held.view(-1),
-                counts=counts,
-                async_op=True,
+                source.held.view(-1), source.op, out=target.held.view(-1), counts=counts, async_op=True
             )
         return begun([work], [out], target.finish, target.tensors)
 

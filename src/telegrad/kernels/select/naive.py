@@ -185,13 +185,7 @@ def _topk(x: Floats, k: int, sign: Sign) -> Positions:
 
 
 def _move_topk(
-    residual: Floats,
-    k: int,
-    indices: Indices,
-    values: Floats,
-    offset: int,
-    sign: Sign,
-    among: Positions | None = None,
+    residual: Floats, k: int, indices: Indices, values: Floats, offset: int, sign: Sign, among: Positions | None = None
 ) -> Chosen:
     among = np.arange(residual.size) if among is None else among
     chosen = among[_topk(residual[among], k, sign)]

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from telegrad.cost.send_method import SendMethod
+from telegrad.cost.send_method import GroupCost, LinearCost, SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, low_rank, ok_topk, qsgd, sparse
 from telegrad.tools.advise.step import Step, StepGroup, planned, simulate
-from telegrad.tools.advise.workload import Device, Workload
+from telegrad.tools.advise.workload import ELEMENT_BYTES, Device, Workload
 
 # A recipe says how many first steps are dense, the density, and who applies the momentum. Its accuracy comes from the
 # study in docs/results/accuracy.md. That study trained small models, so a figure of it is no promise for a large one.
@@ -221,6 +221,10 @@ def _synchronizer(options: str) -> str:
     return f"sync = telegrad.Synchronizer(model, comm, {options})  # instead of DDP"
 
 
+def _by_gloo(cluster: Cluster, measured: LinearCost) -> GroupCost:
+    return lambda size: measured(size * cluster.value_bytes // ELEMENT_BYTES)
+
+
 def _dense(cluster: Cluster, device: Device, density: float, trace: Trace) -> list[SendMethod]:
     return [dense(cluster)]
 
@@ -257,7 +261,7 @@ SCHEMES = (
     Scheme(
         "gloo",
         "dense, DDP over Gloo, as it is",
-        lambda cluster, *of: [] if cluster.gloo is None else [SendMethod("gloo", cluster.gloo)],
+        lambda cluster, *of: [] if cluster.gloo is None else [SendMethod("gloo", _by_gloo(cluster, cluster.gloo))],
         "fixed",
         lambda density, options: "ddp = torch.nn.parallel.DistributedDataParallel(model)",
         needs_gloo=True,
@@ -414,7 +418,8 @@ class _Job:
     def knows(self, scheme: Scheme) -> bool:
         """What the scheme needs."""
         has_rows, has_gloo = bool(self.workload.trace.rows), self.cluster.gloo is not None
-        return (has_rows or not scheme.needs_rows) and (has_gloo or not scheme.needs_gloo)
+        fits = self.cluster.value_bytes == ELEMENT_BYTES or scheme.selects or not scheme.compresses  # no encoding
+        return fits and (has_rows or not scheme.needs_rows) and (has_gloo or not scheme.needs_gloo)
 
     def dense_share(self, scheme: Scheme) -> float:
         """Of the steps. Matrices of low rank need dense ones with Adam in a short job only."""

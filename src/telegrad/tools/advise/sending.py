@@ -37,7 +37,8 @@ NODE = Costs(0.5e-6, 4e-11, gamma_s_per_byte=1e-10)
 class Cluster:
     """``costs``: of the network between nodes, ``within``: inside of one. A node's link carries what the ports of its
     ``ranks_per_node`` ranks can, over ``oversubscription``: with as much as ranks, what one port can. ``gloo``: of
-    dense sums of all ranks by torch's Gloo, where they were measured.
+    dense sums of all ranks by torch's Gloo, where they were measured. ``value_bytes``: an element in messages; sizes of
+    gradients are those of float32 all the same.
 
     Raises ``ValueError`` for less than one rank, for ranks that do not fill their nodes, and for an oversubscription
     below 1.
@@ -49,6 +50,7 @@ class Cluster:
     within: Costs = NODE
     oversubscription: float = 1.0
     gloo: LinearCost | None = None
+    value_bytes: int = ELEMENT_BYTES
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -110,13 +112,13 @@ def sum_cost(cluster: Cluster) -> GroupCost:
         return _free
     ranks, ring, shared = cluster.ranks, cluster.ring_costs, cluster.shared_costs
     costs = [
-        _of_elements(functools.partial(allreduce, name, ranks, costs=ring if name == "ring" else shared))
+        _of_elements(functools.partial(allreduce, name, ranks, costs=ring if name == "ring" else shared), cluster)
         for name in ALLREDUCES
     ]
     if cluster.has_levels:
         nodes = tuple(rank // cluster.ranks_per_node for rank in range(ranks))
         levels = Levels(nodes, cluster.within, cluster.costs)
-        costs.append(_of_elements(lambda size: allreduce_two_level(levels, size, shared)))
+        costs.append(_of_elements(lambda size: allreduce_two_level(levels, size, shared), cluster))
     return lambda size: min(cost(size) for cost in costs)
 
 
@@ -124,12 +126,12 @@ def _free(size: int) -> float:
     return 0.0
 
 
-def _of_elements(cost: Callable[[int], Cost]) -> GroupCost:
+def _of_elements(cost: Callable[[int], Cost], cluster: Cluster) -> GroupCost:
     """Its seconds, kept, of as many bytes as whole elements have."""
 
     @functools.lru_cache(maxsize=1 << 16)
     def seconds(size: int) -> float:
-        return cost(ceil_div(size, ELEMENT_BYTES) * ELEMENT_BYTES).time_s
+        return cost(ceil_div(size * cluster.value_bytes, ELEMENT_BYTES**2) * ELEMENT_BYTES).time_s
 
     return seconds
 
@@ -186,7 +188,9 @@ def ok_topk(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     def call(n: int, k: int, *, cut: bool, finds: bool) -> float:
         slices: Literal["reused", "cut"] = "cut" if cut else "reused"
         packed = _packs(cluster, n, k)
-        found = allreduce_topk(ranks, n, k, k, costs, slices=slices, finds_threshold=finds, packed=packed)
+        found = allreduce_topk(
+            ranks, n, k, k, _narrowed(cluster, costs, n, k, packed), slices=slices, finds_threshold=finds, packed=packed
+        )
         return found.time_s
 
     def seconds(n: int, k: int) -> float:
@@ -206,7 +210,8 @@ def gathered(cluster: Cluster, device: Device, density: float) -> PhasedWay:
     costs, ranks = cluster.ring_costs, cluster.ranks
 
     def seconds(n: int, k: int) -> float:
-        return allgather_sparse(ranks, n, k, costs).time_s if ranks > 1 else 0.0
+        narrowed = _narrowed(cluster, costs, n * ranks, k * ranks, False)
+        return allgather_sparse(ranks, n, k, narrowed).time_s if ranks > 1 else 0.0
 
     return selected_way("allgather", device, density, seconds, lambda n, k: device.scatter_s(ranks * k, messages=ranks))
 
@@ -215,10 +220,12 @@ def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
     """Values in so many bits, a scale for each 1,024: each slice's shares to its owner, the encoded sum to all, as this
     library's encoded allreduce does it. Encoding and decoding take γ of the network. Alistarh et al., NeurIPS 2017.
 
-    Raises ``ValueError`` for other than 2, 4 or 8 bits.
+    Raises ``ValueError`` for other than 2, 4 or 8 bits, and for gradients that are not float32.
     """
     if bits not in (2, 4, 8):
         raise ValueError(f"bits={bits} must be 2, 4 or 8")
+    if cluster.value_bytes != ELEMENT_BYTES:
+        raise ValueError(f"value_bytes={cluster.value_bytes}: only float32 gradients are quantised")
     ranks, gamma = cluster.ranks, cluster.costs.gamma_s_per_byte
 
     @functools.lru_cache(maxsize=1 << 16)
@@ -352,12 +359,16 @@ def _flat_s(cluster: Cluster, n: int, k: float, packed: bool, dense_s: float) ->
     """Of slices that owners sum and that go to all, as entries or whole, of doubling, or of a sum of vectors."""
     ranks, gamma = cluster.ranks, cluster.costs.gamma_s_per_byte
     slice_, owned = ceil_div(n, ranks), entries_of_sum(ranks, n, k) / ranks
-    split_s = reduce_scatter_sparse(ranks, n, k, cluster.spread_costs, packed=packed).time_s
-    known = _known_bytes(ranks, n, k) if packed else 0.0
+    width = cluster.value_bytes
+    split_costs = _narrowed(cluster, cluster.spread_costs, n, k, packed)
+    split_s = reduce_scatter_sparse(ranks, n, k, split_costs, packed=packed).time_s
+    known = _known_bytes(ranks, n, k, width) if packed else 0.0
     round_a_ring = cluster.ring_costs
     entries_costs = cluster.spread_costs if _exchanges(ranks, n) else round_a_ring
-    entries_s = _gather_s(ranks, slice_, _bytes(slice_, owned, packed) - known, _ENTRY_BYTES * owned, entries_costs)
-    all_s = _gather_s(ranks, slice_, slice_ * ELEMENT_BYTES, 2 * slice_ * ELEMENT_BYTES, round_a_ring)
+    entries_s = _gather_s(
+        ranks, slice_, _bytes(slice_, owned, packed, width) - known, _ENTRY_BYTES * owned, entries_costs
+    )
+    all_s = _gather_s(ranks, slice_, slice_ * width, 2 * slice_ * width, round_a_ring)
     made_dense_s = n * ELEMENT_BYTES * gamma
     return min(split_s + min(entries_s, all_s), _doubling_s(cluster, n, k, packed), made_dense_s + dense_s)
 
@@ -367,12 +378,14 @@ def _two_level_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
     slices inside (docs/explanation/two-level.md)."""
     inside, within = cluster.ranks_per_node, cluster.within
     slice_ = ceil_div(n, inside)
-    owners = Cluster(cluster.nodes, cluster.shared_costs)
-    split_s = reduce_scatter_sparse(inside, n, k, within).time_s
+    owners = Cluster(cluster.nodes, cluster.shared_costs, value_bytes=cluster.value_bytes)
+    split_s = reduce_scatter_sparse(inside, n, k, _narrowed(cluster, within, n, k, False)).time_s
     dense_s = sum_cost(owners)(slice_ * ELEMENT_BYTES)
     between_s = _flat_s(owners, slice_, entries_of_sum(inside, n, k) / inside, packed, dense_s)
     owned = entries_of_sum(cluster.ranks, n, k) / inside
-    gather_s = _gather_s(inside, slice_, _bytes(slice_, owned, False), _ENTRY_BYTES * owned, within)
+    gather_s = _gather_s(
+        inside, slice_, _bytes(slice_, owned, False, cluster.value_bytes), _ENTRY_BYTES * owned, within
+    )
     return split_s + between_s + gather_s
 
 
@@ -392,7 +405,7 @@ def _doubling_s(cluster: Cluster, n: int, k: float, packed: bool) -> float:
     def message_s(streams: float, added: int, distance: int) -> float:
         costs = cluster.within if 2 * distance <= cluster.ranks_per_node else cluster.shared_costs
         entries = entries_of_sum(streams, n, k)
-        size, held = _bytes(n, entries, packed), min(_ENTRY_BYTES * entries, n * ELEMENT_BYTES)
+        size, held = _bytes(n, entries, packed, cluster.value_bytes), min(_ENTRY_BYTES * entries, n * ELEMENT_BYTES)
         work_s = ((1 + added) * held + size) * costs.gamma_s_per_byte
         return costs.alpha_s + size * costs.pair_s_per_byte(round(size)) + work_s
 
@@ -409,7 +422,7 @@ def _exchanges(ranks: int, n: int) -> bool:
     return ranks <= KNOWN_RANKS_MOST and ceil_div(n, ranks) * _ENTRY_BYTES >= _COUNTED_SLICE_BYTES
 
 
-def _known_bytes(ranks: int, n: int, k: float) -> float:
+def _known_bytes(ranks: int, n: int, k: float, width: int) -> float:
     """What is left out of a packed slice's message to one of few ranks: values that it alone gave, of which it is told
     by a bit for each entry."""
     if not _exchanges(ranks, n):
@@ -417,12 +430,20 @@ def _known_bytes(ranks: int, n: int, k: float) -> float:
     if entries_of_sum(ranks, n, k) * _ENTRY_BYTES > n * ELEMENT_BYTES:
         return 0.0
     given = k / ranks
-    return max(0.0, given * (ELEMENT_BYTES * (1 - k / n) ** (ranks - 1) - 1 / 8) - 2 * HEADER_BYTES)
+    return max(0.0, given * (width * (1 - k / n) ** (ranks - 1) - 1 / 8) - 2 * HEADER_BYTES)
 
 
-def _bytes(range_: int, entries: float, packed: bool) -> float:
-    """Of a message that holds entries, or all values where that is shorter."""
-    return min(message_bytes(range_, entries, packed=packed), HEADER_BYTES + range_ * ELEMENT_BYTES)
+def _bytes(range_: int, entries: float, packed: bool, width: int) -> float:
+    """Of a message that holds entries, or all values, of ``width`` bytes, where that is shorter."""
+    of_entries = message_bytes(range_, entries, packed=packed) - (ELEMENT_BYTES - width) * entries
+    return min(of_entries, HEADER_BYTES + range_ * width)
+
+
+def _narrowed(cluster: Cluster, costs: Costs, n: int, k: float, packed: bool) -> Costs:
+    """For closed forms, whose values have 4 bytes: as much less a byte as messages are shorter."""
+    share, slice_ = k / cluster.ranks, ceil_div(n, cluster.ranks)
+    bytes_ = _bytes(slice_, share, packed, ELEMENT_BYTES)
+    return costs.with_bytes_times(_bytes(slice_, share, packed, cluster.value_bytes) / bytes_)
 
 
 def _entries(elements: int, density: float) -> int:

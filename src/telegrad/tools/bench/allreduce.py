@@ -236,12 +236,7 @@ def _choose_calls(plan: AllreducePlan, communicator: Communicator, contender: Co
 
 
 def _take_samples(
-    plan: AllreducePlan,
-    communicator: Communicator,
-    contenders: list[Contender],
-    x: Vector,
-    samples: int,
-    most_s: float,
+    plan: AllreducePlan, communicator: Communicator, contenders: list[Contender], x: Vector, samples: int, most_s: float
 ) -> None:
     """Up to ``samples`` rounds. Who has used up its part of ``most_s`` seconds and has enough samples sits out."""
     rate = rate_bytes_per_s(plan.network)

@@ -68,11 +68,7 @@ def make_app(commands: Sequence[Command] = COMMANDS, *, program: str = "telegrad
     import typer
 
     app = typer.Typer(
-        help=about,
-        no_args_is_help=True,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-        add_completion=False,
+        help=about, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
     )
 
     def say_version(asked: bool) -> None:

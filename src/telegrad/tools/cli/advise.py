@@ -33,9 +33,11 @@ from telegrad.tools.cli.outputs import check_all_writable, drawn, table_console,
 from telegrad.tools.cli.workload_options import (
     ComputeOption,
     DeviceOption,
+    GradientsOption,
     ModelOption,
     SamplesOption,
     TraceOption,
+    bytes_of_values,
     chosen_device,
     chosen_workload,
 )
@@ -354,6 +356,7 @@ def advise(
     samples: SamplesOption = None,
     device: DeviceOption = "v100",
     compute_ms: ComputeOption = None,
+    gradients: GradientsOption = "float32",
     outer: Annotated[
         bool,
         typer.Option(
@@ -407,10 +410,12 @@ def advise(
         cluster = Cluster(ranks, costs.costs, gpus_per_node, oversubscription=float(gpus_per_node))
     chosen = chosen_device(device)
     workload = chosen_workload(context, model, trace, samples, chosen, compute_ms)
+    width = bytes_of_values(context, gradients, known=model in ARCHITECTURES and trace is None)
+    cluster = replace(cluster, value_bytes=width)
     if accumulate is not None:
         workload = replace(workload, accumulate=accumulate)
     if outer:
-        refuse_given(context, ("optimizer", "steps", "density", "plot_file"), "--outer has no use for it")
+        refuse_given(context, ("optimizer", "steps", "density", "gradients", "plot_file"), "--outer has no use for it")
         inside = Cluster(gpus_per_node, cluster.within, gpus_per_node, cluster.within)
         with as_bad_parameter_of_costs():
             loop = OuterLoop.of(workload, Cluster(nodes, cluster.ring_costs), inside)
@@ -445,11 +450,14 @@ def advise(
         if within is not None:
             said.append(f"inside of a node: {within}")
         said.append(f"computation: {workload.trace.about or workload.model}")
+        if gradients != "float32":
+            said.append(f"gradients: {gradients}")
         said.append(f"selection and unpacking: {chosen.about}")
         for one in said:
             console.print(one, style="dim", highlight=False, markup=False)
         if json_file is not None:
             result = {**for_json(found), "network": about, "within": within, "device": chosen.about}
+            result["gradients"] = gradients
             write_result(console, json_file, result, what="predictions")
         if plot_file is not None:
             where = place if nodes > 1 else "one node"

@@ -244,13 +244,7 @@ def allreduce(
         rows += found
     console.print(machine_text(machine), style="dim")
     if json_file is not None:
-        result = {
-            "rows": rows,
-            "failed": failed,
-            "peer_missing": missing,
-            "bound_s": BOUND_FORMULA,
-            "machine": machine,
-        }
+        result = {"rows": rows, "failed": failed, "peer_missing": missing, "bound_s": BOUND_FORMULA, "machine": machine}
         write_result(console, json_file, result)
     if plot_file is not None and rows:
         with drawn(console, plot_file):

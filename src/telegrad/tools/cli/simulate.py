@@ -22,9 +22,11 @@ from telegrad import _core
 from telegrad.communicator.operands import WIRES, formats_named
 from telegrad.cost import Cost
 from telegrad.cost.decision import TWO_LEVEL
+from telegrad.tools.advise.architectures import ARCHITECTURES
 from telegrad.tools.advise.outer import OuterLoop
 from telegrad.tools.advise.sending import SCHEMES, SELECTING, Cluster
 from telegrad.tools.advise.step import PLANS, StepSweep
+from telegrad.tools.advise.workload import ELEMENT_BYTES
 from telegrad.tools.bench.plan import size_of, text_of
 from telegrad.tools.cli.advise import as_bad_parameter_of_costs, table_of_rounds
 from telegrad.tools.cli.interrupts import ended_by_interrupt
@@ -33,19 +35,16 @@ from telegrad.tools.cli.outputs import check_all_writable, check_writable, count
 from telegrad.tools.cli.workload_options import (
     ComputeOption,
     DeviceOption,
+    GradientsOption,
     ModelOption,
     SamplesOption,
     TraceOption,
+    bytes_of_values,
     chosen_device,
     chosen_workload,
 )
 from telegrad.tools.doctor.installation import is_installed
-from telegrad.tools.report.figures import (
-    Panel,
-    dated,
-    draw,
-    duration,
-)
+from telegrad.tools.report.figures import Panel, dated, draw, duration
 from telegrad.tools.sim.measure import (
     ALGORITHMS,
     NAMED,
@@ -88,12 +87,7 @@ def row_of(found: Measurement, form_of: Form = closed_form) -> dict[str, Any]:
         "payloads": point.payloads or point.has_entries,
     }
     if point.operation in SPARSE:
-        row |= {
-            "nnz": point.nnz,
-            "overlap": point.overlap,
-            "wire": point.wire_format,
-            "result_nnz": found.result_nnz,
-        }
+        row |= {"nnz": point.nnz, "overlap": point.overlap, "wire": point.wire_format, "result_nnz": found.result_nnz}
     if found.words_sent is not None and found.words_received is not None:
         row |= {
             "keep": point.keep or point.nnz,
@@ -621,16 +615,7 @@ def _here(row: ShownRow) -> tuple[Any, ...]:
 _STEP = "How gradients are sent"
 
 
-@shared_but(
-    "jitter",
-    "compute_noise",
-    "start_noise",
-    "seed",
-    "payloads",
-    "jobs",
-    ranks="2..4096",
-    network="10gbit",
-)
+@shared_but("jitter", "compute_noise", "start_noise", "seed", "payloads", "jobs", ranks="2..4096", network="10gbit")
 def training_step(
     context: typer.Context,
     model: ModelOption = "resnet50",
@@ -646,6 +631,7 @@ def training_step(
     ] = None,
     device: DeviceOption = "v100",
     compute_ms: ComputeOption = None,
+    gradients: GradientsOption = "float32",
     fixed_ms: Annotated[
         float,
         typer.Option(
@@ -709,7 +695,8 @@ def training_step(
             param_hint="--global-samples",
         )
     if outer is not None:
-        refuse_given(context, ("global_samples", "scheme", "plan", "density", "overlap"), "--outer has no use for it")
+        no_use = ("global_samples", "scheme", "plan", "density", "overlap", "gradients")
+        refuse_given(context, no_use, "--outer has no use for it")
         refuse_given(context, ("plot", "plot_file"), "--outer draws nothing")
         if min(ranks) < 2:
             raise typer.BadParameter("1 replica exchanges nothing: give at least 2", param_hint="--ranks")
@@ -725,11 +712,15 @@ def training_step(
             write_result(console, settings.json_file, {"rows": of_all, "network": network.about})
         return
     schemes = _names(scheme, SCHEMES, "--scheme")
+    width = bytes_of_values(context, gradients, known=model in ARCHITECTURES and trace is None)
+    if width != ELEMENT_BYTES and any(one.startswith("qsgd") for one in schemes):
+        raise typer.BadParameter(f"{gradients} is not quantised: leave qsgd out", param_hint="--gradients")
+    of_float32 = _clusters(network, ranks)
     if not SELECTING.intersection(schemes):
         refuse_given(context, ("density",), f"--scheme {scheme} selects no entries")
     sweep = StepSweep(
         workload,
-        _clusters(network, ranks),
+        lambda count: replace(of_float32(count), value_bytes=width),
         chosen,
         ranks,
         schemes,
@@ -742,11 +733,12 @@ def training_step(
     computing = workload.trace.about or workload.model
     if global_samples is not None:
         computing += f" of {workload.samples:g} samples, of which a rank has its share of {global_samples:g}"
-    computing += f"; selection: {chosen.about}"
+    computing += f"{'' if width == ELEMENT_BYTES else f'; gradients: {gradients}'}; selection: {chosen.about}"
     about = {
         "workload": workload.trace.about,
         "device": chosen.about,
         "density": density,
+        "gradients": gradients,
         "network": {"name": settings.network, "about": network.about, **network.fields_of_core()},
     }
     said = [network.about, computing]
@@ -819,10 +811,7 @@ def sparse_algorithms(chosen: Sequence[str], wire: str, *, all_of_them: bool) ->
     return tuple(name for name in chosen if name != "recursive_doubling")
 
 
-app = typer.Typer(
-    help="Run the real algorithms among any number of ranks in virtual time.",
-    no_args_is_help=True,
-)
+app = typer.Typer(help="Run the real algorithms among any number of ranks in virtual time.", no_args_is_help=True)
 
 _Bytes = Annotated[
     str,

@@ -61,6 +61,25 @@ ComputeOption = Annotated[
     ),
 ]
 
+GradientsOption = Annotated[
+    str,
+    typer.Option(
+        help="What gradients of a known model are: float32, or bfloat16, which has shorter messages and no quantised "
+        "ones. Computation is the device's, or --compute-ms.",
+        rich_help_panel=_COMPUTATION,
+    ),
+]
+
+
+def bytes_of_values(context: typer.Context, gradients: str, *, known: bool) -> int:
+    """Of an element of ``gradients``. Raises ``BadParameter``, also for a step that is not ``known`` by its model."""
+    widths = {"float32": 4, "bfloat16": 2}
+    if gradients not in widths:
+        raise typer.BadParameter(f"{gradients!r} is not float32 or bfloat16", param_hint="--gradients")
+    if not known:
+        refuse_given(context, ("gradients",), "the recorded or counted bytes of gradients are used")
+    return widths[gradients]
+
 
 def chosen_device(name: str) -> Device:
     """Raises ``BadParameter`` for a name that is not known."""

@@ -269,11 +269,7 @@ def loaded_ucx() -> dict[str, Any]:
     """Version and library of the UCX that telegrad runs on. Raises ``ProbeFailed`` if telegrad does not load."""
     facts = ask(_CORE, timeout_s=_PROBE_S)
     ours, others = whose_ucx(facts["libraries"])
-    return {
-        "version": facts["ucx"],
-        "bundled": ours is not None,
-        "library": ours or (others[0] if others else None),
-    }
+    return {"version": facts["ucx"], "bundled": ours is not None, "library": ours or (others[0] if others else None)}
 
 
 def torch() -> Finding:

@@ -7,11 +7,14 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from lab.common.literature import PAPER_NETWORKS
 from telegrad.cost.closed_forms import ALLREDUCES, Levels, allreduce, allreduce_two_level
 from telegrad.cost.network import Costs
+from telegrad.sparse_vector import SparseVector
+from telegrad.tools.advise import sending
 from telegrad.tools.advise.architectures import architecture
 from telegrad.tools.advise.sending import (
     NODE,
@@ -117,6 +120,50 @@ def test_quantised_sums_take_what_their_simulation_takes(network: str, ranks: in
     took_s = max(world.finish_s(rank) for rank in range(ranks))
     world.close()
     assert qsgd(Cluster(ranks, costs), 4).cost(size) == pytest.approx(took_s, rel=0.21)
+
+
+def bf16_bits(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+@pytest.mark.parametrize("network", ["1gbit", "10gbit"])
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.1])
+def test_sums_of_bfloat16_take_what_their_simulation_takes(network: str, ranks: int, density: float) -> None:
+    elements, costs = 1 << 20, network_of(network).costs
+    cluster = Cluster(ranks, costs, value_bytes=2)
+    given = {name: getattr(costs, name) for name in ("alpha_s", "beta_s_per_byte", "gamma_s_per_byte")}
+    world = World(ranks, **given)
+    streams = [
+        SparseVector.trusted(
+            np.sort(np.random.default_rng(rank).choice(elements, int(density * elements), False)).astype(np.uint32),
+            bf16_bits(np.random.default_rng(rank).standard_normal(int(density * elements), np.float32)),
+            elements,
+            of_torch=True,
+        )
+        for rank in range(ranks)
+    ]
+    works = [
+        comm.all_reduce(stream, async_op=True, wire="auto" if sending._packs(cluster, elements, stream.nnz) else "raw")
+        for comm, stream in zip(world.communicators, streams, strict=True)
+    ]
+    for work in works:
+        work.wait()
+    took_s = max(world.finish_s(rank) for rank in range(ranks))
+    world.close()
+    way = sparse(cluster, V100, density)
+    cost_s, wide_s = (
+        one.cost(4 * elements) - one.decompress(4 * elements)
+        for one in (way, sparse(Cluster(ranks, costs), V100, density))
+    )
+    assert cost_s == pytest.approx(took_s, rel=0.3)
+    assert 0.5 < cost_s / wide_s < 1
+    assert sum_cost(cluster)(4 * elements) == sum_cost(Cluster(ranks, costs))(2 * elements)
+
+
+def test_bfloat16_is_not_quantised() -> None:
+    with pytest.raises(ValueError, match="value_bytes=2: only float32 gradients are quantised"):
+        qsgd(Cluster(4, Costs(1e-6, 1e-9), value_bytes=2), 8)
 
 
 def test_fill_in() -> None:

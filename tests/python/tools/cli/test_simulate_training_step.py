@@ -28,6 +28,31 @@ def written(*arguments: str, file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
+def test_gradients_of_bfloat16_take_half_the_network(tmp_path: Path) -> None:
+    options = ("--ranks", "16", "--network", "1gbit", "--scheme", "dense,sparse")
+    wide = written(*options, file=tmp_path / "wide.json")
+    narrow = written(*options, "--gradients", "bfloat16", file=tmp_path / "narrow.json")
+    assert (wide["gradients"], narrow["gradients"]) == ("float32", "bfloat16")
+    for one, other in zip(narrow["rows"], wide["rows"], strict=True):
+        assert one["compute_s"] == other["compute_s"]
+        least = 0.49 if one["scheme"] == "dense" else 0.5
+        assert least < one["communicate_s"] / other["communicate_s"] < (0.55 if one["scheme"] == "dense" else 0.95)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--gradients", "float16"), "'float16' is not float32 or bfloat16"),
+        (("--gradients", "bfloat16", "--scheme", "qsgd8"), "bfloat16 is not quantised: leave qsgd out"),
+        (("--gradients", "bfloat16", "--outer", "30", "--ranks", "4"), "--outer has no use for it"),
+    ],
+)
+def test_gradients_that_are_refused(options: tuple[str, ...], message: str) -> None:
+    status, output = step(*options, columns=200)
+    assert status == 2
+    assert message in output
+
+
 def test_a_sweep_to_4096_ranks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     drawn = tmp_path / "drawn.svg"

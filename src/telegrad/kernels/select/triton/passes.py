@@ -399,16 +399,7 @@ def count_cut(
 
 @triton.jit
 def tally_blocks(
-    values,
-    size,
-    cut,
-    tallies,
-    blocks,
-    program,
-    programs,
-    FLIP: tl.constexpr,
-    MASK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    values, size, cut, tallies, blocks, program, programs, FLIP: tl.constexpr, MASK: tl.constexpr, BLOCK: tl.constexpr
 ):
     """What ``program``, of so many ``programs``, has to say."""
     for block in range(program, tl.cdiv(size, BLOCK).to(tl.int32), programs):
