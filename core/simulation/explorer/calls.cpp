@@ -38,6 +38,7 @@ constexpr std::uint64_t kRepeatedCountMost = 4000;
 constexpr Rank kLargeRanksMost = 5;
 constexpr double kLargeShare = 0.25;  // of the programs of so few ranks
 constexpr double kRoundedShare = 0.35;  // of the sums
+constexpr double kIntegerShare = 0.25;  // of those that are exact
 constexpr double kUnevenShare = 0.5;    // of what has blocks
 constexpr std::uint32_t kTagMost = 2;   // of messages: few, so that several with one tag are under way
 
@@ -91,6 +92,15 @@ ValueEncoding wire_values_of(const PlannedCall& call, Rank size) {
   // Sums of what is drawn must not become infinite.
   const bool fits = !call.rounded && size <= 65;
   return drawn == ValueEncoding::f16 && !fits ? ValueEncoding::bf16 : drawn;
+}
+
+// Also from the call's own seed. Entries that are only moved stay floats.
+DType type_of_sum(const PlannedCall& call) {
+  constexpr std::array kIntegers{DType::i32, DType::i64, DType::u32, DType::u64};
+  const bool can = call.reduction == Reduction::sum && call.operation != Operation::allreduce_topk;
+  Chance own(mix(call.seed + 2));
+  if (!can || call.rounded || call.is_encoded() || !own.happens(kIntegerShare)) return call.dtype;
+  return own.pick(kIntegers);
 }
 
 // Two at least, one of which has two ranks at least, or none; also from the call's own seed.
@@ -244,6 +254,7 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
   if (call.is_sparse()) {
     draw_sparse(chance, call);
     call.values = wire_values_of(call, size);
+    call.dtype = type_of_sum(call);
     return call;
   }
   if (operation == Operation::reduce) call.root = chance.integer<Rank>(0, size - 1);
@@ -251,12 +262,16 @@ PlannedCall draw_call(Chance& chance, Operation operation, Rank size, Extent ext
     call.uneven = chance.happens(0.5);
     call.rounded = false;  // no two ranks have anything to compare
   }
-  if (operation != Operation::allreduce) return call;
+  if (operation != Operation::allreduce) {
+    call.dtype = type_of_sum(call);
+    return call;
+  }
   constexpr std::array kAlgorithms{Algorithm::automatic, Algorithm::ring, Algorithm::recursive_doubling,
                                    Algorithm::rabenseifner};
   call.algorithm = chance.pick(kAlgorithms);
   call.values = wire_values_of(call, size);
   if (call.is_encoded()) call.algorithm = Algorithm::automatic;
+  call.dtype = type_of_sum(call);
   call.tuning = tuning_of(call, size);
   return call;
 }
@@ -355,7 +370,11 @@ std::vector<PlannedCall> odd_calls(Chance& chance, Trouble trouble, Rank size, s
       call.tuning = tuning_of(call, size);
       break;
     case Trouble::reduction:
-      call.reduction = call.reduction == Reduction::sum ? Reduction::avg : Reduction::sum;
+      if (call.reduction != Reduction::sum) {
+        call.reduction = Reduction::sum;
+      } else {
+        call.reduction = is_integer(call.dtype) ? Reduction::max : Reduction::avg;
+      }
       call.tuning = tuning_of(call, size);
       break;
     case Trouble::root: call.root = (call.root + 1 + static_cast<Rank>(turn) % (size - 1)) % size; break;

@@ -364,6 +364,10 @@ class Play {
       case DType::f64: return make_sparse_of<double>(call, share, seen, rank, index);
       case DType::bf16: return make_sparse_of<bf16>(call, share, seen, rank, index);
       case DType::f16: return make_sparse_of<f16>(call, share, seen, rank, index);
+      case DType::i32:
+      case DType::u32: return make_sparse_of<std::int32_t>(call, share, seen, rank, index);
+      case DType::i64:
+      case DType::u64: return make_sparse_of<std::int64_t>(call, share, seen, rank, index);
       default: return make_sparse_of<float>(call, share, seen, rank, index);
     }
   }
@@ -400,14 +404,17 @@ class Play {
                                        .packs_values = call.indices == IndexFormat::packed},
                               .slices = call.slices,
                               .choice = choice_of(call, caller),
-                              .nodes = nodes_of(call, rank)};
+                              .nodes = nodes_of(call, rank),
+                              .is_unsigned = is_unsigned(call.dtype)};
     SparseVector<V> mine = vector_of<V>(call, share, how, mix(call.seed + rank));
-    if (call.operation == Operation::allreduce_topk) {
-      if (call.keeps_lost()) seen.lost.resize(call.count);
-      TopkSum<V, OkTopkState> kept =
-          make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire, seen.lost);
-      read = reader<V>(std::move(kept.result), caller.topk);
-      return kept.request;
+    if constexpr (!std::is_integral_v<V>) {
+      if (call.operation == Operation::allreduce_topk) {
+        if (call.keeps_lost()) seen.lost.resize(call.count);
+        TopkSum<V, OkTopkState> kept =
+            make_all_reduce_topk(std::move(mine), program_.topk, caller.topk, call.reduction, how.wire, seen.lost);
+        read = reader<V>(std::move(kept.result), caller.topk);
+        return kept.request;
+      }
     }
     if (call.operation == Operation::sparse_allgather) {
       GatheredVectors<V> gathered = make_all_gather(std::move(mine), how);

@@ -88,6 +88,11 @@ float absent_value(Reduction reduction) {
 }
 
 std::size_t put_value(DType dtype, std::byte* to, double value) {
+  if (is_integer(dtype)) {  // also of unsigned ones the bits, modulo 2 to their number
+    const auto whole = static_cast<std::int64_t>(value);
+    std::memcpy(to, &whole, size_of(dtype));
+    return size_of(dtype);
+  }
   if (dtype == DType::f64) {
     std::memcpy(to, &value, sizeof value);
     return sizeof value;

@@ -91,9 +91,9 @@ Expected expected_sum(const PlannedCall& call, Rank size, const std::vector<cons
 /// `dense` their values, without what is between.
 Expected expected_vectors(Rank size, const std::vector<const PlannedCall*>& by_rank);
 
-/// An f32, f64, bf16 or f16 as it lies in memory, rounded to nearest even; returns its bytes.
+/// An f32, f64, bf16 or f16 as it lies in memory, rounded to nearest even, or an integer; returns its bytes.
 std::size_t put_value(DType dtype, std::byte* to, double value);
-/// The reverse.
+/// The reverse, of floats.
 double value_at(DType dtype, const std::byte* from);
 
 }  // namespace telegrad::explorer

@@ -124,6 +124,28 @@ TEST("the judge sees one wrong bit in any result") {
   }
 }
 
+TEST("sums of integers are drawn of every type, and one wrong bit of them is seen") {
+  for (const Operation operation : {Operation::allreduce, Operation::reduce, Operation::reduce_scatter,
+                                    Operation::sparse_allreduce, Operation::sparse_reduce_scatter}) {
+    for (const DType dtype : {DType::i32, DType::i64, DType::u32, DType::u64}) {
+      const Program program = find_program([&](const Program& one) {
+        const PlannedCall& call = one.calls[0][0];
+        return one.trouble == Trouble::none && call.operation == operation && call.dtype == dtype && call.count > 8;
+      });
+      Seen seen = play(program);
+      REQUIRE(judge(program, seen).findings.empty());
+      for (SeenRank& rank : seen.ranks) {
+        SeenCall& call = rank.calls[0];
+        auto& bytes = call.dense_result || !call.values.empty() ? call.values : call.in_place ? call.memory : call.output;
+        if (bytes.empty() || operation == Operation::reduce) continue;  // of which some ranks get nothing
+        bytes.back() ^= std::byte{0x80};
+        EXPECT(found(judge(program, seen), Sort::wrong_result, "operation 0"));
+        bytes.back() ^= std::byte{0x80};
+      }
+    }
+  }
+}
+
 // A program without trouble whose first call is of `operation` and adds rounded floats of `dtype` densely.
 Program rounding(Operation operation, DType dtype, std::uint64_t seed) {
   return find_program(
@@ -268,8 +290,8 @@ TEST("vectors of all values and reductions, unequal blocks and messages are draw
       EXPECT(!is_mismatch(program.trouble) && !is_damage(program.trouble));
     }
   }
-  EXPECT_EQ(vectors[Operation::sparse_allreduce].size(), 4 * 6);
-  EXPECT_EQ(vectors[Operation::sparse_reduce_scatter].size(), 4 * 6);
+  EXPECT_EQ(vectors[Operation::sparse_allreduce].size(), 4 * 6 + 4);  // integers are only summed
+  EXPECT_EQ(vectors[Operation::sparse_reduce_scatter].size(), 4 * 6 + 4);
   EXPECT_EQ(vectors[Operation::sparse_allgather].size(), 4);
   EXPECT_EQ(vectors[Operation::allreduce_topk].size(), 4 * 2);
   EXPECT(after_another > 50);
