@@ -234,6 +234,7 @@ class Session final : public EventSink {
   void check_liveness(double now_s);
   void look_at_deadlines(double now_s);
   void beat();
+  void beat_on(double now_s);
   bool watches() const { return joining_; }  // over its peers: since join()
   void wake_at(double when_s) { next_deadline_s_ = std::min(next_deadline_s_, when_s); }
   void send(Rank peer, Control control);

@@ -43,6 +43,7 @@ void Session::on_time(double now_s) {
   now_s_ = std::max(now_s_, now_s);
   if (now_s < next_deadline_s_) return;
   next_deadline_s_ = std::numeric_limits<double>::infinity();
+  if (failing()) beat_on(now_s);
   if (failure_) return;
   if (failing()) {
     if (listen_s_) listen_until_s_ = std::min(listen_until_s_, now_s + *std::exchange(listen_s_, std::nullopt));
@@ -72,6 +73,16 @@ void Session::on_time(double now_s) {
   }
   if (!failing()) look_at_deadlines(now_s);
   if (!failing() && stalled_) look_for_stalls(now_s);
+}
+
+// Ranks that have heard of the failure first go on without those that are silent. One that computes is not.
+void Session::beat_on(double now_s) {
+  if (parting_) return;
+  if (now_s >= next_heartbeat_s_) {
+    next_heartbeat_s_ = now_s + options_.heartbeat_s;
+    broadcast({.kind = ControlKind::heartbeat});
+  }
+  wake_at(next_heartbeat_s_);
 }
 
 // With its last call, so that who waits for this rank can say what it did.

@@ -24,6 +24,7 @@ from telegrad import _core
 
 HANG, WRONG_RESULT, WRONG_ERROR, WRONG_GROUP, CRASH = "hang", "wrong result", "wrong error", "wrong group", "crash"
 
+NOTICED_S = 0.9  # a process that stands still for less must not be left out
 _STEPS_MOST = 400_000  # waits of all threads of one program
 _ENDS_S = 600.0  # virtual time in which a program has to be over
 _KEEPS_ABSENT_S = 0.05  # a rank that has not connected yet is frozen for as long, again and again
@@ -96,6 +97,7 @@ class Process:
     leaving: bool = False
     frozen_until_s: float = 0.0
     stalled_s: float = 0.0  # the longest time for which it stood still
+    stalled_until_s: float = -math.inf  # when it did so last, for as long as others may notice
     phase: str = ""
     phases: Counter[str] = field(default_factory=Counter)
     waits: int = 0
@@ -106,6 +108,12 @@ class Process:
     def mark(self) -> str:
         """As ``process_mark`` tells it."""
         return f"m{self.machine}:space:{self.number}:1"
+
+    def stall(self, begin_s: float, duration_s: float) -> None:
+        """It stands still, or the store does for it."""
+        self.stalled_s = max(self.stalled_s, duration_s)
+        if duration_s >= NOTICED_S:
+            self.stalled_until_s = max(self.stalled_until_s, begin_s + duration_s)
 
     def enter(self, phase: str) -> None:
         self.phase, self.waits = phase, 0
@@ -223,6 +231,10 @@ class VirtualCore:
 
         return begin
 
+    def report(self) -> str:
+        self.group.catch_up()
+        return str(self._core.report())
+
     def abort(self, reason: str) -> None:
         if not self.group.processes[self.rank].dead and not self._parted:
             self.group.catch_up()
@@ -262,7 +274,7 @@ class VirtualStore:
         after_s = 0.0
         if begin_s <= clock.now_s < end_s and process.draw.random() < 0.3:
             process_s, after_s = process.draw.uniform(0.0, most_s), process.draw.uniform(0.0, most_s)
-            process.stalled_s = max(process.stalled_s, process_s + after_s)
+            process.stall(clock.now_s, process_s + after_s)
         clock.sleep(process_s)
         found = effect()
         if after_s:
@@ -577,7 +589,7 @@ class Clock:
                     raise Gone
                 self.counts["frozen"] += 1
                 process.frozen_until_s = self.now_s + fault.freeze_s
-                process.stalled_s = max(process.stalled_s, fault.freeze_s)
+                process.stall(self.now_s, fault.freeze_s)
                 for group in list(self.groups):
                     if process in group.processes:
                         group.freeze(group.processes.index(process), fault.freeze_s)

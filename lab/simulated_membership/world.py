@@ -23,6 +23,7 @@ import telegrad
 from lab.simulated_membership.virtual import (
     CRASH,
     HANG,
+    NOTICED_S,
     WRONG_ERROR,
     WRONG_GROUP,
     WRONG_RESULT,
@@ -43,7 +44,6 @@ from telegrad.communicator.rendezvous import network_choice, store_exchange
 SORTS = (CRASH, HANG, WRONG_GROUP, WRONG_RESULT, WRONG_ERROR)
 """Sorts of findings, the worst first."""
 
-_HEALTHY_S = 0.9  # a process that never stood still for longer must not be left out
 _SLACK_S = 1.0  # beyond liveness_timeout_s, for each fault
 _LATE_STORE_S = 0.3  # several answers of such a store may take longer than a time-out
 _VALUES = 8
@@ -255,30 +255,34 @@ class World(Clock):
 
     def decided(self, key: str, value: bytes) -> None:
         """A group, or who has left, has been written to the store."""
-        place, _, number = key.rpartition("/")
+        place, _, name = key.rpartition("/")
         if place.endswith("left"):
-            self._left.add(number)
-        if not place.endswith("group"):
+            self._left.add(name)
+        if name != "group":
             return
-        names, _ = json.loads(value)
+        number, names, _ = json.loads(value)
         self.note(f"process {self.running.process.number} decides on group {number}: {names}")
         self.counts["groups"] += 1
-        self._decided[int(number)] = self.now_s, names
+        self._decided[number] = self.now_s, names
         owners = [self.process_of(name) for name in names]
         if len({one.number for one in owners}) != len(owners):
             self.find(WRONG_GROUP, f"group {number} has a process twice: {names}")
-        if int(number) == 0:
+        if number == 0:
             if len(names) != self.program.size:
                 self.find(WRONG_GROUP, f"the first group has {len(names)} members, not {self.program.size}")
             return
-        before = self._decided[int(number) - 1][1]
+        before = self._decided[number - 1][1]
         stayed = [name for name in before if name in names]
         if names[: len(stayed)] != stayed:
             self.find(WRONG_GROUP, f"group {number} has another order than the one before: {before}, then {names}")
         for name in before:
             one = self.process_of(name)
-            if name not in names and name not in self._left and not one.dead and one.stalled_s < _HEALTHY_S:
-                self.find(WRONG_GROUP, f"group {number} leaves out process {one.number}, which never stood still")
+            if name not in names and name not in self._left and self.was_well(one) and self.was_well(self.running.process):
+                self.find(WRONG_GROUP, f"group {number} leaves out process {one.number}, which did not stand still")
+
+    def was_well(self, process: Process) -> bool:
+        """For as long as others look before they leave it out."""
+        return not process.dead and self.now_s > process.stalled_until_s + self.program.liveness_s + _SLACK_S
 
     def process_of(self, name: str) -> Process:
         return self.program.processes[int(name.split(":")[2])]
@@ -286,7 +290,7 @@ class World(Clock):
     def members_running(self) -> list[Process]:
         """Of the latest group, those that have not stood still."""
         members = [self.process_of(name) for name in self._decided[max(self._decided)][1]] if self._decided else []
-        return [one for one in members if not one.dead and not one.leaving and one.stalled_s < _HEALTHY_S]
+        return [one for one in members if not one.leaving and self.was_well(one)]
 
     def check_group(self, process: Process, comm: Any, before: list[str] | None, kept: Sequence[int]) -> None:
         """``before``: the members until now; ``None``: this process is new. ``kept``: what it was told."""
@@ -322,8 +326,6 @@ class World(Clock):
                 + sum(when_s > late_s for when_s in self.faults)
                 + sum(one.slow[2] >= _LATE_STORE_S for one in program.processes)
             )
-            if what in ("grow()", "_regroup()"):  # a healthy rank may be silent for longer: see Membership
-                unlucky += 2.0
             if "join" in what:
                 unlucky += program.join_s / program.liveness_s
             most_s = unlucky * (program.liveness_s + _SLACK_S) + stalled_s
@@ -379,9 +381,11 @@ class World(Clock):
         text = str(error)
         self.counts["refused"] += 1
         others = [one for one in self.program.processes if one is not process]
-        if ("has ended" in text or "gone, so nobody" in text) and not self.members_running():
+        if "has ended" in text or "gone, so nobody" in text:
+            if (running := self.members_running()) and self.was_well(process):
+                self.find(WRONG_ERROR, f"process {process.number}, while {running[0].number} runs: {text}")
             return f"refused: {text}"
-        healthy = process.stalled_s < _HEALTHY_S and not any(one.stalled_s >= _HEALTHY_S or one.dead for one in others)
+        healthy = process.stalled_s < NOTICED_S and not any(one.stalled_s >= NOTICED_S or one.dead for one in others)
         late = process.slow[2] >= _LATE_STORE_S
         if (
             ("store of the ranks is gone" in text and not late)
@@ -537,7 +541,7 @@ class _Rank:
             running = [one for one in world.members_running() if one is not process]
             ended = process.stays and "the run of this name has ended" in str(error)
             late = "store of the ranks is gone" in str(error) and process.slow[2] >= _LATE_STORE_S
-            stalled = any(one.stalled_s >= _HEALTHY_S for one in world.program.processes)
+            stalled = any(one.stalled_s >= NOTICED_S for one in world.program.processes)
             late = late or (process.stays and stalled and "was not taken in" in str(error))
             if not late and (not (ended or "gone, so nobody has" in str(error)) or running):
                 world.find(WRONG_ERROR, f"process {process.number}: {error}")

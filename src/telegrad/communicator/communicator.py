@@ -510,6 +510,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         device_algorithm = AUTO if self._options.device_algorithm == NCCL else self._options.device_algorithm
         options = replace(self._options, devices=None, group="", device_group=None, device_algorithm=device_algorithm)
         connect = functools.partial(_connected, type(self), membership, options, self._tuning)
+        membership.hear_by(self)
         new, was_member = membership.agree(connect, admit=admit, blamed=blamed, rejoins=rejoins)
         can_grow = self._can_grow
         self.close()
@@ -653,7 +654,8 @@ def _connected(
             membership.clear(exchange)
     except BaseException as error:
         new.abort(f"{type(error).__name__} while the ranks connected")
-        new.close()
+        new._part()
+        membership.hear_by(new)  # which closes it, once the others are heard no more by it
         raise
     return new
 

@@ -1,19 +1,21 @@
 """Which ranks take part: they agree over a store, form a communicator, and another one when a rank is lost or comes.
 
-Each group has a number, and its list of members is written once: whoever is first decides, and whoever is not on it
-is out, or joins anew. A rank that is silent in the store for too long counts as gone, however long its steps take.
+The store holds one group, which whoever is first replaces by the next: whoever is not on that is out, or joins anew. A
+rank gives signs of life in the store while it agrees, and before by its old connections, however long its steps take.
+One that is silent for too long counts as gone.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,6 +32,9 @@ _EXCHANGE_LOOKS_S = 0.1  # between two looks whether all can still come to an ex
 _BLAMED_S = 2.0  # so long one that a failure named may be silent
 _STOPS_S = 5.0  # so long an answer that is under way may take at the end
 _MOST_ATTEMPTS = 20
+_QUIET = "quiet"  # a sign of life for as long as it stands: its process takes part in a group that works
+_NOTHING = "\0"  # no value is that
+_ROUNDS_MOST = 4  # of an exchange of addresses
 _ALL_GONE = (
     "all {who}s of the group are gone, so nobody has the parameters: start all again from a checkpoint, with another "
     "name="
@@ -51,6 +56,11 @@ class _Members:
     number: int
     names: list[str]
     tickets: int
+
+    @property
+    def text(self) -> str:
+        """As the store holds it."""
+        return json.dumps([self.number, self.names, self.tickets])
 
 
 class Membership:
@@ -84,6 +94,8 @@ class Membership:
         self._common, self._place, self._marks = "", 0, tuple[str, ...]()
         self._attempts = 0
         self._stays = False
+        self._links: list[tuple[list[str], Any]] = []
+        self._past: list[_Members] = []  # groups before the present one, of which the store may hold something
         self.kept: tuple[int, ...] = ()
         """By rank in the present group the rank in the one before; -1: it was not in that."""
 
@@ -92,7 +104,7 @@ class Membership:
         names = [f"{number}@{mark}" for number, mark in enumerate(processes)]
         self._group, self._name, self._stays = _Members(0, names, 0), names[rank], False
         if told and rank == 0:
-            self._store.now("set", "group/0", json.dumps([names, 0]))
+            self._store.now("set", "group", self._group.text)
             self._store.now("set", "options", told)
 
     def stand_for(self, common: str, place: int, marks: Sequence[str]) -> None:
@@ -104,6 +116,20 @@ class Membership:
         """Shows signs of life from now on, until ``leave``; else only while a group is agreed on."""
         self._stays = True
         self._store.begin(f"beat/{self._own}")
+
+    def hear_by(self, connected: Any) -> None:
+        """Signs of life of the present members come by this communicator, too, until the next group works."""
+        if self._group is not None:
+            self._links.append((self._group.names, connected))
+
+    def heard(self, within_s: float) -> set[str]:
+        """Members that were heard over connections of earlier groups."""
+        return {
+            names[peer["rank"]]
+            for names, connected in self._links
+            for peer in connected.report()["peers"]
+            if peer["heard_s_ago"] <= within_s
+        }
 
     @property
     def _own(self) -> str:
@@ -126,16 +152,30 @@ class Membership:
         are taken in too. ``blamed``: the rank that a failure names. ``rejoins``: if the others have gone on without
         this process, it asks to join. Raises ``RendezvousError`` otherwise, and where the store or all others are
         gone."""
-        was_member, last = self._group is not None, self._group
+        last = self._group
         refused = None if last is None or rejoins else self._rank_of(last)
         if self._group is not None:
             self._store.begin(f"beat/{self._own}")
         suspects = set[str]() if last is None or blamed is None else {last.names[blamed]}
+        kept = len(self._links)
+        try:
+            return self._agreed(connect, admit, suspects, refused)
+        finally:
+            for _, connected in self._links[kept:]:
+                connected.close()
+            self._links = []
+
+    def _agreed(
+        self, connect: Connect[Connected], admit: bool, suspects: Collection[str], refused: int | None
+    ) -> tuple[Connected, bool]:
+        was_member, last = self._group is not None, self._group
         for _ in range(_MOST_ATTEMPTS):
             before = self._group
             group = self._as_member(before, admit, suspects, refused) if before is not None else None
             if group is None:
                 was_member, group = False, self._as_newcomer()
+            if before is not None:
+                self._past.append(before)
             self._group = group
             rank, size = self._rank_of(group), sum(len(_processes_of(name)) for name in group.names)
             store = _GroupStore(self, group)
@@ -158,8 +198,8 @@ class Membership:
                 raise
             places = {name: place for place, name in enumerate(last.names)} if last is not None and was_member else {}
             self.kept = tuple(places.get(name, -1) for name in group.names)
-            if not self._stays:
-                self._store.stop()
+            self._clear_past(group, rank)
+            self._rest()
             return found, was_member
         raise RendezvousError(
             f"the {self._who}s agreed {_MOST_ATTEMPTS} times on a group, and each time some did not connect: look at "
@@ -184,8 +224,34 @@ class Membership:
     def clear(self, exchange: StoreExchange) -> None:
         """All have connected, so nobody needs what they have told each other."""
         with contextlib.suppress(RendezvousError):
-            for key in exchange.own_keys():
-                self._store.call("delete_key", f"join/{self._number}/{key}")
+            self._store.delete(f"join/{self._number}/{key}" for key in exchange.own_keys())
+
+    def _clear_past(self, present: _Members, rank: int) -> None:
+        """Rank 0 removes what the store holds of the groups before the present one. Others do if they follow it."""
+        past, keys = [*self._past, present], list[str]()
+        for before, after in zip(past, past[1:], strict=False):
+            ones = [one for name in before.names for one in _processes_of(name)]
+            gone = {name for name in before.names if name not in present.names}
+            if rank == 0 and after.tickets > before.tickets:
+                tickets = [f"ticket/{ticket}" for ticket in range(before.tickets, after.tickets)]
+                gone |= {name for name in self._store.values(tickets) if name and name not in present.names}
+                keys += [*tickets, *(f"asked/{name}" for name in after.names)]
+            keys += [f"here/{after.number}/{one}" for one in ones]
+            keys += [f"connected/{before.number}/{one}" for one in ones]
+            keys += [f"beat/{one}" for name in gone for one in _processes_of(name)]
+            keys += [f"{what}/{name}" for name in gone for what in ("left", "asked")]
+            keys += [f"broken/{before.number}", *self._addresses(before, len(ones), rank)]
+        if rank == 0:
+            with contextlib.suppress(RendezvousError):
+                self._store.delete(keys)
+        self._past = [] if rank == 0 else self._past[-1:]
+
+    def _addresses(self, group: _Members, size: int, rank: int) -> list[str]:
+        """Where those of a group that did not connect may be."""
+        place = f"join/{group.number}"
+        session = self._value(f"{place}/session//") if rank == 0 else None
+        told = [f"{session}/{number}/{of}" for number in range(_ROUNDS_MOST) for of in (*range(1, size), "all")]
+        return [f"{place}/{key}" for key in (*told, "job", "session//")] if session else []
 
     @property
     def _number(self) -> int:
@@ -204,16 +270,23 @@ class Membership:
             if found >= count or time.monotonic() > until_s:
                 break
             time.sleep(_POLL_MOST_S)
-        if not self._stays:
-            self._store.stop()
+        self._rest()
         return found
 
     def tell(self, running: str, options: str) -> None:
         """Those that ask to join find this job by the store's key ``running``."""
         self._store.tell(running)
         self._store.call("set", "options", options)
-        if not self._stays:
-            self._store.stop()
+        self._rest()
+
+    def _rest(self) -> None:
+        """No more is asked of the store for now. Who stays goes on with its signs of life."""
+        if self._stays:
+            return
+        if beat := self._store.pause():
+            with contextlib.suppress(RendezvousError):
+                self._store.call("set", beat, _QUIET)
+        self._store.stop()
 
     def note_parameters(self, *, are_there: bool) -> None:
         """``are_there``: some members had common parameters, else they begin with those of one. Raises
@@ -243,16 +316,16 @@ class Membership:
     def _forget(self) -> None:
         self._group, self._name, self._ticket = None, "", -1
 
-    def _as_member(self, before: _Members, admit: bool, suspects: set[str], refused: int | None) -> _Members | None:
+    def _as_member(
+        self, before: _Members, admit: bool, suspects: Collection[str], refused: int | None
+    ) -> _Members | None:
         """``None``: the others have gone on without this process. Raises ``RendezvousError`` of the rank ``refused``
         then, if it is one."""
         number, turn = before.number + 1, 0
         earlier = before.names[: before.names.index(self._name)]
         self._store.call("set", f"here/{number}/{self._own}", "1")
-        # Without a failure nobody tells a member that waits in an operation for a lost one before liveness_timeout_s.
-        patience_s = 2 * self._liveness_s + _BLAMED_S if admit and not self._stays else self._liveness_s
-        watch = _Watch(self, suspects, patience_s)
-        while (found := self._latest(number)) is None:
+        watch = _Watch(self, suspects)
+        while (found := self._latest()) is None or found.number < number:
             turn += 1
             self._check_is_whole(watch)
             watch.look_here(earlier)
@@ -266,7 +339,7 @@ class Membership:
             here = [name for name in here if not watch.is_gone(name)]
             if self._name in here and all(name in here or watch.is_gone(name) for name in before.names):
                 coming, tickets = self._coming(before.tickets) if admit else ([], before.tickets)
-                self._decide(_Members(number, here + coming, tickets))
+                self._decide(before, _Members(number, here + coming, tickets))
             elif watch.waited_s > self._timeout_s and self._name not in here:
                 self.leave()
                 raise RendezvousError(
@@ -274,11 +347,12 @@ class Membership:
                     operation="rendezvous",
                 )
             elif watch.waited_s > self._timeout_s:
-                self._decide(_Members(number, here, before.tickets))
+                self._decide(before, _Members(number, here, before.tickets))
             else:
                 watch.pause()
         if self._name in found.names:
             return found
+        self._store.delete([f"here/{number}/{self._own}"])
         if refused is not None:
             self.leave()
             raise RendezvousError(
@@ -292,9 +366,9 @@ class Membership:
         return None
 
     def _as_newcomer(self) -> _Members:
-        watch, found = _Watch(self), None
+        watch = _Watch(self, waits=True)
         while True:
-            found = self._latest(int(self._value("latest") or 0) if found is None else found.number)
+            found = self._latest()
             if found is not None and len(_processes_of(found.names[0])) != max(1, len(self._marks)):
                 self.leave()
                 raise ValueError(
@@ -305,15 +379,15 @@ class Membership:
                 return found
             if not self._name or (found is not None and 0 <= self._ticket < found.tickets):
                 self._rename()
-                watch = _Watch(self)
+                watch = _Watch(self, waits=True)
             self._check_is_whole(watch)
             if self._ticket < 0:
                 self._ask_to_join(watch)
             if found is None:
-                count = self._first or 0
-                names = self._store.values([f"ticket/{ticket}" for ticket in range(count)])
-                if count and all(names):
-                    self._decide(_Members(0, [name for name in names if name], count))
+                count, asked = self._first or 0, self._store.call("add", "tickets", 0)
+                names = self._store.values([f"ticket/{ticket}" for ticket in range(asked)]) if count else []
+                if count and len(come := [ticket for ticket, name in enumerate(names) if name]) >= count:
+                    self._decide(None, _Members(0, [names[one] or "" for one in come[:count]], come[count - 1] + 1))
                     continue
             else:
                 watch.look(found.names)
@@ -336,7 +410,9 @@ class Membership:
         self._attempts += 1
         name = f"{self._common}.{self._attempts}" if self._marks else uuid.uuid4().hex
         self._name, self._ticket = f"{name}@{','.join(self._marks) or process_mark()}", -1
-        self._store.begin(f"beat/{self._own}")
+        before = self._store.begin(f"beat/{self._own}")
+        if before:
+            self._store.delete([before])
 
     def _ask_to_join(self, watch: _Watch) -> None:
         """The first process of a member does, once all of them are there."""
@@ -363,27 +439,24 @@ class Membership:
     def _coming(self, tickets: int) -> tuple[list[str], int]:
         """The newcomers that show a sign of life, and the number of tickets."""
         most = self._store.call("add", "tickets", 0)
-        names = [name for name in self._store.values([f"ticket/{one}" for one in range(tickets, most)]) if name]
-        watch = _Watch(self)
-        watch.look_here(names)
-        while names and watch.waited_s < 4 * _BEAT_S and not all(map(watch.is_alive, names)):
-            watch.look(names)
+        names, watch = list[str | None](), _Watch(self)
+        while True:  # who has a ticket writes its name next
+            names = self._store.values([f"ticket/{one}" for one in range(tickets, most)])
+            watch.look_here(filter(None, names))
+            if watch.waited_s >= 4 * _BEAT_S or all(name and watch.is_alive(name) for name in names):
+                return [name for name in names if name and watch.is_alive(name)], most
+            watch.look(filter(None, names))
             watch.pause()
-        return [name for name in names if watch.is_alive(name)], most
 
-    def _latest(self, least: int) -> _Members | None:
-        """The group with the largest number, from ``least`` on."""
-        found = None
-        while (said := self._value(f"group/{least}")) is not None:
-            names, tickets = json.loads(said)
-            found, least = _Members(least, names, tickets), least + 1
-        return found
+    def _latest(self) -> _Members | None:
+        said = self._value("group")
+        return None if said is None else _Members(*json.loads(said))
 
-    def _decide(self, group: _Members) -> None:
-        """Unless it is decided already."""
-        said = json.dumps([group.names, group.tickets])
-        self._store.call("compare_set", f"group/{group.number}", "", said)
-        self._store.call("set", "latest", str(group.number))
+    def _decide(self, before: _Members | None, group: _Members) -> None:
+        """Unless another one has decided already. Of a group that ``from_torch()`` made the store may hold nothing."""
+        expected = "" if before is None else before.text
+        if self._store.call("compare_set", "group", expected, group.text).decode() == expected and expected:
+            self._store.call("compare_set", "group", "", group.text)
 
     def _value(self, key: str) -> str | None:
         return self._store.values([key])[0]
@@ -422,13 +495,15 @@ class _GroupStore:
         if first == membership._name or membership._marks:
             self._others = [name for name in group.names if name != membership._name or membership._marks]
         self._watch, self._looks_s = _Watch(membership), 0.0
+        self._found: dict[str, bytes] = {}
         self.gone = set[str]()
 
     def set(self, key: str, value: str | bytes) -> None:
         self._store.call("set", f"join/{self._number}/{key}", value)
 
     def get(self, key: str) -> bytes:
-        return bytes(self._store.call("get", f"join/{self._number}/{key}"))
+        """What ``check`` has found, once."""
+        return self._found.pop(key)
 
     def check(self, keys: list[str]) -> bool:
         if time.monotonic() > self._looks_s:
@@ -436,9 +511,12 @@ class _GroupStore:
             self._looks_s = time.monotonic() + _EXCHANGE_LOOKS_S
             self._watch.count()
             self.gone = {*filter(self._watch.is_gone, self._others)}
-            if self.gone or self._membership._value(f"broken/{self._number}"):
+            broken, latest = self._membership._value(f"broken/{self._number}"), self._membership._latest()
+            if self.gone or broken or (latest is not None and latest.number > self._number):
                 raise TransportError("another rank was lost while the ranks connected", operation="rendezvous")
-        return bool(self._store.call("check", [f"join/{self._number}/{key}" for key in keys]))
+        said = self._store.raw([f"join/{self._number}/{key}" for key in keys])
+        self._found = {key: one for key, one in zip(keys, said, strict=True) if one is not None}
+        return None not in said
 
 
 class _StoreThread:
@@ -453,18 +531,25 @@ class _StoreThread:
         self._prefix, self._store = prefix, PrefixStore(prefix, store)
         self._who = who
         self._timeout_s = timeout_s
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Sequence[Callable[[], Any]], Future[list[Any]]] | None]
+        self._calls = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._beat = ""
+        self._beat, self._count, self._next_s = "", 0, 0.0
         self.error, self.tickets = "", 0
 
-    def begin(self, beat: str) -> None:
-        """Signs life under this key from now on."""
-        self._beat = beat
+    def begin(self, beat: str) -> str:
+        """Signs life under this key from now on. Returns the key until now."""
+        before, self._beat = self._beat, beat
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="telegrad-members", daemon=True)
             self._thread.start()
             atexit.register(self.stop)
+        return before
+
+    def pause(self) -> str:
+        """No more signs of life. Returns their key."""
+        beat, self._beat = self._beat, ""
+        return beat
 
     def stop(self) -> None:
         """The thread ends after what it was asked."""
@@ -476,30 +561,40 @@ class _StoreThread:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The method of torch's store."""
-        return self._asked(lambda: getattr(self._store, name)(*arguments))
+        return self._asked([lambda: getattr(self._store, name)(*arguments)])[0]
 
-    def values(self, keys: list[str]) -> list[str | None]:
-        """``None`` where there is none; the thread is asked once."""
-        return list(self._asked(lambda: _values(self._store, keys)))
+    def delete(self, keys: Iterable[str]) -> None:
+        """Whether they are there or not."""
+        self._asked([functools.partial(self._store.delete_key, key) for key in keys])
+
+    def raw(self, keys: Iterable[str], *, of: Any = None) -> list[bytes | None]:
+        """``None`` where there is none. Each is read at once: torch's get() waits for one that was removed."""
+        store = self._store if of is None else of
+        said = self._asked([functools.partial(store.compare_set, key, _NOTHING, _NOTHING) for key in keys])
+        return [None if one == _NOTHING.encode() else bytes(one) for one in said]
+
+    def values(self, keys: Iterable[str]) -> list[str | None]:
+        """As ``raw``, of text."""
+        return [None if one is None else one.decode() for one in self.raw(keys)]
 
     def values_of_store(self, keys: list[str]) -> list[str | None]:
         """As ``values``, of keys without the prefix."""
-        return list(self._asked(lambda: _values(self._given, keys)))
+        return [None if one is None else one.decode() for one in self.raw(keys, of=self._given)]
 
     def tell(self, key: str) -> None:
         """Those that have the store find the prefix there."""
-        self._asked(lambda: self._given.set(key, self._prefix))
+        self._asked([lambda: self._given.set(key, self._prefix)])
 
     def now(self, name: str, *arguments: Any) -> None:
         """As ``call``, in this thread, for a store that was asked just now. Raises what torch raises."""
         getattr(self._store, name)(*arguments)
 
-    def _asked(self, ask: Callable[[], Any]) -> Any:
-        answer: Future[Any] = Future()
+    def _asked(self, asks: Sequence[Callable[[], Any]]) -> list[Any]:
+        answer: Future[list[Any]] = Future()
         if not self.error:
             if self._thread is None:
                 self.begin(self._beat)
-            self._calls.put((ask, answer))
+            self._calls.put((asks, answer))
             waited_s = 0.0
             while not answer.done() and waited_s < self._timeout_s:
                 wait([answer], min(_BEAT_S, self._timeout_s))  # a time in which this process is frozen counts as one
@@ -511,26 +606,34 @@ class _StoreThread:
         raise RendezvousError(self.error, operation="rendezvous")
 
     def _run(self) -> None:
-        count, next_s = 0, 0.0
+        self._next_s = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
-                call = self._calls.get(timeout=None if self.error else max(0.0, next_s - time.monotonic()))
+                call = self._calls.get(timeout=None if self.error else max(0.0, self._next_s - time.monotonic()))
                 if call is None:
                     return
-                ask, answer = call
+                asks, answer = call
                 try:
-                    answer.set_result(ask())
+                    answer.set_result([self._asked_alive(ask) for ask in asks])
                 except Exception as error:
                     answer.set_exception(error)
-            if time.monotonic() < next_s or self.error:
-                continue
-            count, next_s = count + 1, time.monotonic() + _BEAT_S
-            try:
-                if self._beat:
-                    self._store.set(self._beat, str(count))
-                    self.tickets = self._store.add("tickets", 0)
-            except Exception as error:
-                self._note(first_line(error))
+            self._sign()
+
+    def _asked_alive(self, ask: Callable[[], Any]) -> Any:
+        """Others are not to miss a sign of life because many questions are answered slowly."""
+        self._sign()
+        return ask()
+
+    def _sign(self) -> None:
+        if time.monotonic() < self._next_s or self.error:
+            return
+        self._count, self._next_s = self._count + 1, time.monotonic() + _BEAT_S
+        try:
+            if self._beat:
+                self._store.set(self._beat, str(self._count))
+                self.tickets = self._store.add("tickets", 0)
+        except Exception as error:
+            self._note(first_line(error))
 
     def _note(self, what: str) -> None:
         self.error = f"the store of the {self._who}s is gone: is the process that serves it running? ({what})"
@@ -541,32 +644,31 @@ def _processes_of(name: str) -> list[str]:
     return [f"{name}/{place}" for place in range(name.count(",") + 1)]
 
 
-def _values(store: Any, keys: list[str]) -> list[str | None]:
-    return [store.get(key).decode() if store.check([key]) else None for key in keys]
-
-
 class _Watch:
     """Watches the signs of life of other processes. Only time in which it looks counts: it may be frozen itself.
-    ``suspects``: who may be silent for a short time only. ``patience_s``: so long, who has given none yet."""
+    ``suspects``: who may be silent for a short time only. ``waits``: members may be silent while their group works."""
 
-    def __init__(self, membership: Membership, suspects: Iterable[str] = (), patience_s: float | None = None) -> None:
-        self._membership, self._suspects = membership, suspects
-        self._patience_s = membership._liveness_s if patience_s is None else patience_s
+    def __init__(self, membership: Membership, suspects: Collection[str] = (), *, waits: bool = False) -> None:
+        self._membership, self._suspects, self._waits = membership, suspects, waits
         self._seen: dict[str, str | None] = {}
         self._since: dict[str, float] = {}
         self._alive: set[str] = set()
         self._turn = 0
         self.waited_s, self._looked_s = 0.0, time.monotonic()
+        self._heard_s = self._looked_s
 
     def look(self, names: Iterable[str]) -> None:
         names = [*names]
         store = self._membership._store
         ones = [one for name in names for one in _processes_of(name)]
         said = store.values([*(f"beat/{one}" for one in ones), *(f"left/{name}" for name in names)])
+        before_s, self._heard_s = self._heard_s, time.monotonic()
+        heard = {one for name in self._membership.heard(self._heard_s - before_s) for one in _processes_of(name)}
         for one, beat in zip(ones, said, strict=False):
-            if one in self._seen and beat != self._seen[one]:
+            if one in heard or (one in self._seen and beat != self._seen[one]):
                 self._alive.add(one)
-            if one not in self._seen or beat != self._seen[one]:
+            is_quiet = self._waits and (beat is None or beat == _QUIET)
+            if one not in self._seen or beat != self._seen[one] or one in heard or is_quiet:
                 self._seen[one], self._since[one] = beat, self.waited_s
         left = [name for name, how in zip(names, said[len(ones) :], strict=True) if how]
         for name in left:
@@ -589,8 +691,7 @@ class _Watch:
 
     def is_gone(self, name: str) -> bool:
         """Whether one of its processes is."""
-        has_come = self._alive.issuperset(_processes_of(name))
-        limit_s = self._membership._liveness_s if has_come else self._patience_s
+        limit_s = self._membership._liveness_s
         if name in self._suspects:
             limit_s = min(limit_s, _BLAMED_S)
         silent_s = [self.waited_s - self._since.get(one, self.waited_s) for one in _processes_of(name)]
