@@ -77,10 +77,9 @@ void Session::on_time(double now_s) {
 
 // Ranks that have heard of the failure first go on without those that are silent. One that computes is not.
 void Session::beat_on(double now_s) {
-  if (parting_) return;
   if (now_s >= next_heartbeat_s_) {
     next_heartbeat_s_ = now_s + options_.heartbeat_s;
-    broadcast({.kind = ControlKind::heartbeat});
+    if (!parting_) broadcast({.kind = ControlKind::heartbeat});
   }
   wake_at(next_heartbeat_s_);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import json
 import math
 import queue
 import random
@@ -80,7 +81,8 @@ class Fault:
 
 @dataclass
 class Process:
-    """``slow``: from when until when an answer of the store may take so long."""
+    """``slow``: from when until when an answer of the store may take so long. ``computes``: after this step for so
+    long, in which it calls nothing, and lives."""
 
     number: int
     machine: int
@@ -91,6 +93,7 @@ class Process:
     leaves_at: int  # this step
     faults: list[Fault]
     slow: tuple[float, float, float]
+    computes: tuple[int, float]
     draw: random.Random
     dead: bool = False
     ended: str = ""  # how its program has
@@ -233,7 +236,10 @@ class VirtualCore:
 
     def report(self) -> str:
         self.group.catch_up()
-        return str(self._core.report())
+        found = json.loads(self._core.report())
+        for peer in found["peers"]:  # the network's time stands still while nothing happens there
+            peer["heard_s_ago"] += self.group.clock.now_s - self.group.begins_s - self.group.core.now_s()
+        return json.dumps(found)
 
     def abort(self, reason: str) -> None:
         if not self.group.processes[self.rank].dead and not self._parted:

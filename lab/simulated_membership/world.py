@@ -78,6 +78,7 @@ class Program:
                     + ("killed" if math.isinf(fault.freeze_s) else f"frozen for {fault.freeze_s:.2f} s")
                     for fault in one.faults
                 )
+                + f"; computes for {one.computes[1]:.2f} s after step {one.computes[0]}" * (one.computes[0] >= 0)
                 + (f"; store up to {one.slow[2]:.2f} s late from {one.slow[0]:.2f} to {one.slow[1]:.2f} s")
                 * (one.slow[1] > 0)
             )
@@ -112,6 +113,9 @@ def drawn(seed: int) -> Program:
         if draw.random() < 0.2:
             begins_s = draw.uniform(0.0, 6.0)
             slow = (begins_s, begins_s + draw.uniform(0.5, 6.0), draw.choice([0.05, 0.3, 1.0, 2.0]))
+        computes = -1, 0.0
+        if draw.random() < 0.2:
+            computes = draw.randrange(8), draw.choice([0.5, 1.2, 1.5]) * liveness_s
         processes.append(
             Process(
                 number,
@@ -123,12 +127,13 @@ def drawn(seed: int) -> Program:
                 draw.randrange(1, 10) if draw.random() < 0.1 else -1,
                 faults,
                 slow,
+                computes,
                 random.Random(draw.getrandbits(64)),
             )
         )
     return Program(
         size,
-        draw.choice([6.0, 10.0]),
+        draw.choice([8.0, 10.0]),
         liveness_s,
         draw.choice([8.0, 12.0]),
         draw.uniform(3.0, 9.0),
@@ -319,7 +324,7 @@ class World(Clock):
         try:
             yield
         finally:
-            stalled_s = 2.0 * sum(one.stalled_s for one in program.processes)
+            stalled_s = sum(2.0 * one.stalled_s + one.computes[1] for one in program.processes)
             late_s = begin_s - program.liveness_s - _SLACK_S  # faults from then on may still have to be noticed
             unlucky = (
                 1.0
@@ -464,7 +469,8 @@ class _Rank:
             world.find(WRONG_RESULT, f"other bits on process {self.process.number} in step {self.step}")
         world.counts["sums"] += 1
         self.step += 1
-        world.sleep(program.pause_s * self.process.draw.random())
+        computes_s = self.process.computes[1] if self.process.computes[0] == self.step else 0.0
+        world.sleep(computes_s + program.pause_s * self.process.draw.random())
         if grows:
             self._grow()
         return False

@@ -34,6 +34,7 @@ _STOPS_S = 5.0  # so long an answer that is under way may take at the end
 _MOST_ATTEMPTS = 20
 _QUIET = "quiet"  # a sign of life for as long as it stands: its process takes part in a group that works
 _NOTHING = "\0"  # no value is that
+_HEARD_ANEW_S = 0.01  # more than rounding
 _ROUNDS_MOST = 4  # of an exchange of addresses
 _ALL_GONE = (
     "all {who}s of the group are gone, so nobody has the parameters: start all again from a checkpoint, with another "
@@ -122,14 +123,14 @@ class Membership:
         if self._group is not None:
             self._links.append((self._group.names, connected))
 
-    def heard(self, within_s: float) -> set[str]:
-        """Members that were heard over connections of earlier groups."""
-        return {
-            names[peer["rank"]]
-            for names, connected in self._links
-            for peer in connected.report()["peers"]
-            if peer["heard_s_ago"] <= within_s
-        }
+    def heard(self) -> dict[str, float]:
+        """By member when it was heard last over a connection of an earlier group."""
+        found = dict[str, float]()
+        for names, connected in self._links:
+            for peer in connected.report()["peers"]:
+                when_s, name = time.monotonic() - peer["heard_s_ago"], names[peer["rank"]]
+                found[name] = max(when_s, found.get(name, when_s))
+        return found
 
     @property
     def _own(self) -> str:
@@ -655,15 +656,15 @@ class _Watch:
         self._alive: set[str] = set()
         self._turn = 0
         self.waited_s, self._looked_s = 0.0, time.monotonic()
-        self._heard_s = self._looked_s
+        self._heard = membership.heard()
 
     def look(self, names: Iterable[str]) -> None:
         names = [*names]
         store = self._membership._store
         ones = [one for name in names for one in _processes_of(name)]
         said = store.values([*(f"beat/{one}" for one in ones), *(f"left/{name}" for name in names)])
-        before_s, self._heard_s = self._heard_s, time.monotonic()
-        heard = {one for name in self._membership.heard(self._heard_s - before_s) for one in _processes_of(name)}
+        before, self._heard = self._heard, self._membership.heard()
+        heard = {f"{name}/0" for name, when_s in before.items() if self._heard[name] > when_s + _HEARD_ANEW_S}
         for one, beat in zip(ones, said, strict=False):
             if one in heard or (one in self._seen and beat != self._seen[one]):
                 self._alive.add(one)
