@@ -116,7 +116,7 @@ class Membership:
     def stay(self) -> None:
         """Shows signs of life from now on, until ``leave``; else only while a group is agreed on."""
         self._stays = True
-        self._store.begin(f"beat/{self._own}")
+        self._store.begin(f"beat/{self._own}", self._number)
 
     def hear_by(self, connected: Any) -> None:
         """Signs of life of the present members come by this communicator, too, until the next group works."""
@@ -155,8 +155,6 @@ class Membership:
         gone."""
         last = self._group
         refused = None if last is None or rejoins else self._rank_of(last)
-        if self._group is not None:
-            self._store.begin(f"beat/{self._own}")
         suspects = set[str]() if last is None or blamed is None else {last.names[blamed]}
         kept = len(self._links)
         try:
@@ -191,8 +189,8 @@ class Membership:
                 found = connect(rank, size, exchange)
             except BaseException as error:  # such as that one was lost meanwhile
                 with contextlib.suppress(RendezvousError):
-                    self._store.call("set", f"broken/{group.number}", "1")
-                    self._store.call("set", f"connected/{group.number}/{self._own}", "no")
+                    self._store.call("set", "broken", str(group.number))
+                    self._store.call("set", f"connected/{self._own}", f"{group.number} no")
                 if isinstance(error, TransportError):
                     suspects = store.gone
                     continue
@@ -213,13 +211,13 @@ class Membership:
         it tries again by itself, and would not hear of what the others meet there."""
         if not self._marks:
             return
-        keys = [f"connected/{self._number}/{one}" for one in _processes_of(self._name)]
-        self._store.call("set", keys[self._place], "yes")
-        watch, said = _Watch(self), list[str | None]()
-        while not all(said := self._store.values(keys)) and watch.waited_s <= self._timeout_s:
+        keys = [f"connected/{one}" for one in _processes_of(self._name)]
+        self._store.call("set", keys[self._place], yes := f"{self._number} yes")
+        watch, no = _Watch(self), f"{self._number} no"
+        while not {yes, no}.issuperset(said := self._store.values(keys)) and watch.waited_s <= self._timeout_s:
             self._check_is_whole(watch)
             watch.pause()
-        if {*said} != {"yes"}:
+        if {*said} != {yes}:
             raise TransportError(f"another rank of this {self._who} has not connected", operation="rendezvous")
 
     def clear(self, exchange: StoreExchange) -> None:
@@ -228,31 +226,21 @@ class Membership:
             self._store.delete(f"join/{self._number}/{key}" for key in exchange.own_keys())
 
     def _clear_past(self, present: _Members, rank: int) -> None:
-        """Rank 0 removes what the store holds of the groups before the present one. Others do if they follow it."""
-        past, keys = [*self._past, present], list[str]()
-        for before, after in zip(past, past[1:], strict=False):
-            ones = [one for name in before.names for one in _processes_of(name)]
-            gone = {name for name in before.names if name not in present.names}
-            if rank == 0 and after.tickets > before.tickets:
-                tickets = [f"ticket/{ticket}" for ticket in range(before.tickets, after.tickets)]
-                gone |= {name for name in self._store.values(tickets) if name and name not in present.names}
-                keys += [*tickets, *(f"asked/{name}" for name in after.names)]
-            keys += [f"here/{after.number}/{one}" for one in ones]
-            keys += [f"connected/{before.number}/{one}" for one in ones]
-            keys += [f"beat/{one}" for name in gone for one in _processes_of(name)]
-            keys += [f"{what}/{name}" for name in gone for what in ("left", "asked")]
-            keys += [f"broken/{before.number}", *self._addresses(before, len(ones), rank)]
-        if rank == 0:
-            with contextlib.suppress(RendezvousError):
-                self._store.delete(keys)
-        self._past = [] if rank == 0 else self._past[-1:]
-
-    def _addresses(self, group: _Members, size: int, rank: int) -> list[str]:
-        """Where those of a group that did not connect may be."""
-        place = f"join/{group.number}"
-        session = self._value(f"{place}/session//") if rank == 0 else None
-        told = [f"{session}/{number}/{of}" for number in range(_ROUNDS_MOST) for of in (*range(1, size), "all")]
-        return [f"{place}/{key}" for key in (*told, "job", "session//")] if session else []
+        """Rank 0 removes what the store holds of members that have gone. Others do if they are rank 0 next."""
+        past, self._past = self._past, [] if rank == 0 else self._past[-1:]
+        if rank or not past:
+            return
+        with contextlib.suppress(RendezvousError):
+            keys = [f"ticket/{ticket}" for ticket in range(past[0].tickets, present.tickets)]
+            names = {*self._store.values(keys), *(name for group in past for name in group.names)}
+            gone = [one for name in names.difference(present.names) if name for one in (name, *_processes_of(name))]
+            keys += [f"{what}/{one}" for one in gone for what in ("beat", "left", "asked", "connected")]
+            for group in past:  # one that did not connect may have left addresses
+                place, ranks = f"join/{group.number}", range(sum(len(_processes_of(name)) for name in group.names))
+                if session := self._value(f"{place}/session//"):
+                    told = [f"{session}/{number}/{of}" for number in range(_ROUNDS_MOST) for of in (*ranks, "all")]
+                    keys += [f"{place}/{key}" for key in (*told, "job", "session//")]
+            self._store.delete(keys)
 
     @property
     def _number(self) -> int:
@@ -324,7 +312,7 @@ class Membership:
         then, if it is one."""
         number, turn = before.number + 1, 0
         earlier = before.names[: before.names.index(self._name)]
-        self._store.call("set", f"here/{number}/{self._own}", "1")
+        self._store.begin(f"beat/{self._own}", number)
         watch = _Watch(self, suspects)
         while (found := self._latest()) is None or found.number < number:
             turn += 1
@@ -334,10 +322,8 @@ class Membership:
                 watch.pause()  # an earlier one looks more often
                 continue
             watch.look([name for name in before.names if name != self._name])
-            ones = [one for name in before.names for one in _processes_of(name)]
-            said = dict(zip(ones, self._store.values([f"here/{number}/{one}" for one in ones]), strict=True))
-            here = [name for name in before.names if all(map(said.get, _processes_of(name)))]
-            here = [name for name in here if not watch.is_gone(name)]
+            here = [name for name in before.names if watch.has_come(name, number) and not watch.is_gone(name)]
+            here = [name for name in before.names if name in here or (name == self._name and not self._marks)]
             if self._name in here and all(name in here or watch.is_gone(name) for name in before.names):
                 coming, tickets = self._coming(before.tickets) if admit else ([], before.tickets)
                 self._decide(before, _Members(number, here + coming, tickets))
@@ -353,9 +339,10 @@ class Membership:
                 watch.pause()
         if self._name in found.names:
             return found
-        self._store.delete([f"here/{number}/{self._own}"])
+        self._store.delete([self._store.pause()])
         if refused is not None:
-            self.leave()
+            self._store.stop()
+            self._forget()
             raise RendezvousError(
                 f"the other {self._who}s have gone on without this one, which was silent for longer than "
                 "liveness_timeout_s, or late: its state is old. close() this communicator, and join anew with "
@@ -411,7 +398,8 @@ class Membership:
         self._attempts += 1
         name = f"{self._common}.{self._attempts}" if self._marks else uuid.uuid4().hex
         self._name, self._ticket = f"{name}@{','.join(self._marks) or process_mark()}", -1
-        before = self._store.begin(f"beat/{self._own}")
+        before = self._store.pause()
+        self._store.begin(f"beat/{self._own}", 0)
         if before:
             self._store.delete([before])
 
@@ -512,8 +500,8 @@ class _GroupStore:
             self._looks_s = time.monotonic() + _EXCHANGE_LOOKS_S
             self._watch.count()
             self.gone = {*filter(self._watch.is_gone, self._others)}
-            broken, latest = self._membership._value(f"broken/{self._number}"), self._membership._latest()
-            if self.gone or broken or (latest is not None and latest.number > self._number):
+            broken, latest = self._membership._value("broken"), self._membership._latest()
+            if self.gone or broken == str(self._number) or latest is None or latest.number > self._number:
                 raise TransportError("another rank was lost while the ranks connected", operation="rendezvous")
         said = self._store.raw([f"join/{self._number}/{key}" for key in keys])
         self._found = {key: one for key, one in zip(keys, said, strict=True) if one is not None}
@@ -535,17 +523,21 @@ class _StoreThread:
         self._calls: queue.SimpleQueue[tuple[Sequence[Callable[[], Any]], Future[list[Any]]] | None]
         self._calls = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._beat, self._count, self._next_s = "", 0, 0.0
+        self._beat, self._number, self._count, self._next_s = "", 0, 0, 0.0
         self.error, self.tickets = "", 0
 
-    def begin(self, beat: str) -> str:
-        """Signs life under this key from now on. Returns the key until now."""
-        before, self._beat = self._beat, beat
+    def begin(self, beat: str, number: int) -> None:
+        """Signs life under this key from now on, and that this process waits for the group of that number."""
+        self._beat = beat
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="telegrad-members", daemon=True)
             self._thread.start()
             atexit.register(self.stop)
-        return before
+
+        def say_now() -> None:
+            self._number, self._next_s = number, 0.0
+
+        self._calls.put(([say_now], Future()))
 
     def pause(self) -> str:
         """No more signs of life. Returns their key."""
@@ -594,7 +586,7 @@ class _StoreThread:
         answer: Future[list[Any]] = Future()
         if not self.error:
             if self._thread is None:
-                self.begin(self._beat)
+                self.begin(self._beat, self._number)
             self._calls.put((asks, answer))
             waited_s = 0.0
             while not answer.done() and waited_s < self._timeout_s:
@@ -607,7 +599,6 @@ class _StoreThread:
         raise RendezvousError(self.error, operation="rendezvous")
 
     def _run(self) -> None:
-        self._next_s = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
                 call = self._calls.get(timeout=None if self.error else max(0.0, self._next_s - time.monotonic()))
@@ -631,7 +622,7 @@ class _StoreThread:
         self._count, self._next_s = self._count + 1, time.monotonic() + _BEAT_S
         try:
             if self._beat:
-                self._store.set(self._beat, str(self._count))
+                self._store.set(self._beat, f"{self._number} {self._count}")
                 self.tickets = self._store.add("tickets", 0)
         except Exception as error:
             self._note(first_line(error))
@@ -674,7 +665,8 @@ class _Watch:
         left = [name for name, how in zip(names, said[len(ones) :], strict=True) if how]
         for name in left:
             self._since.update(dict.fromkeys(_processes_of(name), float("-inf")))
-        for name in self.look_here(name for name in names if name not in left):
+        ended = self.look_here(name for name in names if name not in left)
+        for name in ended if not self._waits else ():
             store.call("set", f"left/{name}", "gone")  # so that those on other machines know
 
     def look_here(self, names: Iterable[str]) -> set[str]:
@@ -697,6 +689,11 @@ class _Watch:
             limit_s = min(limit_s, _BLAMED_S)
         silent_s = [self.waited_s - self._since.get(one, self.waited_s) for one in _processes_of(name)]
         return max(silent_s) > limit_s
+
+    def has_come(self, name: str, number: int) -> bool:
+        """Whether all its processes wait for the group of that number."""
+        said = [self._seen.get(one) or _QUIET for one in _processes_of(name)]
+        return all(one != _QUIET and int(one.split()[0]) >= number for one in said)
 
     def is_alive(self, name: str) -> bool:
         return self._alive.issuperset(_processes_of(name)) and not self.is_gone(name)
