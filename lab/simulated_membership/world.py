@@ -282,7 +282,12 @@ class World(Clock):
             self.find(WRONG_GROUP, f"group {number} has another order than the one before: {before}, then {names}")
         for name in before:
             one = self.process_of(name)
-            if name not in names and name not in self._left and self.was_well(one) and self.was_well(self.running.process):
+            if (
+                name not in names
+                and name not in self._left
+                and self.was_well(one)
+                and self.was_well(self.running.process)
+            ):
                 self.find(WRONG_GROUP, f"group {number} leaves out process {one.number}, which did not stand still")
 
     def was_well(self, process: Process) -> bool:

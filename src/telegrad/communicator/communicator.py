@@ -655,7 +655,7 @@ def _connected(
     except BaseException as error:
         new.abort(f"{type(error).__name__} while the ranks connected")
         new._part()
-        membership.hear_by(new)  # which closes it, once the others are heard no more by it
+        membership.hear_by(new, closes=True)
         raise
     return new
 

@@ -95,7 +95,7 @@ class Membership:
         self._common, self._place, self._marks = "", 0, tuple[str, ...]()
         self._attempts = 0
         self._stays = False
-        self._links: list[tuple[list[str], Any]] = []
+        self._links, self._ending = list[tuple[list[str], Any]](), contextlib.ExitStack()
         self._past: list[_Members] = []  # groups before the present one, of which the store may hold something
         self.kept: tuple[int, ...] = ()
         """By rank in the present group the rank in the one before; -1: it was not in that."""
@@ -118,10 +118,13 @@ class Membership:
         self._stays = True
         self._store.begin(f"beat/{self._own}", self._number)
 
-    def hear_by(self, connected: Any) -> None:
-        """Signs of life of the present members come by this communicator, too, until the next group works."""
+    def hear_by(self, connected: Any, *, closes: bool = False) -> None:
+        """Signs of life of the present members come by this communicator, too, until the next group works. It is
+        closed then if it ``closes``."""
         if self._group is not None:
             self._links.append((self._group.names, connected))
+        if closes:
+            self._ending.callback(connected.close)
 
     def heard(self) -> dict[str, float]:
         """By member when it was heard last over a connection of an earlier group."""
@@ -156,50 +159,36 @@ class Membership:
         last = self._group
         refused = None if last is None or rejoins else self._rank_of(last)
         suspects = set[str]() if last is None or blamed is None else {last.names[blamed]}
-        kept = len(self._links)
-        try:
-            return self._agreed(connect, admit, suspects, refused)
-        finally:
-            for _, connected in self._links[kept:]:
-                connected.close()
-            self._links = []
-
-    def _agreed(
-        self, connect: Connect[Connected], admit: bool, suspects: Collection[str], refused: int | None
-    ) -> tuple[Connected, bool]:
-        was_member, last = self._group is not None, self._group
-        for _ in range(_MOST_ATTEMPTS):
-            before = self._group
-            group = self._as_member(before, admit, suspects, refused) if before is not None else None
-            if group is None:
-                was_member, group = False, self._as_newcomer()
-            if before is not None:
-                self._past.append(before)
-            self._group = group
-            rank, size = self._rank_of(group), sum(len(_processes_of(name)) for name in group.names)
-            store = _GroupStore(self, group)
-            exchange = StoreExchange(
-                store,
-                rank,
-                size,
-                self._join_timeout_s,
-                call="shrink(), grow() or join(), or make its DiLoCo or Elastic",
-            )
-            try:
-                found = connect(rank, size, exchange)
-            except BaseException as error:  # such as that one was lost meanwhile
-                with contextlib.suppress(RendezvousError):
-                    self._store.call("set", "broken", str(group.number))
-                    self._store.call("set", f"connected/{self._own}", f"{group.number} no")
-                if isinstance(error, TransportError):
-                    suspects = store.gone
-                    continue
-                raise
-            places = {name: place for place, name in enumerate(last.names)} if last is not None and was_member else {}
-            self.kept = tuple(places.get(name, -1) for name in group.names)
-            self._clear_past(group, rank)
-            self._rest()
-            return found, was_member
+        was_member = last is not None
+        with self._ending as ending:
+            ending.callback(self._links.clear)
+            for _ in range(_MOST_ATTEMPTS):
+                before = self._group
+                group = self._as_member(before, admit, suspects, refused) if before is not None else None
+                if group is None:
+                    was_member, group = False, self._as_newcomer()
+                if before is not None:
+                    self._past.append(before)
+                self._group = group
+                rank, size = self._rank_of(group), sum(len(_processes_of(name)) for name in group.names)
+                store = _GroupStore(self, group)
+                call = "shrink(), grow() or join(), or make its DiLoCo or Elastic"
+                exchange = StoreExchange(store, rank, size, self._join_timeout_s, call=call)
+                try:
+                    found = connect(rank, size, exchange)
+                except BaseException as error:  # such as that one was lost meanwhile
+                    with contextlib.suppress(RendezvousError):
+                        self._store.call("set", "broken", str(group.number))
+                        self._store.call("set", f"connected/{self._own}", f"{group.number} no")
+                    if isinstance(error, TransportError):
+                        suspects = store.gone
+                        continue
+                    raise
+                names = last.names if last is not None and was_member else []
+                self.kept = tuple(names.index(name) if name in names else -1 for name in group.names)
+                self._clear_past(group, rank)
+                self._rest()
+                return found, was_member
         raise RendezvousError(
             f"the {self._who}s agreed {_MOST_ATTEMPTS} times on a group, and each time some did not connect: look at "
             "their logs, and at the network between them",
@@ -322,8 +311,9 @@ class Membership:
                 watch.pause()  # an earlier one looks more often
                 continue
             watch.look([name for name in before.names if name != self._name])
-            here = [name for name in before.names if watch.has_come(name, number) and not watch.is_gone(name)]
-            here = [name for name in before.names if name in here or (name == self._name and not self._marks)]
+            own = "" if self._marks else self._name
+            come = [name for name in before.names if name == own or watch.has_come(name, number)]
+            here = [name for name in come if not watch.is_gone(name)]
             if self._name in here and all(name in here or watch.is_gone(name) for name in before.names):
                 coming, tickets = self._coming(before.tickets) if admit else ([], before.tickets)
                 self._decide(before, _Members(number, here + coming, tickets))
@@ -373,7 +363,7 @@ class Membership:
                 self._ask_to_join(watch)
             if found is None:
                 count, asked = self._first or 0, self._store.call("add", "tickets", 0)
-                names = self._store.values([f"ticket/{ticket}" for ticket in range(asked)]) if count else []
+                names = self._store.values(f"ticket/{one}" for one in range(asked if 0 < count <= asked else 0))
                 if count and len(come := [ticket for ticket, name in enumerate(names) if name]) >= count:
                     self._decide(None, _Members(0, [names[one] or "" for one in come[:count]], come[count - 1] + 1))
                     continue
@@ -398,10 +388,8 @@ class Membership:
         self._attempts += 1
         name = f"{self._common}.{self._attempts}" if self._marks else uuid.uuid4().hex
         self._name, self._ticket = f"{name}@{','.join(self._marks) or process_mark()}", -1
-        before = self._store.pause()
+        self._store.delete(filter(None, [self._store.pause()]))
         self._store.begin(f"beat/{self._own}", 0)
-        if before:
-            self._store.delete([before])
 
     def _ask_to_join(self, watch: _Watch) -> None:
         """The first process of a member does, once all of them are there."""
@@ -458,8 +446,8 @@ def running_job(store: Any, key: str, timeout_s: float) -> tuple[str, dict[str, 
     until_s = time.monotonic() + timeout_s
     try:
         while True:
-            (prefix,) = asked.values_of_store([key])
-            said = prefix and asked.values_of_store([f"{prefix}/options"])[0]
+            (prefix,) = asked.values([key])
+            said = prefix and asked.values([f"{prefix}/options"])[0]
             if prefix and said:
                 return prefix, json.loads(said)
             if time.monotonic() > until_s:
@@ -484,15 +472,15 @@ class _GroupStore:
         if first == membership._name or membership._marks:
             self._others = [name for name in group.names if name != membership._name or membership._marks]
         self._watch, self._looks_s = _Watch(membership), 0.0
-        self._found: dict[str, bytes] = {}
+        self._found: dict[str, bytes | None] = {}
         self.gone = set[str]()
 
     def set(self, key: str, value: str | bytes) -> None:
         self._store.call("set", f"join/{self._number}/{key}", value)
 
     def get(self, key: str) -> bytes:
-        """What ``check`` has found, once."""
-        return self._found.pop(key)
+        """What ``check`` has found."""
+        return self._found[key] or b""
 
     def check(self, keys: list[str]) -> bool:
         if time.monotonic() > self._looks_s:
@@ -504,7 +492,7 @@ class _GroupStore:
             if self.gone or broken == str(self._number) or latest is None or latest.number > self._number:
                 raise TransportError("another rank was lost while the ranks connected", operation="rendezvous")
         said = self._store.raw([f"join/{self._number}/{key}" for key in keys])
-        self._found = {key: one for key, one in zip(keys, said, strict=True) if one is not None}
+        self._found = dict(zip(keys, said, strict=True))
         return None not in said
 
 
@@ -517,31 +505,28 @@ class _StoreThread:
         from torch._C._distributed_c10d import PrefixStore
 
         self._given = store  # torch keeps the half in C++ only
-        self._prefix, self._store = prefix, PrefixStore(prefix, store)
+        self._prefix, self._store = prefix, PrefixStore(prefix, store) if prefix else store
         self._who = who
         self._timeout_s = timeout_s
         self._calls: queue.SimpleQueue[tuple[Sequence[Callable[[], Any]], Future[list[Any]]] | None]
         self._calls = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._beat, self._number, self._count, self._next_s = "", 0, 0, 0.0
+        self._beat = self._signed = "", 0
+        self._count, self._next_s = 0, 0.0
         self.error, self.tickets = "", 0
 
     def begin(self, beat: str, number: int) -> None:
         """Signs life under this key from now on, and that this process waits for the group of that number."""
-        self._beat = beat
+        self._beat = beat, number
+        self._calls.put(([], Future()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="telegrad-members", daemon=True)
             self._thread.start()
             atexit.register(self.stop)
 
-        def say_now() -> None:
-            self._number, self._next_s = number, 0.0
-
-        self._calls.put(([say_now], Future()))
-
     def pause(self) -> str:
         """No more signs of life. Returns their key."""
-        beat, self._beat = self._beat, ""
+        (beat, _), self._beat = self._beat, ("", 0)
         return beat
 
     def stop(self) -> None:
@@ -560,19 +545,14 @@ class _StoreThread:
         """Whether they are there or not."""
         self._asked([functools.partial(self._store.delete_key, key) for key in keys])
 
-    def raw(self, keys: Iterable[str], *, of: Any = None) -> list[bytes | None]:
+    def raw(self, keys: Iterable[str]) -> list[bytes | None]:
         """``None`` where there is none. Each is read at once: torch's get() waits for one that was removed."""
-        store = self._store if of is None else of
-        said = self._asked([functools.partial(store.compare_set, key, _NOTHING, _NOTHING) for key in keys])
+        said = self._asked([functools.partial(self._store.compare_set, key, _NOTHING, _NOTHING) for key in keys])
         return [None if one == _NOTHING.encode() else bytes(one) for one in said]
 
     def values(self, keys: Iterable[str]) -> list[str | None]:
         """As ``raw``, of text."""
         return [None if one is None else one.decode() for one in self.raw(keys)]
-
-    def values_of_store(self, keys: list[str]) -> list[str | None]:
-        """As ``values``, of keys without the prefix."""
-        return [None if one is None else one.decode() for one in self.raw(keys, of=self._given)]
 
     def tell(self, key: str) -> None:
         """Those that have the store find the prefix there."""
@@ -586,7 +566,7 @@ class _StoreThread:
         answer: Future[list[Any]] = Future()
         if not self.error:
             if self._thread is None:
-                self.begin(self._beat, self._number)
+                self.begin(*self._beat)
             self._calls.put((asks, answer))
             waited_s = 0.0
             while not answer.done() and waited_s < self._timeout_s:
@@ -617,12 +597,13 @@ class _StoreThread:
         return ask()
 
     def _sign(self) -> None:
-        if time.monotonic() < self._next_s or self.error:
+        key, number = beat = self._beat
+        if self.error or (time.monotonic() < self._next_s and beat == self._signed):
             return
-        self._count, self._next_s = self._count + 1, time.monotonic() + _BEAT_S
+        self._count, self._next_s, self._signed = self._count + 1, time.monotonic() + _BEAT_S, beat
         try:
-            if self._beat:
-                self._store.set(self._beat, f"{self._number} {self._count}")
+            if key:
+                self._store.set(key, f"{number} {self._count}")
                 self.tickets = self._store.add("tickets", 0)
         except Exception as error:
             self._note(first_line(error))
