@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import random
@@ -10,6 +11,7 @@ import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ import numpy as np
 import pytest
 
 import telegrad
+from telegrad.communicator.nodes import process_mark
 
 torch = pytest.importorskip("torch")
 import lost_ranks_program  # noqa: E402 - it needs torch
-from torch.distributed import HashStore  # noqa: E402
+from torch.distributed import HashStore, TCPStore  # noqa: E402
 from watched_processes import LIVENESS_S, PATIENCE_S, PATIENT_S, Job  # noqa: E402
 
 pytestmark = pytest.mark.timeout(300)
@@ -165,6 +168,101 @@ def test_a_store_that_is_gone(job: Callable[..., RankJob]) -> None:
     running.wait_for(lambda: bool(running.all_said("error")))
     (error,) = running.said(numbers[0])[-1:]
     assert "RendezvousError: the store of the ranks is gone: is the process that serves it" in error["error"]
+
+
+_KEYS = "telegrad/jobs/job"
+
+
+def _in_threads(*calls: Callable[[], Any]) -> list[Any]:
+    """What they return, called at once."""
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [one.result(PATIENCE_S) for one in [pool.submit(call) for call in calls]]
+
+
+def test_a_newcomer_waits_while_the_others_work() -> None:
+    """They give no sign of life in the store meanwhile."""
+    store = HashStore()
+    comm = telegrad.join(store, 1, liveness_timeout_s=LIVENESS_S)
+
+    def grow() -> int:
+        while not store.check([f"{_KEYS}/ticket/1"]):
+            time.sleep(0.01)
+        time.sleep(2.5 * LIVENESS_S)
+        return comm.grow(1)
+
+    came, new = _in_threads(grow, lambda: telegrad.join(store, join_timeout_s=PATIENCE_S))
+    assert (came, new.rank) == (1, 1)
+    new.abort("over")
+    for one in (comm, new):
+        one.close()
+
+
+def test_a_rank_that_computes_is_not_left_out() -> None:
+    """It calls nothing for longer than liveness_timeout_s after a failure, and does not know of that."""
+    store = HashStore()
+    join = functools.partial(telegrad.join, store, 3, liveness_timeout_s=LIVENESS_S)
+    leaves, shrinks, computes = sorted(_in_threads(join, join, join), key=lambda one: one.rank)
+    leaves._membership.leave()
+    leaves.abort("the test says so")
+
+    def shrunk(comm: telegrad.Communicator, computes_s: float) -> tuple[tuple[int, ...], int]:
+        time.sleep(computes_s)
+        with pytest.raises(telegrad.TransportError):
+            comm.barrier()
+        kept = comm.shrink()
+        comm.all_reduce(total := np.ones(1, np.float32))
+        return kept, int(total[0])
+
+    found = _in_threads(lambda: shrunk(shrinks, 0.0), lambda: shrunk(computes, 3.0 * LIVENESS_S))
+    assert found == [((1, 2), 2)] * 2
+    _in_threads(leaves.close, shrinks.close, computes.close)
+
+
+def test_the_store_does_not_fill() -> None:
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def client() -> TCPStore:
+        return TCPStore("127.0.0.1", server.port, is_master=False, wait_for_workers=False)
+
+    def join() -> telegrad.Communicator:
+        return telegrad.join(client(), 2, liveness_timeout_s=PATIENT_S)
+
+    def shrunk(comm: telegrad.Communicator) -> tuple[int, ...]:
+        with pytest.raises(telegrad.TransportError):
+            comm.barrier()
+        return comm.shrink()
+
+    first, second = sorted(_in_threads(join, join), key=lambda one: one.rank)
+    keys = []
+    for _ in range(50):
+        *_, new = _in_threads(lambda: first.grow(1), lambda: second.grow(1), join)
+        new._membership.leave()
+        new.abort("leaves")
+        assert _in_threads(lambda: shrunk(first), lambda: shrunk(second), new.close)[:2] == [(0, 1)] * 2
+        keys.append(server.num_keys())
+    assert keys[-1] <= keys[3]
+    _in_threads(first.close, second.close)
+
+
+def test_a_process_that_ended_before_it_wrote_its_name() -> None:
+    store = HashStore()
+    store.add(f"{_KEYS}/tickets", 1)
+    telegrad.join(store, 1, join_timeout_s=PATIENCE_S).close()
+
+
+def test_one_that_writes_its_name_late_is_taken_in() -> None:
+    store = HashStore()
+    comm = telegrad.join(store, 1)
+    ticket = store.add(f"{_KEYS}/tickets", 1) - 1
+    name = f"late@{process_mark()}"
+
+    def write() -> None:
+        time.sleep(0.3)
+        store.set(f"{_KEYS}/ticket/{ticket}", name)
+
+    found, _ = _in_threads(lambda: comm._membership._coming(ticket), write)  # type: ignore[union-attr]
+    assert found == ([name], ticket + 1)
+    comm.close()
 
 
 def test_a_failed_operation_leaves_its_inputs() -> None:
