@@ -167,11 +167,14 @@ class Broken(torch.distributed.Store):
         super().__init__()
         self._ends = ends
 
-    def check(self, keys: list[str]) -> bool:
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
         if self._ends is None:
             raise RuntimeError("no such server")
         self._ends.wait()
-        return False
+        return expected.encode()
+
+    def set(self, key: str, value: str) -> None:
+        self.compare_set(key, "", value)
 
 
 def serve(port: Any) -> None:
