@@ -320,7 +320,18 @@ class World(Clock):
         left = [key for key in self.store.held if f"/join/{number}/" in key and not key.endswith(f"/{number}/0/0")]
         if comm.rank == 0 and left:
             self.find(WRONG_GROUP, f"{told} has left addresses in the store: {left[:3]}")
+        if comm.rank == 0 and before is not None:
+            self._check_keys(told, names)
         self.note(f"{told} is rank {comm.rank} of {comm.world_size}, earlier ranks {kept}")
+
+    def _check_keys(self, told: str, names: Sequence[str]) -> None:
+        """What the store holds does not grow with the number of members that there have been."""
+        others = sum(not one.dead and not one.ended for one in self.processes)
+        (asked,) = (int(value) for key, value in self.store.held.items() if key.endswith("/tickets"))
+        (group,) = (json.loads(value) for key, value in self.store.held.items() if key.endswith("/group"))
+        most = 10 + 2 * len(names) + 2 * others + self.program.size + asked - group[2]
+        if len(self.store.held) > most:
+            self.find(WRONG_GROUP, f"{told}: {len(self.store.held)} keys are in the store: {sorted(self.store.held)}")
 
     @contextlib.contextmanager
     def timed(self, process: Process, what: str) -> Iterator[None]:

@@ -12,8 +12,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: each one decides for itself",
         MEMBERS,
-        'self._store.call("compare_set", f"group/{group.number}", "", said)',
-        'self._store.call("set", f"group/{group.number}", said)',
+        'if self._store.call("compare_set", "group", expected, group.text).decode() == expected and expected:',
+        'if self._store.call("set", "group", group.text):',
     ),
     mutant(
         "members: a group is decided before the others have come",
@@ -25,20 +25,20 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: newcomers are taken in again by the next group",
         MEMBERS,
-        "self._decide(_Members(number, here + coming, tickets))",
-        "self._decide(_Members(number, here + coming, before.tickets))",
+        "self._decide(before, _Members(number, here + coming, tickets))",
+        "self._decide(before, _Members(number, here + coming, before.tickets))",
     ),
     mutant(
         "members: all that have ever asked to join are taken in",
         MEMBERS,
-        "for one in range(tickets, most)]) if name]",
-        "for one in range(most)]) if name]",
+        "for one in range(tickets, most)])",
+        "for one in range(most)])",
     ),
     mutant(
         "members: one that was left out goes on",
         MEMBERS,
-        "        if self._name in found.names:\n            return found\n        if refused",
-        "        if found is not None:\n            return found\n        if refused",
+        "        if self._name in found.names:\n            return found\n        self._store.delete",
+        "        if found is not None:\n            return found\n        self._store.delete",
     ),
     mutant(
         "members: one that was left out is not told",
@@ -50,7 +50,7 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: a group that failed to connect is not called off",
         MEMBERS,
-        'self._store.call("set", f"broken/{group.number}", "1")',
+        'self._store.call("set", "broken", str(group.number))',
         "pass",
     ),
     mutant(
@@ -68,8 +68,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: earlier ranks are those of the new group",
         MEMBERS,
-        "enumerate(last.names)} if last is not None and was_member",
-        "enumerate(group.names)} if last is not None and was_member",
+        "names = last.names if last is not None and was_member else []",
+        "names = group.names if last is not None and was_member else []",
     ),
     mutant(
         "members: one that rejoins was in the last group",
@@ -84,10 +84,52 @@ MEMBERSHIP_MUTANTS = (
         "suspects = set()",
     ),
     mutant(
-        "members: one that still waits in an operation is left out by grow",
+        "members: nobody is heard over earlier connections",
         MEMBERS,
-        "if admit and not self._stays else self._liveness_s",
-        "if 0 else self._liveness_s",
+        "if self._heard[name] > when_s + _HEARD_ANEW_S",
+        "if 0",
+    ),
+    mutant(
+        "members: whoever was heard once over earlier connections lives for ever",
+        MEMBERS,
+        "if self._heard[name] > when_s + _HEARD_ANEW_S",
+        "if when_s",
+    ),
+    mutant(
+        "members: those that work count as silent",
+        MEMBERS,
+        "is_quiet = self._waits and",
+        "is_quiet = 0 and",
+    ),
+    mutant(
+        "members: nobody says that it works",
+        MEMBERS,
+        'self._store.call("set", beat, _QUIET)',
+        "pass",
+    ),
+    mutant(
+        "members: many questions hold the signs of life up",
+        MEMBERS,
+        "        self._sign()\n        return ask()",
+        "        return ask()",
+    ),
+    mutant(
+        "members: a communicator that did not come about is closed at once",
+        COMMUNICATOR,
+        "        membership.hear_by(new, closes=True)",
+        "        new.close()",
+    ),
+    mutant(
+        "members: a rank that has failed shows no sign of life",
+        COMMUNICATOR,
+        "        membership.hear_by(self)\n",
+        "",
+    ),
+    mutant(
+        "members: those that have gone stay in the store",
+        MEMBERS,
+        "            self._store.delete(keys)\n\n",
+        "",
     ),
     mutant(
         "members: who is silent for a moment is gone",
@@ -98,8 +140,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: signs of life do not count",
         MEMBERS,
-        "if one not in self._seen or beat != self._seen[one]:",
-        "if one not in self._seen:",
+        "if one not in self._seen or beat != self._seen[one] or one in heard or is_quiet:",
+        "if one not in self._seen or one in heard or is_quiet:",
     ),
     mutant(
         "members: all of other machines have ended",
@@ -110,20 +152,20 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: the signs of life are all alike",
         MEMBERS,
-        "self._store.set(self._beat, str(count))",
-        'self._store.set(self._beat, "1")',
+        'self._store.set(key, f"{number} {self._count}")',
+        'self._store.set(key, f"{number} 1")',
     ),
     mutant(
         "members: a newcomer shows no sign of life",
         MEMBERS,
-        '        self._store.begin(f"beat/{self._own}")\n\n    def _ask_to_join',
+        '        self._store.begin(f"beat/{self._own}", 0)\n\n    def _ask_to_join',
         "\n    def _ask_to_join",
     ),
     mutant(
         "members: the first group begins before all have asked",
         MEMBERS,
-        "if count and all(names):",
-        "if count and any(names):",
+        "if name]) >= count:",
+        "if name]) >= count - 1:",
     ),
     mutant(
         "members: the thread for the store goes on",
@@ -148,8 +190,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: a loss while the ranks connect is the caller's",
         MEMBERS,
-        "if isinstance(error, TransportError):\n                    suspects",
-        "if isinstance(error, TransportError) and group.number == 0:\n                    suspects",
+        "if isinstance(error, TransportError):\n                        suspects",
+        "if isinstance(error, TransportError) and group.number == 0:\n                        suspects",
     ),
     mutant(
         "members: ranks are counted from the end",
@@ -166,14 +208,14 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: nobody says that it has come",
         MEMBERS,
-        'self._store.call("set", f"here/{number}/{self._own}", "1")',
-        "pass",
+        'self._store.set(key, f"{number} {self._count}")',
+        'self._store.set(key, f"0 {self._count}")',
     ),
     mutant(
         "members: addresses stay in the store",
         MEMBERS,
-        "for key in exchange.own_keys():",
-        "for key in ():",
+        "for key in exchange.own_keys())",
+        "for key in ())",
     ),
     mutant(
         "members: addresses are cleared before all have them",
