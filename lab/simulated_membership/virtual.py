@@ -81,8 +81,8 @@ class Fault:
 
 @dataclass
 class Process:
-    """``slow``: from when until when an answer of the store may take so long. ``computes``: after this step for so
-    long, in which it calls nothing, and lives."""
+    """``slow``: from when until when an answer of the store may take so long. ``computes``: after this step, or
+    shrink(), for so long, in which it calls nothing, and lives."""
 
     number: int
     machine: int
@@ -93,7 +93,7 @@ class Process:
     leaves_at: int  # this step
     faults: list[Fault]
     slow: tuple[float, float, float]
-    computes: tuple[int, float]
+    computes: tuple[int | str, float]
     draw: random.Random
     dead: bool = False
     ended: str = ""  # how its program has

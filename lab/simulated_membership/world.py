@@ -78,7 +78,7 @@ class Program:
                     + ("killed" if math.isinf(fault.freeze_s) else f"frozen for {fault.freeze_s:.2f} s")
                     for fault in one.faults
                 )
-                + f"; computes for {one.computes[1]:.2f} s after step {one.computes[0]}" * (one.computes[0] >= 0)
+                + f"; computes for {one.computes[1]:.2f} s after {one.computes[0]}" * (one.computes[1] > 0)
                 + (f"; store up to {one.slow[2]:.2f} s late from {one.slow[0]:.2f} to {one.slow[1]:.2f} s")
                 * (one.slow[1] > 0)
             )
@@ -113,9 +113,9 @@ def drawn(seed: int) -> Program:
         if draw.random() < 0.2:
             begins_s = draw.uniform(0.0, 6.0)
             slow = (begins_s, begins_s + draw.uniform(0.5, 6.0), draw.choice([0.05, 0.3, 1.0, 2.0]))
-        computes = -1, 0.0
+        computes: tuple[int | str, float] = "", 0.0
         if draw.random() < 0.2:
-            computes = draw.randrange(8), draw.choice([0.5, 1.2, 1.5]) * liveness_s
+            computes = draw.choice(["shrink", *range(8)]), draw.choice([0.5, 1.2, 1.5]) * liveness_s
         processes.append(
             Process(
                 number,
@@ -329,7 +329,7 @@ class World(Clock):
         others = sum(not one.dead and not one.ended for one in self.processes)
         (asked,) = (int(value) for key, value in self.store.held.items() if key.endswith("/tickets"))
         (group,) = (json.loads(value) for key, value in self.store.held.items() if key.endswith("/group"))
-        most = 10 + 2 * len(names) + 2 * others + self.program.size + asked - group[2]
+        most = 10 + 2 * len(names) + 2 * others + self.program.size + 3 * (asked - group[2])
         if len(self.store.held) > most:
             self.find(WRONG_GROUP, f"{told}: {len(self.store.held)} keys are in the store: {sorted(self.store.held)}")
 
@@ -485,11 +485,16 @@ class _Rank:
             world.find(WRONG_RESULT, f"other bits on process {self.process.number} in step {self.step}")
         world.counts["sums"] += 1
         self.step += 1
-        computes_s = self.process.computes[1] if self.process.computes[0] == self.step else 0.0
-        world.sleep(computes_s + program.pause_s * self.process.draw.random())
+        self._compute_after(self.step - 1)
+        world.sleep(program.pause_s * self.process.draw.random())
         if grows:
             self._grow()
         return False
+
+    def _compute_after(self, what: int | str) -> None:
+        after, seconds = self.process.computes
+        if after == what:
+            self.world.sleep(seconds)
 
     def _timed(self, what: str, call: Callable[[], Any]) -> Any:
         with self.world.timed(self.process, what):
@@ -535,6 +540,7 @@ class _Rank:
             world.counts["shrunk"] += 1
             self.is_new = self.is_new or not was_member
             world.check_group(process, comm, before if was_member else None, kept)
+            self._compute_after("shrink")
             try:
                 self._align()
                 return True

@@ -161,7 +161,7 @@ def test_an_error_of_a_process_is_found() -> None:
 
 
 def _process() -> Process:
-    return Process(0, 0, 0.0, False, False, True, -1, [], (0.0, 0.0, 0.0), (-1, 0.0), random.Random(1))
+    return Process(0, 0, 0.0, False, False, True, -1, [], (0.0, 0.0, 0.0), ("", 0.0), random.Random(1))
 
 
 def test_planted_sources_are_imported_instead(tmp_path: Path) -> None:

@@ -108,18 +108,6 @@ MEMBERSHIP_MUTANTS = (
         "pass",
     ),
     mutant(
-        "members: many questions hold the signs of life up",
-        MEMBERS,
-        "        self._sign()\n        return ask()",
-        "        return ask()",
-    ),
-    mutant(
-        "members: a communicator that did not come about is closed at once",
-        COMMUNICATOR,
-        "        membership.hear_by(new, closes=True)",
-        "        new.close()",
-    ),
-    mutant(
         "members: a rank that has failed shows no sign of life",
         COMMUNICATOR,
         "        membership.hear_by(self)\n",

@@ -13,12 +13,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import telegrad
+from telegrad.communicator import membership
+from telegrad.communicator.membership import Membership
 from telegrad.communicator.nodes import process_mark
 
 torch = pytest.importorskip("torch")
@@ -197,25 +200,62 @@ def test_a_newcomer_waits_while_the_others_work() -> None:
         one.close()
 
 
-def test_a_rank_that_computes_is_not_left_out() -> None:
+@pytest.mark.parametrize("after", ["the failure", "shrink"])
+def test_a_rank_that_computes_is_not_left_out(monkeypatch: pytest.MonkeyPatch, after: str) -> None:
     """It calls nothing for longer than liveness_timeout_s after a failure, and does not know of that."""
-    store = HashStore()
+    store, clear, failed = HashStore(), Membership.clear, list[int]()
+
+    def clear_or_fail(self: Membership, exchange: Any) -> None:
+        if after == "shrink" and self._number == 1 and not failed:
+            failed.append(1)  # as if another one were lost, just as all have connected
+            raise telegrad.TransportError("the test says so")
+        clear(self, exchange)
+
+    monkeypatch.setattr(Membership, "clear", clear_or_fail)
     join = functools.partial(telegrad.join, store, 3, liveness_timeout_s=LIVENESS_S)
     leaves, shrinks, computes = sorted(_in_threads(join, join, join), key=lambda one: one.rank)
     leaves._membership.leave()
     leaves.abort("the test says so")
 
-    def shrunk(comm: telegrad.Communicator, computes_s: float) -> tuple[tuple[int, ...], int]:
-        time.sleep(computes_s)
+    def shrunk(comm: telegrad.Communicator, computes_s: float) -> tuple[int, ...]:
         with pytest.raises(telegrad.TransportError):
             comm.barrier()
         kept = comm.shrink()
-        comm.all_reduce(total := np.ones(1, np.float32))
-        return kept, int(total[0])
+        time.sleep(computes_s if after == "shrink" else 0.0)
+        return kept
 
-    found = _in_threads(lambda: shrunk(shrinks, 0.0), lambda: shrunk(computes, 3.0 * LIVENESS_S))
-    assert found == [((1, 2), 2)] * 2
+    def computing() -> tuple[int, ...]:
+        time.sleep(0.0 if after == "shrink" else 3.0 * LIVENESS_S)
+        kept = shrunk(computes, 3.0 * LIVENESS_S)
+        return shrunk(computes, 0.0) if after == "shrink" else kept
+
+    assert _in_threads(lambda: shrunk(shrinks, 0.0), computing) == [(1, 2), (0, 1) if after == "shrink" else (1, 2)]
+    totals = [np.ones(1, np.float32), np.ones(1, np.float32)]
+    _in_threads(lambda: shrinks.all_reduce(totals[0]), lambda: computes.all_reduce(totals[1]))
+    assert totals == [2, 2]
     _in_threads(leaves.close, shrinks.close, computes.close)
+
+
+def test_signs_of_life_go_on_while_many_questions_are_answered_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, signs = [0.0], list[float]()
+
+    class Slow:
+        def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+            now_s[0] += 0.3
+            return expected.encode()
+
+        def set(self, key: str, value: str) -> None:
+            signs.append(now_s[0])
+
+        def add(self, key: str, amount: int) -> int:
+            return 0
+
+    monkeypatch.setattr(membership, "time", SimpleNamespace(monotonic=lambda: now_s[0], sleep=time.sleep))
+    thread = membership._StoreThread(Slow(), "", PATIENCE_S, "rank")
+    thread.begin("beat", 1)
+    assert thread.values("abcdefghij") == [None] * 10
+    thread.stop()
+    assert max(b - a for a, b in itertools.pairwise([0.0, *signs, now_s[0]])) < 1.0
 
 
 def test_the_store_does_not_fill() -> None:
