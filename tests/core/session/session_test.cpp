@@ -333,6 +333,19 @@ TEST("heartbeats go to all peers while the session lives") {
   EXPECT_EQ(rank.driver.of_kind(ControlKind::heartbeat).size(), 2 * 5);
 }
 
+TEST("heartbeats go on after a failure, to those that have not failed, until this rank parts") {
+  Scripted rank(3, {.liveness_timeout_s = std::nullopt, .heartbeat_s = 1.0, .agreement_s = 0.0});
+  rank.session.join(0.0);
+  rank.driver.sink->on_peer_failed(2, "its process has ended");
+  rank.session.on_time(0.1);
+  EXPECT(rank.session.failure().has_value());
+  for (int i = 1; i <= 50; ++i) rank.session.on_time(0.1 * i);
+  EXPECT_EQ(rank.driver.of_kind(ControlKind::heartbeat).size(), 5u);
+  rank.session.part();
+  for (int i = 51; i <= 100; ++i) rank.session.on_time(0.1 * i);
+  EXPECT_EQ(rank.driver.of_kind(ControlKind::heartbeat).size(), 5u);
+}
+
 TEST("a peer that speaks another wire version is refused by name") {
   Scripted rank;
   rank.session.join(0.0);
