@@ -26,6 +26,8 @@ from telegrad.communicator.nodes import process_mark
 
 torch = pytest.importorskip("torch")
 import lost_ranks_program  # noqa: E402 - it needs torch
+from computing_device import ComputingRuntime, computed_on, model_on  # noqa: E402
+from given_gradients import Given, gradients_of, sgd  # noqa: E402
 from torch.distributed import HashStore, TCPStore  # noqa: E402
 from watched_processes import LIVENESS_S, PATIENCE_S, PATIENT_S, Job  # noqa: E402
 
@@ -315,6 +317,34 @@ def test_a_failed_operation_leaves_its_inputs() -> None:
     assert (given == np.arange(1000)).all()
     first.close()
     second.close()
+
+
+def test_a_device_model_is_refused_with_compress(device: ComputingRuntime) -> None:
+    comm = telegrad.join(HashStore(), 1)
+    with device.on(device.new_stream()):
+        model = model_on(device, Given(torch.float32))
+
+        def compressed(model: torch.nn.Module, comm: telegrad.Communicator) -> telegrad.Synchronizer:
+            return telegrad.Synchronizer(model, comm, plan="fixed", compress=telegrad.TopK(0.1, small_elements=0))
+
+        with pytest.raises(ValueError, match="compress= on a GPU keeps what a repeated step could not undo: leave it"):
+            telegrad.Elastic(model, sgd(model.parameters()), comm, synchronizer=compressed)
+    comm.close()
+
+
+def test_a_device_model_trains_without_compress(device: ComputingRuntime) -> None:
+    comm, stream = telegrad.join(HashStore(), 1), device.new_stream()
+    with device.on(stream):
+        model = model_on(device, Given(torch.float32))
+        before = [one.memory.clone() for one in model.parameters()]
+        given = {name: computed_on(device, one) for name, one in gradients_of(0, 0).items()}
+        with telegrad.Elastic(model, sgd(model.parameters()), comm) as elastic:
+            for _ in range(3):
+                elastic.step(lambda: model(given))
+            assert (elastic.steps, elastic.repeated) == (3, 0)
+        stream.synchronize()
+        assert any((one.memory != was).any() for one, was in zip(model.parameters(), before, strict=True))
+    comm.close()
 
 
 @pytest.mark.parametrize("kind", lost_ranks_program.KINDS)
