@@ -1,10 +1,16 @@
 #include "drivers/processes/memory_file.hpp"
 
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <system_error>
 
@@ -20,6 +26,24 @@ std::vector<MemoryFile> memory_files() {
     found.push_back({file.st_dev, file.st_ino, std::strtoull(entry.path().filename().c_str(), nullptr, 10)});
   }
   return found;
+}
+
+void put_pages_away(std::vector<MemoryFile> files) {
+  std::ranges::sort(files, {}, &MemoryFile::inode);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("/ucx_shm_posix_") == std::string::npos) continue;
+    std::uintptr_t begin = 0, end = 0;
+    unsigned major = 0, minor = 0;
+    std::uint64_t inode = 0;
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %*s %x:%x %" SCNu64, &begin, &end, &major, &minor, &inode) != 5) {
+      continue;
+    }
+    const auto same = std::ranges::equal_range(files, inode, {}, &MemoryFile::inode);
+    const bool is_one = std::ranges::any_of(same, [&](const MemoryFile& one) { return one.device == makedev(major, minor); });
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel says where
+    if (is_one) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  }
 }
 
 bool MemoryFile::is_held_by(std::uint32_t pid) const {

@@ -17,5 +17,8 @@ struct MemoryFile {
 };
 /// UCX's, in this process.
 std::vector<MemoryFile> memory_files();
+/// Takes the pages of these files out of this process's memory, though not the mappings: they come back as they are
+/// touched. To read one page of a file in memory maps 16 of them.
+void put_pages_away(std::vector<MemoryFile> files);
 
 }  // namespace telegrad

@@ -379,6 +379,11 @@ void UcxDriver::connect(std::span<const std::vector<std::byte>> addresses) {
   for (Rank rank = 0; rank < size_; ++rank) {
     if (rank != rank_ && !make_endpoints_ahead(rank)) blame_for(rank);
   }
+  std::vector<MemoryFile> theirs;  // of which most ranks will never touch most
+  for (const Worker::Peer& peer : worker_->peers) {
+    if (peer.shares_memory) theirs.insert(theirs.end(), peer.memory.begin(), peer.memory.end());
+  }
+  put_pages_away(std::move(theirs));
   // A network that leads nowhere is an error of this rank's, before it waits for anybody.
   const Rank next = (rank_ + 1) % size_;
   if (next == rank_ || reach(next, false) || broken_.empty()) return;
