@@ -37,7 +37,7 @@ TEST("a file of shared memory is known from another that has its number later") 
 }
 
 TEST("pages that are put away take no memory of this process, and come back as they were") {
-  char path[] = "/dev/shm/ucx_shm_posixXXXXXX";
+  char path[] = "/dev/shm/ucx_shm_posix_XXXXXX";
   const int descriptor = ::mkstemp(path);
   REQUIRE(descriptor >= 0);
   ::unlink(path);
