@@ -17,6 +17,8 @@ class TransportError(Exception):
     message's tag). If the communicator has only some ranks of the job, ``group`` is its name. ``parent_rank`` and
     ``parent_peer`` are then ``rank`` and ``peer`` as the parent communicator, or the job, numbers them."""
 
+    _usual_operation: str | None = None
+
     def __init__(
         self,
         message: str,
@@ -33,7 +35,7 @@ class TransportError(Exception):
         self.rank = rank
         self.peer = peer
         self.host = host
-        self.operation = operation
+        self.operation = operation or self._usual_operation
         self.tag = tag
         self.group = group
         self.parent_rank = parent_rank
@@ -58,6 +60,8 @@ class MismatchedCall(TransportError):  # noqa: N818
 
 class RendezvousError(TransportError):
     """The job's processes did not find each other."""
+
+    _usual_operation = "rendezvous"
 
 
 class NonFiniteGradient(ValueError):  # noqa: N818

@@ -140,8 +140,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: the signs of life are all alike",
         MEMBERS,
-        'self._store.set(key, f"{number} {self._count}")',
-        'self._store.set(key, f"{number} 1")',
+        'self.store.set(key, f"{number} {self._count}")',
+        'self.store.set(key, f"{number} 1")',
     ),
     mutant(
         "members: a newcomer shows no sign of life",
@@ -196,8 +196,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: nobody says that it has come",
         MEMBERS,
-        'self._store.set(key, f"{number} {self._count}")',
-        'self._store.set(key, f"0 {self._count}")',
+        'self.store.set(key, f"{number} {self._count}")',
+        'self.store.set(key, f"0 {self._count}")',
     ),
     mutant(
         "members: addresses stay in the store",

@@ -327,8 +327,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         if base.forked_from_joined and options.make_driver is None:
             raise RendezvousError(
                 "this process was forked from one that had a Communicator, and UCX works in that one only: start child "
-                "processes with the 'spawn' method",
-                operation="rendezvous",
+                "processes with the 'spawn' method"
             )
         agreement = TuningAgreement(
             rank, size, exchange, checked_tuning(tuning, size), options.interface, options.driver, options.node

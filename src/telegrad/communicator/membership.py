@@ -105,8 +105,8 @@ class Membership:
         names = [f"{number}@{mark}" for number, mark in enumerate(processes)]
         self._group, self._name, self._stays = _Members(0, names, 0), names[rank], False
         if told and rank == 0:
-            self._store.now("set", "group", self._group.text)
-            self._store.now("set", "options", told)
+            self._store.store.set("group", self._group.text)  # in this thread: it has answered just now
+            self._store.store.set("options", told)
 
     def stand_for(self, common: str, place: int, marks: Sequence[str]) -> None:
         """This process is the one at ``place`` of those with these ``marks``, which make one member. All of them give
@@ -191,8 +191,7 @@ class Membership:
                 return found, was_member
         raise RendezvousError(
             f"the {self._who}s agreed {_MOST_ATTEMPTS} times on a group, and each time some did not connect: look at "
-            "their logs, and at the network between them",
-            operation="rendezvous",
+            "their logs, and at the network between them"
         )
 
     def check_all_connected(self) -> None:
@@ -243,13 +242,11 @@ class Membership:
         """Until so many wait to be taken in, or the time is over. Returns how many do."""
         assert self._group is not None
         until_s = time.monotonic() + timeout_s
-        while True:
-            found = int(self._store.call("add", "tickets", 0)) - self._group.tickets
-            if found >= count or time.monotonic() > until_s:
-                break
+        before = self._group.tickets
+        while (found := self._store.call("add", "tickets", 0) - before) < count and time.monotonic() <= until_s:
             time.sleep(_POLL_MOST_S)
         self._rest()
-        return found
+        return int(found)
 
     def tell(self, running: str, options: str) -> None:
         """Those that ask to join find this job by the store's key ``running``."""
@@ -272,7 +269,7 @@ class Membership:
         own = str(self._number)
         begun = self._store.call("compare_set", "begun", "", own).decode()
         if not are_there and begun != own:
-            raise RendezvousError(_ALL_GONE.format(who=self._who), operation="rendezvous")
+            raise RendezvousError(_ALL_GONE.format(who=self._who))
 
     def claim(self, what: str) -> bool:
         """Whether this process is the first that asks for it."""
@@ -320,8 +317,7 @@ class Membership:
             elif watch.waited_s > self._timeout_s and self._name not in here:
                 self.leave()
                 raise RendezvousError(
-                    f"the other ranks of this {self._who} did not come within {self._timeout_s:g} s: start them again",
-                    operation="rendezvous",
+                    f"the other ranks of this {self._who} did not come within {self._timeout_s:g} s: start them again"
                 )
             elif watch.waited_s > self._timeout_s:
                 self._decide(before, _Members(number, here, before.tickets))
@@ -338,7 +334,6 @@ class Membership:
                 "liveness_timeout_s, or late: its state is old. close() this communicator, and join anew with "
                 "telegrad.join()",
                 rank=refused,
-                operation="rendezvous",
             )
         self._forget()
         return None
@@ -371,15 +366,12 @@ class Membership:
                 watch.look(found.names)
                 if all(watch.is_gone(name) for name in found.names):
                     ended = any(self._value(f"left/{name}") == "ends" for name in found.names)
-                    raise RendezvousError(
-                        (_ENDED if ended else _ALL_GONE).format(who=self._who), operation="rendezvous"
-                    )
+                    raise RendezvousError((_ENDED if ended else _ALL_GONE).format(who=self._who))
             if watch.waited_s > self._wait_s:
                 wanted = f"are {self._first} {self._who}s running" if self._first else "is the job running"
                 raise RendezvousError(
                     f"this {self._who} was not taken in within {self._wait_s:g} s: {wanted}, and do they take "
-                    "others in?",
-                    operation="rendezvous",
+                    "others in?"
                 )
             watch.pause()
 
@@ -409,9 +401,7 @@ class Membership:
         watch.look([self._name])
         if any(self._store.values([f"left/{self._name}", f"left/{self._common}"])):
             self.leave()
-            raise RendezvousError(
-                f"another rank of this {self._who} has left or ended: start all its ranks again", operation="rendezvous"
-            )
+            raise RendezvousError(f"another rank of this {self._who} has left or ended: start all its ranks again")
 
     def _coming(self, tickets: int) -> tuple[list[str], int]:
         """The newcomers that show a sign of life, and the number of tickets."""
@@ -453,8 +443,7 @@ def running_job(store: Any, key: str, timeout_s: float) -> tuple[str, dict[str, 
             if time.monotonic() > until_s:
                 raise RendezvousError(
                     f"no job was found in the store within {timeout_s:g} s: does it run, with this store and name=? "
-                    "The first processes give ranks=",
-                    operation="rendezvous",
+                    "The first processes give ranks="
                 )
             time.sleep(_POLL_MOST_S)
     finally:
@@ -471,8 +460,7 @@ class _GroupStore:
         self._others = [first]
         if first == membership._name or membership._marks:
             self._others = [name for name in group.names if name != membership._name or membership._marks]
-        self._watch, self._looks_s = _Watch(membership), 0.0
-        self._found: dict[str, bytes | None] = {}
+        self._watch, self._looks_s, self._found = _Watch(membership), 0.0, dict[str, bytes | None]()
         self.gone = set[str]()
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -505,9 +493,8 @@ class _StoreThread:
         from torch._C._distributed_c10d import PrefixStore
 
         self._given = store  # torch keeps the half in C++ only
-        self._prefix, self._store = prefix, PrefixStore(prefix, store) if prefix else store
-        self._who = who
-        self._timeout_s = timeout_s
+        self._prefix, self.store = prefix, PrefixStore(prefix, store) if prefix else store
+        self._who, self._timeout_s = who, timeout_s
         self._calls: queue.SimpleQueue[tuple[Sequence[Callable[[], Any]], Future[list[Any]]] | None]
         self._calls = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -539,15 +526,15 @@ class _StoreThread:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The method of torch's store."""
-        return self._asked([lambda: getattr(self._store, name)(*arguments)])[0]
+        return self._asked([lambda: getattr(self.store, name)(*arguments)])[0]
 
     def delete(self, keys: Iterable[str]) -> None:
         """Whether they are there or not."""
-        self._asked([functools.partial(self._store.delete_key, key) for key in keys])
+        self._asked([functools.partial(self.store.delete_key, key) for key in keys])
 
     def raw(self, keys: Iterable[str]) -> list[bytes | None]:
         """``None`` where there is none. Each is read at once: torch's get() waits for one that was removed."""
-        said = self._asked([functools.partial(self._store.compare_set, key, _NOTHING, _NOTHING) for key in keys])
+        said = self._asked([functools.partial(self.store.compare_set, key, _NOTHING, _NOTHING) for key in keys])
         return [None if one == _NOTHING.encode() else bytes(one) for one in said]
 
     def values(self, keys: Iterable[str]) -> list[str | None]:
@@ -557,10 +544,6 @@ class _StoreThread:
     def tell(self, key: str) -> None:
         """Those that have the store find the prefix there."""
         self._asked([lambda: self._given.set(key, self._prefix)])
-
-    def now(self, name: str, *arguments: Any) -> None:
-        """As ``call``, in this thread, for a store that was asked just now. Raises what torch raises."""
-        getattr(self._store, name)(*arguments)
 
     def _asked(self, asks: Sequence[Callable[[], Any]]) -> list[Any]:
         answer: Future[list[Any]] = Future()
@@ -576,7 +559,7 @@ class _StoreThread:
                 return answer.result(0)
             except Exception as error:
                 self._note(first_line(error) if answer.done() else f"no answer within {self._timeout_s:g} s")
-        raise RendezvousError(self.error, operation="rendezvous")
+        raise RendezvousError(self.error)
 
     def _run(self) -> None:
         while True:
@@ -603,8 +586,8 @@ class _StoreThread:
         self._count, self._next_s, self._signed = self._count + 1, time.monotonic() + _BEAT_S, beat
         try:
             if key:
-                self._store.set(key, f"{number} {self._count}")
-                self.tickets = self._store.add("tickets", 0)
+                self.store.set(key, f"{number} {self._count}")
+                self.tickets = self.store.add("tickets", 0)
         except Exception as error:
             self._note(first_line(error))
 
@@ -631,8 +614,7 @@ class _Watch:
         self._heard = membership.heard()
 
     def look(self, names: Iterable[str]) -> None:
-        names = [*names]
-        store = self._membership._store
+        names, store = [*names], self._membership._store
         ones = [one for name in names for one in _processes_of(name)]
         said = store.values([*(f"beat/{one}" for one in ones), *(f"left/{name}" for name in names)])
         before, self._heard = self._heard, self._membership.heard()

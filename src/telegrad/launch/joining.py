@@ -76,7 +76,7 @@ class SocketExchange:
         return bytes(data)
 
     def _lost(self, reason: str) -> RendezvousError:
-        return RendezvousError(f"rank {self._rank} of {self._size}: {reason}", rank=self._rank, operation="rendezvous")
+        return RendezvousError(f"rank {self._rank} of {self._size}: {reason}", rank=self._rank)
 
 
 @dataclass
@@ -180,8 +180,7 @@ def rank_and_size() -> tuple[int, int]:
     if missing:
         raise RendezvousError(
             f"no peers found: the environment has no {', '.join(missing)}: "
-            "start this function with telegrad.launch.Ranks, or use Communicator.from_torch() inside torchrun",
-            operation="rendezvous",
+            "start this function with telegrad.launch.Ranks, or use Communicator.from_torch() inside torchrun"
         )
     return int(os.environ[RANK]), int(os.environ[WORLD_SIZE])
 

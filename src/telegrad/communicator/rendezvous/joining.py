@@ -236,15 +236,13 @@ def _place_in_environment() -> JobPlace:
         if step and (size := os.environ.get("WORLD_SIZE", "")) not in ("", step["WORLD_SIZE"]):
             raise RendezvousError(
                 f"WORLD_SIZE={size!r}, but this is a step of {step['WORLD_SIZE']} tasks (SLURM_STEP_NUM_TASKS), and "
-                "there is no RANK: unset WORLD_SIZE, or set all of " + ", ".join(VARIABLES),
-                operation="rendezvous",
+                "there is no RANK: unset WORLD_SIZE, or set all of " + ", ".join(VARIABLES)
             )
     missing = [name for name in VARIABLES if not (os.environ.get(name) or step.get(name))]
     if missing:
         raise RendezvousError(
             "no peers found: torch.distributed is not initialised, and the environment has no "
-            f"{', '.join(missing)}: {why or _HOW_TO_START}",
-            operation="rendezvous",
+            f"{', '.join(missing)}: {why or _HOW_TO_START}"
         )
     for name, value in step.items():
         if not os.environ.get(name):

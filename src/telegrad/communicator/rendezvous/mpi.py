@@ -89,14 +89,11 @@ def checked_intracommunicator(comm: Any) -> Any:
     if _forked:
         raise RendezvousError(
             "this process was forked from one that runs MPI, and MPI works in that one only: start child processes "
-            "with the 'spawn' method, or let mpiexec start all ranks",
-            operation="rendezvous",
+            "with the 'spawn' method, or let mpiexec start all ranks"
         )
     if not mpi.Is_initialized() or mpi.Is_finalized():
         state = "finalised" if mpi.Is_finalized() else "not initialised"
-        raise RendezvousError(
-            f"MPI is {state}: call from_mpi() between MPI.Init_thread() and MPI.Finalize()", operation="rendezvous"
-        )
+        raise RendezvousError(f"MPI is {state}: call from_mpi() between MPI.Init_thread() and MPI.Finalize()")
     if comm == mpi.COMM_NULL:
         raise ValueError("comm is MPI.COMM_NULL: this process is in no group; call from_mpi() on the members only")
     if comm.Is_inter():
@@ -189,7 +186,6 @@ class MpiExchange:
                         f"not all ranks of the MPI communicator came within {self._timeout_s:g} s: every one of them "
                         "must call from_mpi(). It cannot be joined again: give a duplicate of it (comm.Dup())",
                         rank=self._comm.rank,
-                        operation="rendezvous",
                     )
                 time.sleep(_POLL_S)
         except BaseException:

@@ -204,7 +204,7 @@ class StoreExchange:
         )
         self._put(self._key(number, "all"), answer.packed())
         if error:
-            raise RendezvousError(error, rank=0, peer=culprit, operation="rendezvous")
+            raise RendezvousError(error, rank=0, peer=culprit)
         return answer.blobs
 
     def _hear(self, number: int, own: _Entry, deadline_s: float) -> list[bytes]:
@@ -229,7 +229,7 @@ class StoreExchange:
                 if own.mark in answer.marks:
                     self._session = session
                     if answer.error:
-                        raise RendezvousError(answer.error, rank=self._rank, peer=answer.peer, operation="rendezvous")
+                        raise RendezvousError(answer.error, rank=self._rank, peer=answer.peer)
                     return answer.blobs
                 if answer != stale:  # an earlier attempt's, or this rank is too late, or two processes have it
                     stale = answer
@@ -260,7 +260,7 @@ class StoreExchange:
                 f"{stale.places[self._rank]}; this is {self._at}. Either these two have one RANK, or two jobs one "
                 f"MASTER_PORT; or that was before a restart, and since then rank 0 has not called {self._call}"
             )
-        return RendezvousError(text, rank=self._rank, peer=0, operation="rendezvous")
+        return RendezvousError(text, rank=self._rank, peer=0)
 
     def _key(self, number: int, of: int | str) -> str:
         return f"{self._session}/{number}/{of}"
@@ -277,7 +277,6 @@ class StoreExchange:
             "this address and port: give each job a MASTER_PORT of its own",
             rank=self._rank,
             peer=0,
-            operation="rendezvous",
         )
 
     def _awaited(self, key: str, deadline_s: float, *, once: bool) -> bytes | None:
@@ -307,7 +306,6 @@ class StoreExchange:
             f"serves it (torchrun, or rank 0) running? ({first_line(error)})",
             rank=self._rank,
             peer=0,
-            operation="rendezvous",
         )
 
 
@@ -379,8 +377,7 @@ def check_not_inherited(store: Any) -> None:
 def _forked() -> RendezvousError:
     return RendezvousError(
         "this process was forked from a rank that had joined its job, and would answer in that one's place: start "
-        "child processes with the 'spawn' method; ranks among them need a RANK each, and a MASTER_PORT of their own",
-        operation="rendezvous",
+        "child processes with the 'spawn' method; ranks among them need a RANK each, and a MASTER_PORT of their own"
     )
 
 
@@ -407,7 +404,7 @@ def _connected(place: JobPlace, timeout_s: float) -> Any:
                 f"the store at {place.where} (MASTER_ADDR, MASTER_PORT) cannot be used: if rank 0 runs there, another "
                 "program has its port: choose a free MASTER_PORT"
             )
-        raise RendezvousError(f"{text} ({first_line(error)})", operation="rendezvous") from None
+        raise RendezvousError(f"{text} ({first_line(error)})") from None
 
 
 def _opened(place: JobPlace, serves: bool, timeout_s: float) -> Any:
@@ -462,8 +459,7 @@ def _wait_for_server(place: JobPlace, timeout_s: float, deadline_s: float) -> No
                 )
                 raise RendezvousError(
                     f"no peers found at {place.where} within {round(timeout_s, 1):g} s: is rank 0 running there, and "
-                    f"is the port open? ({what}: {failure})",
-                    operation="rendezvous",
+                    f"is the port open? ({what}: {failure})"
                 ) from None
         time.sleep(_TRIES_AGAIN_S)
 
@@ -474,9 +470,7 @@ def _number(environment: Mapping[str, str], name: str, what: str, *, least: int,
         value = int(text)
         if value >= least and (most is None or value <= most):
             return value
-    raise RendezvousError(
-        f"{name}={text!r} must be {what}: start the job with torchrun or srun, which set it", operation="rendezvous"
-    )
+    raise RendezvousError(f"{name}={text!r} must be {what}: start the job with torchrun or srun, which set it")
 
 
 def _note_fork() -> None:
