@@ -45,13 +45,14 @@ OUTER_RATES = {"local-sgd": 1.0, "diloco": 0.7, "streaming": 0.7, "sparseloco": 
 MOMENTUM = {"diloco": 0.9, "streaming": 0.9}
 """The authors', by Nesterov; none for the others."""
 _LINK = 100e6 / 8
-_MBIT = 100, 500
+_MBIT = 10, 100, 500
 
 
 @dataclass(frozen=True)
 class Run:
     """``every``: inner steps of a round, 1 with DDP. ``outer_rate``, ``momentum``: of the outer optimizer. ``start``:
-    the first so many steps are DDP's. ``windows``: that a replica sees in a step."""
+    the first so many steps are DDP's. ``windows``: that a replica sees in a step. ``values``: the format in which
+    dense rounds travel; f32 without. ``combine``: SparseLoCo's, as of ``TopK``."""
 
     method: str
     replicas: int
@@ -62,6 +63,8 @@ class Run:
     momentum: float = 0.0
     start: int = 0
     windows: int = 1
+    values: str = ""
+    combine: str = "allgather"
 
 
 def outer_of(run: Run) -> Callable[[Any], torch.optim.Optimizer]:
@@ -71,10 +74,12 @@ def outer_of(run: Run) -> Callable[[Any], torch.optim.Optimizer]:
 
 def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: torch.optim.Optimizer) -> DiLoCo:
     if run.method == "sparseloco":
-        return telegrad.DiLoCo.sparse(model, comm, inner, every=run.every, outer=outer_of(run))
+        return telegrad.DiLoCo.sparse(model, comm, inner, every=run.every, outer=outer_of(run), combine=run.combine)
+    options: dict[str, Any] = {"every": run.every, "outer": outer_of(run)}
+    options["compress"] = telegrad.Quantised(run.values) if run.values else None
     if run.method == "streaming":
-        return telegrad.DiLoCo.streaming(model, comm, inner, every=run.every, outer=outer_of(run))
-    return telegrad.DiLoCo(model, comm, inner, every=run.every, outer=outer_of(run))
+        return telegrad.DiLoCo.streaming(model, comm, inner, **options)
+    return telegrad.DiLoCo(model, comm, inner, **options)
 
 
 def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -183,7 +188,7 @@ def virtual_s(row: Mapping[str, Any], mbit: float, step_s: float) -> float:
 def table_of(rows: Sequence[Mapping[str, Any]], step_s: float = 0.063) -> Table:
     """Means over seeds; how far above DDP of the same replicas, steps and seeds."""
     table = Table(header_style="bold", padding=(0, 1))
-    for name in ("method", "every", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum", "seeds"):
+    for name in ("method", "every", "values", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum", "seeds"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in ("held-out loss", "above DDP", "MB a step", "less", *(f"at {mbit} Mbit/s" for mbit in _MBIT)):
         table.add_column(name, justify="right")
@@ -198,7 +203,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], step_s: float = 0.063) -> Table:
         losses = [row["loss"] for row in own]
         bases = [dense.get((run.replicas, run.windows, run.steps, row["seed"])) for row in own]
         known = [(loss, base) for loss, base in zip(losses, bases, strict=True) if base is not None]
-        cells = [run.method, str(run.every), str(run.replicas), str(run.windows), f"{run.steps:,}"]
+        cells = [run.method, str(run.every), run.values, str(run.replicas), str(run.windows), f"{run.steps:,}"]
         above = ""
         if run.method == "ddp":
             cells += [f"{run.steps:,}", "", ""]
@@ -241,6 +246,8 @@ def command(
     ] = None,
     start: Annotated[int, typer.Option(min=0, help="The first so many steps are DDP's, in all runs.")] = 0,
     windows: Annotated[int, typer.Option(min=1, help="That a replica sees in a step.")] = 1,
+    values: Annotated[str, typer.Option(help="The format of dense rounds, as e3m0; f32 without.")] = "",
+    combine: Annotated[str, typer.Option(help="How SparseLoCo's entries meet: allgather or oktopk.")] = "allgather",
     width: Annotated[int, typer.Option(min=7, help="Of the model: 448 has 5.3 million parameters.")] = ModelSize.width,
     step_s: Annotated[float, typer.Option(min=0, help="Seconds to compute a step, for virtual time.")] = 0.063,
     text: TextFolder = None,
@@ -277,7 +284,13 @@ def command(
     if json_file is not None and json_file.is_file() and json_file.stat().st_size:
         result.rows += json.loads(json_file.read_text())["rows"]
     wanted = [
-        Run(name, replicas, steps, seed, each, rate, momentum_of(name), 0 if name == "ddp" else start, windows)
+        Run(
+            *(name, replicas, steps, seed, each, rate, momentum_of(name)),
+            start=0 if name == "ddp" else start,
+            windows=windows,
+            values="" if name in ("ddp", "sparseloco") else values,
+            combine=combine if name == "sparseloco" else "allgather",
+        )
         for seed in range(seeds)
         for name in names
         for each in ([1] if name == "ddp" else rounds)

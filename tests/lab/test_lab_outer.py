@@ -74,6 +74,15 @@ def test_windows_are_of_each_replica(corpus: Corpus) -> None:
     assert trained(run("ddp", windows=4), corpus, SIZE)["loss"] != trained(run("ddp"), corpus, SIZE)["loss"]
 
 
+@pytest.mark.parametrize(("method", "options"), [("diloco", {"values": "qsgd4"}), ("sparseloco", {"combine": "oktopk"})])
+def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, str], corpus: Corpus) -> None:
+    plain, other = (trained(run(method, 4, steps=12, **one), corpus, SIZE) for one in ({}, options))
+    assert (other["values"], other["combine"]) == (options.get("values", ""), options.get("combine", "allgather"))
+    assert other["loss"] != plain["loss"]
+    assert other["loss"] == pytest.approx(plain["loss"], rel=0.1)
+    assert method == "sparseloco" or other["mb_per_step"] < 0.6 * plain["mb_per_step"]  # beside the first copy
+
+
 def test_rows_of_before_are_of_the_authors_momentum() -> None:
     old = {name: one for name, one in vars(run("diloco")).items() if name not in ("momentum", "start", "windows")}
     assert outer.run_of(old) == run("diloco")
@@ -90,8 +99,8 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     ]
     cells = [list(column.cells) for column in table_of(found).columns]
     assert cells[0] == ["ddp", "diloco"]
-    assert (cells[1], cells[8], cells[10]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
-    assert cells[-2:] == [["22 s", "22 s"], ["10 s", "10 s"]]
+    assert (cells[1], cells[9], cells[11]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
+    assert cells[-3:] == [["166 s", "166 s"], ["22 s", "22 s"], ["10 s", "10 s"]]
     plot(found, "losses", tmp_path / "losses.svg")
     assert "every 30" in (tmp_path / "losses.svg").read_text()
 

@@ -19,11 +19,12 @@ LOWERED_MOST = 20  # times: to an eighth
 class BucketTopK:
     """The largest of every ``bucket_elements`` consecutive entries, ties to the lowest index. Source: SparCML §8.3.
 
-    ``per_bucket``: how many of each bucket. ``None``: the bucket's share of k, at least one. A shorter bucket at the
-    end sends its share. The number of entries is always the same."""
+    ``per_bucket``: how many of each bucket. ``None``: the bucket's share of k. A shorter bucket at the end sends its
+    share, but all it has up to ``least``. The number of entries is always the same."""
 
     bucket_elements: int = 512
     per_bucket: int | None = None
+    least: int = 1
 
     def __post_init__(self) -> None:
         bucket = checked_whole(self.bucket_elements, "bucket_elements", 1, None, "entries of a bucket")
@@ -31,6 +32,8 @@ class BucketTopK:
         if self.per_bucket is not None:
             own = checked_whole(self.per_bucket, "per_bucket", 1, bucket, "entries of each bucket that are sent")
             object.__setattr__(self, "per_bucket", own)
+        least = checked_whole(self.least, "least", 1, bucket, "entries that a short bucket sends, if it has so many")
+        object.__setattr__(self, "least", least)
 
     def capacity(self, entry: Residual) -> int:
         """The number of entries that all buckets send together."""
@@ -50,7 +53,8 @@ class BucketTopK:
         k, of = (entry.k, size) if self.per_bucket is None else (self.per_bucket, self.bucket_elements)
 
         def share(elements: int) -> int:
-            return max(1, (2 * k * elements + of) // (2 * of))  # rounded, a half upwards
+            rounded = (2 * k * elements + of) // (2 * of)  # a half upwards
+            return max(rounded, min(self.least, elements))
 
         return bucket, share(bucket), share(size % bucket) if size % bucket else 0
 

@@ -28,7 +28,7 @@ from telegrad.communicator import Communicator, Work
 from telegrad.compress import BucketTopK
 from telegrad.compress.arguments import checked_count, checked_whole
 from telegrad.ddp.exchange import Exchange, check_used
-from telegrad.ddp.options import Quantised, TopK, check_choice, compressor_of, encoding_of
+from telegrad.ddp.options import Combine, Quantised, TopK, check_choice, compressor_of, encoding_of
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, check_telemetry, write_record
@@ -207,14 +207,19 @@ class DiLoCo:
         chunk: int = 4096,
         values: str = "packed-codebook2",
         decay: float = 0.95,
+        combine: Combine = "allgather",
         average: str = "ranks",
         clip: str | None = None,
     ) -> DiLoCo:
         """SparseLoCo: of every ``chunk`` entries of a parameter the ``k`` largest are sent, in ``values`` of 2 bits,
-        and residuals decay. A chunk is a run of entries in memory, where the paper has tiles. Values are rounded to
-        the nearest of four levels, found for 512 values by Lloyd's algorithm. Source: arXiv 2508.15706, Algorithm
-        1."""
-        compress = TopK(k / chunk, BucketTopK(chunk, k), values=values, combine="allgather")
+        and residuals decay. A chunk is a run of entries in memory, where the paper has tiles. A shorter parameter sends
+        as many. Values are rounded to the nearest of four levels, found for 512 values by Lloyd's algorithm. Source:
+        arXiv 2508.15706, Algorithm 1.
+
+        ``combine``: as for ``TopK``. With ``"oktopk"`` a replica's bytes do not grow with the number of replicas, and
+        the average keeps about as many entries as each replica sends; residuals keep the rest."""
+        chunks = BucketTopK(chunk, k, least=k)
+        compress = TopK(k / chunk, chunks, small_elements=0, values=values, combine=combine)
         named: Any = {"every": every, "outer": outer, "decay": decay, "average": average, "clip": clip}
         return cls(model, comm, inner_optimizer, compress=compress, **named)
 

@@ -197,6 +197,10 @@ def test_a_sampled_threshold_is_searched_at_every_fifth_call() -> None:
         (600, 60, BucketTopK(), [51, 9]),
         (1100, 11, BucketTopK(512, 8), [8, 8, 1]),
         (100, 1, BucketTopK(512, 64), [13]),
+        (100, 1, BucketTopK(512, 64, least=64), [64]),
+        (40, 1, BucketTopK(512, 64, least=64), [40]),
+        (1100, 11, BucketTopK(512, 8, least=8), [8, 8, 8]),
+        (600, 60, BucketTopK(least=20), [51, 20]),
         (96, 6, BucketTopK(bucket_elements=32), [2, 2, 2]),
     ],
 )
@@ -288,6 +292,7 @@ def test_bad_names_and_options() -> None:
         (lambda: ReusedThreshold(gain=float("nan")), "gain=nan must be from 0 to 1"),
         (lambda: BucketTopK(0), "bucket_elements=0 must be at least 1"),
         (lambda: BucketTopK(8, 9), "per_bucket=9 must be at least 1 and at most 8"),
+        (lambda: BucketTopK(8, 4, 9), "least=9 must be at least 1 and at most 8"),
         (lambda: RandomK(-1), "seed=-1 must be at least 0"),
         (lambda: RandomK(rank=2**32), "rank=4294967296 must be at least 0 and at most 4294967295"),
     ):

@@ -40,7 +40,9 @@ def dense_reference(ranks: int, rounds: int, every: int, rate: float, momentum: 
     return found
 
 
-def sparse_reference(ranks: int, rounds: int, every: int, k: int, chunk: int, decay: float) -> list[np.ndarray]:
+def sparse_reference(
+    ranks: int, rounds: int, every: int, k: int, chunk: int, decay: float, least: int
+) -> list[np.ndarray]:
     """arXiv 2508.15706, Algorithm 1, with exact values and the outer rate 1."""
     replicas = local_models(ranks)
     sizes = [one.numel() for one in replicas[0][0].parameters()]
@@ -55,7 +57,7 @@ def sparse_reference(ranks: int, rounds: int, every: int, k: int, chunk: int, de
             for size in sizes:
                 for first in range(start, start + size, chunk):
                     piece = np.arange(first, min(first + chunk, start + size))
-                    share = max(1, math.floor(k * len(piece) / chunk + 0.5))  # of a short one at the end
+                    share = max(least, math.floor(k * len(piece) / chunk + 0.5))  # of a short one at the end
                     most = piece[np.argsort(-np.abs(errors[rank, piece]), kind="stable")[:share]]
                     sent[rank, most] = errors[rank, most]
                 start += size
@@ -91,11 +93,12 @@ def test_dense_rounds_are_the_papers() -> None:
         np.testing.assert_allclose(results[0][number], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_sparse_rounds_are_the_papers() -> None:
+@pytest.mark.parametrize("least", [1, 4])
+def test_sparse_rounds_are_the_papers(least: int) -> None:
     def run(comm: Communicator) -> list[np.ndarray]:
         model, found = network(), []
         optimizer = torch.optim.AdamW(model.parameters(), 0.01)
-        compress = TopK(4 / 32, BucketTopK(32, 4), small_elements=0)
+        compress = TopK(4 / 32, BucketTopK(32, 4, least), small_elements=0)
         DiLoCo(model, comm, optimizer, every=5, compress=compress, decay=0.9)
         for number in range(4):
             train(model, optimizer, comm.rank, range(5 * number, 5 * number + 5))
@@ -103,7 +106,7 @@ def test_sparse_rounds_are_the_papers() -> None:
         return found
 
     results = on_ranks(3, run)
-    for number, expected in enumerate(sparse_reference(3, 4, 5, 4, 32, 0.9)):
+    for number, expected in enumerate(sparse_reference(3, 4, 5, 4, 32, 0.9, least)):
         assert all(one[number].tobytes() == results[0][number].tobytes() for one in results)
         np.testing.assert_allclose(results[0][number], expected, rtol=1e-3, atol=1e-4)
 
@@ -134,17 +137,46 @@ def test_a_round_of_one_step_is_synchronous_sgd() -> None:
 
 def test_a_sparse_round_sends_two_hundredths_of_the_bytes() -> None:
     def run(comm: Communicator) -> tuple[int, int]:
-        model = torch.nn.Linear(512, 512, bias=False)
+        model = torch.nn.Linear(512, 512)
         optimizer = SGD(model.parameters(), 0.1)
-        diloco = DiLoCo.sparse(model, comm, optimizer, every=1)
-        diloco._verify = 0  # its bytes
-        model.weight.grad = torch.randn(512, 512, generator=torch.Generator().manual_seed(comm.rank))
-        before = comm.stats()["bytes_sent"]
-        optimizer.step()
-        return comm.stats()["bytes_sent"] - before, 4 * model.weight.numel()
+        DiLoCo.sparse(model, comm, optimizer, every=1)
+        return round_of_noise(model, optimizer, comm), 4 * sum(one.numel() for one in model.parameters())
 
     for sent, dense in on_ranks(2, run):
         assert sent * 200 < dense
+
+
+def round_of_noise(model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: Communicator) -> int:
+    """The bytes that a round of one step sends, checksums too."""
+    generator = torch.Generator().manual_seed(comm.rank)
+    for one in model.parameters():
+        one.grad = torch.randn(one.shape, generator=generator)
+    before = comm.stats()["bytes_sent"]
+    optimizer.step()
+    return int(comm.stats()["bytes_sent"] - before)
+
+
+def test_with_oktopk_bytes_do_not_grow_and_residuals_keep_the_rest() -> None:
+    """Against a dense ring allreduce, which sends 2 (P - 1) / P of the values. Nothing of the moves is lost."""
+
+    def run(comm: Communicator) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
+        model = torch.nn.Linear(512, 512)
+        optimizer = SGD(model.parameters(), 0.1)
+        diloco = DiLoCo.sparse(model, comm, optimizer, every=1, decay=1.0, combine="oktopk")
+        begun, sent = flat(model), 0
+        for _ in range(4):
+            sent += round_of_noise(model, optimizer, comm)
+        moves = 4 * 0.1 * np.concatenate([one.grad.numpy().ravel() for one in model.parameters()])
+        dense = 4 * 2 * (comm.world_size - 1) / comm.world_size * 4 * begun.size
+        held = diloco.state_dict()["compressor"]["parameters"]
+        kept = np.concatenate([held[name]["residual"].numpy().ravel() for name, _ in model.named_parameters()])
+        return dense / sent, begun - flat(model), moves, kept
+
+    found = on_ranks(8, run)
+    assert all(less > 160 for less, *_ in found)
+    assert all(one.tobytes() == found[0][1].tobytes() for _, one, *_ in found)
+    left = sum(moves - kept for *_, moves, kept in found)
+    np.testing.assert_allclose(8 * found[0][1], left, atol=1e-5)
 
 
 @pytest.mark.parametrize("values", ["int8", "qsgd4"])
