@@ -33,6 +33,7 @@ EVERY = 6
 OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {},
     "sparse": {"compress": telegrad.TopK(0.1, small_elements=0, combine="allgather"), "decay": 0.9},
+    "oktopk": {"compress": telegrad.TopK(0.1, small_elements=0, values="packed-codebook2", combine="oktopk")},
     "streaming": {"streaming": telegrad.Streaming(3, delay=2, mix=0.5)},
 }
 OPTIONS |= {f"ranks {kind}": options for kind, options in OPTIONS.items()} | {"ranks shards": OPTIONS["sparse"]}

@@ -75,7 +75,7 @@ def job(tmp_path: Path) -> Iterator[Callable[..., ReplicaJob]]:
         one.close()
 
 
-@pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "oktopk", "streaming"])
 def test_a_replica_that_is_killed_costs_its_own_round_only(job: Callable[..., ReplicaJob], kind: str) -> None:
     running = job(3, kind)
     running.wait_for_units(0)
