@@ -426,7 +426,7 @@ def check_is_flat(rounds: list[dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["dense", "sparse", "streaming"])
+@pytest.mark.parametrize("kind", ["dense", "sparse", "oktopk", "streaming"])
 def test_rounds_of_two_hours_leave_nothing_behind(job: Callable[..., ReplicaJob], kind: str) -> None:
     """2 h of rounds of 30 steps that take 0.1 s each are 2,400 rounds. Here a round has fewer and shorter steps; of
     memory and descriptors each takes as much."""
