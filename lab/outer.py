@@ -188,7 +188,8 @@ def virtual_s(row: Mapping[str, Any], mbit: float, step_s: float) -> float:
 def table_of(rows: Sequence[Mapping[str, Any]], step_s: float = 0.063) -> Table:
     """Means over seeds; how far above DDP of the same replicas, steps and seeds."""
     table = Table(header_style="bold", padding=(0, 1))
-    for name in ("method", "every", "values", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum", "seeds"):
+    about = "method", "every", "values", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum", "seeds"
+    for name in about:
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in ("held-out loss", "above DDP", "MB a step", "less", *(f"at {mbit} Mbit/s" for mbit in _MBIT)):
         table.add_column(name, justify="right")

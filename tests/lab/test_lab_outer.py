@@ -74,7 +74,9 @@ def test_windows_are_of_each_replica(corpus: Corpus) -> None:
     assert trained(run("ddp", windows=4), corpus, SIZE)["loss"] != trained(run("ddp"), corpus, SIZE)["loss"]
 
 
-@pytest.mark.parametrize(("method", "options"), [("diloco", {"values": "qsgd4"}), ("sparseloco", {"combine": "oktopk"})])
+@pytest.mark.parametrize(
+    ("method", "options"), [("diloco", {"values": "qsgd4"}), ("sparseloco", {"combine": "oktopk"})]
+)
 def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, str], corpus: Corpus) -> None:
     plain, other = (trained(run(method, 4, steps=12, **one), corpus, SIZE) for one in ({}, options))
     assert (other["values"], other["combine"]) == (options.get("values", ""), options.get("combine", "allgather"))
