@@ -1,8 +1,7 @@
 """What can go wrong in the world: a peer, the network, a gradient. And the class of warnings about choices.
 
 Misuse of the library is a plain ``ValueError`` or ``TypeError``, raised before anything is sent. This module imports
-nothing: the core raises these classes too.
-"""
+nothing: the core raises these classes too."""
 
 from __future__ import annotations
 

@@ -99,8 +99,7 @@ def report_signal() -> signal.Signals | None:
 def report_on_signal() -> None:
     """From now on the signal makes the engine write a report of every communicator of this process.
 
-    A handler that was there before still runs; one that is installed later replaces ours.
-    """
+    A handler that was there before still runs; one that is installed later replaces ours."""
     chosen = report_signal()
     if chosen is not None:
         _core.report_on_signal(chosen)
@@ -115,8 +114,7 @@ def bind_engine() -> None:
     """The engine that the process's next communicator starts stays on the core of ``TELEGRAD_ENGINE_CORE``.
 
     Threads that wait in a blocking call run where they are: they do the engine's work themselves. Raises
-    ``ValueError`` if this process may not use that core.
-    """
+    ``ValueError`` if this process may not use that core."""
     _core.set_engine_core(_chosen_core(os.environ.get(ENGINE_CORE, "")))
 
 
@@ -351,8 +349,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         node of that name or number; ``None``: all on one.
 
         Use each from its own thread, or all from one thread with ``async_op=True``. Raises ``TypeError`` or
-        ``ValueError`` for bad arguments.
-        """
+        ``ValueError`` for bad arguments."""
         n = checked_integer(n, "n", "an int: the number of ranks")
         if n < 1:
             raise ValueError(f"n={n} must be at least 1: the number of ranks")
@@ -548,8 +545,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
     def use(self, tuning: Tuning | None) -> None:
         """Chooses algorithms by ``tuning`` from now on (``None``: the built-in choice).
 
-        All ranks do so between the same operations. Raises ``ValueError`` for a tuning of another number of ranks.
-        """
+        All ranks do so between the same operations. Raises ``ValueError`` for a tuning of another number of ranks."""
         if isinstance(tuning, str):
             raise ValueError(
                 f"tuning={tuning!r} is none: give a Tuning, or None (built-in); 'auto' is looked up as the ranks join, "

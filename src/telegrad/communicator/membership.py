@@ -2,8 +2,7 @@
 
 The store holds one group, which whoever is first replaces by the next: whoever is not on that is out, or joins anew. A
 rank gives signs of life in the store while it agrees, and before by its old connections, however long its steps take.
-One that is silent for too long counts as gone.
-"""
+One that is silent for too long counts as gone."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class Membership:
 
     ``store``: a ``torch.distributed.Store``. ``prefix``: of its keys that are this run's. ``first``: so many that ask
     to join make the first group; ``None``: it is there. ``store_timeout_s``: the limit of the store's answers.
-    ``wait_s``: of the wait to be taken in; ``None``: ``timeout_s``. ``who``: what errors call a member.
-    """
+    ``wait_s``: of the wait to be taken in; ``None``: ``timeout_s``. ``who``: what errors call a member."""
 
     def __init__(
         self,

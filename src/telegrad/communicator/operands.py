@@ -113,8 +113,7 @@ _DTYPES = {
 def reducible(x: Any, argument: str, *, writable: bool = True, device: bool = False) -> HostBuffer:
     """The memory of a tensor whose dtype has reductions; ``device``: it may be a device's.
 
-    Raises ``TypeError`` or ``ValueError`` with the remedy.
-    """
+    Raises ``TypeError`` or ``ValueError`` with the remedy."""
     if type(x) is np.ndarray:
         found = _core.buffer_of(x, writable)
         if found is not None:
@@ -226,8 +225,7 @@ def _moved_as(name: str) -> _core.DType:
 def movable(x: Any, argument: str, *, writable: bool = True, device: bool = False) -> HostBuffer:
     """The memory of a tensor of any plain element type; ``device``: it may be a device's.
 
-    Raises ``TypeError`` or ``ValueError`` with the remedy.
-    """
+    Raises ``TypeError`` or ``ValueError`` with the remedy."""
     if type(x) is np.ndarray:
         found = _core.buffer_of(x, writable)
         if found is not None:
@@ -373,8 +371,7 @@ def result_of(out: Any, like: Any, shape: tuple[int, ...], *, device: bool = Fal
     """``out`` if it has ``shape`` and the library and dtype of ``like``; a new tensor where it is None.
     ``device``: it may be a device's.
 
-    Raises ``TypeError`` or ``ValueError`` with the remedy.
-    """
+    Raises ``TypeError`` or ``ValueError`` with the remedy."""
     if out is None:
         out = empty_like(like, shape)
     buffer = movable(out, "out", device=device)
@@ -389,8 +386,7 @@ def result_of(out: Any, like: Any, shape: tuple[int, ...], *, device: bool = Fal
 def check_apart(x: HostBuffer, out: HostBuffer, own: tuple[int, int] | None, remedy: str) -> None:
     """Raises ``ValueError`` where ``x`` and ``out`` share memory.
 
-    ``own``: where in the longer of the two the shorter one may lie nevertheless: first byte and length.
-    """
+    ``own``: where in the longer of the two the shorter one may lie nevertheless: first byte and length."""
     if not overlap(x, out) or not x.nbytes or not out.nbytes:
         return
     whole, part = (out, x) if out.nbytes >= x.nbytes else (x, out)
@@ -427,8 +423,7 @@ def check_encodable(buffer: HostBuffer, x: Any, reduction: _core.Reduction, algo
 def error_of(error: Any, x: Any, others: tuple[HostBuffer, ...]) -> int:
     """The address of an ``error`` that is to take what rounding loses of ``x``; 0 if it is ``None``.
 
-    ``others``: memory that it must not share.
-    """
+    ``others``: memory that it must not share."""
     if error is None:
         return 0
     into = reducible(error, "error", device=on_device(x))

@@ -103,8 +103,7 @@ def reduction_of(op: object, dtype: _core.DType, allowed: tuple[str, ...] = tupl
     """The reduction of elements of ``dtype``, one of ``allowed``, that a ReduceOp, its name, or torch's ReduceOp stands
     for.
 
-    Raises ``ValueError`` for any other, and ``TypeError`` for one that ``dtype`` does not have.
-    """
+    Raises ``ValueError`` for any other, and ``TypeError`` for one that ``dtype`` does not have."""
     reduction = _REDUCTIONS[_name(op, allowed)]
     if not _core.has_reduction(dtype, reduction):
         its = ", ".join(repr(name) for name in allowed if _core.has_reduction(dtype, _REDUCTIONS[name]))
@@ -129,8 +128,7 @@ def open_choices(reduction: _core.Reduction, algorithm: str, switch_factor: Any)
 
     By the reduction alone, of which ranks have the same. Where its neutral element is not 0, an open choice is one that
     never makes a sum dense: there an entry that equals the neutral element and an index that no rank has would be
-    alike, which are not the same to whoever takes a missing index for 0. Raises ``TypeError`` or ``ValueError``.
-    """
+    alike, which are not the same to whoever takes a missing index for 0. Raises ``TypeError`` or ``ValueError``."""
     chosen = algorithm_of(algorithm, SPARSE_ALGORITHMS)
     if switch_factor is not None:
         return chosen, checked_factor(switch_factor)
@@ -171,8 +169,7 @@ class StreamInput(NamedTuple):
 def sparse_input(x: Any) -> StreamInput | None:
     """``x`` if it is a SparseVector or a ``torch.sparse_coo`` tensor, else ``None``.
 
-    Raises ``TypeError`` or ``ValueError`` for a COO tensor that is no stream.
-    """
+    Raises ``TypeError`` or ``ValueError`` for a COO tensor that is no stream."""
     if isinstance(x, SparseVector):
         return StreamInput(x, lambda stream: stream)
     if not is_coo(x):

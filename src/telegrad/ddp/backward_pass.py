@@ -1,8 +1,7 @@
 """DDP's buckets on the host, from a backward pass's first to its last: what averaging takes, the same as on a device;
 gradients held for clipping; and the step that all ranks keep or drop together.
 
-``HostBuckets`` compresses by this thread, and the communicator's exchanges.
-"""
+``HostBuckets`` compresses by this thread, and the communicator's exchanges."""
 
 from __future__ import annotations
 

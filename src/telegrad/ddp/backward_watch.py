@@ -1,7 +1,6 @@
 """What a program may do in a backward pass: whether DistributedDataParallel hands its hook all that is trained, and
 whether nobody steps before gradients are averaged. Else each rank would train alone, and replicas would drift apart
-without an error. Averages nothing.
-"""
+without an error. Averages nothing."""
 
 from __future__ import annotations
 
@@ -21,21 +20,19 @@ from telegrad.ddp.bucket import GradBucket
 def on_gradient(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
     """As ``register_post_accumulate_grad_hook``, also of a parameter that is frozen for now: torch refuses the hook
     then, but keeps that of one that is frozen later. Gives the handle, whose ``remove()`` takes the hook away."""
-    is_trained = parameter.requires_grad
-    parameter.requires_grad_(True)
-    try:
-        return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-    finally:
-        parameter.requires_grad_(is_trained)
+    return _while_trained(parameter, lambda: parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
 
 def before_gradient(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Any:
-    """As ``register_hook``, which is called before the gradient is accumulated, also of a parameter that is frozen for
-    now."""
+    """As ``on_gradient``, by ``register_hook``, which is called before the gradient is accumulated."""
+    return _while_trained(parameter, lambda: parameter.register_hook(hook))  # type: ignore[no-untyped-call]
+
+
+def _while_trained(parameter: torch.Tensor, register: Callable[[], Any]) -> Any:
     is_trained = parameter.requires_grad
     parameter.requires_grad_(True)
     try:
-        return parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+        return register()
     finally:
         parameter.requires_grad_(is_trained)
 

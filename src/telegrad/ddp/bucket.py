@@ -1,8 +1,7 @@
 """What lies where in a bucket, and its memory as arrays.
 
 A bucket is one flat buffer with the gradients of some parameters: DDP's, or that of a group of a Synchronizer. DDP may
-rebuild its buckets, so a layout is only as old as the list of parameters that it was made from.
-"""
+rebuild its buckets, so a layout is only as old as the list of parameters that it was made from."""
 
 from __future__ import annotations
 

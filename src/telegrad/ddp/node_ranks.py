@@ -1,8 +1,7 @@
 """Nodes of several ranks: gradients are summed inside a node by torch's process group, and between nodes by telegrad.
 
 Each rank of a node works on its own pieces of the gradient, about as large as those of the others, and talks to the
-ranks at its position in the other nodes. Source: Renggli et al., SC 2019, §8.4, whose nodes have several GPUs.
-"""
+ranks at its position in the other nodes. Source: Renggli et al., SC 2019, §8.4, whose nodes have several GPUs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """DiLoCo: replicas train by themselves, and exchange what they have learnt every so many steps.
 
 Sources: Douillard et al., arXiv 2311.08105 (DiLoCo) and 2501.18512 (Streaming DiLoCo); Sarfi et al., arXiv 2508.15706
-(SparseLoCo).
-"""
+(SparseLoCo)."""
 
 from __future__ import annotations
 
@@ -98,8 +97,7 @@ class DiLoCo:
     ``NonFiniteGradient`` on a replica whose parameters have become NaN or infinite, and ``TransportError`` on the
     others, and where a rank fails. Then parameters and residuals are as before the exchange. Fragments in flight are
     waited for before. With a ReplicaGroup a rank that fails is a ``RuntimeWarning``, and a replica that has diverged
-    leaves. Then make a DiLoCo, with an optimizer that has not seen NaN, to join anew.
-    """
+    leaves. Then make a DiLoCo, with an optimizer that has not seen NaN, to join anew."""
 
     def __init__(
         self,
@@ -322,8 +320,7 @@ class DiLoCo:
         """Ends the round now: finishes what is in flight, and exchanges all that has moved since. All ranks call it
         after as many steps. Without a step since the last round it does nothing, unless ``every`` is ``None``.
 
-        Raises ``ValueError`` where the model has got other parameters that require a gradient.
-        """
+        Raises ``ValueError`` where the model has got other parameters that require a gradient."""
         self._go_on(self._exchange_all)
 
     def _exchange_all(self) -> None:
@@ -754,8 +751,7 @@ class DiLoCo:
 
         That is the common parameters, the outer optimizer, this rank's residuals, the round and the steps in it, and
         the averages of fragments in flight, which it waits for. ``telegrad.ddp.reshard`` makes the states of another
-        number of replicas. Raises ``TransportError`` where an exchange in flight has failed.
-        """
+        number of replicas. Raises ``TransportError`` where an exchange in flight has failed."""
         self._send_looked()
         for one in self._in_flight():
             one.complete()
@@ -779,8 +775,7 @@ class DiLoCo:
         anew, the state may be of any rank and number of replicas. If two replicas load one state, the second starts
         without a residual. Residuals of states that nobody loads are lost. A ``RuntimeWarning`` says so. Raises
         ``ValueError`` for a state of another model, and without a ReplicaGroup of another rank or number of ranks; then
-        nothing is changed.
-        """
+        nothing is changed."""
         with contextlib.suppress(NonFiniteGradient, TransportError):
             self._send_looked()
         self._wait_for_flights()

@@ -29,8 +29,7 @@ _SEND_TIMEOUT_S = 10.0
 
 class SocketExchange:
     """One rank's end; call it with this rank's bytes to get all ranks', by rank. Raises ``RendezvousError`` if that
-    cannot be.
-    """
+    cannot be."""
 
     repeats = True
 
@@ -203,8 +202,7 @@ def join(
     tuning: Tuning | str | None = "auto",
 ) -> Communicator:
     """A communicator of all ranks that the launcher started; each calls this. Arguments as in
-    ``Communicator.from_torch``.
-    """
+    ``Communicator.from_torch``."""
     rank, size = rank_and_size()
     return Communicator.from_exchange(
         rank,

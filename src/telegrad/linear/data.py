@@ -1,8 +1,7 @@
 """LIBSVM text as rows: each rank reads its own range of bytes, plain or compressed, or maps a binary file beside it.
 
 Ranges are moved to line borders: a line belongs to the range in which its first byte lies, so none is lost or doubled.
-This module must not know of training.
-"""
+This module must not know of training."""
 
 from __future__ import annotations
 

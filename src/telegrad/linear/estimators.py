@@ -1,7 +1,6 @@
 """Linear models as scikit-learn's estimators, fitted by one rank or by all ranks of a communicator.
 
-Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is asked for.
-"""
+Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is asked for."""
 
 from __future__ import annotations
 
@@ -432,8 +431,7 @@ class LogisticRegression(_Classifier):
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
 
     ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or, unless that is the
-    optimum, no better than without weights. After SGD or AdaGrad a training by Newton's method finds that optimum.
-    """
+    optimum, no better than without weights. After SGD or AdaGrad a training by Newton's method finds that optimum."""
 
     def __init__(
         self,

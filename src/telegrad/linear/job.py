@@ -1,8 +1,7 @@
 """What each rank of ``telegrad linear train`` does, and how it finds the others.
 
 That is under telegrad's own launcher, torchrun or mpiexec. Rank 0 says how it goes, in messages:
-``{"kind": "rows" | "resumed" | "step" | "epoch" | "end", …}``.
-"""
+``{"kind": "rows" | "resumed" | "step" | "epoch" | "end", …}``."""
 
 from __future__ import annotations
 

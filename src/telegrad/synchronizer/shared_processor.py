@@ -23,8 +23,7 @@ def optimal(sizes: Sequence[int], backward_times: Sequence[float], *, idle: Grou
     begins before the end of the backward pass and does not finish until then has done the share of it that the time was
     of ``busy``; the rest takes its share of ``idle``. The plan's ``costs`` are what its groups then take.
 
-    Exact: a group that begins later ends later, so F(i) = min over j < i of end(max(F(j), R(i)), j+1..i).
-    """
+    Exact: a group that begins later ends later, so F(i) = min over j < i of end(max(F(j), R(i)), j+1..i)."""
     ready, prefix = _checked(sizes, backward_times, idle, busy)
     count = len(ready)
     over_s = ready[-1] if ready else 0.0
@@ -41,7 +40,7 @@ def optimal(sizes: Sequence[int], backward_times: Sequence[float], *, idle: Grou
     while stop:
         stops.append(stop)
         stop = last[stop]
-    return _planned("optimal", sizes, backward_times, stops[::-1], idle, busy)
+    return planned("optimal", sizes, backward_times, stops[::-1], idle=idle, busy=busy)
 
 
 def planned(
@@ -55,19 +54,7 @@ def planned(
 ) -> MergePlan:
     """The plan whose groups end before these positions; other arguments and errors as for ``optimal``, and
     ``ValueError`` for stops that do not rise to ``len(sizes)``."""
-    _checked(sizes, backward_times, idle, busy)
-    return _planned(scheme, sizes, backward_times, stops, idle, busy)
-
-
-def _planned(
-    scheme: str,
-    sizes: Sequence[int],
-    backward_times: Sequence[float],
-    stops: Sequence[int],
-    idle: GroupCost,
-    busy: GroupCost,
-) -> MergePlan:
-    ready, prefix = _moments(sizes, backward_times)
+    ready, prefix = _checked(sizes, backward_times, idle, busy)
     plan = of_cuts(scheme, sizes, backward_times, stops, cost=idle)
     over_s = ready[-1] if ready else 0.0
     costs, free = [], 0.0
@@ -87,10 +74,6 @@ def _checked(
     """When each gradient is there, and how many bytes are there before it; ``of_cuts`` checks the arguments."""
     for cost in (idle, busy):
         of_cuts("wfbp", sizes, backward_times, range(1, len(sizes) + 1), cost=cost)
-    return _moments(sizes, backward_times)
-
-
-def _moments(sizes: Sequence[int], backward_times: Sequence[float]) -> tuple[list[float], list[int]]:
     return list(accumulate(map(float, backward_times))), [0, *accumulate(sizes)]
 
 

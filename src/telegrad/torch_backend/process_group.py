@@ -1,8 +1,7 @@
 """ProcessGroup: what torch.distributed calls, as operations of a Communicator.
 
 torch calls all but ``send`` and ``recv`` on every rank in the same order. The methods' names and arguments are torch's
-own; it calls some by their C++ names from DistributedDataParallel and its functional collectives.
-"""
+own; it calls some by their C++ names from DistributedDataParallel and its functional collectives."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ class ProcessGroup(dist.ProcessGroup):
     and ``new_group(backend="telegrad")``.
 
     Operations begin at once and run in the background; ``async_op=True`` gives a Work whose ``wait()`` fills the
-    tensors. What fails raises ``TransportError`` in ``wait()``, inside DDP a ``RuntimeError`` with its message.
-    """
+    tensors. What fails raises ``TransportError`` in ``wait()``, inside DDP a ``RuntimeError`` with its message."""
 
     def __init__(self, communicator: Communicator, nccl: OwnNccl | None = None) -> None:
         super().__init__(communicator.rank, communicator.world_size)  # type: ignore[call-arg]  # the form for subclasses

@@ -1,8 +1,7 @@
 """DeviceEntries: a sparse vector on a device, and the operation that sums such vectors.
 
 How many entries there are stays on the device: kernels put them into pinned memory with their number, and write the sum
-by what the engine says of it there.
-"""
+by what the engine says of it there."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class DeviceEntries:
     element) says how many there are. Their indices are strictly increasing and below ``length``, which is checked once
     they are on the host; what lies behind them does not count. An operation reads them when its stream comes to it:
     with ``async_op=True`` leave them alone until the current stream has passed its ``wait()``. Raises ``TypeError`` or
-    ``ValueError`` for tensors that do not fit.
-    """
+    ``ValueError`` for tensors that do not fit."""
 
     indices: Any
     values: Any
@@ -100,8 +98,7 @@ class EntriesPart:
 
     Pinned: for the input what the tensors hold, indices as 32 bits; for the sum, and for what is lost, a dense vector
     each, in whose memory entries lie where they take less. The count and the forms of the other two, int64 all, lie
-    beside the words: buffers are powers of two, and would often be twice as long for one more number.
-    """
+    beside the words: buffers are powers of two, and would often be twice as long for one more number."""
 
     has_input = True
 

@@ -1,8 +1,7 @@
 """How the processes of a job find each other: through torch's store, which torchrun or init_process_group provides, or
 rank 0 of a Slurm step.
 
-Peers exchange opaque addresses here, once, when a communicator is made. This module must not know what is in them.
-"""
+Peers exchange opaque addresses here, once, when a communicator is made. This module must not know what is in them."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def variables_of_step(environment: Mapping[str, str]) -> dict[str, str]:
     nothing. MASTER_ADDR is left out where the variables do not tell the host of rank 0 (``why_not_found`` says more).
 
     The port is one that follows from the numbers of job and step, so that steps beside each other are likely to have
-    different ones.
-    """
+    different ones."""
     if _why_no_rank(environment):
         return {}
     rank, size, _, _ = (environment[name] for name in _OF_STEP)
@@ -173,8 +171,7 @@ def find_peers(group: Any = None, *, join_timeout_s: float = 300.0) -> Peers:
     """Peers of ``group`` (a torch process group; ``None`` is the whole job).
 
     Raises ``RendezvousError`` if there is no job to join or its store cannot be reached, ``ImportError`` without
-    torch and ``ValueError`` if this process is not in ``group``.
-    """
+    torch and ``ValueError`` if this process is not in ``group``."""
     try:
         import torch.distributed as dist
     except ImportError as error:

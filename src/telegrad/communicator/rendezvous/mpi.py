@@ -1,7 +1,6 @@
 """Communicators of programs that have MPI: how mpi4py's communicators become ours.
 
-Neither mpi4py nor an MPI library is needed until somebody hands such a communicator over.
-"""
+Neither mpi4py nor an MPI library is needed until somebody hands such a communicator over."""
 
 from __future__ import annotations
 
@@ -64,8 +63,7 @@ def find_mpi_peers(comm: Any, *, driver: str, join_timeout_s: float) -> MpiPeers
 
     Raises ``TypeError`` or ``ValueError`` for what is no intracommunicator and for an unknown ``driver``,
     ``ImportError`` where the mpi driver is not there or belongs to another MPI, ``RendezvousError`` where MPI is not
-    running, and ``TransportError`` where its thread level does not allow the driver.
-    """
+    running, and ``TransportError`` where its thread level does not allow the driver."""
     if driver not in DRIVERS:
         raise ValueError(f"driver={driver!r} is none that from_mpi() has: use {' or '.join(map(repr, DRIVERS))}")
     mpi = checked_intracommunicator(comm)
@@ -107,8 +105,7 @@ def driver_module(mpi: Any) -> str:
     """The name of telegrad's module for the ABI of ``mpi``, mpi4py's module ``MPI``.
 
     ``telegrad._mpi_abi`` for the standard ABI (MPI 5.0, ``libmpi_abi.so.1``), else ``telegrad._mpi``, which has the
-    ABI of the MPI that telegrad was built with: MPICH's in telegrad's wheels.
-    """
+    ABI of the MPI that telegrad was built with: MPICH's in telegrad's wheels."""
     asked = getattr(mpi, "Get_abi_version", None)  # of mpi4py 4.1; older ones know no standard ABI
     return "telegrad._mpi_abi" if asked is not None and asked()[0] > 0 else "telegrad._mpi"
 

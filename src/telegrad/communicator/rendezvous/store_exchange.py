@@ -2,8 +2,7 @@
 
 A store may outlive a job: torchrun serves one through restarts, and what a process of an earlier attempt has left there
 looks like an answer. So rank 0 opens a session of a name that is its own, the others write under that name, and each
-believes only what holds its own entry. This module must not know what the bytes say.
-"""
+believes only what holds its own entry. This module must not know what the bytes say."""
 
 from __future__ import annotations
 
@@ -106,8 +105,7 @@ class StoreExchange:
     ``store``: of this exchange alone, but for what earlier attempts have left. ``call``: what every rank must call, for
     errors. ``job`` and ``attempt`` (at it, as far as is known): the same on all its ranks; those that differ in one do
     not meet. ``again(left_s)``: gives another store where this one is lost before rank 0 has answered, as one that
-    served an earlier group of the same processes. ``address``: where the store is served, as far as is known.
-    """
+    served an earlier group of the same processes. ``address``: where the store is served, as far as is known."""
 
     repeats = True
 

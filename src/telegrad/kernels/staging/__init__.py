@@ -4,8 +4,7 @@ How many entries there are is known to the GPU alone, and what form a sum has to
 memory, which kernels read, so that nobody waits for anybody. Only entries that there are cross the bus.
 
 ``indices``: uint32 or int64; ``values`` and dense vectors: what a SparseVector holds (of bfloat16 numpy has uint16).
-``naive`` is the oracle of ``triton``; CPUs need none of this.
-"""
+``naive`` is the oracle of ``triton``; CPUs need none of this."""
 
 from __future__ import annotations
 
@@ -29,15 +28,13 @@ class StagingKernels(Protocol):
         """``to_count[0] = count[0]``; as many entries as that says, of those that are given, into the other two.
 
         ``count`` (int32 or int64) has one element. What begins with ``to_`` is pinned: int64, uint32, and as
-        ``values``. An int64 index beyond 32 bits becomes 2**32 - 1, which no stream has.
-        """
+        ``values``. An int64 index beyond 32 bits becomes 2**32 - 1, which no stream has."""
 
     def write_sum(self, out: Array, form: Array, dense: Array, indices: Array, values: Array, absent: float) -> None:
         """Writes all of ``out``: the sum that ``form`` (int64, one element, on the GPU) tells of.
 
         A dense one is in ``dense``. Entries, in the first of ``indices`` (uint32) and ``values``, are written over
-        ``absent``. Of one that failed, ones in all bits: NaN. These three are pinned.
-        """
+        ``absent``. Of one that failed, ones in all bits: NaN. These three are pinned."""
 
     def add_sum(self, out: Array, form: Array, dense: Array, indices: Array, values: Array) -> None:
         """Adds to ``out``, float32, what ``form`` tells of, which lies as for ``write_sum``; nothing of what failed."""

@@ -2,8 +2,7 @@
 
 Bytes over the bus: of every staged entry 4 and its value; of a sparse sum as many, of a dense one its values. In the
 GPU's memory: of every staged entry its index and value; of a sum all of ``out`` once, and 32 bytes around each place
-of an entry that no neighbour shares.
-"""
+of an entry that no neighbour shares."""
 
 from __future__ import annotations
 
@@ -127,8 +126,7 @@ def scatter_add(dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
     """``dense[index] += value`` of the first ``held`` entries (int64, beside ``dense``), whose indices differ.
 
     Sums are computed in float32 and rounded once; a NaN is the one quiet NaN. A place outside ``dense`` is not
-    touched. Entries may also lie in pinned memory. Does not wait.
-    """
+    touched. Entries may also lie in pinned memory. Does not wait."""
     _scatter(dense, indices, values, held, adds=True)
 
 

@@ -41,8 +41,7 @@ class Cluster:
     gradients are those of float32 all the same.
 
     Raises ``ValueError`` for less than one rank, for ranks that do not fill their nodes, and for an oversubscription
-    below 1.
-    """
+    below 1."""
 
     ranks: int
     costs: Costs
@@ -220,8 +219,7 @@ def qsgd(cluster: Cluster, bits: int) -> PhasedWay:
     """Values in so many bits, a scale for each 1,024: each slice's shares to its owner, the encoded sum to all, as this
     library's encoded allreduce does it. Encoding and decoding take γ of the network. Alistarh et al., NeurIPS 2017.
 
-    Raises ``ValueError`` for other than 2, 4 or 8 bits, and for gradients that are not float32.
-    """
+    Raises ``ValueError`` for other than 2, 4 or 8 bits, and for gradients that are not float32."""
     if bits not in (2, 4, 8):
         raise ValueError(f"bits={bits} must be 2, 4 or 8")
     if cluster.value_bytes != ELEMENT_BYTES:
@@ -252,8 +250,7 @@ def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> Phase
     """Matrices as the products of two narrow ones, one after the other, and the rest whole, all in 8 bits, as
     ``LowRank`` sends them. Each group has the model's share of both. Vogels et al., NeurIPS 2019, Algorithm 1.
 
-    Raises ``ValueError`` for a rank below 1, and for a trace that does not know its matrices.
-    """
+    Raises ``ValueError`` for a rank below 1, and for a trace that does not know its matrices."""
     policy = ByShape(rank)  # as LowRank decides
     if not trace.rows:
         raise ValueError("trace.rows is empty: record the trace again, with this version")

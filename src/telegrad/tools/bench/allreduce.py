@@ -3,8 +3,7 @@
 A sample is a barrier and then a number of calls one after another; its time is the slowest rank's. All contenders take
 their first sample, then all their second, and so on, each time in another order: neither what else the machine does nor
 what the one before leaves behind favours one of them. Large sizes come first, so that small ones, which need little,
-share what time is left.
-"""
+share what time is left."""
 
 from __future__ import annotations
 

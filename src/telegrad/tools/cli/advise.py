@@ -384,8 +384,7 @@ def advise(
 
     [bold]Example:[/] telegrad advise --outer --model llama-1b --device h100 --nodes 8 --network 500mbit
 
-    Where telegrad calibrate has measured a network between hosts, that is used unless --network names another.
-    """
+    Where telegrad calibrate has measured a network between hosts, that is used unless --network names another."""
     console = table_console()
     check_all_writable({"--json": json_file, "--plot-file": plot_file})
     ranks = nodes * gpus_per_node

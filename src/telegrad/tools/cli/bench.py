@@ -1,7 +1,6 @@
 """``telegrad bench``: figures of this machine, beside those of peers in the same run.
 
-``telegrad bench allreduce`` is here: dense sums beside those of Gloo and MPICH, its tables and its plot.
-"""
+``telegrad bench allreduce`` is here: dense sums beside those of Gloo and MPICH, its tables and its plot."""
 
 from __future__ import annotations
 
@@ -206,8 +205,7 @@ def allreduce(
     size/time, [bold]busbw[/] that times 2(P−1)/P, as nccl-tests have them. [bold]sent/rank[/] is what our counters say,
     [bold]of bound[/] the share of what the network's links allow at best. [bold]to …[/] is our median over the peer's:
     below 1 we are faster. [bold]wrong[/] counts values that differ from the true sum. Rows where the automatic choice
-    looks worse than it should are measured again at the end of a network's run, all contenders in turn.
-    """
+    looks worse than it should are measured again at the end of a network's run, all contenders in turn."""
     console = table_console()
     networks, sizes_in_bytes, chosen = _checked(network, ranks, nodes, sizes, algorithms)
     named = [] if peers == "none" else [name.strip() for name in peers.split(",")]

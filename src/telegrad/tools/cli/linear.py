@@ -280,8 +280,7 @@ def train_command(
     (with coordinate descent if ranks times --coordinates stays the same).
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
     rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
-    --network and --timeout have no effect. docs/reference/linear.md says more.
-    """
+    --network and --timeout have no effect. docs/reference/linear.md says more."""
     console = table_console()
     try:
         settings = TrainingSettings(
@@ -391,8 +390,7 @@ def predict_command(
     """Predict with a trained model, and say how well that fits the file's labels.
 
     Features that the model does not know have no weight. Classes are written as -1 and 1, whichever labels the model
-    was trained with.
-    """
+    was trained with."""
     console = Console()
     if scores and out is None:
         raise typer.BadParameter("it says what --out has: name that file too", param_hint="--scores")
@@ -445,8 +443,7 @@ def compare_command(
 
     Each fits once, on one thread, the rows that are not held out, with its own default tolerance. All minimise the same
     objective: the bias is the weight of one more feature, and is regularised, as liblinear has it. [bold]seconds[/] are
-    those of the fit alone, with the rows in memory; Vowpal Wabbit's are also those of reading text.
-    """
+    those of the fit alone, with the rows in memory; Vowpal Wabbit's are also those of reading text."""
     console = table_console()
     if loss not in SOLVERS:
         raise typer.BadParameter(f"{loss} is none of {', '.join(SOLVERS)}", param_hint="--loss")

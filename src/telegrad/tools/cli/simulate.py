@@ -674,8 +674,7 @@ def training_step(
     [bold]Example:[/] telegrad simulate training-step --model vgg16 --ranks 2..4096 --plan fixed,optimal --plot
 
     [bold]Example:[/] telegrad simulate training-step --outer 30 --model qwen-72b --ranks 20 --network 500mbit
-    --compute-ms 40000
-    """
+    --compute-ms 40000"""
     console = table_console()
     settings.check_outputs()
     target = settings.drawn_into("training_step")
@@ -840,8 +839,7 @@ def allreduce(
     fastest at the same ranks and size, [bold]auto[/] marks what would be chosen, [bold]closed form[/] is what theory
     says. docs/explanation/simulation.md tells what the model leaves out.
 
-    [bold]Example:[/] telegrad simulate allreduce --ranks 2048 --bytes 8KiB --network 100gbit --plot
-    """
+    [bold]Example:[/] telegrad simulate allreduce --ranks 2048 --bytes 8KiB --network 100gbit --plot"""
     run(Asked("allreduce", chosen_algorithms(algorithm, "allreduce", settings), sizes_of(bytes_)), settings)
 
 
@@ -873,8 +871,7 @@ def sparse_allreduce(
     Without [bold]--payloads[/] indices and values are counted, not stored: sizes on the wire are those of random
     indices. [bold]entries of the sum[/] tells how far it has filled in. Packing is free here, but for its bytes.
 
-    [bold]Example:[/] telegrad simulate sparse-allreduce --ranks 2..256 --bytes 64MiB --density 0.01 --network 25gbit
-    """
+    [bold]Example:[/] telegrad simulate sparse-allreduce --ranks 2..256 --bytes 64MiB --density 0.01 --network 25gbit"""
     if not 0 < density <= 1:
         raise typer.BadParameter(f"{density:g} is no share: use a number above 0 and up to 1", param_hint="--density")
     if not 0 <= overlap <= 1:

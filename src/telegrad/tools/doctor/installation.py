@@ -1,7 +1,6 @@
 """What is installed (telegrad's core with its UCX, torch, MPI, and what the extras need), and how any check is run.
 
-A check cannot hang or break the others. What may crash or hang is tried in a Python process of its own.
-"""
+A check cannot hang or break the others. What may crash or hang is tried in a Python process of its own."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class ProbeFailed(Exception):  # noqa: N818 - named by what happened
 def ask(program: str, *, timeout_s: float) -> dict[str, Any]:
     """Runs ``program`` (Python source; it finds ``json`` imported) and returns the JSON object in its last line.
 
-    Raises ``ProbeFailed`` if it does not end well within ``timeout_s`` seconds.
-    """
+    Raises ``ProbeFailed`` if it does not end well within ``timeout_s`` seconds."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _PREAMBLE + program],
@@ -90,8 +88,7 @@ class NotTried(Exception):  # noqa: N818 - no fault of the check's
 class Check:
     """A function that returns one finding or several. Without an ``essential`` one telegrad cannot be used.
 
-    ``timeout_s``: seconds after which it is given up. ``mend``: what to do if it hangs or raises.
-    """
+    ``timeout_s``: seconds after which it is given up. ``mend``: what to do if it hangs or raises."""
 
     name: str
     run: Callable[[], Finding | Sequence[Finding]]
@@ -109,8 +106,7 @@ def run_checks(
     """Runs ``checks`` one after another; ``on_finding`` sees each finding as it comes.
 
     A check that raises, or is not done in time, gives a finding that says so; the others run all the same. Ctrl-C
-    waits for a moment until the running check has cleaned up.
-    """
+    waits for a moment until the running check has cleaned up."""
     findings: list[Finding] = []
     for check in checks:
         on_begin(check.name)
@@ -183,8 +179,7 @@ print(json.dumps({
     "folder": os.path.dirname(telegrad.__file__), "numpy": numpy.__version__, "libraries": paths,
     "ucx": _core.ucx_version() if hasattr(_core, "ucx_version") else None,
     "driver": hasattr(_core.Communicator, "ucx"),
-}))
-"""
+}))"""
 _TORCH = """
 import torch
 import torch.distributed as dist
@@ -193,8 +188,7 @@ print(json.dumps({
     "version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip, "gpus": gpus,
     "distributed": dist.is_available(), "gloo": dist.is_available() and dist.is_gloo_available(),
     "nccl": dist.is_available() and dist.is_nccl_available(),
-}))
-"""
+}))"""
 _FOR_CUDA = {"triton": "Triton", "cuda.bindings": "cuda-bindings"}
 _MPI = """
 import mpi4py
@@ -210,8 +204,7 @@ except ModuleNotFoundError:
 except ImportError as failure:
     error = str(failure)
 library = MPI.Get_library_version()
-print(json.dumps({"mpi4py": mpi4py.__version__, "library": library, "driver": driver, "error": error}))
-"""
+print(json.dumps({"mpi4py": mpi4py.__version__, "library": library, "driver": driver, "error": error}))"""
 _PROBE_S = 8.0
 TORCH_S = 45.0  # a cold file system takes its time
 _REINSTALL = (

@@ -7,8 +7,7 @@ and MASK make of an entry's bits its key (see ``launches.Side``); the key of a l
 nothing. Marks are bits of words of 32, the lowest bit the first entry's.
 
 Triton adds float32 as IEEE says, denormals included. A GPU differs from a CPU in one thing: a NaN that it computes is
-the canonical one, whatever NaN went in.
-"""
+the canonical one, whatever NaN went in."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ def fused_pass(
 ):
     """residual += gradient; all sums that reach ``bound`` are marked.
 
-    Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes a bit.
-    """
+    Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes a bit."""
     words: tl.constexpr = BLOCK // 32
     block = tl.program_id(0)
     first = block.to(tl.int64) * BLOCK
@@ -392,8 +390,7 @@ def count_cut(
 ):
     """How many entries of every block have a greater key than the cut's, and, behind these, how many that one.
 
-    Mostly there are no entries, or few: of blocks behind them nothing is written.
-    """
+    Mostly there are no entries, or few: of blocks behind them nothing is written."""
     tally_blocks(values, tl.load(length), cut, tallies, blocks, tl.program_id(0), tl.num_programs(0), FLIP, MASK, BLOCK)
 
 
@@ -435,8 +432,7 @@ def move_cut(
     """Writes, in order, the first ``room`` entries that the cut cuts off, and how many it does.
 
     What is cut off becomes zero in the residual. LISTED: the source is a copy of entries of it. Otherwise ``values`` is
-    the residual.
-    """
+    the residual."""
     move_blocks(
         residual,
         positions,
@@ -545,8 +541,7 @@ def bucket_pass(
 ):
     """residual += gradient; the largest entries of every bucket leave. A program has ROWS buckets, in registers.
 
-    Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes 8 of every chosen entry.
-    """
+    Reads 8 and writes 4 bytes of every element (without a gradient: reads 4), and writes 8 of every chosen entry."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, WIDTH)[None, :]
     where = row * bucket + column
@@ -668,8 +663,7 @@ def draw_positions(positions, count, size, call, rank, stream, seed_low, seed_hi
     """The first ``count`` positions of the sequence, each below ``size``, as int64. ``call``: int64, on the device.
 
     A position is made of two words of Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011). Counters come in groups of
-    16: all their first words are used, then all their second ones, and so on.
-    """
+    16: all their first words are used, then all their second ones, and so on."""
     lane = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = (lane % 32) // 8
     counter = lane // 32 * 16 + lane % 8 * 2
