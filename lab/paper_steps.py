@@ -113,7 +113,7 @@ FREE_NUMBERS = (
     FreeNumber("sparcml-6", "computation of a V100", "0.30 s an utterance", "fitted to 14 days on 16 GPUs, all of it"),
     FreeNumber("sparcml-6", "utterances, layers", "10 s each, six", "assumed; 30,000 hours, 60 million parameters"),
     FreeNumber(
-        "sparcml-6", "between nodes; inside", "7.87 µs, 0.217 ns/B; 0.5 µs, 0.04 ns/B", "MG-WFBP's 56GbIB; assumed"
+        "sparcml-6", "between nodes; inside", "7.87 µs, 0.217 ns/B; 0.5 µs, 0.04 ns/B", "assumed: MG-WFBP's 56GbIB"
     ),
     FreeNumber("aluminum-*", "step of a V100, b samples", "4 ms + b · 2.4 ms", "fitted to Figures 2 and 7"),
     FreeNumber("aluminum-*", "ring: α, β", "1.5 µs, 0.05 ns/B", "fitted to Figure 2 (12x at 2,048); β is 20 GB/s"),

@@ -23,20 +23,22 @@ def test_zeros_are_those_of_torch(dtype: torch.dtype, count: int) -> None:
     assert not made.requires_grad
 
 
-def _huge_kib() -> int:
-    smaps = Path("/proc/self/smaps").read_text()
-    return sum(int(kib) for kib in re.findall(r"AnonHugePages:\s+(\d+) kB", smaps))
+def _may_be_huge(address: int) -> bool:
+    """Whether the memory there has asked for huge pages; whether it gets some is up to what the system has left."""
+    here = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if mapping := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(mapping[1], 16) <= address < int(mapping[2], 16)
+        elif here and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise LookupError(f"{address:#x} is in no mapping")
 
 
 def test_long_ones_lie_where_numpy_s_do() -> None:
-    before = _huge_kib()
     of_numpy = np.zeros(32 << 20, np.uint8)
-    of_numpy.fill(1)
-    huge = _huge_kib() - before
-    if huge == 0:
-        pytest.skip("numpy gets no huge pages here")
-    before = _huge_kib()
+    if not _may_be_huge(of_numpy.ctypes.data + (16 << 20)):
+        pytest.skip("numpy asks for no huge pages here")
     made = zeros(8 << 20, torch.float32)
-    made.fill_(1.0)
-    assert _huge_kib() - before > 16 << 10  # of 32: the system may have run out of some
+    assert _may_be_huge(made.data_ptr() + (16 << 20))
     assert made.data_ptr() % (2 << 20) == 0
+    assert not _may_be_huge(torch.zeros(8 << 20).data_ptr() + (16 << 20)), "else nothing is shown"
