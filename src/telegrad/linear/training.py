@@ -26,12 +26,16 @@ _WINDOW = 10  # epochs whose mean is compared
 def last_fall(losses: Sequence[float]) -> float:
     """By what part the loss has fallen in an epoch in the end, where ``losses`` are that at the zero weights and those
     of all epochs, finite: the mean of the last 10 epochs (or of half of all losses) against that of as many before. 0
-    unless that is more than three times what by chance it could be, as batches in random order make losses uneven."""
+    unless that is more than three times what by chance it could be, as batches in random order make losses uneven: how
+    much is told from their variance, or from second differences, in which a steady fall does not count."""
     window = min(_WINDOW, len(losses) // 2)
     before, after = losses[-2 * window : -window], losses[-window:]
-    fall = np.mean(before) - np.mean(after)
-    chance = np.sqrt((np.var(before, ddof=1) + np.var(after, ddof=1)) / window) if window > 1 else 0.0
-    return float(fall / np.mean(before)) / window if fall > 3 * chance else 0.0
+    fall = float(np.mean(before) - np.mean(after))
+    if window > 1:
+        varied = np.var(before, ddof=1) + np.var(after, ddof=1)
+        uneven = np.mean(np.diff(losses[-2 * window :], 2) ** 2) / 3
+        fall = fall if fall > 3 * np.sqrt(min(varied, uneven) / window) else 0.0
+    return fall / float(np.mean(before)) / window if fall > 0 else 0.0
 
 
 _FAR = 10  # times the loss of a model that knows nothing

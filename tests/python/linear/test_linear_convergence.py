@@ -564,6 +564,8 @@ def test_last_fall() -> None:
     assert last_fall([100.0] * 20 + [10.0] * 10 + [5.0] * 10) == pytest.approx(0.05)
     assert last_fall([0.999**epoch for epoch in range(100)]) == pytest.approx(0.001, rel=0.02)
     assert last_fall([1.0, 0.0, 0.0, 0.0, 0.0]) == 0
+    steady = [0.69, *(0.1 + 0.3 * 0.8**epoch for epoch in range(10))]
+    assert last_fall(steady) == pytest.approx(0.09, abs=0.02), "a fall is no chance because it is steep"
     assert last_fall([1.0, 2.0]) == 0
     uneven = np.random.default_rng(0).normal(10, 1, (500, 40))
     assert sum(last_fall(losses.tolist()) > 0 for losses in uneven) <= 3  # of 500 that do not fall

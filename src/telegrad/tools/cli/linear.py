@@ -276,8 +276,8 @@ def train_command(
 ) -> None:
     """Train a linear model among ranks, which sum their sparse gradients without loss.
 
-    Each rank reads its own lines of [bold]DATA[/]. The result does not depend on the number of ranks, but for rounding
-    (with coordinate descent if ranks times --coordinates stays the same).
+    Each rank reads its own lines of [bold]DATA[/]. Newton's method gives the same bits on any number of ranks,
+    all else but coordinate descent (--l1) the same but for rounding or --tol. That moves --coordinates on each rank.
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
     rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
     --network and --timeout have no effect. docs/reference/linear.md says more."""
@@ -333,7 +333,10 @@ def train_command(
     title = f"{loss}, {_counted(about['rows'], 'row')} of {about['nnz'] / max(about['rows'], 1):,.1f} entries, "
     title += f"{_counted(about['features'], 'feature')}, {_counted(about['ranks'], 'rank')}, {_steps_of(settings)}"
     console.print(table_of(said["epochs"], title))
-    console.print(f"read in {about['read_s']:.2f} s; objective on all rows {end['objective']:.6g}", highlight=False)
+    with_held_out = ", held-out ones too," if settings.held_out else ""
+    console.print(
+        f"read in {about['read_s']:.2f} s; objective on all rows{with_held_out} {end['objective']:.6g}", highlight=False
+    )
     if about["damaged"]:
         left_out = f"{_counted(about['damaged'], 'damaged line')} left out"
         console.print(left_out, style="yellow", highlight=False)
