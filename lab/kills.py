@@ -25,6 +25,7 @@ import typer
 Row = dict[str, Any]
 
 _PATIENCE_S = 300.0  # nothing may take longer: it would be a hang
+_STEPS_TO_END = 100  # so that no process is past the last step when it hears of it
 _LIVENESS_S = 60.0  # deaths are noticed at once, and on a busy machine a process may be silent for seconds
 _NAMES = ("rss", "descriptors", "threads")
 ABOUT = {
@@ -48,7 +49,7 @@ def _held() -> tuple[int, int, int]:
 
 
 def _train(port: int, ranks: int, number: int, out: Any) -> None:
-    """A process: it tells each step that it has ended, until the store has "last"."""
+    """A process: it tells each step that it has ended, until the last one, which the store has well before."""
     import warnings
 
     import torch
@@ -81,7 +82,7 @@ def _train(port: int, ranks: int, number: int, out: Any) -> None:
         return telegrad.Synchronizer(model, comm, plan="fixed", compress=telegrad.TopK(0.1, small_elements=0))
 
     with telegrad.Elastic(model, optimizer, comm, synchronizer=made) as elastic:
-        while not (elastic.steps % 8 == 0 and store.check(["last"])):
+        while not (store.check(["last"]) and elastic.steps >= int(store.get("last"))):
             elastic.step(loss_of)
             checksum = 0
             for one in model.parameters():
@@ -103,7 +104,7 @@ class _Job:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.last: dict[int, Row] = {}
         self.bits: defaultdict[int, set[int]] = defaultdict(set)
-        self.skipped = 0  # steps that a process has not ended, and those that it has ended twice
+        self.skipped = 0  # steps that a process has not ended itself, but others, whose state it took; or ended twice
         self.away = 0  # that took a peer's state over, as they had been silent for too long
         self.pids: list[int] = []
         self._context = multiprocessing.get_context("forkserver")
@@ -170,7 +171,7 @@ class _Job:
 
     def end(self) -> list[int | None]:
         """The exit status of processes that ended with an error or by a signal; ``None``: not at all."""
-        self.store.set("last", "1")
+        self.store.set("last", str(max((row["step"] for row in self.last.values()), default=0) + _STEPS_TO_END))
         deadline_s = time.monotonic() + _PATIENCE_S
         while any(one.is_alive() for one in self.alive.values()) and time.monotonic() < deadline_s:
             self.listen(0.05)
