@@ -1,4 +1,4 @@
-"""What a round of an outer loop sends and takes: DiLoCo, SparseLoCo and torchft's DiLoCo, by turns in one job.
+"""Bytes and seconds of a round of DiLoCo, SparseLoCo and torchft's DiLoCo, by turns in one job.
 
 The model of the demo, with steps that compute nothing. Each rank has a network namespace, whose interface counts bytes
 with all headers.

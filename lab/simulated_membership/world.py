@@ -325,7 +325,7 @@ class World(Clock):
         self.note(f"{told} is rank {comm.rank} of {comm.world_size}, earlier ranks {kept}")
 
     def _check_keys(self, told: str, names: Sequence[str]) -> None:
-        """What the store holds does not grow with the number of members that there have been."""
+        """The store holds no more keys than the present members need, however many there have been."""
         others = sum(not one.dead and not one.ended for one in self.processes)
         (asked,) = (int(value) for key, value in self.store.held.items() if key.endswith("/tickets"))
         (group,) = (json.loads(value) for key, value in self.store.held.items() if key.endswith("/group"))

@@ -17,8 +17,8 @@ LARGE, SMALL = ("embedding", "hidden"), ("norm", "bias", "scale")
 
 
 class Bucket:
-    """What a hook may ask of DDP's GradBucket, which shows complex gradients as pairs of floats, and lists them as if
-    each were one float."""
+    """Stands for DDP's GradBucket. Like that it shows complex gradients as pairs of floats, and lists them as if each
+    were one float."""
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], buffer: torch.Tensor, index: int, last: bool) -> None:
         self._parameters, self._index, self._last = list(parameters), index, last

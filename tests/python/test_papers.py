@@ -23,7 +23,7 @@ from lab.accuracy.runs import METHODS
 from lab.common import experiments
 from lab.paper_steps import FIGURES, TABLES
 from telegrad.communicator import reductions
-from telegrad.communicator.operands import formats_named, rounded_of
+from telegrad.communicator.operands import formats_named, without_sums
 from telegrad.compress import SELECTIONS, BySize
 from telegrad.cost import DEVICE_ALGORITHMS
 from telegrad.ddp.options import COMBINE, FEEDBACK
@@ -105,7 +105,7 @@ def is_choice(option: str, value: object) -> bool:
     if not isinstance(value, str):
         return option in parameters()
     if option in ("wire", "values"):
-        formats_named(rounded_of(value)[0], "f32")  # raises
+        formats_named(without_sums(value)[0], "f32")  # raises
         return True
     choices: dict[str, tuple[str, ...]] = {
         "algorithm": (*reductions.DENSE_DEVICE_ALGORITHMS, *reductions.SPARSE_ALGORITHMS),

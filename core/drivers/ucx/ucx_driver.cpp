@@ -73,10 +73,6 @@ std::string unknown_control_text(std::size_t header, std::size_t payload) {
          " bytes that no telegrad of this version sends: install the same telegrad on all hosts";
 }
 
-}  // namespace
-
-namespace {
-
 // A peer that stood still may answer a communicator that is closed here. UCX names memory by process and descriptor, so
 // the answer would go into the memory of a later communicator that got the same descriptors. Those are left out.
 class RetiredDescriptors {

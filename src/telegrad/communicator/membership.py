@@ -253,7 +253,7 @@ class Membership:
         self._rest()
 
     def _rest(self) -> None:
-        """No more is asked of the store for now. Who stays goes on with its signs of life."""
+        """Asks no more of the store for now. After ``stay`` the signs of life go on."""
         if self._stays:
             return
         if beat := self._store.pause():

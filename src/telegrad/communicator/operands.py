@@ -544,8 +544,9 @@ def name_of_formats(formats: Formats, dtype: str) -> str:
     return f"{name}-{dtype if formats.values == _core.ValueEncoding.native else formats.values.name}"
 
 
-def rounded_of(wire: object) -> tuple[object, bool]:
-    """``wire`` without ``sums-``, and whether it rounds shares too, as it does without. Raises ``ValueError``."""
+def without_sums(wire: object) -> tuple[object, bool]:
+    """``wire`` without its ``sums-``, and whether ranks' shares are rounded too: without that they are. Raises
+    ``ValueError`` where nothing is rounded."""
     if not isinstance(wire, str) or not wire.startswith("sums-"):
         return wire, True
     rest = wire.removeprefix("sums-")

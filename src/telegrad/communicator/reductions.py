@@ -46,7 +46,7 @@ from telegrad.communicator.operands import (
     overlap,
     overlaps_stream,
     reducible,
-    rounded_of,
+    without_sums,
 )
 from telegrad.communicator.texts import all_gather_text
 from telegrad.communicator.work import Work, once, with_fast_path
@@ -204,7 +204,9 @@ def dense_for(entries: DeviceEntries, out: Any, error: Any, length: int | None =
 
 def _lost_to(error: Any, wire: Any, entries: DeviceEntries) -> Any:
     """``error``, if ``wire`` loses anything of these values."""
-    loses = error is not None and formats_named(rounded_of(wire)[0], entries.dtype).values != _core.ValueEncoding.native
+    loses = (
+        error is not None and formats_named(without_sums(wire)[0], entries.dtype).values != _core.ValueEncoding.native
+    )
     return error if loses else None
 
 
@@ -328,7 +330,7 @@ class StreamReductions(CommunicatorBase):
         slices: str = "equal",
     ) -> _core.SparseReduction:
         core, reduction = self._usable(), reduction_of(op, DTYPES[stream.dtype], _SPARSE_REDUCTIONS)
-        wire, rounds_shares = rounded_of(wire)
+        wire, rounds_shares = without_sums(wire)
         formats = formats_of(wire, stream, shares_memory=core.shares_memory, tuning=self._tuning)
         encoding = formats.values
         balanced = _balanced(slices, algorithm)
@@ -396,8 +398,11 @@ class StreamReductions(CommunicatorBase):
         lost = None if error is None else flat(error)
         found = out if isinstance(out, list) else []
         form = entries.count.new_empty(1 + max(len(found), 1), dtype=sys.modules["torch"].int64)
-        part = EntriesPart(entries, flat(out), form, absent, begin, lost) if not found else None
-        part = part or GatheredPart(entries, found, form, begin, lost)
+        part = (
+            GatheredPart(entries, found, form, begin, lost)
+            if found
+            else EntriesPart(entries, flat(out), form, absent, begin, lost)
+        )
         own = [tensor for one in (entries, *found) for tensor in (one.indices, one.values, one.count)]
         tensors = (*own, form, *([] if found else [out]), *([] if error is None else [error]))
         operation = "all_gather" if call == "average_gathered" else call
@@ -876,21 +881,22 @@ class Reductions(StreamReductions, DeviceSums):
         error: Any,
         seed: int,
     ) -> Any:
-        stream, like = given if isinstance(given, StreamInput) else (given, lambda one: one)
-        if out is not None and stream is not given:
+        n = given.n if isinstance(given, DeviceEntries) else given.stream.n
+        if out is not None and not isinstance(given, DeviceEntries):
             raise TypeError("out is for a dense x: a slice of a sparse sum is a new sparse vector")
         lengths = None if counts is None else checked_counts(counts, "counts", self.world_size)
-        if lengths is not None and sum(lengths) != stream.n:
-            raise ValueError(f"counts add up to {sum(lengths)} but x has {stream.n} elements: give each to one rank")
+        if lengths is not None and sum(lengths) != n:
+            raise ValueError(f"counts add up to {sum(lengths)} but x has {n} elements: give each to one rank")
         _check_scattered(op, switch_factor)
         absent = neutral_element(sparse_reduction_of(op))
-        if isinstance(stream, DeviceEntries):
-            share, more = divmod(stream.n, self.world_size)
-            dense_for(stream, out, error, share + (self.rank < more) if lengths is None else lengths[self.rank])
+        if isinstance(given, DeviceEntries):
+            share, more = divmod(given.n, self.world_size)
+            dense_for(given, out, error, share + (self.rank < more) if lengths is None else lengths[self.rank])
+            how = self._sparse_reduction(given, op, "auto", switch_factor, wire, error, seed)
+            lost = _lost_to(error, wire, given)
+            return self._run_entries("reduce_scatter", given, how, out, lost, async_op, lengths, absent=absent)
+        stream, like = given.stream, given.like
         how = self._sparse_reduction(stream, op, "auto", switch_factor, wire, error, seed)
-        if isinstance(stream, DeviceEntries):
-            lost = _lost_to(error, wire, stream)
-            return self._run_entries("reduce_scatter", stream, how, out, lost, async_op, lengths, absent=absent)
         core, (indices, values) = self._usable(), stream.entries(absent)
         at, of = address(indices), address(values)
         request = core.reduce_scatter_sparse(

@@ -97,13 +97,18 @@ def name_in(bucket: GradBucket, parameter: torch.Tensor, names: Mapping[int, str
     return name
 
 
+def parts_of(tensor: torch.Tensor) -> int:
+    """Floats of an element."""
+    return 2 if tensor.is_complex() else 1
+
+
 def members_of(bucket: GradBucket, names: Mapping[int, str]) -> list[ParameterSpan]:
-    """Where each parameter's gradient lies in the buffer. A buffer holds complex numbers as pairs of floats, while
+    """The place of each parameter's gradient in the buffer. A buffer holds complex numbers as pairs of floats, while
     ``gradients()`` counts and places them in complex numbers. Raises as ``name_in``."""
     buffer, members = bucket.buffer(), []
     for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
         offset = (gradient.data_ptr() - buffer.data_ptr()) // buffer.element_size() if gradient.numel() else 0
-        parts = 2 if parameter.is_complex() else 1
+        parts = parts_of(parameter)
         members.append(ParameterSpan(name_in(bucket, parameter, names), offset * parts, gradient.numel() * parts))
     return members
 

@@ -92,15 +92,6 @@ def check_scale(scale: float) -> float:
     return scale
 
 
-def check_has_rates(optimizer: torch.optim.Optimizer | None) -> None:
-    """Raises ``ValueError`` where there is none to say what residuals of steps are multiplied by."""
-    if optimizer is None:
-        raise ValueError(
-            "feedback='steps' needs optimizer=: residuals hold gradients times its learning rates; give it, or use "
-            "feedback='gradients'"
-        )
-
-
 def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
     """Raises ``ValueError`` unless it is an optimiser without momentum of its own, as momentum correction needs it."""
     if optimizer is None:

@@ -21,7 +21,7 @@ from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.communicator.operands import on_device
 from telegrad.communicator.work import future_of_all
 from telegrad.ddp.backward_pass import Buckets, Future, clip_tensors
-from telegrad.ddp.bucket import GradBucket, identity_of, members_of
+from telegrad.ddp.bucket import GradBucket, identity_of, members_of, parts_of
 from telegrad.ddp.rank_state import Piece, SavedNode
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.errors import TransportError
@@ -227,9 +227,8 @@ class _PieceBucket:
 
     def gradients(self) -> list[Tensor]:
         """Complex ones at the places and of the sizes that DDP gives them (``members_of``)."""
-        spans = zip(self.layout.parameters, self.layout.own, strict=True)
-        parts = [(2 if parameter.is_complex() else 1, own) for parameter, own in spans]
-        return [self.memory[own.start // count : own.stop // count] for count, own in parts]
+        spans = zip(map(parts_of, self.layout.parameters), self.layout.own, strict=True)
+        return [self.memory[own.start // parts : own.stop // parts] for parts, own in spans]
 
 
 class NodeBuckets:
@@ -319,7 +318,7 @@ class NodeBuckets:
         ranks = self._ranks
         layout = _NodeLayout(identity_of(bucket), {}, [0] * ranks.size, [], [], [])
         for parameter, member in zip(bucket.parameters(), members_of(bucket, self._names), strict=True):
-            name, parts = member.name, 2 if parameter.is_complex() else 1
+            name, parts = member.name, parts_of(parameter)
             if ranks.is_cut(name) and not parameter.is_contiguous():
                 raise ValueError(
                     f"parameter {name!r} has another memory format than when DDPState was made: convert the model "

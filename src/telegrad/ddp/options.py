@@ -33,7 +33,7 @@ from telegrad.compress.policies import check_selections, compressions_of
 from telegrad.compress.residual import check_density
 from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
 from telegrad.ddp.bucket import COMPRESSIBLE, check_dtype
-from telegrad.ddp.gradient_scales import GradientScales, check_has_rates, check_without_momentum
+from telegrad.ddp.gradient_scales import GradientScales, check_without_momentum
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -514,8 +514,11 @@ def compressor_of(
     )
     if momentum is not None:
         compressor.momentum = _velocities_of(own, momentum, optimizer)
-    if topk.feedback == "steps":
-        check_has_rates(optimizer)
+    if topk.feedback == "steps" and optimizer is None:
+        raise ValueError(
+            "feedback='steps' needs optimizer=: residuals hold gradients times its learning rates; give it, or use "
+            "feedback='gradients'"
+        )
     return compressor
 
 

@@ -150,7 +150,7 @@ class _Linear(BaseEstimator):
             alike = TrainingSettings(settings.loss, settings.l2, _STEPS, bias=settings.bias, tol=_CONVERGED / 10)
             best = train(rows, alike, self.comm).epochs[-1].objective
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
-        without, rate = trained.loss_without_weights or trained.loss_at_zero, trained.better_rate(reached)
+        without, rate = trained.loss_to_beat, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
         by_tol = settings.method in SECOND_ORDER and (settings.epochs is None or epochs < settings.epochs)
         return _Fitted(model.weights, model.bias, epochs, gap, reached, without, by_tol, rate)

@@ -188,8 +188,7 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     end |= {"first_learning_rate": trained.first_rate, "last_fall": fall}
     end |= {"converged": trained.converged, "gap": trained.epochs[-1].gap}
     end["objective_without_weights"] = trained.loss_without_weights
-    without = trained.loss_without_weights or trained.loss_at_zero  # 0 if all labels are the same
-    end["no_better_than_no_weights"] = gains_nothing(of_trained, without)
+    end["no_better_than_no_weights"] = gains_nothing(of_trained, trained.loss_to_beat)
     say({"kind": "end", **end, "better_rate": trained.better_rate(reached), "diverged": diverged})
 
 

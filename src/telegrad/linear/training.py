@@ -72,6 +72,11 @@ class Trained:
     """Whether Newton or the dual method has reached its tolerance."""
 
     @property
+    def loss_to_beat(self) -> float:
+        """``loss_without_weights``, or ``loss_at_zero`` if all labels are the same: a bias alone tells these."""
+        return self.loss_without_weights or self.loss_at_zero
+
+    @property
     def last_fall(self) -> float:
         """The share by which the loss fell in each of the last epochs; 0 where that may be chance."""
         return last_fall([self.loss_at_zero, *(report.loss for report in self.epochs)])

@@ -23,6 +23,7 @@ from telegrad.ddp.bucket import (
     check_dtype,
     has_current_density,
     layout_of_members,
+    parts_of,
 )
 from telegrad.ddp.choices import tell_of_density, tell_of_nothing_compressed, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP, Exchange, Sending, correct_around, error_of, find_fault
@@ -360,7 +361,7 @@ class CompressedGroup(GradientGroup):
     def _layout_of(self, flat: Flat) -> BucketLayout:
         layout = self._layouts.get(id(flat))
         if layout is None or not has_current_density(layout):
-            parts = 2 if flat.buffer.is_complex() else 1  # of an element
+            parts = parts_of(flat.buffer)
             names, starts = self._compression.names, flat.starts
             members = [
                 ParameterSpan(names[id(one)], starts[id(one)] * parts, one.numel() * parts) for one in flat.parameters
