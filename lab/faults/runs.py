@@ -24,6 +24,7 @@ TRIAL_LIMIT_S = 30.0
 """A rank that is not done by then hangs; starting the processes takes some seconds of it, liveness comes on top."""
 
 _SHARED_MEMORY = Path("/dev/shm")
+_OF_MPI = "mpich_shm_"  # trials use UCX and TCP: MPICH's files are of programs beside us, which remove them when they can
 _MARK = "TELEGRAD_FAULT_TRIAL"
 _LISTEN_S = 0.2
 _LEFT_S, _LOOK_S = 5.0, 0.2
@@ -158,11 +159,11 @@ def _segments_of(pids: set[int]) -> list[str]:
 
 
 def _shared_memory() -> set[Path]:
-    """Files of this user."""
+    """Files of this user that a trial may have made."""
     found = set()
     for path in _SHARED_MEMORY.iterdir() if _SHARED_MEMORY.is_dir() else ():
         with contextlib.suppress(OSError):
-            if path.stat().st_uid == os.getuid():
+            if path.stat().st_uid == os.getuid() and not path.name.startswith(_OF_MPI):
                 found.add(path)
     return found
 

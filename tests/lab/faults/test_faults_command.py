@@ -139,12 +139,14 @@ def test_what_nobody_can_be_told_for_is_told(monkeypatch: pytest.MonkeyPatch, tm
 
     def run_trial(trial: Trial, *_: object) -> Seen:
         (tmp_path / "segment").touch()
+        (tmp_path / "mpich_shm_1_0").touch()  # of a killed rank of MPICH in another program
         return Seen({}, [None] * trial.size)
 
     monkeypatch.setattr(fault_runs, "run_trial", run_trial)
     status, output = _bench("--trials", "1", "--kinds", "none")
     assert status == 1
     assert f"left behind: {tmp_path}/segment, of one of the trials" in output
+    assert "mpich" not in output
 
 
 @pytest.mark.parametrize(
