@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
         timeout_s=8.0,
         mend="name resolution hangs, and jobs will: look at /etc/resolv.conf, add this host to /etc/hosts",
     ),
+    Check("name server", host.name_server, timeout_s=4.0, mend=f"{host.NAMES_WAIT}: {host.NAMES_MEND}"),
     Check("gpu", installation.gpu, timeout_s=15.0),
     Check("torch", installation.torch, timeout_s=installation.TORCH_S + _SLACK_S),
     Check("mpi", installation.mpi, timeout_s=15.0),

@@ -4,6 +4,7 @@ whether a network laboratory can be built on it, and what a bug report should sa
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import platform
@@ -11,6 +12,7 @@ import re
 import resource
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +24,9 @@ from telegrad.tools.bench.netlab import Netlab, NetlabError, why_unavailable
 from telegrad.tools.doctor.installation import Finding, ProbeFailed, gpus, is_installed, loaded_ucx, version_of
 
 _LABORATORY_RATE = "100mbit"
+_SLOW_NAMES_S = 0.1  # 64 processes then wait for 6 s
+NAMES_WAIT = "torch's store asks so for each process that joins a job, one after another, also on one machine"
+NAMES_MEND = "let /etc/resolv.conf name a server that answers (that it knows no such name will do)"
 
 
 def network_interfaces() -> Finding:
@@ -46,6 +51,19 @@ def host_name() -> list[Finding]:
     if master and master != name:
         found.append(_resolved(master, "MASTER_ADDR", "set MASTER_ADDR to rank 0's address, as other machines see it"))
     return found
+
+
+def name_server() -> Finding:
+    """How long it takes over an address as torch's store asks for it: mapped into IPv6, which /etc/hosts never answers."""
+    begin_s = time.monotonic()
+    with contextlib.suppress(OSError):  # that an address has no name is an answer
+        socket.getnameinfo(("::ffff:127.0.0.1", 0, 0, 0), 0)
+    took_s = time.monotonic() - begin_s
+    if took_s <= _SLOW_NAMES_S:
+        return Finding(
+            "name server", "ok", f"says within {1e3 * _SLOW_NAMES_S:.0f} ms whose an address is, or that it has no name"
+        )
+    return Finding("name server", "note", f"takes {took_s:.1f} s over an address: {NAMES_WAIT}", NAMES_MEND)
 
 
 def _resolved(name: str, check: str, mend: str) -> Finding:

@@ -350,6 +350,26 @@ def test_a_name_that_only_this_machine_reaches(monkeypatch: pytest.MonkeyPatch, 
     assert _only(host.host_name()).status == status
 
 
+@pytest.mark.parametrize(("took_s", "status"), [(0.004, "ok"), (1.5, "note")])
+def test_a_name_server_that_is_slow_over_addresses_is_noted(
+    monkeypatch: pytest.MonkeyPatch, took_s: float, status: str
+) -> None:
+    now_s = [0.0]
+
+    def ask(address: tuple[Any, ...], _: int) -> None:
+        assert address[0] == "::ffff:127.0.0.1"
+        now_s[0] += took_s
+        raise socket.gaierror(-3, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getnameinfo", ask)
+    monkeypatch.setattr(host.time, "monotonic", lambda: now_s[0])
+    found = host.name_server()
+    assert found.status == status
+    if status == "note":
+        assert "takes 1.5 s over an address: torch's store asks so for each process" in found.text
+        assert "/etc/resolv.conf" in found.mend
+
+
 def test_interfaces_are_those_of_the_system() -> None:
     present = {one.name: one for one in interfaces()}
     assert set(present) == {name for _, name in socket.if_nameindex()}
