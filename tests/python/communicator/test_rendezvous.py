@@ -106,6 +106,20 @@ def test_a_host_that_has_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
         Communicator.from_torch(join_timeout_s=0.2)
 
 
+def test_torchruns_store_is_there_before_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So one connection a rank is made, for each of which torch asks a name server."""
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _environment(monkeypatch, 0, agent.port)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setattr(socket, "create_connection", pytest.fail)
+    with Communicator.from_torch() as comm:
+        assert comm.world_size == 1
+    _environment(monkeypatch, 1, free_port())
+    with pytest.raises(RendezvousError, match="torchrun's store at 127.0.0.1:.* does not answer: is torchrun running"):
+        Communicator.from_torch(join_timeout_s=0.5)
+
+
 def test_who_does_not_come_is_named_by_rank_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     _environment(monkeypatch, 0, free_port())
     with pytest.raises(RendezvousError, match="of 2 ranks, rank 1 did not join within 0.5 s"):

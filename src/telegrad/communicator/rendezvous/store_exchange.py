@@ -380,9 +380,10 @@ def _forked() -> RendezvousError:
 
 
 def _connected(place: JobPlace, timeout_s: float) -> Any:
-    serves = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    serves = place.rank == 0 and not of_torchrun
     deadline_s = time.monotonic() + timeout_s
-    if not serves:
+    if not serves and not of_torchrun:  # which serves it before it starts ranks: a connection less to look up names for
         _wait_for_server(place, timeout_s, deadline_s)
     try:
         return _opened(place, serves, max(deadline_s - time.monotonic(), 1.0))
@@ -397,6 +398,8 @@ def _connected(place: JobPlace, timeout_s: float) -> Any:
                 f"rank 0 does not reach its own store at {place.where} (MASTER_ADDR, MASTER_PORT): set MASTER_ADDR to "
                 f"an address of the host that rank 0 runs on, which is {socket.gethostname()}"
             )
+        elif of_torchrun:
+            text = f"torchrun's store at {place.where} (MASTER_ADDR, MASTER_PORT) does not answer: is torchrun running?"
         else:
             text = (
                 f"the store at {place.where} (MASTER_ADDR, MASTER_PORT) cannot be used: if rank 0 runs there, another "
