@@ -40,7 +40,6 @@ from telegrad.ddp.options import (
     check_objects,
     checked_parameters,
     compressed_by,
-    compressions_by,
     compressor_of,
     encoding_of,
     plain_options,
@@ -60,7 +59,7 @@ from telegrad.ddp.rank_checks import (
     tell_of_broadcasts,
     told_to_all,
 )
-from telegrad.ddp.rank_state import MemoryOrders, checked_step, piece_of, pieces_named, state_of
+from telegrad.ddp.rank_state import MemoryOrders, checked_step, own_part, state_of
 from telegrad.ddp.telemetry import DDPStats, Telemetry, check_telemetry
 
 
@@ -170,7 +169,7 @@ class DDPState(RefusesCopies):
             self._warmup = warmup or Warmup(0)
             self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-            self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, _ranks_of(sends, self))
+            self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, sends)
             held = None if self._nodes is None else self._nodes.held()
             topk = sends.as_topk(self._parameters) if isinstance(sends, LowRank) else sends or TopK()
             encoding = encoding_of(topk, self._parameters)
@@ -196,9 +195,9 @@ class DDPState(RefusesCopies):
             alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
             if self._nodes is not None:
                 alike |= {"what is compressed": "", "ranks of a node": str(self._nodes.size)}
+        self._comm = comm
         self._across = comm if self._nodes is None else self._connect_node(self._nodes, group, asks=asks)
         self._alike, self._asked = alike, asks
-        self._comm = comm
         self._group = group
         self._memories = Memories([self._compressor])
         self._use = self._use_of_passes(optimizer)
@@ -243,7 +242,7 @@ class DDPState(RefusesCopies):
 
     def _connect_node(self, nodes: NodeRanks, group: Any, *, asks: bool) -> Communicator:
         """Averages are made between nodes from now on."""
-        across = nodes.connect(group)
+        across = nodes.connect(self._comm, group)
         if asks:
             check_alike(across, {"what is compressed": str(compressed_by(self._compressor))}, None)
         self._exchange.move_to(across)
@@ -255,9 +254,9 @@ class DDPState(RefusesCopies):
         """These, with the sums inside of a node around them."""
         if self._nodes is None:
             return buckets
-        most = None if self._clip_norm is None else self._most_norm
-        names = self._names, most, unit_of
-        return NodeBuckets(buckets, self._nodes, self._across, *names, self.stats, lambda: self.failure)
+        most, comm = None if self._clip_norm is None else self._most_norm, self._across
+        given = buckets, self._nodes, comm, self._parameters, most, unit_of, self.stats, lambda: self.failure
+        return NodeBuckets(*given)
 
     @property
     def _most_norm(self) -> float:
@@ -339,7 +338,8 @@ class DDPState(RefusesCopies):
         Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
         naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed."""
         step = checked_step(state, self._comm, "DDPState")
-        state = self._own_part(state)
+        own = None if self._nodes is None else self._nodes.as_saved()
+        state = own_part(state, own, {} if self._low_rank is None else self._low_rank.state_dict())
         passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
         self._buckets.leave()
         sums = self._exchange.topk_states
@@ -357,20 +357,6 @@ class DDPState(RefusesCopies):
         if self._choices is not None:
             self._choices.is_loaded = True
         tell_of_density(state, self._compressor, self._config, rank=self._job_rank)
-
-    def _own_part(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What this rank takes over of a state: its pieces of what ``reshard`` has made."""
-        own = None if self._nodes is None else self._nodes.as_saved()
-        if state.get("node") == own:
-            return state
-        if own is None or not state.get("is_share"):
-            raise ValueError(
-                f"state has {pieces_named(state.get('node'))}, but this rank {pieces_named(own)}: "
-                "telegrad.ddp.reshard makes states for other nodes from those of all ranks, load_resharded from a "
-                "checkpoint of them"
-            )
-        factors = {} if self._low_rank is None else self._low_rank.state_dict()
-        return piece_of(state, own, factors)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -467,12 +453,6 @@ class DDPState(RefusesCopies):
     def _failed(self, error: Exception) -> None:
         if self.failure is None:
             self.failure = error
-
-
-def _ranks_of(sends: TopK | LowRank | None, state: DDPState) -> dict[str, int]:
-    """Of parameters that are sent as matrices."""
-    chosen = compressions_by(sends.per_parameter, state._parameters) if isinstance(sends, LowRank) else {}
-    return {name: one.rank for name, one in chosen.items() if one.rank is not None}
 
 
 @_disable_dynamo  # a compiled step would follow it into the core
