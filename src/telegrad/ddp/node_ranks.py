@@ -130,8 +130,13 @@ class NodeRanks:
         assert across is not None
         assert inside is not None
         comm._dependents.update((across, inside))
-        self._inside = inside
+        self._across, self._inside = across, inside
         return across
+
+    def close(self) -> None:
+        """Closes what ``connect`` has made."""
+        self._across.close()
+        self._inside.close()
 
 
 class _SumInside:
@@ -166,8 +171,16 @@ class NodePieces:
         self.work: Any = None
         self._given: Tensor | None = None
 
+    @property
+    def elements(self) -> int:
+        """Of this rank's pieces, and the tail."""
+        return int(self.layout.sizes[self._ranks.position])
+
     def send(self) -> None:
         layout, ranks = self.layout, self._ranks
+        if self.work is not None and not on_device(self.whole):  # of a pass that was broken off
+            with contextlib.suppress(Exception):
+                self.work.wait()
         with torch.no_grad():
             if self._given is None or on_device(self.whole):
                 self._given = _memory_like(self.whole, sum(layout.sizes))
@@ -175,7 +188,7 @@ class NodePieces:
             parts = torch.split(self._given, layout.sizes)
             for source, position, place in layout.moves:
                 parts[position][place] = self.whole[source]
-        own = self.memory[: layout.sizes[ranks.position]]
+        own = self.memory[: self.elements]
         if on_device(own):
             self.work = _SumInside(self._given, layout.sizes, own, ranks._group)
         else:
@@ -195,7 +208,7 @@ class NodePieces:
             return
         assert self._given is not None
         self._parts = [*torch.split(self._given, layout.sizes)]
-        own = self.memory[: layout.sizes[ranks.position]]
+        own = self.memory[: self.elements]
         self.work = ranks._inside.all_gather(own, out=self._given, counts=layout.sizes, async_op=True)
 
     def write(self) -> None:
@@ -203,12 +216,6 @@ class NodePieces:
         with torch.no_grad():
             for source, position, place in self.layout.moves:
                 self.whole[source] = self._parts[position][place]
-
-    def leave(self) -> None:
-        """Returns when nobody uses the memory any more. Raises nothing."""
-        if self.work is not None and not on_device(self.whole):
-            with contextlib.suppress(Exception):
-                self.work.wait()
 
 
 def _memory_like(one: Tensor, elements: int) -> Tensor:
@@ -279,7 +286,7 @@ class _PieceBucket(NodePieces):
         self.whole, self.last = bucket.buffer(), bucket.is_last()
         on = runtime_of(self.whole.device.type) if on_device(self.whole) else None
         self.future: Future = Future() if on is None else on.future(self.whole.device)
-        self.work, self.outcome = None, cast(Future | None, None)
+        self.outcome: Future | None = None
 
     def index(self) -> int:
         return self._number
@@ -288,7 +295,7 @@ class _PieceBucket(NodePieces):
         return self.last
 
     def buffer(self) -> Tensor:
-        return self.memory[: max(1, self.layout.sizes[self._ranks.position])]
+        return self.memory[: max(1, self.elements)]
 
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
@@ -340,9 +347,9 @@ class NodeBuckets:
             held.send()
         if held.last:
             self._finish()
-        else:
+        elif self._most_norm is None:
             for one in self._held[self._taken : -1]:
-                if one.work is None or not one.work.is_completed():
+                if not one.work.is_completed():
                     break
                 self._average(one)
         return held.future
@@ -361,7 +368,6 @@ class NodeBuckets:
         self._is_open = False
         held, self._held = self._held, []
         for one in held:
-            one.leave()
             if not one.future.done():  # nobody else completes it
                 ended = error or RuntimeError("the backward pass ended before its last bucket")
                 one.future.set_exception(cast(Any, ended))

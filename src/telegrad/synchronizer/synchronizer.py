@@ -18,6 +18,7 @@ from torch._compile import _disable_dynamo
 from telegrad.communicator import Communicator, Work
 from telegrad.ddp.backward_pass import checked_norm, clip_own, clip_together
 from telegrad.ddp.backward_watch import on_gradient
+from telegrad.ddp.node_ranks import NodeRanks
 from telegrad.ddp.options import (
     Cheapest,
     Compress,
@@ -52,6 +53,7 @@ from telegrad.synchronizer.step_planning import StepPlanning
 from telegrad.synchronizer.step_report import StepReport, slowest_of
 from telegrad.synchronizer.synchronised_model import (
     check_fits,
+    check_fits_nodes,
     check_free,
     check_is_seen,
     check_waits,
@@ -104,6 +106,10 @@ class Synchronizer:
     result; what reads a parameter's values in Python sees it after the step. Gradients show NaN until the averages are
     there: call ``wait()``, on all ranks, before you read, clip or unscale them.
 
+    ``node``: for nodes of as many ranks each, on the CPU: as for DDPState. With ``plan="auto"`` groups are
+    ``"fixed"``. Residuals are of this rank's pieces. Call ``zero_grad()`` before each pass: an average of an earlier
+    one that meets new gradients of some ranks only is a ``RuntimeError``.
+
     ``delay``: with 1, ``backward()`` leaves the averages of the pass before it, and ``None`` the first time. After the
     last step, and before you save, call ``finish()``, and step once more.
 
@@ -128,6 +134,7 @@ class Synchronizer:
         nonfinite: str | None = None,
         wait_in: str = "backward",
         delay: int = 0,
+        node: Any = None,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -145,11 +152,15 @@ class Synchronizer:
             optimizers = () if wait_in == "backward" else checked_optimizers(optimizer, self._parameters)
             if optimizers:
                 optimizer = optimizers[0] if compress is not None and len(optimizers) == 1 else None
+            late = "delay=1" if self._delay else "wait_in='forward'" if self._is_forward else ""
+            if node is not None:
+                check_fits_nodes(plan, compress, late, on_device=self._is_on_device)
+            self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, compress)
             self._compression = self._compression_of(
                 comm, plan, compress, momentum=momentum, warmup=warmup, optimizer=optimizer, nonfinite=nonfinite
             )
             check_free(self._parameters)
-            is_late = self._is_forward or self._delay
+            is_late = bool(late)
             self._waits_elsewhere = is_late or wait_in != "backward"
             if self._is_on_device:
                 check_plan_on_device(plan, self._waits_elsewhere, compress)
@@ -157,6 +168,7 @@ class Synchronizer:
                 wait_in, self._delay, optimizers, self._parameters, plan=plan, compress=compress, clip_norm=clip_norm
             )
             unmeasured = is_late or isinstance(compress, LowRank) or (self._is_on_device and compress is not None)
+            unmeasured |= self._nodes is not None
             plans = self._scheme in TIMED and not unmeasured
             check_is_seen(model, plans, optimizers)
             description = described(
@@ -169,9 +181,13 @@ class Synchronizer:
                 wait_in=wait_in,
                 delay=self._delay,
                 on_device=self._is_on_device,
+                ranks_of_node=self.ranks_of_node,
             )
+            of_pieces = description
+            if self._nodes is not None:
+                description = {**description, "what is compressed": ""}
         except (ValueError, TypeError) as found:
-            error, description = found, {}
+            error, description, of_pieces = found, {}, {}
         check_alike(comm, description, error)
         own = comm._split_own()  # sums are paired by their order, which nobody else's calls must change
         self._comm = own
@@ -202,7 +218,13 @@ class Synchronizer:
         with contextlib.ExitStack() as undo:
             undo.callback(release, self._parameters.values())
             undo.callback(own.close)  # another rank may have made its Synchronizer, and hears of it
-            if self._compression is not None:
+            if self._nodes is not None:
+                across = self._nodes.connect(own)
+                undo.callback(self._nodes.close)
+                check_alike(across, of_pieces, None)
+                self._sums = self._compression or GroupCompression(None, own, self._parameters, nodes=self._nodes)
+                self._sums.move_to(own, across)
+            elif self._compression is not None:
                 self._compression.move_to(own)
             self._clock = DeviceClock(device) if self._is_on_device else None
             copy_model_from_rank_0(model, own)
@@ -275,7 +297,7 @@ class Synchronizer:
                     raise ValueError(f"{name}={value!r} is not used with compress=None: give compress=TopK() too")
             return None
         kind = CudaGroupCompression if self._is_on_device else GroupCompression
-        options["delayed"] = self._delay
+        options |= {"delayed": self._delay, "nodes": self._nodes}
         made = kind(compress, comm, self._parameters, nonfinite=nonfinite or "raise", **options)
         check_fits(plan, compress)
         return made
@@ -295,6 +317,11 @@ class Synchronizer:
     def comm(self) -> Communicator:
         """A communicator of its own, of the same ranks as the one that it was made with."""
         return self._comm
+
+    @property
+    def ranks_of_node(self) -> int:
+        """How many ranks of a node share its gradients; 1 without ``node=``."""
+        return 1 if self._nodes is None else self._nodes.size
 
     @property
     def stats(self) -> DDPStats | None:
@@ -495,8 +522,14 @@ class Synchronizer:
         self._timeline.launched(number)
         begin_s = time.perf_counter()
         self._works.append(group.launch(self._comm, self._earlier, self._passes))
+        if self._nodes is not None:
+            self._go_on(waits=False)
         if self._compression is not None and self._planning is not None:
             self._planning.leave_out(time.perf_counter() - begin_s)
+
+    def _go_on(self, *, waits: bool) -> None:
+        """All ranks start sums between nodes in the order in which groups were launched."""
+        all(self._groups[number].go_on(waits=waits) for number in self._order[: len(self._works)])
 
     @_disable_dynamo
     def _end(self) -> None:
@@ -516,6 +549,7 @@ class Synchronizer:
             self._launch()
         if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
             self._timeline.backward_over()
+        self._go_on(waits=True)
         launched, self._works, self._graph_task = self._works, [], None
         works = [of_group for _, of_group in sorted(zip(self._order, launched, strict=True), key=lambda one: one[0])]
         number, self._passes = self._passes, self._passes + 1
@@ -625,9 +659,11 @@ class Synchronizer:
         if self._graph_task is None:
             return
         self._graph_task = None
-        works, self._works = self._works, []
-        launched = [self._groups[number] for number in self._order[: len(works)]]
+        launched = [self._groups[number] for number in self._order[: len(self._works)]]
         with contextlib.suppress(TransportError):  # the next launch says it again
+            self._go_on(waits=True)
+        works, self._works = self._works, []
+        with contextlib.suppress(TransportError):
             seconds = [group.launch_second() for group in launched]
             for work in (one for of_group in (*works, *seconds) for one in of_group):
                 work.wait()
@@ -652,10 +688,9 @@ class Synchronizer:
         self._give_back()
         self._ways = [*ways]
         self._order = [*range(len(groups))]
+        nodes, sums = self._nodes, self._compression if self._nodes is None else self._sums
         self._groups = [
-            group_of(
-                [self._parameters[name] for name in names], self._compression, way=way, on_device=self._is_on_device
-            )
+            group_of([self._parameters[name] for name in names], sums, nodes, way=way, on_device=self._is_on_device)
             for names, way in zip(groups, ways, strict=True)
         ]
         self._number_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}
