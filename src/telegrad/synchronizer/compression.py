@@ -190,10 +190,6 @@ class GroupCompression:
         self._memory.confirm([self.names[id(one)] for one in parameters if id(one) in averaged])
         self._memory.revert([self.names[id(one)] for one in parameters if id(one) not in averaged])
 
-    def abort(self, reason: str) -> None:
-        """The other ranks must not wait for this one."""
-        self._comm.abort(reason)
-
     def forget_sums(self) -> None:
         """Thresholds and factors, which all ranks have alike, begin anew, as on newcomers. Residuals stay."""
         if self._exchange.topk_states is not None:
@@ -452,10 +448,8 @@ class NodeGroup(CompressedGroup):
             one = flat.parameters[number]
             if flat.flags[number] != 0:
                 name = self._compression.names[id(one)]
-                text = (
+                raise RuntimeError(
                     f"parameter {name!r} has the average of an earlier pass on this rank, and a gradient of this pass "
                     "on another one, which node= cannot add up: call zero_grad() before each backward pass"
                 )
-                self._compression.abort(text)
-                raise RuntimeError(text)
             self._views[id(one)].copy_(values)

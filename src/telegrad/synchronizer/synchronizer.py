@@ -149,12 +149,12 @@ class Synchronizer:
             times = plan if isinstance(plan, AutoPlan) else AutoPlan()
             plan = plan.scheme if isinstance(plan, AutoPlan) else plan
             groups = self._take_arguments(model, plan, clip_norm)
-            optimizers = () if wait_in == "backward" else checked_optimizers(optimizer, self._parameters)
-            if optimizers:
-                optimizer = optimizers[0] if compress is not None and len(optimizers) == 1 else None
             late = "delay=1" if self._delay else "wait_in='forward'" if self._is_forward else ""
             if node is not None:
                 check_fits_nodes(plan, compress, late, on_device=self._is_on_device)
+            optimizers = () if wait_in == "backward" else checked_optimizers(optimizer, self._parameters)
+            if optimizers:
+                optimizer = optimizers[0] if compress is not None and len(optimizers) == 1 else None
             self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, compress)
             self._compression = self._compression_of(
                 comm, plan, compress, momentum=momentum, warmup=warmup, optimizer=optimizer, nonfinite=nonfinite
@@ -521,15 +521,27 @@ class Synchronizer:
         self._receive_earlier(number)  # one sum of a group at a time: its residuals are whole again
         self._timeline.launched(number)
         begin_s = time.perf_counter()
-        self._works.append(group.launch(self._comm, self._earlier, self._passes))
+        with self._ending_all():
+            self._works.append(group.launch(self._comm, self._earlier, self._passes))
         if self._nodes is not None:
             self._go_on(waits=False)
         if self._compression is not None and self._planning is not None:
             self._planning.leave_out(time.perf_counter() - begin_s)
 
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """Of nodes, whose ranks wait for others than those whom an error reaches."""
+        try:
+            yield
+        except Exception as error:
+            if self._nodes is not None:
+                self._comm.abort(f"{type(error).__name__}: {error}")
+            raise
+
     def _go_on(self, *, waits: bool) -> None:
         """All ranks start sums between nodes in the order in which groups were launched."""
-        all(self._groups[number].go_on(waits=waits) for number in self._order[: len(self._works)])
+        with self._ending_all():
+            all(self._groups[number].go_on(waits=waits) for number in self._order[: len(self._works)])
 
     @_disable_dynamo
     def _end(self) -> None:
@@ -568,11 +580,12 @@ class Synchronizer:
     def _receive(self, works: Sequence[Sequence[Work]], number: int, *, elsewhere_s: float = 0.0) -> None:
         """Waits, and all that follows from the averages of pass ``number``."""
         try:
-            works = [[*of, *group.launch_second()] for group, of in zip(self._groups, works, strict=True)]
-            for group, of_group in zip(self._groups, works, strict=True):
-                self._wait_for(group, of_group, number)
-            for group in self._groups:
-                group.finish()
+            with self._ending_all():
+                works = [[*of, *group.launch_second()] for group, of in zip(self._groups, works, strict=True)]
+                for group, of_group in zip(self._groups, works, strict=True):
+                    self._wait_for(group, of_group, number)
+                for group in self._groups:
+                    group.finish()
         finally:
             self._earlier.clear()
         self._end_pass(works, elsewhere_s=elsewhere_s)
