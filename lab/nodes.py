@@ -186,21 +186,35 @@ def _wait_for_namespace(pid: int) -> None:
 def table_of(rows: Sequence[Row]) -> Table:
     """Each variant, and its part of the flat one."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0)
-    names = ("method", "variant", "ms a step", "of flat", "CPU ms", "of flat", "MB between", "of flat", "same bits")
+    names = (
+        "method",
+        "rate",
+        "variant",
+        "ms a step",
+        "of flat",
+        "CPU ms",
+        "of flat",
+        "MB between",
+        "of flat",
+        "same bits",
+    )
     for name in names:
-        table.add_column(name, justify="left" if name in ("method", "variant") else "right")
+        table.add_column(name, justify="left" if name in ("method", "rate", "variant") else "right")
     for row in rows:
-        flat = next(one for one in rows if (one["method"], one["variant"]) == (row["method"], "flat"))
+        alike = [one for one in rows if (one["method"], one["rate"]) == (row["method"], row["rate"])]
+        flat = next(one for one in alike if one["variant"] == "flat")
         cells = []
         for name, unit in (("step_s", 1e-3), ("cpu_s", 1e-3), ("bytes_between_nodes", 1e6)):
             cells += [f"{row[name] / unit:,.2f}", f"{row[name] / flat[name]:.2f}x"]
-        table.add_row(row["method"], row["variant"], *cells, "yes" if row["same_bits"] else "NO")
+        table.add_row(row["method"], row["rate"], row["variant"], *cells, "yes" if row["same_bits"] else "NO")
     return table
 
 
 def command(
     methods: Annotated[str, typer.Option(help="Which, separated by commas.")] = ",".join(METHODS),
-    rate: Annotated[str, typer.Option(help="Of the link between the nodes, as tc has it.")] = "1gbit",
+    rate: Annotated[
+        str, typer.Option(help="Of the link between the nodes, as tc has it, or several with commas.")
+    ] = "1gbit",
     rounds: Annotated[int, typer.Option(min=1, help="Of five steps of each variant.")] = 8,
     layers: Annotated[int, typer.Option(min=1, help="Of the network.")] = 8,
     width: Annotated[int, typer.Option(min=16, help="Of each layer.")] = 1024,
@@ -212,7 +226,8 @@ def command(
     check_writable(json_file, "--json")
     rows: list[Row] = []
     for method in among(methods, METHODS, "--methods"):
-        rows += run(method, rate, rounds, layers, width, timeout_s=timeout)
+        for one in rate.split(","):
+            rows += run(method, one, rounds, layers, width, timeout_s=timeout)
     console.print(table_of(rows))
     console.print(describe_machine())
     if json_file is not None:
