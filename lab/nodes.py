@@ -186,18 +186,8 @@ def _wait_for_namespace(pid: int) -> None:
 def table_of(rows: Sequence[Row]) -> Table:
     """Each variant, and its part of the flat one."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0)
-    names = (
-        "method",
-        "rate",
-        "variant",
-        "ms a step",
-        "of flat",
-        "CPU ms",
-        "of flat",
-        "MB between",
-        "of flat",
-        "same bits",
-    )
+    of = "of flat"
+    names = ("method", "rate", "variant", "ms a step", of, "CPU ms", of, "MB between", of, "same bits")
     for name in names:
         table.add_column(name, justify="left" if name in ("method", "rate", "variant") else "right")
     for row in rows:
@@ -212,9 +202,7 @@ def table_of(rows: Sequence[Row]) -> Table:
 
 def command(
     methods: Annotated[str, typer.Option(help="Which, separated by commas.")] = ",".join(METHODS),
-    rate: Annotated[
-        str, typer.Option(help="Of the link between the nodes, as tc has it, or several with commas.")
-    ] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Of the link between nodes, as tc has it; or several.")] = "1gbit",
     rounds: Annotated[int, typer.Option(min=1, help="Of five steps of each variant.")] = 8,
     layers: Annotated[int, typer.Option(min=1, help="Of the network.")] = 8,
     width: Annotated[int, typer.Option(min=16, help="Of each layer.")] = 1024,

@@ -14,7 +14,6 @@ from telegrad.cost.send_method import GroupCost, LinearCost, SendMethod
 from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise.sending import (
     Cluster,
-    PhasedWay,
     dense,
     fill_in,
     gathered,
@@ -210,8 +209,7 @@ _DENSE_FROM = 2 / 3  # δ of SparCML §5.1 with 16-bit indices: 4 bytes of a val
 class Scheme:
     """``ways``: one or more ways to send a group, of which each group takes the cheapest by bytes. ``line``: of code,
     for a density and the recipe's options. ``selects``: it sends entries at a density, and not all of them.
-    ``needs_rows``: of the trace; ``needs_gloo``: measured costs of torch's Gloo; ``needs_nodes``: of several ranks.
-    Without them it is left out."""
+    ``needs_rows``: of the trace; ``needs_gloo``: measured costs of torch's Gloo. Without them it is left out."""
 
     name: str
     about: str
@@ -222,7 +220,6 @@ class Scheme:
     selects: bool = False
     needs_rows: bool = False
     needs_gloo: bool = False
-    needs_nodes: bool = False
 
 
 def _state(*options: str) -> str:
@@ -252,21 +249,6 @@ def _merged(plan: str, about: str) -> Scheme:
     given = "" if plan == "optimal" else f', plan="{plan}"'
     line = f"sync = telegrad.Synchronizer(model, comm{given})  # instead of DDP"
     return Scheme(plan, f"dense, {about}", _dense, plan, lambda density, options: line)
-
-
-def _in_nodes(name: str, about: str, way: Callable[[Cluster, Device, float, Trace], PhasedWay], given: str) -> Scheme:
-    """As the scheme of that name, with ``node="auto"``."""
-    return Scheme(
-        f"{name}-node",
-        about,
-        lambda cluster, *of: [inside_nodes(cluster, lambda owners: way(owners, *of))],
-        "fixed",
-        lambda density, options: _state(given.format(density=density), 'node="auto"', options),
-        compresses=True,
-        selects=name == "topk",
-        needs_rows=name == "lowrank",
-        needs_nodes=True,
-    )
 
 
 def _selecting(name: str, about: str, way: Callable[[Cluster, Device, float], SendMethod], given: str = "") -> Scheme:
@@ -310,17 +292,16 @@ SCHEMES = (
         compresses=True,
         needs_rows=True,
     ),
-    _in_nodes(
-        "topk",
+    Scheme(
+        "topk-node",
         "as topk, of averages of nodes",
-        lambda owners, device, density, trace: sparse(owners, device, density),
-        "compress=telegrad.TopK(density={density:g})",
-    ),
-    _in_nodes(
-        "lowrank",
-        "as lowrank, of averages of nodes",
-        lambda owners, device, density, trace: low_rank(owners, device, trace, LOW_RANK),
-        f"compress=telegrad.LowRank(rank={LOW_RANK})",
+        lambda cluster, *of: (
+            [inside_nodes(cluster, lambda owners: sparse(owners, *of[:2]))] if cluster.has_levels else []
+        ),
+        "fixed",
+        lambda density, options: _state(f"compress=telegrad.TopK(density={density:g})", 'node="auto"', options),
+        compresses=True,
+        selects=True,
     ),
     _quantised(8),
     _quantised(4),
@@ -457,10 +438,9 @@ class _Job:
 
     def knows(self, scheme: Scheme) -> bool:
         """What the scheme needs."""
-        has = bool(self.workload.trace.rows), self.cluster.gloo is not None, self.cluster.has_levels
-        needs = scheme.needs_rows, scheme.needs_gloo, scheme.needs_nodes
+        has_rows, trace = bool(self.workload.trace.rows), self.workload.trace
         fits = self.cluster.value_bytes == ELEMENT_BYTES or scheme.selects or not scheme.compresses  # no encoding
-        return fits and all(held or not needed for held, needed in zip(has, needs, strict=True))
+        return fits and (has_rows or not scheme.needs_rows) and bool(scheme.ways(self.cluster, self.device, 1.0, trace))
 
     def dense_share(self, scheme: Scheme) -> float:
         """Of the steps. Matrices of low rank need dense ones with Adam in a short job only."""

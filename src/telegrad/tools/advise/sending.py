@@ -297,12 +297,8 @@ def inside_nodes(cluster: Cluster, way: Callable[[Cluster], PhasedWay]) -> Phase
     def share(cost: GroupCost) -> GroupCost:
         return lambda size: cost(ceil_div(size // ELEMENT_BYTES, ranks) * ELEMENT_BYTES)
 
-    return PhasedWay(
-        f"{between.name}-node",
-        lambda size: inside(size) + share(between.cost)(size),
-        share(between.delay),
-        share(between.decompress),
-    )
+    cost, delay, decompress = map(share, (between.cost, between.delay, between.decompress))
+    return PhasedWay(f"{between.name}-node", lambda size: inside(size) + cost(size), delay, decompress)
 
 
 def fill_in(ranks: int, elements: int, density: float) -> float:
