@@ -77,61 +77,46 @@ class RefusesCopies:
 
 class DDPState(RefusesCopies):
     """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses gradients to 1 or 2 % of
-    their bytes.
+    their bytes. docs/reference/options.md says what each option is good for. All ranks pass the same.
 
     ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that
-    require a gradient are averaged; residuals are kept under their names in it. All options are the same on all ranks,
-    but for ``telemetry`` and what a policy draws at random; where processes have a process group they make their states
-    together, and compare. docs/reference/options.md says what each is good for.
+    require a gradient are averaged; residuals are kept under their names in it. ``group``: the process group that DDP
+    was given (``None``: the whole job), which must have the ranks of ``comm``.
 
-    ``compress``: what is sent of each gradient, and how: a ``telegrad.TopK`` or a ``telegrad.LowRank``. ``"auto"``:
-    ``LowRank()``. With ``momentum`` or a falling ``warmup`` it is ``TopK()``. ``None``: plain averages of all values.
-
-    ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the hook
-    applies it, to dense tensors too, for an ``optimizer`` that is an SGD with ``momentum=0``. ``optimizer``: who steps;
-    ``momentum`` and ``TopK(feedback="steps")`` need it.
-
-    A backward pass is taken up when an optimizer steps; if its gradients are cleared before that, residuals and
-    velocities are as before it (docs/how-to/several-losses.md).
+    ``compress``: a ``telegrad.TopK`` or a ``telegrad.LowRank``. ``"auto"``: ``LowRank()``, with ``momentum`` or a
+    falling ``warmup`` ``TopK()``. ``None``: plain averages of all values. ``warmup``: a ``telegrad.Warmup``: the first
+    steps send more. ``momentum``: a ``telegrad.Momentum``, which the hook applies, to dense tensors too, for an
+    ``optimizer`` that is an SGD with ``momentum=0``. ``optimizer``: who steps; ``momentum`` and
+    ``TopK(feedback="steps")`` need it. If gradients are cleared before a step, residuals and velocities are as before
+    that pass (docs/how-to/several-losses.md).
 
     ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals take
     it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
-    ``clip_norm`` is of gradients without the scale; one that is not enabled counts as ``None``. ``group``: the process
-    group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``.
+    ``clip_norm`` is of gradients without the scale. ``telemetry``: where figures of each tensor go.
 
-    ``node``: for nodes of as many ranks each. The process group of this rank's node, or ``"auto"``, which makes one of
-    the ranks that share a number in ``comm.nodes``. Gradients are then averaged inside the node by torch, and each rank
-    of it exchanges its own pieces of them between nodes; residuals are of these pieces (docs/how-to/nodes.md).
+    ``node``: for nodes of as many ranks each: the process group of this rank's node, or ``"auto"``: the ranks that
+    share a number in ``comm.nodes``. Gradients are averaged inside the node first. Each of its ranks exchanges its own
+    pieces of them between nodes; residuals are of these pieces (docs/how-to/nodes.md).
 
-    ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
-    finite one makes its residual or velocity overflow. Neither ever holds such a value.
+    ``nonfinite``: what happens when a gradient of a rank holds NaN or infinity, or makes its residual or velocity
+    overflow. Neither ever holds such a value. Finite gradients whose sum overflows give infinity.
 
     - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
-      on the others. The bucket at fault has changed nothing.
+      on the others. The bucket at fault has changed nothing. On a GPU it comes as soon as the host knows, in a later
+      call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN.
     - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
-      step and lowers its scale by itself), and ``state_dict()``, on a device all but ``"warmup_passes"``, is bitwise as
-      if the step had never been. No rank raises. Without a scaler write ``if not state.skipped: optimizer.step()``: a
-      gradient of zeros still moves an optimiser with momentum or weight decay. Costs one sum of a single number per
-      step, and memory for a copy of residuals and velocities.
+      step and lowers its scale), and what is remembered is as before. Without a scaler write ``if not state.skipped:
+      optimizer.step()``. It costs a sum of one number per step, and memory for a copy of residuals and velocities.
     - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
 
-    Only what a rank contributes is looked at: finite gradients whose sum over the ranks overflows give infinity.
-
-    A step that fails in another way, such as with a TransportError, leaves residuals that are finite. With
-    ``"skip"`` they are as before that step. Otherwise they hold a part of it, and what they gave to the step is lost:
-    go on from a ``state_dict()`` that was taken before. DDP reports a failed operation as a RuntimeError with its
+    A step that fails in another way leaves residuals that are finite, but what they gave to the step is lost, unless
+    with ``"skip"``: go on from an earlier ``state_dict()``. DDP reports a failed operation as a RuntimeError with its
     text; the error itself is then in ``failure``.
 
-    ``telemetry``: where figures of each tensor go (``JsonLines``, ``TensorBoard``), or ``None``.
-
-    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device; on the
-    CPU float16, float64 and complex ones are sent densely.
-    docs/explanation/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as
-    the host knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that
-    NaN, and ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong
-    to a rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of
-    ranks). Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError``
-    on all ranks where they were given different ones."""
+    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device
+    (docs/explanation/gpu.md). On the CPU others are sent densely. Residuals belong to a rank: save each rank's
+    (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks). Raises ``TypeError`` and
+    ``ValueError`` for bad arguments, of which the other ranks hear."""
 
     _ranks_are_those_of_ddp = True
     _remedy, _among = REMEDY, ""  # what NonFiniteGradient says

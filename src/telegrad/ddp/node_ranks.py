@@ -155,14 +155,15 @@ class _SumInside:
 
     def wait(self) -> None:
         self._work.wait()
-        summed = self._received.float() if self._own.dtype in _SUMMED_IN_FLOAT32 else self._received
-        self._own.copy_(summed.sum(0).div_(len(summed)))
+        with torch.no_grad():
+            summed = self._received.float() if self._own.dtype in _SUMMED_IN_FLOAT32 else self._received
+            self._own.copy_(summed.sum(0).div_(len(summed)))
 
 
 class NodePieces:
-    """The pieces of a buffer in a node: ``send`` starts their averages inside the node, and ``average`` waits for this
-    rank's own, which ``memory`` has then. When these are averages of all nodes, ``gather`` starts to share them, and
-    ``write`` puts all pieces into the buffer. Ranks of a node start these in one order.
+    """The pieces of a buffer in a node: ``send`` starts their averages inside the node. After its ``work`` ``memory``
+    has this rank's own. When these are averages of all nodes, ``gather`` starts to share them, and ``write`` puts all
+    pieces into the buffer. Ranks of a node start these in one order.
 
     ``memory`` has at least one element. On the host it is kept from pass to pass."""
 
@@ -193,10 +194,6 @@ class NodePieces:
             self.work = _SumInside(self._given, layout.sizes, own, ranks._group)
         else:
             self.work = ranks._inside.reduce_scatter(self._given, "avg", counts=layout.sizes, out=own, async_op=True)
-
-    def average(self) -> None:
-        with torch.no_grad():
-            self.work.wait()
 
     def gather(self) -> None:
         layout, ranks = self.layout, self._ranks
@@ -326,6 +323,7 @@ class NodeBuckets:
         failure: Callable[[], Exception | None],
     ) -> None:
         self._inner, self._ranks, self._across, self._parameters = inner, ranks, across, parameters
+        self.settle, self.save, self.forget, self.prepare = inner.settle, inner.save, inner.forget, inner.prepare
         self._names = {id(one): name for name, one in parameters.items()}
         self._most_norm, self._unit_of, self._stats, self._failure = most_norm, unit_of, stats, failure
         self._buckets: dict[int, _PieceBucket] = {}
@@ -358,12 +356,6 @@ class NodeBuckets:
         self._across.synchronize()
         self._inner.synchronize()
 
-    def settle(self) -> None:
-        self._inner.settle()
-
-    def save(self) -> None:
-        self._inner.save()
-
     def leave(self, error: Exception | None = None) -> None:
         self._is_open = False
         held, self._held = self._held, []
@@ -372,12 +364,6 @@ class NodeBuckets:
                 ended = error or RuntimeError("the backward pass ended before its last bucket")
                 one.future.set_exception(cast(Any, ended))
         self._inner.leave(error)
-
-    def forget(self) -> None:
-        self._inner.forget()
-
-    def prepare(self, tensors: Iterable[Tensor]) -> None:
-        self._inner.prepare(tensors)
 
     def _made(self, bucket: GradBucket) -> _PieceBucket:
         members = members_of(bucket, self._names)
@@ -391,7 +377,7 @@ class NodeBuckets:
 
     def _average(self, held: _PieceBucket) -> None:
         """Waits for the sum inside the node, and starts the average between nodes."""
-        held.average()
+        held.work.wait()
         self._taken += 1
         held.outcome = self._inner.take(cast(GradBucket, held))
 

@@ -294,9 +294,9 @@ class _EarlierAverage(NamedTuple):
 
     flat: Flat
     number: int  # of its flag
-    part: PlacedResidual
-    bits: Bits  # in the group's memory
-    values: Bits
+    part: PlacedResidual | None  # of a node, if there is none
+    bits: Any  # in the group's memory, as an array or a tensor
+    values: Any
 
 
 class CompressedGroup(GradientGroup):
@@ -353,6 +353,12 @@ class CompressedGroup(GradientGroup):
         for one in held:
             if one.flat.flags[one.number] == 0:
                 one.bits[:] = one.values
+            elif one.part is None:
+                name = self._compression.names[id(one.flat.parameters[one.number])]
+                raise RuntimeError(
+                    f"parameter {name!r} has an average of an earlier pass here, and a gradient on another rank, which "
+                    "node= cannot add up: call zero_grad() before each backward pass"
+                )
             else:  # others have sent theirs: this rank's share follows
                 values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
                 self._compression.compressor.keep_all((PlacedResidual(one.part.entry, 0),), values)
@@ -393,7 +399,6 @@ class NodeGroup(CompressedGroup):
     ) -> None:
         super().__init__(parameters, compression, way=way)
         self._pieces: dict[int, NodePieces] = {}  # of a Flat, by its id
-        self._absent: list[tuple[Flat, int, Tensor]] = []  # with the number of the flag, and what a gradient was
         for flat in self._flats:
             whole = torch.view_as_real(flat.buffer).view(-1) if flat.buffer.is_complex() else flat.buffer
             members, elements = super()._sent_of(flat)
@@ -406,10 +411,10 @@ class NodeGroup(CompressedGroup):
 
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         for number, one in enumerate(flat.parameters):
-            view = self._views[id(one)]
-            if id(one) not in present and view.any():
-                self._absent.append((flat, number, view.clone()))
-                view.zero_()
+            own = self._views[id(one)]
+            if id(one) not in present and own.any():
+                self._held.append(_EarlierAverage(flat, number, None, own, own.clone()))
+                own.zero_()
         self._pieces[id(flat)].send()
         return []
 
@@ -419,7 +424,7 @@ class NodeGroup(CompressedGroup):
             pieces = self._pieces[id(flat)]
             if not (waits or pieces.work.is_completed()):
                 return False
-            pieces.average()
+            pieces.work.wait()
             bits = bits_of(pieces.memory[: pieces.elements], self._compression.names[id(flat.parameters[0])])
             self._sendings.append(self._compression.start(self._layout_of(flat), bits, way=self.way))
         return True
@@ -443,13 +448,3 @@ class NodeGroup(CompressedGroup):
         for pieces in self._pieces.values():
             pieces.write()
         super().finish()
-        absent, self._absent = self._absent, []
-        for flat, number, values in absent:
-            one = flat.parameters[number]
-            if flat.flags[number] != 0:
-                name = self._compression.names[id(one)]
-                raise RuntimeError(
-                    f"parameter {name!r} has the average of an earlier pass on this rank, and a gradient of this pass "
-                    "on another one, which node= cannot add up: call zero_grad() before each backward pass"
-                )
-            self._views[id(one)].copy_(values)

@@ -70,13 +70,13 @@ _FIRST_LOOK = 5  # passes after which groups are put in order for the first time
 
 class Synchronizer:
     """Averages the gradients of ``model`` over all ranks in every backward pass, in groups that it plans. Use it
-    instead of DistributedDataParallel.
+    instead of DistributedDataParallel. All ranks pass the same arguments; otherwise all raise ``ValueError``.
 
     ``model``: the same on all ranks except for values; rank 0's parameters and buffers are copied to all. Parameters
     are on the CPU, or all on one CUDA device (docs/explanation/gpu.md). A gradient becomes a view of its group's
-    memory. The allreduce of a group begins when its last gradient is ready, in the same order on all ranks.
-    ``backward()`` returns when all are over; on a GPU the stream waits instead. A parameter that no rank has used keeps
-    its gradient, also ``None``. Each rank's pass must give a gradient to at least one parameter.
+    memory, whose allreduce begins when its last gradient is ready. ``backward()`` returns when all are over; on a GPU
+    the stream waits instead. A parameter that no rank has used keeps its gradient, also ``None``. Each rank's pass must
+    give a gradient to at least one parameter.
 
     ``plan``: how gradients are grouped (docs/explanation/planning.md). ``AutoPlan``: options of timed ones.
 
@@ -87,12 +87,11 @@ class Synchronizer:
     - ``"fixed"``: DDP's sizes, in the opposite order of ``model.parameters()``; ``"wfbp"``: each gradient alone;
       ``"single"``: all together. Or lists of parameter names: the groups in the order in which they are sent.
 
-    ``compress``: the format of groups. Gradients that are not float32 or bfloat16 are sent dense.
+    ``compress``: the format of groups; gradients that are not float32 or bfloat16 are sent dense. ``None``: all values.
+    ``TopK``: the largest entries. ``LowRank``: products of narrow matrices, in groups that are not timed (``"auto"`` is
+    ``"fixed"``). ``Quantised``: all values, rounded. ``Cheapest``: the cheapest of ``None``, ``TopK`` and ``Quantised``
+    by the plan; not on a CUDA device. The residual of each parameter keeps unsent gradient and rounding errors.
 
-    - ``None``: all values. ``TopK``: the largest entries. ``LowRank``: products of narrow matrices, in groups that are
-      not timed (``"auto"`` is ``"fixed"``). ``Quantised``: all values, rounded. The residual of each parameter keeps
-      unsent gradient and rounding errors. ``Cheapest``: the cheapest of ``None``, ``TopK`` and ``Quantised`` by the
-      plan; not on a CUDA device.
     - ``momentum``, ``warmup`` and ``optimizer``: as for DDPState.
     - ``nonfinite``: ``"raise"`` (default with compression): NonFiniteGradient on the rank with a NaN or an infinity,
       TransportError on the others, later on a GPU. ``"send"`` (default without): all ranks get the value.
@@ -103,22 +102,17 @@ class Synchronizer:
 
     ``wait_in``: where the averages are waited for. ``"backward"``. ``"step"``: in the ``step()`` of ``optimizer``, all
     optimizers of the model. ``"forward"``: each parameter in its next use, and its step is made then, with the same
-    result; what reads a parameter's values in Python sees it after the step. Gradients show NaN until the averages are
-    there: call ``wait()``, on all ranks, before you read, clip or unscale them.
+    result. Gradients show NaN until the averages are there: call ``wait()``, on all ranks, before you read, clip or
+    unscale them. ``delay``: with 1, ``backward()`` leaves the averages of the pass before it, and ``None`` the first
+    time. After the last step, and before you save, call ``finish()``, and step once more.
 
-    ``node``: for nodes of as many ranks each, on the CPU: as for DDPState. With ``plan="auto"`` groups are
-    ``"fixed"``. Residuals are of this rank's pieces. Call ``zero_grad()`` before each pass: an average of an earlier
-    one that meets new gradients of some ranks only is a ``RuntimeError``.
+    ``node``: for nodes of as many ranks each, on the CPU: as for DDPState. With ``"auto"`` groups are ``"fixed"``. Call
+    ``zero_grad()`` before each pass: an average that meets new gradients of some ranks only is a ``RuntimeError``.
 
-    ``delay``: with 1, ``backward()`` leaves the averages of the pass before it, and ``None`` the first time. After the
-    last step, and before you save, call ``finish()``, and step once more.
-
-    All ranks pass the same arguments; otherwise all raise ``ValueError``. After an exception in a backward pass call
-    ``zero_grad()``. If only some ranks raised, the next pass is a MismatchedCall. If these ranks had no gradient yet,
-    it cannot be detected: they go on one pass apart. ``backward()`` raises ``TransportError``; then resume from an
-    earlier ``state_dict()``. The model refers to the Synchronizer until ``close()``; a copy of the model has none.
-    Raises ``TypeError`` and ``ValueError`` for bad arguments. Source: Shi, Chu, Li, MG-WFBP, TPDS 2021, Algorithm 2,
-    with the exact plan of telegrad.synchronizer.merge."""
+    After an exception in a backward pass call ``zero_grad()``. If only some ranks raised, the next pass is a
+    MismatchedCall. If these had no gradient yet, they go on one pass apart, undetected. After a ``TransportError``
+    resume from an earlier ``state_dict()``. The model refers to the Synchronizer until ``close()``. Source: Shi, Chu,
+    Li, MG-WFBP, TPDS 2021, Algorithm 2, with the exact plan of telegrad.synchronizer.merge."""
 
     def __init__(
         self,
@@ -183,11 +177,10 @@ class Synchronizer:
                 on_device=self._is_on_device,
                 ranks_of_node=self.ranks_of_node,
             )
-            of_pieces = description
             if self._nodes is not None:
-                description = {**description, "what is compressed": ""}
+                description["what is compressed"] = ""
         except (ValueError, TypeError) as found:
-            error, description, of_pieces = found, {}, {}
+            error, description = found, {}
         check_alike(comm, description, error)
         own = comm._split_own()  # sums are paired by their order, which nobody else's calls must change
         self._comm = own
@@ -221,8 +214,8 @@ class Synchronizer:
             if self._nodes is not None:
                 across = self._nodes.connect(own)
                 undo.callback(self._nodes.close)
-                check_alike(across, of_pieces, None)
                 self._sums = self._compression or GroupCompression(None, own, self._parameters, nodes=self._nodes)
+                check_alike(across, self._sums.description(), None)
                 self._sums.move_to(own, across)
             elif self._compression is not None:
                 self._compression.move_to(own)

@@ -246,9 +246,7 @@ def test_an_earlier_average_that_meets_gradients_of_others_is_an_error() -> None
         return ""
 
     texts = on_nodes((2, 2), run)
-    assert (
-        "'hidden' has the average of an earlier pass on this rank, and a gradient of this pass on another" in texts[1]
-    )
+    assert "'hidden' has an average of an earlier pass here, and a gradient on another rank" in texts[1]
     assert all("call zero_grad() before each backward pass" in text for text in texts)
 
 
@@ -290,7 +288,7 @@ def test_a_rank_that_stays_away_is_an_error_on_all_others() -> None:
 
 
 REFUSED = [
-    ({"plan": "optimal"}, "plan='optimal' needs times of sums, which are not known of nodes: use plan='auto'"),
+    ({"plan": "optimal"}, "plan='optimal' needs times of sums, which nodes lack: use 'auto'"),
     ({"compress": Cheapest(), "plan": "auto"}, r"compress=Cheapest\(\) needs times of sums"),
     ({"delay": 1}, "node= shares averages in one order, and delay=1 waits for each in another"),
     ({"compress": None, "wait_in": "forward"}, "and wait_in='forward' waits for each in another"),
