@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
@@ -53,16 +54,16 @@ class _Variant:
         self.comm, self.width = comm, width
         self.ddp.register_comm_hook(telegrad.DDPState(comm, self.ddp, node=node, **_options(method)), telegrad.ddp_hook)
 
-    def step(self, number: int) -> tuple[float, int]:
-        """Seconds on the wall, and bytes that this node has sent to the other."""
+    def step(self, number: int) -> tuple[float, int, float]:
+        """Seconds on the wall, bytes that this node has sent to the other, and this rank's seconds of the processor."""
         x = torch.randn(4, self.width, generator=torch.Generator().manual_seed(number * 8 + self.comm.rank))
         self.comm.barrier()
-        sent, started_s = _sent(), time.perf_counter()
+        sent, started_s, own_s = _sent(), time.perf_counter(), time.process_time()
         self.optimizer.zero_grad()
         self.ddp(x).square().mean().backward()
         self.optimizer.step()
         self.comm.barrier()
-        return time.perf_counter() - started_s, _sent() - sent
+        return time.perf_counter() - started_s, _sent() - sent, time.process_time() - own_s
 
     def same_bits(self) -> bool:
         """On all ranks."""
@@ -83,14 +84,17 @@ def rank_main(method: str, rounds: int, layers: int, width: int) -> None:
         variants = {
             name: _Variant(comm, method, layers, width, "auto" if name == "node" else None) for name in VARIANTS
         }
-        found: dict[str, list[tuple[float, int]]] = {name: [] for name in VARIANTS}
+        found: dict[str, list[tuple[float, int, float]]] = {name: [] for name in VARIANTS}
         for number in range(rounds + 2):
             for name, one in variants.items():
                 measured = [one.step(5 * number + place) for place in range(5)]
                 found[name] += measured if number > 1 else []
         same = {name: one.same_bits() for name, one in variants.items()}
+        cpu = {
+            name: comm.all_gather(np.array([one[2] for one in steps])).sum(0).tolist() for name, steps in found.items()
+        }
         if comm.rank == 0:
-            print(json.dumps({"steps": found, "same_bits": same}), flush=True)
+            print(json.dumps({"steps": found, "same_bits": same, "cpu_s": cpu}), flush=True)
         comm.barrier()
     torch.distributed.destroy_process_group()
 
@@ -161,8 +165,9 @@ def run(method: str, rate: str, rounds: int, layers: int, width: int, *, timeout
             "rate": rate,
             "elements": layers * width * (width + 1),
             "steps": len(found["steps"][name]),
-            "step_s": median(wall_s for wall_s, _ in found["steps"][name]),
-            "bytes_between_nodes": median(sent for _, sent in found["steps"][name]),
+            "step_s": median(wall_s for wall_s, _, _ in found["steps"][name]),
+            "cpu_s": median(found["cpu_s"][name]),
+            "bytes_between_nodes": median(sent for _, sent, _ in found["steps"][name]),
             "same_bits": found["same_bits"][name],
         }
         for name in VARIANTS
@@ -181,20 +186,23 @@ def _wait_for_namespace(pid: int) -> None:
 def table_of(rows: Sequence[Row]) -> Table:
     """Each variant, and its part of the flat one."""
     table = Table(header_style="bold", box=SIMPLE_HEAD, padding=0)
-    for name in ("method", "variant", "ms a step", "of flat", "MB between nodes", "of flat", "same bits"):
-        table.add_column(name, justify="left" if name in ("method", "variant") else "right")
+    of = "of flat"
+    names = ("method", "rate", "variant", "ms a step", of, "CPU ms", of, "MB between", of, "same bits")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("method", "rate", "variant") else "right")
     for row in rows:
-        flat = next(one for one in rows if (one["method"], one["variant"]) == (row["method"], "flat"))
+        alike = [one for one in rows if (one["method"], one["rate"]) == (row["method"], row["rate"])]
+        flat = next(one for one in alike if one["variant"] == "flat")
         cells = []
-        for name, unit in (("step_s", 1e-3), ("bytes_between_nodes", 1e6)):
+        for name, unit in (("step_s", 1e-3), ("cpu_s", 1e-3), ("bytes_between_nodes", 1e6)):
             cells += [f"{row[name] / unit:,.2f}", f"{row[name] / flat[name]:.2f}x"]
-        table.add_row(row["method"], row["variant"], *cells, "yes" if row["same_bits"] else "NO")
+        table.add_row(row["method"], row["rate"], row["variant"], *cells, "yes" if row["same_bits"] else "NO")
     return table
 
 
 def command(
     methods: Annotated[str, typer.Option(help="Which, separated by commas.")] = ",".join(METHODS),
-    rate: Annotated[str, typer.Option(help="Of the link between the nodes, as tc has it.")] = "1gbit",
+    rate: Annotated[str, typer.Option(help="Of the link between nodes, as tc has it; or several.")] = "1gbit",
     rounds: Annotated[int, typer.Option(min=1, help="Of five steps of each variant.")] = 8,
     layers: Annotated[int, typer.Option(min=1, help="Of the network.")] = 8,
     width: Annotated[int, typer.Option(min=16, help="Of each layer.")] = 1024,
@@ -206,7 +214,8 @@ def command(
     check_writable(json_file, "--json")
     rows: list[Row] = []
     for method in among(methods, METHODS, "--methods"):
-        rows += run(method, rate, rounds, layers, width, timeout_s=timeout)
+        for one in rate.split(","):
+            rows += run(method, one, rounds, layers, width, timeout_s=timeout)
     console.print(table_of(rows))
     console.print(describe_machine())
     if json_file is not None:

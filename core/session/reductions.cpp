@@ -80,7 +80,8 @@ Call sparse_call(std::uint64_t dimension, const SparseReduction& how) {
           .layout = how.nodes                        ? how.nodes->digest()
                     : how.slices == Slices::balanced ? kBalancedSlices
                                                      : 0,
-          .wire = how.wire.values};
+          .wire = how.wire.values,
+          .reserved = {static_cast<std::uint8_t>(how.rounds_shares ? 0 : 1)}};
 }
 
 template <class V>

@@ -140,7 +140,9 @@ std::string describe(const Call& call) {
     text += of_nodes ? ", nodes=#" : of_state ? ", state=#" : of_custom ? ", custom=#" : ", counts=#";
     text += digest_text(static_cast<std::uint32_t>(call.layout ^ call.layout >> 32));  // too many to say; who differs sees it
   }
-  if (call.wire != ValueEncoding::native) text += std::string(", wire=") + name_of(call.wire);
+  if (call.wire != ValueEncoding::native) {
+    text += std::string(", wire=") + (call.reserved[0] != 0 ? "sums-" : "") + name_of(call.wire);
+  }
   if (call.purpose != 0) text += ", purpose=#" + digest_text(call.purpose);
   return text + ")";
 }

@@ -64,7 +64,7 @@ struct Call {
   // Of an allreduce_topk: a digest of its settings, and of what earlier calls have left. Of send and receive: the tag.
   std::uint64_t layout = 0;
   ValueEncoding wire = ValueEncoding::native;  // of a dense reduction's values
-  std::array<std::uint8_t, 3> reserved{};
+  std::array<std::uint8_t, 3> reserved{};  // of a sparse reduction the first: 1 where shares go as they are, as by "sums-…"
   // What its caller makes of it that the rest does not say, as a sum in 32 bits of integers of 8; 0: nothing, else a digest.
   std::uint32_t purpose = 0;
 

@@ -9,8 +9,9 @@ their values (RedSync §2.1.1, same-sign quantisation). Where fewer entries than
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from telegrad.compress.arguments import check_gain, check_share, checked_whole
 from telegrad.compress.residual import Residual
@@ -185,28 +186,38 @@ def _checked_interval(interval: object) -> int:
     return checked_whole(interval, "interval", 1, None, "calls from one exact threshold to the next")
 
 
-@dataclass(frozen=True)
-class ExactTopK:
-    """The k entries of largest magnitude, ties to the lowest index; always exactly k (``same_sign``: at most k)."""
+class _OfMagnitude:
+    """Chooses by magnitude anew in every call, as ``_find`` does."""
 
-    same_sign: bool = False
+    same_sign: bool
+    _most = 1  # of k
+    _find: Callable[..., Chosen]
 
     def capacity(self, entry: Residual) -> int:
-        """k."""
-        return entry.k
+        """So many times k, or all there are if that is less."""
+        return min(self._most * entry.k, entry.size)
 
     def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
         """See ``Selection``."""
         if entry.k == entry.size and not self.same_sign:
             return select_all(entry, gradient, indices, values, offset)
-        sign = _next_sign(entry, self.same_sign)
-        return noted(
-            entry, entry.kernels.accumulate_topk(entry.values, gradient, entry.k, indices, values, offset, sign)
-        )
+        entry.calls += self.same_sign
+        sign: Sign = 0 if not self.same_sign else 1 if entry.calls % 2 == 1 else -1
+        return noted(entry, self._find(entry, gradient, indices, values, offset, sign))
 
 
 @dataclass(frozen=True)
-class TrimmedTopK:
+class ExactTopK(_OfMagnitude):
+    """The k entries of largest magnitude, ties to the lowest index; always exactly k (``same_sign``: at most k)."""
+
+    same_sign: bool = False
+
+    def _find(self, entry: Residual, gradient: Floats, *given: Any) -> Chosen:
+        return entry.kernels.accumulate_topk(entry.values, gradient, entry.k, *given)
+
+
+@dataclass(frozen=True)
+class TrimmedTopK(_OfMagnitude):
     """The same entries as ``ExactTopK``, found among those of magnitude >= mean + ratio (max - mean) alone.
 
     The ratio is the first of 1 - step, 1 - 2 step, … 0 that k entries reach. ``step``: in (0, 1). Source: RedSync,
@@ -218,23 +229,12 @@ class TrimmedTopK:
     def __post_init__(self) -> None:
         check_share(self.step, "step", "by how much the ratio falls from one try to the next")
 
-    def capacity(self, entry: Residual) -> int:
-        """k."""
-        return entry.k
-
-    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
-        """See ``Selection``."""
-        if entry.k == entry.size and not self.same_sign:
-            return select_all(entry, gradient, indices, values, offset)
-        sign = _next_sign(entry, self.same_sign)
-        chosen = entry.kernels.accumulate_trimmed(
-            entry.values, gradient, entry.k, self.step, indices, values, offset, sign
-        )
-        return noted(entry, chosen)
+    def _find(self, entry: Residual, gradient: Floats, *given: Any) -> Chosen:
+        return entry.kernels.accumulate_trimmed(entry.values, gradient, entry.k, self.step, *given)
 
 
 @dataclass(frozen=True)
-class ThresholdSearch:
+class ThresholdSearch(_OfMagnitude):
     """All entries of magnitude >= mean + ratio (max - mean): k to 2k, with a ratio in [0, 1] found by bisection.
 
     If there is no such ratio, or none is found before the interval is ``tolerance`` (in (0, 1)) wide, as among ties, it
@@ -243,27 +243,10 @@ class ThresholdSearch:
 
     tolerance: float = 1e-3
     same_sign: bool = False
+    _most = 2
 
     def __post_init__(self) -> None:
         check_share(self.tolerance, "tolerance", "the interval of ratios at which the search ends")
 
-    def capacity(self, entry: Residual) -> int:
-        """2k, or all there are if that is less."""
-        return min(2 * entry.k, entry.size)
-
-    def select(self, entry: Residual, gradient: Floats, indices: Indices, values: Floats, offset: int) -> int:
-        """See ``Selection``."""
-        if entry.k == entry.size and not self.same_sign:
-            return select_all(entry, gradient, indices, values, offset)
-        sign = _next_sign(entry, self.same_sign)
-        chosen = entry.kernels.accumulate_search(
-            entry.values, gradient, entry.k, self.tolerance, indices, values, offset, sign
-        )
-        return noted(entry, chosen)
-
-
-def _next_sign(entry: Residual, same_sign: bool) -> Sign:
-    if not same_sign:
-        return 0
-    entry.calls += 1
-    return 1 if entry.calls % 2 == 1 else -1
+    def _find(self, entry: Residual, gradient: Floats, *given: Any) -> Chosen:
+        return entry.kernels.accumulate_search(entry.values, gradient, entry.k, self.tolerance, *given)

@@ -40,7 +40,6 @@ from telegrad.ddp.options import (
     check_objects,
     checked_parameters,
     compressed_by,
-    compressions_by,
     compressor_of,
     encoding_of,
     plain_options,
@@ -60,7 +59,7 @@ from telegrad.ddp.rank_checks import (
     tell_of_broadcasts,
     told_to_all,
 )
-from telegrad.ddp.rank_state import MemoryOrders, checked_step, piece_of, pieces_named, state_of
+from telegrad.ddp.rank_state import MemoryOrders, checked_step, own_part, state_of
 from telegrad.ddp.telemetry import DDPStats, Telemetry, check_telemetry
 
 
@@ -78,61 +77,46 @@ class RefusesCopies:
 
 class DDPState(RefusesCopies):
     """What ``ddp_hook`` needs to know and to remember: ``DDPState(comm, ddp)`` compresses gradients to 1 or 2 % of
-    their bytes.
+    their bytes. docs/reference/options.md says what each option is good for. All ranks pass the same.
 
     ``comm``: a Communicator of the same ranks as DDP. ``model``: the DistributedDataParallel, whose parameters that
-    require a gradient are averaged; residuals are kept under their names in it. All options are the same on all ranks,
-    but for ``telemetry`` and what a policy draws at random; where processes have a process group they make their states
-    together, and compare. docs/reference/options.md says what each is good for.
+    require a gradient are averaged; residuals are kept under their names in it. ``group``: the process group that DDP
+    was given (``None``: the whole job), which must have the ranks of ``comm``.
 
-    ``compress``: what is sent of each gradient, and how: a ``telegrad.TopK`` or a ``telegrad.LowRank``. ``"auto"``:
-    ``LowRank()``. With ``momentum`` or a falling ``warmup`` it is ``TopK()``. ``None``: plain averages of all values.
-
-    ``warmup``: a ``telegrad.Warmup``: the first steps send more. ``momentum``: a ``telegrad.Momentum``: the hook
-    applies it, to dense tensors too, for an ``optimizer`` that is an SGD with ``momentum=0``. ``optimizer``: who steps;
-    ``momentum`` and ``TopK(feedback="steps")`` need it.
-
-    A backward pass is taken up when an optimizer steps; if its gradients are cleared before that, residuals and
-    velocities are as before it (docs/how-to/several-losses.md).
+    ``compress``: a ``telegrad.TopK`` or a ``telegrad.LowRank``. ``"auto"``: ``LowRank()``, with ``momentum`` or a
+    falling ``warmup`` ``TopK()``. ``None``: plain averages of all values. ``warmup``: a ``telegrad.Warmup``: the first
+    steps send more. ``momentum``: a ``telegrad.Momentum``, which the hook applies, to dense tensors too, for an
+    ``optimizer`` that is an SGD with ``momentum=0``. ``optimizer``: who steps; ``momentum`` and
+    ``TopK(feedback="steps")`` need it. If gradients are cleared before a step, residuals and velocities are as before
+    that pass (docs/how-to/several-losses.md).
 
     ``clip_norm``: each rank scales its gradient down to a norm of at most clip_norm / sqrt(ranks) before residuals take
     it up; communication then begins after the backward pass. ``scaler``: the GradScaler that scales the loss;
-    ``clip_norm`` is of gradients without the scale; one that is not enabled counts as ``None``. ``group``: the process
-    group that DDP was given (``None``: the whole job), which must have the ranks of ``comm``.
+    ``clip_norm`` is of gradients without the scale. ``telemetry``: where figures of each tensor go.
 
-    ``node``: for nodes of as many ranks each. The process group of this rank's node, or ``"auto"``, which makes one of
-    the ranks that share a number in ``comm.nodes``. Gradients are then averaged inside the node by torch, and each rank
-    of it exchanges its own pieces of them between nodes; residuals are of these pieces (docs/how-to/nodes.md).
+    ``node``: for nodes of as many ranks each: the process group of this rank's node, or ``"auto"``: the ranks that
+    share a number in ``comm.nodes``. Gradients are averaged inside the node first. Each of its ranks exchanges its own
+    pieces of them between nodes; residuals are of these pieces (docs/how-to/nodes.md).
 
-    ``nonfinite``, the same on all ranks, says what happens when a gradient of a rank holds NaN or infinity, or when a
-    finite one makes its residual or velocity overflow. Neither ever holds such a value.
+    ``nonfinite``: what happens when a gradient of a rank holds NaN or infinity, or makes its residual or velocity
+    overflow. Neither ever holds such a value. Finite gradients whose sum overflows give infinity.
 
     - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
-      on the others. The bucket at fault has changed nothing.
+      on the others. The bucket at fault has changed nothing. On a GPU it comes as soon as the host knows, in a later
+      call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN.
     - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
-      step and lowers its scale by itself), and ``state_dict()``, on a device all but ``"warmup_passes"``, is bitwise as
-      if the step had never been. No rank raises. Without a scaler write ``if not state.skipped: optimizer.step()``: a
-      gradient of zeros still moves an optimiser with momentum or weight decay. Costs one sum of a single number per
-      step, and memory for a copy of residuals and velocities.
+      step and lowers its scale), and what is remembered is as before. Without a scaler write ``if not state.skipped:
+      optimizer.step()``. It costs a sum of one number per step, and memory for a copy of residuals and velocities.
     - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
 
-    Only what a rank contributes is looked at: finite gradients whose sum over the ranks overflows give infinity.
-
-    A step that fails in another way, such as with a TransportError, leaves residuals that are finite. With
-    ``"skip"`` they are as before that step. Otherwise they hold a part of it, and what they gave to the step is lost:
-    go on from a ``state_dict()`` that was taken before. DDP reports a failed operation as a RuntimeError with its
+    A step that fails in another way leaves residuals that are finite, but what they gave to the step is lost, unless
+    with ``"skip"``: go on from an earlier ``state_dict()``. DDP reports a failed operation as a RuntimeError with its
     text; the error itself is then in ``failure``.
 
-    ``telemetry``: where figures of each tensor go (``JsonLines``, ``TensorBoard``), or ``None``.
-
-    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device; on the
-    CPU float16, float64 and complex ones are sent densely.
-    docs/explanation/gpu.md says which options work there (``TypeError`` for others): ``"raise"`` then raises as soon as
-    the host knows, in a later call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that
-    NaN, and ``step`` and ``skipped`` wait for the device with ``"skip"``. Averages are over all ranks. Residuals belong
-    to a rank: save each rank's (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of
-    ranks). Raises ``TypeError`` and ``ValueError`` for bad arguments, of which the other ranks hear, and ``ValueError``
-    on all ranks where they were given different ones."""
+    Gradients are float32 or bfloat16, on the CPU or on CUDA, where the backward pass never waits for the device
+    (docs/explanation/gpu.md). On the CPU others are sent densely. Residuals belong to a rank: save each rank's
+    (``RankState`` for torch.distributed.checkpoint, ``reshard`` for another number of ranks). Raises ``TypeError`` and
+    ``ValueError`` for bad arguments, of which the other ranks hear."""
 
     _ranks_are_those_of_ddp = True
     _remedy, _among = REMEDY, ""  # what NonFiniteGradient says
@@ -170,7 +154,7 @@ class DDPState(RefusesCopies):
             self._warmup = warmup or Warmup(0)
             self._parameters, frozen = checked_parameters(self._named_parameters(model))  # alive: their ids stay theirs
             self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-            self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, _ranks_of(sends, self))
+            self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, sends)
             held = None if self._nodes is None else self._nodes.held()
             topk = sends.as_topk(self._parameters) if isinstance(sends, LowRank) else sends or TopK()
             encoding = encoding_of(topk, self._parameters)
@@ -196,9 +180,9 @@ class DDPState(RefusesCopies):
             alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
             if self._nodes is not None:
                 alike |= {"what is compressed": "", "ranks of a node": str(self._nodes.size)}
+        self._comm = comm
         self._across = comm if self._nodes is None else self._connect_node(self._nodes, group, asks=asks)
         self._alike, self._asked = alike, asks
-        self._comm = comm
         self._group = group
         self._memories = Memories([self._compressor])
         self._use = self._use_of_passes(optimizer)
@@ -243,7 +227,7 @@ class DDPState(RefusesCopies):
 
     def _connect_node(self, nodes: NodeRanks, group: Any, *, asks: bool) -> Communicator:
         """Averages are made between nodes from now on."""
-        across = nodes.connect(group)
+        across = nodes.connect(self._comm, group)
         if asks:
             check_alike(across, {"what is compressed": str(compressed_by(self._compressor))}, None)
         self._exchange.move_to(across)
@@ -255,9 +239,9 @@ class DDPState(RefusesCopies):
         """These, with the sums inside of a node around them."""
         if self._nodes is None:
             return buckets
-        most = None if self._clip_norm is None else self._most_norm
-        names = self._names, most, unit_of
-        return NodeBuckets(buckets, self._nodes, self._across, *names, self.stats, lambda: self.failure)
+        most, comm = None if self._clip_norm is None else self._most_norm, self._across
+        given = buckets, self._nodes, comm, self._parameters, most, unit_of, self.stats, lambda: self.failure
+        return NodeBuckets(*given)
 
     @property
     def _most_norm(self) -> float:
@@ -339,7 +323,8 @@ class DDPState(RefusesCopies):
         Options stay as they are here; with another density the thresholds are evaluated anew. Raises ``ValueError``
         naming missing, unknown or misshapen parameters, and for the state of another rank; then nothing is changed."""
         step = checked_step(state, self._comm, "DDPState")
-        state = self._own_part(state)
+        own = None if self._nodes is None else self._nodes.as_saved()
+        state = own_part(state, own, {} if self._low_rank is None else self._low_rank.state_dict())
         passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
         self._buckets.leave()
         sums = self._exchange.topk_states
@@ -357,20 +342,6 @@ class DDPState(RefusesCopies):
         if self._choices is not None:
             self._choices.is_loaded = True
         tell_of_density(state, self._compressor, self._config, rank=self._job_rank)
-
-    def _own_part(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What this rank takes over of a state: its pieces of what ``reshard`` has made."""
-        own = None if self._nodes is None else self._nodes.as_saved()
-        if state.get("node") == own:
-            return state
-        if own is None or not state.get("is_share"):
-            raise ValueError(
-                f"state has {pieces_named(state.get('node'))}, but this rank {pieces_named(own)}: "
-                "telegrad.ddp.reshard makes states for other nodes from those of all ranks, load_resharded from a "
-                "checkpoint of them"
-            )
-        factors = {} if self._low_rank is None else self._low_rank.state_dict()
-        return piece_of(state, own, factors)
 
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the sum of one bucket; the future gives its buffer with the average in it."""
@@ -467,12 +438,6 @@ class DDPState(RefusesCopies):
     def _failed(self, error: Exception) -> None:
         if self.failure is None:
             self.failure = error
-
-
-def _ranks_of(sends: TopK | LowRank | None, state: DDPState) -> dict[str, int]:
-    """Of parameters that are sent as matrices."""
-    chosen = compressions_by(sends.per_parameter, state._parameters) if isinstance(sends, LowRank) else {}
-    return {name: one.rank for name, one in chosen.items() if one.rank is not None}
 
 
 @_disable_dynamo  # a compiled step would follow it into the core

@@ -1,13 +1,15 @@
-"""Nodes of several ranks: gradients are summed inside a node by torch's process group, and between nodes by telegrad.
+"""Nodes of several ranks: gradients are summed inside a node first, and then between nodes.
 
 Each rank of a node works on its own pieces of the gradient, about as large as those of the others, and talks to the
-ranks at its position in the other nodes. Source: Renggli et al., SC 2019, §8.4, whose nodes have several GPUs."""
+ranks at its position in the other nodes. Inside a node pieces go over telegrad in host memory, and over torch's process
+group, such as NCCL's, on devices. Source: Renggli et al., SC 2019, §8.4, whose nodes have several GPUs."""
 
 from __future__ import annotations
 
-import threading
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -19,44 +21,57 @@ from torch import Tensor, nn
 from telegrad.communicator import Communicator
 from telegrad.communicator.cuda.runtime import runtime_of
 from telegrad.communicator.operands import on_device
-from telegrad.communicator.work import future_of_all
 from telegrad.ddp.backward_pass import Buckets, Future, clip_tensors
-from telegrad.ddp.bucket import GradBucket, identity_of, members_of, parts_of
+from telegrad.ddp.bucket import GradBucket, ParameterSpan, identity_of, members_of, parts_of
+from telegrad.ddp.options import AUTO, Compress, LowRank, compressions_by
 from telegrad.ddp.rank_state import Piece, SavedNode
 from telegrad.ddp.telemetry import DDPStats
-from telegrad.errors import TransportError
 
-AUTO = "auto"
 _LEAST = 256  # elements of a piece, where a parameter is cut
-_ENDED = 7_061  # tag of the messages that say that a rank has ended its pass
-_PATIENCE_S = 5.0  # after an error of torch: until telegrad says which rank was lost
 _SUMMED_IN_FLOAT32 = (torch.bfloat16, torch.float16)
+
+
+@dataclass(slots=True)
+class NodeLayout:
+    """The places of a buffer's pieces: in the buffer, and in memory by position. ``sizes``: of each position.
+    ``own``: this rank's pieces, in its part of that memory."""
+
+    sizes: list[int]
+    moves: list[tuple[slice, int, slice]] = field(default_factory=list)  # in the buffer; the position, and there
+    own: list[ParameterSpan] = field(default_factory=list)
+
+    def add(self, source: slice, position: int) -> int:
+        """A piece for that position. Returns where it is there."""
+        start = self.sizes[position]
+        self.sizes[position] += source.stop - source.start
+        self.moves.append((source, position, slice(start, self.sizes[position])))
+        return start
 
 
 class NodeRanks:
     """The ranks of this rank's node: their number ``size``, this one's ``position``, and which ``pieces`` it has.
 
     ``node``: their process group, or ``"auto"``: the ranks of ``comm`` with the same number in ``comm.nodes``.
-    ``matrices``: of which rank parameters travel that are sent as matrices. Raises ``TypeError`` and ``ValueError``."""
+    ``sends``: how gradients are compressed. Raises ``TypeError`` and ``ValueError``."""
 
     def __init__(
-        self, node: Any, comm: Communicator, parameters: Mapping[str, nn.Parameter], matrices: Mapping[str, int]
+        self, node: Any, comm: Communicator, parameters: Mapping[str, nn.Parameter], sends: Compress | None
     ) -> None:
-        self._comm, self._parameters, self.rank = comm, parameters, comm.rank
+        self._parameters = parameters
         self._group = None if node == AUTO else checked_node_group(node)
+        self._members = [rank for rank, number in enumerate(comm.nodes) if number == comm.nodes[comm.rank]]
         if self._group is not None:
             self.size, self.position = self._group.size(), self._group.rank()
         else:
-            if not dist.is_initialized():
-                raise ValueError("node='auto' makes a process group, so call init_process_group() before, or give one")
-            members = self._members()
             counts = sorted(np.unique(comm.nodes, return_counts=True)[1].tolist())
             if counts[0] != counts[-1]:
                 raise ValueError(
                     f"node='auto' needs as many ranks on each node, and there are {counts}: leave node= out, or start "
                     "as many on each"
                 )
-            self.size, self.position = len(members), members.index(comm.rank)
+            self.size, self.position = len(self._members), self._members.index(comm.rank)
+        chosen = compressions_by(sends.per_parameter, parameters) if isinstance(sends, LowRank) else {}
+        matrices = {name: one.rank for name, one in chosen.items() if one.rank is not None}
         self._cuts = cuts_of(parameters, self.size, matrices)
         self.pieces = {
             name: Piece(cut[self.position], cut[self.position + 1], one.numel())
@@ -64,22 +79,27 @@ class NodeRanks:
             if cut[self.position] < cut[self.position + 1]
         }
 
-    def _members(self) -> list[int]:
-        own = self._comm.nodes[self._comm.rank]
-        return [rank for rank, node in enumerate(self._comm.nodes) if node == own]
-
     def as_saved(self) -> SavedNode:
         """As a state has it: plain values in lists, as JSON gives them back."""
         return [self.size, self.position, {name: [*piece] for name, piece in self.pieces.items()}]
 
-    def cut(self, name: str, position: int) -> tuple[int, int]:
-        """The elements of a parameter that the rank at ``position`` has."""
-        start, stop = self._cuts[name][position : position + 2]
-        return start, stop
-
     def is_cut(self, name: str) -> bool:
         """Whether several ranks have a piece of it."""
         return self._cuts[name][1] not in (0, self._parameters[name].numel())
+
+    def layout_of(self, members: Iterable[ParameterSpan], tail: slice = slice(0)) -> NodeLayout:
+        """Of a buffer with these members. All ranks of the node get its ``tail``, behind their pieces."""
+        made = NodeLayout([0] * self.size)
+        for name, offset, size in members:
+            parts = size // max(1, self._parameters[name].numel())
+            for position, (start, stop) in enumerate(pairwise(self._cuts[name])):
+                if start < stop:
+                    at = made.add(slice(offset + parts * start, offset + parts * stop), position)
+                    if position == self.position:
+                        made.own.append(ParameterSpan(name, at, parts * (stop - start)))
+        for position in range(self.size) if tail.stop else ():
+            made.add(tail, position)
+        return made
 
     def held(self) -> dict[str, Tensor]:
         """This rank's part of each parameter, as a tensor without memory: whole rows of those that are cut."""
@@ -92,52 +112,114 @@ class NodeRanks:
             for name, shape in shapes.items()
         }
 
-    def connect(self, group: Any) -> Communicator:
-        """The communicator of the ranks at this position, which ends with that of all ranks; all of them call this.
-        ``group``: the process group of DDP. Raises ``ValueError`` unless nodes have as many ranks each."""
-        if self._group is None:
-            all_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            members = [all_ranks[rank] for rank in self._members()]
-            self._group = dist.new_group(members, use_local_synchronization=True)
+    def connect(self, comm: Communicator, group: Any = None) -> Communicator:
+        """The communicator of the ranks at this position, which ends with ``comm``, that of all ranks; all of them
+        call this. ``group``: the process group of all ranks. Raises ``ValueError`` unless nodes have as many ranks."""
         device = next(iter(self._parameters.values())).device
-        ranks = torch.empty(self.size, dtype=torch.int64, device=device)
-        dist.all_gather([*ranks.unbind()], torch.tensor(self._comm.rank, device=device), group=self._group)
-        self._others = [rank for rank in ranks.tolist() if rank != self._comm.rank]
-        first = int(ranks[0])
-        check_places(self._comm, first, self.position, self.size, "node")
-        across = self._comm.split(self.position, first)
+        if self._group is None and device.type != "cpu":
+            all_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            members = [all_ranks[rank] for rank in self._members]
+            self._group = dist.new_group(members, use_local_synchronization=True)
+        first = self._members[0]
+        if self._group is not None:
+            ranks = torch.empty(self.size, dtype=torch.int64, device=device)
+            dist.all_gather([*ranks.unbind()], torch.tensor(comm.rank, device=device), group=self._group)
+            first = int(ranks[0])
+        check_places(comm, first, self.position, self.size, "node")
+        across, inside = comm.split(self.position, first), comm.split(first, self.position)
         assert across is not None
-        self._comm._dependents.add(across)
+        assert inside is not None
+        comm._dependents.update((across, inside))
+        self._across, self._inside = across, inside
         return across
 
-    def expect_ends(self, failed: Callable[[Exception], None]) -> Future:
-        """Is done when the other ranks of the node have ended their passes, or ``comm`` has ``failed``."""
-        works = [self._comm.recv(np.zeros(1, np.uint8), one, tag=_ENDED, async_op=True) for one in self._others]
-        return future_of_all(cast(Any, works), lambda: None, failed)
+    def close(self) -> None:
+        """Closes what ``connect`` has made."""
+        self._across.close()
+        self._inside.close()
 
-    def tell_end(self) -> None:
-        """To the other ranks of the node."""
-        for one in self._others:
-            self._comm.send(np.zeros(1, np.uint8), one, tag=_ENDED, async_op=True)
 
-    def exchange(self, given: Tensor, sizes: list[int], received: Tensor) -> Any:
-        """Starts it: ``given`` has something for each rank of the node, of these sizes, and ``received`` gets what they
-        have for this one."""
-        width = given.element_size()
-        own = received.numel() * width // self.size
-        return dist.all_to_all_single(
-            received.view(torch.uint8),
-            given.view(torch.uint8),
-            [own] * self.size,
-            [size * width for size in sizes],
-            group=self._group,
-            async_op=True,
-        )
+class _SumInside:
+    """Of a device's pieces: what all ranks have for this one comes first, and then their mean into ``own``."""
 
-    def gather(self, own: Tensor, into: Tensor) -> Any:
-        """Starts it: each rank's ``own`` in a row of ``into``."""
-        rows = [*into.view(torch.uint8).unbind()]
-        return dist.all_gather(rows, own.view(torch.uint8), group=self._group, async_op=True)
+    def __init__(self, given: Tensor, sizes: list[int], own: Tensor, group: Any) -> None:
+        self._own, self._received = own, own.new_empty(group.size(), own.numel())
+        width = own.element_size()
+        coming, leaving = [own.numel() * width] * len(sizes), [size * width for size in sizes]
+        into, out_of = self._received.view(-1).view(torch.uint8), given.view(torch.uint8)
+        self._work = dist.all_to_all_single(into, out_of, coming, leaving, group=group, async_op=True)
+
+    def is_completed(self) -> bool:
+        """The stream waits, and the host does not."""
+        return True
+
+    def wait(self) -> None:
+        self._work.wait()
+        with torch.no_grad():
+            summed = self._received.float() if self._own.dtype in _SUMMED_IN_FLOAT32 else self._received
+            self._own.copy_(summed.sum(0).div_(len(summed)))
+
+
+class NodePieces:
+    """The pieces of a buffer in a node: ``send`` starts their averages inside the node. After its ``work`` ``memory``
+    has this rank's own. When these are averages of all nodes, ``gather`` starts to share them, and ``write`` puts all
+    pieces into the buffer. Ranks of a node start these in one order.
+
+    ``memory`` has at least one element. On the host it is kept from pass to pass."""
+
+    def __init__(self, ranks: NodeRanks, layout: NodeLayout, whole: Tensor) -> None:
+        self._ranks, self.layout, self.whole = ranks, layout, whole
+        self.work: Any = None
+        self._given: Tensor | None = None
+
+    @property
+    def elements(self) -> int:
+        """Of this rank's pieces, and the tail."""
+        return int(self.layout.sizes[self._ranks.position])
+
+    def send(self) -> None:
+        layout, ranks = self.layout, self._ranks
+        if self.work is not None and not on_device(self.whole):  # of a pass that was broken off
+            with contextlib.suppress(Exception):
+                self.work.wait()
+        with torch.no_grad():
+            if self._given is None or on_device(self.whole):
+                self._given = _memory_like(self.whole, sum(layout.sizes))
+                self.memory = _memory_like(self.whole, max(1, *layout.sizes)).zero_()
+            parts = torch.split(self._given, layout.sizes)
+            for source, position, place in layout.moves:
+                parts[position][place] = self.whole[source]
+        own = self.memory[: self.elements]
+        if on_device(own):
+            self.work = _SumInside(self._given, layout.sizes, own, ranks._group)
+        else:
+            self.work = ranks._inside.reduce_scatter(self._given, "avg", counts=layout.sizes, out=own, async_op=True)
+
+    def gather(self) -> None:
+        layout, ranks = self.layout, self._ranks
+        if on_device(self.memory):
+            rows = self.memory.new_empty(ranks.size, self.memory.numel())
+            self._parts = [*rows.unbind()]
+            into = [*rows.view(torch.uint8).unbind()]
+            self.work = dist.all_gather(into, self.memory.view(torch.uint8), group=ranks._group, async_op=True)
+            return
+        assert self._given is not None
+        self._parts = [*torch.split(self._given, layout.sizes)]
+        own = self.memory[: self.elements]
+        self.work = ranks._inside.all_gather(own, out=self._given, counts=layout.sizes, async_op=True)
+
+    def write(self) -> None:
+        self.work.wait()
+        with torch.no_grad():
+            for source, position, place in self.layout.moves:
+                self.whole[source] = self._parts[position][place]
+
+
+def _memory_like(one: Tensor, elements: int) -> Tensor:
+    """NumPy's on the host, which asks for huge pages: ranks of a node copy from each other page by page."""
+    if on_device(one):
+        return one.new_empty(elements)
+    return torch.from_numpy(np.empty(elements * one.element_size(), np.uint8)).view(one.dtype)
 
 
 def checked_node_group(node: Any) -> Any:
@@ -185,50 +267,40 @@ def cuts_of(parameters: Mapping[str, nn.Parameter], size: int, matrices: Mapping
     return cuts
 
 
-@dataclass(slots=True)
-class _NodeLayout:
-    """The places of a bucket's pieces: in the bucket, and in memory by position. ``sizes``: of each
-    position. ``own``: this rank's pieces."""
-
-    identity: tuple[int, ...]
-    whole: dict[str, slice]  # by name, where its gradient lies in the bucket
-    sizes: list[int]
-    moves: list[tuple[slice, int, slice]]  # in the bucket; the position, and where in its part
-    parameters: list[nn.Parameter]
-    own: list[slice]
-
-
-@dataclass(slots=True)
-class _PieceBucket:
+class _PieceBucket(NodePieces):
     """Stands for DDP's bucket, with this rank's pieces of it."""
 
-    number: int
-    last: bool
-    layout: _NodeLayout
-    whole: Tensor  # DDP's buffer
-    future: Future
-    given: Tensor = field(init=False)
-    received: Tensor = field(init=False)
-    work: Any = None
-    memory: Tensor = field(init=False)
-    outcome: Future | None = None
+    def __init__(
+        self, bucket: GradBucket, ranks: NodeRanks, members: list[ParameterSpan], parameters: Mapping[str, nn.Parameter]
+    ) -> None:
+        super().__init__(ranks, ranks.layout_of(members), bucket.buffer())
+        self.identity, self._number = identity_of(bucket), bucket.index()
+        self._parameters = [parameters[name] for name, _, _ in self.layout.own]
+        self.gradients_by_name = {name: slice(offset, offset + size) for name, offset, size in members}
+
+    def begin(self, bucket: GradBucket) -> None:
+        """In a pass."""
+        self.whole, self.last = bucket.buffer(), bucket.is_last()
+        on = runtime_of(self.whole.device.type) if on_device(self.whole) else None
+        self.future: Future = Future() if on is None else on.future(self.whole.device)
+        self.outcome: Future | None = None
 
     def index(self) -> int:
-        return self.number
+        return self._number
 
     def is_last(self) -> bool:
         return self.last
 
     def buffer(self) -> Tensor:
-        return self.memory[: max(1, self.received.numel() // len(self.layout.sizes))]
+        return self.memory[: max(1, self.elements)]
 
     def parameters(self) -> list[nn.Parameter]:
-        return self.layout.parameters
+        return self._parameters
 
     def gradients(self) -> list[Tensor]:
         """Complex ones at the places and of the sizes that DDP gives them (``members_of``)."""
-        spans = zip(map(parts_of, self.layout.parameters), self.layout.own, strict=True)
-        return [self.memory[own.start // parts : own.stop // parts] for parts, own in spans]
+        spans = zip(map(parts_of, self._parameters), self.layout.own, strict=True)
+        return [self.memory[at // parts : (at + size) // parts] for parts, (_, at, size) in spans]
 
 
 class NodeBuckets:
@@ -244,47 +316,45 @@ class NodeBuckets:
         inner: Buckets,
         ranks: NodeRanks,
         across: Communicator,
-        names: Mapping[int, str],
+        parameters: Mapping[str, nn.Parameter],
         most_norm: float | None,
         unit_of: Callable[[Tensor], Tensor | None],
         stats: DDPStats,
         failure: Callable[[], Exception | None],
     ) -> None:
-        self._inner, self._ranks, self._across, self._names = inner, ranks, across, names
+        self._inner, self._ranks, self._across, self._parameters = inner, ranks, across, parameters
+        self.settle, self.save, self.forget, self.prepare = inner.settle, inner.save, inner.forget, inner.prepare
+        self._names = {id(one): name for name, one in parameters.items()}
         self._most_norm, self._unit_of, self._stats, self._failure = most_norm, unit_of, stats, failure
-        self._layouts: dict[int, _NodeLayout] = {}
+        self._buckets: dict[int, _PieceBucket] = {}
         self._held: list[_PieceBucket] = []
         self._taken, self._is_open = 0, False
-        self._ends: Future | None = None
 
     def take(self, bucket: GradBucket) -> Future:
         """Raises what has gone wrong in the node, or between nodes, and what ``inner`` raises."""
         if not self._is_open or bucket.index() == 0:
-            self._begin()
-        whole = bucket.buffer()
-        future: Future = runtime_of(whole.device.type).future(whole.device) if on_device(whole) else Future()
-        held = _PieceBucket(bucket.index(), bucket.is_last(), self._layout(bucket), whole, future)
+            if self._is_open:
+                self.leave()
+            self._taken, self._is_open = 0, True
+        held = self._buckets.get(bucket.index())
+        if held is None or held.identity != identity_of(bucket) or held.whole.device != bucket.buffer().device:
+            held = self._buckets[bucket.index()] = self._made(bucket)
+        held.begin(bucket)
         self._held.append(held)
         if self._most_norm is None:
-            self._send(held)
-        if not held.last:
+            held.send()
+        if held.last:
+            self._finish()
+        elif self._most_norm is None:
             for one in self._held[self._taken : -1]:
-                if one.work is None or not (on_device(whole) or one.work.is_completed()):
+                if not one.work.is_completed():
                     break
                 self._average(one)
-        else:
-            self._finish()
-        return future
+        return held.future
 
     def synchronize(self) -> None:
         self._across.synchronize()
         self._inner.synchronize()
-
-    def settle(self) -> None:
-        self._inner.settle()
-
-    def save(self) -> None:
-        self._inner.save()
 
     def leave(self, error: Exception | None = None) -> None:
         self._is_open = False
@@ -295,120 +365,45 @@ class NodeBuckets:
                 one.future.set_exception(cast(Any, ended))
         self._inner.leave(error)
 
-    def forget(self) -> None:
-        self._inner.forget()
-
-    def prepare(self, tensors: Iterable[Tensor]) -> None:
-        self._inner.prepare(tensors)
-
-    def _begin(self) -> None:
-        if self._is_open:
-            self.leave()
-        self._held, self._taken, self._is_open = [], 0, True
-        self._lost: list[Exception] = []
-        self._ends = self._ranks.expect_ends(self._lost.append)
-
-    def _layout(self, bucket: GradBucket) -> _NodeLayout:
-        layout = self._layouts.get(bucket.index())
-        if layout is None or layout.identity != identity_of(bucket):
-            layout = self._layouts[bucket.index()] = self._made(bucket)
-        return layout
-
-    def _made(self, bucket: GradBucket) -> _NodeLayout:
-        ranks = self._ranks
-        layout = _NodeLayout(identity_of(bucket), {}, [0] * ranks.size, [], [], [])
-        for parameter, member in zip(bucket.parameters(), members_of(bucket, self._names), strict=True):
-            name, parts = member.name, parts_of(parameter)
-            if ranks.is_cut(name) and not parameter.is_contiguous():
+    def _made(self, bucket: GradBucket) -> _PieceBucket:
+        members = members_of(bucket, self._names)
+        for parameter, (name, _, _) in zip(bucket.parameters(), members, strict=True):
+            if self._ranks.is_cut(name) and not parameter.is_contiguous():
                 raise ValueError(
                     f"parameter {name!r} has another memory format than when DDPState was made: convert the model "
                     "before, or leave node= out"
                 )
-            layout.whole[name] = slice(member.offset, member.offset + member.size)
-            for position in range(ranks.size):
-                start, stop = (member.offset + parts * end for end in ranks.cut(name, position))
-                if start < stop:
-                    place = slice(layout.sizes[position], layout.sizes[position] + stop - start)
-                    layout.moves.append((slice(start, stop), position, place))
-                    layout.sizes[position] = place.stop
-                    if position == ranks.position:
-                        layout.parameters.append(cast(nn.Parameter, parameter))
-                        layout.own.append(place)
-        return layout
-
-    def _send(self, held: _PieceBucket) -> None:
-        """Starts the sum inside the node."""
-        layout, ranks = held.layout, self._ranks
-        starts = [0, *np.cumsum(layout.sizes).tolist()]
-        with torch.no_grad():
-            held.given = held.whole.new_empty(starts[-1])
-            for source, position, place in layout.moves:
-                held.given[starts[position] + place.start : starts[position] + place.stop] = held.whole[source]
-            held.received = held.whole.new_empty(layout.sizes[ranks.position] * ranks.size)
-        held.work = ranks.exchange(held.given, layout.sizes, held.received)
+        return _PieceBucket(bucket, self._ranks, members, self._parameters)
 
     def _average(self, held: _PieceBucket) -> None:
         """Waits for the sum inside the node, and starts the average between nodes."""
-        self._wait(held.work, held.whole)
+        held.work.wait()
         self._taken += 1
-        with torch.no_grad():
-            held.memory = held.whole.new_zeros(max(1, *held.layout.sizes))
-            own = held.received.view(self._ranks.size, -1)
-            mean = own.float() if own.dtype in _SUMMED_IN_FLOAT32 else own
-            held.memory[: own.shape[1]] = mean.sum(0).div_(self._ranks.size)
         held.outcome = self._inner.take(cast(GradBucket, held))
 
     def _finish(self) -> None:
         if self._most_norm is not None:
             self._clip(self._most_norm)
             for one in self._held:
-                self._send(one)
+                one.send()
         for one in self._held[self._taken :]:
             self._average(one)
-        gathered = []
         for one in self._held:
             assert one.outcome is not None
             try:
                 one.outcome.wait()
             except Exception as error:
                 raise self._failure() or error from None
-            rows = one.memory.new_empty(self._ranks.size, one.memory.numel())
-            gathered.append((one, rows, self._ranks.gather(one.memory, rows)))
-        for one, rows, work in gathered:
-            self._wait(work, one.whole)
-            with torch.no_grad():
-                for source, position, place in one.layout.moves:
-                    one.whole[source] = rows[position, place]
+            one.gather()
+        for one in self._held:
+            one.write()
             one.future.set_result(one.whole)
         self._is_open, self._held = False, []
-        self._ranks.tell_end()
 
     def _clip(self, most: float) -> None:
         """In the order of names, as DDP rebuilds its buckets and a restored state must clip as the one before."""
-        gradients = {name: held.whole[one] for held in self._held for name, one in held.layout.whole.items()}
+        gradients = {name: held.whole[one] for held in self._held for name, one in held.gradients_by_name.items()}
         ordered = [gradients[name] for name in sorted(gradients) if gradients[name].numel()]
         factor = clip_tensors(ordered, most, self._unit_of(self._held[0].whole))
         if not on_device(factor):
             self._stats.clipped_steps += float(factor) < 1
-
-    def _wait(self, work: Any, like: Tensor) -> None:
-        """Raises ``TransportError`` also where a rank that this one does not wait for here has failed."""
-        ends = self._ends
-        assert ends is not None
-        if on_device(like) or work.is_completed():
-            work.wait()
-            return
-        over = threading.Event()
-        for one in (work.get_future(), ends):
-            one.add_done_callback(lambda _: over.set())
-        over.wait()
-        if self._lost and not work.is_completed():
-            raise self._lost[0]
-        try:
-            work.wait()
-        except RuntimeError as error:  # of torch, which does not say whom it has lost
-            is_known = threading.Event()
-            ends.add_done_callback(lambda _: is_known.set())
-            is_known.wait(_PATIENCE_S)
-            text = f"rank {self._ranks.rank}: an operation inside of its node has failed: {error}"
-            raise (self._lost or [TransportError(text, rank=self._ranks.rank)])[0] from error

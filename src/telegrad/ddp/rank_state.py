@@ -244,11 +244,6 @@ def reshard(states: Iterable[Mapping[str, Any]], world_size: int, *, keep: str =
     return made
 
 
-def pieces_named(node: SavedNode | None) -> str:
-    """For messages."""
-    return "whole parameters" if node is None else f"the pieces of rank {node[1]} of a node of {node[0]}"
-
-
 def _of_whole_parameters(states: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Of ranks of nodes, which have pieces: each rank's piece as that of its own gradients, and zeros around it. A node
     averages the gradients of its ranks, so a piece is worth as many times as much."""
@@ -281,10 +276,18 @@ def _of_whole_parameters(states: list[Mapping[str, Any]]) -> list[Mapping[str, A
     return whole
 
 
-def piece_of(state: Mapping[str, Any], node: SavedNode, factors: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a share that ``reshard`` made, the part of a rank of a node: all ranks of a node have the same share, so what
-    they average is that share. ``factors``: those of this rank's matrices before the first step, for which the state
-    has none that fit."""
+def own_part(state: Mapping[str, Any], node: SavedNode | None, factors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a rank takes over of a state. Of a share that ``reshard`` made, the part of a rank of a ``node``: all ranks
+    of a node have the same share, so what they average is that share. ``factors``: those of this rank's matrices before
+    the first step, for which the state has none that fit. Raises ``ValueError`` for a state of another node."""
+    if state.get("node") == node:
+        return state
+    if node is None or not state.get("is_share"):
+        raise ValueError(
+            f"state has {_pieces_named(state.get('node'))}, but this rank {_pieces_named(node)}: "
+            "telegrad.ddp.reshard makes states for other nodes from those of all ranks, load_resharded from a "
+            "checkpoint of them"
+        )
     compressor, pieces = dict(state["compressor"]), node[2]
     for group, kind in GROUPS.items():
         if group in compressor:
@@ -300,6 +303,10 @@ def piece_of(state: Mapping[str, Any], node: SavedNode, factors: Mapping[str, An
         name: saved[name] if name in saved and saved[name].shape == one.shape else one for name, one in factors.items()
     }
     return {**state, "compressor": compressor, **({"factors": fitting} if factors or saved else {})}
+
+
+def _pieces_named(node: SavedNode | None) -> str:
+    return "whole parameters" if node is None else f"the pieces of rank {node[1]} of a node of {node[0]}"
 
 
 def _shares(

@@ -5,6 +5,7 @@ gradients in host memory that are compressed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from telegrad.ddp.bucket import (
 from telegrad.ddp.choices import tell_of_density, tell_of_nothing_compressed, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP, Exchange, Sending, correct_around, error_of, find_fault
 from telegrad.ddp.low_rank import FirstRound, LowRankRounds, fitting_factors
+from telegrad.ddp.node_ranks import NodePieces, NodeRanks
 from telegrad.ddp.options import (
     QUANTISED,
     Cheapest,
@@ -44,7 +46,7 @@ from telegrad.ddp.options import (
 )
 from telegrad.ddp.pass_use import Revertible, use_of
 from telegrad.ddp.rank_checks import alike_options
-from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders, checked_step, state_of
+from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders, checked_step, own_part, state_of
 from telegrad.ddp.telemetry import DDPStats
 from telegrad.kernels.floats import as_float32
 from telegrad.synchronizer.gradient_group import Flat, GradientGroup
@@ -55,19 +57,21 @@ NONFINITE = ("raise", "send")
 
 class GroupCompression:
     """``compress``: a TopK: all parameters that it does not leave dense are sent sparsely; a Quantised: all of their
-    values, rounded; a LowRank: as products of narrow matrices; a Cheapest: what the plan finds cheapest.
-    ``parameters``: by name; those that are not float32 or bfloat16 go densely. ``comm``: where sums are made, until
-    ``move_to`` names another one. ``delayed``: passes overlap. The rest as for Synchronizer.
+    values, rounded; a LowRank: as products of narrow matrices; a Cheapest: what the plan finds cheapest; ``None``: all
+    go densely. ``parameters``: by name; those that are not float32 or bfloat16 go densely. ``comm``: where sums are
+    made, until ``move_to`` names another one. ``delayed``: passes overlap. ``nodes``: of which pieces these are. The
+    rest as for Synchronizer.
 
     Raises ``TypeError`` and ``ValueError`` for bad arguments.
     """
 
     def __init__(
         self,
-        compress: Compress,
+        compress: Compress | None,
         comm: Communicator,
         parameters: Mapping[str, nn.Parameter],
         *,
+        nodes: NodeRanks | None = None,
         momentum: Momentum | None = None,
         warmup: Warmup | None = None,
         optimizer: torch.optim.Optimizer | None = None,
@@ -76,7 +80,8 @@ class GroupCompression:
     ) -> None:
         for name, one in parameters.items():
             check_dtype(one.dtype, name, on_device=on_device(one))
-        self.compress = compress
+        self.compress, self._nodes = compress, nodes
+        held = None if nodes is None else nodes.held()
         self.names = {id(one): name for name, one in parameters.items()}
         self._parameters, self._orders = parameters, MemoryOrders(parameters)
         self._warmup = warmup or Warmup(0)
@@ -85,9 +90,9 @@ class GroupCompression:
             raise ValueError(f"warmup={warmup!r} is of entries, and Quantised sends all values: leave kind out")
         self._low_rank: LowRankRounds | None = None
         if not isinstance(compress, LowRank):
-            self.compressor = compressor_of(parameters, topk, momentum, optimizer)
+            self.compressor = compressor_of(parameters, None if compress is None else topk, momentum, optimizer, held)
         else:
-            self._low_rank = LowRankRounds(comm, parameters, compress)
+            self._low_rank = LowRankRounds(comm, parameters, compress, held)
             self.compressor = self._low_rank.compressor
             if not len(self.compressor.residuals):
                 tell_of_nothing_compressed(compress, rank=comm.rank)
@@ -111,12 +116,12 @@ class GroupCompression:
             clipping=on_host,
         )
 
-    def move_to(self, comm: Communicator) -> None:
-        """Sums are made there from now on."""
-        self._comm = comm
+    def move_to(self, comm: Communicator, across: Communicator | None = None) -> None:
+        """Sums are made there from now on; of pieces ``across`` nodes."""
+        self._comm, sums = comm, across or comm
         if self._low_rank is not None:
-            self._low_rank.move_to(comm)
-        self._exchange = Exchange(comm, self.compressor, self.values, self.encoding, self.combine, self.stats)
+            self._low_rank.move_to(sums)
+        self._exchange = Exchange(sums, self.compressor, self.values, self.encoding, self.combine, self.stats)
         memory, rounds = self._memory, self._low_rank
         keeps_all = self._exchange.topk_states is None and (rounds is None or rounds.keeps_all)
         parameters = {} if self._delayed else self._parameters  # what has an average counts as used, see ``settle``
@@ -159,7 +164,7 @@ class GroupCompression:
             )
 
     def description(self) -> dict[str, str]:
-        """What all ranks must have alike."""
+        """What all ranks must have alike, of nodes those at one position."""
         return alike_options(self._config, self.compressor)
 
     def open_pass(self) -> None:
@@ -206,8 +211,8 @@ class GroupCompression:
         if fault is not None:
             self.stats.nonfinite_buckets += 1
             if self._nonfinite == "raise":
-                remedy = REMEDY_WITHOUT_SKIP
-                error = error_of(fault, self._comm.rank, self.step, remedy=remedy)
+                among = "" if self._nodes is None else ", for its node"
+                error = error_of(fault, self._comm.rank, self.step, remedy=REMEDY_WITHOUT_SKIP, among=among)
                 self._comm.abort(f"{type(error).__name__}: {error}")
                 raise error
         dense = layout.dense if sparse else layout.members
@@ -238,11 +243,15 @@ class GroupCompression:
         state = state_of(self._comm, self.step, self._config, self.compressor, self._orders)
         if self._low_rank is not None:
             state["factors"] = self._low_rank.state_dict()
+        if self._nodes is not None:
+            state["node"] = self._nodes.as_saved()
         return {**state, "sums": () if sums is None else sums.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See ``Synchronizer.load_state_dict``."""
         step = checked_step(state, self._comm, "Synchronizer")
+        node = None if self._nodes is None else self._nodes.as_saved()
+        state = own_part(state, node, {} if self._low_rank is None else self._low_rank.state_dict())
         sums = self._exchange.topk_states
         fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
         factors = fitting_factors(self._low_rank, state)
@@ -259,11 +268,13 @@ class GroupCompression:
         tell_of_density(state, self.compressor, self._config, rank=self._comm.rank)
 
 
-def _entries_and_formats(compress: Compress, parameters: Mapping[str, nn.Parameter]) -> tuple[TopK, tuple[str, ...]]:
+def _entries_and_formats(
+    compress: Compress | None, parameters: Mapping[str, nn.Parameter]
+) -> tuple[TopK, tuple[str, ...]]:
     """What says which parameters are compressed, and the formats in which all of their values may go. Raises
     ``TypeError`` for gradients that have none of these."""
-    if isinstance(compress, TopK):
-        return compress, ()
+    if compress is None or isinstance(compress, TopK):
+        return compress or TopK(), ()
     if isinstance(compress, LowRank):
         return compress.as_topk(parameters), ()
     formats = tuple(compress.values)
@@ -283,9 +294,9 @@ class _EarlierAverage(NamedTuple):
 
     flat: Flat
     number: int  # of its flag
-    part: PlacedResidual
-    bits: Bits  # in the group's memory
-    values: Bits
+    part: PlacedResidual | None  # of a node, if there is none
+    bits: Any  # in the group's memory, as an array or a tensor
+    values: Any
 
 
 class CompressedGroup(GradientGroup):
@@ -342,6 +353,12 @@ class CompressedGroup(GradientGroup):
         for one in held:
             if one.flat.flags[one.number] == 0:
                 one.bits[:] = one.values
+            elif one.part is None:
+                name = self._compression.names[id(one.flat.parameters[one.number])]
+                raise RuntimeError(
+                    f"parameter {name!r} has an average of an earlier pass here, and a gradient on another rank, which "
+                    "node= cannot add up: call zero_grad() before each backward pass"
+                )
             else:  # others have sent theirs: this rank's share follows
                 values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
                 self._compression.compressor.keep_all((PlacedResidual(one.part.entry, 0),), values)
@@ -361,12 +378,73 @@ class CompressedGroup(GradientGroup):
     def _layout_of(self, flat: Flat) -> BucketLayout:
         layout = self._layouts.get(id(flat))
         if layout is None or not has_current_density(layout):
-            parts = parts_of(flat.buffer)
-            names, starts = self._compression.names, flat.starts
-            members = [
-                ParameterSpan(names[id(one)], starts[id(one)] * parts, one.numel() * parts) for one in flat.parameters
-            ]
-            tail = (len(flat.parameters) + 1) * parts
-            layout = layout_of_members(members, flat.buffer.numel() * parts, self._compression.compressor, tail=tail)
+            tail, (members, elements) = (len(flat.parameters) + 1) * parts_of(flat.buffer), self._sent_of(flat)
+            layout = layout_of_members(members, elements, self._compression.compressor, tail=tail)
             self._layouts[id(flat)] = layout
         return layout
+
+    def _sent_of(self, flat: Flat) -> tuple[list[ParameterSpan], int]:
+        """Which gradients lie where in the memory that is averaged, and how many elements it has."""
+        parts, names, starts = parts_of(flat.buffer), self._compression.names, flat.starts
+        spans = [(names[id(one)], starts[id(one)] * parts, one.numel() * parts) for one in flat.parameters]
+        return [*starmap(ParameterSpan, spans)], flat.buffer.numel() * parts
+
+
+class NodeGroup(CompressedGroup):
+    """As a CompressedGroup, of ``nodes`` of several ranks: ``launch`` starts its sums inside the node, ``go_on`` those
+    of this rank's pieces between nodes, and ``finish`` ends what ``receive`` has started, to share the averages."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], compression: GroupCompression, nodes: NodeRanks, *, way: str
+    ) -> None:
+        super().__init__(parameters, compression, way=way)
+        self._pieces: dict[int, NodePieces] = {}  # of a Flat, by its id
+        for flat in self._flats:
+            whole = torch.view_as_real(flat.buffer).view(-1) if flat.buffer.is_complex() else flat.buffer
+            members, elements = super()._sent_of(flat)
+            tail = slice(elements - flat.tail.numel() * parts_of(flat.buffer), elements)
+            self._pieces[id(flat)] = NodePieces(nodes, nodes.layout_of(members, tail), whole)
+
+    def _sent_of(self, flat: Flat) -> tuple[list[ParameterSpan], int]:
+        layout = self._pieces[id(flat)].layout
+        return layout.own, self._pieces[id(flat)].elements
+
+    def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
+        for number, one in enumerate(flat.parameters):
+            own = self._views[id(one)]
+            if id(one) not in present and own.any():
+                self._held.append(_EarlierAverage(flat, number, None, own, own.clone()))
+                own.zero_()
+        self._pieces[id(flat)].send()
+        return []
+
+    def go_on(self, *, waits: bool) -> bool:
+        """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``GroupCompression.start``."""
+        for flat in self._flats[len(self._sendings) :]:
+            pieces = self._pieces[id(flat)]
+            if not (waits or pieces.work.is_completed()):
+                return False
+            pieces.work.wait()
+            bits = bits_of(pieces.memory[: pieces.elements], self._compression.names[id(flat.parameters[0])])
+            self._sendings.append(self._compression.start(self._layout_of(flat), bits, way=self.way))
+        return True
+
+    def launch_second(self) -> list[Work]:
+        """As a CompressedGroup's, with the works of ``go_on``."""
+        super().launch_second()
+        return [work for one in self._sendings for work in one.works]
+
+    def receive(self) -> None:
+        """As a GradientGroup's, of flags and the number of the pass only."""
+        super().receive()
+        for flat in self._flats:
+            pieces, tail = self._pieces[id(flat)], flat.tail.numel() * parts_of(flat.buffer)
+            pieces.whole[-tail:] = pieces.memory[pieces.elements - tail : pieces.elements]
+            pieces.gather()
+
+    def finish(self) -> None:
+        """As a GradientGroup's. Raises ``RuntimeError`` where an average is left of an earlier pass, and gradients of
+        other ranks have come."""
+        for pieces in self._pieces.values():
+            pieces.write()
+        super().finish()

@@ -22,10 +22,11 @@ from telegrad.ddp.bucket import BucketLayout, ParameterSpan, has_current_density
 from telegrad.ddp.cuda.exchange import CudaExchange
 from telegrad.ddp.cuda.faults import LateFaults
 from telegrad.ddp.cuda.selection import check_selections
+from telegrad.ddp.node_ranks import NodeRanks
 from telegrad.ddp.options import QUANTISED, Cheapest, Compress, LowRank, TopK
 from telegrad.ddp.pass_use import Revertible
 from telegrad.synchronizer.clocks import Mark
-from telegrad.synchronizer.compression import CompressedGroup, GroupCompression
+from telegrad.synchronizer.compression import CompressedGroup, GroupCompression, NodeGroup
 from telegrad.synchronizer.gradient_group import EXACT_RANKS, Flat, GradientGroup, number_of
 from telegrad.synchronizer.group_planning import TIMED
 from telegrad.tuning.group_cost import measured_device_cost
@@ -139,12 +140,12 @@ class CudaGroupCompression(GroupCompression):
             check_selections(self.compressor)
             self.device.prepare(parameters.values())
 
-    def move_to(self, comm: Communicator) -> None:
+    def move_to(self, comm: Communicator, across: Communicator | None = None) -> None:
         """As Compression's; before anything has been summed."""
         low_rank = self._low_rank
         self.device = CudaExchange(comm, self.compressor, self.values, self.encoding, self.stats, low_rank=low_rank)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
-        super().move_to(comm)
+        super().move_to(comm, across)
         self.device.combine, self.device.sums = self.combine, self._exchange.topk_states
 
     @property
@@ -275,9 +276,16 @@ class CudaCompressedGroup(DeviceGroup):
 
 
 def group_of(
-    parameters: Sequence[nn.Parameter], compression: GroupCompression | None, *, way: str, on_device: bool
+    parameters: Sequence[nn.Parameter],
+    compression: GroupCompression | None,
+    nodes: NodeRanks | None = None,
+    *,
+    way: str,
+    on_device: bool,
 ) -> GradientGroup:
     """Of ``parameters`` that are all on a device, or all in host memory. ``way``: see ``GroupCompression.ways``."""
+    if nodes is not None and compression is not None:
+        return NodeGroup(parameters, compression, nodes, way=way)
     if compression is None:
         return DeviceGroup(parameters) if on_device else GradientGroup(parameters)
     if isinstance(compression, CudaGroupCompression):

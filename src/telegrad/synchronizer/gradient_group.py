@@ -290,6 +290,10 @@ class GradientGroup:
         assert work is not None
         return [work]
 
+    def go_on(self, *, waits: bool) -> bool:
+        """Begins what follows sums inside a node, in the order of ``launch``. ``False``: these are not over."""
+        return True
+
     def launch_second(self) -> list[Work]:
         """Begins what must wait for the first works of the pass, in the order of groups on all ranks."""
         return []

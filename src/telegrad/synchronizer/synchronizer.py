@@ -18,6 +18,7 @@ from torch._compile import _disable_dynamo
 from telegrad.communicator import Communicator, Work
 from telegrad.ddp.backward_pass import checked_norm, clip_own, clip_together
 from telegrad.ddp.backward_watch import on_gradient
+from telegrad.ddp.node_ranks import NodeRanks
 from telegrad.ddp.options import (
     Cheapest,
     Compress,
@@ -52,6 +53,7 @@ from telegrad.synchronizer.step_planning import StepPlanning
 from telegrad.synchronizer.step_report import StepReport, slowest_of
 from telegrad.synchronizer.synchronised_model import (
     check_fits,
+    check_fits_nodes,
     check_free,
     check_is_seen,
     check_waits,
@@ -68,13 +70,13 @@ _FIRST_LOOK = 5  # passes after which groups are put in order for the first time
 
 class Synchronizer:
     """Averages the gradients of ``model`` over all ranks in every backward pass, in groups that it plans. Use it
-    instead of DistributedDataParallel.
+    instead of DistributedDataParallel. All ranks pass the same arguments; otherwise all raise ``ValueError``.
 
     ``model``: the same on all ranks except for values; rank 0's parameters and buffers are copied to all. Parameters
     are on the CPU, or all on one CUDA device (docs/explanation/gpu.md). A gradient becomes a view of its group's
-    memory. The allreduce of a group begins when its last gradient is ready, in the same order on all ranks.
-    ``backward()`` returns when all are over; on a GPU the stream waits instead. A parameter that no rank has used keeps
-    its gradient, also ``None``. Each rank's pass must give a gradient to at least one parameter.
+    memory, whose allreduce begins when its last gradient is ready. ``backward()`` returns when all are over; on a GPU
+    the stream waits instead. A parameter that no rank has used keeps its gradient, also ``None``. Each rank's pass must
+    give a gradient to at least one parameter.
 
     ``plan``: how gradients are grouped (docs/explanation/planning.md). ``AutoPlan``: options of timed ones.
 
@@ -85,12 +87,11 @@ class Synchronizer:
     - ``"fixed"``: DDP's sizes, in the opposite order of ``model.parameters()``; ``"wfbp"``: each gradient alone;
       ``"single"``: all together. Or lists of parameter names: the groups in the order in which they are sent.
 
-    ``compress``: the format of groups. Gradients that are not float32 or bfloat16 are sent dense.
+    ``compress``: the format of groups; gradients that are not float32 or bfloat16 are sent dense. ``None``: all values.
+    ``TopK``: the largest entries. ``LowRank``: products of narrow matrices, in groups that are not timed (``"auto"`` is
+    ``"fixed"``). ``Quantised``: all values, rounded. ``Cheapest``: the cheapest of ``None``, ``TopK`` and ``Quantised``
+    by the plan; not on a CUDA device. The residual of each parameter keeps unsent gradient and rounding errors.
 
-    - ``None``: all values. ``TopK``: the largest entries. ``LowRank``: products of narrow matrices, in groups that are
-      not timed (``"auto"`` is ``"fixed"``). ``Quantised``: all values, rounded. The residual of each parameter keeps
-      unsent gradient and rounding errors. ``Cheapest``: the cheapest of ``None``, ``TopK`` and ``Quantised`` by the
-      plan; not on a CUDA device.
     - ``momentum``, ``warmup`` and ``optimizer``: as for DDPState.
     - ``nonfinite``: ``"raise"`` (default with compression): NonFiniteGradient on the rank with a NaN or an infinity,
       TransportError on the others, later on a GPU. ``"send"`` (default without): all ranks get the value.
@@ -101,18 +102,17 @@ class Synchronizer:
 
     ``wait_in``: where the averages are waited for. ``"backward"``. ``"step"``: in the ``step()`` of ``optimizer``, all
     optimizers of the model. ``"forward"``: each parameter in its next use, and its step is made then, with the same
-    result; what reads a parameter's values in Python sees it after the step. Gradients show NaN until the averages are
-    there: call ``wait()``, on all ranks, before you read, clip or unscale them.
+    result. Gradients show NaN until the averages are there: call ``wait()``, on all ranks, before you read, clip or
+    unscale them. ``delay``: with 1, ``backward()`` leaves the averages of the pass before it, and ``None`` the first
+    time. After the last step, and before you save, call ``finish()``, and step once more.
 
-    ``delay``: with 1, ``backward()`` leaves the averages of the pass before it, and ``None`` the first time. After the
-    last step, and before you save, call ``finish()``, and step once more.
+    ``node``: for nodes of as many ranks each, on the CPU: as for DDPState. With ``"auto"`` groups are ``"fixed"``. Call
+    ``zero_grad()`` before each pass: an average that meets new gradients of some ranks only is a ``RuntimeError``.
 
-    All ranks pass the same arguments; otherwise all raise ``ValueError``. After an exception in a backward pass call
-    ``zero_grad()``. If only some ranks raised, the next pass is a MismatchedCall. If these ranks had no gradient yet,
-    it cannot be detected: they go on one pass apart. ``backward()`` raises ``TransportError``; then resume from an
-    earlier ``state_dict()``. The model refers to the Synchronizer until ``close()``; a copy of the model has none.
-    Raises ``TypeError`` and ``ValueError`` for bad arguments. Source: Shi, Chu, Li, MG-WFBP, TPDS 2021, Algorithm 2,
-    with the exact plan of telegrad.synchronizer.merge."""
+    After an exception in a backward pass call ``zero_grad()``. If only some ranks raised, the next pass is a
+    MismatchedCall. If these had no gradient yet, they go on one pass apart, undetected. After a ``TransportError``
+    resume from an earlier ``state_dict()``. The model refers to the Synchronizer until ``close()``. Source: Shi, Chu,
+    Li, MG-WFBP, TPDS 2021, Algorithm 2, with the exact plan of telegrad.synchronizer.merge."""
 
     def __init__(
         self,
@@ -128,6 +128,7 @@ class Synchronizer:
         nonfinite: str | None = None,
         wait_in: str = "backward",
         delay: int = 0,
+        node: Any = None,
     ) -> None:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
@@ -142,14 +143,18 @@ class Synchronizer:
             times = plan if isinstance(plan, AutoPlan) else AutoPlan()
             plan = plan.scheme if isinstance(plan, AutoPlan) else plan
             groups = self._take_arguments(model, plan, clip_norm)
+            late = "delay=1" if self._delay else "wait_in='forward'" if self._is_forward else ""
+            if node is not None:
+                check_fits_nodes(plan, compress, late, on_device=self._is_on_device)
             optimizers = () if wait_in == "backward" else checked_optimizers(optimizer, self._parameters)
             if optimizers:
                 optimizer = optimizers[0] if compress is not None and len(optimizers) == 1 else None
+            self._nodes = None if node is None else NodeRanks(node, comm, self._parameters, compress)
             self._compression = self._compression_of(
                 comm, plan, compress, momentum=momentum, warmup=warmup, optimizer=optimizer, nonfinite=nonfinite
             )
             check_free(self._parameters)
-            is_late = self._is_forward or self._delay
+            is_late = bool(late)
             self._waits_elsewhere = is_late or wait_in != "backward"
             if self._is_on_device:
                 check_plan_on_device(plan, self._waits_elsewhere, compress)
@@ -157,6 +162,7 @@ class Synchronizer:
                 wait_in, self._delay, optimizers, self._parameters, plan=plan, compress=compress, clip_norm=clip_norm
             )
             unmeasured = is_late or isinstance(compress, LowRank) or (self._is_on_device and compress is not None)
+            unmeasured |= self._nodes is not None
             plans = self._scheme in TIMED and not unmeasured
             check_is_seen(model, plans, optimizers)
             description = described(
@@ -169,7 +175,10 @@ class Synchronizer:
                 wait_in=wait_in,
                 delay=self._delay,
                 on_device=self._is_on_device,
+                ranks_of_node=self.ranks_of_node,
             )
+            if self._nodes is not None:
+                description["what is compressed"] = ""
         except (ValueError, TypeError) as found:
             error, description = found, {}
         check_alike(comm, description, error)
@@ -202,7 +211,13 @@ class Synchronizer:
         with contextlib.ExitStack() as undo:
             undo.callback(release, self._parameters.values())
             undo.callback(own.close)  # another rank may have made its Synchronizer, and hears of it
-            if self._compression is not None:
+            if self._nodes is not None:
+                across = self._nodes.connect(own)
+                undo.callback(self._nodes.close)
+                self._sums = self._compression or GroupCompression(None, own, self._parameters, nodes=self._nodes)
+                check_alike(across, self._sums.description(), None)
+                self._sums.move_to(own, across)
+            elif self._compression is not None:
                 self._compression.move_to(own)
             self._clock = DeviceClock(device) if self._is_on_device else None
             copy_model_from_rank_0(model, own)
@@ -275,7 +290,7 @@ class Synchronizer:
                     raise ValueError(f"{name}={value!r} is not used with compress=None: give compress=TopK() too")
             return None
         kind = CudaGroupCompression if self._is_on_device else GroupCompression
-        options["delayed"] = self._delay
+        options |= {"delayed": self._delay, "nodes": self._nodes}
         made = kind(compress, comm, self._parameters, nonfinite=nonfinite or "raise", **options)
         check_fits(plan, compress)
         return made
@@ -295,6 +310,11 @@ class Synchronizer:
     def comm(self) -> Communicator:
         """A communicator of its own, of the same ranks as the one that it was made with."""
         return self._comm
+
+    @property
+    def ranks_of_node(self) -> int:
+        """How many ranks of a node share its gradients; 1 without ``node=``."""
+        return 1 if self._nodes is None else self._nodes.size
 
     @property
     def stats(self) -> DDPStats | None:
@@ -494,9 +514,27 @@ class Synchronizer:
         self._receive_earlier(number)  # one sum of a group at a time: its residuals are whole again
         self._timeline.launched(number)
         begin_s = time.perf_counter()
-        self._works.append(group.launch(self._comm, self._earlier, self._passes))
+        with self._ending_all():
+            self._works.append(group.launch(self._comm, self._earlier, self._passes))
+        if self._nodes is not None:
+            self._go_on(waits=False)
         if self._compression is not None and self._planning is not None:
             self._planning.leave_out(time.perf_counter() - begin_s)
+
+    @contextlib.contextmanager
+    def _ending_all(self) -> Iterator[None]:
+        """Of nodes, whose ranks wait for others than those whom an error reaches."""
+        try:
+            yield
+        except Exception as error:
+            if self._nodes is not None:
+                self._comm.abort(f"{type(error).__name__}: {error}")
+            raise
+
+    def _go_on(self, *, waits: bool) -> None:
+        """All ranks start sums between nodes in the order in which groups were launched."""
+        with self._ending_all():
+            all(self._groups[number].go_on(waits=waits) for number in self._order[: len(self._works)])
 
     @_disable_dynamo
     def _end(self) -> None:
@@ -516,6 +554,7 @@ class Synchronizer:
             self._launch()
         if self._own_norm is not None:  # clipping and selection hold it up, as plans count them
             self._timeline.backward_over()
+        self._go_on(waits=True)
         launched, self._works, self._graph_task = self._works, [], None
         works = [of_group for _, of_group in sorted(zip(self._order, launched, strict=True), key=lambda one: one[0])]
         number, self._passes = self._passes, self._passes + 1
@@ -534,11 +573,12 @@ class Synchronizer:
     def _receive(self, works: Sequence[Sequence[Work]], number: int, *, elsewhere_s: float = 0.0) -> None:
         """Waits, and all that follows from the averages of pass ``number``."""
         try:
-            works = [[*of, *group.launch_second()] for group, of in zip(self._groups, works, strict=True)]
-            for group, of_group in zip(self._groups, works, strict=True):
-                self._wait_for(group, of_group, number)
-            for group in self._groups:
-                group.finish()
+            with self._ending_all():
+                works = [[*of, *group.launch_second()] for group, of in zip(self._groups, works, strict=True)]
+                for group, of_group in zip(self._groups, works, strict=True):
+                    self._wait_for(group, of_group, number)
+                for group in self._groups:
+                    group.finish()
         finally:
             self._earlier.clear()
         self._end_pass(works, elsewhere_s=elsewhere_s)
@@ -625,9 +665,11 @@ class Synchronizer:
         if self._graph_task is None:
             return
         self._graph_task = None
-        works, self._works = self._works, []
-        launched = [self._groups[number] for number in self._order[: len(works)]]
+        launched = [self._groups[number] for number in self._order[: len(self._works)]]
         with contextlib.suppress(TransportError):  # the next launch says it again
+            self._go_on(waits=True)
+        works, self._works = self._works, []
+        with contextlib.suppress(TransportError):
             seconds = [group.launch_second() for group in launched]
             for work in (one for of_group in (*works, *seconds) for one in of_group):
                 work.wait()
@@ -652,10 +694,9 @@ class Synchronizer:
         self._give_back()
         self._ways = [*ways]
         self._order = [*range(len(groups))]
+        nodes, sums = self._nodes, self._compression if self._nodes is None else self._sums
         self._groups = [
-            group_of(
-                [self._parameters[name] for name in names], self._compression, way=way, on_device=self._is_on_device
-            )
+            group_of([self._parameters[name] for name in names], sums, nodes, way=way, on_device=self._is_on_device)
             for names, way in zip(groups, ways, strict=True)
         ]
         self._number_of = {id(one): number for number, group in enumerate(self._groups) for one in group.parameters}

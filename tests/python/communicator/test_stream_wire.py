@@ -12,7 +12,7 @@ import pytest
 import torch
 from local_ranks import SIZE
 
-from telegrad import Communicator, OkTopkState, SparseVector, _core
+from telegrad import Communicator, MismatchedCall, OkTopkState, SparseVector, _core
 from telegrad.communicator.operands import WIRES, formats_named, formats_of, name_of_formats
 from telegrad.cost import Costs, Tuning
 from telegrad.cost.closed_forms import layout_that_pays
@@ -366,3 +366,14 @@ def test_several_open_sums_in_flight_that_ranks_come_to_different_ends_of(ranks:
         results = [work.result().to_dense() for work in of_ranks]
         assert_same_bits(results)
         np.testing.assert_array_equal(results[0], total)
+
+
+def test_ranks_that_round_shares_and_ranks_that_do_not_are_told() -> None:
+    x = SparseVector(np.arange(3), np.ones(3, np.float32), 100)
+    comms = Communicator.local(3, timeout_s=20)
+    works = [one.all_reduce(x, wire="sums-qsgd8" if one.rank == 2 else "qsgd8", async_op=True) for one in comms]
+    for work in works:
+        with pytest.raises(MismatchedCall, match=r"rank 2.*wire=sums-qsgd8|wire=sums-qsgd8.*rank 2"):
+            work.wait()
+    for one in comms:
+        one.close()

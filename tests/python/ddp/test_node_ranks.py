@@ -270,8 +270,6 @@ def test_what_is_no_node() -> None:
         Trainer(comm, node=3)
     with pytest.raises(ValueError, match="node= is a process group without this rank"):
         Trainer(comm, node=dist.GroupMember.NON_GROUP_MEMBER)
-    with pytest.raises(ValueError, match=r"node='auto' makes a process group, so call init_process_group\(\) before"):
-        Trainer(comm, node="auto")
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip", "send"])

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 from telegrad.cost.send_method import GroupCost, LinearCost, SendMethod
 from telegrad.synchronizer.trace import Trace
-from telegrad.tools.advise.sending import Cluster, dense, fill_in, gathered, low_rank, ok_topk, qsgd, sparse
+from telegrad.tools.advise.sending import (
+    Cluster,
+    dense,
+    fill_in,
+    gathered,
+    inside_nodes,
+    low_rank,
+    ok_topk,
+    qsgd,
+    sparse,
+)
 from telegrad.tools.advise.step import Step, StepGroup, planned, simulate
 from telegrad.tools.advise.workload import ELEMENT_BYTES, Device, Workload
 
@@ -282,6 +292,17 @@ SCHEMES = (
         compresses=True,
         needs_rows=True,
     ),
+    Scheme(
+        "topk-node",
+        "as topk, of averages of nodes",
+        lambda cluster, *of: (
+            [inside_nodes(cluster, lambda owners: sparse(owners, *of[:2]))] if cluster.has_levels else []
+        ),
+        "fixed",
+        lambda density, options: _state(f"compress=telegrad.TopK(density={density:g})", 'node="auto"', options),
+        compresses=True,
+        selects=True,
+    ),
     _quantised(8),
     _quantised(4),
 )
@@ -417,9 +438,9 @@ class _Job:
 
     def knows(self, scheme: Scheme) -> bool:
         """What the scheme needs."""
-        has_rows, has_gloo = bool(self.workload.trace.rows), self.cluster.gloo is not None
+        has_rows, trace = bool(self.workload.trace.rows), self.workload.trace
         fits = self.cluster.value_bytes == ELEMENT_BYTES or scheme.selects or not scheme.compresses  # no encoding
-        return fits and (has_rows or not scheme.needs_rows) and (has_gloo or not scheme.needs_gloo)
+        return fits and (has_rows or not scheme.needs_rows) and bool(scheme.ways(self.cluster, self.device, 1.0, trace))
 
     def dense_share(self, scheme: Scheme) -> float:
         """Of the steps. Matrices of low rank need dense ones with Adam in a short job only."""
@@ -432,7 +453,9 @@ class _Job:
         step, groups = self.exchanged(scheme)
         alone_s = (workload.accumulate - 1) * (step.forward_s + step.backward_s) + workload.trace.rest_s
         mean_s = step.step_s
-        accuracy = expected_loss(scheme.name, self.recipe.optimizer, workload.family, self.density, self.steps)
+        accuracy = expected_loss(
+            scheme.name.removesuffix("-node"), self.recipe.optimizer, workload.family, self.density, self.steps
+        )
         share = self.dense_share(scheme)
         if share:  # DDPState sends its dense steps in DDP's buckets
             dense_s = self.exchanged(_DDP)[0].step_s

@@ -287,6 +287,20 @@ def low_rank(cluster: Cluster, device: Device, trace: Trace, rank: int) -> Phase
     )
 
 
+def inside_nodes(cluster: Cluster, way: Callable[[Cluster], PhasedWay]) -> PhasedWay:
+    """As ``node=`` sends it: dense averages inside of a node, and each rank's share of them in that ``way`` between
+    nodes, whose ranks share a link."""
+    ranks = cluster.ranks_per_node
+    owners = Cluster(cluster.nodes, cluster.shared_costs, value_bytes=cluster.value_bytes)
+    inside, between = sum_cost(Cluster(ranks, cluster.within, ranks, cluster.within)), way(owners)
+
+    def share(cost: GroupCost) -> GroupCost:
+        return lambda size: cost(ceil_div(size // ELEMENT_BYTES, ranks) * ELEMENT_BYTES)
+
+    cost, delay, decompress = map(share, (between.cost, between.delay, between.decompress))
+    return PhasedWay(f"{between.name}-node", lambda size: inside(size) + cost(size), delay, decompress)
+
+
 def fill_in(ranks: int, elements: int, density: float) -> float:
     """Which share of the sum's entries is there, for random indices."""
     check_density(density)

@@ -13,12 +13,12 @@ from telegrad.synchronizer.trace import Trace
 from telegrad.tools.advise import advice
 from telegrad.tools.advise.advice import RECIPES, WORTH, Advice, Scheme, advise
 from telegrad.tools.advise.architectures import ARCHITECTURES
-from telegrad.tools.advise.sending import Cluster, dense, low_rank, ok_topk, qsgd, sparse
+from telegrad.tools.advise.sending import NODE, Cluster, dense, inside_nodes, low_rank, ok_topk, qsgd, sparse, sum_cost
 from telegrad.tools.advise.workload import DEVICES, Workload, of_model
 from telegrad.tools.sim.measure import network_of
 
 V100 = DEVICES["v100"]
-SCHEMES = [one for one in advice.SCHEMES if not one.needs_gloo]  # which was not measured
+SCHEMES = [one for one in advice.SCHEMES if not one.needs_gloo and one.name != "topk-node"]
 PLAIN = [one.name for one in SCHEMES if not one.compresses]
 
 
@@ -365,3 +365,24 @@ def test_lines_of_code_are_valid_for_today_s_api(scheme: Scheme, optimizer: str,
         assert ("total_steps" in line) == ("Warmup" in line and steps is None)
     finally:
         comm.close()
+
+
+def test_nodes_that_sum_inside_are_priced() -> None:
+    """Half of the gradient goes between nodes of two ranks, at the cost of dense sums inside."""
+    costs = network_of("1gbit").costs
+    cluster, owners = Cluster(8, costs, 2, oversubscription=2.0), Cluster(4, costs.with_bytes_times(2))
+    way = inside_nodes(cluster, lambda among: sparse(among, V100, 0.01))
+    alone, size = sparse(owners, V100, 0.01), 4 << 20
+    assert way.cost(size) == sum_cost(Cluster(2, NODE, 2, NODE))(size) + alone.cost(size // 2)
+    assert (way.delay(size), way.decompress(size)) == (alone.delay(size // 2), alone.decompress(size // 2))
+
+
+@pytest.mark.parametrize("nodes", [2, 512])
+def test_advice_has_nodes_where_ranks_share_them(nodes: int) -> None:
+    job, costs = of_model("bert-base", V100), network_of("10gbit").costs
+    found = advise(job, Cluster(8 * nodes, costs, 8, oversubscription=8.0), V100, optimizer="sgd")
+    assert found.of("topk-node").mean_s < found.of("topk").mean_s
+    line = found.line_of(found.of("topk-node"))
+    assert 'DDPState(comm, ddp, compress=telegrad.TopK(density=0.01), node="auto")' in line
+    alone = advise(job, Cluster(nodes, costs), V100)
+    assert "topk-node" not in [one.scheme.name for one in alone.predictions]
