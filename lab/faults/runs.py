@@ -24,9 +24,7 @@ TRIAL_LIMIT_S = 30.0
 """A rank that is not done by then hangs; starting the processes takes some seconds of it, liveness comes on top."""
 
 _SHARED_MEMORY = Path("/dev/shm")
-_OF_MPI = (
-    "mpich_shm_"  # trials use UCX and TCP: MPICH's files are of programs beside us, which remove them when they can
-)
+_OF_MPI = "mpich_shm_"  # of programs beside us, which remove them when they can: trials use UCX and TCP
 _MARK = "TELEGRAD_FAULT_TRIAL"
 _LISTEN_S = 0.2
 _LEFT_S, _LOOK_S = 5.0, 0.2
