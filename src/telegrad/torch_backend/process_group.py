@@ -230,6 +230,14 @@ class ProcessGroup(dist.ProcessGroup):
             "another group, or give wait() a timeout"
         )
 
+    def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
+        """Raises ``NotImplementedError``: torch 2.15 runs hooks in its dispatcher, which this group bypasses."""
+        raise NotImplementedError(
+            f"hook_id={hook_id}: a group of the backend 'telegrad' runs no hooks around its collectives; wrap the calls"
+        )
+
+    register_post_hook = register_pre_hook
+
     def shutdown(self) -> None:
         """Closes the communicator: what ``destroy_process_group`` calls."""
         self.communicator.close()

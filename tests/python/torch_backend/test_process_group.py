@@ -439,6 +439,12 @@ def test_a_groups_timeout_stays(groups: list[ProcessGroup]) -> None:
         groups[0].set_timeout(timedelta(seconds=5))
 
 
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_hooks_that_would_never_run_are_refused(groups: list[ProcessGroup], when: str) -> None:
+    with pytest.raises(NotImplementedError, match="hook_id=1: a group of the backend 'telegrad' runs no hooks"):
+        getattr(groups[0], f"register_{when}_hook")(1, print)
+
+
 def test_a_timeout_of_wait_does_not_stick(groups: list[ProcessGroup]) -> None:
     work = groups[0].barrier()
     with pytest.raises(TimeoutExpired):
