@@ -54,7 +54,7 @@ def host_name() -> list[Finding]:
 
 
 def name_server() -> Finding:
-    """How long it takes over an address as torch's store asks for it: mapped into IPv6, which /etc/hosts never answers."""
+    """How long it takes over an address mapped into IPv6, as torch's store asks: /etc/hosts never answers for those."""
     begin_s = time.monotonic()
     with contextlib.suppress(OSError):  # that an address has no name is an answer
         socket.getnameinfo(("::ffff:127.0.0.1", 0, 0, 0), 0)
