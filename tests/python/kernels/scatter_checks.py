@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import staging_reference
 
 from telegrad.kernels.floats import narrowed
-from telegrad.kernels.staging import naive
 
 DTYPES = ("float32", "float16", "uint16")  # the last one holds bfloat16
 FUNCTIONS = ("scatter_add", "scatter_set")
@@ -34,5 +34,5 @@ def check(kernels: Any, name: str, dtype: str, count: int, index_type: type, hel
     indices[end:], values[end:] = 499, np.array(-1, f"int{8 * values.itemsize}").view(dtype)
     counted = np.array([held], np.int64)
     getattr(kernels, name)(got[50:550], indices, values, counted)
-    getattr(naive, name)(expected[50:550], indices, values, counted)
+    getattr(staging_reference, name)(expected[50:550], indices, values, counted)
     assert got.tobytes() == expected.tobytes()

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import selection_reference
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from telegrad.kernels.select import Chosen, Sign, naive
+from telegrad.kernels.select import Chosen, Sign
 
 FEW_VALUES = st.sampled_from([0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -7.25, 1e-40, -1e-40])
 SPECIAL_VALUES = st.sampled_from([math.inf, -math.inf, math.nan, 3e38, -3e38])
@@ -57,7 +58,9 @@ def expect_the_same(
     chosen: Chosen = getattr(kernels, name)(got, *arguments, indices, values, 7, *signed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numpy, about NaN and infinity
-        expected_chosen: Chosen = getattr(naive, name)(expected, *arguments, indices_, values_, 7, *signed)
+        expected_chosen: Chosen = getattr(selection_reference, name)(
+            expected, *arguments, indices_, values_, 7, *signed
+        )
     assert chosen.count == expected_chosen.count
     np.testing.assert_equal(chosen.threshold, expected_chosen.threshold)
     assert bits(indices[: chosen.count]) == bits(indices_[: chosen.count])
@@ -73,7 +76,7 @@ def check_select(kernels: Any, x: np.ndarray, seed: int, capacity: int, threshol
     got, expected = x.copy(), x.copy()
     (indices, values), (indices_, values_) = outputs(capacity), outputs(capacity)
     count = kernels.accumulate_select(got, gradient, threshold, indices, values, 7, sign)
-    assert count == naive.accumulate_select(expected, gradient, threshold, indices_, values_, 7, sign)
+    assert count == selection_reference.accumulate_select(expected, gradient, threshold, indices_, values_, 7, sign)
     kept = min(count, capacity)
     assert bits(got) == bits(expected)
     assert bits(indices[:kept]) == bits(indices_[:kept])
@@ -99,7 +102,9 @@ def check_queued(
     getattr(kernels, f"queue_{name}")(got, gradient, *whats, indices, values, count, 7, *signed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of numpy, about NaN and infinity
-        found = getattr(naive, f"accumulate_{name}")(expected, gradient, *whats, indices_, values_, 7, *signed)
+        found = getattr(selection_reference, f"accumulate_{name}")(
+            expected, gradient, *whats, indices_, values_, 7, *signed
+        )
     moved = min(found.count, capacity)
     assert count.tolist() == [moved]
     assert bits(got) == bits(expected)
@@ -138,7 +143,7 @@ def check_normal(kernels: Any, x: np.ndarray, seed: int, rel: float) -> None:
     """``rel``: how far mean and deviation may be from the oracle's, of the largest magnitude."""
     got, expected = x.copy(), x.copy()
     found = kernels.accumulate_normal(got, gradient_of(x, seed))
-    said = naive.accumulate_normal(expected, gradient_of(x, seed))
+    said = selection_reference.accumulate_normal(expected, gradient_of(x, seed))
     assert bits(got) == bits(expected)
     largest, exact = float(np.abs(expected).max()), expected.astype(np.float64)
     assert found == pytest.approx(said, rel=0, abs=rel * largest)

@@ -8,13 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import feedback_reference
 import numpy as np
 import pytest
 from scatter_checks import vector
 from triton_arrays import DEVICE, SMALL_BLOCK, array_of, tensor_of, torch, turn_blocks_round
 
 from telegrad.compress.residual import Entry
-from telegrad.kernels.feedback import Collected, Kept, Moved, Remade, kernels_of, naive
+from telegrad.kernels.feedback import Collected, Kept, Moved, Remade, kernels_of
 from telegrad.kernels.feedback import triton as kernels
 
 DTYPES = ["float32", "uint16"]
@@ -49,7 +50,7 @@ class Velocities(NamedTuple):
     def moved(self, *, nesterov: bool) -> Velocities:
         """By the oracle, whose bits the kernel has."""
         expected = copy.deepcopy(self)
-        naive.accumulate_velocities(expected.parts, None, *expected[1:3], 0.9, *expected[3:], nesterov)
+        feedback_reference.accumulate_velocities(expected.parts, None, *expected[1:3], 0.9, *expected[3:], nesterov)
         parts = [part._replace(velocity=tensor_of(part.velocity)) for part in self.parts]
         gradient, out, active, faults = map(tensor_of, self[1:])
         table = kernels.velocity_table(parts).to(DEVICE)
@@ -68,7 +69,7 @@ def test_velocities(dtype: str, out: str, nesterov: bool) -> None:
     """Of one parameter and of several in one launch, at whole vectors and beside them; some take no part."""
     for sizes, offset in (([1], 0), ([64], 0), ([257], 3), ([1, 64, 300, 128, 5], 16)):
         gradient = vector(offset + sum(sizes) + 2, dtype, 1)
-        gradient = np.where(np.isfinite(naive.as_float32(gradient)), gradient, gradient.dtype.type(0))
+        gradient = np.where(np.isfinite(feedback_reference.as_float32(gradient)), gradient, gradient.dtype.type(0))
         velocities = [np.random.default_rng(size).standard_normal(size).astype(np.float32) for size in sizes]
         given = Velocities.of(velocities, gradient, out, offset)
         given.active[::2] = 0
@@ -150,7 +151,7 @@ class Taken(NamedTuple):
     def collected(self, most: float = math.inf) -> Taken:
         """By the oracle, whose bits the kernels have."""
         expected = copy.deepcopy(self)
-        naive.collect(expected.parts, None, *expected[1:], most)
+        feedback_reference.collect(expected.parts, None, *expected[1:], most)
         parts = [Collected(*(tensor_of(x) if isinstance(x, np.ndarray) else x for x in part)) for part in self.parts]
         tensors = [tensor_of(x) for x in self[1:]]
         kernels.collect(parts, kernels.table(parts).to(DEVICE), *tensors, most)
@@ -189,7 +190,7 @@ def test_entries_of_many_parts_in_one_launch(dtype: str, rooms: list[int]) -> No
     sent = np.sort(found.to_indices[4 : int(found.ends[-1])])
     assert sent.size == found.counts.sum() + sum(broken)
     assert (np.diff(sent.astype(np.int64)) > 0).all()
-    assert np.isnan(naive.as_float32(found.to_values)).sum() == sum(broken)
+    assert np.isnan(feedback_reference.as_float32(found.to_values)).sum() == sum(broken)
     assert (found.to_indices[:4] == 77).all()
     assert (found.to_indices[int(found.ends[-1]) :] == 77).all()
 
@@ -209,7 +210,7 @@ def test_what_bfloat16_loses_is_in_the_residual() -> None:
     found = Taken.of([64, 10], [64, 7], [0, 0], "uint16").collected()
     for part, count, end in zip(found.parts, found.counts, found.ends, strict=True):
         own = found.indices[part.start : part.start + count] - part.offset
-        sent = naive.as_float32(found.to_values[end - count : end])
+        sent = feedback_reference.as_float32(found.to_values[end - count : end])
         total = sent.astype(np.float64) + part.residual[own]
         np.testing.assert_array_equal(total, found.values[part.start : part.start + count].astype(np.float64))
         assert part.residual.any()
@@ -227,7 +228,7 @@ def test_faults_are_cleared_where_they_are(sizes: list[int]) -> None:
         faults = np.array(told, np.int32)
         on_device = [part._replace(residual=tensor_of(part.residual)) for part in parts]
         kernels.clear_faults(on_device, kernels.table(on_device).to(DEVICE), tensor_of(faults))
-        naive.clear_faults(parts, None, faults)
+        feedback_reference.clear_faults(parts, None, faults)
         for part, one, fault in zip(on_device, parts, told, strict=True):
             assert array_of(part.residual).tobytes() == one.residual.tobytes()
             assert np.isfinite(one.residual).all() == (fault == 1)
@@ -251,7 +252,7 @@ def test_what_was_before_is_again(sizes: list[int]) -> None:
         there = [Kept(tensor_of(part.values), tensor_of(part.before)) for part in parts]
         wanted = np.array([told], np.int32)
         kernels.restore(there, kernels.kept_table(there).to(DEVICE), tensor_of(wanted))
-        naive.restore(parts, None, wanted)
+        feedback_reference.restore(parts, None, wanted)
         for number, (one, part) in enumerate(zip(there, parts, strict=True)):
             assert array_of(one.values).tobytes() == part.values.tobytes()
             assert bool((part.values == number + 7).all()) == (told == 1)
@@ -271,7 +272,7 @@ def test_units(wanted: float) -> None:
     told, ratios = np.array([wanted]), np.full(5, 7.0)
     there, found = on_device(parts), tensor_of(ratios)
     kernels.change_units(there, kernels.unit_table(there).to(DEVICE), tensor_of(told), found)
-    naive.change_units(parts, None, told, ratios)
+    feedback_reference.change_units(parts, None, told, ratios)
     assert array_of(found).tobytes() == ratios.tobytes()
     for one, part in zip(there, parts, strict=True):
         assert array_of(one.unit).tobytes() == part.unit.tobytes()
@@ -300,7 +301,7 @@ def test_rescaling_has_a_residuals_bits() -> None:
             entry = Entry("x", part.values.copy(), unit=ratio, peak=float(np.abs(part.values).max()))
             entry.rescale(1.0)
             assert array_of(one.values).tobytes() == entry.values.tobytes()
-        naive.rescale(parts, None, np.array(ratios))
+        feedback_reference.rescale(parts, None, np.array(ratios))
         for one, part in zip(there, parts, strict=True):
             assert array_of(one.values).tobytes() == part.values.tobytes()
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import selection_checks as checks
+import selection_reference
 from hypothesis import HealthCheck, Phase, example, given, settings
 from triton_arrays import DEVICE, OnArrays, array_of, tensor_of, torch, turn_blocks_round
 
 from telegrad.compress import GaussianThreshold, Residual, ReusedThreshold, SampledThreshold
 from telegrad.compress.baselines import LOWERED_BY, LOWERED_MOST
-from telegrad.kernels.select import Sign, naive
+from telegrad.kernels.select import Sign
 from telegrad.kernels.select import triton as kernels
 from telegrad.kernels.select.triton import launches
 from telegrad.kernels.select.triton.launches import Reusing, reuse_table
@@ -114,7 +115,7 @@ def test_queue_random(k: int) -> None:
     x = np.random.default_rng(k).standard_normal(150).astype(np.float32)
     for call in (0, 1, 2**32 - 1):
         wanted, expected = checks.outputs(k), x.copy()
-        naive.accumulate_random(expected, x, k, (5, call, 3, 9), *wanted, 7)
+        selection_reference.accumulate_random(expected, x, k, (5, call, 3, 9), *wanted, 7)
         residual, indices, values = map(tensor_of, (x, *checks.outputs(k)))
         count, drawn = tensor_of(np.full(1, -5)), tensor_of(np.array([call]))
         kernels.queue_random(residual, tensor_of(x), k, (5, drawn, 3, 9), indices, values, count, 7)
@@ -288,7 +289,7 @@ def test_queue_reused_finds_the_largest(x: np.ndarray, share: float, seed: int) 
     indices, values, counts = *map(tensor_of, checks.outputs(16 + room)), tensor_of(np.zeros(3, np.int64))
     _queue(parts, None, indices, values, counts, interval=8, gain=0.1)
     wanted, residual = checks.outputs(k), x.copy()
-    naive.accumulate_topk(residual, None, k, *wanted, 0)
+    selection_reference.accumulate_topk(residual, None, k, *wanted, 0)
     assert int(counts[1]) == k
     assert checks.bits(array_of(indices)[6 : 6 + k]) == checks.bits(wanted[0])
     assert checks.bits(array_of(values)[6 : 6 + k]) == checks.bits(wanted[1])

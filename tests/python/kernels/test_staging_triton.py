@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import staging_reference
 from scatter_checks import DTYPES as FLOATS
 from scatter_checks import vector as floats
 from triton_arrays import SMALL_BLOCK, OnArrays, tensor_of, torch, turn_blocks_round
 
-from telegrad.kernels.staging import DENSE, kernels_of, naive
+from telegrad.kernels.staging import DENSE, kernels_of
 from telegrad.kernels.staging import triton as kernels
 
 GPU = OnArrays(kernels)
@@ -51,7 +52,7 @@ def test_stage(dtype: str, room: int, index_type: type) -> None:
             got = [poisoned(1, "int64"), poisoned(room, "uint32"), poisoned(room, dtype)]
             expected = [array.copy() for array in got]
             GPU.stage(*given, *got)
-            naive.stage(*given, *expected)
+            staging_reference.stage(*given, *expected)
             assert [array.tobytes() for array in got] == [array.tobytes() for array in expected]
 
 
@@ -71,7 +72,7 @@ def test_write_sum(dtype: str, absent: float) -> None:
             ended[0][max(form, 0) :], ended[1][max(form, 0) :] = 2**32 - 1, poisoned(1, dtype)[0]
             held = (counted, dense if form == DENSE else poisoned(size, dtype), *ended, absent)
             GPU.write_sum(whole[10 : 10 + size], *held)
-            naive.write_sum(expected[10 : 10 + size], *held)
+            staging_reference.write_sum(expected[10 : 10 + size], *held)
             assert whole.tobytes() == expected.tobytes()
 
 
@@ -85,7 +86,7 @@ def test_add_sum(size: int) -> None:
         got, expected = before.copy(), before.copy()
         held = (np.array([form], np.int64), dense if form == DENSE else poisoned(size, "float32"), indices, values)
         GPU.add_sum(got, *held)
-        naive.add_sum(expected, *held)
+        staging_reference.add_sum(expected, *held)
         assert got.tobytes() == expected.tobytes()
         assert (got.tobytes() == before.tobytes()) == (form in (-1, 0) or size == 0)
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from telegrad.communicator.rendezvous.joining import Exchange
 from telegrad.errors import RendezvousError
@@ -32,16 +32,6 @@ _BUILD = (
     "build telegrad from source where mpicxx of that MPI is in PATH: `pip install . -C cmake.define.TELEGRAD_MPI=on` "
     "in its repository or sdist"
 )
-
-
-class MpiNetwork(Protocol):
-    """``telegrad._mpi.Network``: a duplicate of an MPI communicator, over which drivers send."""
-
-    @property
-    def rank(self) -> int: ...
-    @property
-    def size(self) -> int: ...
-    def exchange(self, mine: bytes, timeout_s: float) -> list[bytes]: ...
 
 
 MakeDriver = Callable[[int, int], object]

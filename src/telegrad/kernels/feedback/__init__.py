@@ -2,9 +2,8 @@
 become one list, and what leaves is rounded; and a step can be undone.
 
 Whether a gradient takes part, how many entries it gives, and whether a step is undone is known to the GPU alone: these
-are numbers of one element, which kernels read, so that nobody waits. ``naive`` is the oracle of ``triton``; on CPUs
-compressors do this themselves. Gradients and what leaves are float32 or bfloat16 (numpy has none: uint16 there), all
-else is float32.
+are numbers of one element, which kernels read, so that nobody waits. On CPUs compressors do this themselves. Gradients
+and what leaves are float32 or bfloat16 (numpy has none: uint16 there), all else is float32.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Entries are ranked by their magnitude, as the bits of a float32 order it: a NaN is larger than infinity, so that it is
 chosen first rather than hiding in a residual for ever. Among equal ones the lowest index is first.
 
-``cpu`` does it for numpy arrays, ``triton`` for torch tensors on a GPU, and ``naive`` is the oracle of both.
+``cpu`` does it for numpy arrays, ``triton`` for torch tensors on a GPU.
 """
 
 from __future__ import annotations

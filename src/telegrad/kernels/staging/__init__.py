@@ -4,7 +4,7 @@ How many entries there are is known to the GPU alone, and what form a sum has to
 memory, which kernels read, so that nobody waits for anybody. Only entries that there are cross the bus.
 
 ``indices``: uint32 or int64; ``values`` and dense vectors: what a SparseVector holds (of bfloat16 numpy has uint16).
-``naive`` is the oracle of ``triton``; CPUs need none of this."""
+CPUs need none of this."""
 
 from __future__ import annotations
 

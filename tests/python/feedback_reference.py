@@ -1,4 +1,4 @@
-"""The oracle of ``triton``: numpy, one entry after the other."""
+"""The oracle of ``telegrad.kernels.feedback.triton``: numpy, one entry after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of ``cpu``: the same functions in plain numpy, slow and obvious."""
+"""The oracle of ``telegrad.kernels.select``: the same functions in plain numpy, slow and obvious."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The oracle of ``triton``: one entry after the other."""
+"""The oracle of ``telegrad.kernels.staging.triton``: one entry after the other."""
 
 from __future__ import annotations
 
