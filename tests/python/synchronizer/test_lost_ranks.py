@@ -370,9 +370,10 @@ def test_a_rank_that_is_killed_costs_its_step_only(job: Callable[..., RankJob], 
     assert all(one["epochs"] == one["step"] for one in running.said(number) if "step" in one)  # the scheduler's state
 
 
-def test_a_step_that_one_rank_has_taken_all_take(job: Callable[..., RankJob]) -> None:
-    """Where the last message of a step reaches some ranks only."""
-    running = job(2, "sparse half a step")
+@pytest.mark.parametrize("kind", ["sparse half a step", "sparse half a step twice"])
+def test_a_step_that_one_rank_has_taken_all_take(job: Callable[..., RankJob], kind: str) -> None:
+    """Where the last message of a step reaches some ranks only; twice: and the ranks fail again as they align."""
+    running = job(2, kind)
     running.wait_for_units(0, 12)
     running.finish([0, 1])
     for number in (0, 1):
@@ -388,8 +389,10 @@ def test_a_rank_that_raises_leaves(job: Callable[..., RankJob]) -> None:
     assert error["error"] == "LookupError: the test says so"
 
 
-def test_a_rank_that_wakes_up_takes_a_peers_state_over(job: Callable[..., RankJob]) -> None:
-    running = job(3, "sparse", liveness_s=LIVENESS_S)
+@pytest.mark.parametrize("kind", ["sparse", "sparse away twice"])
+def test_a_rank_that_wakes_up_takes_a_peers_state_over(job: Callable[..., RankJob], kind: str) -> None:
+    """Twice: and the ranks fail again as they align."""
+    running = job(3, kind, liveness_s=LIVENESS_S)
     running.wait_for_units(0)
     running.send(1, signal.SIGSTOP)
     running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
