@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import random
 import signal
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +103,35 @@ def test_one_that_wakes_up_too_late_is_told(job: Callable[..., RankJob]) -> None
     assert "the other ranks have gone on without this one" in error
     assert "telegrad.join()" in error
     running.finish([numbers[0], numbers[2]])
+
+
+@pytest.mark.parametrize("kind", lost_ranks_program.KINDS)
+def test_a_change_of_ranks_frees_what_was_before(kind: str) -> None:
+    """At once: Python looks for cycles rarely where a process has many objects, and residuals are as large as a model."""
+    comm, model = telegrad.join(HashStore(), 1), lost_ranks_program.network()
+
+    def made(model: torch.nn.Module, comm: telegrad.Communicator) -> telegrad.Synchronizer:
+        return telegrad.Synchronizer(model, comm, plan="fixed", compress=lost_ranks_program.KINDS[kind])
+
+    def loss_of() -> torch.Tensor:
+        x, y = lost_ranks_program.batch(elastic.steps, 0, 1)
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    with telegrad.Elastic(model, sgd(model.parameters()), comm, synchronizer=made) as elastic:
+        elastic.step(loss_of)
+        gc.collect()
+        gc.disable()
+        try:
+            before: list[Any] = [weakref.ref(elastic.synchronizer)]
+            if compression := elastic.synchronizer._compression:
+                kept = compression.compressor
+                before += map(weakref.ref, [compression, kept, *(one.values for one in kept.residuals)])
+            compression = kept = None
+            elastic._change()
+            assert [one() for one in before] == [None] * len(before)
+        finally:
+            gc.enable()
+    comm.close()
 
 
 def test_one_that_shrinks_alone_goes_on_alone(job: Callable[..., RankJob]) -> None:
