@@ -49,6 +49,7 @@ def test_all_agree_and_compute_again(first: int) -> None:
         111,  # a rank that was left out after two attempts was told the number of a group that it never had
         201092,  # a rank that gave up before it connected was not heard of: the simulated network kept it
         201972,
+        419472,  # a rank that had been frozen since an earlier group hid that the next ones had given another one up
     ],
 )
 def test_what_once_went_wrong(seed: int) -> None:

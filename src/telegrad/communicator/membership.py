@@ -176,7 +176,7 @@ class Membership:
                     found = connect(rank, size, exchange)
                 except BaseException as error:  # such as that one was lost meanwhile
                     with contextlib.suppress(RendezvousError):
-                        self._store.call("set", "broken", str(group.number))
+                        self._give_up(group.number)
                         self._store.call("set", f"connected/{self._own}", f"{group.number} no")
                     if isinstance(error, TransportError):
                         suspects = store.gone
@@ -422,6 +422,12 @@ class Membership:
         expected = "" if before is None else before.text
         if self._store.call("compare_set", "group", expected, group.text).decode() == expected and expected:
             self._store.call("compare_set", "group", "", group.text)
+
+    def _give_up(self, number: int) -> None:
+        """Nobody need wait for this group. One that is late must not hide that a later one was given up."""
+        broken = self._value("broken") or ""
+        while int(broken or -1) < number:
+            broken = self._store.call("compare_set", "broken", broken, str(number)).decode()
 
     def _value(self, key: str) -> str | None:
         return self._store.values([key])[0]

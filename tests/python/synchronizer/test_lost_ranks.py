@@ -269,6 +269,15 @@ def test_a_rank_that_computes_is_not_left_out(monkeypatch: pytest.MonkeyPatch, a
     _in_threads(leaves.close, shrinks.close, computes.close)
 
 
+def test_one_that_is_late_does_not_hide_what_others_have_given_up() -> None:
+    store = HashStore()
+    comm = telegrad.join(store, 1)
+    for number in (1, 3, 2, 0):
+        comm._membership._give_up(number)  # type: ignore[union-attr]
+    assert store.get(f"{_KEYS}/broken") == b"3"
+    comm.close()
+
+
 def test_signs_of_life_go_on_while_many_questions_are_answered_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, signs = [0.0], list[float]()
 
