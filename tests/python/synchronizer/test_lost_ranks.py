@@ -107,7 +107,7 @@ def test_one_that_wakes_up_too_late_is_told(job: Callable[..., RankJob]) -> None
 
 @pytest.mark.parametrize("kind", lost_ranks_program.KINDS)
 def test_a_change_of_ranks_frees_what_was_before(kind: str) -> None:
-    """At once: Python looks for cycles rarely where a process has many objects, and residuals are as large as a model."""
+    """At once: Python looks for cycles rarely where it has many objects, and residuals are as large as a model."""
     comm, model = telegrad.join(HashStore(), 1), lost_ranks_program.network()
 
     def made(model: torch.nn.Module, comm: telegrad.Communicator) -> telegrad.Synchronizer:
