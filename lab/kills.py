@@ -33,7 +33,7 @@ ABOUT = {
     "killed": "so many at once",
     "while_joining": "a replacement was on its way as the kill came",
     "repeated": "steps that the others have begun again since the kill: of the one that has most",
-    "growth": "of the process that is never killed: with all ranks there, after a tenth of the kills, and at the end",
+    "growth": "of the process that is never killed: with all ranks there, after a tenth of the times, half, and all",
 }
 """The meaning of fields, for result files."""
 
@@ -104,8 +104,8 @@ class _Job:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.last: dict[int, Row] = {}
         self.bits: defaultdict[int, set[int]] = defaultdict(set)
-        self.skipped = 0  # steps that a process has not ended itself, but others, whose state it took; or ended twice
-        self.away = 0  # that took a peer's state over, as they had been silent for too long
+        self.skipped = 0  # calls of step() that took another number of steps than one
+        self.away = 0  # calls in which the process took a peer's state over, as it had been silent for too long
         self.pids: list[int] = []
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["telegrad.synchronizer.elastic", "torch._dynamo"])
@@ -127,11 +127,14 @@ class _Job:
         self.pids.append(process.pid)
         self.alive[number] = process
 
-    def kill(self, number: int) -> None:
-        process = self.alive.pop(number)
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
+    def kill(self, *numbers: int) -> None:
+        """At once: one by one, others may repeat a step for each."""
+        processes = [self.alive.pop(number) for number in numbers]
+        for process in processes:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+        for process in processes:
+            process.join()
 
     def listen(self, most_s: float) -> list[Row]:
         """What processes have said by then."""
@@ -229,8 +232,7 @@ def measured(ranks: int, kills: int, seconds: float, seed: int) -> tuple[list[Ro
         victims = draw.sample([*job.alive][1:], count)
         before = {number: job.last[number]["repeated"] for number in job.alive if number in job.last}
         at_s = time.monotonic()
-        for victim in victims:
-            job.kill(victim)
+        job.kill(*victims)
         killed += count
         again_s = job.wait_for(len(job.alive), at_s)
         if again_s is None:
@@ -259,7 +261,7 @@ def measured(ranks: int, kills: int, seconds: float, seed: int) -> tuple[list[Ro
     }
     found = {"kills": killed, "steps": max(job.bits, default=0), "seconds": time.monotonic() - begin_s, **wrong}
     if growth:
-        found["growth"] = [growth[len(growth) // 10], growth[-1]]
+        found["growth"] = [growth[len(growth) // 10], growth[len(growth) // 2], growth[-1]]
     return rows, found
 
 

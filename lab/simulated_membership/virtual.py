@@ -141,6 +141,8 @@ class Group:
         for rank, process in enumerate(processes):
             if process.dead:
                 self.kill(rank)
+            elif process.frozen_until_s > clock.now_s:
+                self.freeze(rank, process.frozen_until_s - clock.now_s)
         self._keep_absent()
 
     def _keep_absent(self) -> None:
@@ -169,6 +171,14 @@ class Group:
     def freeze(self, rank: int, duration_s: float) -> None:
         self.catch_up()
         self.core.freeze(rank, duration_s + self.clock.now_s - self.begins_s - self.core.now_s())
+
+    def close(self, rank: int) -> None:
+        """A process that has not connected, and will not."""
+        if rank in self.absent and not self.processes[rank].dead:
+            self.absent.discard(rank)
+            self.catch_up()
+            self.core.part(rank)
+            self.leave(rank)
 
     def leave(self, rank: int) -> None:
         self.left.add(rank)

@@ -161,6 +161,7 @@ class World(Clock):
         self._connections = 0
         self._groups_of: dict[tuple[bytes, ...], Group] = {}
         self._owners: dict[bytes, Process] = {}
+        self._closed: set[bytes] = set()
         self._decided: dict[int, tuple[float, list[str]]] = {}
         self._left: set[str] = set()
         self._bits: dict[tuple[Any, ...], bytes] = {}
@@ -192,7 +193,11 @@ class World(Clock):
         self._connections += 1
         own = f"connection {self._connections} of process {process.number}".encode()
         self._owners[own] = process
-        addresses = exchange(own)
+        try:
+            addresses = exchange(own)
+        except Exception:
+            self._close(own)
+            raise
         if addresses[rank] != own or len(addresses) != size:
             self.find(WRONG_GROUP, f"process {process.number} as rank {rank} of {size} was told {addresses}")
         group = self._groups_of.get(tuple(addresses))
@@ -201,13 +206,22 @@ class World(Clock):
             group = Group(self, owners, rank, options.timeout_s, options.liveness_timeout_s)
             self.groups.append(group)
             self._groups_of[tuple(addresses)] = group
+            for closed in self._closed.intersection(addresses):
+                group.close(addresses.index(closed))
         group.attach(rank)
         core = VirtualCore(group, rank)
         until_s = self.now_s + options.timeout_s
-        while not group.core.joined(rank) and not group.core.over(rank) and self.now_s < until_s:
+        while not group.core.over(rank) and self.now_s < until_s and (group.absent or not group.core.joined(rank)):
             self.sleep(0.005)
         process.enter("connect")
         return core
+
+    def _close(self, address: bytes) -> None:
+        """Its process has given up, which those that have it hear."""
+        self._closed.add(address)
+        for addresses, group in self._groups_of.items():
+            if address in addresses and group in self.groups:
+                group.close(addresses.index(address))
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:

@@ -47,6 +47,11 @@ def test_all_agree_and_compute_again(first: int) -> None:
         5020,  # a rank freezes in grow(): another one that still waited for it was left out
         63,  # a rank is frozen for longer than an answer of the store may take, which it took for the store's end
         111,  # a rank that was left out after two attempts was told the number of a group that it never had
+        201092,  # a rank that gave up before it connected was not heard of: the simulated network kept it
+        201972,
+        507000,  # two ranks 0 were lost before they cleared the store, and a part of it stayed
+        517559,  # a slow store told of a group whose members were gone, and had taken others in before
+        419472,  # a rank that had been frozen since an earlier group hid that the next ones had given another one up
     ],
 )
 def test_what_once_went_wrong(seed: int) -> None:

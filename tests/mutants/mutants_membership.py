@@ -50,8 +50,14 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: a group that failed to connect is not called off",
         MEMBERS,
-        'self._store.call("set", "broken", str(group.number))',
+        "self._give_up(group.number)",
         "pass",
+    ),
+    mutant(
+        "members: one that is late hides that a later group was given up",
+        MEMBERS,
+        "while int(broken or -1) < number:",
+        "while broken != str(number):",
     ),
     mutant(
         "members: the exchange of addresses waits for the dead",

@@ -189,7 +189,7 @@ def connect(group: Group | None, gather: Gather, options: InheritedOptions, repo
             asks = False
         except _AsksAgain:
             asks = True
-        except BaseException as failure:  # the others ask this rank all the same
+        except Exception as failure:  # the others ask this rank all the same; Ctrl-C does not wait for that
             asks, error = False, failure
         if options.devices != MEMORY or not gather(np.array([asks])).any():
             break
@@ -222,7 +222,7 @@ def _connected(group: Group | None, gather: Gather, options: InheritedOptions, r
     agreement = TuningAgreement(rank, size, swap, options.tuning, options.interface, options.driver, options.node)
     try:
         core = join_core(rank, size, agreement.swap, options, report_folder, group.name_in(options.group), members)
-    except BaseException:
+    except Exception:
         if not swapped:  # the others wait for an address, and are to hear that there is none
             _told(gather, b"", ())
         raise

@@ -157,7 +157,7 @@ class Membership:
         last = self._group
         refused = None if last is None or rejoins else self._rank_of(last)
         suspects = set[str]() if last is None or blamed is None else {last.names[blamed]}
-        was_member = last is not None
+        was_member, cleared = last is not None, len(self._past)
         with self._ending as ending:
             ending.callback(self._links.clear)
             for _ in range(_MOST_ATTEMPTS):
@@ -176,7 +176,7 @@ class Membership:
                     found = connect(rank, size, exchange)
                 except BaseException as error:  # such as that one was lost meanwhile
                     with contextlib.suppress(RendezvousError):
-                        self._store.call("set", "broken", str(group.number))
+                        self._give_up(group.number)
                         self._store.call("set", f"connected/{self._own}", f"{group.number} no")
                     if isinstance(error, TransportError):
                         suspects = store.gone
@@ -184,7 +184,7 @@ class Membership:
                     raise
                 names = last.names if last is not None and was_member else []
                 self.kept = tuple(names.index(name) if name in names else -1 for name in group.names)
-                self._clear_past(group, rank)
+                self._clear_past(group, rank, cleared)
                 self._rest()
                 return found, was_member
         raise RendezvousError(
@@ -211,9 +211,10 @@ class Membership:
         with contextlib.suppress(RendezvousError):
             self._store.delete(f"join/{self._number}/{key}" for key in exchange.own_keys())
 
-    def _clear_past(self, present: _Members, rank: int) -> None:
-        """Rank 0 removes what the store holds of members that have gone. Others do if they are rank 0 next."""
-        past, self._past = self._past, [] if rank == 0 else self._past[-1:]
+    def _clear_past(self, present: _Members, rank: int, cleared: int) -> None:
+        """Rank 0 removes what the store holds of members that have gone. Others do if they are rank 0 next, but for
+        what an earlier rank 0 has ``cleared``."""
+        past, self._past = self._past, [] if rank == 0 else self._past[cleared:]
         if rank or not past:
             return
         with contextlib.suppress(RendezvousError):
@@ -362,7 +363,8 @@ class Membership:
                     continue
             else:
                 watch.look(found.names)
-                if all(watch.is_gone(name) for name in found.names):
+                # Of a store that answers slowly the group may be an old one, whose members have taken others in.
+                if all(watch.is_gone(name) for name in found.names) and found == self._latest():
                     ended = any(self._value(f"left/{name}") == "ends" for name in found.names)
                     raise RendezvousError((_ENDED if ended else _ALL_GONE).format(who=self._who))
             if watch.waited_s > self._wait_s:
@@ -422,6 +424,12 @@ class Membership:
         expected = "" if before is None else before.text
         if self._store.call("compare_set", "group", expected, group.text).decode() == expected and expected:
             self._store.call("compare_set", "group", "", group.text)
+
+    def _give_up(self, number: int) -> None:
+        """Nobody need wait for this group. One that is late must not hide that a later one was given up."""
+        broken = self._value("broken") or ""
+        while int(broken or -1) < number:
+            broken = self._store.call("compare_set", "broken", broken, str(number)).decode()
 
     def _value(self, key: str) -> str | None:
         return self._store.values([key])[0]

@@ -348,7 +348,7 @@ class Exchange:
         self.undoable = () if self.topk_states is None else (self.topk_states,)
         check_used(compressor, wire, combine)
         self._sums_all = combine == "allreduce"
-        self._exchange_entries = self._gather_all if combine == "allgather" else self._sum_and_cut
+        self._gathers = combine == "allgather"
         self._most = most_of(encoding)
 
     def move_to(self, comm: Communicator) -> None:
@@ -426,7 +426,8 @@ class Exchange:
                 sending.works.append(self._comm._begin_average_into(indices, values, bits, self._wire, lost))
             else:
                 stream = SparseVector.trusted(indices, values, bits.size, of_torch=True)
-                self._exchange_entries(layout, bits, stream, lost, sending)
+                exchange_entries = self._gather_all if self._gathers else self._sum_and_cut
+                exchange_entries(layout, bits, stream, lost, sending)
         for part, own in zip(layout.one_signed, gathered, strict=True):
             self._gather(part, bits, own, errors, sending)
         if errors is not None:

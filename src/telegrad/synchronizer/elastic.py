@@ -216,8 +216,8 @@ class Elastic:
 
     def _change(self, error: TransportError | None = None) -> bool:
         """Goes on with the ranks that are left after ``error``; without one, also with those that wait. Returns whether
-        this rank has taken the step under way."""
-        self._is_wanted = has_stepped = False
+        this rank has taken the step under way, which it may have before yet another one is lost."""
+        self._is_wanted = False
         before, number, places = self._norms, self._step, [*range(len(self._norms))]
         admit, blamed = error is None, None if error is None else error.peer
         for _ in range(_MOST_ATTEMPTS):
@@ -226,15 +226,15 @@ class Elastic:
             except BaseException:
                 self._leave("the ranks do not find each other")
                 raise
-            places = [places[rank] if rank >= 0 else -1 for rank in kept] if was_member else []
+            places = [places[rank] if rank >= 0 else -1 for rank in kept] if was_member and places else []
             self._is_member = self._is_member and was_member
             try:
-                has_stepped = self._align() or has_stepped
+                self._align()
             except TransportError:
                 admit, blamed = False, None
                 continue
             self._tell(before, places, number)
-            return has_stepped
+            return bool(places) and self._step > number
         raise self._given_up("a change of ranks")
 
     def _tell(self, norms: np.ndarray[Any, Any], places: list[int], number: int) -> None:
@@ -250,14 +250,12 @@ class Elastic:
         if self._on_change is not None and len(norms) != self._comm.world_size:
             self._on_change(len(norms), self._comm.world_size)
 
-    def _align(self) -> bool:
-        """All ranks end the step that one of them has ended, or nobody; those that come take over what rank 0 has.
-        Returns whether this rank has taken the step under way."""
+    def _align(self) -> None:
+        """All ranks end the step that one of them has ended, or nobody; those that come take over what rank 0 has."""
         own = [self._step if self._is_member else -1, self._is_prepared, self._alike]
         told = self._comm.all_gather(np.array(own, np.int64)).reshape(-1, 3)
         last, lacks = int(told[:, 0].max()), told[:, 0] < 0
-        has_stepped = self._is_member and self._is_prepared and self._step < last
-        if has_stepped:
+        if self._is_member and self._is_prepared and self._step < last:
             self._commit()
         else:
             self._discard()
@@ -284,7 +282,6 @@ class Elastic:
             made.close()
             raise
         self._norms, self._synchronizer, self._unsent, self._is_member = self._told_norms, made, None, True
-        return has_stepped
 
     def _take(self, made: Any) -> None:
         """Of the last Synchronizer what waits. Raises ``TypeError`` and ``ValueError`` for one that cannot repeat."""

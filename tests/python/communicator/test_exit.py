@@ -52,9 +52,10 @@ def test_daemon_threads_in_calls_do_not_end_the_process(attempt: int) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_ctrl_c_while_waiting() -> None:
+@pytest.mark.parametrize("call", ["all_reduce", "split"])
+def test_ctrl_c_while_waiting(call: str) -> None:
     lines: list[str] = []
-    with _ranks("interrupted", lines) as ranks:
+    with _ranks("interrupted", lines, call) as ranks:
         while "waiting" not in lines:
             ranks.listen()
         time.sleep(0.3)

@@ -159,7 +159,21 @@ def _train(port: int, ranks: int, number: int, kind: str, liveness_s: float, say
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1000)
 
+    regroup, fails_again = comm._regroup, False
+
+    def regrouped(*arguments: Any, **named: Any) -> tuple[tuple[int, ...], bool]:
+        nonlocal fails_again
+        kept, was_member = regroup(*arguments, **named)
+        fails_again = fails_again or ("away twice" in kind and not was_member)
+        return kept, was_member
+
+    comm._regroup = regrouped  # type: ignore[method-assign]
+
     def synchronizer(model: torch.nn.Module, comm: telegrad.Communicator) -> telegrad.Synchronizer:
+        nonlocal fails_again
+        if fails_again:
+            fails_again = False
+            raise telegrad.TransportError("the test says so, too")
         return telegrad.Synchronizer(model, comm, plan="fixed", compress=KINDS[kind.partition(" ")[0]])
 
     with telegrad.Elastic(model, optimizer, comm, synchronizer=synchronizer, state={"scheduler": scheduler}) as elastic:
@@ -178,8 +192,10 @@ def _train(port: int, ranks: int, number: int, kind: str, liveness_s: float, say
             agree = elastic._agree
 
             def heard_by_others() -> None:
+                nonlocal fails_again
                 agree()
                 if elastic.steps == 5:
+                    fails_again = "twice" in kind
                     raise telegrad.TransportError("the test says so")
 
             elastic._agree = heard_by_others  # type: ignore[method-assign]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import random
 import signal
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -101,6 +103,35 @@ def test_one_that_wakes_up_too_late_is_told(job: Callable[..., RankJob]) -> None
     assert "the other ranks have gone on without this one" in error
     assert "telegrad.join()" in error
     running.finish([numbers[0], numbers[2]])
+
+
+@pytest.mark.parametrize("kind", lost_ranks_program.KINDS)
+def test_a_change_of_ranks_frees_what_was_before(kind: str) -> None:
+    """At once: Python looks for cycles rarely where it has many objects, and residuals are as large as a model."""
+    comm, model = telegrad.join(HashStore(), 1), lost_ranks_program.network()
+
+    def made(model: torch.nn.Module, comm: telegrad.Communicator) -> telegrad.Synchronizer:
+        return telegrad.Synchronizer(model, comm, plan="fixed", compress=lost_ranks_program.KINDS[kind])
+
+    def loss_of() -> torch.Tensor:
+        x, y = lost_ranks_program.batch(elastic.steps, 0, 1)
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    with telegrad.Elastic(model, sgd(model.parameters()), comm, synchronizer=made) as elastic:
+        elastic.step(loss_of)
+        gc.collect()
+        gc.disable()
+        try:
+            before: list[Any] = [weakref.ref(elastic.synchronizer)]
+            if compression := elastic.synchronizer._compression:
+                kept = compression.compressor
+                before += map(weakref.ref, [compression, kept, *(one.values for one in kept.residuals)])
+            compression = kept = None
+            elastic._change()
+            assert [one() for one in before] == [None] * len(before)
+        finally:
+            gc.enable()
+    comm.close()
 
 
 def test_one_that_shrinks_alone_goes_on_alone(job: Callable[..., RankJob]) -> None:
@@ -238,6 +269,15 @@ def test_a_rank_that_computes_is_not_left_out(monkeypatch: pytest.MonkeyPatch, a
     _in_threads(leaves.close, shrinks.close, computes.close)
 
 
+def test_one_that_is_late_does_not_hide_what_others_have_given_up() -> None:
+    store = HashStore()
+    comm = telegrad.join(store, 1)
+    for number in (1, 3, 2, 0):
+        comm._membership._give_up(number)  # type: ignore[union-attr]
+    assert store.get(f"{_KEYS}/broken") == b"3"
+    comm.close()
+
+
 def test_signs_of_life_go_on_while_many_questions_are_answered_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, signs = [0.0], list[float]()
 
@@ -370,9 +410,10 @@ def test_a_rank_that_is_killed_costs_its_step_only(job: Callable[..., RankJob], 
     assert all(one["epochs"] == one["step"] for one in running.said(number) if "step" in one)  # the scheduler's state
 
 
-def test_a_step_that_one_rank_has_taken_all_take(job: Callable[..., RankJob]) -> None:
-    """Where the last message of a step reaches some ranks only."""
-    running = job(2, "sparse half a step")
+@pytest.mark.parametrize("kind", ["sparse half a step", "sparse half a step twice"])
+def test_a_step_that_one_rank_has_taken_all_take(job: Callable[..., RankJob], kind: str) -> None:
+    """Where the last message of a step reaches some ranks only; twice: and the ranks fail again as they align."""
+    running = job(2, kind)
     running.wait_for_units(0, 12)
     running.finish([0, 1])
     for number in (0, 1):
@@ -388,8 +429,10 @@ def test_a_rank_that_raises_leaves(job: Callable[..., RankJob]) -> None:
     assert error["error"] == "LookupError: the test says so"
 
 
-def test_a_rank_that_wakes_up_takes_a_peers_state_over(job: Callable[..., RankJob]) -> None:
-    running = job(3, "sparse", liveness_s=LIVENESS_S)
+@pytest.mark.parametrize("kind", ["sparse", "sparse away twice"])
+def test_a_rank_that_wakes_up_takes_a_peers_state_over(job: Callable[..., RankJob], kind: str) -> None:
+    """Twice: and the ranks fail again as they align."""
+    running = job(3, kind, liveness_s=LIVENESS_S)
     running.wait_for_units(0)
     running.send(1, signal.SIGSTOP)
     running.wait_for(lambda: any(one.get("size") == 2 for one in running.said(0)))
