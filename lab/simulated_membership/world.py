@@ -314,7 +314,7 @@ class World(Clock):
     def members_running(self) -> list[Process]:
         """Of the latest group, those that have not stood still."""
         members = [self.process_of(name) for name in self._decided[max(self._decided)][1]] if self._decided else []
-        return [one for one in members if not one.leaving and self.was_well(one)]
+        return [one for one in members if not one.leaving and not one.ended and self.was_well(one)]
 
     def check_group(self, process: Process, comm: Any, before: list[str] | None, kept: Sequence[int]) -> None:
         """``before``: the members until now; ``None``: this process is new. ``kept``: what it was told."""
