@@ -267,7 +267,7 @@ void bind_linear(nb::module_& module) {
           "__init__",
           [](Newton* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::uintptr_t targets,
              std::uintptr_t row_weights, std::size_t total_rows, std::size_t features, std::size_t classes, Loss loss,
-             double l2, bool with_bias, double tolerance, bool descends, std::uint64_t seed, std::size_t total_features,
+             double l2, double l1, bool with_bias, double tolerance, bool descends, std::uint64_t seed, std::size_t total_features,
              std::uintptr_t counted, std::size_t rank, std::size_t ranks, Team& team, nb::callable reduce) {
             const std::size_t all = rows.offsets.size() - 1;
             const Newton::Problem problem{.rows = rows,
@@ -284,6 +284,7 @@ void bind_linear(nb::module_& module) {
                                           .classes = classes,
                                           .loss = loss,
                                           .l2 = l2,
+                                          .l1 = l1,
                                           .with_bias = with_bias,
                                           .tolerance = tolerance,
                                           .descends = descends,
@@ -292,9 +293,9 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("targets"), nb::arg("row_weights"),
           nb::arg("total_rows"), nb::arg("features"), nb::arg("classes"), nb::arg("loss"), nb::arg("l2"),
-          nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"),
+          nb::arg("l1"), nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"),
           nb::arg("total_features"), nb::arg("counted"), nb::arg("rank"), nb::arg("ranks"), nb::arg("team"),
-          nb::arg("reduce"), nb::keep_alive<1, 20>())
+          nb::arg("reduce"), nb::keep_alive<1, 21>())
       .def("step", &Newton::step, unlocked)
       .def(
           "write_weights",

@@ -13,6 +13,10 @@
 // from bounds of the terms: of their columns' largest values, of scores by the largest weight, and of what conjugate
 // gradients sum by the last iteration. Inner products are such sums, too.
 //
+// With an L1 penalty a step minimises the quadratic model and that penalty (linear/lasso.hpp), over the weights that are not
+// 0 or may leave it. Ranks then hold all weights, and sum products for these few alone. Of the least subgradient v at w, and
+// as l1·|w*| is below the objective f at the optimum w*, convexity gives f − f* ≤ v·w + max|v|·f/l1, which is the gap.
+//
 // The hinge has no second derivative. Its proximal dual method (augmented Lagrangian; Rockafellar 1976) minimises
 //   l2/2·|w|² + mean of E_h(1 − margin + h·a) − h·a²/2,   E_h(v) = 0, v²/(2h) or v − h/2 where v < 0, < h or above,
 // whose a = clip(v/h, 0, 1) at the optimum are the next dual variables. That optimum is a lower bound of the hinge's
@@ -50,6 +54,7 @@ class Newton {
     std::size_t classes = 1;                   // above 1: targets are numbers of classes, and the loss is softmax's
     Loss loss = Loss::logistic;
     double l2 = 0;  // above 0 for the hinge
+    double l1 = 0;  // 0 for the hinge, for several classes and where vectors are split
     bool with_bias = true;
     double tolerance = 1e-4;  // of the gap to the optimum, as a part of the objective
     bool descends = false;    // for the hinge, by one rank: coordinates of the dual, as long as that is fast
@@ -136,7 +141,14 @@ class Newton {
   void next_duals();
   void keep_best();
   double solve();
+  void sum_hessian();
   bool solve_directly(double& predicted);
+  Step step_with_l1();
+  double gap_with_l1(double& worst) const;
+  void solve_with_l1(double target);
+  void choose_active();
+  void multiply_active(std::span<const double> direction, std::span<double> product);
+  double absolute(double part) const;
   double solve_iteratively();
   double multiply(double most, double most_scaled);
   double search();
@@ -165,6 +177,13 @@ class Newton {
   std::vector<std::size_t> borders_;  // of threads' features
   std::vector<double> duals_;
   std::unique_ptr<DualDescent> descent_;  // while it is fast
+  // With an L1 penalty: the features whose weights a step may move, where each feature is among them, and their entries.
+  std::vector<std::uint32_t> active_;
+  LargeVector<std::uint32_t> places_;
+  std::vector<std::uint64_t> active_offsets_;  // by row
+  std::vector<std::uint32_t> active_indices_;
+  std::vector<float> active_values_;
+  std::vector<std::size_t> active_borders_;  // of threads
 };
 
 }  // namespace telegrad::linear

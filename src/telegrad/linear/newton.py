@@ -44,6 +44,7 @@ class Newton:
             problem.classes,
             problem.loss,
             problem.settings.l2,
+            problem.settings.l1,
             problem.settings.bias,
             problem.settings.tol,
             problem.settings.method == "dual" and ranks == 1,

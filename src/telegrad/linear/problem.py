@@ -144,10 +144,8 @@ class TrainingSettings:
             return "sgd"
         if self.coordinates is not None:
             return "coordinate_descent"
-        if self.l1:
-            return "coordinate_descent" if self.loss in CURVATURE_BOUND else "adagrad"
         if self.loss == "hinge":
-            return "dual" if self.l2 else "adagrad"
+            return "dual" if self.l2 and not self.l1 else "adagrad"
         return "newton"
 
     @property
@@ -166,8 +164,8 @@ class TrainingSettings:
             raise ValueError(f"{name} is not for loss={self.loss!r}: leave it out, which chooses one that is")
         if self.loss == "hinge" and not self.l2:
             raise ValueError(f"l2=0 is not for {name}: give more, or use 'adagrad'")
-        if self.l1:
-            raise ValueError(f"l1={self.l1} is not for {name}: use 'coordinate_descent', or leave the optimizer out")
+        if self.loss == "hinge" and self.l1:
+            raise ValueError(f"l1={self.l1} is not for {name} with loss='hinge': use 'squared_hinge', or 'adagrad'")
         for option in ("batch", "learning_rate", "decay", "overlap", "coordinates"):
             if value := getattr(self, option):
                 raise ValueError(f"{option}={value} is not for {name}, whose steps follow from the data: leave it out")
@@ -540,7 +538,7 @@ class Problem:
                 own = np.empty(numbering.size, np.uint32)
                 numbering.write_features(own.ctypes.data)
                 assert comm is not None
-                self.shared = Shared.among(own, comm) if may_split else None
+                self.shared = Shared.among(own, comm) if may_split and not settings.l1 else None
                 if self.shared is not None and not self.shared.saves:
                     self.shared = None
                 if self.shared is None:
