@@ -18,12 +18,11 @@ class Minimiser {
     std::copy(problem.gradient.begin(), problem.gradient.end(), slope_.begin());
   }
 
-  double run() {
+  void run() {
     while (products_ < most_ && worst() > target_) {
       release();
       descend();
     }
-    return fall_;
   }
 
  private:
@@ -77,7 +76,6 @@ class Minimiser {
     const double curved = inner(step_, product_);
     const double part = curved > 0 ? std::min(1.0, -linear / curved) : 1;
     if (!(linear < 0)) return;
-    fall_ -= part * linear + part * part / 2 * curved;
     take(part);
     strength_ = std::max({strength_ / 2, curved / square, kLeastStrength});
   }
@@ -93,12 +91,15 @@ class Minimiser {
       product += residual_[i] * along_[i];
     }
     bool crosses = false;
-    while (products_ < most_ && product > 0 && !crosses) {
+    double first = 0;
+    for (const double one : residual_) first = std::max(first, std::abs(one));
+    while (products_ < most_ && product > 0) {
       multiply(along_, curved_);
       const double curvature = inner(along_, curved_);
       if (!(curvature > 0)) break;
       const double length = product / curvature;
       double face = 0, outside = 0, sum = 0;
+      crosses = false;
       for (std::size_t i = 0; i < size_; ++i) {
         product_[i] += length * curved_[i];
         if (!is_free(i)) {
@@ -111,7 +112,7 @@ class Minimiser {
         sum += residual_[i] * residual_[i] / problem_.diagonal[i];
         if (i < problem_.penalised && z_[i] * (z_[i] + step_[i]) < 0) crosses = true;
       }
-      if (face <= std::max(target_, kOfOthers * outside)) break;
+      if (face <= std::max({target_, kOfOthers * outside, crosses ? kOfFirst * first : 0})) break;
       for (std::size_t i = 0; i < size_; ++i) {
         if (is_free(i)) along_[i] = residual_[i] / problem_.diagonal[i] + sum / product * along_[i];
       }
@@ -122,10 +123,7 @@ class Minimiser {
       if (is_free(i)) linear += slope_of_face(i) * step_[i];
     }
     if (!crosses) {
-      const double fall = -(linear + inner(step_, product_) / 2);
-      if (!(fall > 0)) return;
-      fall_ += fall;
-      take(1);
+      if (linear + inner(step_, product_) / 2 < 0) take(1);
       return;
     }
     leave(linear);
@@ -149,7 +147,6 @@ class Minimiser {
     if (clipped >= fall) {
       for (std::size_t i = 0; i < size_; ++i) next_[i] = step_[i] == -z_[i] ? 0 : z_[i] + step_[i];
       std::swap(product_, curved_);
-      fall_ += clipped;
       take(1);
       return;
     }
@@ -159,11 +156,12 @@ class Minimiser {
       z_[i] = is_first ? 0 : z_[i] + part * step_[i];
       slope_[i] += part * product_[i];
     }
-    fall_ += fall;
   }
 
   static constexpr double kLeastStrength = 1e-3;
   static constexpr double kOfOthers = 0.5;  // conjugate gradients end where those at 0 have so much larger slopes
+
+  static constexpr double kOfFirst = 0.3;   // of the slopes is near enough where some would change signs
 
   const Lasso& problem_;
   const double target_;
@@ -171,7 +169,6 @@ class Minimiser {
   std::span<double> z_;
   const std::size_t size_;
   std::size_t products_ = 0;
-  double fall_ = 0;
   double strength_ = 1;  // times the diagonal bounds H along proximal steps
   std::vector<double> slope_, step_, product_, along_, curved_, residual_, next_;
 };
@@ -186,9 +183,9 @@ double least_slope(double z, double slope, double l1) {
   return z > 0 ? slope + l1 : z < 0 ? slope - l1 : shrunk(slope, l1);
 }
 
-double minimise(const Lasso& problem, double target, std::size_t most, std::span<double> z) {
+void minimise(const Lasso& problem, double target, std::size_t most, std::span<double> z) {
   TELEGRAD_CHECK(problem.gradient.size() == z.size() && problem.penalised <= z.size());
-  return Minimiser(problem, target, most, z).run();
+  Minimiser(problem, target, most, z).run();
 }
 
 }  // namespace telegrad::linear

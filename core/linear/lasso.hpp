@@ -28,8 +28,8 @@ double shrunk(double x, double by);
 /// The element of the least subgradient of l1·|z| + …, whose smooth part has this slope.
 double least_slope(double z, double slope, double l1);
 
-/// Makes no element of the least subgradient larger than `target`, unless that takes over `most` products. Zeros in
-/// the result are exact. Returns by how much the value fell, 0 or more.
-double minimise(const Lasso& problem, double target, std::size_t most, std::span<double> z);
+/// Makes no element of the least subgradient larger than `target`, unless that takes over `most` products. The value
+/// never rises, and zeros in the result are exact.
+void minimise(const Lasso& problem, double target, std::size_t most, std::span<double> z);
 
 }  // namespace telegrad::linear

@@ -29,6 +29,8 @@ constexpr double kOfWorst = 0.1, kOfWorstDirectly = 1e-3;  // of the least subgr
 constexpr double kOfGoal = 0.25;             // of what the tolerance asks: no step needs to leave less
 constexpr std::size_t kMostProducts = 2000;  // of such a step
 constexpr double kLeastDiagonal = 1e-12;
+constexpr double kRounding = 1e-13;          // of the objective: what its sums may have lost
+constexpr std::size_t kMostNoise = 30;       // steps that win less than that
 constexpr std::uint32_t kNowhere = 0xffffffff;
 constexpr double kSingular = 1e-13;          // of a diagonal element
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
@@ -579,7 +581,10 @@ double Newton::search() {
     const Value value = evaluate(part);
     double change = value.smoothed - smoothed_ + problem_.l2 * part * (sums[2] + part / 2 * sums[1]);
     if (problem_.l1 > 0) change += problem_.l1 * (absolute(part) - before);
-    if (!(change <= kSufficient * part * slope)) continue;
+    // with an L1 penalty a slope may still be above the tolerance where rounding hides what a step wins
+    const bool is_noise = problem_.l1 > 0 && std::abs(slope) <= kRounding * (smoothed_ + penalty_);
+    if (is_noise && ++noise_ > kMostNoise) return 0;
+    if (!is_noise && !(change <= kSufficient * part * slope)) continue;
     for (std::size_t i = 0; i < width(); ++i) w_[i] += part * step_[i];
     for (std::size_t i = 0; i < scores_.size(); ++i) scores_[i] += part * moved_[i];
     measure_weights();

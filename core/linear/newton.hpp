@@ -157,7 +157,7 @@ class Newton {
   Problem problem_;
   Team& team_;
   Reduce reduce_;
-  std::size_t sums_ = 0;
+  std::size_t sums_ = 0, noise_ = 0;
   bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
   bool minimised_ = false;  // what the steps for the hinge minimise
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
