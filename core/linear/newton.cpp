@@ -703,11 +703,12 @@ Newton::Step Newton::step_with_l1() {
   double worst = 0;
   Step done{.loss = loss_, .objective = loss_ + penalty_, .gap = gap_with_l1(worst), .sums = sums_};
   done.converged = done.gap <= problem_.tolerance;
-  if (done.converged) return done;
-  const double goal = worst * problem_.tolerance / done.gap;  // to which it must fall, about
+  if (done.converged && !direct_) return done;  // where steps are cheap, one more makes the model as exact as others are
+  const double goal = done.converged ? 0 : worst * problem_.tolerance / done.gap;  // to which it must fall, about
   solve_with_l1(std::max((direct_ ? kOfWorstDirectly : kOfWorst) * worst, kOfGoal * goal));
-  done.stuck = !(search() > 0);
-  if (done.stuck) evaluate(0);
+  const bool fails = !(search() > 0);
+  if (fails) evaluate(0);
+  done.stuck = fails && !done.converged;
   done.loss = loss_;
   done.objective = loss_ + penalty_;
   done.sums = sums_;

@@ -57,11 +57,11 @@ _MOST_THREADS = 1024  # so that a slip takes none from the machine's other proce
 class TrainingSettings:
     """Options of ``train``. Objective: mean loss + ``l2``/2·|w|² + ``l1``·Σ|w_i|; the bias is not regularised.
 
-    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``;
-      with ``l1`` coordinate descent, for the hinge AdaGrad. An option that one optimizer alone has chooses that one.
+    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``,
+      and for the hinge with ``l1`` AdaGrad. An option that one optimizer alone has chooses that one.
       ``"dual"`` descends by coordinates where that is fast, on one rank, and where all ranks' rows together are so few
       that each takes them all. With more rows one rank's bits are not those of several.
-      ``"newton"`` has the same bits for any number of ranks, the hinge's too.
+      ``"newton"`` has the same bits for any number of ranks.
     - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
       optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.
     - ``batch``: rows of all ranks together in a step of SGD or AdaGrad, by default 1,000. ``held_out``: the share of
@@ -232,6 +232,8 @@ def bytes_needed(
         # ten numbers for each feature and class, the model, a bound; of rows numbers, scores, what is of a loss; places
         needed = occurring * ((8 * 10 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
         needed += pooled + nnz * 4 + features * 4 * classes
+        if settings.l1:  # places of features, those that may move, and their entries
+            needed += occurring * (4 + 4 + 7 * 8) + nnz * 8 + rows * 8
         if alone and settings.method == "dual":  # weights and their correction; of rows numbers, places, kinks
             needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
@@ -506,7 +508,7 @@ class Problem:
         if any_weights and settings.method not in SECOND_ORDER:
             raise ValueError(
                 f"rows have weights, which optimizer={settings.method!r} does not know: use 'newton', for the hinge "
-                "'dual', without l1, or leave out the weights"
+                "'dual', or leave out the weights"
             )
         if not self.trained_weight > 0:
             raise ValueError("the weights of all rows to train on are 0: give some rows a weight above 0")
