@@ -21,6 +21,7 @@ constexpr double kEnough = 0.25;              // of the mean gain of an iteratio
 constexpr double kCertain = 0.003;           // the same of the tolerance, where the optimum may be near
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
+constexpr double kOfFewRows = 8;             // likewise: of descents on few rows
 constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
 constexpr double kExact = 0.1;               // of what a step begins with is enough: the rows at the kink change anyway
 constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
@@ -483,6 +484,7 @@ Newton::Step Newton::step() {
     move_duals(done);
     if (done.converged) return done;
   }
+  taken_ = false;
   const double predicted = solve();
   const double before = smoothed_ + penalty_;
   done.stuck = !(search() > 0);
@@ -1006,6 +1008,99 @@ double Newton::multiply(double most, double most_scaled) {
   return inner;
 }
 
+void Newton::write_margins(std::span<double> duals, std::span<double> lacking) const {
+  for (std::size_t i = 0; i < rows(); ++i) {
+    lacking[i] = 1 - scores_[i] * static_cast<double>(problem_.targets[problem_.chosen[i]]);
+    duals[i] = taken_ ? duals_[i] : std::clamp(lacking[i] / duals_.back() + duals_[i], 0.0, 1.0);
+  }
+}
+
+// The weights of these duals, but for those of some rows; behind them Σ weight·a·y.
+void Newton::sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out) {
+  for (std::size_t i = 0; i < rows(); ++i) {
+    const std::uint64_t row = problem_.chosen[i];
+    const bool counts = without.empty() || without[i] == 0;
+    slopes_[i] = counts ? weight(row) * static_cast<double>(problem_.targets[row]) * duals[i] : 0;
+  }
+  sum_columns(slopes_, false, heaviest_, out);
+  reduce({out, width()}, classes());
+  for (std::size_t i = 0; i < weights(); ++i) out[i] /= total_weight_ * problem_.l2;
+}
+
+double Newton::fix(std::span<const std::uint8_t> moves, std::span<const double> duals, std::span<double> scores) {
+  sum_duals(duals, moves, product_.data());
+  const double imbalance = product_[weights()];
+  product_[weights()] = 0;
+  for (std::size_t i = 0; i < rows(); ++i) scores[i] = score(problem_.chosen[i], product_.data());
+  return imbalance;
+}
+
+// Of the hinge, for scores_ that lack one: where the slope of all losses changes its sign, found in ever smaller ranges.
+double Newton::best_bias() {
+  constexpr std::size_t kParts = 64;
+  constexpr int kPasses = 9;
+  double range[1] = {};
+  const auto kink = [&](std::size_t i) { return static_cast<double>(problem_.targets[problem_.chosen[i]]) - scores_[i]; };
+  for (std::size_t i = 0; i < rows(); ++i) range[0] = std::max(range[0], std::abs(kink(i)));
+  reduce(range, 0, Over::largest);
+  double low = -range[0], size = 2 * range[0];
+  for (int pass = 0; pass < kPasses; ++pass) {
+    // the slope below is that of the positive rows whose kinks are not passed, against the negative ones that are
+    double changes[kParts + 2] = {};
+    for (std::size_t i = 0; i < rows(); ++i) {
+      const double place = size > 0 ? (kink(i) - low) / size * kParts : 0, weight = this->weight(problem_.chosen[i]);
+      const std::size_t part = place < 0 ? 0 : place >= kParts ? kParts + 1 : static_cast<std::size_t>(place) + 1;
+      changes[part] += weight;
+      if (problem_.targets[problem_.chosen[i]] > 0) changes[0] -= weight;
+    }
+    reduce(changes, 0);
+    std::size_t part = 0;
+    for (double slope = changes[0]; part < kParts && slope + changes[part + 1] < 0;) slope += changes[++part];
+    size /= kParts;
+    low += size * static_cast<double>(std::min(part, kParts - 1));
+  }
+  return low + size / 2;
+}
+
+Newton::Step Newton::take(std::span<const double> duals) {
+  begin_bounds();
+  sums_ = 0;
+  std::copy(duals.begin(), duals.end(), duals_.begin());
+  duals_.back() = kOfFewRows;
+  sum_duals(duals, {}, w_.data());
+  const double slope = std::abs(w_.back()) / total_weight_;
+  w_.back() = 0;
+  score_rows(w_, scores_);
+  const double bias = problem_.with_bias ? best_bias() : 0;
+  w_.back() = bias;
+  for (double& one : scores_) one += bias;
+  measure_weights();
+  const Value value = evaluate(0);
+  smoothed_ = value.smoothed;
+  loss_ = value.plain;
+  weighted_duals_ = value.duals;
+  if (!begun_) {
+    best_value_ = HUGE_VAL;
+    bound_ = 0;
+  }
+  begun_ = true;
+  keep_best();
+  double each[2] = {};
+  Sum all(heaviest_, rounding_);
+  for (std::size_t i = 0; i < rows(); ++i) all.add(weight(problem_.chosen[i]) * duals[i]);
+  each[0] = all.high;
+  each[1] = all.low;
+  reduce(each, 0);
+  bound_ = std::max(bound_, (each[0] + each[1]) / total_weight_ - penalty_ - slope * (1 + std::abs(bias)));
+  Step done{.loss = best_value_ - best_penalty_, .objective = best_value_};
+  done.gap = best_value_ > 0 ? std::max(best_value_ - bound_, 0.0) / best_value_ : 0;
+  done.converged = done.gap <= problem_.tolerance;
+  done.sums = sums_;
+  minimised_ = false;
+  taken_ = true;
+  return done;
+}
+
 void Newton::write_weights(std::span<float> out) const {
   TELEGRAD_CHECK(out.size() == weights());
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(best()[i]);
@@ -1029,6 +1124,7 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   if (is_hinge() && !descent_ && duals_.back() == kOfDescent) duals_.back() = kFirstSmoothing;
   best_.clear();
   begun_ = false;
+  taken_ = duals_.size() > 0 && duals_.back() == kOfFewRows;
 }
 
 void Newton::settle(bool ends) {

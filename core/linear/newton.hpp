@@ -85,9 +85,28 @@ class Newton {
   void write_weights(std::span<float> out) const;
   void write_biases(std::span<double> out) const;
   double bias() const { return best().back(); }
+  double objective() const { return is_hinge() && !best_.empty() ? best_value_ : loss_ + penalty_; }
 
   /// The dual variables of the hinge, by chosen row, and h behind them; as restore() takes them.
   std::span<const double> duals() const { return duals_; }
+
+  /// For a descent on few rows: of each chosen row its dual at these slopes, and by how much its margin lacks 1, which is
+  /// below 0 where it is above.
+  void write_margins(std::span<double> duals, std::span<double> lacking) const;
+
+  /// `scores`: of each row, by the part of the weights that rows which do not `move` have by these duals, without a bias.
+  /// Returns Σ weight·a·y of theirs, over all ranks, all of which call it.
+  double fix(std::span<const std::uint8_t> moves, std::span<const double> duals, std::span<double> scores);
+
+  /// The model of these duals, by chosen row, with the best bias for it, and how far from the optimum that is. Called by all
+  /// ranks.
+  Step take(std::span<const double> duals);
+
+  /// Whether the last step was that, or restore() got what settle() left of it: then take() goes on from duals().
+  bool taken() const { return taken_; }
+
+  /// Of the present model, which of the hinge need not be the best.
+  double present_bias() const { return w_.back(); }
 
   /// Goes on from this model. `duals`: none for other losses.
   void restore(std::span<const float> weights, double bias, std::span<const double> duals);
@@ -139,6 +158,8 @@ class Newton {
   double dual_bound(double& inner);
   void move_duals(Step& done);
   void next_duals();
+  double best_bias();
+  void sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out);
   void keep_best();
   double solve();
   void sum_hessian();
@@ -159,6 +180,7 @@ class Newton {
   Reduce reduce_;
   std::size_t sums_ = 0, noise_ = 0;
   bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
+  bool taken_ = false;      // w_ is that of duals_
   bool minimised_ = false;  // what the steps for the hinge minimise
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;

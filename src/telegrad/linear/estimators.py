@@ -442,8 +442,8 @@ class LogisticRegression(_Classifier):
     (``"multinomial"``). With another optimizer than Newton's method, and in ``partial_fit``, each class is told from
     the rest (``"ovr"``), as with an L1 penalty. Two classes are one logistic regression in any case.
 
-    ``penalty="l1"`` has Σ|w_i|/(C·rows) in place of the squares. ``l1_ratio`` is the share of Σ|w_i| in both together, as
-    scikit-learn has it from 1.8 on: 1 is L1 alone.
+    ``penalty="l1"`` has Σ|w_i|/(C·rows) in place of the squares. ``l1_ratio`` is the share of Σ|w_i| in both together,
+    as scikit-learn has it from 1.8 on: 1 is L1 alone.
 
     ``class_weight``: by class, or ``"balanced"``; rows of a class weigh so much, of missing ones 1. ``tol``, ``batch``,
     ``learning_rate``, ``decay`` and ``optimizer``: see ``TrainingSettings``, and ``max_iter``: its ``epochs``.

@@ -42,8 +42,8 @@ _ROUNDS, _PASSES = 100, 100  # of xgboost and Vowpal Wabbit, which have no toler
 
 @dataclass(frozen=True)
 class Task:
-    """Minimise mean loss + ``l2``/2·|w|² + ``l1``·Σ|w_i| without a bias, where one of both is 0. ``matrix``: scipy's CSR,
-    float64; ``labels``: -1 and 1."""
+    """Minimise mean loss + ``l2``/2·|w|² + ``l1``·Σ|w_i|, where one of both is 0, without a bias. ``matrix``: scipy's
+    CSR, float64; ``labels``: -1 and 1."""
 
     loss: str
     l2: float

@@ -204,6 +204,11 @@ _VERSION_2 = ("memory.max", "memory.current", "")
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
+def most_gathered() -> int:
+    """Entries of all ranks' rows that each rank may take."""
+    return _POOLED
+
+
 def pools(settings: TrainingSettings, entries: int, *, alone: bool) -> bool:
     """Does each of several ranks get the rows of all, to descend by the coordinates of the dual as one rank does?"""
     return settings.method == "dual" and not alone and entries <= _POOLED
@@ -555,7 +560,9 @@ class Problem:
             else:
                 self.numbering = numbering
         self.occurring = self.features if self.shared is None else self.shared.occurring
+        self.numbered = self._numbered
         self.view = self._numbered.view()
+        self.gathers_few = settings.method == "dual" and comm is not None and comm.world_size > 1 and not self.pooled
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = self._start_team()
 
