@@ -5,9 +5,9 @@ with the Hessian. Each rank has the weights of the features of its own rows. A f
 which these send their terms and which sends back the sum: no other feature travels. Where that would save little, all
 ranks have the weights of all features that occur, and sum dense vectors. These sums do not round, so that any number of
 ranks finds the same bits. With ``optimizer="dual"`` one rank alone first descends by the coordinates of the dual
-(``core/linear/dual_descent.hpp``). Among ranks with more rows than each may take, all descend so on the rows with most of
-the gap, or nearest to the margin, once the gap is small. Other rows' duals are held. The gap is that of all rows, and the
-next descent is on other rows (Osuna, Freund and Girosi 1997).
+(``core/linear/dual_descent.hpp``). Among ranks with more rows than each may take, all descend so on the rows with most
+of the gap, or nearest to the margin, once the gap is small. Other rows' duals are held. The gap is that of all rows,
+and the next descent is on other rows (Osuna, Freund and Girosi 1997).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 from telegrad import _core
 from telegrad.linear.losses import F32, F64
 from telegrad.linear.model import LinearModel, Pass, State
-from telegrad.linear.problem import Problem, most_gathered
+from telegrad.linear.problem import Problem
 
-_NEAR = 5e-4  # a gap at which most rows' duals are known
+_NEAR = 0.1  # times the square of the part of the rows that is gathered: a gap at which these suffice
 _ROUNDS = 16  # of descents on few rows in a step, until the gap is half of what it was
 _STEPS = 4  # of such a descent
 _NO_PART, _FAR = 0.1, 1e20  # of a mean row's part of `tol`; of distances from the margin, so that these come behind
@@ -77,7 +77,7 @@ class Newton:
         if self._settled and self._newton.taken:
             self._gap = self._newton.take(self._own_duals().ctypes.data, self._solved[0].size).gap
         self._settled = False
-        if self._problem.gathers_few and self._gap <= _NEAR:
+        if self._gap <= _NEAR * self._problem.gathered**2:
             for part in range(_ROUNDS):
                 step = self._on_few_rows(number * _ROUNDS + part)
                 if step.converged or step.gap <= self._gap / 2:
@@ -149,7 +149,7 @@ class Newton:
         bins = np.clip(_OF_TWO * np.log2(far) + _BINS / 2, 0, _BINS - 1).astype(np.int64)
         entries: F64 = np.bincount(bins, lengths, _BINS).astype(np.float64)
         problem.comm.all_reduce(entries)
-        before, most = np.append(0, np.cumsum(entries)), most_gathered()
+        before, most = np.append(0, np.cumsum(entries)), problem.gathered * float(entries.sum())
         last = int(np.searchsorted(before[1:], most, side="right"))
         moves = bins < last
         # of those that come next as many as there is room for

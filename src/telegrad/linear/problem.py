@@ -204,11 +204,6 @@ _VERSION_2 = ("memory.max", "memory.current", "")
 _VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
 
 
-def most_gathered() -> int:
-    """Entries of all ranks' rows that each rank may take."""
-    return _POOLED
-
-
 def pools(settings: TrainingSettings, entries: int, *, alone: bool) -> bool:
     """Does each of several ranks get the rows of all, to descend by the coordinates of the dual as one rank does?"""
     return settings.method == "dual" and not alone and entries <= _POOLED
@@ -464,7 +459,7 @@ class Problem:
     feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
     ``all_features``. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has
     none. Second-order optimizers number the features of all ranks' rows likewise, or with ``shared`` those of this
-    rank's. ``used``: which these are; ``occurring``: how many any rank's rows have. ``may_split=False``: without
+    rank's. ``gathered``: for the hinge, of all ranks' rows such a part each rank may take at a time. ``used``: which these are; ``occurring``: how many any rank's rows have. ``may_split=False``: without
     ``shared``. ``keeps_models``: models are asked for where not all ranks take part.
     ``classes``: above 1, labels are numbers of classes, from 0, and the loss is that of their softmax.
     """
@@ -562,7 +557,8 @@ class Problem:
         self.occurring = self.features if self.shared is None else self.shared.occurring
         self.numbered = self._numbered
         self.view = self._numbered.view()
-        self.gathers_few = settings.method == "dual" and comm is not None and comm.world_size > 1 and not self.pooled
+        gathers = settings.method == "dual" and comm is not None and comm.world_size > 1 and not self.pooled
+        self.gathered = min(_POOLED / entries, 1.0) if gathers else 0.0
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = self._start_team()
 
