@@ -51,8 +51,7 @@ Optimizer = Annotated[
         help=f"One of {', '.join(OPTIMIZERS)}. [bold]auto[/]: [bold]newton[/], for the hinge [bold]dual[/], which need "
         "no learning rate and end within --tol of the optimum; for the hinge with --l1 adagrad. An "
         "option that one optimizer alone has chooses that one. [bold]adagrad[/] gives rare features longer steps, and "
-        "often needs fewer epochs; [bold]coordinate_descent[/] (smooth losses only) moves a few weights in each step "
-        "as far as is safe, and needs no learning rate, but twice the memory for the rows."
+        "often needs fewer epochs."
     ),
 ]
 L2 = Annotated[float, typer.Option("--l2", help="λ of mean loss + λ/2·|w|²: pulls all weights towards 0.")]
@@ -71,14 +70,6 @@ LearningRate = Annotated[
     float | None,
     typer.Option(
         help="Of the first step. Default: of sgd what the rows' lengths make safe, often slow; of adagrad 0.1.",
-        show_default=False,
-    ),
-]
-Coordinates = Annotated[
-    int | None,
-    typer.Option(
-        help="Weights that each rank moves in a step of coordinate descent; an epoch moves all once. Default: up to "
-        "100, and fewer the more features rows have in common.",
         show_default=False,
     ),
 ]
@@ -254,7 +245,6 @@ def train_command(
     bias: Annotated[bool, typer.Option(help="Whether there is one; it is not regularised.")] = True,
     held_out: Annotated[float, typer.Option(help="The share of rows to judge the model by.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of who is held out, and of the order of rows.")] = 0,
-    coordinates: Coordinates = None,
     overlap: Overlap = False,
     threads: Threads = 1,
     features: _Features = None,
@@ -277,7 +267,7 @@ def train_command(
     """Train a linear model among ranks, which sum their sparse gradients without loss.
 
     Each rank reads its own lines of [bold]DATA[/]. Newton's method gives the same bits on any number of ranks,
-    all else but coordinate descent (--l1) the same but for rounding or --tol. That moves --coordinates on each rank.
+    all else the same but for rounding or --tol.
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
     rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
     --network and --timeout have no effect. docs/reference/linear.md says more."""
@@ -297,7 +287,6 @@ def train_command(
             optimizer=optimizer,
             l1=l1,
             overlap=overlap,
-            coordinates=coordinates,
             threads=threads,
         )
         form = LibsvmFormat(features, zero_based.value_in_python, strict)
@@ -306,8 +295,7 @@ def train_command(
     except ValueError as error:
         raise bad_option(error) from error
     if settings.method not in SECOND_ORDER:  # whose settings refuse all
-        of_others = "batch" if settings.method == "coordinate_descent" else "coordinates"
-        refuse_given(context, (of_others, "tol"), f"--optimizer {settings.method} has none")
+        refuse_given(context, ("tol",), f"--optimizer {settings.method} has none")
     if checkpoint is None:
         refuse_given(context, ("checkpoint_every",), "without --checkpoint there is none")
     networks_of([network])
@@ -546,9 +534,6 @@ def _rows_for(
 def _steps_of(settings: TrainingSettings) -> str:
     if settings.method in SECOND_ORDER:
         return "Newton's method" if settings.method == "newton" else "proximal dual method"
-    if settings.method == "coordinate_descent":
-        chosen = "coordinate descent, blocks by density"
-        return chosen if settings.coordinates is None else f"{settings.coordinates:,} coordinates a rank and step"
     text = f"batches of {settings.rows_a_step:,}" + (", overlapped" if settings.overlap else "")
     return text if settings.method == "sgd" else f"{text}, {settings.method}"
 
@@ -581,8 +566,6 @@ def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
 
 def _still_falls(settings: TrainingSettings, end: dict[str, Any]) -> str:
     said = f"the loss still fell by {100 * end['last_fall']:.2g} % an epoch when the training ended: give more --epochs"
-    if settings.method == "coordinate_descent":
-        return said
     faster = f"a larger --learning-rate (it was {end['first_learning_rate']:.3g})"
     if settings.method == "sgd":
         return f"{said}, a smaller --batch, {faster} or --optimizer adagrad"
