@@ -1,12 +1,12 @@
 """Random block coordinate descent among ranks that hold rows, for comparisons: SparCML §8.2; Wright 2015 (its [53]).
 
-A step's block has ``coordinates`` features for each rank, drawn alike on all ranks. Each rank moves its own part of the
-block, so that the ranks' contributions lie in different slices of the model. An allgather of indices and changes brings
-them to all ranks. A coordinate's derivative needs all rows, and ranks hold rows. So each rank sums over its own rows for
-the whole block, and a reduce-scatter gives each part's sums to the rank that moves it. Each rank then adds the block's
-changes to the scores of its rows, and no score ever travels. (With columns held by ranks derivatives would be free, but
-each step would have to send the changed scores of all rows with any feature of the block: with popular features nearly
-all.)
+A step's block has ``coordinates`` features for each rank, drawn alike on all ranks. Each rank moves its own part of
+the block, so that the ranks' contributions lie in different slices of the model. An allgather of indices and changes
+brings them to all ranks. A coordinate's derivative needs all rows, and ranks hold rows. So each rank sums over its
+own rows for the whole block, and a reduce-scatter gives each part's sums to the rank that moves it. Each rank then
+adds the block's changes to the scores of its rows, and no score ever travels. (With columns held by ranks derivatives
+would be free, but each step would have to send the changed scores of all rows with any feature of the block: with
+popular features nearly all.)
 
 The move minimises a bound of the objective that holds for the whole block at once (``core/linear/columns.hpp``). So no
 step makes the objective worse, and there is no learning rate. The more entries a row has in a block, the shorter the
@@ -67,7 +67,7 @@ _PASS = 2  # of the seed's streams of random numbers, behind those of ``shares``
 
 class CoordinateDescent:
     """``coordinates``: that each rank moves in a step; ``None``: up to 100, fewer if rows have many features in common.
-    Of ``settings`` the loss, penalties, bias and seed count. Raises ``ValueError`` for the hinge, whose kink stops it."""
+    Of ``settings`` the loss, penalties, bias and seed count. Raises ``ValueError`` for the hinge, which has a kink."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ from telegrad.linear.model import LinearModel, Pass, State
 from telegrad.linear.problem import Problem
 
 _NEAR = 0.1  # times the square of the part of the rows that is gathered: a gap at which these suffice
-_ROUNDS = 16  # of descents on few rows in a step, until the gap is half of what it was
+_ROUNDS = 16  # of descents on few rows in a step: the gap need not fall in each
 _STEPS = 4  # of such a descent
 _NO_PART, _FAR = 0.1, 1e20  # of a mean row's part of `tol`; of distances from the margin, so that these come behind
 _BINS, _OF_TWO = 2000, 8  # in which rows are ordered: so many for each power of two
@@ -65,7 +65,8 @@ class Newton:
             self._reduce,
         )
         self._duals: F64 | None = None
-        self._gap, self._settled = 1.0, False  # the last step's; what is since then, settled or restored
+        self._last: _core.NewtonStep | None = None
+        self._settled = False  # or restored, since then
         if self._shared is not None:
             self._kept = np.zeros((problem.all_features, problem.classes), np.float32), np.zeros(problem.classes)
 
@@ -74,25 +75,35 @@ class Newton:
         began_s, self._comm_s, self._sent = time.perf_counter(), 0.0, 0
         if self._problem.pooled and self._problem.comm is not None:
             self._problem.comm.barrier()  # a lost rank is noticed
-        if self._settled and self._newton.taken:
-            self._gap = self._newton.take(self._own_duals().ctypes.data, self._solved[0].size).gap
-        self._settled = False
-        if self._gap <= _NEAR * self._problem.gathered**2:
-            for part in range(_ROUNDS):
-                step = self._on_few_rows(number * _ROUNDS + part)
-                if step.converged or step.gap <= self._gap / 2:
-                    break
-        else:
-            step = self._newton.step()
-        self._gap = step.gap
+        step, sums = self._next(number)
         ended = step.converged or step.stuck
         if self._shared is not None:
             self._kept = self._every() if self._problem.keeps_models else None
         compute_s = time.perf_counter() - began_s - self._comm_s
         on_step(1, 1)
-        return Pass(step.sums, step.loss, compute_s, self._comm_s, self._sent, step.objective, step.gap, ended)
+        return Pass(sums, step.loss, compute_s, self._comm_s, self._sent, step.objective, step.gap, ended)
 
-    def _on_few_rows(self, number: int) -> Any:
+    def _next(self, number: int) -> tuple[_core.NewtonStep, int]:
+        """A step, the last part of it if it has several, and how many sums over the ranks all took."""
+        if not self._newton.taken:
+            step = self._newton.step()
+        elif self._settled:
+            step = self._newton.take(self._own_duals().ctypes.data, self._solved[0].size)
+        else:
+            assert self._last is not None
+            step = self._last
+        sums = 0 if step is self._last else step.sums
+        self._settled = False
+        if step.gap <= _NEAR * self._problem.gathered**2 or self._newton.taken:
+            for part in range(_ROUNDS):
+                if step.converged:
+                    break
+                step = self._on_few_rows(number * _ROUNDS + part, step.gap)
+                sums += step.sums
+        self._last = step
+        return step, sums
+
+    def _on_few_rows(self, number: int, gap: float) -> _core.NewtonStep:
         """A descent on as many rows as each rank may take, the same on all: its bits do not depend on the rank."""
         problem, comm, (trained, targets, weights) = self._problem, self._problem.comm, self._solved
         assert comm is not None
@@ -127,7 +138,7 @@ class Newton:
             numbering.size,
             settings.l2,
             settings.bias,
-            max(settings.tol / 10, self._gap / 100),
+            max(settings.tol / 10, gap / 100),
             settings.seed,
             _STEPS,
             self._newton.present_bias,
@@ -187,7 +198,7 @@ class Newton:
 
     def settle(self, ends: bool = False) -> None:
         self._newton.settle(ends)
-        self._gap, self._settled = 1.0, True
+        self._settled = True
         self._kept = None if self._shared is None else self._every()
         if not self._newton.dual_count:
             return

@@ -1,8 +1,8 @@
 """Mini-batch descent, SGD or AdaGrad, among ranks that sum their sparse gradients without loss.
 
-Source: SparCML §7 and §8.2 (MPI-OPT). All ranks hold all weights. What a step does to them, and what it leaves for later,
-is the core's (``core/linear/descent.hpp``), and so is a rank's gradient (``core/linear/rank_gradient.hpp``), which has,
-behind the features, the bias's and the loss.
+Source: SparCML §7 and §8.2 (MPI-OPT). All ranks hold all weights. What a step does to them, and what it leaves for
+later, is the core's (``core/linear/descent.hpp``), and so is a rank's gradient (``core/linear/rank_gradient.hpp``),
+which has, behind the features, the bias's and the loss.
 """
 
 from __future__ import annotations

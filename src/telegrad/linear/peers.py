@@ -58,7 +58,7 @@ class Task:
     @property
     def c(self) -> float:
         """What peers call the inverse of the penalty."""
-        return 1 / ((self.l1 or self.l2) * self.matrix.shape[0])
+        return 1 / ((self.l1 or self.l2) * len(self.labels))
 
 
 def liblinear(task: Task) -> Fit:

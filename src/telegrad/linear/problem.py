@@ -140,6 +140,8 @@ class TrainingSettings:
         name = f"optimizer={self.method!r}"
         if self.method == "dual" and self.loss != "hinge":
             raise ValueError(f"{name} is not for loss={self.loss!r}: leave it out, which chooses one that is")
+        if self.loss == "hinge" and self.method == "newton":
+            raise ValueError(f"{name} is not for loss='hinge': use 'dual', or leave it out")
         if self.loss == "hinge" and not self.l2:
             raise ValueError(f"l2=0 is not for {name}: give more, or use 'adagrad'")
         if self.loss == "hinge" and self.l1:
@@ -431,8 +433,8 @@ class Problem:
     feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
     ``all_features``. Otherwise ``numbering`` tells. Second-order optimizers number the features of all ranks' rows
     likewise, or with ``shared`` those of this rank's. ``used``: which these are; ``occurring``: how many any rank's
-    rows have. ``may_split=False``: without ``shared``. ``gathered``: for the hinge the part of all ranks' rows that each
-    rank may take at a time. ``keeps_models``: models are asked for where not all ranks take part.
+    rows have. ``may_split=False``: without ``shared``. ``gathered``: for the hinge the part of all ranks' rows that
+    each rank may take at a time. ``keeps_models``: models are asked for where not all ranks take part.
     ``classes``: above 1, labels are numbers of classes, from 0, and the loss is that of their softmax.
     """
 

@@ -153,10 +153,7 @@ def train(
     keeps = on_break_off is not None
     problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every, keeps_models=keeps)
     optimizer: Optimizer
-    if second_order:
-        optimizer = Newton(problem)
-    else:
-        optimizer = MiniBatches(problem, aggregation)
+    optimizer = Newton(problem) if second_order else MiniBatches(problem, aggregation)
     judges = problem.share.trained_total < problem.total
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, problem)
     reports = [] if checkpoints is None else checkpoints.restore(optimizer)
