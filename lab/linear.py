@@ -23,14 +23,15 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from lab.common.coordinate_descent import CoordinateDescent, SparseGather
 from lab.common.ngrams import hashed_ngrams
 from lab.common.stdlib_task import stdlib_pieces
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
 from telegrad import Communicator, SparseVector
 from telegrad.launch import LaunchError, join
-from telegrad.linear import EpochReport, Rows, Trained, TrainingSettings, objective, read_libsvm, train
+from telegrad.linear import EpochReport, Rows, TrainingSettings, objective, read_libsvm, train
 from telegrad.linear.losses import are_classes, label_counts
-from telegrad.linear.optimizers import SparseGather
+from telegrad.linear.model import Pass
 from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.bench.plan import PEERS, JsonFields, peers_store, run_job, start_peers, why_missing
 from telegrad.tools.bench.sparse import entropy_bits
@@ -223,8 +224,9 @@ class _Received:
     def __init__(self, comm: Communicator) -> None:
         self._comm, self._before = comm, 0
 
-    def on_epoch(self, report: EpochReport) -> None:
-        if report.epoch == 1:
+    def begin_second(self, epoch: int) -> None:
+        """After each ``epoch``, from 1."""
+        if epoch == 1:
             self._before = self._comm.stats()["bytes_received"]
 
     def bytes(self) -> int:
@@ -278,8 +280,10 @@ def _gradients(
     received = _Received(comm)
     comm.barrier()
     settings = TrainingSettings(l2=_L2, epochs=2, batch=batch)
-    trained = train(rows, settings, comm, aggregation=aggregation, on_epoch=received.on_epoch)
-    row = _times(comm, trained, aggregation.seconds, received.bytes() if counts else None)
+    trained = train(
+        rows, settings, comm, aggregation=aggregation, on_epoch=lambda report: received.begin_second(report.epoch)
+    )
+    row = _times(comm, trained.epochs[-1], aggregation.seconds, received.bytes() if counts else None)
     n, in_epoch = rows.n_features + 2, about["scaled_to_rows"] / batch
     total = float(np.mean(sparse.entries[-row["steps"] :])) if sparse else None
     return {
@@ -332,12 +336,14 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
     an epoch, computing grows with the rows, and communication with the columns."""
     rows = rows.part(0, min(plan.rows, len(rows)))
     columns, n = columns_of(rows, comm), rows.n_features
-    settings = TrainingSettings(l2=_L2, epochs=2, optimizer="coordinate_descent", coordinates=COORDINATES)
     received = _Received(comm)
     comm.barrier()
     gathering = DenseGather(comm) if dense else SparseGather(comm)
-    trained = train(rows, settings, comm, aggregation=gathering, on_epoch=received.on_epoch)
-    row = _times(comm, trained, None, received.bytes())
+    descent = CoordinateDescent(rows, TrainingSettings(l2=_L2), comm, gathering, COORDINATES)
+    for epoch in range(2):
+        last = descent.epoch(epoch)
+        received.begin_second(epoch + 1)
+    row = _times(comm, last, None, received.bytes())
     comm_s = row["steps"] * row["step_comm_s"] * about["non_empty_columns"] / columns
     compute_s = row["steps"] * (row["step_s"] - row["step_comm_s"]) * about["scaled_to_rows"] / (len(rows) * plan.ranks)
     others = COORDINATES * (plan.ranks - 1)
@@ -351,14 +357,13 @@ def _descent(plan: LinearPlan, comm: Communicator, rows: Rows, about: About, *, 
         "bound_bytes": 4 * n * (plan.ranks - 1) / plan.ranks
         if dense
         else others * _entry_bytes(COORDINATES * plan.ranks / n),
-        "objective": objective(trained.model, rows, _L2, comm),
+        "objective": objective(descent.model(), rows, _L2, comm),
     }
 
 
-def _times(comm: Communicator, trained: Trained, sums_s: list[float] | None, received: int | None) -> Row:
+def _times(comm: Communicator, last: EpochReport | Pass, sums_s: list[float] | None, received: int | None) -> Row:
     """Of a step of the second pass: the slowest rank's time, and the communication of the rank that waited least for
     others in each step (without ``sums_s``, each sum's seconds: in all of them)."""
-    last = trained.epochs[-1]
     own = np.array([last.compute_s + last.comm_s, last.comm_s, last.entries, received or 0], np.float64) / last.steps
     every = comm.all_gather(own)
     comm_s = every[:, 1].min()

@@ -2,6 +2,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <numeric>
 #include <string_view>
 #include <tuple>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "bindings/unlocked.hpp"
 #include "linear/columns.hpp"
 #include "linear/descent.hpp"
+#include "linear/dual_descent.hpp"
 #include "linear/gradient.hpp"
 #include "linear/libsvm.hpp"
 #include "linear/newton.hpp"
@@ -267,7 +269,7 @@ void bind_linear(nb::module_& module) {
           "__init__",
           [](Newton* self, const RowsView& rows, std::uintptr_t chosen, std::size_t count, std::uintptr_t targets,
              std::uintptr_t row_weights, std::size_t total_rows, std::size_t features, std::size_t classes, Loss loss,
-             double l2, bool with_bias, double tolerance, bool descends, std::uint64_t seed, std::size_t total_features,
+             double l2, double l1, bool with_bias, double tolerance, bool descends, std::uint64_t seed, std::size_t total_features,
              std::uintptr_t counted, std::size_t rank, std::size_t ranks, Team& team, nb::callable reduce) {
             const std::size_t all = rows.offsets.size() - 1;
             const Newton::Problem problem{.rows = rows,
@@ -284,6 +286,7 @@ void bind_linear(nb::module_& module) {
                                           .classes = classes,
                                           .loss = loss,
                                           .l2 = l2,
+                                          .l1 = l1,
                                           .with_bias = with_bias,
                                           .tolerance = tolerance,
                                           .descends = descends,
@@ -292,9 +295,9 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("rows"), nb::arg("chosen"), nb::arg("count"), nb::arg("targets"), nb::arg("row_weights"),
           nb::arg("total_rows"), nb::arg("features"), nb::arg("classes"), nb::arg("loss"), nb::arg("l2"),
-          nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"),
+          nb::arg("l1"), nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"),
           nb::arg("total_features"), nb::arg("counted"), nb::arg("rank"), nb::arg("ranks"), nb::arg("team"),
-          nb::arg("reduce"), nb::keep_alive<1, 20>())
+          nb::arg("reduce"), nb::keep_alive<1, 21>())
       .def("step", &Newton::step, unlocked)
       .def(
           "write_weights",
@@ -303,6 +306,7 @@ void bind_linear(nb::module_& module) {
           },
           nb::arg("out"), nb::arg("count"))
       .def_prop_ro("bias", &Newton::bias)
+      .def_prop_ro("objective", &Newton::objective)
       .def(
           "write_biases",
           [](const Newton& newton, std::uintptr_t out, std::size_t count) {
@@ -316,6 +320,27 @@ void bind_linear(nb::module_& module) {
             std::ranges::copy(newton.duals(), reinterpret_cast<double*>(out));
           },
           nb::arg("out"))
+      .def(
+          "write_margins",
+          [](const Newton& newton, std::uintptr_t duals, std::uintptr_t lacking, std::size_t rows) {
+            newton.write_margins(memory<double>(duals, rows), memory<double>(lacking, rows));
+          },
+          nb::arg("duals"), nb::arg("lacking"), nb::arg("rows"))
+      .def(
+          "fix",
+          [](Newton& newton, std::uintptr_t moves, std::uintptr_t duals, std::uintptr_t scores, std::size_t rows) {
+            return newton.fix(memory<const std::uint8_t>(moves, rows), memory<const double>(duals, rows),
+                              memory<double>(scores, rows));
+          },
+          nb::arg("moves"), nb::arg("duals"), nb::arg("scores"), nb::arg("rows"), unlocked)
+      .def(
+          "take",
+          [](Newton& newton, std::uintptr_t duals, std::size_t rows) {
+            return newton.take(memory<const double>(duals, rows));
+          },
+          nb::arg("duals"), nb::arg("rows"), unlocked)
+      .def_prop_ro("taken", &Newton::taken)
+      .def_prop_ro("present_bias", &Newton::present_bias)
       .def("settle", &Newton::settle, nb::arg("ends"))
       .def(
           "restore",
@@ -324,6 +349,36 @@ void bind_linear(nb::module_& module) {
             newton.restore(memory<const float>(weights, count), bias, memory<const double>(duals, dual_count));
           },
           nb::arg("weights"), nb::arg("count"), nb::arg("bias"), nb::arg("duals"), nb::arg("dual_count"));
+  // Steps of the dual descent on few rows, the others fixed, from `duals`, which are replaced. Returns the bias.
+  module.def(
+      "descend_duals",
+      [](const RowsView& rows, std::uintptr_t targets, std::uintptr_t row_weights, std::uintptr_t scores,
+         std::uintptr_t duals, std::size_t features, double l2, bool with_bias, double tolerance, std::uint64_t seed,
+         std::size_t steps, double bias, double imbalance, double objective, double total_weight,
+         const nb::callable& look) {
+        const std::size_t count = rows.offsets.size() - 1;
+        std::vector<std::uint64_t> chosen(count);
+        std::iota(chosen.begin(), chosen.end(), std::uint64_t{0});
+        const std::span<double> moved = memory<double>(duals, count);
+        DualDescent descent({.rows = rows, .chosen = chosen, .targets = memory<const float>(targets, count),
+                             .row_weights = memory<const float>(row_weights, count), .total_rows = count,
+                             .features = features, .loss = Loss::hinge, .l2 = l2, .with_bias = with_bias,
+                             .tolerance = tolerance, .seed = seed},
+                            {.scores = memory<const double>(scores, count), .imbalance = imbalance,
+                             .objective = objective, .total_weight = total_weight});
+        descent.restore(moved, bias);
+        const auto interrupted = [&look] {
+          const nb::gil_scoped_acquire locked;
+          look();
+        };
+        for (DualDescent::Step last; steps-- > 0 && !last.converged && !last.slow;) last = descent.step(interrupted);
+        descent.write_balanced(moved);
+        return descent.weights().back();
+      },
+      nb::arg("rows"), nb::arg("targets"), nb::arg("row_weights"), nb::arg("scores"), nb::arg("duals"),
+      nb::arg("features"), nb::arg("l2"), nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("seed"),
+      nb::arg("steps"), nb::arg("bias"), nb::arg("imbalance"), nb::arg("objective"), nb::arg("total_weight"),
+      nb::arg("look"), unlocked);
   module.def(
       "sum_losses",
       [](std::uintptr_t scores, std::uintptr_t targets, std::size_t rows, double bias, Loss loss) {

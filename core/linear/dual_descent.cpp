@@ -27,16 +27,19 @@ std::uint64_t next(std::uint64_t& state) {  // SplitMix64
 
 }  // namespace
 
-DualDescent::DualDescent(const Newton::Problem& problem) : problem_(problem) {
+DualDescent::DualDescent(const Newton::Problem& problem, const Fixed& fixed)
+    : problem_(problem), fixed_imbalance_(fixed.imbalance), whole_(fixed.objective / problem.l2) {
   TELEGRAD_CHECK(problem.loss == Loss::hinge && problem.l2 > 0 && problem.chosen.size() < (std::uint64_t{1} << 32));
   w_.resize(problem.features + 1);
   double total = 0, square = 0;
   rows_.reserve(problem.chosen.size());
-  for (const std::uint64_t row : problem.chosen) {
+  for (std::size_t i = 0; i < problem.chosen.size(); ++i) {
+    const std::uint64_t row = problem.chosen[i];
     Row made{.begin = problem.rows.offsets[row], .end = problem.rows.offsets[row + 1],
              .target = static_cast<double>(problem.targets[row]),
              .cost = problem.row_weights.empty() ? 1 : static_cast<double>(problem.row_weights[row])};
     if (made.cost == 0) continue;
+    if (!fixed.scores.empty()) made.fixed = fixed.scores[i];
     for (std::uint64_t e = made.begin; e < made.end; ++e) {
       const auto value = static_cast<double>(problem.rows.values[e]);
       made.inverse += value * value;
@@ -46,6 +49,7 @@ DualDescent::DualDescent(const Newton::Problem& problem) : problem_(problem) {
     rows_.push_back(made);
   }
   if (problem.with_bias) strength_ = square > 0 ? square / total : 1;
+  if (fixed.total_weight > 0) total = fixed.total_weight;
   TELEGRAD_CHECK(!rows_.empty());
   order_.resize(rows_.size());
   for (std::size_t i = 0; i < rows_.size(); ++i) {
@@ -92,7 +96,7 @@ double DualDescent::pass() {
       __builtin_prefetch(problem_.rows.values.data() + begin);
     }
     Row& row = rows_[order_[place]];
-    const double slope = row.target * (score(row) + bias) - 1;
+    const double slope = row.target * (score(row) + row.fixed + bias) - 1;
     gap += row.cost * (std::max(0.0, -slope) + row.dual * slope);
     double projected = slope;
     if ((row.dual == 0 && slope > highest_) || (row.dual == 1 && slope < lowest_)) {
@@ -121,7 +125,7 @@ double DualDescent::pass() {
 // The bias that is best for these weights: a weighted quantile of where the rows' losses have their kinks. Reorders kinks_.
 double DualDescent::best_bias() {
   std::size_t first = 0, end = kinks_.size();
-  for (double below = positive_; end - first > 1;) {
+  for (double below = positive_ + fixed_imbalance_; end - first > 1;) {
     const std::size_t middle = first + (end - first) / 2;
     const auto at = [&](std::size_t i) { return kinks_.begin() + static_cast<std::ptrdiff_t>(i); };
     std::nth_element(at(first), at(middle), at(end));
@@ -144,31 +148,39 @@ void DualDescent::measure() {
   double norm = square;
   if (problem_.with_bias) {
     for (std::size_t i = 0; i < rows_.size(); ++i) {
-      kinks_[i] = {rows_[i].target - score(rows_[i]), rows_[i].target * rows_[i].cost};
+      kinks_[i] = {rows_[i].target - rows_[i].fixed - score(rows_[i]), rows_[i].target * rows_[i].cost};
     }
     w_.back() = best_bias();
     for (const auto& [kink, cost] : kinks_) lacking += std::max(0.0, cost * (kink - w_.back()));
-    double of_class[2] = {};
-    for (const Row& row : rows_) of_class[row.target > 0] += row.cost * row.dual;
-    const bool larger = of_class[1] > of_class[0];
-    const double kept = of_class[larger] > 0 ? of_class[!larger] / of_class[larger] : 1;
+    lacking -= fixed_imbalance_ * w_.back();
+    double of_class[2] = {}, values[2] = {};
+    for (const Row& row : rows_) {
+      of_class[row.target > 0] += row.cost * row.dual;
+      values[row.target > 0] += row.cost * row.dual * (1 - row.target * row.fixed);
+    }
+    const bool larger = of_class[1] + fixed_imbalance_ > of_class[0];
+    const double wanted = of_class[!larger] + (larger ? -fixed_imbalance_ : fixed_imbalance_);
+    const double kept = of_class[larger] > 0 ? std::max(wanted / of_class[larger], 0.0) : 1;
+    kept_[larger] = kept;
+    kept_[!larger] = 1;
     std::fill(excess_.begin(), excess_.end(), 0.0);
     for (const Row& row : rows_) {
       if ((row.target > 0) == larger && row.dual > 0) add(row, (1 - kept) * row.cost * row.dual * row.target, excess_);
     }
-    duals = 2 * of_class[!larger];
+    duals = values[!larger] + kept * values[larger];
     norm = 0;
     for (std::size_t i = 0; i < problem_.features; ++i) norm += (w_[i] - excess_[i]) * (w_[i] - excess_[i]);
   } else {
     for (const Row& row : rows_) {
-      lacking += row.cost * std::max(0.0, 1 - row.target * score(row));
-      duals += row.cost * row.dual;
+      lacking += row.cost * std::max(0.0, 1 - row.target * (score(row) + row.fixed));
+      duals += row.cost * row.dual * (1 - row.target * row.fixed);
     }
   }
   const double objective = lacking + square / 2, bound = duals - norm / 2;
   last_.loss = problem_.l2 * lacking;
   last_.objective = problem_.l2 * objective;
-  last_.gap = objective > 0 ? std::max(objective - bound, 0.0) / objective : 0;
+  const double whole = whole_ > 0 ? whole_ : objective;
+  last_.gap = whole > 0 ? std::max(objective - bound, 0.0) / whole : 0;
   last_.converged = last_.gap <= problem_.tolerance;
 }
 
@@ -176,11 +188,12 @@ DualDescent::Step DualDescent::step(const std::function<void()>& look) {
   if (!measured_) measure();
   measured_ = true;
   const double before = last_.gap, wanted = std::max(problem_.tolerance, kFall * before);
-  imbalance_ = dual_ = 0;
+  imbalance_ = fixed_imbalance_;
+  dual_ = 0;
   double square = 0, visited = 0, estimated = kMargin * wanted;
   for (const Row& row : rows_) {
     imbalance_ += row.cost * row.dual * row.target;
-    dual_ += row.cost * row.dual;
+    dual_ += row.cost * row.dual * (1 - row.target * row.fixed);
   }
   for (std::size_t i = 0; i < problem_.features; ++i) square += w_[i] * w_[i];
   dual_ -= square / 2;
@@ -197,7 +210,7 @@ DualDescent::Step DualDescent::step(const std::function<void()>& look) {
       look();
       visited += static_cast<double>(active_) + 1;
       const double gap = pass();
-      is_near = gap <= estimated * (dual_ + gap);
+      is_near = gap <= estimated * (whole_ > 0 ? whole_ : dual_ + gap);
     }
     measure();
     estimated /= 2;
@@ -212,6 +225,11 @@ void DualDescent::write_duals(std::span<double> out) const {
     const bool counts = problem_.row_weights.empty() || problem_.row_weights[problem_.chosen[i]] != 0;
     out[i] = counts ? rows_[place++].dual : 0;
   }
+}
+
+void DualDescent::write_balanced(std::span<double> out) const {
+  write_duals(out);
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] *= kept_[problem_.targets[problem_.chosen[i]] > 0];
 }
 
 void DualDescent::restore(std::span<const double> duals, double bias) {

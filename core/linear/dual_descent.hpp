@@ -23,8 +23,17 @@ namespace telegrad::linear {
 
 class DualDescent {
  public:
+  /// What other rows give whose duals do not move: they are 0, or 1 and their losses not 0.
+  struct Fixed {
+    std::span<const double> scores;  // of each chosen row by their part of the weights
+    double imbalance = 0;            // Σ C_i·a_i·y_i of theirs
+    double objective = 0;            // with them, of which gaps are parts
+    double total_weight = 0;         // of all rows
+  };
+
   /// `problem`: of one rank alone.
-  explicit DualDescent(const Newton::Problem& problem);
+  explicit DualDescent(const Newton::Problem& problem) : DualDescent(problem, {}) {}
+  DualDescent(const Newton::Problem& problem, const Fixed& fixed);
 
   struct Step {
     double loss = 0, objective = 0, gap = 0;
@@ -35,10 +44,13 @@ class DualDescent {
   /// Passes until the gap is a quarter of what it was, but a bounded number. `look` is called before each and may throw.
   Step step(const std::function<void()>& look);
 
-  /// Behind the weights the bias.
+  /// Behind the weights, without the part of fixed rows, the bias.
   const LargeVector<double>& weights() const { return w_; }
 
   void write_duals(std::span<double> out) const;
+
+  /// Those of the lower bound, with which the constraint of the bias holds.
+  void write_balanced(std::span<double> out) const;
 
   /// Goes on from these duals, and this bias.
   void restore(std::span<const double> duals, double bias);
@@ -46,7 +58,7 @@ class DualDescent {
  private:
   struct Row {
     std::uint64_t begin = 0, end = 0;
-    double target = 0, cost = 0, inverse = 0, dual = 0;
+    double target = 0, cost = 0, inverse = 0, dual = 0, fixed = 0;
   };
 
   double score(const Row& row) const;
@@ -59,6 +71,8 @@ class DualDescent {
   std::uint64_t random_ = 0;
   double strength_ = 0;  // of the bias
   double center_ = 0, imbalance_ = 0;
+  double fixed_imbalance_ = 0, whole_ = 0;
+  double kept_[2] = {1, 1};  // of each class's duals, for the lower bound
   double positive_ = 0;  // of all costs, those of rows of the positive class
   std::vector<Row> rows_;
   std::vector<std::uint32_t> order_;

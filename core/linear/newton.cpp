@@ -7,6 +7,7 @@
 #include "base/check.hpp"
 #include "kernels/row_products.hpp"
 #include "linear/dual_descent.hpp"
+#include "linear/rounding.hpp"
 
 namespace telegrad::linear {
 namespace {
@@ -20,19 +21,14 @@ constexpr double kEnough = 0.25;              // of the mean gain of an iteratio
 constexpr double kCertain = 0.003;           // the same of the tolerance, where the optimum may be near
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
+constexpr double kOfFewRows = 8;             // likewise: of descents on few rows
 constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
 constexpr double kExact = 0.1;               // of what a step begins with is enough: the rows at the kink change anyway
 constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
+constexpr double kRounding = 1e-13;          // of the objective: what its sums may have lost
+constexpr std::size_t kMostNoise = 30;       // steps that win less than that
 constexpr double kSingular = 1e-13;          // of a diagonal element
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
-
-// The least power of two that is not below x; 1 for 0, and where there is none.
-double power_of_two(double x) {
-  if (!(x > 0) || !std::isfinite(x)) return 1;
-  int exponent = 0;
-  const double part = std::frexp(x, &exponent);
-  return std::ldexp(1.0, part == 0.5 ? exponent - 1 : exponent);
-}
 
 // A sum with the same bits in any order, of terms of which none is above `largest`, in two parts of their digits.
 struct Sum {
@@ -73,6 +69,7 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
   TELEGRAD_CHECK(problem.loss != Loss::hinge || problem.l2 > 0);
   TELEGRAD_CHECK(problem.row_weights.empty() || problem.row_weights.size() == problem.targets.size());
   TELEGRAD_CHECK(problem.classes > 0 && (problem.classes == 1 || problem.loss == Loss::logistic));
+  TELEGRAD_CHECK(problem.l1 == 0 || (problem.classes == 1 && problem.loss != Loss::hinge && !problem.split));
   if (problem_.total_features == 0) problem_.total_features = problem.features;
   direct_ = classes() == 1 && problem_.total_features + 1 <= kMostDirect && !problem.split;
   TELEGRAD_CHECK(!problem.split || problem.counted.size() == problem.features);
@@ -94,7 +91,8 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
       duals_.back() = kOfDescent;
     }
   }
-  moves_known_ = problem.loss == Loss::logistic || problem.loss == Loss::squared_error;
+  moves_known_ = problem.l1 == 0 && (problem.loss == Loss::logistic || problem.loss == Loss::squared_error);
+  places_.resize(problem.l1 > 0 ? problem.features : 0);
   parts_.resize(6 * team_.size());
   // equal shares of entries, so far as some rows can tell; which thread sums a feature changes no bit
   std::vector<std::uint32_t> seen;
@@ -351,7 +349,7 @@ void Newton::reduce(std::span<double> numbers, std::size_t of_feature, Over over
 void Newton::measure_weights() {
   double square[1], most[1] = {scaled(w_)};
   sum_features([this](std::size_t i, auto& out) { out[0] = w_[i] * w_[i]; }, square, most);
-  penalty_ = problem_.l2 / 2 * square[0];
+  penalty_ = problem_.l2 / 2 * square[0] + (problem_.l1 > 0 ? problem_.l1 * absolute(0) : 0);
   score_bound_ = bound_of_scores(w_, most[0]);
 }
 
@@ -465,12 +463,14 @@ Newton::Step Newton::step() {
   if (descent_) return descend();
   begin();
   sums_ = 0;
+  if (problem_.l1 > 0) return step_with_l1();
   find_gradient();
   Step done;
   if (is_hinge()) {
     move_duals(done);
     if (done.converged) return done;
   }
+  taken_ = false;
   const double predicted = solve();
   const double before = smoothed_ + penalty_;
   done.stuck = !(search() > 0);
@@ -559,15 +559,20 @@ double Newton::search() {
       sums, most);
   double slope = sums[0];
   for (std::size_t k = weights(); k < width(); ++k) slope += gradient_[k] * step_[k];
+  const double before = problem_.l1 > 0 ? absolute(0) : 0;
+  if (problem_.l1 > 0) slope += problem_.l1 * (absolute(1) - before);
   if (!(slope < 0)) return 0;
   if (!moves_known_) score_rows(step_, moved_);
   moved_bound_ = bound_of_scores(step_, most[0]);
   double part = 1;
   for (int halving = 0; halving < kHalvings; ++halving, part /= 2) {
     const Value value = evaluate(part);
-    const double change =
-        value.smoothed - smoothed_ + problem_.l2 * part * (sums[2] + part / 2 * sums[1]);
-    if (!(change <= kSufficient * part * slope)) continue;
+    double change = value.smoothed - smoothed_ + problem_.l2 * part * (sums[2] + part / 2 * sums[1]);
+    if (problem_.l1 > 0) change += problem_.l1 * (absolute(part) - before);
+    // with an L1 penalty a slope may still be above the tolerance where rounding hides what a step wins
+    const bool is_noise = problem_.l1 > 0 && std::abs(slope) <= kRounding * (smoothed_ + penalty_);
+    if (is_noise && ++noise_ > kMostNoise) return 0;
+    if (!is_noise && !(change <= kSufficient * part * slope)) continue;
     for (std::size_t i = 0; i < width(); ++i) w_[i] += part * step_[i];
     for (std::size_t i = 0; i < scores_.size(); ++i) scores_[i] += part * moved_[i];
     measure_weights();
@@ -589,7 +594,8 @@ double Newton::solve() {
   return solve_iteratively();
 }
 
-bool Newton::solve_directly(double& predicted) {
+// Its lower triangle.
+void Newton::sum_hessian() {
   const std::size_t n = width();
   std::fill(hessian_.begin(), hessian_.end(), 0.0);
   double* const last = hessian_.data() + (n - 1) * n;  // the bias's row
@@ -618,6 +624,11 @@ bool Newton::solve_directly(double& predicted) {
   }
   if (is_hinge() && problem_.with_bias) last[n - 1] += kOfBias;
   for (std::size_t i = 0; i + 1 < n; ++i) hessian_[i * n + i] += problem_.l2;
+}
+
+bool Newton::solve_directly(double& predicted) {
+  const std::size_t n = width();
+  sum_hessian();
   // Cholesky; a variable without curvature of its own does not move
   for (std::size_t i = 0; i < n; ++i) {
     double* const row = hessian_.data() + i * n;
@@ -822,6 +833,99 @@ double Newton::multiply(double most, double most_scaled) {
   return inner;
 }
 
+void Newton::write_margins(std::span<double> duals, std::span<double> lacking) const {
+  for (std::size_t i = 0; i < rows(); ++i) {
+    lacking[i] = 1 - scores_[i] * static_cast<double>(problem_.targets[problem_.chosen[i]]);
+    duals[i] = taken_ ? duals_[i] : std::clamp(lacking[i] / duals_.back() + duals_[i], 0.0, 1.0);
+  }
+}
+
+// The weights of these duals, but for those of some rows; behind them Σ weight·a·y.
+void Newton::sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out) {
+  for (std::size_t i = 0; i < rows(); ++i) {
+    const std::uint64_t row = problem_.chosen[i];
+    const bool counts = without.empty() || without[i] == 0;
+    slopes_[i] = counts ? weight(row) * static_cast<double>(problem_.targets[row]) * duals[i] : 0;
+  }
+  sum_columns(slopes_, false, heaviest_, out);
+  reduce({out, width()}, classes());
+  for (std::size_t i = 0; i < weights(); ++i) out[i] /= total_weight_ * problem_.l2;
+}
+
+double Newton::fix(std::span<const std::uint8_t> moves, std::span<const double> duals, std::span<double> scores) {
+  sum_duals(duals, moves, product_.data());
+  const double imbalance = product_[weights()];
+  product_[weights()] = 0;
+  for (std::size_t i = 0; i < rows(); ++i) scores[i] = score(problem_.chosen[i], product_.data());
+  return imbalance;
+}
+
+// Of the hinge, for scores_ that lack one: where the slope of all losses changes its sign, found in ever smaller ranges.
+double Newton::best_bias() {
+  constexpr std::size_t kParts = 64;
+  constexpr int kPasses = 9;
+  double range[1] = {};
+  const auto kink = [&](std::size_t i) { return static_cast<double>(problem_.targets[problem_.chosen[i]]) - scores_[i]; };
+  for (std::size_t i = 0; i < rows(); ++i) range[0] = std::max(range[0], std::abs(kink(i)));
+  reduce(range, 0, Over::largest);
+  double low = -range[0], size = 2 * range[0];
+  for (int pass = 0; pass < kPasses; ++pass) {
+    // the slope below is that of the positive rows whose kinks are not passed, against the negative ones that are
+    double changes[kParts + 2] = {};
+    for (std::size_t i = 0; i < rows(); ++i) {
+      const double place = size > 0 ? (kink(i) - low) / size * kParts : 0, weight = this->weight(problem_.chosen[i]);
+      const std::size_t part = place < 0 ? 0 : place >= kParts ? kParts + 1 : static_cast<std::size_t>(place) + 1;
+      changes[part] += weight;
+      if (problem_.targets[problem_.chosen[i]] > 0) changes[0] -= weight;
+    }
+    reduce(changes, 0);
+    std::size_t part = 0;
+    for (double slope = changes[0]; part < kParts && slope + changes[part + 1] < 0;) slope += changes[++part];
+    size /= kParts;
+    low += size * static_cast<double>(std::min(part, kParts - 1));
+  }
+  return low + size / 2;
+}
+
+Newton::Step Newton::take(std::span<const double> duals) {
+  begin_bounds();
+  sums_ = 0;
+  std::copy(duals.begin(), duals.end(), duals_.begin());
+  duals_.back() = kOfFewRows;
+  sum_duals(duals, {}, w_.data());
+  const double slope = std::abs(w_.back()) / total_weight_;
+  w_.back() = 0;
+  score_rows(w_, scores_);
+  const double bias = problem_.with_bias ? best_bias() : 0;
+  w_.back() = bias;
+  for (double& one : scores_) one += bias;
+  measure_weights();
+  const Value value = evaluate(0);
+  smoothed_ = value.smoothed;
+  loss_ = value.plain;
+  weighted_duals_ = value.duals;
+  if (!begun_) {
+    best_value_ = HUGE_VAL;
+    bound_ = 0;
+  }
+  begun_ = true;
+  keep_best();
+  double each[2] = {};
+  Sum all(heaviest_, rounding_);
+  for (std::size_t i = 0; i < rows(); ++i) all.add(weight(problem_.chosen[i]) * duals[i]);
+  each[0] = all.high;
+  each[1] = all.low;
+  reduce(each, 0);
+  bound_ = std::max(bound_, (each[0] + each[1]) / total_weight_ - penalty_ - slope * (1 + std::abs(bias)));
+  Step done{.loss = best_value_ - best_penalty_, .objective = best_value_};
+  done.gap = best_value_ > 0 ? std::max(best_value_ - bound_, 0.0) / best_value_ : 0;
+  done.converged = done.gap <= problem_.tolerance;
+  done.sums = sums_;
+  minimised_ = false;
+  taken_ = true;
+  return done;
+}
+
 void Newton::write_weights(std::span<float> out) const {
   TELEGRAD_CHECK(out.size() == weights());
   for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(best()[i]);
@@ -845,6 +949,7 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   if (is_hinge() && !descent_ && duals_.back() == kOfDescent) duals_.back() = kFirstSmoothing;
   best_.clear();
   begun_ = false;
+  taken_ = duals_.size() > 0 && duals_.back() == kOfFewRows;
 }
 
 void Newton::settle(bool ends) {

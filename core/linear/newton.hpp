@@ -13,6 +13,10 @@
 // from bounds of the terms: of their columns' largest values, of scores by the largest weight, and of what conjugate
 // gradients sum by the last iteration. Inner products are such sums, too.
 //
+// With an L1 penalty a step minimises the quadratic model and that penalty (linear/lasso.hpp), over the weights that are not
+// 0 or may leave it. Ranks then hold all weights, and sum products for these few alone. Of the least subgradient v at w, and
+// as l1·|w*| is below the objective f at the optimum w*, convexity gives f − f* ≤ v·w + max|v|·f/l1, which is the gap.
+//
 // The hinge has no second derivative. Its proximal dual method (augmented Lagrangian; Rockafellar 1976) minimises
 //   l2/2·|w|² + mean of E_h(1 − margin + h·a) − h·a²/2,   E_h(v) = 0, v²/(2h) or v − h/2 where v < 0, < h or above,
 // whose a = clip(v/h, 0, 1) at the optimum are the next dual variables. That optimum is a lower bound of the hinge's
@@ -50,6 +54,7 @@ class Newton {
     std::size_t classes = 1;                   // above 1: targets are numbers of classes, and the loss is softmax's
     Loss loss = Loss::logistic;
     double l2 = 0;  // above 0 for the hinge
+    double l1 = 0;  // 0 for the hinge, for several classes and where vectors are split
     bool with_bias = true;
     double tolerance = 1e-4;  // of the gap to the optimum, as a part of the objective
     bool descends = false;    // for the hinge, by one rank: coordinates of the dual, as long as that is fast
@@ -80,9 +85,28 @@ class Newton {
   void write_weights(std::span<float> out) const;
   void write_biases(std::span<double> out) const;
   double bias() const { return best().back(); }
+  double objective() const { return is_hinge() && !best_.empty() ? best_value_ : loss_ + penalty_; }
 
   /// The dual variables of the hinge, by chosen row, and h behind them; as restore() takes them.
   std::span<const double> duals() const { return duals_; }
+
+  /// For a descent on few rows: of each chosen row its dual at these slopes, and by how much its margin lacks 1, which is
+  /// below 0 where it is above.
+  void write_margins(std::span<double> duals, std::span<double> lacking) const;
+
+  /// `scores`: of each row, by the part of the weights that rows which do not `move` have by these duals, without a bias.
+  /// Returns Σ weight·a·y of theirs, over all ranks, all of which call it.
+  double fix(std::span<const std::uint8_t> moves, std::span<const double> duals, std::span<double> scores);
+
+  /// The model of these duals, by chosen row, with the best bias for it, and how far from the optimum that is. Called by all
+  /// ranks.
+  Step take(std::span<const double> duals);
+
+  /// Whether the last step was that, or restore() got what settle() left of it: then take() goes on from duals().
+  bool taken() const { return taken_; }
+
+  /// Of the present model, which of the hinge need not be the best.
+  double present_bias() const { return w_.back(); }
 
   /// Goes on from this model. `duals`: none for other losses.
   void restore(std::span<const float> weights, double bias, std::span<const double> duals);
@@ -134,9 +158,18 @@ class Newton {
   double dual_bound(double& inner);
   void move_duals(Step& done);
   void next_duals();
+  double best_bias();
+  void sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out);
   void keep_best();
   double solve();
+  void sum_hessian();
   bool solve_directly(double& predicted);
+  Step step_with_l1();
+  double gap_with_l1(double& worst) const;
+  void solve_with_l1(double target);
+  void choose_active();
+  void multiply_active(std::span<const double> direction, std::span<double> product);
+  double absolute(double part) const;
   double solve_iteratively();
   double multiply(double most, double most_scaled);
   double search();
@@ -145,8 +178,9 @@ class Newton {
   Problem problem_;
   Team& team_;
   Reduce reduce_;
-  std::size_t sums_ = 0;
+  std::size_t sums_ = 0, noise_ = 0;
   bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
+  bool taken_ = false;      // w_ is that of duals_
   bool minimised_ = false;  // what the steps for the hinge minimise
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
@@ -165,6 +199,13 @@ class Newton {
   std::vector<std::size_t> borders_;  // of threads' features
   std::vector<double> duals_;
   std::unique_ptr<DualDescent> descent_;  // while it is fast
+  // With an L1 penalty: the features whose weights a step may move, where each feature is among them, and their entries.
+  std::vector<std::uint32_t> active_;
+  LargeVector<std::uint32_t> places_;
+  std::vector<std::uint64_t> active_offsets_;  // by row
+  std::vector<std::uint32_t> active_indices_;
+  std::vector<float> active_values_;
+  std::vector<std::size_t> active_borders_;  // of threads
 };
 
 }  // namespace telegrad::linear

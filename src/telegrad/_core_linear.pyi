@@ -128,6 +128,9 @@ class NewtonStep:
 
 class Newton:
     bias: float
+    present_bias: float
+    objective: float
+    taken: bool
     dual_count: int
     def __init__(
         self,
@@ -141,6 +144,7 @@ class Newton:
         classes: int,
         loss: Loss,
         l2: float,
+        l1: float,
         with_bias: bool,
         tolerance: float,
         descends: bool,
@@ -156,7 +160,28 @@ class Newton:
     def write_weights(self, out: int, count: int) -> None: ...
     def write_biases(self, out: int, count: int) -> None: ...
     def write_duals(self, out: int) -> None: ...
+    def write_margins(self, duals: int, lacking: int, rows: int) -> None: ...
+    def fix(self, moves: int, duals: int, scores: int, rows: int) -> float: ...
+    def take(self, duals: int, rows: int) -> NewtonStep: ...
     def settle(self, ends: bool) -> None: ...
     def restore(self, weights: int, count: int, bias: float, duals: int, dual_count: int) -> None: ...
 
+def descend_duals(
+    rows: RowsView,
+    targets: int,
+    row_weights: int,
+    scores: int,
+    duals: int,
+    features: int,
+    l2: float,
+    with_bias: bool,
+    tolerance: float,
+    seed: int,
+    steps: int,
+    bias: float,
+    imbalance: float,
+    objective: float,
+    total_weight: float,
+    look: Callable[[], None],
+) -> float: ...
 def sum_losses(scores: int, targets: int, rows: int, bias: float, loss: Loss) -> tuple[float, float]: ...

@@ -147,7 +147,8 @@ class _Linear(BaseEstimator):
             gap = trained.epochs[-1].gap
         elif negligible > 0:
             # what the objective can be at least, by a training that finds the optimum
-            alike = TrainingSettings(settings.loss, settings.l2, _STEPS, bias=settings.bias, tol=_CONVERGED / 10)
+            tol, bias = _CONVERGED / 10, settings.bias
+            alike = TrainingSettings(settings.loss, settings.l2, _STEPS, l1=settings.l1, bias=bias, tol=tol)
             best = train(rows, alike, self.comm).epochs[-1].objective
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without, rate = trained.loss_to_beat, trained.better_rate(reached)
@@ -229,6 +230,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     """``C``: λ is 1/(C·the sum of the rows' weights). Classes are one against the rest, or a softmax's."""
 
     C: float
+    penalty: str
+    l1_ratio: float | None = None
     class_weight: Any
     intercept_scaling: float | None
     _is_softmax = False
@@ -242,6 +245,20 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     def _has_softmax(self, settings: TrainingSettings) -> bool:
         """For more than two classes. Raises ``ValueError`` for what cannot be."""
         return False
+
+    @property
+    def _l1_share(self) -> float:
+        """Of the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
+        if self.penalty not in ("l1", "l2"):
+            raise ValueError(f"penalty={self.penalty!r} must be 'l2' or 'l1'")
+        share = float(self.penalty == "l1")
+        if self.l1_ratio is None:
+            return share
+        if not 0 <= checked_number(self.l1_ratio, "l1_ratio", "a number from 0 to 1, or None") <= 1:
+            raise ValueError(f"l1_ratio={self.l1_ratio} must be from 0 to 1, or None")
+        if share and self.l1_ratio != 1:
+            raise ValueError(f"l1_ratio={self.l1_ratio} is not for penalty='l1': leave one of them out")
+        return float(self.l1_ratio)
 
     def _check_settings(self) -> TrainingSettings:
         """But for the penalty."""
@@ -258,10 +275,11 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
 
     def _penalised(self, settings: TrainingSettings, total: float, seed: int) -> TrainingSettings:
         """``total``: of all rows' weights."""
-        l2 = 1 / (self.C * total) if total > 0 else 1.0
-        if math.isinf(l2):
+        strength, share = 1 / (self.C * total) if total > 0 else 1.0, self._l1_share
+        if math.isinf(strength):
             raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
-        return replace(settings, l2=l2, seed=seed, bias=settings.bias and self.intercept_scaling is None)
+        bias = settings.bias and self.intercept_scaling is None
+        return replace(settings, l2=(1 - share) * strength, l1=share * strength, seed=seed, bias=bias)
 
     def _with_intercept(self, X: Any) -> Any:  # noqa: N803
         """``X``, with a column for an intercept that is regularised."""
@@ -422,13 +440,21 @@ class LogisticRegression(_Classifier):
 
     ``multi_class``: ``"auto"`` minimises, for more than two classes, the loss of their softmax, as scikit-learn's does
     (``"multinomial"``). With another optimizer than Newton's method, and in ``partial_fit``, each class is told from
-    the rest (``"ovr"``). Two classes are one logistic regression in any case.
+    the rest (``"ovr"``), as with an L1 penalty. Two classes are one logistic regression in any case.
+
+    ``penalty="l1"`` has Σ|w_i|/(C·rows) in place of the squares. ``l1_ratio`` is the share of Σ|w_i| in both together,
+    as scikit-learn has it from 1.8 on: 1 is L1 alone.
 
     ``class_weight``: by class, or ``"balanced"``; rows of a class weigh so much, of missing ones 1. ``tol``, ``batch``,
     ``learning_rate``, ``decay`` and ``optimizer``: see ``TrainingSettings``, and ``max_iter``: its ``epochs``.
     ``n_iter_``: how many there were. ``comm``: a Communicator, whose ranks all call
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
+
+    SGD and AdaGrad know no weights of rows: with them ``fit`` raises ``ValueError`` for ``sample_weight`` and
+    ``class_weight``. So these fail scikit-learn's checks of weights (``check_sample_weight*``, ``check_class_weight*``
+    and ``check_classifiers_one_label_sample_weights``) and no other. That weights are as good as repeated rows could
+    not hold in any case: repeated rows come into other batches.
 
     ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or, unless that is the
     optimum, no better than without weights. After SGD or AdaGrad a training by Newton's method finds that optimum."""
@@ -437,6 +463,8 @@ class LogisticRegression(_Classifier):
         self,
         *,
         C: float = 1.0,  # noqa: N803
+        penalty: str = "l2",
+        l1_ratio: float | None = None,
         fit_intercept: bool = True,
         intercept_scaling: float | None = None,
         class_weight: Any = None,
@@ -450,7 +478,8 @@ class LogisticRegression(_Classifier):
         random_state: Any = None,
         comm: Communicator | None = None,
     ) -> None:
-        self.C, self.fit_intercept, self.intercept_scaling = C, fit_intercept, intercept_scaling
+        self.C, self.penalty, self.l1_ratio = C, penalty, l1_ratio
+        self.fit_intercept, self.intercept_scaling = fit_intercept, intercept_scaling
         self.class_weight, self.tol, self.max_iter = class_weight, tol, max_iter
         self.optimizer, self.multi_class, self.batch = optimizer, multi_class, batch
         self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
@@ -461,12 +490,14 @@ class LogisticRegression(_Classifier):
     def _has_softmax(self, settings: TrainingSettings) -> bool:
         if self.multi_class not in ("auto", "multinomial", "ovr"):
             raise ValueError(f"multi_class={self.multi_class!r} must be 'auto', 'multinomial' or 'ovr'")
+        if self.multi_class == "multinomial" and self._l1_share:
+            raise ValueError("multi_class='multinomial' is not for an L1 penalty: use 'ovr', or penalty='l2'")
         if self.multi_class == "multinomial" and settings.method != "newton":
             raise ValueError(
                 f"multi_class='multinomial' is not for optimizer={settings.method!r}: use 'newton' without batch, "
                 "learning_rate and decay, or 'ovr'"
             )
-        return self.multi_class != "ovr" and settings.method == "newton"
+        return self.multi_class != "ovr" and settings.method == "newton" and not self._l1_share
 
     def predict_proba(self, X: Any) -> F64:  # noqa: N803
         """(rows, classes): the softmax of the scores. Of one class against the rest each one's own probability, divided
@@ -489,11 +520,12 @@ class LogisticRegression(_Classifier):
 
 class LinearSVC(_Classifier):
     """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression. For
-    scikit-learn's, whose intercept is regularised, set ``intercept_scaling=1``."""
+    scikit-learn's, whose intercept is regularised, set ``intercept_scaling=1``. ``penalty="l1"`` is for the former."""
 
     def __init__(
         self,
         *,
+        penalty: str = "l2",
         loss: str = "squared_hinge",
         C: float = 1.0,  # noqa: N803
         fit_intercept: bool = True,
@@ -508,7 +540,8 @@ class LinearSVC(_Classifier):
         random_state: Any = None,
         comm: Communicator | None = None,
     ) -> None:
-        self.loss, self.C, self.fit_intercept, self.intercept_scaling = loss, C, fit_intercept, intercept_scaling
+        self.penalty, self.loss, self.C = penalty, loss, C
+        self.fit_intercept, self.intercept_scaling = fit_intercept, intercept_scaling
         self.class_weight, self.tol, self.max_iter = class_weight, tol, max_iter
         self.optimizer, self.batch = optimizer, batch
         self.learning_rate, self.decay, self.random_state, self.comm = learning_rate, decay, random_state, comm
@@ -516,6 +549,8 @@ class LinearSVC(_Classifier):
     def _loss(self) -> str:
         if self.loss not in ("hinge", "squared_hinge"):
             raise ValueError(f"loss={self.loss!r} must be 'hinge' or 'squared_hinge'")
+        if self.loss == "hinge" and self._l1_share:
+            raise ValueError("penalty='l1' is not for loss='hinge': use 'squared_hinge', or penalty='l2'")
         return self.loss
 
 

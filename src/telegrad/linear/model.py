@@ -224,7 +224,7 @@ class Pass:
 class EpochReport:
     """One pass over the data.
 
-    ``loss``: mean over the epoch's rows, each at its own step; with coordinate descent at its end. ``compute_s`` and
+    ``loss``: mean over the epoch's rows, each at its own step. ``compute_s`` and
     ``comm_s``: this rank's seconds in gradients and updates, and in sums with the wait for slower ranks. With overlap
     ``comm_s`` is only the wait. ``entries``: the number that this rank has sent, over all steps; one rank alone: has
     added. ``held_out_loss``, ``accuracy`` and ``auc`` (area under the ROC curve) are of held-out rows of all ranks, NaN

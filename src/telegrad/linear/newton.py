@@ -5,7 +5,9 @@ with the Hessian. Each rank has the weights of the features of its own rows. A f
 which these send their terms and which sends back the sum: no other feature travels. Where that would save little, all
 ranks have the weights of all features that occur, and sum dense vectors. These sums do not round, so that any number of
 ranks finds the same bits. With ``optimizer="dual"`` one rank alone first descends by the coordinates of the dual
-(``core/linear/dual_descent.hpp``).
+(``core/linear/dual_descent.hpp``). Among ranks with more rows than each may take, all descend so on the rows with most
+of the gap, or nearest to the margin, once the gap is small. Other rows' duals are held. The gap is that of all rows,
+and the next descent is on other rows (Osuna, Freund and Girosi 1997).
 """
 
 from __future__ import annotations
@@ -21,6 +23,12 @@ from telegrad import _core
 from telegrad.linear.losses import F32, F64
 from telegrad.linear.model import LinearModel, Pass, State
 from telegrad.linear.problem import Problem
+
+_NEAR = 0.1  # times the square of the part of the rows that is gathered: a gap at which these suffice
+_ROUNDS = 16  # of descents on few rows in a step: the gap need not fall in each
+_STEPS = 4  # of such a descent
+_NO_PART, _FAR = 0.1, 1e20  # of a mean row's part of `tol`; of distances from the margin, so that these come behind
+_BINS, _OF_TWO = 2000, 8  # in which rows are ordered: so many for each power of two
 
 
 class Newton:
@@ -44,6 +52,7 @@ class Newton:
             problem.classes,
             problem.loss,
             problem.settings.l2,
+            problem.settings.l1,
             problem.settings.bias,
             problem.settings.tol,
             problem.settings.method == "dual" and ranks == 1,
@@ -56,6 +65,8 @@ class Newton:
             self._reduce,
         )
         self._duals: F64 | None = None
+        self._last: _core.NewtonStep | None = None
+        self._settled = False  # or restored, since then
         if self._shared is not None:
             self._kept = np.zeros((problem.all_features, problem.classes), np.float32), np.zeros(problem.classes)
 
@@ -64,13 +75,99 @@ class Newton:
         began_s, self._comm_s, self._sent = time.perf_counter(), 0.0, 0
         if self._problem.pooled and self._problem.comm is not None:
             self._problem.comm.barrier()  # a lost rank is noticed
-        step = self._newton.step()
+        step, sums = self._next(number)
+        ended = step.converged or step.stuck
         if self._shared is not None:
             self._kept = self._every() if self._problem.keeps_models else None
         compute_s = time.perf_counter() - began_s - self._comm_s
         on_step(1, 1)
-        ended = step.converged or step.stuck
-        return Pass(step.sums, step.loss, compute_s, self._comm_s, self._sent, step.objective, step.gap, ended)
+        return Pass(sums, step.loss, compute_s, self._comm_s, self._sent, step.objective, step.gap, ended)
+
+    def _next(self, number: int) -> tuple[_core.NewtonStep, int]:
+        """A step, the last part of it if it has several, and how many sums over the ranks all took."""
+        if not self._newton.taken:
+            step = self._newton.step()
+        elif self._settled:
+            step = self._newton.take(self._own_duals().ctypes.data, self._solved[0].size)
+        else:
+            assert self._last is not None
+            step = self._last
+        sums = 0 if step is self._last else step.sums
+        self._settled = False
+        if step.gap <= _NEAR * self._problem.gathered**2 or self._newton.taken:
+            for part in range(_ROUNDS):
+                if step.converged:
+                    break
+                step = self._on_few_rows(number * _ROUNDS + part, step.gap)
+                sums += step.sums
+        self._last = step
+        return step, sums
+
+    def _on_few_rows(self, number: int, gap: float) -> _core.NewtonStep:
+        """A descent on as many rows as each rank may take, the same on all: its bits do not depend on the rank."""
+        problem, comm, (trained, targets, weights) = self._problem, self._problem.comm, self._solved
+        assert comm is not None
+        assert problem.used is not None
+        settings, rows, chosen = problem.settings, problem.numbered, trained.astype(np.int64)
+        lengths = np.diff(rows.offsets.astype(np.int64))[chosen]
+        lacking, duals, scores = np.empty(chosen.size), np.empty(chosen.size), np.empty(chosen.size)
+        self._newton.write_margins(duals.ctypes.data, lacking.ctypes.data, chosen.size)
+        moves = self._nearest(lacking, duals, lengths, number)
+        imbalance = self._newton.fix(moves.ctypes.data, duals.ctypes.data, scores.ctypes.data, chosen.size) / (
+            settings.l2 * problem.trained_weight
+        )
+        own, lengths = chosen[moves], lengths[moves]
+        entries = np.repeat(rows.offsets[own].astype(np.int64) - (np.cumsum(lengths) - lengths), lengths)
+        entries += np.arange(entries.size)
+        by_row, by_entry = comm.all_gather(np.array([own.size, entries.size], np.int64)).T.tolist()
+        shares = np.ones(own.size, np.float32) if weights is None else weights[own]
+        labels, shares, lengths, fixed, moved = (
+            comm.all_gather(one, counts=by_row) for one in (targets[own], shares, lengths, scores[moves], duals[moves])
+        )
+        numbers = comm.all_gather(problem.used[rows.indices[entries]], counts=by_entry)
+        values = comm.all_gather(rows.values[entries], counts=by_entry)
+        offsets = np.append(0, np.cumsum(lengths)).astype(np.uint64)
+        numbering = _core.Numbering(numbers.ctypes.data, numbers.size, problem.all_features)
+        numbering.renumber(numbers.ctypes.data, numbers.ctypes.data, numbers.size)
+        _core.descend_duals(
+            _core.RowsView(offsets.ctypes.data, numbers.ctypes.data, values.ctypes.data, labels.size, numbers.size),
+            labels.ctypes.data,
+            shares.ctypes.data,
+            fixed.ctypes.data,
+            moved.ctypes.data,
+            numbering.size,
+            settings.l2,
+            settings.bias,
+            max(settings.tol / 10, gap / 100),
+            settings.seed,
+            _STEPS,
+            self._newton.present_bias,
+            imbalance,
+            self._newton.objective,
+            problem.trained_weight,
+            lambda: None,
+        )
+        first = sum(by_row[: problem.rank])
+        duals[moves] = moved[first : first + own.size]
+        return self._newton.take(duals.ctypes.data, duals.size)
+
+    def _nearest(self, lacking: F64, duals: F64, lengths: Any, number: int) -> Any:
+        """Which of this rank's rows move: those first of which most of the gap is, then the nearest to the margin."""
+        problem, parts = self._problem, np.maximum(lacking, 0) - duals * lacking
+        assert problem.comm is not None
+        least = _NO_PART * problem.settings.tol * self._newton.objective
+        far = np.where(parts > least, 1 / np.maximum(parts, least), np.abs(lacking) * _FAR + 1 / least)
+        bins = np.clip(_OF_TWO * np.log2(far) + _BINS / 2, 0, _BINS - 1).astype(np.int64)
+        entries: F64 = np.bincount(bins, lengths, _BINS).astype(np.float64)
+        problem.comm.all_reduce(entries)
+        before, most = np.append(0, np.cumsum(entries)), problem.gathered * float(entries.sum())
+        last = int(np.searchsorted(before[1:], most, side="right"))
+        moves = bins < last
+        # of those that come next as many as there is room for
+        random = np.random.default_rng([problem.settings.seed, number, problem.rank])
+        others = random.permutation(np.flatnonzero(bins == last))
+        moves[others[np.cumsum(lengths[others]) <= (most - before[last]) / problem.world_size]] = True
+        return moves
 
     def model(self) -> LinearModel:
         """Called by all ranks, unless the problem keeps models."""
@@ -101,16 +198,22 @@ class Newton:
 
     def settle(self, ends: bool = False) -> None:
         self._newton.settle(ends)
+        self._settled = True
         self._kept = None if self._shared is None else self._every()
         if not self._newton.dual_count:
             return
-        duals = np.empty(self._newton.dual_count)
-        self._newton.write_duals(duals.ctypes.data)
+        duals = self._own_duals()
         every, comm = duals[:-1], self._problem.comm
         if comm is not None and not self._problem.pooled:
             counts = comm.all_gather(np.array([every.size], np.int64))[:, 0].tolist()
             every = comm.all_gather(np.ascontiguousarray(every), counts=counts)
         self._duals = np.append(every, duals[-1])
+
+    def _own_duals(self) -> F64:
+        """Behind them what the core keeps with them."""
+        duals = np.empty(self._newton.dual_count)
+        self._newton.write_duals(duals.ctypes.data)
+        return duals
 
     def state(self) -> State:
         return State(self.model(), duals=self._duals)
@@ -120,6 +223,7 @@ class Newton:
         if state.duals is not None:
             first = 0 if self._problem.pooled else self._problem.share.trained_first
             duals = np.append(state.duals[first : first + self._solved[0].size], state.duals[-1])
+        self._settled = True
         self._newton.restore(weights.ctypes.data, weights.size, state.model.bias, duals.ctypes.data, duals.size)
         if self._shared is not None:
             self._kept = state.model.weights[:, None], np.array([state.model.bias])

@@ -33,13 +33,13 @@ from telegrad.linear.rows import MOST_FEATURES, U32, Rows, squared_lengths
 
 # Settings. The rows of a step depend on these alone, not on the number of ranks.
 
-OPTIMIZERS = ("auto", "newton", "dual", "sgd", "adagrad", "coordinate_descent")
+OPTIMIZERS = ("auto", "newton", "dual", "sgd", "adagrad")
 SECOND_ORDER = ("newton", "dual")
 """They choose their steps themselves, and end at the tolerance."""
 
 _INTEGERS = {
     "threads": "an int of at least 1",
-    **dict.fromkeys(("epochs", "batch", "coordinates"), "an int of at least 1, or None"),
+    **dict.fromkeys(("epochs", "batch"), "an int of at least 1, or None"),
     "seed": "an int, 0 or more",
 }
 _NUMBERS = {
@@ -49,7 +49,7 @@ _NUMBERS = {
     "tol": "a finite number above 0",
 }
 _EPOCHS, _MOST_EPOCHS, _BATCH = 10, 1000, 1000  # of first-order optimizers, of the others at most; rows of a step
-_MOST_COUNT = 1 << 40  # beyond any data's; places of rows and coordinates are 64-bit integers
+_MOST_COUNT = 1 << 40  # beyond any data's; places of rows are 64-bit integers
 _MOST_THREADS = 1024  # so that a slip takes none from the machine's other processes
 
 
@@ -57,11 +57,11 @@ _MOST_THREADS = 1024  # so that a slip takes none from the machine's other proce
 class TrainingSettings:
     """Options of ``train``. Objective: mean loss + ``l2``/2·|w|² + ``l1``·Σ|w_i|; the bias is not regularised.
 
-    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``;
-      with ``l1`` coordinate descent, for the hinge AdaGrad. An option that one optimizer alone has chooses that one.
+    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``,
+      and for the hinge with ``l1`` AdaGrad. An option that one optimizer alone has chooses that one.
       ``"dual"`` descends by coordinates where that is fast, on one rank, and where all ranks' rows together are so few
       that each takes them all. With more rows one rank's bits are not those of several.
-      ``"newton"`` has the same bits for any number of ranks, the hinge's too.
+      ``"newton"`` has the same bits for any number of ranks.
     - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
       optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.
     - ``batch``: rows of all ranks together in a step of SGD or AdaGrad, by default 1,000. ``held_out``: the share of
@@ -69,8 +69,7 @@ class TrainingSettings:
     - ``learning_rate``: of the first step; step t has ``learning_rate / (1 + decay·t)``. ``None``: 0.1 with AdaGrad;
       with SGD a rate that no batch makes diverge (docs/reference/linear.md).
     - ``overlap``: a step's sum travels while the next gradient is computed, by weights that lack it.
-    - ``coordinates``: that each rank moves in a step of coordinate descent. ``None``: up to 100, fewer if rows have
-      many features in common. ``threads``: of each rank, at most 1024; no result depends on them.
+    - ``threads``: of each rank, at most 1024; no result depends on them.
 
     Raises ``TypeError`` for a value of another type, ``ValueError`` for a value out of range."""
 
@@ -86,14 +85,13 @@ class TrainingSettings:
     optimizer: str = "auto"
     l1: float = 0.0
     overlap: bool = False
-    coordinates: int | None = None
     threads: int = 1
     tol: float = 1e-4
 
     def __post_init__(self) -> None:
         is_classification(self.loss)
         self._take_python_s()
-        for name in ("epochs", "batch", "coordinates", "threads"):
+        for name in ("epochs", "batch", "threads"):
             if getattr(self, name) is None:
                 continue
             if getattr(self, name) < 1:
@@ -116,24 +114,6 @@ class TrainingSettings:
             raise ValueError(f"tol={self.tol} must be a finite number above 0: a part of the objective")
         if self.method in SECOND_ORDER:
             self._check_second_order()
-        if self.method == "coordinate_descent":
-            if self.loss not in CURVATURE_BOUND:
-                raise ValueError(
-                    f"loss={self.loss!r} has a kink, where coordinate descent gets stuck: use 'squared_hinge', or "
-                    "optimizer='sgd'"
-                )
-            if self.learning_rate is not None:
-                raise ValueError(
-                    f"learning_rate={self.learning_rate} is not for optimizer='coordinate_descent', whose steps follow "
-                    "from the data: leave it out"
-                )
-            if self.decay:
-                raise ValueError(
-                    f"decay={self.decay} is not for optimizer='coordinate_descent', which has no learning rate: "
-                    "leave it out"
-                )
-            if self.overlap:
-                raise ValueError("overlap=True is not for optimizer='coordinate_descent': use 'sgd' or 'adagrad'")
 
     @property
     def method(self) -> str:
@@ -142,12 +122,8 @@ class TrainingSettings:
             return self.optimizer
         if self.batch is not None or self.learning_rate is not None or self.decay or self.overlap:
             return "sgd"
-        if self.coordinates is not None:
-            return "coordinate_descent"
-        if self.l1:
-            return "coordinate_descent" if self.loss in CURVATURE_BOUND else "adagrad"
         if self.loss == "hinge":
-            return "dual" if self.l2 else "adagrad"
+            return "dual" if self.l2 and not self.l1 else "adagrad"
         return "newton"
 
     @property
@@ -164,11 +140,13 @@ class TrainingSettings:
         name = f"optimizer={self.method!r}"
         if self.method == "dual" and self.loss != "hinge":
             raise ValueError(f"{name} is not for loss={self.loss!r}: leave it out, which chooses one that is")
+        if self.loss == "hinge" and self.method == "newton":
+            raise ValueError(f"{name} is not for loss='hinge': use 'dual', or leave it out")
         if self.loss == "hinge" and not self.l2:
             raise ValueError(f"l2=0 is not for {name}: give more, or use 'adagrad'")
-        if self.l1:
-            raise ValueError(f"l1={self.l1} is not for {name}: use 'coordinate_descent', or leave the optimizer out")
-        for option in ("batch", "learning_rate", "decay", "overlap", "coordinates"):
+        if self.loss == "hinge" and self.l1:
+            raise ValueError(f"l1={self.l1} is not for {name} with loss='hinge': use 'squared_hinge', or 'adagrad'")
+        for option in ("batch", "learning_rate", "decay", "overlap"):
             if value := getattr(self, option):
                 raise ValueError(f"{option}={value} is not for {name}, whose steps follow from the data: leave it out")
 
@@ -234,6 +212,8 @@ def bytes_needed(
         # ten numbers for each feature and class, the model, a bound; of rows numbers, scores, what is of a loss; places
         needed = occurring * ((8 * 10 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
         needed += pooled + nnz * 4 + features * 4 * classes
+        if settings.l1:  # places of features, those that may move, and their entries
+            needed += occurring * (4 + 4 + 7 * 8) + nnz * 8 + rows * 8
         if alone and settings.method == "dual":  # weights and their correction; of rows numbers, places, kinks
             needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
@@ -252,18 +232,12 @@ def _held(features: int, nnz: int, settings: TrainingSettings, rows: int, total:
     adagrad = settings.method == "adagrad"
     owes = settings.l1 > 0 or (adagrad and settings.l2 > 0)
     paid = (8 if adagrad else 4) if owes else 0  # the step of the last touch, and AdaGrad's pace then
-    if settings.method == "coordinate_descent":
-        # weights, beginnings of columns; rows and values by column; of rows numbers twice, scores, targets, counts
-        needed = weighted * (4 + 8) + nnz * 8 + rows * (8 + 8 + 8 + 4 + 4)
-        # at first which columns there are; then these, in the order of a pass, and at the end the model
-        needed += max(weighted * (8 + 1) + occurring * 8, weighted * (4 + 8 + 4))
-    else:
-        needed = total * 8 + rows * _EPOCH_ROW
-        # weights, sums of squares, and at the end the model; sums of a batch
-        needed += weighted * (4 + (4 if adagrad else 0) + paid + 4) + occurring * 4
-        if not alone:
-            # what weights are worth then; what occurs; places instead of indices
-            needed += occurring * ((4 if owes else 0) + 4) + nnz * 4
+    needed = total * 8 + rows * _EPOCH_ROW
+    # weights, sums of squares, and at the end the model; sums of a batch
+    needed += weighted * (4 + (4 if adagrad else 0) + paid + 4) + occurring * 4
+    if not alone:
+        # what weights are worth then; what occurs; places instead of indices
+        needed += occurring * ((4 if owes else 0) + 4) + nnz * 4
     # in the end every feature's weight, and which ones occur; the numbering's two bits are left out
     return needed + (features * 4 + occurring * 4 if alone else 0)
 
@@ -457,10 +431,10 @@ class Problem:
     Features that this rank's rows have are numbered anew, rising, so that what is read at random fits better into
     caches: ``view`` has the numbers, from 0, instead. ``alone``: nobody else's sums or changes come, so that no other
     feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
-    ``all_features``. Otherwise ``numbering`` tells; coordinate descent among ranks, whose blocks are of features, has
-    none. Second-order optimizers number the features of all ranks' rows likewise, or with ``shared`` those of this
-    rank's. ``used``: which these are; ``occurring``: how many any rank's rows have. ``may_split=False``: without
-    ``shared``. ``keeps_models``: models are asked for where not all ranks take part.
+    ``all_features``. Otherwise ``numbering`` tells. Second-order optimizers number the features of all ranks' rows
+    likewise, or with ``shared`` those of this rank's. ``used``: which these are; ``occurring``: how many any rank's
+    rows have. ``may_split=False``: without ``shared``. ``gathered``: for the hinge the part of all ranks' rows that
+    each rank may take at a time. ``keeps_models``: models are asked for where not all ranks take part.
     ``classes``: above 1, labels are numbers of classes, from 0, and the loss is that of their softmax.
     """
 
@@ -508,7 +482,7 @@ class Problem:
         if any_weights and settings.method not in SECOND_ORDER:
             raise ValueError(
                 f"rows have weights, which optimizer={settings.method!r} does not know: use 'newton', for the hinge "
-                "'dual', without l1, or leave out the weights"
+                "'dual', or leave out the weights"
             )
         if not self.trained_weight > 0:
             raise ValueError("the weights of all rows to train on are 0: give some rows a weight above 0")
@@ -532,30 +506,32 @@ class Problem:
         if self.pooled:
             self._numbered = rows = self._rows_of_all(first, counts)
             alone = True
-        if alone or settings.method != "coordinate_descent":
-            # others' sums may have features behind the last of these rows
-            numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, self.features)
-            is_second = settings.method in SECOND_ORDER
-            if not alone and is_second:
-                own = np.empty(numbering.size, np.uint32)
-                numbering.write_features(own.ctypes.data)
-                assert comm is not None
-                self.shared = Shared.among(own, comm) if may_split else None
-                if self.shared is not None and not self.shared.saves:
-                    self.shared = None
-                if self.shared is None:
-                    every = self.union(own)
-                    numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
-            if numbering.size < self.features:
-                self._numbered = _in_places(rows, numbering)
-            if alone or is_second:
-                self.used = np.empty(numbering.size, np.uint32)
-                numbering.write_features(self.used.ctypes.data)
-                self.features = numbering.size
-            else:
-                self.numbering = numbering
+        # others' sums may have features behind the last of these rows
+        numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, self.features)
+        is_second = settings.method in SECOND_ORDER
+        if not alone and is_second:
+            own = np.empty(numbering.size, np.uint32)
+            numbering.write_features(own.ctypes.data)
+            assert comm is not None
+            self.shared = Shared.among(own, comm) if may_split and not settings.l1 else None
+            if self.shared is not None and not self.shared.saves:
+                self.shared = None
+            if self.shared is None:
+                every = self.union(own)
+                numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
+        if numbering.size < self.features:
+            self._numbered = _in_places(rows, numbering)
+        if alone or is_second:
+            self.used = np.empty(numbering.size, np.uint32)
+            numbering.write_features(self.used.ctypes.data)
+            self.features = numbering.size
+        else:
+            self.numbering = numbering
         self.occurring = self.features if self.shared is None else self.shared.occurring
+        self.numbered = self._numbered
         self.view = self._numbered.view()
+        gathers = settings.method == "dual" and comm is not None and comm.world_size > 1 and not self.pooled
+        self.gathered = min(_POOLED / entries, 1.0) if gathers else 0.0
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = self._start_team()
 

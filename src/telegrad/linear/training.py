@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from telegrad.linear.checkpoint import Checkpoints
 from telegrad.linear.losses import is_classification, losses_of, signed
 from telegrad.linear.model import EpochReport, LinearModel, Optimizer, Pass, State
 from telegrad.linear.newton import Newton
-from telegrad.linear.optimizers import Aggregation, CoordinateDescent, Gathering, MiniBatches, SparseSum
+from telegrad.linear.optimizers import Aggregation, MiniBatches, SparseSum
 from telegrad.linear.problem import SECOND_ORDER, Problem, TrainingSettings
 from telegrad.linear.rows import Rows, check_rows
 
@@ -109,7 +108,7 @@ def train(
     settings: TrainingSettings | None = None,
     comm: Communicator | None = None,
     *,
-    aggregation: Aggregation | Gathering | None = None,
+    aggregation: Aggregation | None = None,
     on_epoch: Callable[[EpochReport], None] = lambda report: None,
     on_step: Callable[[int, int], None] = lambda step, steps: None,
     on_break_off: Callable[[LinearModel], None] | None = None,
@@ -121,8 +120,7 @@ def train(
     the data. Newton and the dual method end at the tolerance of ``settings``, all others after their epochs.
 
     Labels are -1 and 1 or 0 and 1, or numbers for the squared error. The number of features is the largest of all
-    ranks. The result depends on the number of ranks by rounding only; of ``"dual"`` by ``tol``; with coordinate
-    descent if all ranks together move as many coordinates in a step. ``aggregation`` is a ``Gathering`` for that one.
+    ranks. The result depends on the number of ranks by rounding only; of ``"dual"`` by ``tol``.
 
     - ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called after each.
     - ``on_break_off`` gets the model of that moment if anything, such as Ctrl-C, ends the training early.
@@ -155,12 +153,7 @@ def train(
     keeps = on_break_off is not None
     problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every, keeps_models=keeps)
     optimizer: Optimizer
-    if second_order:
-        optimizer = Newton(problem)
-    elif settings.method == "coordinate_descent":
-        optimizer = CoordinateDescent(problem, cast(Any, aggregation))
-    else:
-        optimizer = MiniBatches(problem, cast(Any, aggregation))
+    optimizer = Newton(problem) if second_order else MiniBatches(problem, aggregation)
     judges = problem.share.trained_total < problem.total
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, problem)
     reports = [] if checkpoints is None else checkpoints.restore(optimizer)

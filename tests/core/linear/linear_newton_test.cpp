@@ -115,6 +115,36 @@ TEST("the gap of the hinge is at least what a further training wins") {
   }
 }
 
+TEST("with an L1 penalty the least subgradient nearly vanishes, and threads change no bit") {
+  for (const std::size_t features : {20UL, 90UL, 400UL}) {
+    const Task task(features);
+    for (const Loss loss : {Loss::logistic, Loss::squared_hinge, Loss::squared_error}) {
+      Newton::Problem problem = task.problem(loss, 1e-6);
+      problem.l1 = 0.01;
+      const Found found = solve(problem), three = solve(problem, 3);
+      EXPECT(found.last.converged);
+      EXPECT(found.weights == three.weights && found.bias == three.bias);
+      const auto zeros = std::count(found.weights.begin(), found.weights.end(), 0.0F);
+      EXPECT(zeros > 0 && static_cast<std::size_t>(zeros) < features);
+      const auto value = [&](const std::vector<float>& weights, double bias) {
+        double sum = task.objective(loss, weights, bias);
+        for (const float one : weights) sum += problem.l1 * std::abs(static_cast<double>(one));
+        return sum;
+      };
+      const double best = value(found.weights, found.bias);
+      EXPECT(std::abs(best - found.last.objective) < 1e-6 * best);
+      for (const double change : {-1e-3, 1e-3}) {
+        EXPECT(value(found.weights, found.bias + change) > best - 1e-8);
+        for (std::size_t i = 0; i < features; ++i) {
+          std::vector<float> other = found.weights;
+          other[i] += static_cast<float>(change);
+          EXPECT(value(other, found.bias) > best - 1e-8);
+        }
+      }
+    }
+  }
+}
+
 TEST("threads change no bit") {
   for (const std::size_t features : {20UL, 90UL, 400UL}) {
     const Task task(features);

@@ -21,7 +21,7 @@ from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 from sklearn.base import clone
-from sklearn.datasets import load_digits, load_wine, make_classification
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -497,3 +497,71 @@ def test_the_package_does_not_import_scikit_learn() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "estimators need scikit-learn: pip install 'telegrad[estimators]'" in done.stdout
     assert "has no attribute 'Nothing'" in done.stdout
+
+
+@pytest.mark.parametrize("make", [LogisticRegression, LinearSVC])
+def test_scikit_learn_s_checks_with_an_l1_penalty(make: Callable[..., Any]) -> None:
+    found = check_estimator(make(penalty="l1"), on_fail=None, on_skip=None)
+    assert [(one["check_name"], one["exception"]) for one in found if one["status"] == "failed"] == []
+
+
+def test_adagrad_fails_the_checks_of_weights_alone() -> None:
+    found = check_estimator(LogisticRegression(optimizer="adagrad"), on_fail=None, on_skip=None)
+    failed = {one["check_name"] for one in found if one["status"] == "failed"}
+    assert "check_sample_weights_list" in failed
+    assert all("weight" in name for name in failed)
+
+
+def of_l1(x: Any, y: Any, w: Any, c: float) -> float:
+    return float(np.logaddexp(0, -np.where(y, 1, -1) * (x @ np.ravel(w))).mean() + np.abs(w).sum() / (c * len(y)))
+
+
+@pytest.mark.parametrize("name", ["cancer", "scaled cancer", "digits", "text"])
+def test_the_optimum_of_l1_is_liblinear_s_or_better(name: str) -> None:
+    liblinear = pytest.importorskip("liblinear.liblinearutil", reason="pip install liblinear-official")
+    found = load_digits() if name == "digits" else load_breast_cancer()
+    x, y = found.data, found.target == (8 if name == "digits" else 1)
+    if name == "scaled cancer":
+        x = x / x.std(0)
+    elif name == "text":
+        random = np.random.default_rng(0)
+        x = sparse.random_array((2000, 5000), density=0.004, format="csr", rng=random)
+        y = x @ random.normal(size=5000) > 0
+    x = sparse.csr_matrix(x).astype(np.float32).astype(np.float64)
+    own = LogisticRegression(penalty="l1", fit_intercept=False).fit(x, y)
+    other = liblinear.train(liblinear.problem(np.where(y, 1, -1), x), liblinear.parameter("-s 6 -c 1 -e 1e-6 -q"))
+    weights = np.zeros(x.shape[1])
+    weights[: other.nr_feature] = other.w[: other.nr_feature]
+    assert of_l1(x, y, own.coef_, 1) <= of_l1(x, y, weights * other.get_labels()[0], 1) * (1 + 1e-5)
+    assert 0 < np.count_nonzero(own.coef_) < x.shape[1]
+    assert of_l1(x, y, LogisticRegression(l1_ratio=1.0, fit_intercept=False).fit(x, y).coef_, 1) == of_l1(
+        x, y, own.coef_, 1
+    )
+
+
+def test_an_elastic_net_is_scikit_learn_s_and_its_classes_are_one_against_the_rest() -> None:
+    x, y = data()
+    own = LogisticRegression(l1_ratio=0.3, C=0.1, tol=1e-8).fit(x, y)
+    other = sklearn.linear_model.LogisticRegression(l1_ratio=0.3, C=0.1, solver="saga", tol=1e-6, max_iter=20_000)
+    np.testing.assert_allclose(own.coef_, other.fit(x, y).coef_, atol=1e-3)
+    x, y = data(3)
+    every = LogisticRegression(penalty="l1").fit(x, y)
+    one = LogisticRegression(penalty="l1").fit(x, y == 1)
+    np.testing.assert_array_equal(every.coef_[1], one.coef_[0])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "said"),
+    [
+        (LogisticRegression(penalty="elasticnet"), "penalty='elasticnet' must be 'l2' or 'l1'"),
+        (LogisticRegression(l1_ratio=1.5), "l1_ratio=1.5 must be from 0 to 1, or None"),
+        (LogisticRegression(penalty="l1", l1_ratio=0.5), "l1_ratio=0.5 is not for penalty='l1'"),
+        (LogisticRegression(penalty="l1", multi_class="multinomial"), "multi_class='multinomial' is not for an L1"),
+        (LinearSVC(penalty="l1", loss="hinge"), "penalty='l1' is not for loss='hinge'"),
+    ],
+    ids=["penalty", "ratio", "both", "multinomial", "hinge"],
+)
+def test_l1_penalties_that_cannot_be(estimator: Any, said: str) -> None:
+    x, y = data()
+    with pytest.raises(ValueError, match=re.escape(said)):
+        estimator.fit(x, y)

@@ -17,7 +17,7 @@ PROGRAM = """
 import sys
 import numpy as np
 from telegrad.linear import Rows, TrainingSettings, train
-from telegrad.linear.optimizers import SparseGather, SparseSum
+from telegrad.linear.optimizers import SparseSum
 from telegrad.linear.problem import bytes_needed
 
 def status(name):
@@ -33,9 +33,9 @@ def rows_of(count, features, entries=10):
 
 optimizer, alone, checkpoint = sys.argv[1], sys.argv[2] == "alone", sys.argv[3] or None
 count, features, l1 = map(float, sys.argv[4:])
-coordinates = max(int(features) // 20, 1)  # so that a pass is short
-settings = TrainingSettings(optimizer=optimizer, epochs=2, batch=int(count) // 4, l1=l1, coordinates=coordinates)
-others = None if alone else SparseGather(None) if optimizer == "coordinate_descent" else SparseSum(None)
+batch = None if optimizer == "newton" else int(count) // 4
+settings = TrainingSettings(optimizer=optimizer, epochs=2, batch=batch, l1=l1)
+others = None if alone else SparseSum(None)
 train(rows_of(8, 100), settings, aggregation=others)
 rows = rows_of(int(count), int(features))
 with open("/proc/self/clear_refs", "w") as file:
@@ -57,9 +57,8 @@ print(status("VmHWM") - before, said)
         ("sgd", 1e-5, "alone", "long", ""),
         ("adagrad", 0, "among", "wide", ""),
         ("adagrad", 0, "among", "wide", "state.npz"),
-        ("coordinate_descent", 0, "alone", "long", "state.npz"),
-        ("coordinate_descent", 0, "among", "long", ""),
-        ("coordinate_descent", 0, "among", "wide", "state.npz"),
+        ("newton", 1e-5, "alone", "long", ""),
+        ("newton", 1e-5, "alone", "wide", ""),
     ],
 )
 def test_training_takes_the_memory_that_is_said(

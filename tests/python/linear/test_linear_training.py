@@ -195,7 +195,7 @@ def test_settings_that_cannot_be(options: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        *((name, 1.5, "an int of at least 1") for name in ("epochs", "batch", "coordinates", "threads")),
+        *((name, 1.5, "an int of at least 1") for name in ("epochs", "batch", "threads")),
         ("batch", True, "an int of at least 1"),
         ("epochs", "3", "an int of at least 1"),
         ("seed", 1.5, "an int, 0 or more"),

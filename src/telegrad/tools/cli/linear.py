@@ -25,7 +25,7 @@ from telegrad.linear.data import ContradictingBase, LibsvmFormat, ZeroBased
 from telegrad.linear.job import Job, is_rank_of_another_launcher, join_other_launcher, writes_files
 from telegrad.linear.job import run as run_rank
 from telegrad.linear.losses import are_classes, area_under_curve, is_classification, label_counts, losses_of, signed
-from telegrad.linear.peers import PEERS, SOLVERS, compared
+from telegrad.linear.peers import L1_SOLVERS, PEERS, SOLVERS, compared
 from telegrad.linear.problem import OPTIMIZERS, SECOND_ORDER
 from telegrad.linear.rows import Rows
 from telegrad.tools.bench.machine import describe_machine
@@ -49,10 +49,9 @@ Optimizer = Annotated[
     str,
     typer.Option(
         help=f"One of {', '.join(OPTIMIZERS)}. [bold]auto[/]: [bold]newton[/], for the hinge [bold]dual[/], which need "
-        "no learning rate and end within --tol of the optimum; with --l1 coordinate_descent, for the hinge adagrad. An "
+        "no learning rate and end within --tol of the optimum; for the hinge with --l1 adagrad. An "
         "option that one optimizer alone has chooses that one. [bold]adagrad[/] gives rare features longer steps, and "
-        "often needs fewer epochs; [bold]coordinate_descent[/] (smooth losses only) moves a few weights in each step "
-        "as far as is safe, and needs no learning rate, but twice the memory for the rows."
+        "often needs fewer epochs."
     ),
 ]
 L2 = Annotated[float, typer.Option("--l2", help="λ of mean loss + λ/2·|w|²: pulls all weights towards 0.")]
@@ -71,14 +70,6 @@ LearningRate = Annotated[
     float | None,
     typer.Option(
         help="Of the first step. Default: of sgd what the rows' lengths make safe, often slow; of adagrad 0.1.",
-        show_default=False,
-    ),
-]
-Coordinates = Annotated[
-    int | None,
-    typer.Option(
-        help="Weights that each rank moves in a step of coordinate descent; an epoch moves all once. Default: up to "
-        "100, and fewer the more features rows have in common.",
         show_default=False,
     ),
 ]
@@ -254,7 +245,6 @@ def train_command(
     bias: Annotated[bool, typer.Option(help="Whether there is one; it is not regularised.")] = True,
     held_out: Annotated[float, typer.Option(help="The share of rows to judge the model by.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of who is held out, and of the order of rows.")] = 0,
-    coordinates: Coordinates = None,
     overlap: Overlap = False,
     threads: Threads = 1,
     features: _Features = None,
@@ -277,7 +267,7 @@ def train_command(
     """Train a linear model among ranks, which sum their sparse gradients without loss.
 
     Each rank reads its own lines of [bold]DATA[/]. Newton's method gives the same bits on any number of ranks,
-    all else but coordinate descent (--l1) the same but for rounding or --tol. That moves --coordinates on each rank.
+    all else the same but for rounding or --tol.
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
     rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
     --network and --timeout have no effect. docs/reference/linear.md says more."""
@@ -297,7 +287,6 @@ def train_command(
             optimizer=optimizer,
             l1=l1,
             overlap=overlap,
-            coordinates=coordinates,
             threads=threads,
         )
         form = LibsvmFormat(features, zero_based.value_in_python, strict)
@@ -306,8 +295,7 @@ def train_command(
     except ValueError as error:
         raise bad_option(error) from error
     if settings.method not in SECOND_ORDER:  # whose settings refuse all
-        of_others = "batch" if settings.method == "coordinate_descent" else "coordinates"
-        refuse_given(context, (of_others, "tol"), f"--optimizer {settings.method} has none")
+        refuse_given(context, ("tol",), f"--optimizer {settings.method} has none")
     if checkpoint is None:
         refuse_given(context, ("checkpoint_every",), "without --checkpoint there is none")
     networks_of([network])
@@ -427,9 +415,11 @@ def predict_command(
 
 @app.command("compare")
 def compare_command(
+    context: typer.Context,
     data: _Data,
     loss: Annotated[str, typer.Option(help=f"One of {', '.join(SOLVERS)}.")] = "logistic",
     l2: L2 = 1e-6,
+    l1: Annotated[float, typer.Option("--l1", help="λ of λ·Σ|w_i| in place of --l2, for peers that know it.")] = 0.0,
     tol: Annotated[float, typer.Option(help="Of telegrad; peers have their own defaults.")] = 1e-4,
     held_out: Annotated[float, typer.Option(help="The share of rows to judge models by.")] = 0.1,
     seed: Annotated[int, typer.Option(help="Of who is held out.")] = 0,
@@ -446,23 +436,29 @@ def compare_command(
 
     Each fits once, on one thread, the rows that are not held out, with its own default tolerance. All minimise the same
     objective: the bias is the weight of one more feature, and is regularised, as liblinear has it. [bold]seconds[/] are
-    those of the fit alone, with the rows in memory; Vowpal Wabbit's are also those of reading text."""
+    those of the fit alone, with the rows in memory; Vowpal Wabbit's are also those of reading text. [bold]above the
+    best[/] is above the least objective of all and of liblinear with a tight tolerance, if installed."""
     console = table_console()
     if loss not in SOLVERS:
         raise typer.BadParameter(f"{loss} is none of {', '.join(SOLVERS)}", param_hint="--loss")
-    if not l2:
+    if l1:
+        refuse_given(context, ("l2",), "peers have one penalty, which is --l1 here")
+        l2 = 0.0
+        if loss not in L1_SOLVERS:
+            raise typer.BadParameter(f"{loss} is none of {', '.join(L1_SOLVERS)} for --l1", param_hint="--loss")
+    elif not l2:
         raise typer.BadParameter("0 must be above 0: peers have no objective without a penalty", param_hint="--l2")
     check_all_writable({"--json": json_file, "--plot": plot_file})
     _check_apart(json_file, "--json", data)
     _check_apart(plot_file, "--plot", data)
     try:
-        settings = TrainingSettings(loss=loss, l2=l2, tol=tol, held_out=held_out, seed=seed, bias=False)
+        settings = TrainingSettings(loss=loss, l2=l2, l1=l1, tol=tol, held_out=held_out, seed=seed, bias=False)
     except ValueError as error:
         raise bad_option(error) from error
-    peers = [peer for peer in PEERS if loss in peer.losses]
+    peers = [peer for peer in PEERS if loss in (peer.l1_losses if l1 else peer.losses)]
     found: list[dict[str, Any]] = []
     with ended_by_interrupt(console, lambda: "interrupted"), counting(console) as bar:
-        task = bar.add_task("reading", total=1 + sum(peer.is_installed for peer in peers))
+        task = bar.add_task("reading", total=2 + sum(peer.is_installed for peer in peers))
         try:
             base = zero_based.value_in_python
             rows = read_libsvm(data, features=features, zero_based=base, strict=strict, cache=cache)
@@ -472,10 +468,15 @@ def compare_command(
     title = f"{loss}, {_counted(found[0]['rows'], 'row')} and {found[0]['held_out']:,} held out, one thread each"
     table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("program", no_wrap=True)
-    for name in ("objective", "above the best", "held-out accuracy", "seconds"):
+    for name in ("objective", "above the best", "converged", "held-out accuracy", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
-        cells = [f"{one['objective']:.6g}", f"{100 * one['above']:.3g} %", _or_blank(100 * one["accuracy"], "{:.2f} %")]
+        cells = [
+            f"{one['objective']:.6g}",
+            f"{100 * one['above']:.3g} %",
+            {True: "yes", False: "no"}.get(one["converged"], ""),
+        ]
+        cells.append(_or_blank(100 * one["accuracy"], "{:.2f} %"))
         table.add_row(one["program"], *cells, f"{one['seconds']:.3g}")
     console.print(table)
     for peer in peers:
@@ -489,7 +490,7 @@ def compare_command(
             bars(axes, [one["program"] for one in found], {"computing": seconds}, texts)
             seconds_across(axes.xaxis, logarithmic=False)
     if json_file is not None:
-        figures = {"data": data.name, "loss": loss, "l2": l2, "tol": tol, "rows": _without_nan(found)}
+        figures = {"data": data.name, "loss": loss, "l2": l2, "l1": l1, "tol": tol, "rows": _without_nan(found)}
         write_result(console, json_file, {**figures, "machine": describe_machine()})
 
 
@@ -533,9 +534,6 @@ def _rows_for(
 def _steps_of(settings: TrainingSettings) -> str:
     if settings.method in SECOND_ORDER:
         return "Newton's method" if settings.method == "newton" else "proximal dual method"
-    if settings.method == "coordinate_descent":
-        chosen = "coordinate descent, blocks by density"
-        return chosen if settings.coordinates is None else f"{settings.coordinates:,} coordinates a rank and step"
     text = f"batches of {settings.rows_a_step:,}" + (", overlapped" if settings.overlap else "")
     return text if settings.method == "sgd" else f"{text}, {settings.method}"
 
@@ -551,9 +549,10 @@ def _no_better_than_no_weights(settings: TrainingSettings, end: dict[str, Any]) 
     remedy = _better_rate(settings, end["better_rate"])
     if end["converged"]:
         remedy = f"no other is, with these features and --l2 {settings.l2:g}"
+        remedy += f" --l1 {settings.l1:g}" if settings.l1 else ""
     elif settings.learning_rate is None and settings.method != "adagrad":
         remedy += ", or give more --epochs"
-    if settings.l1:
+    if settings.l1 and not end["converged"]:
         remedy += f", or a lower --l1 than {settings.l1:g}"
     said = f"the model is no better than one without weights (objective {reached:.6g}, without weights {without:.6g})"
     return f"{said}: {remedy}"
@@ -567,8 +566,6 @@ def _divergence(settings: TrainingSettings, end: dict[str, Any]) -> str:
 
 def _still_falls(settings: TrainingSettings, end: dict[str, Any]) -> str:
     said = f"the loss still fell by {100 * end['last_fall']:.2g} % an epoch when the training ended: give more --epochs"
-    if settings.method == "coordinate_descent":
-        return said
     faster = f"a larger --learning-rate (it was {end['first_learning_rate']:.3g})"
     if settings.method == "sgd":
         return f"{said}, a smaller --batch, {faster} or --optimizer adagrad"

@@ -151,7 +151,7 @@ def test_a_file_without_a_byte_is_said_to_be_empty(tmp_path: Path, name: str) ->
         assert said.endswith(f"{empty}: the file is empty: name one that has rows")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "coordinate_descent"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("ranks", ["1", "2"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_what_an_interrupted_training_leaves(
@@ -213,14 +213,6 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     [
         (("--loss", "squared"), "Invalid value for --loss: squared does not exist"),
         (
-            ("--optimizer", "coordinate_descent", "--batch", "7"),
-            "Invalid value for --batch: --optimizer coordinate_descent has none: leave this out",
-        ),
-        (
-            ("--optimizer", "sgd", "--coordinates", "5"),
-            "Invalid value for --coordinates: --optimizer sgd has none: leave this out",
-        ),
-        (
             ("--optimizer", "newton", "--batch", "5"),
             "Invalid value for --batch: 5 is not for --optimizer newton, whose steps follow from the data: leave",
         ),
@@ -229,10 +221,6 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
             "Invalid value for --tol: --optimizer sgd has none: leave this out",
         ),
         (("--tol", "0"), "Invalid value for --tol: 0.0 must be a finite number above 0: a part of the objective"),
-        (
-            ("--optimizer", "coordinate_descent", "--decay", "0.5"),
-            "Invalid value for --decay: 0.5 is not for --optimizer coordinate_descent, which has no learning rate",
-        ),
         (("--batch", "0"), "Invalid value for --batch: 0 must be at least 1"),
         (
             ("--features", "0"),
@@ -245,22 +233,15 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
         ),
         (("--held-out", "1"), "Invalid value for --held-out: 1.0 must be from 0 to below 1"),
         (("--batch", str(2**63)), f"Invalid value for --batch: {2**63} must be at most {2**40}"),
-        (("--coordinates", str(10**20)), f"Invalid value for --coordinates: {10**20} must be at most {2**40}"),
         (("--epochs", str(10**23)), f"Invalid value for --epochs: {10**23} must be at most {2**40}"),
         (("--threads", "1025"), "Invalid value for --threads: 1025 must be at most 1024"),
         (
-            ("--optimizer", "coordinate_descent", "--loss", "hinge"),
-            "Invalid value for --loss: hinge has a kink, where coordinate descent gets stuck: use 'squared_hinge', or "
-            "--optimizer sgd",
-        ),
-        (
-            ("--optimizer", "coordinate_descent", "--overlap"),
-            "Invalid value for --overlap: it is not for --optimizer coordinate_descent",
+            ("--optimizer", "newton", "--loss", "hinge"),
+            "Invalid value for --optimizer: newton is not for --loss hinge: use 'dual', or leave it out",
         ),
         (
             ("--optimizer", "adam"),
-            "Invalid value for --optimizer: adam does not exist: use one of auto, newton, dual, sgd, "
-            "adagrad, coordinate_descent",
+            "Invalid value for --optimizer: adam does not exist: use one of auto, newton, dual, sgd, adagrad",
         ),
         (("--network", "token-ring"), "network 'token-ring' is not known"),
         (("--json", "/nowhere/x.json"), "the folder /nowhere does not exist"),
@@ -268,23 +249,19 @@ def test_labels_that_are_no_classes(path: Path, tmp_path: Path) -> None:
     ids=[
         *(
             "loss",
-            "descent-batch",
-            "sgd-coordinates",
             "newton-batch",
             "sgd-tol",
             "tol",
-            "descent-decay",
             "batch",
             "features",
             "l2",
             "learning-rate",
             "held-out",
             "batches",
-            "coordinates",
             "epochs",
             "threads",
         ),
-        *("kink", "overlap", "optimizer"),
+        *("newton-hinge", "optimizer"),
         *("network", "json"),
     ],
 )
@@ -488,23 +465,19 @@ def test_labels_that_a_model_cannot_be_judged_by(path: Path, tmp_path: Path) -> 
     [
         (("--optimizer", "adagrad", "--threads", "2"), {"optimizer": "adagrad"}, "batches of 50, adagrad"),
         (("--overlap", "--l1", "0.002"), {"overlap": True, "l1": 0.002}, "batches of 50, overlapped"),
-        (
-            ("--optimizer", "coordinate_descent", "--coordinates", "6", "--l1", "0.002"),
-            {"optimizer": "coordinate_descent", "coordinates": 12, "l1": 0.002},
-            "6 coordinates a rank and step",
-        ),
+        (("--l1", "0.002"), {"optimizer": "newton", "batch": None, "l1": 0.002}, "Newton's method"),
     ],
-    ids=["adagrad", "overlap", "coordinates"],
+    ids=["adagrad", "overlap", "l1"],
 )
 def test_optimisers(path: Path, tmp_path: Path, options: tuple[str, ...], own: dict[str, Any], title: str) -> None:
     model, figures = tmp_path / "m.npz", tmp_path / "figures.json"
-    settings = SETTINGS if "coordinates" not in own else SETTINGS[2:]  # without --batch
+    settings = SETTINGS if "batch" not in own else SETTINGS[2:]
     more = ("--model", str(model), "--ranks", "2", *options, "--json", str(figures))
     status, said = run("train", str(path), *settings, *more)
     assert status == 0, said
     assert f"2 ranks, {title}" in said
     rows = read_libsvm(path)
-    alone = train(rows, TrainingSettings(batch=50, epochs=4, l2=0.001, held_out=0.2, **own)).model
+    alone = train(rows, TrainingSettings(**{"batch": 50, **own}, epochs=4, l2=0.001, held_out=0.2)).model
     assert np.allclose(LinearModel.load(model).weights, alone.weights, atol=1e-5)
     written: dict[str, Any] = json.loads(figures.read_text())
     assert written["objective"] == pytest.approx(objective(alone, rows, 0.001, l1=own.get("l1", 0.0)), rel=1e-5)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import sparse
+from sklearn.datasets import dump_svmlight_file, load_breast_cancer
 from typer.testing import CliRunner
 
-from telegrad.linear.peers import PEERS, Task, scikit_learn
+from telegrad.linear.peers import PEERS, NotConverged, Task, liblinear, scikit_learn
 from telegrad.tools.cli import make_app
 
 
@@ -84,3 +85,35 @@ def test_what_cannot_be_compared(tmp_path: Path, options: list[str], text: str, 
     done = CliRunner().invoke(make_app(), command)
     assert done.exit_code != 0
     assert said in " ".join(done.output.replace("│", " ").split())
+
+
+def test_comparing_with_l1_tells_who_has_not_converged(tmp_path: Path) -> None:
+    found = load_breast_cancer()
+    dump_svmlight_file(found.data, np.where(found.target, 1, -1), str(tmp_path / "data.svm"), zero_based=False)
+    command = ["linear", "compare", str(tmp_path / "data.svm"), "--l1", "0.00176", "--json", str(tmp_path / "out.json")]
+    done = CliRunner().invoke(make_app(), command, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    rows = {one["program"]: one for one in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    assert {"telegrad", "scikit-learn, liblinear", "scikit-learn, saga"} <= rows.keys()
+    assert "Vowpal Wabbit" not in done.output
+    assert rows["telegrad"]["above"] < 1e-4
+    assert rows["telegrad"]["converged"]
+    assert not rows["scikit-learn, saga"]["converged"]
+    assert rows["scikit-learn, saga"]["above"] > 0.1
+
+
+@pytest.mark.parametrize("options", [("--l2", "1"), ("--loss", "hinge")], ids=["both", "hinge"])
+def test_penalties_that_peers_lack_are_refused(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "data.svm").write_text("1 1:1\n-1 2:1\n")
+    done = CliRunner().invoke(make_app(), ["linear", "compare", str(tmp_path / "data.svm"), "--l1", "0.1", *options])
+    assert done.exit_code == 2
+    assert options[0] in done.output
+
+
+def test_a_limit_of_iterations_is_told_by_liblinear() -> None:
+    pytest.importorskip("liblinear", reason="pip install liblinear-official")
+    found = load_breast_cancer()
+    matrix = sparse.csr_matrix(found.data)
+    task = Task("hinge", 1 / 569, matrix, np.where(found.target, 1.0, -1.0))
+    with pytest.warns(NotConverged, match="liblinear reached its limit"):
+        liblinear(task)(1e-8)

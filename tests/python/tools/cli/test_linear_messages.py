@@ -198,11 +198,6 @@ def test_a_loss_that_still_falls_is_said(path: Path, tmp_path: Path) -> None:
     assert f"{falls}, a smaller --batch, a larger --learning-rate (it was 1.78) or --optimizer adagrad" in said
     _, said = run(*begin, "--epochs", "2", "--optimizer", "adagrad")
     assert f"{falls}, a smaller --batch or a larger --learning-rate (it was 0.1)" in said
-    _, said = run(*begin, "--epochs", "2", "--optimizer", "coordinate_descent")
-    assert falls in said
-    assert "--learning-rate" not in said
-    _, said = run(*begin, "--epochs", "400", "--optimizer", "coordinate_descent", "--l2", "0.1")
-    assert "% an epoch" not in said
 
 
 def test_a_seed_that_cannot_be(path: Path) -> None:
