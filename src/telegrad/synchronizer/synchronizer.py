@@ -111,8 +111,9 @@ class Synchronizer:
 
     After an exception in a backward pass call ``zero_grad()``. If only some ranks raised, the next pass is a
     MismatchedCall. If these had no gradient yet, they go on one pass apart, undetected. After a ``TransportError``
-    resume from an earlier ``state_dict()``. The model refers to the Synchronizer until ``close()``. Source: Shi, Chu,
-    Li, MG-WFBP, TPDS 2021, Algorithm 2, with the exact plan of telegrad.synchronizer.merge."""
+    resume from an earlier ``state_dict()``. The model refers to the Synchronizer until ``close()``. Raises
+    ``TypeError`` and ``ValueError`` for bad arguments. Source: Shi, Chu, Li, MG-WFBP, TPDS 2021, Algorithm 2, with the
+    exact plan of telegrad.synchronizer.merge."""
 
     def __init__(
         self,
