@@ -24,7 +24,7 @@ constexpr double kOfDescent = 4;             // in place of the smoothing: these
 constexpr double kOfFewRows = 8;             // likewise: of descents on few rows
 constexpr double kInner = 0.2;               // of the gap, below which the steps' objective counts as minimised
 constexpr double kExact = 0.1;               // of what a step begins with is enough: the rows at the kink change anyway
-constexpr double kOfBias = 1e-4;             // curvature of the hinge's bias in steps, as rows may have none
+constexpr double kOfBias = 1e-4;  // curvature of the hinge's bias in steps, as rows may have none, by squares of values
 constexpr double kRounding = 1e-13;          // of the objective: what its sums may have lost
 constexpr std::size_t kMostNoise = 30;       // steps that win less than that
 constexpr double kSingular = 1e-13;          // of a diagonal element
@@ -219,6 +219,7 @@ void Newton::begin_bounds() {
   if (problem_.split) reduce(spread, 0, Over::largest);
   uniform_ = !(spread[0] * spread[1] > kUniform);
   column_ = power_of_two(spread[0]);
+  of_bias_ = kOfBias / std::max(column_ * column_, 1.0);
   largest_.resize(problem_.features);
   for (std::size_t i = 0; i < problem_.features; ++i) largest_[i] = uniform_ ? column_ : power_of_two(found[i]);
   Sum sum(heaviest_, rounding_);
@@ -532,7 +533,7 @@ void Newton::next_duals() {
 }
 
 // The dual objective of the slopes at w_. With them weights are w_ − gradient/l2; a bias has no penalty, so that theirs must
-// sum to 0: by as much as they do not, the bound is lower, for optima whose bias is not more than 1 + |bias| away.
+// sum to 0, which those of one class are scaled down for. `inner`: what the slopes of w_ may still cost.
 double Newton::dual_bound(double& inner) {
   double squares[2];
   sum_features(
@@ -542,9 +543,33 @@ double Newton::dual_bound(double& inner) {
         out[1] = gradient_[i] * gradient_[i];
       },
       squares);
-  const double slope = gradient_.back(), bias = w_.back();
-  inner = squares[1] / (2 * problem_.l2) + std::abs(slope) * (1 + std::abs(bias));
-  return weighted_duals_ - squares[0] / (2 * problem_.l2) + slope * bias - std::abs(slope) * (1 + std::abs(bias));
+  const double slope = gradient_.back(), apart = weighted_duals_ - squares[0] / (2 * problem_.l2) + slope * w_.back();
+  inner = squares[1] / (2 * problem_.l2);
+  if (slope == 0) return apart;
+  std::vector<double> duals(rows()), lacking(rows());
+  write_margins(duals, lacking);
+  const double bound = balanced_bound(duals);
+  inner += std::max(apart - bound, 0.0);
+  return bound;
+}
+
+// The dual objective of these, those of one class scaled down until the slopes of both sum to 0.
+double Newton::balanced_bound(std::span<const double> duals) {
+  Sum of_class[2] = {{heaviest_, rounding_}, {heaviest_, rounding_}};
+  const auto is_positive = [this](std::size_t i) { return problem_.targets[problem_.chosen[i]] > 0; };
+  for (std::size_t i = 0; i < rows(); ++i) of_class[is_positive(i)].add(weight(problem_.chosen[i]) * duals[i]);
+  double both[4] = {of_class[0].high, of_class[0].low, of_class[1].high, of_class[1].low};
+  reduce(both, 0);
+  const double negative = both[0] + both[1], positive = both[2] + both[3], least = std::min(negative, positive);
+  if (least <= 0) return 0;
+  std::vector<double> scaled(duals.begin(), duals.end());
+  for (std::size_t i = 0; i < rows(); ++i) scaled[i] *= least / (is_positive(i) ? positive : negative);
+  std::vector<double> kept = slopes_;
+  sum_duals(scaled, {}, product_.data());
+  slopes_ = std::move(kept);
+  double square[1];
+  sum_features([this](std::size_t i, auto& out) { out[0] = product_[i] * product_[i]; }, square);
+  return 2 * least / total_weight_ - problem_.l2 / 2 * square[0];
 }
 
 // The largest of 1, 1/2, … times the step that makes the objective fall as it promises, taken; 0 if none does.
@@ -622,7 +647,7 @@ void Newton::sum_hessian() {
       hessian_[i * n + k] = hessian_[i * n + k] * (largest * of_column) / total_weight_;
     }
   }
-  if (is_hinge() && problem_.with_bias) last[n - 1] += kOfBias;
+  if (is_hinge() && problem_.with_bias) last[n - 1] += of_bias_;
   for (std::size_t i = 0; i + 1 < n; ++i) hessian_[i * n + i] += problem_.l2;
 }
 
@@ -677,7 +702,7 @@ double Newton::solve_iteratively() {
   reduce(diagonal_, classes());
   for (std::size_t i = 0; i < width(); ++i) {
     double found = diagonal_[i] / total_weight_ + (i < weights() ? problem_.l2 : 0);
-    if (i == problem_.features && is_hinge() && problem_.with_bias) found += kOfBias;
+    if (i == problem_.features && is_hinge() && problem_.with_bias) found += of_bias_;
     diagonal_[i] = found > 0 ? 1 / found : 0;
   }
   double most[2] = {};  // elements of the direction, and the same times their columns' largest values
@@ -827,8 +852,8 @@ double Newton::multiply(double most, double most_scaled) {
     product_[i] = product_[i] / total_weight_ + (i < weights() ? problem_.l2 * direction_[i] : 0);
   }
   if (is_hinge() && problem_.with_bias) {
-    product_[width() - 1] += kOfBias * direction_.back();
-    inner += kOfBias * direction_.back() * direction_.back();
+    product_[width() - 1] += of_bias_ * direction_.back();
+    inner += of_bias_ * direction_.back() * direction_.back();
   }
   return inner;
 }
@@ -893,7 +918,6 @@ Newton::Step Newton::take(std::span<const double> duals) {
   std::copy(duals.begin(), duals.end(), duals_.begin());
   duals_.back() = kOfFewRows;
   sum_duals(duals, {}, w_.data());
-  const double slope = std::abs(w_.back()) / total_weight_;
   w_.back() = 0;
   score_rows(w_, scores_);
   const double bias = problem_.with_bias ? best_bias() : 0;
@@ -910,13 +934,15 @@ Newton::Step Newton::take(std::span<const double> duals) {
   }
   begun_ = true;
   keep_best();
-  double each[2] = {};
-  Sum all(heaviest_, rounding_);
-  for (std::size_t i = 0; i < rows(); ++i) all.add(weight(problem_.chosen[i]) * duals[i]);
-  each[0] = all.high;
-  each[1] = all.low;
-  reduce(each, 0);
-  bound_ = std::max(bound_, (each[0] + each[1]) / total_weight_ - penalty_ - slope * (1 + std::abs(bias)));
+  if (problem_.with_bias) {
+    bound_ = std::max(bound_, balanced_bound(duals));
+  } else {
+    Sum all(heaviest_, rounding_);
+    for (std::size_t i = 0; i < rows(); ++i) all.add(weight(problem_.chosen[i]) * duals[i]);
+    double each[2] = {all.high, all.low};
+    reduce(each, 0);
+    bound_ = std::max(bound_, (each[0] + each[1]) / total_weight_ - penalty_);
+  }
   Step done{.loss = best_value_ - best_penalty_, .objective = best_value_};
   done.gap = best_value_ > 0 ? std::max(best_value_ - bound_, 0.0) / best_value_ : 0;
   done.converged = done.gap <= problem_.tolerance;

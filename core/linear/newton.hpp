@@ -156,6 +156,7 @@ class Newton {
   void begin();
   void find_gradient();
   double dual_bound(double& inner);
+  double balanced_bound(std::span<const double> duals);
   void move_duals(Step& done);
   void next_duals();
   double best_bias();
@@ -193,7 +194,7 @@ class Newton {
   // their sizes differ little; and 1.5 times powers of two of at least twice all rows, and
   // twice as many terms as inner products have.
   double heaviest_ = 1, farthest_ = 1, most_entries_ = 1, rounding_ = 0, product_rounding_ = 0, total_weight_ = 1;
-  double score_bound_ = 0, moved_bound_ = 0, column_ = 1;
+  double score_bound_ = 0, moved_bound_ = 0, column_ = 1, of_bias_ = 0;
   bool uniform_ = true;
   LargeVector<double> largest_;
   std::vector<std::size_t> borders_;  // of threads' features

@@ -58,7 +58,7 @@ class _Fitted:
     gap: float
     reached: float
     without: float
-    ended_by_tol: bool
+    ended_by: str
     better_rate: str = "another"
 
 
@@ -153,8 +153,13 @@ class _Linear(BaseEstimator):
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without, rate = trained.loss_to_beat, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
-        by_tol = settings.method in SECOND_ORDER and (settings.epochs is None or epochs < settings.epochs)
-        return _Fitted(model.weights, model.bias, epochs, gap, reached, without, by_tol, rate)
+        ended_by = self._ended_by(settings, epochs, gap)
+        return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate)
+
+    def _ended_by(self, settings: TrainingSettings, epochs: int, gap: float) -> str:
+        if settings.method not in SECOND_ORDER or epochs >= settings.most_epochs:
+            return f"max_iter={epochs}"
+        return f"tol={self.tol}" if gap <= settings.tol else "rounding"
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
@@ -170,12 +175,12 @@ class _Linear(BaseEstimator):
                 f"weights {worse[0].without:.4g}; {remedy}"
             )
         elif farthest >= _CONVERGED:
-            ended, remedy = f"max_iter={max(model.epochs for model in models)}", "give more, another learning_rate"
-            if all(model.ended_by_tol for model in models if model.gap == farthest):
-                ended, remedy = f"tol={self.tol}", "give a smaller one"
+            ended = max((model for model in models if model.gap == farthest), key=lambda model: model.epochs).ended_by
+            remedies = {"tol": "give a smaller one, or ", "max_iter": "give more, another learning_rate, or "}
+            remedy = remedies.get(ended.partition("=")[0], "")
             said = (
-                f"{ended} ended the training when the objective was at least {100 * farthest:,.1f} % above the "
-                f"optimum, which is more than {100 * _CONVERGED:g} %: {remedy}, or scale X"
+                f"{ended} ended the training, and the objective may be {100 * farthest:,.1f} % above the optimum, "
+                f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
             )
         if said:
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
@@ -417,8 +422,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
 
     def _fitted_softmax(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
         found = train_softmax(rows, self.classes_.size, settings, self.comm)
-        without, by_tol = found.loss_without_weights, settings.epochs is None or found.steps < settings.epochs
-        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, without, by_tol)
+        without, ended_by = found.loss_without_weights, self._ended_by(settings, found.steps, found.gap)
+        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, without, ended_by)
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
         """The score of each row, (rows,) for two classes, else (rows, classes)."""

@@ -105,7 +105,7 @@ def test_sample_weights_are_those_of_scikit_learn(optimizer: str) -> None:
 
 def test_a_coarse_tol_is_named_by_the_warning() -> None:
     x, y = data()
-    with pytest.warns(ConvergenceWarning, match="tol=2 ended the training when .* give a smaller one, or scale X"):
+    with pytest.warns(ConvergenceWarning, match="tol=2 ended the training, and .* give a smaller one, or scale X"):
         LogisticRegression(tol=2, C=1e3).fit(x, y)
     unused = LogisticRegression(class_weight={**dict.fromkeys(np.unique(y).tolist(), 1.0), 99: 3.0})
     unused.fit(x, y)  # all classes have a weight
@@ -121,6 +121,36 @@ def test_a_scaled_intercept_is_regularised_as_liblinear_s(loss: str, is_dense: b
     other = sklearn.svm.LinearSVC(loss=loss, C=0.1, intercept_scaling=2.0, tol=1e-8, max_iter=100_000).fit(x, y)
     np.testing.assert_allclose(own.coef_, other.coef_, atol=2e-3)
     np.testing.assert_allclose(own.intercept_, other.intercept_, atol=2e-3)
+
+
+def _hinge(fitted: Any, x: Any, y: Any, c: float) -> float:
+    weights = fitted.coef_[0].astype(np.float64)
+    return float(weights @ weights / 2 + c * np.maximum(0, 1 - y * (x @ weights + fitted.intercept_[0])).sum())
+
+
+@pytest.mark.parametrize("c", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("offset", [0.0, 10.0, 100.0, -1000.0])
+def test_a_hinge_with_a_bias_finds_the_optimum_of_columns_far_from_zero(offset: float, c: float) -> None:
+    """An offset of a column moves the bias alone."""
+    numbers = np.random.default_rng(0)
+    x, noise = numbers.standard_normal((600, 30)), 2 * numbers.standard_normal(600)
+    y = np.where(x @ numbers.standard_normal(30) + noise > 0, 1, -1)
+    best = sklearn.svm.SVC(kernel="linear", C=c, tol=1e-6).fit(x, y)
+    own = LinearSVC(loss="hinge", C=c).fit(x + offset, y)
+    assert _hinge(own, x + offset, y, c) <= (1 + 2e-4) * _hinge(best, x, y, c)
+
+
+def test_a_hinge_with_a_bias_of_six_rows_far_from_zero() -> None:
+    x, y = np.array([[99.8], [100.1], [98.9], [98.5], [99.9], [100.1]]), np.array([1, 1, -1, -1, -1, 1])
+    best = sklearn.svm.SVC(kernel="linear", C=1.0, tol=1e-8).fit(x - 100, y)
+    own = LinearSVC(loss="hinge").fit(x, y)
+    assert _hinge(own, x, y, 1.0) <= (1 + 2e-4) * _hinge(best, x - 100, y, 1.0)
+
+
+def test_what_rounding_has_ended_is_said_to_need_scaling() -> None:
+    x, y = load_wine(return_X_y=True)
+    with pytest.warns(ConvergenceWarning, match="^rounding ended the training, and .* more than 1 %: scale X$"):
+        LinearSVC(loss="hinge", C=100.0, tol=1e-15).fit(x * 1e6, y == 2)
 
 
 def test_the_optimum_of_ridge() -> None:
