@@ -250,7 +250,7 @@ def measured(ranks: int, kills: int, seconds: float, seed: int) -> tuple[list[Ro
         growth.append({name: job.last[0][name] for name in _NAMES})
     failed = job.end()
     left = sorted(set(os.listdir("/dev/shm")) - shared)
-    own = [name for name in left if any(str(pid) in name for pid in job.pids)]
+    own = [name for name in left if name.startswith("ucx_shm_") or any(str(pid) in name for pid in job.pids)]
     wrong = {
         "hang": hang,
         "failed": failed,
