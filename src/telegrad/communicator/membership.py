@@ -427,9 +427,10 @@ class Membership:
 
     def _give_up(self, number: int) -> None:
         """Nobody need wait for this group. One that is late must not hide that a later one was given up."""
-        broken = self._value("broken") or ""
-        while int(broken or -1) < number:
-            broken = self._store.call("compare_set", "broken", broken, str(number)).decode()
+        broken, found = None, self._value("broken") or ""
+        while int(found or -1) < number and found != broken:  # a key that has gone answers with what was expected
+            broken = found
+            found = self._store.call("compare_set", "broken", broken, str(number)).decode()
 
     def _value(self, key: str) -> str | None:
         return self._store.values([key])[0]
