@@ -522,13 +522,15 @@ void Newton::move_duals(Step& done) {
   find_gradient();
 }
 
+double Newton::next_dual(std::size_t i) const {
+  const double target = static_cast<double>(problem_.targets[problem_.chosen[i]]);
+  return std::clamp((1 - scores_[i] * target) / duals_.back() + duals_[i], 0.0, 1.0);
+}
+
 void Newton::next_duals() {
   minimised_ = false;
   double& h = duals_.back();
-  for (std::size_t i = 0; i < rows(); ++i) {
-    const double target = static_cast<double>(problem_.targets[problem_.chosen[i]]);
-    duals_[i] = std::clamp((1 - scores_[i] * target) / h + duals_[i], 0.0, 1.0);
-  }
+  for (std::size_t i = 0; i < rows(); ++i) duals_[i] = next_dual(i);
   h = std::max(h * kShrink, kLeastSmoothing);
 }
 
@@ -546,8 +548,8 @@ double Newton::dual_bound(double& inner) {
   const double slope = gradient_.back(), apart = weighted_duals_ - squares[0] / (2 * problem_.l2) + slope * w_.back();
   inner = squares[1] / (2 * problem_.l2);
   if (slope == 0) return apart;
-  std::vector<double> duals(rows()), lacking(rows());
-  write_margins(duals, lacking);
+  std::vector<double> duals(rows());
+  for (std::size_t i = 0; i < rows(); ++i) duals[i] = next_dual(i);
   const double bound = balanced_bound(duals);
   inner += std::max(apart - bound, 0.0);
   return bound;
@@ -564,9 +566,7 @@ double Newton::balanced_bound(std::span<const double> duals) {
   if (least <= 0) return 0;
   std::vector<double> scaled(duals.begin(), duals.end());
   for (std::size_t i = 0; i < rows(); ++i) scaled[i] *= least / (is_positive(i) ? positive : negative);
-  std::vector<double> kept = slopes_;
   sum_duals(scaled, {}, product_.data());
-  slopes_ = std::move(kept);
   double square[1];
   sum_features([this](std::size_t i, auto& out) { out[0] = product_[i] * product_[i]; }, square);
   return 2 * least / total_weight_ - problem_.l2 / 2 * square[0];
@@ -861,18 +861,19 @@ double Newton::multiply(double most, double most_scaled) {
 void Newton::write_margins(std::span<double> duals, std::span<double> lacking) const {
   for (std::size_t i = 0; i < rows(); ++i) {
     lacking[i] = 1 - scores_[i] * static_cast<double>(problem_.targets[problem_.chosen[i]]);
-    duals[i] = taken_ ? duals_[i] : std::clamp(lacking[i] / duals_.back() + duals_[i], 0.0, 1.0);
+    duals[i] = taken_ ? duals_[i] : next_dual(i);
   }
 }
 
 // The weights of these duals, but for those of some rows; behind them Σ weight·a·y.
 void Newton::sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out) {
+  std::vector<double> slopes(rows());
   for (std::size_t i = 0; i < rows(); ++i) {
     const std::uint64_t row = problem_.chosen[i];
     const bool counts = without.empty() || without[i] == 0;
-    slopes_[i] = counts ? weight(row) * static_cast<double>(problem_.targets[row]) * duals[i] : 0;
+    slopes[i] = counts ? weight(row) * static_cast<double>(problem_.targets[row]) * duals[i] : 0;
   }
-  sum_columns(slopes_, false, heaviest_, out);
+  sum_columns(slopes, false, heaviest_, out);
   reduce({out, width()}, classes());
   for (std::size_t i = 0; i < weights(); ++i) out[i] /= total_weight_ * problem_.l2;
 }

@@ -158,6 +158,7 @@ class Newton {
   double dual_bound(double& inner);
   double balanced_bound(std::span<const double> duals);
   void move_duals(Step& done);
+  double next_dual(std::size_t i) const;
   void next_duals();
   double best_bias();
   void sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out);

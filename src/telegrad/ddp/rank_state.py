@@ -277,9 +277,10 @@ def _of_whole_parameters(states: list[Mapping[str, Any]]) -> list[Mapping[str, A
 
 
 def own_part(state: Mapping[str, Any], node: SavedNode | None, factors: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a rank takes over of a state. Of a share that ``reshard`` made, the part of a rank of a ``node``: all ranks
-    of a node have the same share, so what they average is that share. ``factors``: those of this rank's matrices before
-    the first step, for which the state has none that fit. Raises ``ValueError`` for a state of another node."""
+    """The part of a state that a rank takes over. Of a share that ``reshard`` made that is the part of a rank of a
+    ``node``: all ranks of a node have the same share, so what they average is that share. ``factors``: those of this
+    rank's matrices before the first step, for which the state has none that fit. Raises ``ValueError`` for a state of
+    another node."""
     if state.get("node") == node:
         return state
     if node is None or not state.get("is_share"):

@@ -50,7 +50,8 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 @dataclass(frozen=True)
 class _Fitted:
     """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
-    objective of a model without weights, ``reached`` of this one; ``better_rate``: to try if that is no better."""
+    objective of a model without weights, ``reached`` of this one; ``ended_by``: tol, max_iter or rounding, for a
+    warning; ``better_rate``: to try if that is no better."""
 
     weights: F32
     bias: Any

@@ -57,7 +57,7 @@ class Task:
 
     @property
     def c(self) -> float:
-        """What peers call the inverse of the penalty."""
+        """The inverse of the penalty, which peers call C."""
         return 1 / ((self.l1 or self.l2) * len(self.labels))
 
 
