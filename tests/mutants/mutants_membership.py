@@ -56,8 +56,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: one that is late hides that a later group was given up",
         MEMBERS,
-        "while int(broken or -1) < number:",
-        "while broken != str(number):",
+        "while int(found or -1) < number and",
+        "while found != str(number) and",
     ),
     mutant(
         "members: the exchange of addresses waits for the dead",

@@ -399,7 +399,8 @@ class Membership:
         if not self._marks:
             return
         watch.look([self._name])
-        if any(self._store.values([f"left/{self._name}", f"left/{self._common}"])):
+        left = self._store.values([f"left/{self._name}", f"left/{self._common}"])
+        if any(left) or watch.look_here([self._name]):
             self.leave()
             raise RendezvousError(f"another rank of this {self._who} has left or ended: start all its ranks again")
 

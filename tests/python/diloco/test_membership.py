@@ -23,6 +23,7 @@ from replicas import network, train
 from threaded_ranks import on_ranks
 
 import telegrad
+from telegrad.communicator.nodes import process_mark
 from telegrad.ddp import GatheredState, RankState
 from telegrad.diloco import ReplicaGroup, nesterov
 from telegrad.errors import RendezvousError
@@ -489,6 +490,17 @@ def test_a_newcomer_that_nobody_takes_in_is_told() -> None:
     with pytest.raises(RendezvousError, match="not taken in within 0.3 s: are 2 replicas running"):
         telegrad.DiLoCo(model, group, torch.optim.SGD(model.parameters(), 0.1))
     group.leave()
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_newcomer_whose_other_rank_has_ended_is_told(place: int) -> None:
+    """At once: it does not wait for that rank until the time-out."""
+    marks = [f"{process_mark().rpartition(':')[0]}:0"]  # a process that had this one's number before
+    marks.insert(place, process_mark())
+    group = ReplicaGroup(HashStore(), 1, timeout_s=PATIENCE_S)
+    group.stand_for("replica", place, marks)
+    with pytest.raises(RendezvousError, match="another rank of this replica has left or ended: start all its ranks"):
+        group.regroup(admit=False)
 
 
 def on_replicas(replicas: int, run: Callable[[ReplicaGroup, int], Any], *, name: str = "test") -> list[Any]:
