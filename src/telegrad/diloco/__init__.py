@@ -516,6 +516,8 @@ class DiLoCo:
         stays = isinstance(error, TransportError) and not isinstance(error, RendezvousError)
         leaves = error is not None and (self._differs or not stays)
         if self._ranks is not None and meets:
+            if error is not None:  # others may wait for this rank
+                self._ranks.abort(f"{type(error).__name__}: {error}")
             worst, why = self._ranks.worst(2 if leaves else int(error is not None))
             if worst == 2 and not leaves:
                 leaves, why = True, why or "another rank of this replica has left, as its own error says"

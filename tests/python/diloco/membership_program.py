@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from watched_processes import telling
+from watched_processes import PATIENCE_S, telling
 
 import telegrad
 from telegrad.diloco import ReplicaGroup
@@ -41,6 +41,7 @@ OPTIONS |= {f"{kind} without store": OPTIONS[kind] for kind in ("sparse", "strea
 OPTIONS |= {"freezes": OPTIONS["streaming"], "freezes for a moment": OPTIONS["streaming"]}
 OPTIONS |= {"half a round": OPTIONS["sparse"], "diverges": {}, "leaves": {}, "differs": {}, "ranks diverges": {}}
 OPTIONS |= {"ranks half connected": {}, "ranks half told": {}}
+OPTIONS |= {"ranks streaming half aligned": OPTIONS["streaming"]}
 
 
 def main(port: int, replicas: int, number: int, kind: str, output: str, pause_s: float, liveness_s: float) -> None:
@@ -53,7 +54,7 @@ def with_ranks(port: int, number: int, kind: str) -> tuple[Any, Any]:
     """The model of a replica of several ranks, and their process group."""
     replica, position = divmod(number, RANKS)
     store = PrefixStore(f"replica {replica}", TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
-    limit = datetime.timedelta(seconds=100)
+    limit = datetime.timedelta(seconds=PATIENCE_S / 2)  # of a rank that waits for one that was killed as it came
     dist.init_process_group("gloo", store=store, rank=position, world_size=RANKS, timeout=limit)
     model = network(replica)
     if "shards" in kind:
@@ -115,6 +116,18 @@ def fail_after_connecting() -> None:
     telegrad.Communicator.from_exchange = joined  # type: ignore[method-assign,assignment]
 
 
+def fail_while_aligning() -> None:
+    """The other rank of this replica goes on to what they do together. This one tries again."""
+    copy, calls = telegrad.DiLoCo._copy_state, itertools.count(1)
+
+    def copied(diloco: telegrad.DiLoCo, source: int, *, lacks: bool) -> None:
+        copy(diloco, source, lacks=lacks)
+        if next(calls) == 1:
+            raise telegrad.TransportError("the test says so")
+
+    telegrad.DiLoCo._copy_state = copied  # type: ignore[method-assign]
+
+
 def fail_before_it_is_told(diloco: telegrad.DiLoCo) -> None:
     """The other rank of this replica hears that somebody wants to join, this one does not, for once."""
     agree, told = diloco._agree, list[bool]()
@@ -142,6 +155,8 @@ def _train(
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     if kind == "ranks half connected" and number == 1:
         fail_after_connecting()
+    if kind == "ranks streaming half aligned" and number % RANKS == 0:
+        fail_while_aligning()
     diloco = telegrad.DiLoCo(model, group, optimizer, every=EVERY, replica=inside, **OPTIONS[kind])
     tell_joins(diloco, say)
     if kind == "half a round" and number == 1:

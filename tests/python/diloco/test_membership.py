@@ -713,6 +713,12 @@ def test_a_replica_of_which_one_rank_has_not_connected_tries_again_as_a_whole(jo
     running.finish([*range(4)])
 
 
+def test_a_rank_that_fails_while_replicas_align_keeps_no_other_waiting(job: Callable[..., ReplicaJob]) -> None:
+    running = job(2, "ranks streaming half aligned")
+    running.wait_for_units(0)
+    running.finish([*range(4)])
+
+
 def test_a_newcomer_of_whom_one_rank_of_a_replica_has_not_heard_comes_in(job: Callable[..., ReplicaJob]) -> None:
     running = job(2, "ranks half told")
     running.wait_for_units(0)
