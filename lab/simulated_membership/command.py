@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,18 +17,28 @@ from rich.console import Console
 from rich.progress import TextColumn, TimeRemainingColumn
 
 from lab.simulated_faults import Played, play_chunks
-from lab.simulated_membership.world import play, worst_of
+from lab.simulated_membership.world import World, play, worst_of
 from telegrad.tools.cli.interrupts import ended_by_interrupt
 from telegrad.tools.cli.outputs import check_writable, counting, say_file, written
 from telegrad.tools.sim.measure import cores
 
+_REPLICAS = "--replicas"
 
-def explored(first: int, count: int) -> dict[str, Any]:
+
+def _playing(replicas: bool) -> Callable[[int], World]:
+    if not replicas:
+        return play
+    from lab.simulated_membership.replicas import play as play_replicas  # slow to import
+
+    return play_replicas
+
+
+def explored(first: int, count: int, playing: Callable[[int], World] = play) -> dict[str, Any]:
     """Plays these seeds. Returns counts, and the worst finding of each seed that has one."""
     counts: Counter[str] = Counter()
     failures = []
     for seed in range(first, first + count):
-        world = play(seed)
+        world = playing(seed)
         counts.update(world.counts)
         if (found := worst_of(world)) is not None:
             failures.append({"seed": seed, "what": found[0], "detail": found[1]})
@@ -46,10 +57,13 @@ _ABOUT = {
     "left": "processes that ended in the middle of the job",
     "killed": "processes",
     "frozen": "processes, some several times",
+    "rounds": "that a process of replicas has ended, compared bit by bit with the others'",
+    "failed": "processes of replicas that ended with an error",
 }
 
 
 def command(
+    replicas: Annotated[bool, typer.Option(_REPLICAS, help="Play replicas that train by DiLoCo, not ranks.")] = False,
     seeds: Annotated[int, typer.Option(min=1, help="How many programs to play.")] = 10_000,
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes that share the work; default: one a core.")] = None,
@@ -61,12 +75,13 @@ def command(
     From each seed follow ranks that join, sum in a loop and shrink after each failure, and processes that come later.
     They are killed, freeze, leave, and hear from the store late, also while they agree and connect. All that are left
     must agree on the same ranks in the same order, and compute again in time, with the same bits. Who was left out must
-    be told. Ends with status 1 if a seed shows anything else.
+    be told. With ``--replicas`` they are replicas of one or two processes that train by DiLoCo. Ends with status 1 if a
+    seed shows anything else.
     """
     console = Console()
     check_writable(json_file, "--json")
     if replay is not None:
-        world = play(replay)
+        world = _playing(replicas)(replay)
         for line in (str(world.program), *world.trace, f"{len(world.findings)} findings, {dict(world.counts)}"):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         raise typer.Exit(bool(world.findings))
@@ -76,7 +91,8 @@ def command(
         (first, min(_CHUNK_SEEDS, first_seed + seeds - first))
         for first in range(first_seed, first_seed + seeds, _CHUNK_SEEDS)
     ]
-    worker = ["env", "PYTHONHASHSEED=0", sys.executable, "-m", "lab.simulated_membership.command"]
+    kind = [_REPLICAS] * replicas
+    worker = ["env", "PYTHONHASHSEED=0", sys.executable, "-m", "lab.simulated_membership.command", *kind]
     with (
         ended_by_interrupt(console, "stopped"),
         counting(console, TimeRemainingColumn(), TextColumn("{task.fields[bad]}")) as bar,
@@ -93,10 +109,11 @@ def command(
             bar.update(task, advance=result.seeds, bad=f"{len(failures)} failures" if failures else "")
     for failure in failures:
         text = f"{failure['what']}: {failure['detail'].splitlines()[0]}"
-        again = f"PYTHONHASHSEED=0 python -m lab simulated-membership --replay {failure['seed']}"
+        again = f"PYTHONHASHSEED=0 python -m lab simulated-membership {' '.join([*kind, '--replay'])} {failure['seed']}"
         console.print(f"{text}\n  {again}", highlight=False, markup=False, soft_wrap=True)
     for name, about in _ABOUT.items():
-        console.print(f"{counts[name]:12,} {name}: {about}", highlight=False)
+        if counts[name]:
+            console.print(f"{counts[name]:12,} {name}: {about}", highlight=False)
     console.print(f"{played:,} seeds from {first_seed}, {len(failures)} failures; {time.monotonic() - begin_s:.0f} s")
     if json_file is not None:
         found = {"seeds": played, "first_seed": first_seed, "counts": dict(counts), "failures": failures}
@@ -108,6 +125,7 @@ def command(
 
 def play_main() -> None:
     """Plays the seeds that stdin names, as ``lab.simulated_faults.play_chunks`` asks."""
+    playing = _playing(_REPLICAS in sys.argv)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for line in sys.stdin:
@@ -115,7 +133,7 @@ def play_main() -> None:
         texts = []
         for seed in range(first, first + count):
             print(seed, flush=True)
-            texts.append(json.dumps(explored(seed, 1)))
+            texts.append(json.dumps(explored(seed, 1, playing)))
         print(json.dumps(texts), flush=True)
 
 

@@ -45,7 +45,7 @@ SORTS = (CRASH, HANG, WRONG_GROUP, WRONG_RESULT, WRONG_ERROR)
 """Sorts of findings, the worst first."""
 
 _SLACK_S = 1.0  # beyond liveness_timeout_s, for each fault
-_LATE_STORE_S = 0.3  # several answers of such a store may take longer than a time-out
+LATE_STORE_S = 0.3  # several answers of such a store may take longer than a time-out
 _VALUES = 8
 
 
@@ -153,8 +153,8 @@ def contribution(number: int, step: int) -> npt.NDArray[np.float32]:
 class World(Clock):
     """A program's processes, their store and their time."""
 
-    def __init__(self, seed: int) -> None:
-        self.program = drawn(seed)
+    def __init__(self, seed: int, program: Program | None = None) -> None:
+        self.program = program or drawn(seed)
         super().__init__(self.program.processes, seed + 1)
         self.store = VirtualStore(self)
         self.longest = 0.0, ""
@@ -223,19 +223,18 @@ class World(Clock):
             if address in addresses and group in self.groups:
                 group.close(addresses.index(address))
 
+    def own_uuid(self) -> Any:
+        return types.SimpleNamespace(hex=f"{self._uuids.getrandbits(128):032x}")
+
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """The modules under test see this world."""
-
-        def own_uuid() -> Any:
-            return types.SimpleNamespace(hex=f"{self._uuids.getrandbits(128):032x}")
-
         clock = types.SimpleNamespace(monotonic=lambda: self.now_s, sleep=self.sleep)
         threads = types.SimpleNamespace(
             Thread=functools.partial(VirtualThread, self), TIMEOUT_MAX=threading.TIMEOUT_MAX
         )
         queues = types.SimpleNamespace(SimpleQueue=functools.partial(VirtualQueue, self), Empty=queue.Empty)
-        uuids = types.SimpleNamespace(uuid4=own_uuid)
+        uuids = types.SimpleNamespace(uuid4=self.own_uuid)
         exits = types.SimpleNamespace(register=lambda _: None, unregister=lambda _: None)
         torch_stores = types.SimpleNamespace(PrefixStore=VirtualPrefixStore)
         own_mark = lambda: self.running.process.mark  # noqa: E731
@@ -283,7 +282,7 @@ class World(Clock):
         self.note(f"process {self.running.process.number} decides on group {number}: {names}")
         self.counts["groups"] += 1
         self._decided[number] = self.now_s, names
-        owners = [self.process_of(name) for name in names]
+        owners = [one for name in names for one in self.processes_of(name)]
         if len({one.number for one in owners}) != len(owners):
             self.find(WRONG_GROUP, f"group {number} has a process twice: {names}")
         if number == 0:
@@ -295,26 +294,26 @@ class World(Clock):
         if names[: len(stayed)] != stayed:
             self.find(WRONG_GROUP, f"group {number} has another order than the one before: {before}, then {names}")
         for name in before:
-            one = self.process_of(name)
-            if (
-                name not in names
-                and name not in self._left
-                and self.was_well(one)
-                and self.was_well(self.running.process)
-            ):
-                self.find(WRONG_GROUP, f"group {number} leaves out process {one.number}, which did not stand still")
+            ones = self.processes_of(name)
+            if name not in names and name not in self._left and all(map(self.was_well, [*ones, self.running.process])):
+                told = f"group {number} leaves out process {ones[0].number}, which did not stand still"
+                self.find(WRONG_GROUP, told)
 
     def was_well(self, process: Process) -> bool:
         """For as long as others look before they leave it out."""
         return not process.dead and self.now_s > process.stalled_until_s + self.program.liveness_s + _SLACK_S
 
     def process_of(self, name: str) -> Process:
-        return self.program.processes[int(name.split(":")[2])]
+        return self.processes_of(name)[0]
+
+    def processes_of(self, name: str) -> list[Process]:
+        return [self.program.processes[int(mark.split(":")[2])] for mark in name.partition("@")[2].split(",")]
 
     def members_running(self) -> list[Process]:
         """Of the latest group, those that have not stood still."""
-        members = [self.process_of(name) for name in self._decided[max(self._decided)][1]] if self._decided else []
-        return [one for one in members if not one.leaving and not one.ended and self.was_well(one)]
+        names = self._decided[max(self._decided)][1] if self._decided else []
+        members = map(self.processes_of, names)
+        return [ones[0] for ones in members if all(map(self.was_well, ones)) and not any(map(_is_leaving, ones))]
 
     def check_group(self, process: Process, comm: Any, before: list[str] | None, kept: Sequence[int]) -> None:
         """``before``: the members until now; ``None``: this process is new. ``kept``: what it was told."""
@@ -348,8 +347,8 @@ class World(Clock):
             self.find(WRONG_GROUP, f"{told}: {len(self.store.held)} keys are in the store: {sorted(self.store.held)}")
 
     @contextlib.contextmanager
-    def timed(self, process: Process, what: str) -> Iterator[None]:
-        """It must not take longer than its time-outs."""
+    def timed(self, process: Process, what: str, joins: Callable[[], float] = float) -> Iterator[None]:
+        """It must not take longer than its time-outs. ``joins``: how often it may have asked to be taken in."""
         begin_s, program = self.now_s, self.program
         try:
             yield
@@ -359,10 +358,9 @@ class World(Clock):
             unlucky = (
                 1.0
                 + sum(when_s > late_s for when_s in self.faults)
-                + sum(one.slow[2] >= _LATE_STORE_S for one in program.processes)
+                + sum(one.slow[2] >= LATE_STORE_S for one in program.processes)
             )
-            if "join" in what:
-                unlucky += program.join_s / program.liveness_s
+            unlucky += joins() * program.join_s / program.liveness_s
             most_s = unlucky * (program.liveness_s + _SLACK_S) + stalled_s
             self.longest = max(self.longest, ((self.now_s - begin_s) / most_s, what))
             if not process.dead and self.now_s - begin_s > most_s:
@@ -379,6 +377,9 @@ class World(Clock):
             if process.ended != "dropped" or not process.restarts or process.stays:
                 break
             process.ended = ""
+        self._end_threads(process)
+
+    def _end_threads(self, process: Process) -> None:
         left = [one for one in process.fibres if not one.over and one is not self.running]
         for _ in range(100):
             if all(one.over for one in left):
@@ -391,7 +392,7 @@ class World(Clock):
         process.enter("join")
         process.leaving, begin_s = False, self.now_s
         try:
-            with self.timed(process, "join()"):
+            with self.timed(process, "join()", lambda: 1.0):
                 comm: Any = telegrad.join(
                     self.store,
                     program.size if process.named else None,
@@ -421,7 +422,7 @@ class World(Clock):
                 self.find(WRONG_ERROR, f"process {process.number}, while {running[0].number} runs: {text}")
             return f"refused: {text}"
         healthy = process.stalled_s < NOTICED_S and not any(one.stalled_s >= NOTICED_S or one.dead for one in others)
-        late = process.slow[2] >= _LATE_STORE_S
+        late = process.slow[2] >= LATE_STORE_S
         if (
             ("store of the ranks is gone" in text and not late)
             or "agreed 20 times" in text
@@ -431,6 +432,10 @@ class World(Clock):
             if "was not taken in" not in text or len(running) == len(others):
                 self.find(WRONG_ERROR, f"process {process.number}: {text}")
         return f"refused: {text}"
+
+
+def _is_leaving(process: Process) -> bool:
+    return process.leaving or bool(process.ended)
 
 
 class _Rank:
@@ -582,7 +587,7 @@ class _Rank:
         else:
             running = [one for one in world.members_running() if one is not process]
             ended = process.stays and "the run of this name has ended" in str(error)
-            late = "store of the ranks is gone" in str(error) and process.slow[2] >= _LATE_STORE_S
+            late = "store of the ranks is gone" in str(error) and process.slow[2] >= LATE_STORE_S
             stalled = any(one.stalled_s >= NOTICED_S for one in world.program.processes)
             late = late or (process.stays and stalled and "was not taken in" in str(error))
             if not late and (not (ended or "gone, so nobody has" in str(error)) or running):

@@ -6,7 +6,7 @@ import json
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from lab.simulated_membership import command, virtual
+from lab.simulated_membership import command, replicas, virtual
 from lab.simulated_membership.virtual import Clock, Process, VirtualPrefixStore, VirtualStore
 from lab.simulated_membership.world import drawn, play, worst_of
 from telegrad.communicator import membership
@@ -59,8 +59,32 @@ def test_what_once_went_wrong(seed: int) -> None:
     assert play(seed).findings == []
 
 
-def test_a_seed_gives_the_same_history_again() -> None:
-    first, second = play(7), play(7)
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_replicas_come_and_go(first: int) -> None:
+    """And all that are left go on with the same bits."""
+    found = command.explored(first, 20, replicas.play)
+    assert found["failures"] == []
+    counts = found["counts"]
+    assert min(counts[name] for name in ("rounds", "groups", "joined", "failed", "killed", "frozen")) > 0
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        112,  # a rank failed while another one of its replica waited for it
+        257,  # what a frozen rank's peer had said was removed, and each waited for the other's word
+        261,  # a newcomer waited for a rank that had ended
+        409,  # a newcomer waited for a rank that was killed before its first sign of life
+        593,
+    ],
+)
+def test_what_once_went_wrong_with_replicas(seed: int) -> None:
+    assert replicas.play(seed).findings == []
+
+
+@pytest.mark.parametrize("playing", [play, replicas.play])
+def test_a_seed_gives_the_same_history_again(playing: Callable[[int], Any]) -> None:
+    first, second = playing(7), playing(7)
     assert first.trace == second.trace
     assert len(first.trace) > 5
     assert (first.now_s, first.counts) == (second.now_s, second.counts)
@@ -80,6 +104,13 @@ def test_programs_differ() -> None:
 def test_a_broken_agreement_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(membership._Watch, "is_gone", lambda *_: True)
     assert any(worst_of(play(seed)) is not None for seed in range(20))
+
+
+def test_replicas_are_replayed() -> None:
+    done = CliRunner().invoke(_app, ["--replicas", "--replay", "3"], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "processes a replica" in done.output
+    assert "0 findings" in done.output
 
 
 def test_a_seed_is_replayed() -> None:

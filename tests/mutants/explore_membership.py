@@ -1,5 +1,6 @@
-"""The explorer of shrink, grow and join, with sources of planted bugs: ``--plant telegrad.module=FILE``. Options and
-output are those of ``explore_main.cpp``; ``--ranks`` changes nothing. It ends at the first finding."""
+"""The explorer of shrink, grow and join, and of replicas that come and go, with sources of planted bugs: ``--plant
+telegrad.module=FILE``. Options and output are those of ``explore_main.cpp``; ``--ranks`` changes nothing. It ends at
+the first finding."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Planted(importlib.abc.MetaPathFinder):
         """As of any finder."""
         if name not in self._files:
             return None
-        return importlib.util.spec_from_file_location(name, self._files[name])
+        inside = getattr(importlib.machinery.PathFinder.find_spec(name, path), "submodule_search_locations", None)
+        return importlib.util.spec_from_file_location(name, self._files[name], submodule_search_locations=inside)
 
 
 def main() -> int:
@@ -45,6 +47,7 @@ def main() -> int:
     options = parser.parse_args()
     sys.meta_path.insert(0, Planted(dict(one.split("=", 1) for one in options.plant)))
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from lab.simulated_membership import replicas
     from lab.simulated_membership.world import play, worst_of
 
     seed = options.first_seed
@@ -56,7 +59,7 @@ def main() -> int:
     signal.signal(signal.SIGPROF, endless)
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         signal.setitimer(signal.ITIMER_PROF, _SEED_MOST_S)
-        if (found := worst_of(play(seed))) is not None:
+        if (found := worst_of(play(seed)) or worst_of(replicas.play(seed))) is not None:
             print(json.dumps({"failures": [{"seed": seed, "what": found[0], "detail": found[1]}]}), flush=True)
             os._exit(1)
     print(json.dumps({"failures": []}), flush=True)

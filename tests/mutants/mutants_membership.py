@@ -1,4 +1,5 @@
-"""Bugs planted into shrink, grow and join. ``python -m lab simulated-membership`` is what looks for them."""
+"""Bugs planted into shrink, grow and join, and into replicas that come and go. ``python -m lab simulated-membership``
+is what looks for them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,8 @@ from mutant import Mutant, mutant
 MEMBERS = "communicator/membership.py"
 COMMUNICATOR = "communicator/communicator.py"
 EXCHANGE = "communicator/rendezvous/store_exchange.py"
+DILOCO = "diloco/__init__.py"
+REPLICAS = "diloco/replica_ranks.py"
 
 MEMBERSHIP_MUTANTS = (
     mutant(
@@ -241,5 +244,48 @@ MEMBERSHIP_MUTANTS = (
         EXCHANGE,
         "return answer.blobs\n\n    def _hear",
         "return sorted(answer.blobs)\n\n    def _hear",
+    ),
+    mutant(
+        "replicas: one that fails to align keeps the others waiting",
+        DILOCO,
+        '                self._ranks.abort(f"{type(error).__name__}: {error}")\n            worst',
+        "                pass\n            worst",
+    ),
+    mutant(
+        "replicas: a newcomer waits for a rank that has ended",
+        MEMBERS,
+        "if any(left) or watch.look_here([self._name]) or watch.silent_s(self._name) > most_s:",
+        "if any(left):",
+    ),
+    mutant(
+        "replicas: a rank that goes says so after others have gone",
+        REPLICAS,
+        "            one._part()\n",
+        "            pass\n",
+    ),
+    mutant("replicas: newcomers keep their parameters", DILOCO, "takes=lacks)", "takes=False)"),
+    mutant(
+        "replicas: newcomers begin with a momentum of nothing",
+        DILOCO,
+        '        self.outer.load_state_dict(state["outer"])\n        self._round, self._steps',
+        "        self._round, self._steps",
+    ),
+    mutant(
+        "replicas: a rank goes on without one that has failed",
+        DILOCO,
+        "elif worst == 1 and error is None:",
+        "elif worst == 3:",
+    ),
+    mutant(
+        "replicas: what was in flight goes on after a failure",
+        DILOCO,
+        "if one.flight is not None and (failed or lacks[place]):",
+        "if one.flight is not None and lacks[place]:",
+    ),
+    mutant(
+        "replicas: a round that others have ended is lost",
+        DILOCO,
+        "if mine is not None and prepared[place, position] and mine[0].flight is not None:",
+        "if mine is None and prepared[place, position]:",
     ),
 )

@@ -99,7 +99,7 @@ def plant(mutant: Mutant) -> Path:
     source, binary = folder / Path(mutant.file).name, folder / "explore"
     source.write_text(mutate(mutant))
     if mutant.is_python:
-        module = ".".join(("telegrad", *Path(mutant.file).with_suffix("").parts))
+        module = ".".join(("telegrad", *Path(mutant.file.removesuffix("/__init__.py")).with_suffix("").parts))
         return write_explorer(binary, ["--plant", f"{module}={source}"])
     library = BUILT / "libtelegrad.a"
     _run([*_CXX, str(_MAIN), str(source), str(library), "-pthread", "-o", str(binary)])

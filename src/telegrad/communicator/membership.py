@@ -202,6 +202,9 @@ class Membership:
         watch, no = _Watch(self), f"{self._number} no"
         while not {yes, no}.issuperset(said := self._store.values(keys)) and watch.waited_s <= self._timeout_s:
             self._check_is_whole(watch)
+            latest = self._latest()
+            if latest is None or latest.number > self._number:  # what these ranks have said may have been removed
+                break
             watch.pause()
         if {*said} != {yes}:
             raise TransportError(f"another rank of this {self._who} has not connected", operation="rendezvous")
@@ -400,9 +403,13 @@ class Membership:
             return
         watch.look([self._name])
         left = self._store.values([f"left/{self._name}", f"left/{self._common}"])
-        if any(left) or watch.look_here([self._name]):
+        most_s = self._liveness_s + self._join_timeout_s  # one that was frozen may wake up
+        if any(left) or watch.look_here([self._name]) or watch.silent_s(self._name) > most_s:
             self.leave()
-            raise RendezvousError(f"another rank of this {self._who} has left or ended: start all its ranks again")
+            raise RendezvousError(
+                f"another rank of this {self._who} has left or ended, or was silent for {most_s:g} s: start all its "
+                "ranks again"
+            )
 
     def _coming(self, tickets: int) -> tuple[list[str], int]:
         """The newcomers that show a sign of life, and the number of tickets."""
@@ -626,11 +633,12 @@ class _Watch:
         ones = [one for name in names for one in _processes_of(name)]
         said = store.values([*(f"beat/{one}" for one in ones), *(f"left/{name}" for name in names)])
         before, self._heard = self._heard, self._membership.heard()
+        own = {*_processes_of(self._membership._name)} if self._membership._name in names else set()
         heard = {f"{name}/0" for name, when_s in before.items() if self._heard[name] > when_s + _HEARD_ANEW_S}
         for one, beat in zip(ones, said, strict=False):
             if one in heard or (one in self._seen and beat != self._seen[one]):
                 self._alive.add(one)
-            is_quiet = self._waits and (beat is None or beat == _QUIET)
+            is_quiet = self._waits and one not in own and (beat is None or beat == _QUIET)
             if one not in self._seen or beat != self._seen[one] or one in heard or is_quiet:
                 self._seen[one], self._since[one] = beat, self.waited_s
         left = [name for name, how in zip(names, said[len(ones) :], strict=True) if how]
@@ -658,8 +666,11 @@ class _Watch:
         limit_s = self._membership._liveness_s
         if name in self._suspects:
             limit_s = min(limit_s, _BLAMED_S)
-        silent_s = [self.waited_s - self._since.get(one, self.waited_s) for one in _processes_of(name)]
-        return max(silent_s) > limit_s
+        return self.silent_s(name) > limit_s
+
+    def silent_s(self, name: str) -> float:
+        """How long the most silent of its processes has been."""
+        return max(self.waited_s - self._since.get(one, self.waited_s) for one in _processes_of(name))
 
     def has_come(self, name: str, number: int) -> bool:
         """Whether all its processes wait for the group of that number."""

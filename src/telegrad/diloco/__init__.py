@@ -536,10 +536,7 @@ class DiLoCo:
             self._is_wanted = False  # of a failed agreement, other ranks may not have heard
             if self._connected is not None:
                 self._sent_before += self._connected.stats()["bytes_sent"]
-                self._connected.close()
-                self._connected = None
-            if self._ranks is not None:
-                self._ranks.close()
+            self._disconnect()
             try:
                 comm, was_member = self._group.regroup(admit=not failed)
             except RendezvousError:
@@ -632,10 +629,14 @@ class DiLoCo:
         assert self._group is not None
         self._is_member, self._prepared = False, None
         self._group.leave(ends=ends)
-        if self._connected is not None:
-            self._connected.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._ranks is not None:
             self._ranks.close()
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
 
     @property
     def _all(self) -> Communicator:

@@ -241,6 +241,8 @@ class ReplicaRanks:
 
     def close(self) -> None:
         """Closes what ``connect()`` has made, and what a ReplicaGroup has."""
+        for one in self._made:  # ranks that wait in one of them would not come to close another one
+            one._part()
         while self._made:
             self._made.pop().close()
 

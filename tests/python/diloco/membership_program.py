@@ -148,7 +148,7 @@ def _train(
     torch.set_num_threads(1)
     warnings.showwarning = lambda message, *_, **__: say(warned=str(message))  # type: ignore[assignment]
     store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
-    group = ReplicaGroup(store, replicas, name="test", liveness_timeout_s=liveness_s, join_timeout_s=15.0)
+    group = ReplicaGroup(store, replicas, name="test", liveness_timeout_s=liveness_s, join_timeout_s=60.0)
     model: Any = network(number)
     forward, inside = with_ranks(port, number, kind) if "ranks" in kind else (model, 1)
     model = getattr(forward, "module", forward)
