@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "base/check.hpp"
 #include "kernels/row_products.hpp"
@@ -423,6 +424,7 @@ Newton::Value Newton::evaluate(double part) {
 
 void Newton::begin() {
   if (begun_) return;
+  has_gradient_ = false;
   begin_bounds();
   measure_weights();
   score_rows(w_, scores_);
@@ -440,6 +442,7 @@ void Newton::begin() {
 }
 
 void Newton::find_gradient() {
+  if (std::exchange(has_gradient_, false)) return;
   sum_columns(slopes_, false, bound_of_slopes(), gradient_.data());
   reduce(gradient_, classes());
   for (std::size_t i = 0; i < width(); ++i) {
@@ -489,9 +492,28 @@ Newton::Step Newton::step() {
   } else {
     done.gap = before > 0 ? predicted / before : 0;
     done.converged = done.gap <= problem_.tolerance;
+    if (done.converged && problem_.l2 > 0) prove(done);
   }
   done.sums = sums_;
   return done;
+}
+
+// Replaces the estimate of the gap by its bound. The next step, if there is one, has its gradient then.
+void Newton::prove(Step& done) {
+  find_gradient();
+  has_gradient_ = true;
+  done.gap = done.objective > 0 ? most_to_win(gradient_) / done.objective : 0;
+  done.converged = done.gap <= problem_.tolerance;
+}
+
+// By how much the objective can be above the optimum where it has this gradient: its curvature along weights is at least l2,
+// and the best biases are taken to be no more than 1 + |bias| away.
+double Newton::most_to_win(const LargeVector<double>& gradient) {
+  double square[1];
+  sum_features([&](std::size_t i, auto& out) { out[0] = gradient[i] * gradient[i]; }, square);
+  double most = square[0] / (2 * problem_.l2);
+  for (std::size_t k = weights(); k < width(); ++k) most += std::abs(gradient[k]) * (1 + std::abs(w_[k]));
+  return most;
 }
 
 void Newton::keep_best() {
@@ -752,23 +774,13 @@ double Newton::solve_iteratively() {
       next.add_each(weights(), [&](std::size_t i) { return residual_[i] * (diagonal_[i] * residual_[i]); });
     }
     predicted += gain;
-    // a small gain may be that of a few iterations alone, and no sign of the optimum: only more of them tell
-    const double least = kCertain * problem_.tolerance * std::max(objective - predicted, 0.0);
+    // a small gain may be that of a few iterations alone, and no sign of the optimum: the residual tells, if there is an l2
     const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
-    if (!(is_hinge() && doubtful) && static_cast<double>(iteration) * gain <= (doubtful ? least : kEnough * predicted)) {
+    const double certain = problem_.tolerance * std::max(objective - predicted, 0.0);
+    if (doubtful && problem_.l2 > 0) {
+      if (most_to_win(residual_) <= (is_hinge() ? enough : kInner / 2 * certain)) break;
+    } else if (static_cast<double>(iteration) * gain <= (doubtful ? kCertain * certain : kEnough * predicted)) {
       break;
-    }
-    if (doubtful) {
-      double square[1];
-      sum_features([this](std::size_t i, auto& out) { out[0] = residual_[i] * residual_[i]; }, square);
-      if (is_hinge()) {  // its dual bound takes a gradient that is nearly 0
-        const double inner = square[0] / (2 * problem_.l2) + std::abs(residual_.back()) * (1 + std::abs(w_.back()));
-        if (inner <= enough) break;
-      } else {
-        for (std::size_t k = weights(); k < width(); ++k) square[0] += residual_[k] * residual_[k];
-        // no further iteration can win more than that, as the curvature is at least l2
-        if (square[0] <= 2 * problem_.l2 * kInner / 2 * problem_.tolerance * objective) break;
-      }
     }
     double sum = next.high + next.low;
     if (problem_.split) {  // each rank's largest numbers have a place of their own in these sums

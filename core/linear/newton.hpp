@@ -78,7 +78,7 @@ class Newton {
     bool stuck = false;  // no step makes the objective lower, but for rounding
   };
 
-  /// One step. If `reduce` throws, the model is as before.
+  /// One step. If `reduce` throws, the model is as before, or as after the step.
   Step step();
 
   /// By feature, and of each by class.
@@ -155,6 +155,8 @@ class Newton {
   void measure_weights();
   void begin();
   void find_gradient();
+  void prove(Step& done);
+  double most_to_win(const LargeVector<double>& gradient);
   double dual_bound(double& inner);
   double balanced_bound(std::span<const double> duals);
   void move_duals(Step& done);
@@ -184,6 +186,7 @@ class Newton {
   bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
   bool taken_ = false;      // w_ is that of duals_
   bool minimised_ = false;  // what the steps for the hinge minimise
+  bool has_gradient_ = false;  // the next step, of w_
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
   LargeVector<double> counted_;  // of each weight 1 or 0, if vectors are split
