@@ -19,7 +19,9 @@ constexpr std::size_t kMostDirect = kernels::kMostColumns;  // of a Hessian that
 constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
-constexpr double kCertain = 0.003;           // the same of the tolerance, where the optimum may be near
+constexpr double kEnoughOfKinks = 0.03;       // the same for the squared hinge, whose curvature changes suddenly
+constexpr double kOfBound = 0.5;             // of the tolerance, by the bound of the quadratic model, where that may be the last
+constexpr double kCertain = 0.003;           // likewise without an l2, of the gain that the tolerance asks
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
 constexpr double kOfFewRows = 8;             // likewise: of descents on few rows
@@ -742,6 +744,7 @@ double Newton::solve_iteratively() {
   if (moves_known_) std::fill(moved_.begin(), moved_.end(), 0.0);
   const double objective = smoothed_ + penalty_;
   const bool quadratic = problem_.loss == Loss::squared_error;
+  const double ends_at = problem_.loss == Loss::squared_hinge ? kEnoughOfKinks : kEnough;
   double predicted = 0, enough = 0;  // the latter of the hinge's dual bound, see move_duals()
   if (is_hinge()) {
     dual_bound(enough);
@@ -778,8 +781,8 @@ double Newton::solve_iteratively() {
     const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
     const double certain = problem_.tolerance * std::max(objective - predicted, 0.0);
     if (doubtful && problem_.l2 > 0) {
-      if (most_to_win(residual_) <= (is_hinge() ? enough : kInner / 2 * certain)) break;
-    } else if (static_cast<double>(iteration) * gain <= (doubtful ? kCertain * certain : kEnough * predicted)) {
+      if (most_to_win(residual_) <= (is_hinge() ? enough : kOfBound * certain)) break;
+    } else if (static_cast<double>(iteration) * gain <= (doubtful ? kCertain * certain : ends_at * predicted)) {
       break;
     }
     double sum = next.high + next.low;
