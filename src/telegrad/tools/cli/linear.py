@@ -139,18 +139,18 @@ def _option(field: str) -> str:
 
 def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
     """The messages ``"epoch"`` of ``telegrad.linear.job``. Columns that no epoch has are left out."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _table(title)
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "epoch": lambda one: str(one["epoch"]),
-        "loss": lambda one: loss_text(one["loss"]),
+        "loss": lambda one: loss_text(one["loss"]) if math.isnan(one["objective"]) else "",
         "objective": lambda one: _or_blank(one["objective"], "{:.6g}"),
-        "gap": lambda one: _or_blank(100 * one["gap"], "{:.3g} %"),
+        "gap": lambda one: _or_blank(100 * one["gap"], "{:.2g} %"),
         "held-out\nloss": lambda one: "" if math.isnan(one["held_out_loss"]) else loss_text(one["held_out_loss"]),
         "accuracy": lambda one: _or_blank(100 * one["accuracy"], "{:.2f} %"),
         "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
         "compute": lambda one: duration(one["compute_s"]),
         "commun-\nication": lambda one: duration(one["comm_s"]),
-        "entries\na step": lambda one: f"{one['entries'] / one['steps']:,.0f}" if one["steps"] else "",
+        "entries\na step": lambda one: _short(one["entries"] / one["steps"]) if one["steps"] else "",
     }
     shown = {name: [cell(one) for one in epochs] for name, cell in columns.items()}
     shown = {name: cells for name, cells in shown.items() if any(cells)}
@@ -161,8 +161,17 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
     return table
 
 
+def _table(title: str) -> Table:
+    """Whose columns are close together, as there are many, and few terminals have more than 80."""
+    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+
+
 def _or_blank(value: float, text: str) -> str:
     return "" if math.isnan(value) else text.format(value)
+
+
+def _short(count: float) -> str:
+    return f"{count:,.0f}" if count < 1e6 else f"{count / 1e6:.1f} M"
 
 
 def loss_text(loss: float) -> str:
@@ -179,6 +188,7 @@ def _plot(epochs: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
         axes.plot(seconds, [one[name] for one in epochs], marker="o", markersize=3)
         axes.set_ylabel(name)
         axes.set_yscale("log")
+        axes.set_xlabel("time of training")
         seconds_across(axes.xaxis, logarithmic=False)
 
 
@@ -466,9 +476,9 @@ def compare_command(
         except (ValueError, ImportError, OSError) as error:
             _fail(console, str(error))
     title = f"{loss}, {_counted(found[0]['rows'], 'row')} and {found[0]['held_out']:,} held out, one thread each"
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _table(title)
     table.add_column("program", no_wrap=True)
-    for name in ("objective", "above the best", "converged", "held-out accuracy", "seconds"):
+    for name in ("objective", "above\nthe best", "con-\nverged", "held-out\naccuracy", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
         cells = [
@@ -488,6 +498,7 @@ def compare_command(
             axes, seconds = figure.add_subplot(), [one["seconds"] for one in found]
             texts = [f"{duration(one['seconds'])}, {100 * one['above']:.2g} % above the best" for one in found]
             bars(axes, [one["program"] for one in found], {"computing": seconds}, texts)
+            axes.set_xlabel("time of the fit")
             seconds_across(axes.xaxis, logarithmic=False)
     if json_file is not None:
         figures = {"data": data.name, "loss": loss, "l2": l2, "l1": l1, "tol": tol, "rows": _without_nan(found)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from telegrad import Communicator
@@ -223,3 +225,18 @@ def test_what_is_reached_is_shown_and_drawn(path: Path, tmp_path: Path, options:
         assert written["epochs"][-1]["gap"] == written["gap"]
     else:
         assert written["gap"] is None
+
+
+@pytest.mark.parametrize("objective", [1.23456e-05, math.nan], ids=["newton", "sgd"])
+def test_the_table_of_epochs_fits_into_80_columns(objective: float) -> None:
+    epoch = {"epoch": 1000, "loss": 1.23456e-05, "objective": objective, "gap": 1.23456e-7, "held_out_loss": 12.34567}
+    epoch |= {"accuracy": 1.0, "auc": 0.98765, "compute_s": 1234.56, "comm_s": 0.99999, "entries": 999_999, "steps": 1}
+    epoch |= {} if objective == objective else {"gap": math.nan}
+    console = Console(width=80, file=io.StringIO())
+    console.print(linear.table_of([epoch, {**epoch, "compute_s": 0.0123, "entries": 123_456_789}], "title"))
+    said = console.file.getvalue()
+    assert "…" not in said
+    cells = ["1.23456e-05", "1.2e-05 %", "12.34567", "100.00 %", "0.9877", "1234.56 s", "999.99 ms", "999,999", "123.5 M"]
+    for cell in cells if objective == objective else cells[2:]:
+        assert cell in said
+    assert all(len(line) <= 80 for line in said.splitlines())
