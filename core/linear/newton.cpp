@@ -20,7 +20,7 @@ constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
 constexpr double kEnoughOfKinks = 0.03;       // the same for the squared hinge, whose curvature changes suddenly
-constexpr double kOfBound = 0.5;             // of the tolerance, by the bound of the quadratic model, where that may be the last
+constexpr double kOfBound = 0.3;             // of the tolerance, by the bound of the quadratic model, where that may be the last
 constexpr double kCertain = 0.003;           // likewise without an l2, of the gain that the tolerance asks
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
@@ -509,13 +509,13 @@ void Newton::prove(Step& done) {
 }
 
 // By how much the objective can be above the optimum where it has this gradient: its curvature along weights is at least l2,
-// and the best biases are taken to be no more than 1 + |bias| away.
+// and the best bias is taken to be no more than 1 + |bias| away. Several biases are taken to have a curvature of l2.
 double Newton::most_to_win(const LargeVector<double>& gradient) {
   double square[1];
   sum_features([&](std::size_t i, auto& out) { out[0] = gradient[i] * gradient[i]; }, square);
-  double most = square[0] / (2 * problem_.l2);
-  for (std::size_t k = weights(); k < width(); ++k) most += std::abs(gradient[k]) * (1 + std::abs(w_[k]));
-  return most;
+  if (classes() == 1) return square[0] / (2 * problem_.l2) + std::abs(gradient.back()) * (1 + std::abs(w_.back()));
+  for (std::size_t k = weights(); k < width(); ++k) square[0] += gradient[k] * gradient[k];
+  return square[0] / (2 * problem_.l2);
 }
 
 void Newton::keep_best() {

@@ -11,7 +11,8 @@
 //
 // The gap of a step is the fall that its quadratic model predicts. Where that is within the tolerance the gradient g there
 // replaces it by a bound: with l2 the curvature is at least that, so that f − f* ≤ |g|²/(2·l2). A bias has no penalty: of its
-// slope the bound is for optima whose bias is not more than 1 + |bias| away. Without l2 the estimate stays.
+// slope the bound is for optima whose bias is not more than 1 + |bias| away. Without l2 the estimate stays, and of several
+// classes the biases' part is an estimate.
 //
 // Sums over rows have the same bits in any order, hence for any number of ranks and threads: each term is first rounded
 // to a multiple of a number so large that no sum of such multiples rounds (Demmel and Nguyen 2013). That number follows
