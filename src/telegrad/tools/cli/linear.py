@@ -339,6 +339,9 @@ def train_command(
         left_out = f"{_counted(about['damaged'], 'damaged line')} left out"
         console.print(left_out, style="yellow", highlight=False)
         _print_damaged(console, about["first_damaged"])
+    if about["weighted"]:
+        said = "rows have weights, as lines begin with label:weight; a line without a label would be read so, too"
+        console.print(said, highlight=False, soft_wrap=True)
     if is_classification(loss) and about["positive"] in (0, about["rows"]):
         only = "1" if about["positive"] else "-1 or 0"
         console.print(

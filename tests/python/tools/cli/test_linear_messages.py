@@ -240,3 +240,25 @@ def test_the_table_of_epochs_fits_into_80_columns(objective: float) -> None:
     for cell in cells if objective == objective else cells[2:]:
         assert cell in said
     assert all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_a_resumed_training_that_ends_leaves_no_model_of_its_break(path: Path, tmp_path: Path) -> None:
+    partial, state = tmp_path / "m.partial.npz", tmp_path / "state.npz"
+    asked = ["train", str(path), "--model", str(tmp_path / "m.npz"), "--checkpoint", str(state), "--ranks", "1"]
+    partial.write_bytes(b"of something else")
+    assert run(*asked, "--epochs", "1")[0] == 0
+    assert partial.exists()
+    assert run(*asked, "--epochs", "2")[0] == 0
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("text", ["1:19.5 2:18\n", "1:19.5 2:18\n3:1 4:2\n"], ids=["one label", "two labels"])
+def test_lines_without_a_label_are_said_to_be_read_with_weights(tmp_path: Path, text: str) -> None:
+    data = tmp_path / "data.svm"
+    data.write_text(text * 20)
+    said = run("train", str(data), "--model", str(tmp_path / "m.npz"), "--ranks", "1")[1]
+    if "3:1" in text:
+        assert "a line 3:0.5 4:1 without a label is read as label 3 with the weight 0.5" in said
+    else:
+        assert "rows have weights, as lines begin with label:weight; a line without a label would be read so, too" in said
+        assert "all labels are 1" in said
