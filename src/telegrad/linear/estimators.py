@@ -42,7 +42,6 @@ _Checked = tuple[Any, Any, Any, TrainingSettings]
 """Rows, classes or numbers, the rows' weights or ``None``, and what they are trained with."""
 
 _CONVERGED = 1e-3  # above the optimum
-_NO_RATE = 1e-30  # with which AdaGrad's sums grow, and no weight moves
 _ROWS_A_STEP = 100  # of partial_fit, whose callers may have but few
 _STEPS = 100  # at most, to find the optimum for a comparison
 # of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
@@ -65,17 +64,15 @@ class _Fitted:
     better_rate: str = "another"
 
 
-_INSTEAD = {
+_INSTEAD = {  # of arguments that scikit-learn's estimators have and these lack
     "solver": "optimizer= chooses the method, and the default needs no choice",
     "dual": "leave it out, the method follows from the loss",
     "n_jobs": "give each rank of comm= a part of the rows",
     "verbose": "leave it out; telegrad linear train shows how a training goes",
     "warm_start": "use partial_fit, which goes on from a model",
     "multi_class": "leave it out, each class is told from the rest",
-    "copy_X": "leave it out, X is never changed",
     "positive": "use scikit-learn's, which can bound coefficients",
 }
-"""Arguments of scikit-learn's estimators that these lack."""
 
 
 class _Linear(BaseEstimator):
@@ -87,9 +84,8 @@ class _Linear(BaseEstimator):
 
         @functools.wraps(init)
         def checked(self: Any, *args: Any, **given: Any) -> None:
-            for name in given:
-                if name in _INSTEAD and name not in inspect.signature(init).parameters:
-                    raise TypeError(f"{cls.__name__} has no {name}={given[name]!r}: {_INSTEAD[name]}")
+            for name in (given.keys() & _INSTEAD.keys()) - inspect.signature(init).parameters.keys():
+                raise TypeError(f"{cls.__name__} has no {name}={given[name]!r}: {_INSTEAD[name]}")
             init(self, *args, **given)
 
         setattr(cls, "__init__", checked)  # noqa: B010
@@ -150,8 +146,8 @@ class _Linear(BaseEstimator):
         try:
             random = check_random_state(self.random_state)
         except ValueError as error:
-            said = "must be an int from 0 to 4294967295, a numpy RandomState, or None"
-            raise ValueError(f"random_state={self.random_state!r} {said}") from error
+            wanted = "an int from 0 to 4294967295, a numpy RandomState, or None"
+            raise ValueError(f"random_state={self.random_state!r} must be {wanted}") from error
         return TrainingSettings(
             loss=loss,
             epochs=self.max_iter,
@@ -195,13 +191,8 @@ class _Linear(BaseEstimator):
             return f"max_iter={epochs}"
         return f"tol={self.tol}" if gap <= settings.tol else "rounding"
 
-    def _told_steps(self, steps: list[int]) -> Any:
-        """``n_iter_``, which scikit-learn has as an array, but for LinearSVC."""
-        return np.array(steps, np.int32)
-
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
-        said = ""
         worse = [one for one in models if one.gap >= _CONVERGED and gains_nothing(one.reached, one.without)]
         farthest = max(model.gap for model in models)
         if worse:
@@ -210,17 +201,15 @@ class _Linear(BaseEstimator):
                 remedy = f"use {worse[0].better_rate} learning_rate than {self.learning_rate:g}, or None, or scale X"
             said = (
                 f"the fit is no better than a model without weights: its objective is {worse[0].reached:.4g}, without "
-                f"weights {worse[0].without:.4g}; {remedy}"
             )
+            said += f"weights {worse[0].without:.4g}; {remedy}"
+            warnings.warn(said, ConvergenceWarning, stacklevel=3)
         elif farthest >= _CONVERGED:
             ended = max((model for model in models if model.gap == farthest), key=lambda model: model.epochs).ended_by
             remedies = {"tol": "give a smaller one, or ", "max_iter": "give more, another learning_rate, or "}
             remedy = remedies.get(ended.partition("=")[0], "")
-            said = (
-                f"{ended} ended the training, and the objective may be {100 * farthest:,.2g} % above the optimum, "
-                f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
-            )
-        if said:
+            said = f"{ended} ended the training, and the objective may be {100 * farthest:,.2g} % above the optimum, "
+            said += f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
 
     def _told(self) -> dict[str, str]:
@@ -278,6 +267,10 @@ def _as_after(state: State, times: float) -> State:
     return replace(state, squares=squares * np.float32(times), bias_squares=state.bias_squares * times)
 
 
+def _n_iter(own: Any, steps: list[int]) -> Any:
+    return max(steps) if isinstance(own, LinearSVC) else np.array(steps, np.int32)  # as scikit-learn has it
+
+
 class _Classifier(ClassifierMixin, _Linear, ABC):
     """``C``: λ is 1/(C·the sum of the rows' weights). Classes are one against the rest, or a softmax's."""
 
@@ -302,9 +295,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     def _l1_share(self) -> float:
         """Of the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
         if self.penalty not in ("l1", "l2"):
-            remedies = {None: "C=math.inf is without one", "elasticnet": "leave it out, l1_ratio= mixes both"}
-            remedy = f": {remedies[self.penalty]}" if self.penalty in (None, "elasticnet") else ""
-            raise ValueError(f"penalty={self.penalty!r} must be 'l2' or 'l1'{remedy}")
+            remedy = "l1_ratio= mixes both, and C=math.inf is without any"
+            raise ValueError(f"penalty={self.penalty!r} must be 'l2' or 'l1': {remedy}")
         share = float(self.penalty == "l1")
         if self.l1_ratio is None:
             return share
@@ -389,7 +381,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             if unknown.size:
                 raise ValueError(f"y has {unknown.tolist()[0]!r}, which is not in classes={known.tolist()}")
             settings = replace(settings, epochs=1, batch=settings.batch or _ROWS_A_STEP)
-            return (rows, own, known, settings), {"classes": known.tolist(), "passes": self._passes, "rows before": self._rows}
+            said = {"classes": known.tolist(), "passes": self._passes, "rows before": self._rows}
+            return (rows, own, known, settings), said
 
         (X, y, known, settings), every = self._agree(look)  # noqa: N806
         for name in ("classes", "passes", "rows before"):
@@ -405,7 +398,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         found = []
         for labels, state in zip(self._labels(y), states, strict=True):
             if state is not None and state.squares is None and settings.method == "adagrad" and new:
-                still = replace(settings, learning_rate=_NO_RATE)
+                still = replace(settings, learning_rate=1e-30)  # sums grow, and no weight moves
                 state = train_further(replace(rows, labels=labels), still, self.comm, state, self._passes)
                 state = _as_after(state, self._rows / new)
             found.append(train_further(replace(rows, labels=labels), settings, self.comm, state, self._passes))
@@ -413,7 +406,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or scale X")
         self._states, self._rows, self._passes, self._is_softmax = found, total, self._passes + 1, False
         self._take(np.stack([one.model.weights for one in found]), [one.model.bias for one in found])
-        self.n_iter_ = self._told_steps([self._passes])
+        self.n_iter_ = _n_iter(self, [self._passes])
         return self
 
     def _fitted_states(self) -> list[State | None]:
@@ -475,7 +468,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         else:
             models = [self._fitted(replace(rows, labels=labels), settings) for labels in self._labels(y)]
             self._take(np.stack([model.weights for model in models]), [model.bias for model in models])
-        self.n_iter_ = self._told_steps([model.epochs for model in models])
+        self.n_iter_ = _n_iter(self, [model.epochs for model in models])
         self._warn_of(models)
         return self
 
@@ -520,8 +513,8 @@ class LogisticRegression(_Classifier):
     and ``check_classifiers_one_label_sample_weights``) and no other. That weights are as good as repeated rows could
     not hold in any case: repeated rows come into other batches.
 
-    ``fit`` warns (``ConvergenceWarning``) if the objective may be more than 0.1 % above the optimum, or, unless that is the
-    optimum, no better than without weights. After SGD or AdaGrad a training by Newton's method finds that optimum."""
+    ``fit`` warns (``ConvergenceWarning``) if the objective may be more than 0.1 % above the optimum, or is no better
+    than without weights. After SGD or AdaGrad a training by Newton's method finds the optimum."""
 
     def __init__(
         self,
@@ -617,9 +610,6 @@ class LinearSVC(_Classifier):
             raise ValueError("penalty='l1' is not for loss='hinge': use 'squared_hinge', or penalty='l2'")
         return self.loss
 
-    def _told_steps(self, steps: list[int]) -> int:
-        return max(steps)
-
 
 class Ridge(RegressorMixin, _Linear):
     """Least squares with ``alpha``·|w|², as scikit-learn's of the same name; all else as LogisticRegression."""
@@ -666,7 +656,7 @@ class Ridge(RegressorMixin, _Linear):
         total = sum(said["weight"] for said in every)
         settings = replace(settings, l2=self.alpha / total if total else 0.0, seed=every[0]["seed"])
         model = self._fitted(_rows_of(X, y, weights), settings)
-        self.coef_, self.intercept_, self.n_iter_ = model.weights, model.bias, self._told_steps([model.epochs])
+        self.coef_, self.intercept_, self.n_iter_ = model.weights, model.bias, np.array([model.epochs], np.int32)
         self._warn_of([model])
         return self
 

@@ -125,8 +125,13 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     own = [len(rows), rows.nnz, rows.damaged, positive, int(rows.weights is not None), rows.n_features]
     every = comm.all_gather(np.array(own, np.int64))
     count, entries, damaged, positive, weighted, _ = every.sum(0).tolist()
-    about = {"rows": count, "nnz": entries, "damaged": damaged, "features": int(every[:, 5].max())}
-    about["weighted"] = bool(weighted)
+    about = {
+        "rows": count,
+        "nnz": entries,
+        "damaged": damaged,
+        "weighted": weighted,
+        "features": int(every[:, 5].max()),
+    }
     # ranks have the file's lines in their own order
     lines = [line for said in all_gather_text(comm, json.dumps(rows.first_damaged)) for line in json.loads(said)]
     about |= {"positive": positive, "first_damaged": lines[:_MOST_DAMAGED]}

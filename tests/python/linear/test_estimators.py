@@ -650,8 +650,8 @@ def test_ranks_whose_models_were_fitted_to_other_rows_are_told() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: LogisticRegression(penalty=None), "penalty=None must be .*: C=math.inf is without one"),
-        (lambda: LogisticRegression(penalty="elasticnet"), "leave it out, l1_ratio= mixes both"),
+        (lambda: LogisticRegression(penalty=None), "penalty=None must be .*, and C=math.inf is without any"),
+        (lambda: LogisticRegression(penalty="elasticnet"), "'l2' or 'l1': l1_ratio= mixes both"),
         (lambda: LogisticRegression(class_weight={0: -1}), r"class_weight\[0\]=-1 must be a finite number, 0 or more"),
         (lambda: LogisticRegression(class_weight={0: math.nan}), r"class_weight\[0\]=nan must be a finite"),
         (lambda: LogisticRegression(random_state=-1), "random_state=-1 must be an int from 0 to 4294967295"),

@@ -150,7 +150,7 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
         "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
         "compute": lambda one: duration(one["compute_s"]),
         "commun-\nication": lambda one: duration(one["comm_s"]),
-        "entries\na step": lambda one: _short(one["entries"] / one["steps"]) if one["steps"] else "",
+        "thousand\nentries\na step": lambda one: f"{one['entries'] / one['steps'] / 1e3:,.4g}" if one["steps"] else "",
     }
     shown = {name: [cell(one) for one in epochs] for name, cell in columns.items()}
     shown = {name: cells for name, cells in shown.items() if any(cells)}
@@ -163,15 +163,12 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
 
 def _table(title: str) -> Table:
     """Whose columns are close together, as there are many, and few terminals have more than 80."""
-    return Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": 0, "header_style": "bold"}
+    return Table(title=title, title_justify="left", **look)
 
 
 def _or_blank(value: float, text: str) -> str:
     return "" if math.isnan(value) else text.format(value)
-
-
-def _short(count: float) -> str:
-    return f"{count:,.0f}" if count < 1e6 else f"{count / 1e6:.1f} M"
 
 
 def loss_text(loss: float) -> str:
@@ -284,20 +281,7 @@ def train_command(
     console = table_console()
     try:
         settings = TrainingSettings(
-            loss=loss,
-            l2=l2,
-            tol=tol,
-            epochs=epochs,
-            batch=batch,
-            learning_rate=learning_rate,
-            decay=decay,
-            bias=bias,
-            held_out=held_out,
-            seed=seed,
-            optimizer=optimizer,
-            l1=l1,
-            overlap=overlap,
-            threads=threads,
+            **{one.name: context.params[one.name] for one in dataclasses.fields(TrainingSettings)}
         )
         form = LibsvmFormat(features, zero_based.value_in_python, strict)
         kept = None if checkpoint is None else str(checkpoint.resolve())
@@ -340,8 +324,8 @@ def train_command(
         console.print(left_out, style="yellow", highlight=False)
         _print_damaged(console, about["first_damaged"])
     if about["weighted"]:
-        said = "rows have weights, as lines begin with label:weight; a line without a label would be read so, too"
-        console.print(said, highlight=False, soft_wrap=True)
+        weighted = "rows have weights, as lines begin with label:weight; a line without a label would be read so, too"
+        console.print(weighted, highlight=False, soft_wrap=True)
     if is_classification(loss) and about["positive"] in (0, about["rows"]):
         only = "1" if about["positive"] else "-1 or 0"
         console.print(
@@ -484,13 +468,9 @@ def compare_command(
     for name in ("objective", "above\nthe best", "con-\nverged", "held-out\naccuracy", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
-        cells = [
-            f"{one['objective']:.6g}",
-            f"{100 * one['above']:.3g} %",
-            {True: "yes", False: "no"}.get(one["converged"], ""),
-        ]
-        cells.append(_or_blank(100 * one["accuracy"], "{:.2f} %"))
-        table.add_row(one["program"], *cells, f"{one['seconds']:.3g}")
+        converged = {True: "yes", False: "no"}.get(one["converged"], "")
+        cells = [f"{one['objective']:.6g}", f"{100 * one['above']:.3g} %", converged]
+        table.add_row(one["program"], *cells, _or_blank(100 * one["accuracy"], "{:.2f} %"), f"{one['seconds']:.3g}")
     console.print(table)
     for peer in peers:
         if not peer.is_installed:
