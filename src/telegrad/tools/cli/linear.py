@@ -150,7 +150,7 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
         "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
         "compute": lambda one: duration(one["compute_s"]),
         "commun-\nication": lambda one: duration(one["comm_s"]),
-        "thousand\nentries\na step": lambda one: f"{one['entries'] / one['steps'] / 1e3:,.4g}" if one["steps"] else "",
+        "1,000\nentries\na step": lambda one: f"{one['entries'] / one['steps'] / 1e3:,.4g}" if one["steps"] else "",
     }
     shown = {name: [cell(one) for one in epochs] for name, cell in columns.items()}
     shown = {name: cells for name, cells in shown.items() if any(cells)}
