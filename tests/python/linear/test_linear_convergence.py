@@ -445,7 +445,7 @@ def test_a_fit_that_ends_too_early_is_warned_of_and_a_converged_one_is_not(name:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         settings: dict[str, Any] = {"batch": 400, "learning_rate": 0.05, "random_state": 0}
-        ESTIMATORS[name](max_iter=1000, fit_intercept=fit_intercept, **settings).fit(x, y)
+        ESTIMATORS[name](max_iter=5000, fit_intercept=fit_intercept, **settings).fit(x, y)
         ESTIMATORS[name](fit_intercept=fit_intercept).fit(x, y)
 
 
