@@ -504,7 +504,7 @@ Newton::Step Newton::step() {
 void Newton::prove(Step& done) {
   find_gradient();
   has_gradient_ = true;
-  done.gap = done.objective > 0 ? most_to_win(gradient_) / done.objective : 0;
+  done.gap = done.objective > 0 ? std::min(most_to_win(gradient_) / done.objective, 1.0) : 0;  // no loss is below 0
   done.converged = done.gap <= problem_.tolerance;
 }
 
