@@ -219,8 +219,7 @@ def bytes_needed(
         elif settings.method == "dual":
             # rows that each rank gathers, and their places; their features' weights; what is of each row
             gathered = min(most_occurring, _POOLED)
-            needed += gathered * (2 * 4 + 2 * 8 + 2 * 8) + rows * 6 * 8
-            needed += total * gathered // max(most_occurring, 1) * (9 * 8 + 5 * 8 + 4)
+            needed += gathered * (8 + 4 * 8) + rows * 6 * 8 + total * gathered // max(most_occurring, 1) * (14 * 8 + 4)
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
     # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
     held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
