@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 #include "base/check.hpp"
 #include "kernels/row_products.hpp"
@@ -18,7 +19,9 @@ constexpr std::size_t kMostDirect = kernels::kMostColumns;  // of a Hessian that
 constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
-constexpr double kCertain = 0.003;           // the same of the tolerance, where the optimum may be near
+constexpr double kEnoughOfKinks = 0.03;       // the same for the squared hinge, whose curvature changes suddenly
+constexpr double kOfBound = 0.3;             // of the tolerance, by the bound of the quadratic model, where that may be the last
+constexpr double kCertain = 0.003;           // likewise without an l2, of the gain that the tolerance asks
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
 constexpr double kOfFewRows = 8;             // likewise: of descents on few rows
@@ -423,6 +426,7 @@ Newton::Value Newton::evaluate(double part) {
 
 void Newton::begin() {
   if (begun_) return;
+  has_gradient_ = false;
   begin_bounds();
   measure_weights();
   score_rows(w_, scores_);
@@ -440,6 +444,7 @@ void Newton::begin() {
 }
 
 void Newton::find_gradient() {
+  if (std::exchange(has_gradient_, false)) return;
   sum_columns(slopes_, false, bound_of_slopes(), gradient_.data());
   reduce(gradient_, classes());
   for (std::size_t i = 0; i < width(); ++i) {
@@ -489,9 +494,28 @@ Newton::Step Newton::step() {
   } else {
     done.gap = before > 0 ? predicted / before : 0;
     done.converged = done.gap <= problem_.tolerance;
+    if (done.converged && problem_.l2 > 0) prove(done);
   }
   done.sums = sums_;
   return done;
+}
+
+// Replaces the estimate of the gap by its bound. The next step, if there is one, has its gradient then.
+void Newton::prove(Step& done) {
+  find_gradient();
+  has_gradient_ = true;
+  done.gap = done.objective > 0 ? std::min(most_to_win(gradient_) / done.objective, 1.0) : 0;  // no loss is below 0
+  done.converged = done.gap <= problem_.tolerance;
+}
+
+// By how much the objective can be above the optimum where it has this gradient: its curvature along weights is at least l2,
+// and the best bias is taken to be no more than 1 + |bias| away. Several biases are taken to have a curvature of l2.
+double Newton::most_to_win(const LargeVector<double>& gradient) {
+  double square[1];
+  sum_features([&](std::size_t i, auto& out) { out[0] = gradient[i] * gradient[i]; }, square);
+  if (classes() == 1) return square[0] / (2 * problem_.l2) + std::abs(gradient.back()) * (1 + std::abs(w_.back()));
+  for (std::size_t k = weights(); k < width(); ++k) square[0] += gradient[k] * gradient[k];
+  return square[0] / (2 * problem_.l2);
 }
 
 void Newton::keep_best() {
@@ -720,6 +744,7 @@ double Newton::solve_iteratively() {
   if (moves_known_) std::fill(moved_.begin(), moved_.end(), 0.0);
   const double objective = smoothed_ + penalty_;
   const bool quadratic = problem_.loss == Loss::squared_error;
+  const double ends_at = problem_.loss == Loss::squared_hinge ? kEnoughOfKinks : kEnough;
   double predicted = 0, enough = 0;  // the latter of the hinge's dual bound, see move_duals()
   if (is_hinge()) {
     dual_bound(enough);
@@ -752,23 +777,13 @@ double Newton::solve_iteratively() {
       next.add_each(weights(), [&](std::size_t i) { return residual_[i] * (diagonal_[i] * residual_[i]); });
     }
     predicted += gain;
-    // a small gain may be that of a few iterations alone, and no sign of the optimum: only more of them tell
-    const double least = kCertain * problem_.tolerance * std::max(objective - predicted, 0.0);
+    // a small gain may be that of a few iterations alone, and no sign of the optimum: the residual tells, if there is an l2
     const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
-    if (!(is_hinge() && doubtful) && static_cast<double>(iteration) * gain <= (doubtful ? least : kEnough * predicted)) {
+    const double certain = problem_.tolerance * std::max(objective - predicted, 0.0);
+    if (doubtful && problem_.l2 > 0) {
+      if (most_to_win(residual_) <= (is_hinge() ? enough : kOfBound * certain)) break;
+    } else if (static_cast<double>(iteration) * gain <= (doubtful ? kCertain * certain : ends_at * predicted)) {
       break;
-    }
-    if (doubtful) {
-      double square[1];
-      sum_features([this](std::size_t i, auto& out) { out[0] = residual_[i] * residual_[i]; }, square);
-      if (is_hinge()) {  // its dual bound takes a gradient that is nearly 0
-        const double inner = square[0] / (2 * problem_.l2) + std::abs(residual_.back()) * (1 + std::abs(w_.back()));
-        if (inner <= enough) break;
-      } else {
-        for (std::size_t k = weights(); k < width(); ++k) square[0] += residual_[k] * residual_[k];
-        // no further iteration can win more than that, as the curvature is at least l2
-        if (square[0] <= 2 * problem_.l2 * kInner / 2 * problem_.tolerance * objective) break;
-      }
     }
     double sum = next.high + next.low;
     if (problem_.split) {  // each rank's largest numbers have a place of their own in these sums
@@ -856,61 +871,6 @@ double Newton::multiply(double most, double most_scaled) {
     inner += of_bias_ * direction_.back() * direction_.back();
   }
   return inner;
-}
-
-void Newton::write_margins(std::span<double> duals, std::span<double> lacking) const {
-  for (std::size_t i = 0; i < rows(); ++i) {
-    lacking[i] = 1 - scores_[i] * static_cast<double>(problem_.targets[problem_.chosen[i]]);
-    duals[i] = taken_ ? duals_[i] : next_dual(i);
-  }
-}
-
-// The weights of these duals, but for those of some rows; behind them Σ weight·a·y.
-void Newton::sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out) {
-  std::vector<double> slopes(rows());
-  for (std::size_t i = 0; i < rows(); ++i) {
-    const std::uint64_t row = problem_.chosen[i];
-    const bool counts = without.empty() || without[i] == 0;
-    slopes[i] = counts ? weight(row) * static_cast<double>(problem_.targets[row]) * duals[i] : 0;
-  }
-  sum_columns(slopes, false, heaviest_, out);
-  reduce({out, width()}, classes());
-  for (std::size_t i = 0; i < weights(); ++i) out[i] /= total_weight_ * problem_.l2;
-}
-
-double Newton::fix(std::span<const std::uint8_t> moves, std::span<const double> duals, std::span<double> scores) {
-  sum_duals(duals, moves, product_.data());
-  const double imbalance = product_[weights()];
-  product_[weights()] = 0;
-  for (std::size_t i = 0; i < rows(); ++i) scores[i] = score(problem_.chosen[i], product_.data());
-  return imbalance;
-}
-
-// Of the hinge, for scores_ that lack one: where the slope of all losses changes its sign, found in ever smaller ranges.
-double Newton::best_bias() {
-  constexpr std::size_t kParts = 64;
-  constexpr int kPasses = 9;
-  double range[1] = {};
-  const auto kink = [&](std::size_t i) { return static_cast<double>(problem_.targets[problem_.chosen[i]]) - scores_[i]; };
-  for (std::size_t i = 0; i < rows(); ++i) range[0] = std::max(range[0], std::abs(kink(i)));
-  reduce(range, 0, Over::largest);
-  double low = -range[0], size = 2 * range[0];
-  for (int pass = 0; pass < kPasses; ++pass) {
-    // the slope below is that of the positive rows whose kinks are not passed, against the negative ones that are
-    double changes[kParts + 2] = {};
-    for (std::size_t i = 0; i < rows(); ++i) {
-      const double place = size > 0 ? (kink(i) - low) / size * kParts : 0, weight = this->weight(problem_.chosen[i]);
-      const std::size_t part = place < 0 ? 0 : place >= kParts ? kParts + 1 : static_cast<std::size_t>(place) + 1;
-      changes[part] += weight;
-      if (problem_.targets[problem_.chosen[i]] > 0) changes[0] -= weight;
-    }
-    reduce(changes, 0);
-    std::size_t part = 0;
-    for (double slope = changes[0]; part < kParts && slope + changes[part + 1] < 0;) slope += changes[++part];
-    size /= kParts;
-    low += size * static_cast<double>(std::min(part, kParts - 1));
-  }
-  return low + size / 2;
 }
 
 Newton::Step Newton::take(std::span<const double> duals) {

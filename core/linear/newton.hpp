@@ -5,8 +5,14 @@
 // Each rank sums gradients and Hessian-vector products over its own rows, and a callback sums them over the ranks. Vectors
 // are whole on each rank, or each rank has the elements of the features in its own rows: then it needs no other sums than
 // those, and a feature that one rank alone has needs none. Inner products are alike on all ranks: of the features that
-// several have one rank counts each. A step is that of a truncated Newton method with a line search (Galli and Lin 2021; Nash and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal
-// (Hsia, Wei and Lin 2018). With few features the Hessian itself is summed and factorised.
+// several have one rank counts each. A step is that of a truncated Newton method with a line search (Galli and Lin 2021; Nash
+// and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal (Hsia, Wei and Lin 2018). With few
+// features the Hessian itself is summed and factorised.
+//
+// The gap of a step is the fall that its quadratic model predicts. Where that is within the tolerance the gradient g there
+// replaces it by a bound: with l2 the curvature is at least that, so that f − f* ≤ |g|²/(2·l2). A bias has no penalty: of its
+// slope the bound is for optima whose bias is not more than 1 + |bias| away. Without l2 the estimate stays, and of several
+// classes the biases' part is an estimate.
 //
 // Sums over rows have the same bits in any order, hence for any number of ranks and threads: each term is first rounded
 // to a multiple of a number so large that no sum of such multiples rounds (Demmel and Nguyen 2013). That number follows
@@ -72,13 +78,13 @@ class Newton {
   struct Step {
     double loss = 0;       // weighted mean, afterwards
     double objective = 0;  // afterwards
-    double gap = 0;        // estimate of the part of the objective by which it was above the optimum before
+    double gap = 0;        // estimate of the part of the objective by which it was above the optimum before; in the end a bound
     std::size_t sums = 0;  // over ranks
     bool converged = false;
     bool stuck = false;  // no step makes the objective lower, but for rounding
   };
 
-  /// One step. If `reduce` throws, the model is as before.
+  /// One step. If `reduce` throws, the model is as before, or as after the step.
   Step step();
 
   /// By feature, and of each by class.
@@ -155,6 +161,8 @@ class Newton {
   void measure_weights();
   void begin();
   void find_gradient();
+  void prove(Step& done);
+  double most_to_win(const LargeVector<double>& gradient);
   double dual_bound(double& inner);
   double balanced_bound(std::span<const double> duals);
   void move_duals(Step& done);
@@ -184,6 +192,7 @@ class Newton {
   bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
   bool taken_ = false;      // w_ is that of duals_
   bool minimised_ = false;  // what the steps for the hinge minimise
+  bool has_gradient_ = false;  // the next step, of w_
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
   LargeVector<double> counted_;  // of each weight 1 or 0, if vectors are split

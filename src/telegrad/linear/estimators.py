@@ -4,6 +4,8 @@ Needs scikit-learn, which ``telegrad.linear`` imports only when one of these is 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import warnings
@@ -39,8 +41,7 @@ F64 = npt.NDArray[np.float64]
 _Checked = tuple[Any, Any, Any, TrainingSettings]
 """Rows, classes or numbers, the rows' weights or ``None``, and what they are trained with."""
 
-_CONVERGED = 0.01  # above the optimum
-_AT_OPTIMUM = 1e-3  # above it: a model as good as none may be the best there is
+_CONVERGED = 1e-3  # above the optimum
 _ROWS_A_STEP = 100  # of partial_fit, whose callers may have but few
 _STEPS = 100  # at most, to find the optimum for a comparison
 # of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
@@ -63,8 +64,31 @@ class _Fitted:
     better_rate: str = "another"
 
 
+_INSTEAD = {  # of arguments that scikit-learn's estimators have and these lack
+    "solver": "optimizer= chooses the method, and the default needs no choice",
+    "dual": "leave it out, the method follows from the loss",
+    "n_jobs": "give each rank of comm= a part of the rows",
+    "verbose": "leave it out; telegrad linear train shows how a training goes",
+    "warm_start": "use partial_fit, which goes on from a model",
+    "multi_class": "leave it out, each class is told from the rest",
+    "positive": "use scikit-learn's, which can bound coefficients",
+}
+
+
 class _Linear(BaseEstimator):
     """What all have in common. Subclasses have the arguments."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        init: Any = cls.__init__
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **given: Any) -> None:
+            for name in (given.keys() & _INSTEAD.keys()) - inspect.signature(init).parameters.keys():
+                raise TypeError(f"{cls.__name__} has no {name}={given[name]!r}: {_INSTEAD[name]}")
+            init(self, *args, **given)
+
+        setattr(cls, "__init__", checked)  # noqa: B010
 
     comm: Communicator | None
     random_state: Any
@@ -119,6 +143,11 @@ class _Linear(BaseEstimator):
             isinstance(self.max_iter, (int, np.integer)) and not isinstance(self.max_iter, bool) and self.max_iter >= 1
         ):
             raise ValueError(f"max_iter={self.max_iter!r} must be an int of at least 1, or None")
+        try:
+            random = check_random_state(self.random_state)
+        except ValueError as error:
+            wanted = "an int from 0 to 4294967295, a numpy RandomState, or None"
+            raise ValueError(f"random_state={self.random_state!r} must be {wanted}") from error
         return TrainingSettings(
             loss=loss,
             epochs=self.max_iter,
@@ -128,7 +157,7 @@ class _Linear(BaseEstimator):
             optimizer=self.optimizer,
             tol=self.tol,
             bias=checked_flag(self.fit_intercept, "fit_intercept"),
-            seed=int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max)),
+            seed=int(random.randint(np.iinfo(np.int32).max)),
         )
 
     def _fitted(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
@@ -164,8 +193,7 @@ class _Linear(BaseEstimator):
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
-        said = ""
-        worse = [one for one in models if one.gap >= _AT_OPTIMUM and gains_nothing(one.reached, one.without)]
+        worse = [one for one in models if one.gap >= _CONVERGED and gains_nothing(one.reached, one.without)]
         farthest = max(model.gap for model in models)
         if worse:
             remedy = "scale X, or give more max_iter"
@@ -173,17 +201,15 @@ class _Linear(BaseEstimator):
                 remedy = f"use {worse[0].better_rate} learning_rate than {self.learning_rate:g}, or None, or scale X"
             said = (
                 f"the fit is no better than a model without weights: its objective is {worse[0].reached:.4g}, without "
-                f"weights {worse[0].without:.4g}; {remedy}"
             )
+            said += f"weights {worse[0].without:.4g}; {remedy}"
+            warnings.warn(said, ConvergenceWarning, stacklevel=3)
         elif farthest >= _CONVERGED:
             ended = max((model for model in models if model.gap == farthest), key=lambda model: model.epochs).ended_by
             remedies = {"tol": "give a smaller one, or ", "max_iter": "give more, another learning_rate, or "}
             remedy = remedies.get(ended.partition("=")[0], "")
-            said = (
-                f"{ended} ended the training, and the objective may be {100 * farthest:,.1f} % above the optimum, "
-                f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
-            )
-        if said:
+            said = f"{ended} ended the training, and the objective may be {100 * farthest:,.2g} % above the optimum, "
+            said += f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
 
     def _told(self) -> dict[str, str]:
@@ -232,6 +258,19 @@ def _common_dtype(own: np.dtype[Any], every: list[str]) -> np.dtype[Any] | None:
     return np.result_type(*dtypes) if all(one.kind == "U" for one in dtypes) else None
 
 
+def _as_after(state: State, times: float) -> State:
+    """AdaGrad's, as if it had seen ``times`` as many rows. Features with a weight that these rows lack get the mean."""
+    assert state.squares is not None
+    squares, seen = state.squares, state.squares > 0
+    if seen.any():
+        squares = np.where(seen | (state.model.weights == 0), squares, squares[seen].mean())
+    return replace(state, squares=squares * np.float32(times), bias_squares=state.bias_squares * times)
+
+
+def _n_iter(own: Any, steps: list[int]) -> Any:
+    return max(steps) if isinstance(own, LinearSVC) else np.array(steps, np.int32)  # as scikit-learn has it
+
+
 class _Classifier(ClassifierMixin, _Linear, ABC):
     """``C``: λ is 1/(C·the sum of the rows' weights). Classes are one against the rest, or a softmax's."""
 
@@ -256,7 +295,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     def _l1_share(self) -> float:
         """Of the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
         if self.penalty not in ("l1", "l2"):
-            raise ValueError(f"penalty={self.penalty!r} must be 'l2' or 'l1'")
+            remedy = "l1_ratio= mixes both, and C=math.inf is without any"
+            raise ValueError(f"penalty={self.penalty!r} must be 'l2' or 'l1': {remedy}")
         share = float(self.penalty == "l1")
         if self.l1_ratio is None:
             return share
@@ -275,6 +315,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             raise ValueError(f"intercept_scaling={scaling} must be above 0, or None")
         if not (self.class_weight in (None, "balanced") or isinstance(self.class_weight, dict)):
             raise ValueError(f"class_weight={self.class_weight!r} must be a dict, 'balanced' or None")
+        for one, weight in self.class_weight.items() if isinstance(self.class_weight, dict) else ():
+            if not 0 <= checked_number(weight, f"class_weight[{one!r}]", "a finite number, 0 or more") < math.inf:
+                raise ValueError(f"class_weight[{one!r}]={weight} must be a finite number, 0 or more")
         settings = self._settings(self._loss())
         self._has_softmax(settings)
         return settings
@@ -310,7 +353,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         """Trains on further rows, for data that come in parts: one pass of AdaGrad, or of SGD if ``optimizer`` or one
         of its options says so, in steps of ``batch`` rows of all ranks, by default 100. The coefficients of earlier
         calls, or of ``fit``, and AdaGrad's sums stay. λ is 1/(C·rows of all calls). Several classes are one against the
-        rest. ``classes``: all that there will be; the first call needs them. With ``comm`` all ranks call it, each with
+        rest. After ``fit`` by another optimizer AdaGrad first sums the squared gradients of these rows at that model,
+        times the rows of ``fit`` for each of them, so that its steps are as short as if it had seen all those rows.
+        ``classes``: all that there will be; the first call needs them. With ``comm`` all ranks call it, each with
         its own rows. Raises as ``fit``, and ``ValueError`` for other classes than before, ``class_weight`` and other
         optimizers."""
         begins = not hasattr(self, "classes_")
@@ -336,26 +381,32 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             if unknown.size:
                 raise ValueError(f"y has {unknown.tolist()[0]!r}, which is not in classes={known.tolist()}")
             settings = replace(settings, epochs=1, batch=settings.batch or _ROWS_A_STEP)
-            return (rows, own, known, settings), {"classes": known.tolist(), "passes": self._passes}
+            said = {"classes": known.tolist(), "passes": self._passes, "rows before": self._rows}
+            return (rows, own, known, settings), said
 
         (X, y, known, settings), every = self._agree(look)  # noqa: N806
-        for name in ("classes", "passes"):
+        for name in ("classes", "passes", "rows before"):
             if any(said[name] != every[0][name] for said in every):
                 raise ValueError(f"{name} are {[said[name] for said in every]} by rank: give all ranks the same")
         if begins:
             self.classes_ = known
         states: list[State | None] = [*(self._states or self._fitted_states())]
-        total = self._rows + sum(said["rows"] for said in every)
+        new = sum(said["rows"] for said in every)
+        total = self._rows + new
         settings = self._penalised(settings, total, every[0]["seed"])
         rows = _rows_of(self._with_intercept(X), np.zeros(X.shape[0]), None)
         found = []
         for labels, state in zip(self._labels(y), states, strict=True):
+            if state is not None and state.squares is None and settings.method == "adagrad" and new:
+                still = replace(settings, learning_rate=1e-30)  # sums grow, and no weight moves
+                state = train_further(replace(rows, labels=labels), still, self.comm, state, self._passes)
+                state = _as_after(state, self._rows / new)
             found.append(train_further(replace(rows, labels=labels), settings, self.comm, state, self._passes))
         if not all(state.is_finite for state in found):
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or scale X")
         self._states, self._rows, self._passes, self._is_softmax = found, total, self._passes + 1, False
         self._take(np.stack([one.model.weights for one in found]), [one.model.bias for one in found])
-        self.n_iter_ = self._passes
+        self.n_iter_ = _n_iter(self, [self._passes])
         return self
 
     def _fitted_states(self) -> list[State | None]:
@@ -409,7 +460,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         settings = self._penalised(settings, total, every[0]["seed"])
         rows = _rows_of(self._with_intercept(X), np.zeros(X.shape[0]), weights)
         self._is_softmax = self.classes_.size > 2 and self._has_softmax(settings)
-        self._states, self._rows, self._passes = None, 0, 0
+        self._states, self._rows, self._passes = None, sum(said["rows"] for said in every), 0
         if self._is_softmax:
             labels = np.searchsorted(self.classes_, y).astype(np.float32)
             models = [self._fitted_softmax(replace(rows, labels=labels), settings)]
@@ -417,7 +468,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         else:
             models = [self._fitted(replace(rows, labels=labels), settings) for labels in self._labels(y)]
             self._take(np.stack([model.weights for model in models]), [model.bias for model in models])
-        self.n_iter_ = max(model.epochs for model in models)
+        self.n_iter_ = _n_iter(self, [model.epochs for model in models])
         self._warn_of(models)
         return self
 
@@ -453,7 +504,7 @@ class LogisticRegression(_Classifier):
 
     ``class_weight``: by class, or ``"balanced"``; rows of a class weigh so much, of missing ones 1. ``tol``, ``batch``,
     ``learning_rate``, ``decay`` and ``optimizer``: see ``TrainingSettings``, and ``max_iter``: its ``epochs``.
-    ``n_iter_``: how many there were. ``comm``: a Communicator, whose ranks all call
+    ``n_iter_``: how many there were, of each model. ``comm``: a Communicator, whose ranks all call
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
 
@@ -462,8 +513,8 @@ class LogisticRegression(_Classifier):
     and ``check_classifiers_one_label_sample_weights``) and no other. That weights are as good as repeated rows could
     not hold in any case: repeated rows come into other batches.
 
-    ``fit`` warns (``ConvergenceWarning``) if the objective is more than 1 % above the optimum, or, unless that is the
-    optimum, no better than without weights. After SGD or AdaGrad a training by Newton's method finds that optimum."""
+    ``fit`` warns (``ConvergenceWarning``) if the objective may be more than 0.1 % above the optimum, or is no better
+    than without weights. After SGD or AdaGrad a training by Newton's method finds the optimum."""
 
     def __init__(
         self,
@@ -605,7 +656,7 @@ class Ridge(RegressorMixin, _Linear):
         total = sum(said["weight"] for said in every)
         settings = replace(settings, l2=self.alpha / total if total else 0.0, seed=every[0]["seed"])
         model = self._fitted(_rows_of(X, y, weights), settings)
-        self.coef_, self.intercept_, self.n_iter_ = model.weights, model.bias, model.epochs
+        self.coef_, self.intercept_, self.n_iter_ = model.weights, model.bias, np.array([model.epochs], np.int32)
         self._warn_of([model])
         return self
 

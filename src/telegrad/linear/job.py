@@ -122,9 +122,16 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     rows = _read(job, comm)
     read_s = time.perf_counter() - began_s
     positive = label_counts(rows.labels)[2]
-    every = comm.all_gather(np.array([len(rows), rows.nnz, rows.damaged, positive, rows.n_features], np.int64))
-    count, entries, damaged, positive, _ = every.sum(0).tolist()
-    about = {"rows": count, "nnz": entries, "damaged": damaged, "features": int(every[:, 4].max())}
+    own = [len(rows), rows.nnz, rows.damaged, positive, int(rows.weights is not None), rows.n_features]
+    every = comm.all_gather(np.array(own, np.int64))
+    count, entries, damaged, positive, weighted, _ = every.sum(0).tolist()
+    about = {
+        "rows": count,
+        "nnz": entries,
+        "damaged": damaged,
+        "weighted": weighted,
+        "features": int(every[:, 5].max()),
+    }
     # ranks have the file's lines in their own order
     lines = [line for said in all_gather_text(comm, json.dumps(rows.first_damaged)) for line in json.loads(said)]
     about |= {"positive": positive, "first_damaged": lines[:_MOST_DAMAGED]}
@@ -134,7 +141,7 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     say({"kind": "rows", **about, "read_s": read_s, "ranks": comm.world_size})
 
     epochs = said_s = 0.0
-    has_begun = False
+    has_begun = resumed = False
 
     def on_step(step: int, steps: int) -> None:
         nonlocal said_s, has_begun
@@ -153,8 +160,9 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
             say({"kind": "step", "done": max(done, epochs / job.settings.most_epochs)})
 
     def on_resume(reports: list[EpochReport]) -> None:
-        nonlocal epochs
+        nonlocal epochs, resumed
         epochs += len(reports)
+        resumed = True
         say({"kind": "resumed", "epochs": [dataclasses.asdict(report) for report in reports]})
 
     def on_break_off(model: LinearModel) -> None:
@@ -181,6 +189,8 @@ def run(job: Job, comm: Communicator, say: Say) -> None:
     if comm.rank == 0 and not diverged:
         try:
             trained.model.save(job.model)
+            if resumed:  # the model of the moment when it was broken off
+                job.partial.unlink(missing_ok=True)
         except OSError as error:
             raise OSError(f"cannot write the model to {job.model}: {error.strerror or error}") from error
     end = {"objective": reached, "objective_at_zero": trained.loss_at_zero, "bias": trained.model.bias}

@@ -214,8 +214,12 @@ def bytes_needed(
         needed += pooled + nnz * 4 + features * 4 * classes
         if settings.l1:  # places of features, those that may move, and their entries
             needed += occurring * (4 + 4 + 7 * 8) + nnz * 8 + rows * 8
-        if alone and settings.method == "dual":  # weights and their correction; of rows numbers, places, kinks
+        if settings.method == "dual" and alone:  # weights and their correction; of rows numbers, places, kinks
             needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
+        elif settings.method == "dual":
+            # rows that each rank gathers, and their places; their features' weights; what is of each row
+            gathered = min(most_occurring, _POOLED)
+            needed += gathered * (8 + 4 * 8) + rows * 6 * 8 + total * gathered // max(most_occurring, 1) * (14 * 8 + 4)
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
     # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
     held = rows * 4 + nnz * 4 * alone + _held(features, nnz, settings, rows, total, alone=alone)
@@ -654,11 +658,13 @@ class Problem:
         found = every[counts > 0]
         bases, is_guessed = set(found[:, 2].tolist()), bool(found[:, 3].any())
         minus, zero, plus = every[:, len(about) : len(about) + len(kinds)].sum(0)
+        any_weights, keeps = bool(every[:, 5].any()), bool(every[:, 6].any())
         if self.is_classification and not are_classes(counts.sum(), minus, zero, plus):
+            lacking = "; a line 3:0.5 4:1 without a label is read as label 3 with the weight 0.5" if any_weights else ""
             raise ValueError(
                 f"labels are not two classes for loss={self.settings.loss!r}: {self._first_other_label(counts)}of "
                 f"{counts.sum()} rows {minus} have -1, {zero} have 0, {plus} have 1. Make them -1 and 1 or 0 and "
-                "1, or use loss='squared_error' for numbers"
+                f"1, or use loss='squared_error' for numbers{lacking}"
             )
         if is_guessed and {0, 1} <= bases:
             zero, one = (int(np.flatnonzero((counts > 0) & (every[:, 2] == base))[0]) for base in (0, 1))
@@ -672,7 +678,6 @@ class Problem:
                 "(the bias and the loss are summed as two more): hash them"
             )
         base_of_all = bases.pop() if bases in ({0}, {1}) else None
-        any_weights, keeps = bool(every[:, 5].any()), bool(every[:, 6].any())
         return features, counts, int(every[:, 4].sum()), any_weights, keeps, base_of_all, is_guessed
 
     def _first_other_label(self, counts: I64) -> str:

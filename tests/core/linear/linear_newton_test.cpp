@@ -105,13 +105,24 @@ TEST("no model near the one found has a lower objective, with few features and w
   }
 }
 
-TEST("the gap of the hinge is at least what a further training wins") {
-  const Task task(400);
-  const double best = solve(task.problem(Loss::hinge, 1e-7)).last.objective;
-  for (const double tolerance : {0.3, 0.1, 1e-2, 1e-3}) {
-    const Found found = solve(task.problem(Loss::hinge, tolerance));
-    EXPECT(found.last.gap <= tolerance);
-    EXPECT(found.last.objective * (1 - found.last.gap) <= best * (1 + 1e-6));
+TEST("the gap is at least what a further training wins") {
+  for (const std::size_t features : {90UL, 400UL}) {
+    const Task task(features);
+    for (const Loss loss : kLosses) {
+      for (const double l2 : {1e-3, 1e-5}) {
+        const auto asked = [&](double tolerance) {
+          Newton::Problem problem = task.problem(loss, tolerance);
+          problem.l2 = l2;
+          return solve(problem).last;
+        };
+        const double best = asked(1e-7).objective;
+        for (const double tolerance : {0.3, 0.1, 1e-2, 1e-3}) {
+          const Newton::Step last = asked(tolerance);
+          EXPECT(last.gap <= tolerance);
+          EXPECT(last.objective * (1 - last.gap) <= best * (1 + 1e-6));
+        }
+      }
+    }
   }
 }
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from telegrad.linear.problem import available_bytes
+from telegrad.linear import TrainingSettings
+from telegrad.linear.problem import available_bytes, bytes_needed
 
 SHAPES = {"wide": (60_000, 4_000_000), "long": (800_000, 100_000)}  # rows, features
 
@@ -70,6 +72,17 @@ def test_training_takes_the_memory_that_is_said(
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     taken, said = map(int, done.stdout.split())
     assert 0.5 * said < taken < 1.1 * said + 12 * 2**20  # arrays begin in pages of 2 MiB of their own
+
+
+def test_rows_that_ranks_gather_for_the_hinge_are_counted() -> None:
+    """Of 2 Mi entries each an index, a value and a place, and of each feature in them a weight and its correction."""
+    shape: dict[str, Any] = {"rows": 100_000, "total": 800_000, "most_occurring": 80_000_000}
+    hinge, other = (
+        bytes_needed(3_000_000, 10_000_000, TrainingSettings(loss=loss), **shape) for loss in ("hinge", "squared_hinge")
+    )
+    gathered = 1 << 21
+    assert hinge - other >= gathered * (8 + 16 + 16) + 800_000 * gathered // 80_000_000 * 100 + 100_000 * 48
+    assert hinge - other < gathered * 60 + 100_000 * 100
 
 
 MIB = 2**20

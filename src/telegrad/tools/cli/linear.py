@@ -139,18 +139,18 @@ def _option(field: str) -> str:
 
 def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
     """The messages ``"epoch"`` of ``telegrad.linear.job``. Columns that no epoch has are left out."""
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _table(title)
     columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "epoch": lambda one: str(one["epoch"]),
-        "loss": lambda one: loss_text(one["loss"]),
+        "loss": lambda one: loss_text(one["loss"]) if math.isnan(one["objective"]) else "",
         "objective": lambda one: _or_blank(one["objective"], "{:.6g}"),
-        "gap": lambda one: _or_blank(100 * one["gap"], "{:.3g} %"),
+        "gap": lambda one: _or_blank(100 * one["gap"], "{:.2g} %"),
         "held-out\nloss": lambda one: "" if math.isnan(one["held_out_loss"]) else loss_text(one["held_out_loss"]),
         "accuracy": lambda one: _or_blank(100 * one["accuracy"], "{:.2f} %"),
         "AUC": lambda one: _or_blank(one["auc"], "{:.4f}"),
         "compute": lambda one: duration(one["compute_s"]),
         "commun-\nication": lambda one: duration(one["comm_s"]),
-        "entries\na step": lambda one: f"{one['entries'] / one['steps']:,.0f}" if one["steps"] else "",
+        "1,000\nentries\na step": lambda one: f"{one['entries'] / one['steps'] / 1e3:,.4g}" if one["steps"] else "",
     }
     shown = {name: [cell(one) for one in epochs] for name, cell in columns.items()}
     shown = {name: cells for name, cells in shown.items() if any(cells)}
@@ -159,6 +159,12 @@ def table_of(epochs: Sequence[Mapping[str, Any]], title: str) -> Table:
     for cells in zip(*shown.values(), strict=True):
         table.add_row(*cells)
     return table
+
+
+def _table(title: str) -> Table:
+    """Whose columns are close together, as there are many, and few terminals have more than 80."""
+    look: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "padding": 0, "header_style": "bold"}
+    return Table(title=title, title_justify="left", **look)
 
 
 def _or_blank(value: float, text: str) -> str:
@@ -179,6 +185,7 @@ def _plot(epochs: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
         axes.plot(seconds, [one[name] for one in epochs], marker="o", markersize=3)
         axes.set_ylabel(name)
         axes.set_yscale("log")
+        axes.set_xlabel("time of training")
         seconds_across(axes.xaxis, logarithmic=False)
 
 
@@ -274,20 +281,7 @@ def train_command(
     console = table_console()
     try:
         settings = TrainingSettings(
-            loss=loss,
-            l2=l2,
-            tol=tol,
-            epochs=epochs,
-            batch=batch,
-            learning_rate=learning_rate,
-            decay=decay,
-            bias=bias,
-            held_out=held_out,
-            seed=seed,
-            optimizer=optimizer,
-            l1=l1,
-            overlap=overlap,
-            threads=threads,
+            **{one.name: context.params[one.name] for one in dataclasses.fields(TrainingSettings)}
         )
         form = LibsvmFormat(features, zero_based.value_in_python, strict)
         kept = None if checkpoint is None else str(checkpoint.resolve())
@@ -329,6 +323,9 @@ def train_command(
         left_out = f"{_counted(about['damaged'], 'damaged line')} left out"
         console.print(left_out, style="yellow", highlight=False)
         _print_damaged(console, about["first_damaged"])
+    if about["weighted"]:
+        weighted = "rows have weights, as lines begin with label:weight; a line without a label would be read so, too"
+        console.print(weighted, highlight=False, soft_wrap=True)
     if is_classification(loss) and about["positive"] in (0, about["rows"]):
         only = "1" if about["positive"] else "-1 or 0"
         console.print(
@@ -466,18 +463,14 @@ def compare_command(
         except (ValueError, ImportError, OSError) as error:
             _fail(console, str(error))
     title = f"{loss}, {_counted(found[0]['rows'], 'row')} and {found[0]['held_out']:,} held out, one thread each"
-    table = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = _table(title)
     table.add_column("program", no_wrap=True)
-    for name in ("objective", "above the best", "converged", "held-out accuracy", "seconds"):
+    for name in ("objective", "above\nthe best", "con-\nverged", "held-out\naccuracy", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
-        cells = [
-            f"{one['objective']:.6g}",
-            f"{100 * one['above']:.3g} %",
-            {True: "yes", False: "no"}.get(one["converged"], ""),
-        ]
-        cells.append(_or_blank(100 * one["accuracy"], "{:.2f} %"))
-        table.add_row(one["program"], *cells, f"{one['seconds']:.3g}")
+        converged = {True: "yes", False: "no"}.get(one["converged"], "")
+        cells = [f"{one['objective']:.6g}", f"{100 * one['above']:.3g} %", converged]
+        table.add_row(one["program"], *cells, _or_blank(100 * one["accuracy"], "{:.2f} %"), f"{one['seconds']:.3g}")
     console.print(table)
     for peer in peers:
         if not peer.is_installed:
@@ -488,6 +481,7 @@ def compare_command(
             axes, seconds = figure.add_subplot(), [one["seconds"] for one in found]
             texts = [f"{duration(one['seconds'])}, {100 * one['above']:.2g} % above the best" for one in found]
             bars(axes, [one["program"] for one in found], {"computing": seconds}, texts)
+            axes.set_xlabel("time of the fit")
             seconds_across(axes.xaxis, logarithmic=False)
     if json_file is not None:
         figures = {"data": data.name, "loss": loss, "l2": l2, "l1": l1, "tol": tol, "rows": _without_nan(found)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,15 @@ def test_comparing_with_l1_tells_who_has_not_converged(tmp_path: Path) -> None:
     found = load_breast_cancer()
     dump_svmlight_file(found.data, np.where(found.target, 1, -1), str(tmp_path / "data.svm"), zero_based=False)
     command = ["linear", "compare", str(tmp_path / "data.svm"), "--l1", "0.00176", "--json", str(tmp_path / "out.json")]
-    done = CliRunner().invoke(make_app(), command, env={"COLUMNS": "200"})
+    done = CliRunner().invoke(make_app(), command, env={"COLUMNS": "80", "FORCE_COLOR": "1"})  # as on a terminal
     assert done.exit_code == 0, done.output
     rows = {one["program"]: one for one in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    table = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.output).partition("one thread each")[2].splitlines()
+    for one in rows.values():
+        (line,) = (line.rstrip() for line in table if line.startswith(f"{one['program']} "))
+        assert len(line) <= 80
+        assert f"{one['objective']:.6g}" in line
+        assert line.endswith(f"{100 * one['accuracy']:.2f} % {one['seconds']:>7.3g}")
     assert {"telegrad", "scikit-learn, liblinear", "scikit-learn, saga"} <= rows.keys()
     assert "Vowpal Wabbit" not in done.output
     assert rows["telegrad"]["above"] < 1e-4

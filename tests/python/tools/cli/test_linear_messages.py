@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from telegrad import Communicator
@@ -223,3 +225,41 @@ def test_what_is_reached_is_shown_and_drawn(path: Path, tmp_path: Path, options:
         assert written["epochs"][-1]["gap"] == written["gap"]
     else:
         assert written["gap"] is None
+
+
+@pytest.mark.parametrize("objective", [1.23456e-05, math.nan], ids=["newton", "sgd"])
+def test_the_table_of_epochs_fits_into_80_columns(objective: float) -> None:
+    epoch = {"epoch": 1000, "loss": 1.23456e-05, "objective": objective, "gap": 1.23456e-7, "held_out_loss": 12.34567}
+    epoch |= {"accuracy": 1.0, "auc": 0.98765, "compute_s": 1234.56, "comm_s": 0.99999, "entries": 999_999, "steps": 1}
+    epoch |= {} if objective == objective else {"gap": math.nan}
+    console = Console(width=80, file=io.StringIO())
+    console.print(linear.table_of([epoch, {**epoch, "compute_s": 0.0123, "entries": 3_231_963}], "title"))
+    said = console.file.getvalue()
+    assert "…" not in said
+    cells = ["1.23456e-05", "1.2e-05 %", "12.34567", "100.00 %", "0.9877", "1234.56 s", "999.99 ms"]
+    cells += ["1,000", "3,232"]
+    for cell in cells if objective == objective else cells[2:]:
+        assert cell in said
+    assert all(len(line) <= 80 for line in said.splitlines())
+
+
+def test_a_resumed_training_that_ends_leaves_no_model_of_its_break(path: Path, tmp_path: Path) -> None:
+    partial, state = tmp_path / "m.partial.npz", tmp_path / "state.npz"
+    asked = ["train", str(path), "--model", str(tmp_path / "m.npz"), "--checkpoint", str(state), "--ranks", "1"]
+    partial.write_bytes(b"of something else")
+    assert run(*asked, "--epochs", "1")[0] == 0
+    assert partial.exists()
+    assert run(*asked, "--epochs", "2")[0] == 0
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize("text", ["1:19.5 2:18\n", "1:19.5 2:18\n3:1 4:2\n"], ids=["one label", "two labels"])
+def test_lines_without_a_label_are_said_to_be_read_with_weights(tmp_path: Path, text: str) -> None:
+    data = tmp_path / "data.svm"
+    data.write_text(text * 20)
+    said = run("train", str(data), "--model", str(tmp_path / "m.npz"), "--ranks", "1")[1]
+    if "3:1" in text:
+        assert "a line 3:0.5 4:1 without a label is read as label 3 with the weight 0.5" in said
+    else:
+        assert "have weights, as lines begin with label:weight; a line without a label would be read so, too" in said
+        assert "all labels are 1" in said
