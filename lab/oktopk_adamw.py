@@ -46,7 +46,7 @@ class Variant:
     of averages; ``"frozen"`` after the dense steps; ``"local"``: of the mean square of the ranks' own gradients.
     ``momentum``: in place of AdamW's, each rank sends entries of its own, which forgets what was sent (DGC).
     ``at_once``: a rank selects from all tensors together.
-    Everything is sent in the ``first`` and ``last`` shares of the steps, and in one of ``every`` so many in between.
+    Everything is sent in the ``first`` share of the steps, and later in one of ``every`` so many.
     """
 
     about: str
@@ -61,14 +61,11 @@ class Variant:
     betas: tuple[float, float] = (0.9, 0.999)
     at_once: bool = False
     first: float = 0.1
-    last: float = 0.0
     every: int = 0
 
     def is_dense(self, step: int, steps: int) -> bool:
         """Whether everything is sent in ``step`` of ``steps``, what waits in the residuals too."""
-        if step < round(self.first * steps) or step >= steps - round(self.last * steps):
-            return True
-        return self.every > 0 and step % self.every == 0
+        return step < round(self.first * steps) or (self.every > 0 and step % self.every == 0)
 
 
 DENSE = "dense"
@@ -95,18 +92,19 @@ VARIANTS: Mapping[str, Variant] = {
     "dense-50": Variant("plain averages, beta1 = 0.5", first=1.0, betas=(0.5, 0.999)),
     "dense-0": Variant("plain averages, beta1 = 0", first=1.0, betas=(0.0, 0.999)),
     "topk-50": Variant("the sum keeps every entry, beta1 = 0.5", "all", betas=(0.5, 0.999)),
+    "topk-50-cold": Variant("the same without dense first steps", "all", first=0.0, betas=(0.5, 0.999)),
     "topk-0": Variant("the sum keeps every entry, beta1 = 0", "all", betas=(0.0, 0.999)),
     "steps-50": Variant("residuals of steps, beta1 = 0.5", in_steps=True, betas=(0.5, 0.999)),
-    "whole-steps-50": Variant("at the places kept, what all ranks hold, too", "whole", in_steps=True, betas=(0.5, 0.999)),
-    "steps-50-99": Variant("residuals of steps, beta1 = 0.5, beta2 = 0.99", in_steps=True, betas=(0.5, 0.99)),
+    "steps-50-cold": Variant("the same without dense first steps", in_steps=True, first=0.0, betas=(0.5, 0.999)),
+    "whole-steps-50": Variant(
+        "at the places kept, what all ranks hold, too", "whole", in_steps=True, betas=(0.5, 0.999)
+    ),
     "steps-0": Variant("residuals of steps, beta1 = 0", in_steps=True, betas=(0.0, 0.999)),
     "beta2-95": Variant("AdamW with beta2 = 0.95", betas=(0.9, 0.95)),
     "at-once": Variant("a rank selects from all tensors together", at_once=True),
     "decay-99-steps": Variant("residuals of steps, times 0.99 a step", in_steps=True, decay=0.99),
-    "last-steps": Variant("residuals of steps, the last 2 % of the steps dense", in_steps=True, last=0.02),
     "spread-steps": Variant("residuals of steps, dense steps spread", in_steps=True, first=0.02, every=12),
     "flush-steps": Variant("residuals of steps, one of 10 later steps dense, too", in_steps=True, every=10),
-    "short-steps": Variant("residuals of steps, the first 2 % dense", in_steps=True, first=0.02),
 }
 
 _MEMORY = 0.95  # of the mean square of averages
