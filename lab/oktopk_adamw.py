@@ -31,7 +31,7 @@ from telegrad.tools.cli.options import RowsFile, among
 from telegrad.tools.cli.outputs import check_all_writable, counting, table_console
 from telegrad.tools.demo.job import Corpus
 
-RANKS, SMALL_ELEMENTS, DENSE_SHARE = 4, 2048, 0.1
+RANKS, SMALL_ELEMENTS = 4, 2048
 TASK = runs.TASKS["gpt"]
 
 
@@ -45,6 +45,8 @@ class Variant:
     the optimizer gets this share of what has come later. ``second_moments``: of AdamW: ``"sent"``: as it forms them
     of averages; ``"frozen"`` after the dense steps; ``"local"``: of the mean square of the ranks' own gradients.
     ``momentum``: in place of AdamW's, each rank sends entries of its own, which forgets what was sent (DGC).
+    ``at_once``: a rank selects from all tensors together.
+    Everything is sent in the ``first`` share of the steps, and later in one of ``every`` so many.
     """
 
     about: str
@@ -57,6 +59,13 @@ class Variant:
     second_moments: str = "sent"
     momentum: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
+    at_once: bool = False
+    first: float = 0.1
+    every: int = 0
+
+    def is_dense(self, step: int, steps: int) -> bool:
+        """Whether everything is sent in ``step`` of ``steps``, what waits in the residuals too."""
+        return step < round(self.first * steps) or (self.every > 0 and step % self.every == 0)
 
 
 DENSE = "dense"
@@ -76,10 +85,26 @@ VARIANTS: Mapping[str, Variant] = {
     "decay-95": Variant("residuals times 0.95 a step", decay=0.95),
     "decay-99": Variant("residuals times 0.99 a step", decay=0.99),
     "quarter": Variant("entries compared by v^(1/4)", power=0.25),
+    "curved": Variant("entries compared by v^(-1/4)", power=-0.25),
     "smooth": Variant("the optimizer gets a tenth of the sums at a time", smooth=0.9),
     "momentum": Variant("each rank's own momentum is sent (DGC)", momentum=0.9, betas=(0.0, 0.999)),
     "beta1-50": Variant("AdamW with beta1 = 0.5", betas=(0.5, 0.999)),
+    "dense-50": Variant("plain averages, beta1 = 0.5", first=1.0, betas=(0.5, 0.999)),
+    "dense-0": Variant("plain averages, beta1 = 0", first=1.0, betas=(0.0, 0.999)),
+    "topk-50": Variant("the sum keeps every entry, beta1 = 0.5", "all", betas=(0.5, 0.999)),
+    "topk-50-cold": Variant("the same without dense first steps", "all", first=0.0, betas=(0.5, 0.999)),
+    "topk-0": Variant("the sum keeps every entry, beta1 = 0", "all", betas=(0.0, 0.999)),
+    "steps-50": Variant("residuals of steps, beta1 = 0.5", in_steps=True, betas=(0.5, 0.999)),
+    "steps-50-cold": Variant("the same without dense first steps", in_steps=True, first=0.0, betas=(0.5, 0.999)),
+    "whole-steps-50": Variant(
+        "at the places kept, what all ranks hold, too", "whole", in_steps=True, betas=(0.5, 0.999)
+    ),
+    "steps-0": Variant("residuals of steps, beta1 = 0", in_steps=True, betas=(0.0, 0.999)),
     "beta2-95": Variant("AdamW with beta2 = 0.95", betas=(0.9, 0.95)),
+    "at-once": Variant("a rank selects from all tensors together", at_once=True),
+    "decay-99-steps": Variant("residuals of steps, times 0.99 a step", in_steps=True, decay=0.99),
+    "spread-steps": Variant("residuals of steps, dense steps spread", in_steps=True, first=0.02, every=12),
+    "flush-steps": Variant("residuals of steps, one of 10 later steps dense, too", in_steps=True, every=10),
 }
 
 _MEMORY = 0.95  # of the mean square of averages
@@ -94,7 +119,6 @@ class Exchange:
         self.residuals = torch.zeros(RANKS, sum(sizes))
         self._momenta = torch.zeros(RANKS, sum(sizes))
         self._squares, self._late = torch.zeros(2, sum(sizes))
-        self._unit = 1.0
         self.kept = self.calls = 0
 
     def average(self, gradients: Tensor, rate: float) -> Tensor:
@@ -103,10 +127,11 @@ class Exchange:
         if one.momentum:
             self._momenta = one.momentum * self._momenta + (1 - one.momentum) * gradients
             gradients = self._momenta
-        unit = max(1e-9, rate) if one.in_steps else 1.0
+        unit = self._unit(rate)
         self.residuals *= one.decay
         self.residuals += gradients * unit
-        chosen = torch.stack([self._largest(self._compared(own)) for own in self.residuals])
+        select = self._largest_of_all if one.at_once else self._largest
+        chosen = torch.stack([select(self._compared(own)) for own in self.residuals])
         total = (self.residuals * chosen).sum(0)
         keeps = self._keeps(total)
         sent = chosen & keeps
@@ -123,13 +148,18 @@ class Exchange:
             self._late -= made
         return made
 
-    def average_densely(self, mean: Tensor) -> Tensor:
-        """The same for a dense step."""
+    def average_densely(self, mean: Tensor, rate: float) -> Tensor:
+        """The same for a dense step, which sends the residuals too."""
         if self._variant.momentum:
             self._momenta = self._variant.momentum * self._momenta + (1 - self._variant.momentum) * mean
             mean = self._momenta.mean(0)
+        mean = mean + self.residuals.mean(0) / self._unit(rate)
+        self.residuals.zero_()
         self._observe(mean)
         return mean
+
+    def _unit(self, rate: float) -> float:
+        return max(1e-9, rate) if self._variant.in_steps else 1.0
 
     def split(self, vector: Tensor) -> tuple[Tensor, ...]:
         return torch.split(vector, self._sizes)
@@ -145,9 +175,11 @@ class Exchange:
         if self._variant.keeps == "all":
             return total != 0
         compared = self._compared(total)
-        at_once = self._variant.keeps == "largest"
-        largest = _largest(compared, sum(self._counts)) if at_once else self._largest(compared)
-        return largest & (total != 0)
+        select = self._largest_of_all if self._variant.keeps == "largest" else self._largest
+        return select(compared) & (total != 0)
+
+    def _largest_of_all(self, compared: Tensor) -> Tensor:
+        return _largest(compared, sum(self._counts))
 
     def _largest(self, compared: Tensor) -> Tensor:
         parts = zip(self.split(compared), self._counts, strict=True)
@@ -179,13 +211,14 @@ def trained(run: Run, texts: Path, on_step: Callable[[], None] = lambda: None) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, weight_decay=decay, betas=betas, fused=True)
     parameters = list(model.parameters())
     large = [one for one in parameters if one.numel() > SMALL_ELEMENTS]
-    exchange = Exchange([one.numel() for one in large], variant)
+    exchange, dense_steps = Exchange([one.numel() for one in large], variant), 0
     for step in range(run.steps):
         rate = plan.learning_rate_at(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
         batches = [problem.batch(plan, step, rank) for rank in range(RANKS)]
-        is_dense = run.variant == DENSE or step < round(DENSE_SHARE * run.steps)
+        is_dense = run.variant == DENSE or variant.is_dense(step, run.steps)
+        dense_steps += is_dense
         if is_dense:
             batches = [(torch.cat([one for one, _ in batches]), torch.cat([other for _, other in batches]))]
         given = []
@@ -199,7 +232,7 @@ def trained(run: Run, texts: Path, on_step: Callable[[], None] = lambda: None) -
             flat = torch.stack(
                 [torch.cat([own.flatten() for own in of if own.numel() > SMALL_ELEMENTS]) for of in given]
             )
-            average = exchange.average_densely(flat[0]) if is_dense else exchange.average(flat, rate)
+            average = exchange.average_densely(flat[0], rate) if is_dense else exchange.average(flat, rate)
             for one, part in zip(large, exchange.split(average), strict=True):
                 one.grad = part.view_as(one).clone()
         moments = _second_moments(optimizer, large) if variant.second_moments != "sent" and not is_dense else []
@@ -221,6 +254,7 @@ def trained(run: Run, texts: Path, on_step: Callable[[], None] = lambda: None) -
         "density": variant.density,
         "loss": loss,
         "kept": kept,
+        "dense": dense_steps / run.steps,
         "cpu_s": time.process_time() - begin,
     }
 

@@ -48,6 +48,29 @@ def test_what_is_given_is_sent_or_kept(name: str) -> None:
     assert exchange.kept >= wanted * len(RATES)
 
 
+@pytest.mark.parametrize("name", ["oktopk", "spread-steps"])
+def test_a_dense_step_sends_what_waits(name: str) -> None:
+    exchange = Exchange(SIZES, VARIANTS[name])
+    unit = 0.5 if VARIANTS[name].in_steps else 1.0
+    exchange.average(_gradients(0), 0.5)
+    waits, mean = exchange.residuals.mean(0), _gradients(1).mean(0)
+    assert torch.count_nonzero(waits) > 0
+    torch.testing.assert_close(exchange.average_densely(mean, 0.5), mean + waits / unit)
+    assert torch.count_nonzero(exchange.residuals) == 0
+
+
+def test_which_steps_are_dense() -> None:
+    one = Variant("", first=0.1, every=7)
+    assert [step for step in range(20) if one.is_dense(step, 20)] == [0, 1, 7, 14]
+
+
+def test_a_rank_may_select_from_all_tensors_together() -> None:
+    exchange = Exchange(SIZES, Variant("", density=0.01, at_once=True))
+    gradients = _gradients(0)
+    gradients[:, SIZES[0] :] *= 100
+    assert exchange.average(gradients, 1.0)[: SIZES[0]].count_nonzero() == 0
+
+
 def test_the_optimizer_may_get_sums_late() -> None:
     late = Exchange(SIZES, Variant("", density=1.0, keeps="all", smooth=0.75))
     ones = torch.ones(RANKS, sum(SIZES))
