@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from typer.testing import CliRunner
 
 from lab import outer
 from lab.outer import METHODS, MOMENTUM, OUTER_RATES, Run, outer_of, plot, table_of, trained
-from telegrad.tools.demo.job import Corpus, ModelSize
+from telegrad.tools.demo.job import Corpus, ModelSize, Settings
+from telegrad.tools.demo.training import ByteGPT, loss_of
 
 _app = typer.Typer()
 _app.command()(outer.command)
@@ -85,8 +88,59 @@ def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, str]
     assert method == "sparseloco" or other["mb_per_step"] < 0.6 * plain["mb_per_step"]  # beside the first copy
 
 
+def test_rounds_grow_with_the_steps_before_them(corpus: Corpus) -> None:
+    growing = run("diloco", 4, steps=14, grow=2)
+    assert sorted(outer.rounds_of(growing)) == [1, 2, 3, 4, 6, 9, 13, 14]
+    assert sorted(outer.rounds_of(replace(growing, start=9))) == [13, 14]
+    fixed, grown = (trained(one, corpus, SIZE) for one in (replace(growing, grow=0), growing))
+    assert grown["mb_per_step"] == pytest.approx(fixed["mb_per_step"] * 8.5 / 4.5, rel=0.02)  # 0.5: the first copy
+
+
+@pytest.mark.parametrize("options", [{"inner_rate": 3.0}, {"optimizer": "muon"}])
+def test_inner_optimizers_are_of_all_methods(options: dict[str, Any], corpus: Corpus) -> None:
+    """Local SGD with a round in each step is as near to DDP as with AdamW of the demo's rate."""
+    ddp, other, local = (
+        trained(one, corpus, SIZE) for one in (run("ddp", **options), run("ddp"), run("local-sgd", 1, **options))
+    )
+    assert ddp["loss"] != other["loss"]
+    assert local["loss"] == pytest.approx(ddp["loss"], rel=0.02)
+
+
+def test_the_state_of_both_optimizers_goes_on(corpus: Corpus) -> None:
+    """After loading, another one takes the same steps, at the rate that is set then."""
+
+    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = ByteGPT(SIZE)
+        return model, outer.inner_of(run("diloco", optimizer="muon"), model, Settings("ddp-gloo", "", 6, "lo"))
+
+    def step(model: torch.nn.Module, inner: torch.optim.Optimizer, rate: float) -> None:
+        for group in inner.param_groups:
+            group["lr"] = rate
+        inner.zero_grad()
+        tokens = torch.arange(16)[None]
+        loss_of(model(tokens), tokens).backward()
+        inner.step()
+
+    first, second, fresh = made(), made(), made()
+    for _ in range(3):
+        step(*first, 1e-2)
+    for model, _ in (second, fresh):
+        model.load_state_dict(first[0].state_dict())
+    second[1].load_state_dict(copy.deepcopy(first[1].state_dict()))
+    for one in (first, second, fresh):
+        step(*one, 1e-3)
+    same, lost = (
+        [torch.equal(a, b) for a, b in zip(first[0].parameters(), one[0].parameters(), strict=True)]
+        for one in (second, fresh)
+    )
+    assert all(same)
+    assert not all(lost)
+
+
 def test_rows_of_before_are_of_the_authors_momentum() -> None:
-    old = {name: one for name, one in vars(run("diloco")).items() if name not in ("momentum", "start", "windows")}
+    new = "momentum", "start", "windows", "inner_rate", "grow", "optimizer"
+    old = {name: one for name, one in vars(run("diloco")).items() if name not in new}
     assert outer.run_of(old) == run("diloco")
 
 
@@ -101,7 +155,7 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     ]
     cells = [list(column.cells) for column in table_of(found).columns]
     assert cells[0] == ["ddp", "diloco"]
-    assert (cells[1], cells[9], cells[11]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
+    assert (cells[1], cells[12], cells[14]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
     assert cells[-3:] == [["166 s", "166 s"], ["22 s", "22 s"], ["10 s", "10 s"]]
     plot(found, "losses", tmp_path / "losses.svg")
     assert "every 30" in (tmp_path / "losses.svg").read_text()
@@ -121,7 +175,15 @@ def test_a_command_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--every", "0"), ("--every", "1.5"), ("--outer-rates", "x"), ("--width", "29"), ("--start", "1000")]
+    "options",
+    [
+        ("--every", "0"),
+        ("--every", "1.5"),
+        ("--outer-rates", "x"),
+        ("--width", "29"),
+        ("--start", "1000"),
+        ("--grow", "5"),
+    ],
 )
 def test_bad_options_name_the_remedy(options: tuple[str, str]) -> None:
     result = CliRunner().invoke(_app, [*options])

@@ -199,7 +199,7 @@ class DiLoCo:
         comm: Communicator | ReplicaGroup,
         inner_optimizer: torch.optim.Optimizer,
         *,
-        every: int = 30,
+        every: int | None = 30,
         outer: MakeOuter = plain,
         k: int = 64,
         chunk: int = 4096,
