@@ -86,31 +86,7 @@ def rounds_of(run: Run) -> set[int]:
     return ends
 
 
-class Both(torch.optim.Optimizer):
-    """Steps several optimizers as one, which have a part of the parameters each."""
-
-    def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        self._parts = parts
-        super().__init__([group for one in parts for group in one.param_groups], {})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        step_all(self._parts)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"parts": [one.state_dict() for one in self._parts]}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        for one, own in zip(self._parts, state_dict["parts"], strict=True):
-            one.load_state_dict(own)
-        self.param_groups = [group for one in self._parts for group in one.param_groups]  # which are others now
-
-
-def inner_of(run: Run, model: nn.Module, settings: Settings) -> torch.optim.Optimizer:
-    parts = optimizers_of(model, settings, run.optimizer)
-    return parts[0] if len(parts) == 1 else Both(parts)
-
-
-def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: torch.optim.Optimizer) -> DiLoCo:
+def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: Sequence[torch.optim.Optimizer]) -> DiLoCo:
     options: dict[str, Any] = {"every": None if run.grow else run.every, "outer": outer_of(run)}
     if run.method == "sparseloco":
         return telegrad.DiLoCo.sparse(model, comm, inner, combine=run.combine, **options)
@@ -128,7 +104,9 @@ def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], Non
     begin = time.process_time()
     model, inner, sent = _ddp(run, settings, corpus, on_step)
     if run.method != "ddp":
-        model, by_replica = _replicas(run, settings, corpus, on_step, (model.state_dict(), inner.state_dict()))
+        model, by_replica = _replicas(
+            run, settings, corpus, on_step, (model.state_dict(), [one.state_dict() for one in inner])
+        )
         sent += by_replica
     whole = 2 * (run.replicas - 1) / run.replicas * 4 * sum(one.numel() for one in model.parameters()) * run.steps
     return vars(run) | {
@@ -156,29 +134,29 @@ def _batch(corpus: Corpus, settings: Settings, step: int, rank: int) -> Any:
     )
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int, settings: Settings) -> None:
-    for group in optimizer.param_groups:
+def _step(model: nn.Module, inner: Sequence[torch.optim.Optimizer], batch: Any, step: int, settings: Settings) -> None:
+    for group in [group for one in inner for group in one.param_groups]:
         group["lr"] = learning_rate_at(step, settings)
-    optimizer.zero_grad()
+    model.zero_grad()
     inputs, targets = map(torch.from_numpy, batch)
     loss_of(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    step_all([optimizer])
+    step_all(inner)
 
 
 def _ddp(
     run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None]
-) -> tuple[nn.Module, torch.optim.Optimizer, float]:
+) -> tuple[nn.Module, list[torch.optim.Optimizer], float]:
     """The steps that are DDP's. All windows in one batch have the gradient that ranks average. Bytes are those of a
     ring."""
     model = _model_of(settings)
-    optimizer = inner_of(run, model, settings)
+    optimizers = optimizers_of(model, settings, run.optimizer)
     steps = run.steps if run.method == "ddp" else run.start
     for step in range(steps):
         batches = [_batch(corpus, settings, step, rank) for rank in range(run.replicas)]
-        _step(model, optimizer, [np.concatenate(part) for part in zip(*batches, strict=True)], step, settings)
+        _step(model, optimizers, [np.concatenate(part) for part in zip(*batches, strict=True)], step, settings)
         on_step()
     share = 2 * (run.replicas - 1) / run.replicas
-    return model, optimizer, steps * share * 4 * sum(one.numel() for one in model.parameters())
+    return model, optimizers, steps * share * 4 * sum(one.numel() for one in model.parameters())
 
 
 _making = threading.Lock()  # torch's random numbers are of the process
@@ -192,10 +170,10 @@ def _replicas(
     def train(comm: Communicator) -> tuple[nn.Module, float]:
         with _making:
             model = _model_of(settings)
-        inner = inner_of(run, model, settings)
+        inner = optimizers_of(model, settings, run.optimizer)
         model.load_state_dict(begun[0])
-        if run.start:
-            inner.load_state_dict(copy.deepcopy(begun[1]))
+        for one, state in zip(inner, begun[1], strict=True):
+            one.load_state_dict(copy.deepcopy(state))
         outer = outer_loop(run, model, comm, inner)
         ends = rounds_of(run) if run.grow else set()
         for step in range(run.start, run.steps):
@@ -234,9 +212,8 @@ def virtual_s(row: Mapping[str, Any], mbit: float, step_s: float) -> float:
 def table_of(rows: Sequence[Mapping[str, Any]], step_s: float = 0.063) -> Table:
     """Means over seeds; how far above DDP of the same replicas, steps and seeds."""
     table = Table(header_style="bold", padding=(0, 1))
-    about = "method", "every", "values", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum"
-    about = *about, "optimizer", "inner rate", "grow", "seeds"
-    for name in about:
+    about = ["method", "every", "values", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum"]
+    for name in (*about, "optimizer", "inner rate", "grow", "seeds"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in ("held-out loss", "above DDP", "MB a step", "less", *(f"at {mbit} Mbit/s" for mbit in _MBIT)):
         table.add_column(name, justify="right")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +14,7 @@ from typer.testing import CliRunner
 
 from lab import outer
 from lab.outer import METHODS, MOMENTUM, OUTER_RATES, Run, outer_of, plot, table_of, trained
-from telegrad.tools.demo.job import Corpus, ModelSize, Settings
-from telegrad.tools.demo.training import ByteGPT, loss_of
+from telegrad.tools.demo.job import Corpus, ModelSize
 
 _app = typer.Typer()
 _app.command()(outer.command)
@@ -104,38 +102,6 @@ def test_inner_optimizers_are_of_all_methods(options: dict[str, Any], corpus: Co
     )
     assert ddp["loss"] != other["loss"]
     assert local["loss"] == pytest.approx(ddp["loss"], rel=0.02)
-
-
-def test_the_state_of_both_optimizers_goes_on(corpus: Corpus) -> None:
-    """After loading, another one takes the same steps, at the rate that is set then."""
-
-    def made() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model = ByteGPT(SIZE)
-        return model, outer.inner_of(run("diloco", optimizer="muon"), model, Settings("ddp-gloo", "", 6, "lo"))
-
-    def step(model: torch.nn.Module, inner: torch.optim.Optimizer, rate: float) -> None:
-        for group in inner.param_groups:
-            group["lr"] = rate
-        inner.zero_grad()
-        tokens = torch.arange(16)[None]
-        loss_of(model(tokens), tokens).backward()
-        inner.step()
-
-    first, second, fresh = made(), made(), made()
-    for _ in range(3):
-        step(*first, 1e-2)
-    for model, _ in (second, fresh):
-        model.load_state_dict(first[0].state_dict())
-    second[1].load_state_dict(copy.deepcopy(first[1].state_dict()))
-    for one in (first, second, fresh):
-        step(*one, 1e-3)
-    same, lost = (
-        [torch.equal(a, b) for a, b in zip(first[0].parameters(), one[0].parameters(), strict=True)]
-        for one in (second, fresh)
-    )
-    assert all(same)
-    assert not all(lost)
 
 
 def test_rows_of_before_are_of_the_authors_momentum() -> None:
