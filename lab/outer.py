@@ -54,7 +54,7 @@ class Run:
     the first so many steps are DDP's. ``windows``: that a replica sees in a step. ``values``: the format in which
     dense rounds travel; f32 without. ``combine``: SparseLoCo's, as of ``TopK``. ``inner_rate``: the inner optimizer's
     learning rate, as a multiple of the demo's. ``grow``: above 0, a round has one step for every so many before it, and
-    at most ``every``. ``optimizer``: the inner one, as of ``lab.adamw``."""
+    at most ``every``. ``optimizer``: the inner one, as of ``lab.adamw``. ``decay``: of SparseLoCo's residuals."""
 
     method: str
     replicas: int
@@ -70,6 +70,7 @@ class Run:
     inner_rate: float = 1.0
     grow: int = 0
     optimizer: str = "adamw"
+    decay: float = 0.95
 
 
 def outer_of(run: Run) -> Callable[[Any], torch.optim.Optimizer]:
@@ -89,7 +90,7 @@ def rounds_of(run: Run) -> set[int]:
 def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: Sequence[torch.optim.Optimizer]) -> DiLoCo:
     options: dict[str, Any] = {"every": None if run.grow else run.every, "outer": outer_of(run)}
     if run.method == "sparseloco":
-        return telegrad.DiLoCo.sparse(model, comm, inner, combine=run.combine, **options)
+        return telegrad.DiLoCo.sparse(model, comm, inner, combine=run.combine, decay=run.decay, **options)
     options["compress"] = telegrad.Quantised(run.values) if run.values else None
     if run.method == "streaming":
         return telegrad.DiLoCo.streaming(model, comm, inner, **options)
@@ -279,6 +280,7 @@ def command(
     windows: Annotated[int, typer.Option(min=1, help="That a replica sees in a step.")] = 1,
     values: Annotated[str, typer.Option(help="The format of dense rounds, as e3m0; f32 without.")] = "",
     combine: Annotated[str, typer.Option(help="How SparseLoCo's entries meet: allgather or oktopk.")] = "allgather",
+    decay: Annotated[float, typer.Option(help="Of SparseLoCo's residuals in a round.")] = 0.95,
     optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="Of replicas; Muon is for matrices.")] = "adamw",
     inner_rates: Annotated[
         str, typer.Option(help="Its learning rates as multiples of the demo's, separated by commas.")
@@ -333,6 +335,7 @@ def command(
             inner_rate=inner_rate,
             grow=0 if name == "ddp" else grow,
             optimizer=optimizer,
+            decay=decay if name == "sparseloco" else 0.95,
         )
         for seed in range(seeds)
         for name in names

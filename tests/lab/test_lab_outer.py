@@ -76,9 +76,10 @@ def test_windows_are_of_each_replica(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("diloco", {"values": "qsgd4"}), ("sparseloco", {"combine": "oktopk"})]
+    ("method", "options"),
+    [("diloco", {"values": "qsgd4"}), ("sparseloco", {"combine": "oktopk"}), ("sparseloco", {"decay": 0.5})],
 )
-def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, str], corpus: Corpus) -> None:
+def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, Any], corpus: Corpus) -> None:
     plain, other = (trained(run(method, 4, steps=12, **one), corpus, SIZE) for one in ({}, options))
     assert (other["values"], other["combine"]) == (options.get("values", ""), options.get("combine", "allgather"))
     assert other["loss"] != plain["loss"]
