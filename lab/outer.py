@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from rich.table import Table
 from torch import nn
 
 import telegrad
-from lab.adamw import held_out, positive_numbers, step_all
+from lab.adamw import held_out, optimizers_of, positive_numbers, step_all
 from lab.common.commands import TextFolder
 from lab.common.growing_result import GrowingResult
 from telegrad import Communicator, DiLoCo
@@ -36,7 +36,7 @@ from telegrad.tools.bench.machine import describe_machine, machine_text
 from telegrad.tools.cli.options import RowsFile, among
 from telegrad.tools.cli.outputs import check_all_writable, counting, drawn, table_console
 from telegrad.tools.demo.job import Corpus, ModelSize, Settings, training_batch
-from telegrad.tools.demo.training import ByteGPT, learning_rate_at, loss_of, optimizer_of
+from telegrad.tools.demo.training import ByteGPT, learning_rate_at, loss_of
 from telegrad.tools.report.figures import COLORS, GREY, dated, picture
 
 METHODS = ("ddp", "local-sgd", "diloco", "streaming", "sparseloco")
@@ -52,7 +52,9 @@ _MBIT = 10, 100, 500
 class Run:
     """``every``: inner steps of a round, 1 with DDP. ``outer_rate``, ``momentum``: of the outer optimizer. ``start``:
     the first so many steps are DDP's. ``windows``: that a replica sees in a step. ``values``: the format in which
-    dense rounds travel; f32 without. ``combine``: SparseLoCo's, as of ``TopK``."""
+    dense rounds travel; f32 without. ``combine``: SparseLoCo's, as of ``TopK``. ``inner_rate``: the inner optimizer's
+    learning rate, as a multiple of the demo's. ``grow``: above 0, a round has one step for every so many before it, and
+    at most ``every``. ``optimizer``: the inner one, as of ``lab.adamw``. ``decay``: of SparseLoCo's residuals."""
 
     method: str
     replicas: int
@@ -65,6 +67,10 @@ class Run:
     windows: int = 1
     values: str = ""
     combine: str = "allgather"
+    inner_rate: float = 1.0
+    grow: int = 0
+    optimizer: str = "adamw"
+    decay: float = 0.95
 
 
 def outer_of(run: Run) -> Callable[[Any], torch.optim.Optimizer]:
@@ -72,10 +78,19 @@ def outer_of(run: Run) -> Callable[[Any], torch.optim.Optimizer]:
     return functools.partial(torch.optim.SGD, lr=run.outer_rate, momentum=run.momentum, nesterov=run.momentum > 0)
 
 
-def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: torch.optim.Optimizer) -> DiLoCo:
+def rounds_of(run: Run) -> set[int]:
+    """After which steps a round that grows ends."""
+    ends, step = set[int](), run.start
+    while step < run.steps:
+        step += min(run.every, max(1, step // run.grow))
+        ends.add(min(step, run.steps))
+    return ends
+
+
+def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: Sequence[torch.optim.Optimizer]) -> DiLoCo:
+    options: dict[str, Any] = {"every": None if run.grow else run.every, "outer": outer_of(run)}
     if run.method == "sparseloco":
-        return telegrad.DiLoCo.sparse(model, comm, inner, every=run.every, outer=outer_of(run), combine=run.combine)
-    options: dict[str, Any] = {"every": run.every, "outer": outer_of(run)}
+        return telegrad.DiLoCo.sparse(model, comm, inner, combine=run.combine, decay=run.decay, **options)
     options["compress"] = telegrad.Quantised(run.values) if run.values else None
     if run.method == "streaming":
         return telegrad.DiLoCo.streaming(model, comm, inner, **options)
@@ -85,10 +100,14 @@ def outer_loop(run: Run, model: nn.Module, comm: Communicator, inner: torch.opti
 def trained(run: Run, corpus: Corpus, size: ModelSize, on_step: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """A row of ``run``."""
     settings = Settings("ddp-gloo", "", run.steps, "lo", seed=run.seed, batch=run.windows, model=size)
+    rates = {name: run.inner_rate * getattr(settings, name) for name in ("learning_rate", "final_learning_rate")}
+    settings = replace(settings, **rates)
     begin = time.process_time()
     model, inner, sent = _ddp(run, settings, corpus, on_step)
     if run.method != "ddp":
-        model, by_replica = _replicas(run, settings, corpus, on_step, (model.state_dict(), inner.state_dict()))
+        model, by_replica = _replicas(
+            run, settings, corpus, on_step, (model.state_dict(), [one.state_dict() for one in inner])
+        )
         sent += by_replica
     whole = 2 * (run.replicas - 1) / run.replicas * 4 * sum(one.numel() for one in model.parameters()) * run.steps
     return vars(run) | {
@@ -116,28 +135,29 @@ def _batch(corpus: Corpus, settings: Settings, step: int, rank: int) -> Any:
     )
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, step: int, settings: Settings) -> None:
-    optimizer.param_groups[0]["lr"] = learning_rate_at(step, settings)
-    optimizer.zero_grad()
+def _step(model: nn.Module, inner: Sequence[torch.optim.Optimizer], batch: Any, step: int, settings: Settings) -> None:
+    for group in [group for one in inner for group in one.param_groups]:
+        group["lr"] = learning_rate_at(step, settings)
+    model.zero_grad()
     inputs, targets = map(torch.from_numpy, batch)
     loss_of(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-    step_all([optimizer])
+    step_all(inner)
 
 
 def _ddp(
     run: Run, settings: Settings, corpus: Corpus, on_step: Callable[[], None]
-) -> tuple[nn.Module, torch.optim.Optimizer, float]:
+) -> tuple[nn.Module, list[torch.optim.Optimizer], float]:
     """The steps that are DDP's. All windows in one batch have the gradient that ranks average. Bytes are those of a
     ring."""
     model = _model_of(settings)
-    optimizer = optimizer_of(model, settings)
+    optimizers = optimizers_of(model, settings, run.optimizer)
     steps = run.steps if run.method == "ddp" else run.start
     for step in range(steps):
         batches = [_batch(corpus, settings, step, rank) for rank in range(run.replicas)]
-        _step(model, optimizer, [np.concatenate(part) for part in zip(*batches, strict=True)], step, settings)
+        _step(model, optimizers, [np.concatenate(part) for part in zip(*batches, strict=True)], step, settings)
         on_step()
     share = 2 * (run.replicas - 1) / run.replicas
-    return model, optimizer, steps * share * 4 * sum(one.numel() for one in model.parameters())
+    return model, optimizers, steps * share * 4 * sum(one.numel() for one in model.parameters())
 
 
 _making = threading.Lock()  # torch's random numbers are of the process
@@ -151,15 +171,20 @@ def _replicas(
     def train(comm: Communicator) -> tuple[nn.Module, float]:
         with _making:
             model = _model_of(settings)
-        inner = optimizer_of(model, settings)
+        inner = optimizers_of(model, settings, run.optimizer)
         model.load_state_dict(begun[0])
-        inner.load_state_dict(copy.deepcopy(begun[1]))
+        for one, state in zip(inner, begun[1], strict=True):
+            one.load_state_dict(copy.deepcopy(state))
         outer = outer_loop(run, model, comm, inner)
+        ends = rounds_of(run) if run.grow else set()
         for step in range(run.start, run.steps):
             _step(model, inner, _batch(corpus, settings, step, comm.rank), step, settings)
+            if step + 1 in ends:
+                outer.exchange()
             if comm.rank == 0:
                 on_step()
-        outer.exchange()
+        if not run.grow:  # else the last round has ended, and one more would move by the momentum alone
+            outer.exchange()
         outer.close()
         return model, comm.stats()["bytes_sent"]
 
@@ -188,13 +213,18 @@ def virtual_s(row: Mapping[str, Any], mbit: float, step_s: float) -> float:
 def table_of(rows: Sequence[Mapping[str, Any]], step_s: float = 0.063) -> Table:
     """Means over seeds; how far above DDP of the same replicas, steps and seeds."""
     table = Table(header_style="bold", padding=(0, 1))
-    about = "method", "every", "values", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum", "seeds"
-    for name in about:
+    about = ["method", "every", "values", "replicas", "windows", "steps", "of DDP", "outer rate", "momentum"]
+    for name in (*about, "optimizer", "inner rate", "grow", "seeds"):
         table.add_column(name, justify="left" if name == "method" else "right")
     for name in ("held-out loss", "above DDP", "MB a step", "less", *(f"at {mbit} Mbit/s" for mbit in _MBIT)):
         table.add_column(name, justify="right")
     runs = [(run_of(row), row) for row in rows]
-    dense = {(one.replicas, one.windows, one.steps, one.seed): row["loss"] for one, row in runs if one.method == "ddp"}
+
+    def base_of(run: Run) -> Run:
+        base = Run("ddp", run.replicas, run.steps, run.seed, 1, 0.0, windows=run.windows)
+        return replace(base, inner_rate=run.inner_rate, optimizer=run.optimizer)
+
+    dense = {base_of(one): row["loss"] for one, row in runs if one.method == "ddp"}
 
     def kind(row: Mapping[str, Any]) -> Run:
         return replace(run_of(row), seed=0)
@@ -202,7 +232,7 @@ def table_of(rows: Sequence[Mapping[str, Any]], step_s: float = 0.063) -> Table:
     for run, found in itertools.groupby(sorted(rows, key=lambda row: astuple(kind(row))), kind):
         own = list(found)
         losses = [row["loss"] for row in own]
-        bases = [dense.get((run.replicas, run.windows, run.steps, row["seed"])) for row in own]
+        bases = [dense.get(base_of(replace(run, seed=row["seed"]))) for row in own]
         known = [(loss, base) for loss, base in zip(losses, bases, strict=True) if base is not None]
         cells = [run.method, str(run.every), run.values, str(run.replicas), str(run.windows), f"{run.steps:,}"]
         above = ""
@@ -211,7 +241,8 @@ def table_of(rows: Sequence[Mapping[str, Any]], step_s: float = 0.063) -> Table:
         else:
             cells += [f"{run.start:,}", f"{run.outer_rate:g}", f"{run.momentum:g}"]
             above = f"{sum(a for a, _ in known) / sum(b for _, b in known) - 1:+.1%}" if known else ""
-        cells += [str(len(own)), f"{np.mean(losses):.3f}", above]
+        cells += [run.optimizer, f"{run.inner_rate:g}", str(run.grow or ""), str(len(own))]
+        cells += [f"{np.mean(losses):.3f}", above]
         cells += [f"{own[0]['mb_per_step']:.3g}", f"1/{own[0]['less']:,.0f}"]
         cells += [f"{virtual_s(own[0], mbit, step_s):,.0f} s" for mbit in _MBIT]
         table.add_row(*cells)
@@ -249,6 +280,14 @@ def command(
     windows: Annotated[int, typer.Option(min=1, help="That a replica sees in a step.")] = 1,
     values: Annotated[str, typer.Option(help="The format of dense rounds, as e3m0; f32 without.")] = "",
     combine: Annotated[str, typer.Option(help="How SparseLoCo's entries meet: allgather or oktopk.")] = "allgather",
+    decay: Annotated[float, typer.Option(help="Of SparseLoCo's residuals in a round.")] = 0.95,
+    optimizer: Annotated[Literal["adamw", "muon"], typer.Option(help="Of replicas; Muon is for matrices.")] = "adamw",
+    inner_rates: Annotated[
+        str, typer.Option(help="Its learning rates as multiples of the demo's, separated by commas.")
+    ] = "1",
+    grow: Annotated[
+        int, typer.Option(min=0, help="A round has a step for so many before it, at most --every; 0: --every.")
+    ] = 0,
     width: Annotated[int, typer.Option(min=7, help="Of the model: 448 has 5.3 million parameters.")] = ModelSize.width,
     step_s: Annotated[float, typer.Option(min=0, help="Seconds to compute a step, for virtual time.")] = 0.063,
     text: TextFolder = None,
@@ -273,6 +312,8 @@ def command(
     size = ModelSize(width=width)
     if width % size.heads:
         raise typer.BadParameter(f"{width} is no multiple of {size.heads}, the heads: use 56", param_hint="--width")
+    if grow and "streaming" in names:
+        raise typer.BadParameter("fragments take turns in rounds of one length: leave it out", param_hint="--grow")
     if start >= steps:
         raise typer.BadParameter(f"{start} leaves no step of {steps} to the outer loop", param_hint="--start")
 
@@ -291,11 +332,16 @@ def command(
             windows=windows,
             values="" if name in ("ddp", "sparseloco") else values,
             combine=combine if name == "sparseloco" else "allgather",
+            inner_rate=inner_rate,
+            grow=0 if name == "ddp" else grow,
+            optimizer=optimizer,
+            decay=decay if name == "sparseloco" else 0.95,
         )
         for seed in range(seeds)
         for name in names
         for each in ([1] if name == "ddp" else rounds)
         for rate in ([0.0] if name == "ddp" else rates or [OUTER_RATES[name]])
+        for inner_rate in positive_numbers(inner_rates, "--inner-rates", "1,4")
     ]
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, counting(console) as progress:

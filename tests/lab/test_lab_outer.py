@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,10 @@ def test_windows_are_of_each_replica(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("diloco", {"values": "qsgd4"}), ("sparseloco", {"combine": "oktopk"})]
+    ("method", "options"),
+    [("diloco", {"values": "qsgd4"}), ("sparseloco", {"combine": "oktopk"}), ("sparseloco", {"decay": 0.5})],
 )
-def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, str], corpus: Corpus) -> None:
+def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, Any], corpus: Corpus) -> None:
     plain, other = (trained(run(method, 4, steps=12, **one), corpus, SIZE) for one in ({}, options))
     assert (other["values"], other["combine"]) == (options.get("values", ""), options.get("combine", "allgather"))
     assert other["loss"] != plain["loss"]
@@ -85,8 +87,27 @@ def test_formats_and_sums_are_of_the_rounds(method: str, options: dict[str, str]
     assert method == "sparseloco" or other["mb_per_step"] < 0.6 * plain["mb_per_step"]  # beside the first copy
 
 
+def test_rounds_grow_with_the_steps_before_them(corpus: Corpus) -> None:
+    growing = run("diloco", 4, steps=14, grow=2)
+    assert sorted(outer.rounds_of(growing)) == [1, 2, 3, 4, 6, 9, 13, 14]
+    assert sorted(outer.rounds_of(replace(growing, start=9))) == [13, 14]
+    fixed, grown = (trained(one, corpus, SIZE) for one in (replace(growing, grow=0), growing))
+    assert grown["mb_per_step"] == pytest.approx(fixed["mb_per_step"] * 8.5 / 4.5, rel=0.02)  # 0.5: the first copy
+
+
+@pytest.mark.parametrize("options", [{"inner_rate": 3.0}, {"optimizer": "muon"}])
+def test_inner_optimizers_are_of_all_methods(options: dict[str, Any], corpus: Corpus) -> None:
+    """Local SGD with a round in each step is as near to DDP as with AdamW of the demo's rate."""
+    ddp, other, local = (
+        trained(one, corpus, SIZE) for one in (run("ddp", **options), run("ddp"), run("local-sgd", 1, **options))
+    )
+    assert ddp["loss"] != other["loss"]
+    assert local["loss"] == pytest.approx(ddp["loss"], rel=0.02)
+
+
 def test_rows_of_before_are_of_the_authors_momentum() -> None:
-    old = {name: one for name, one in vars(run("diloco")).items() if name not in ("momentum", "start", "windows")}
+    new = "momentum", "start", "windows", "inner_rate", "grow", "optimizer"
+    old = {name: one for name, one in vars(run("diloco")).items() if name not in new}
     assert outer.run_of(old) == run("diloco")
 
 
@@ -101,7 +122,7 @@ def test_the_table_and_the_plot(tmp_path: Path) -> None:
     ]
     cells = [list(column.cells) for column in table_of(found).columns]
     assert cells[0] == ["ddp", "diloco"]
-    assert (cells[1], cells[9], cells[11]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
+    assert (cells[1], cells[12], cells[14]) == (["1", "30"], ["2", "2"], ["", "+5.0%"])
     assert cells[-3:] == [["166 s", "166 s"], ["22 s", "22 s"], ["10 s", "10 s"]]
     plot(found, "losses", tmp_path / "losses.svg")
     assert "every 30" in (tmp_path / "losses.svg").read_text()
@@ -121,7 +142,15 @@ def test_a_command_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--every", "0"), ("--every", "1.5"), ("--outer-rates", "x"), ("--width", "29"), ("--start", "1000")]
+    "options",
+    [
+        ("--every", "0"),
+        ("--every", "1.5"),
+        ("--outer-rates", "x"),
+        ("--width", "29"),
+        ("--start", "1000"),
+        ("--grow", "5"),
+    ],
 )
 def test_bad_options_name_the_remedy(options: tuple[str, str]) -> None:
     result = CliRunner().invoke(_app, [*options])

@@ -40,6 +40,7 @@ _FIRST_ROUND = "has {} made its DiLoCo, and taken as many steps?"
 _LATER_ROUND = "all replicas take the same number of steps: has {} fewer batches, or has it skipped one?"
 _of_optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[DiLoCo]] = weakref.WeakKeyDictionary()
 
+Inner = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 MakeOuter = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 """Makes the outer optimizer of the parameters that it is given."""
 
@@ -89,7 +90,8 @@ class DiLoCo:
     ``telemetry``: a ``telegrad.ddp.JsonLines`` or ``TensorBoard``, whose steps are rounds then: how far the replica and
     the average have moved, the drift between them, residuals, bytes and seconds. ``telegrad report`` draws them.
 
-    ``inner_optimizer`` keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
+    ``inner_optimizer``: one, or a list of several, as Muon and AdamW, each of which steps once in a step; the last to
+    step exchanges. It keeps its state between rounds. Floating-point buffers, such as BatchNorm's statistics, are
     averaged with the fragment of their layer. All ranks give the same options, and take as many steps. A GradScaler
     skips steps on one rank alone: use ``every=None`` then, and call ``exchange()`` every so many batches.
 
@@ -103,7 +105,7 @@ class DiLoCo:
         self,
         model: nn.Module,
         comm: Communicator | ReplicaGroup,
-        inner_optimizer: torch.optim.Optimizer,
+        inner_optimizer: Inner,
         *,
         every: int | None = 30,
         outer: MakeOuter | None = None,
@@ -120,11 +122,12 @@ class DiLoCo:
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.Communicator.from_torch()")
         self._group = comm if isinstance(comm, ReplicaGroup) else None
         self._connected: Communicator | None = None
-        inner_optimizer = _unwrapped(inner_optimizer)
+        given = inner_optimizer if isinstance(inner_optimizer, Sequence) else [inner_optimizer]
+        optimizers = [_unwrapped(one) for one in given]
         error: ValueError | TypeError | None = None
         alike: dict[str, str] = {}
         try:
-            self._trained = _checked_parameters(model, inner_optimizer, replica)
+            self._trained = _checked_parameters(model, optimizers, replica)
             is_one = type(replica) is int and replica == 1
             all_ranks = comm if isinstance(comm, Communicator) else None
             self._ranks = None if is_one else ReplicaRanks(replica, all_ranks, self._trained)
@@ -185,21 +188,20 @@ class DiLoCo:
                 self._spread(one)
         else:
             self._regroup(failed=False)
-        self._hooks = [
-            inner_optimizer.register_step_pre_hook(self._before_step),
-            inner_optimizer.register_step_post_hook(self._after_step),
-        ]
-        _of_optimizers[inner_optimizer] = weakref.ref(self)
-        self._optimizer = inner_optimizer
+        self._hooks = list[Any]()
+        for one in dict.fromkeys(optimizers):
+            self._hooks += one.register_step_pre_hook(self._before_step), one.register_step_post_hook(self._after_step)
+            _of_optimizers[one] = weakref.ref(self)
+        self._optimizers, self._stepped = {*optimizers}, set[torch.optim.Optimizer]()
 
     @classmethod
     def sparse(
         cls,
         model: nn.Module,
         comm: Communicator | ReplicaGroup,
-        inner_optimizer: torch.optim.Optimizer,
+        inner_optimizer: Inner,
         *,
-        every: int = 30,
+        every: int | None = 30,
         outer: MakeOuter = plain,
         k: int = 64,
         chunk: int = 4096,
@@ -226,7 +228,7 @@ class DiLoCo:
         cls,
         model: nn.Module,
         comm: Communicator | ReplicaGroup,
-        inner_optimizer: torch.optim.Optimizer,
+        inner_optimizer: Inner,
         *,
         every: int = 100,
         outer: MakeOuter | None = None,
@@ -271,15 +273,22 @@ class DiLoCo:
                 self._send_looked()  # as other ranks may have done
         for hook in self._hooks:
             hook.remove()
-        if (own := _of_optimizers.get(self._optimizer)) is not None and own() is self:
-            del _of_optimizers[self._optimizer]
+        for one in self._optimizers:
+            if (own := _of_optimizers.get(one)) is not None and own() is self:
+                del _of_optimizers[one]
         if self._ranks is not None:
             self._ranks.close()
 
-    def _before_step(self, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Before the first step: weights that were loaded after this was made are no move of a replica."""
-        if not self._has_begun and not _is_no_step(self._optimizer):
-            self._begin()
+        if (self._has_begun and not self._stepped) or _is_no_step(optimizer):
+            return
+        if self._every is not None and optimizer in self._stepped:
+            raise ValueError(
+                f"{type(optimizer).__name__} of inner_optimizer steps twice while another one has not: step each once, "
+                "or give every=None and call exchange()"
+            )
+        self._begin()
 
     def _begin(self) -> None:
         if not self._has_begun:
@@ -293,10 +302,15 @@ class DiLoCo:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if _is_no_step(optimizer):
             return
+        for one in self._fragments:
+            one.has_moved = True
+        self._stepped.add(optimizer)
+        if len(self._stepped) < len(self._optimizers):
+            return
+        self._stepped.clear()
         self._steps += 1
         self._looked_left -= 1
         for one in self._fragments:
-            one.has_moved = True
             if one.flight is not None:
                 one.flight.left -= 1
         if self._every is not None:
@@ -861,31 +875,30 @@ def _unwrapped(optimizer: Any) -> Any:
     return optimizer
 
 
-def _checked_parameters(model: Any, inner_optimizer: Any, replica: Any) -> dict[str, nn.Parameter]:
+def _checked_parameters(model: Any, optimizers: Sequence[Any], replica: Any) -> dict[str, nn.Parameter]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: give the torch.nn.Module that this rank trains")
     if any(isinstance(one, nn.parallel.DistributedDataParallel) for one in model.modules()):
         raise TypeError("model is a DistributedDataParallel: give ddp.module, and replica= the ranks that it averages")
-    if not isinstance(inner_optimizer, torch.optim.Optimizer):
-        raise TypeError(
-            f"inner_optimizer is a {type(inner_optimizer).__name__}: give the torch.optim.Optimizer that steps"
-        )
-    if (other := _of_optimizers.get(inner_optimizer)) is not None and other() is not None:
-        raise ValueError("inner_optimizer belongs to another DiLoCo: close() that one first")
+    for one in optimizers:
+        if not isinstance(one, torch.optim.Optimizer):
+            raise TypeError(f"inner_optimizer is a {type(one).__name__}: give the torch.optim.Optimizer that steps")
+        if (other := _of_optimizers.get(one)) is not None and other() is not None:
+            raise ValueError("inner_optimizer belongs to another DiLoCo: close() that one first")
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     for name, one in parameters.items():
         if isinstance(one, DTensor) and replica == 1:
             raise TypeError(f"parameter {name!r} is a DTensor: give replica= the ranks that its model is sharded over")
         if one.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise TypeError(f"parameter {name!r} is {one.dtype}: DiLoCo takes float32, bfloat16 and float16")
-    held = {id(one) for group in inner_optimizer.param_groups for one in group["params"]}
+    held = {id(one) for own in optimizers for group in own.param_groups for one in group["params"]}
     missing = [name for name, one in parameters.items() if id(one) not in held]
     if not parameters or len(missing) == len(parameters):
         raise ValueError("inner_optimizer steps no parameter of the model: give the optimizer of this model")
     if missing:
         raise ValueError(
-            f"inner_optimizer does not step {missing[0]!r}: give one optimizer of all parameters, or set requires_grad "
-            "to False"
+            f"inner_optimizer does not step {missing[0]!r}: give one optimizer of all parameters, or a list, or set "
+            "requires_grad to False"
         )
     return parameters
 

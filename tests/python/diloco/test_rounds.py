@@ -93,6 +93,52 @@ def test_dense_rounds_are_the_papers() -> None:
         np.testing.assert_allclose(results[0][number], expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("streaming", [None, Streaming(2, delay=1)])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_several_optimizers_step_as_one(order: tuple[int, int], streaming: Streaming | None) -> None:
+    """Whichever is the last exchanges, and the bits are those of one optimizer of all parameters."""
+
+    def run(comm: Communicator, divided: bool) -> tuple[np.ndarray, int]:
+        model = network()
+        found = [*model.parameters()]
+        parts = [SGD(one, 0.05) for one in ((found[:3], found[3:]) if divided else (found,))]
+        diloco = DiLoCo(model, comm, parts, every=3, streaming=streaming)
+        for step in range(10):
+            inputs, targets = batch(comm.rank, step)
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            for place in order if divided else (0,):
+                parts[place].step()
+            model.zero_grad()
+        diloco.exchange()
+        diloco.close()
+        parts[0].step()
+        parts[0].step()  # which the hooks would refuse
+        return flat(model), diloco.rounds
+
+    whole, divided = (on_ranks(2, lambda comm, one=one: run(comm, one)) for one in (False, True))
+    assert [rounds for _, rounds in divided] == [rounds for _, rounds in whole]
+    for (one, _), (other, _) in zip(divided, whole, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_several_optimizers_take_turns() -> None:
+    model = network()
+    found = [*model.parameters()]
+    first, second = SGD(found[:3], 0.1), SGD(found[3:], 0.1)
+    with Communicator.local(1)[0] as comm:
+        DiLoCo(model, comm, [first, second], every=2).close()
+        DiLoCo(model, comm, [first, second], every=2)
+        with pytest.raises(ValueError, match="belongs to another DiLoCo"):
+            DiLoCo(model, comm, [second])
+        with pytest.raises(TypeError, match="inner_optimizer is a list"):
+            DiLoCo(model, comm, [[first], second])  # type: ignore[list-item]
+        first.step()
+        with pytest.raises(ValueError, match="SGD of inner_optimizer steps twice while another one has not"):
+            first.step()
+        second.step()
+        first.step()
+
+
 @pytest.mark.parametrize("least", [1, 4])
 def test_sparse_rounds_are_the_papers(least: int) -> None:
     def run(comm: Communicator) -> list[np.ndarray]:
