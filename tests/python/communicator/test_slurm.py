@@ -55,14 +55,14 @@ def test_no_step_says_nothing(missing: str) -> None:
         ),
         (
             {"PMI_RANK": "5", "PMI_SIZE": "8"},
-            r"a rank of mpiexec in one \(PMI_RANK='5', SLURM_PROCID='3' of 8\): .*mpi\(",
+            r"job 1234 is rank 5 of 8 by PMI_RANK of mpiexec, and task 3 of 8 of srun.s step \(unset PMI.*mpi\(",
         ),
         (
             {"PMI_RANK": "3", "PMI_SIZE": "16"},
-            "a rank of mpiexec in one .*start the ranks with `srun .*, or, .*from_mpi",
+            "is rank 3 of 16 by PMI_RANK of mpiexec.*start the ranks with `srun .*, or, .*from_mpi",
         ),
-        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, r"a rank of mpiexec .*from_mpi\("),
-        ({"PMIX_RANK": "0"}, r"a rank of mpiexec in one \(PMIX_RANK='0'.*from_mpi\("),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, r"is rank 3 of 4 by OMPI.*from_mpi\("),
+        ({"PMIX_RANK": "0"}, r"is rank 0 of 8 by PMIX_RANK of.*from_mpi\("),
     ],
 )
 def test_variables_of_the_shell_that_a_job_came_from(changes: dict[str, str], message: str) -> None:

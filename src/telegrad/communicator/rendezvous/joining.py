@@ -68,7 +68,7 @@ def why_not_found(environment: Mapping[str, str]) -> str:
         return ""
     why = _why_no_rank(environment)
     if why:
-        return f"{why}: start the ranks with `srun python script.py`{how_of_mpi(environment)}"
+        return f"{why}: start the ranks with `srun python script.py`{_how_of_mpi(environment)}"
     if _host_of_rank_0(environment) is None:
         return (
             f"rank 0 need not be on the first host of SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']!r} here "
@@ -77,7 +77,7 @@ def why_not_found(environment: Mapping[str, str]) -> str:
     return ""
 
 
-def how_of_mpi(environment: Mapping[str, str]) -> str:
+def _how_of_mpi(environment: Mapping[str, str]) -> str:
     """The remedy for a rank of mpiexec, after others; of any other process, the empty text."""
     if not any(environment.get(name) for name in _LAUNCHED_BY_MPI):
         return ""
@@ -121,12 +121,13 @@ def _why_no_rank(environment: Mapping[str, str]) -> str:
             f"SLURM_STEP_NUM_TASKS={size!r})"
         )
     # Where mpiexec starts a daemon on each node by srun, the ranks have the variables of the daemon's task.
+    rank = environment["SLURM_PROCID"]
     for name, of_size in _LAUNCHED_BY_MPI.items():
-        task = (environment["SLURM_PROCID"], size)
-        place = (environment.get(name, task[0]), environment.get(of_size, size))
-        if place != task:
+        place = (environment.get(name, rank), environment.get(of_size, size))
+        if place != (rank, size):
             return (
-                f"{job} itself, but a rank of mpiexec in one ({name}={place[0]!r}, SLURM_PROCID={task[0]!r} of {size})"
+                f"this process of Slurm's job {environment['SLURM_JOB_ID']} is rank {place[0]} of {place[1]} by {name} "
+                f"of mpiexec, and task {rank} of {size} of srun's step (unset {name} if it is left from another job)"
             )
     return ""
 
@@ -259,7 +260,7 @@ def _place_in_environment() -> JobPlace:
     if missing:
         raise RendezvousError(
             "no peers found: torch.distributed is not initialised, and the environment has no "
-            f"{', '.join(missing)}: {why or _HOW_TO_START + how_of_mpi(os.environ)}"
+            f"{', '.join(missing)}: {why or _HOW_TO_START + _how_of_mpi(os.environ)}"
         )
     for name, value in step.items():
         if not os.environ.get(name):
