@@ -53,6 +53,16 @@ def test_no_step_says_nothing(missing: str) -> None:
             {"SLURM_NTASKS": "4"},
             "--preserve-env, which must be left out .*SLURM_NTASKS='4', but SLURM_STEP_NUM_TASKS='8'",
         ),
+        (
+            {"PMI_RANK": "5", "PMI_SIZE": "8"},
+            r"job 1234 is rank 5 of 8 by PMI_RANK of mpiexec, and task 3 of 8 of srun.s step \(unset PMI.*mpi\(",
+        ),
+        (
+            {"PMI_RANK": "3", "PMI_SIZE": "16"},
+            "is rank 3 of 16 by PMI_RANK of mpiexec.*start the ranks with `srun .*, or, .*from_mpi",
+        ),
+        ({"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"}, r"is rank 3 of 4 by OMPI.*from_mpi\("),
+        ({"PMIX_RANK": "0"}, r"is rank 0 of 8 by PMIX_RANK of.*from_mpi\("),
     ],
 )
 def test_variables_of_the_shell_that_a_job_came_from(changes: dict[str, str], message: str) -> None:
@@ -63,8 +73,26 @@ def test_variables_of_the_shell_that_a_job_came_from(changes: dict[str, str], me
 
 def test_nothing_is_lacking_in_a_step_and_outside_slurm() -> None:
     of_srun = {**STEP, "SLURM_NTASKS": "8", "SLURMD_NODENAME": "node08"}
-    assert variables_of_step(of_srun) == variables_of_step(STEP)
-    assert [why_not_found(one) for one in (of_srun, STEP, {})] == ["", "", ""]
+    with_pmi = {**of_srun, "PMI_RANK": "3", "PMI_SIZE": "8", "PMIX_RANK": "3"}  # srun --mpi=pmi2, --mpi=pmix
+    assert variables_of_step(of_srun) == variables_of_step(STEP) == variables_of_step(with_pmi)
+    assert [why_not_found(one) for one in (of_srun, STEP, {}, with_pmi)] == ["", "", "", ""]
+
+
+def test_ranks_of_mpiexec_are_told_of_from_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside Slurm, and in a step of one task for each node, by which mpiexec starts its daemons: there each rank
+    would train alone, or as another one's twin."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    message = r"no RANK, .*, as mpiexec has started this process, call Communicator.from_mpi\(MPI.COMM_WORLD\)$"
+    with pytest.raises(RendezvousError, match=message):
+        telegrad.Communicator.from_torch()
+    daemon = {**STEP, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_NODELIST": "node07"}
+    for name, value in daemon.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RendezvousError, match=message):
+        telegrad.Communicator.from_torch()
 
 
 HETEROGENEOUS = {

@@ -34,6 +34,11 @@ from telegrad.errors import RendezvousError
 # Of a step: a batch script, and a shell of salloc, have SLURM_PROCID and SLURM_NTASKS too, and no other ranks.
 _OF_STEP = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
 _NUMBERS_OF_NO_RANKS = 0xFFFFFFF0  # and up: of what Slurm runs as a step by itself, as the shell of salloc on a node
+_LAUNCHED_BY_MPI = {  # the variables of rank and size; PMIx has none of size
+    "PMI_RANK": "PMI_SIZE",
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMIX_RANK": "",
+}
 _PORTS = range(15000, 31000)  # below those that systems hand out by themselves
 
 
@@ -63,13 +68,20 @@ def why_not_found(environment: Mapping[str, str]) -> str:
         return ""
     why = _why_no_rank(environment)
     if why:
-        return f"{why}: start the ranks with `srun python script.py`"
+        return f"{why}: start the ranks with `srun python script.py`{_how_of_mpi(environment)}"
     if _host_of_rank_0(environment) is None:
         return (
             f"rank 0 need not be on the first host of SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']!r} here "
             "(srun --distribution=arbitrary, or a heterogeneous step): export MASTER_ADDR=<host of rank 0> before srun"
         )
     return ""
+
+
+def _how_of_mpi(environment: Mapping[str, str]) -> str:
+    """The remedy for a rank of mpiexec, after others; of any other process, the empty text."""
+    if not any(environment.get(name) for name in _LAUNCHED_BY_MPI):
+        return ""
+    return ", or, as mpiexec has started this process, call Communicator.from_mpi(MPI.COMM_WORLD)"
 
 
 def hosts_of(nodes: str) -> list[str]:
@@ -108,6 +120,15 @@ def _why_no_rank(environment: Mapping[str, str]) -> str:
             f"{job}, or was started by srun --preserve-env, which must be left out (SLURM_NTASKS={tasks!r}, but "
             f"SLURM_STEP_NUM_TASKS={size!r})"
         )
+    # Where mpiexec starts a daemon on each node by srun, the ranks have the variables of the daemon's task.
+    rank = environment["SLURM_PROCID"]
+    for name, of_size in _LAUNCHED_BY_MPI.items():
+        place = (environment.get(name, rank), environment.get(of_size, size))
+        if place != (rank, size):
+            return (
+                f"this process of Slurm's job {environment['SLURM_JOB_ID']} is rank {place[0]} of {place[1]} by {name} "
+                f"of mpiexec, and task {rank} of {size} of srun's step (unset {name} if it is left from another job)"
+            )
     return ""
 
 
@@ -239,7 +260,7 @@ def _place_in_environment() -> JobPlace:
     if missing:
         raise RendezvousError(
             "no peers found: torch.distributed is not initialised, and the environment has no "
-            f"{', '.join(missing)}: {why or _HOW_TO_START}"
+            f"{', '.join(missing)}: {why or _HOW_TO_START + _how_of_mpi(os.environ)}"
         )
     for name, value in step.items():
         if not os.environ.get(name):
