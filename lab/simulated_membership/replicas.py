@@ -132,6 +132,7 @@ class ReplicaWorld(World):
     def __init__(self, seed: int) -> None:
         self.replicas = drawn(seed)
         super().__init__(seed, self.replicas)
+        self.computes_s = _EVERY * self.replicas.pause_s
         ranks, processes = self.replicas.ranks, self.replicas.processes
         self._insides = [
             VirtualReplica(self, processes[begin : begin + ranks]) for begin in range(0, len(processes), ranks)

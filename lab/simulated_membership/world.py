@@ -158,6 +158,7 @@ class World(Clock):
         super().__init__(self.program.processes, seed + 1)
         self.store = VirtualStore(self)
         self.longest = 0.0, ""
+        self.computes_s = 0.0  # at most, before others come to the same operation
         self._connections = 0
         self._groups_of: dict[tuple[bytes, ...], Group] = {}
         self._owners: dict[bytes, Process] = {}
@@ -361,7 +362,7 @@ class World(Clock):
                 + sum(one.slow[2] >= LATE_STORE_S for one in program.processes)
             )
             unlucky += joins() * program.join_s / program.liveness_s
-            most_s = unlucky * (program.liveness_s + _SLACK_S) + stalled_s
+            most_s = unlucky * (program.liveness_s + _SLACK_S) + stalled_s + self.computes_s
             self.longest = max(self.longest, ((self.now_s - begin_s) / most_s, what))
             if not process.dead and self.now_s - begin_s > most_s:
                 self.find(
