@@ -52,7 +52,8 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 class _Fitted:
     """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
     objective of a model without weights, ``reached`` of this one; ``ended_by``: tol, max_iter or rounding, for a
-    warning; ``better_rate``: to try if that is no better."""
+    warning; ``better_rate``: to try if that is no better; ``is_early``: max_iter came before tol, so that ``gap`` may
+    be an estimate that is too low."""
 
     weights: F32
     bias: Any
@@ -62,6 +63,7 @@ class _Fitted:
     without: float
     ended_by: str
     better_rate: str = "another"
+    is_early: bool = False
 
 
 _INSTEAD = {  # of arguments that scikit-learn's estimators have and these lack
@@ -183,13 +185,16 @@ class _Linear(BaseEstimator):
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without, rate = trained.loss_to_beat, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
-        ended_by = self._ended_by(settings, epochs, gap)
-        return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate)
+        ended_by, is_early = self._ended_by(settings, epochs, gap)
+        return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate, is_early)
 
-    def _ended_by(self, settings: TrainingSettings, epochs: int, gap: float) -> str:
-        if settings.method not in SECOND_ORDER or epochs >= settings.most_epochs:
-            return f"max_iter={epochs}"
-        return f"tol={self.tol}" if gap <= settings.tol else "rounding"
+    def _ended_by(self, settings: TrainingSettings, epochs: int, gap: float) -> tuple[str, bool]:
+        """Also whether that was before ``tol``, if the method has one."""
+        if settings.method not in SECOND_ORDER:
+            return f"max_iter={epochs}", False
+        if epochs >= settings.most_epochs:
+            return f"max_iter={epochs}", gap > settings.tol
+        return f"tol={self.tol}" if gap <= settings.tol else "rounding", False
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""
@@ -210,6 +215,9 @@ class _Linear(BaseEstimator):
             remedy = remedies.get(ended.partition("=")[0], "")
             said = f"{ended} ended the training, and the objective may be {100 * farthest:,.2g} % above the optimum, "
             said += f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
+            warnings.warn(said, ConvergenceWarning, stacklevel=3)
+        elif early := [model for model in models if model.is_early]:
+            said = f"{early[0].ended_by} ended the training before tol={self.tol:g}: give more, or scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
 
     def _told(self) -> dict[str, str]:
@@ -474,8 +482,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
 
     def _fitted_softmax(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
         found = train_softmax(rows, self.classes_.size, settings, self.comm)
-        without, ended_by = found.loss_without_weights, self._ended_by(settings, found.steps, found.gap)
-        return _Fitted(found.weights, found.biases, found.steps, found.gap, found.objective, without, ended_by)
+        without, (ended_by, is_early) = found.loss_without_weights, self._ended_by(settings, found.steps, found.gap)
+        reached, biases = found.objective, found.biases
+        return _Fitted(found.weights, biases, found.steps, found.gap, reached, without, ended_by, is_early=is_early)
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
         """The score of each row, (rows,) for two classes, else (rows, classes)."""

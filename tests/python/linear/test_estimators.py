@@ -9,6 +9,7 @@ import pickle
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -151,6 +152,20 @@ def test_what_rounding_has_ended_is_said_to_need_scaling() -> None:
     x, y = load_wine(return_X_y=True)
     with pytest.warns(ConvergenceWarning, match="^rounding ended the training, and .* more than 0.1 %: scale X$"):
         LinearSVC(loss="hinge", C=100.0, tol=1e-15).fit(x * 1e6, y == 2)
+
+
+def test_a_fit_that_max_iter_ends_warns_however_low_the_estimate_of_its_gap() -> None:
+    x, y = data()
+    last = ""
+    for steps in range(1, 20):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            LogisticRegression(max_iter=steps, tol=1e-9).fit(x, y)
+        if not said:
+            break  # tol ended it
+        last = str(said[0].message)
+        assert f"max_iter={steps} ended the training" in last
+    assert "before tol=1e-09: give more, or scale X" in last
 
 
 def test_the_optimum_of_ridge() -> None:
