@@ -131,8 +131,8 @@ MEMBERSHIP_MUTANTS = (
     mutant(
         "members: who is silent for a moment is gone",
         MEMBERS,
-        "return max(silent_s) > limit_s",
-        "return max(silent_s) > 0.3",
+        "return self.silent_s(name) > limit_s",
+        "return self.silent_s(name) > 0.3",
     ),
     mutant(
         "members: signs of life do not count",

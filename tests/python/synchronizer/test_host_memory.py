@@ -41,4 +41,5 @@ def test_long_ones_lie_where_numpy_s_do() -> None:
     made = zeros(8 << 20, torch.float32)
     assert _may_be_huge(made.data_ptr() + (16 << 20))
     assert made.data_ptr() % (2 << 20) == 0
-    assert not _may_be_huge(torch.zeros(8 << 20).data_ptr() + (16 << 20)), "else nothing is shown"
+    # So much malloc never takes from its heap, of which numpy may have had a part before.
+    assert not _may_be_huge(torch.zeros(16 << 20).data_ptr() + (16 << 20)), "else nothing is shown"
