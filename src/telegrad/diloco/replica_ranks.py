@@ -54,7 +54,8 @@ class ReplicaGroup(Membership):
     takes part from the next round. Train until ``diloco.rounds`` is large enough, as replicas take different numbers
     of steps then.
 
-    A replica of several ranks comes and goes as a whole. If one of them is killed, the others raise ``TransportError``,
+    A replica of several ranks comes and goes as a whole. If one of them is killed, or while they join is silent for
+    longer than ``liveness_timeout_s`` and ``join_timeout_s`` together, the others raise ``TransportError``,
     ``RendezvousError`` or torch's own error: start all of them again.
 
     - ``store``: a ``torch.distributed.Store`` that outlives the replicas, as a TCPStore that none of them serves.
