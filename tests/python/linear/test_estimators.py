@@ -401,6 +401,14 @@ def test_what_cannot_be_a_part() -> None:
     assert said == ["classes are [[0, 1, 2], [0, 1, 3]] by rank: give all ranks the same"] * 2
 
 
+def test_partial_fit_does_not_go_on_from_a_softmax() -> None:
+    x, y = load_digits(return_X_y=True)
+    own = LogisticRegression().fit(x / 16, y)
+    with pytest.raises(ValueError, match="found a softmax of the classes, .*: fit with multi_class='ovr' first"):
+        own.partial_fit(x / 16, y)
+    assert LogisticRegression(multi_class="ovr").fit(x / 16, y).partial_fit(x / 16, y).score(x / 16, y) > 0.95
+
+
 def among(parts: list[tuple[Any, Any]], make: Callable[..., Any]) -> list[Any]:
     """What each rank's ``fit`` gives or raises."""
     comms = Communicator.local(len(parts), timeout_s=60)
