@@ -364,8 +364,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         rest. After ``fit`` by another optimizer AdaGrad first sums the squared gradients of these rows at that model,
         times the rows of ``fit`` for each of them, so that its steps are as short as if it had seen all those rows.
         ``classes``: all that there will be; the first call needs them. With ``comm`` all ranks call it, each with
-        its own rows. Raises as ``fit``, and ``ValueError`` for other classes than before, after ``fit`` found a
-        softmax, and for ``class_weight`` and other optimizers."""
+        its own rows. Raises as ``fit``, and ``ValueError`` for other classes than before, ``class_weight`` and other
+        optimizers. Warns where ``fit`` found a softmax."""
         begins = not hasattr(self, "classes_")
 
         def look() -> tuple[_Checked, dict[str, Any]]:
@@ -376,11 +376,6 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
                 if self.optimizer != "auto":
                     raise ValueError(f"optimizer={self.optimizer!r} is not for partial_fit: use 'adagrad' or 'sgd'")
                 settings = replace(settings, optimizer="adagrad")
-            if self._is_softmax:
-                raise ValueError(
-                    f"fit with multi_class={self.multi_class!r} found a softmax of the classes, and partial_fit tells "
-                    "each from the rest: fit with multi_class='ovr' first"
-                )
             if begins and classes is None:
                 raise ValueError("classes=None at the first call of partial_fit: give all classes that y will have")
             rows, own = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, reset=begins)
@@ -403,6 +398,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
                 raise ValueError(f"{name} are {[said[name] for said in every]} by rank: give all ranks the same")
         if begins:
             self.classes_ = known
+        if self._is_softmax:
+            text = f"fit with multi_class={self.multi_class!r} found a softmax, and partial_fit tells each class"
+            warnings.warn(f"{text} from the rest, which may cost accuracy: fit with multi_class='ovr' first", stacklevel=2)
         states: list[State | None] = [*(self._states or self._fitted_states())]
         new = sum(said["rows"] for said in every)
         total = self._rows + new
@@ -417,7 +415,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             found.append(train_further(replace(rows, labels=labels), settings, self.comm, state, self._passes))
         if not all(state.is_finite for state in found):
             raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or scale X")
-        self._states, self._rows, self._passes = found, total, self._passes + 1
+        self._states, self._rows, self._passes, self._is_softmax = found, total, self._passes + 1, False
         self._take(np.stack([one.model.weights for one in found]), [one.model.bias for one in found])
         self.n_iter_ = _n_iter(self, [self._passes])
         return self
