@@ -399,8 +399,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         if begins:
             self.classes_ = known
         if self._is_softmax:
-            text = f"fit with multi_class={self.multi_class!r} found a softmax, and partial_fit tells each class"
-            warnings.warn(f"{text} from the rest, which may cost accuracy: fit with multi_class='ovr' first", stacklevel=2)
+            text = f"fit with multi_class={self.multi_class!r} found a softmax, and partial_fit tells one class from the"
+            warnings.warn(f"{text} rest: accuracy may fall; fit with multi_class='ovr' first", stacklevel=2)
         states: list[State | None] = [*(self._states or self._fitted_states())]
         new = sum(said["rows"] for said in every)
         total = self._rows + new

@@ -404,7 +404,7 @@ def test_what_cannot_be_a_part() -> None:
 def test_partial_fit_tells_that_it_goes_on_otherwise_after_a_softmax(recwarn: pytest.WarningsRecorder) -> None:
     x, y = load_digits(return_X_y=True)
     own = LogisticRegression().fit(x / 16, y)
-    with pytest.warns(UserWarning, match="found a softmax, .*: fit with multi_class='ovr' first"):
+    with pytest.warns(UserWarning, match="found a softmax, .*; fit with multi_class='ovr' first"):
         own.partial_fit(x / 16, y)
     own.partial_fit(x / 16, y)  # once
     one_by_one = LogisticRegression(multi_class="ovr").fit(x / 16, y).partial_fit(x / 16, y)
