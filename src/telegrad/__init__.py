@@ -1,7 +1,7 @@
-"""telegrad: sparse and dense gradient exchange for data-parallel training.
+"""telegrad: compressed gradients for data-parallel training on slow networks.
 
-``import telegrad`` needs numpy only; what trains with torch, and what few programs need, is imported when it is first
-used.
+Under DDP: ``comm = telegrad.Communicator.from_torch()``, then ``ddp.register_comm_hook(telegrad.DDPState(comm, ddp),
+telegrad.ddp_hook)``. ``import telegrad`` needs numpy only; names that need torch are imported at their first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Momentum correction: velocities are accumulated before the selection, on each rank from its own gradients.
 
 A residual of plain gradients gives an entry that waited long all its momentum at once, as if it were a single step's.
-So each rank has a velocity u = m·u + g, the residual takes up u, and the optimiser itself runs without momentum. Since
+So each rank has a velocity u = m·u + g, the residual takes up u, and the optimizer itself runs without momentum. Since
 velocities add up over ranks, a dense sum of them is ordinary momentum: small tensors and dense steps go the same way.
 Sources: RedSync, Algorithm 4 (its Nesterov branch mended), after Deep Gradient Compression, §3.
 """

@@ -91,10 +91,10 @@ def _overflow(what: str, total: str, name: str, count: int, size: int, bits: Bit
 
 
 REMEDY = (
-    "lower the learning rate or clip, or choose nonfinite='skip' (all ranks drop such a step) or 'send' (the optimiser "
+    "lower the learning rate or clip, or choose nonfinite='skip' (all ranks drop such a step) or 'send' (the optimizer "
     "sees it)"
 )
-REMEDY_WITHOUT_SKIP = "lower the learning rate or clip, or choose nonfinite='send' (the optimiser sees it)"
+REMEDY_WITHOUT_SKIP = "lower the learning rate or clip, or choose nonfinite='send' (the optimizer sees it)"
 
 
 def error_of(fault: Fault, rank: int, step: int, *, remedy: str = REMEDY, among: str = "") -> NonFiniteGradient:

@@ -1,4 +1,4 @@
-"""What 1 in a gradient is worth in this step: the optimiser's learning rates and the scale of the loss."""
+"""What 1 in a gradient is worth in this step: the optimizer's learning rates and the scale of the loss."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class GradientScales:
         return 1 / check_scale(float(self._scaler.get_scale()))
 
     def step_sizes(self) -> dict[str, float]:
-        """Learning rates by parameter, those of the optimiser's groups at this moment.
+        """Learning rates by parameter, those of the optimizer's groups at this moment.
 
-        Raises ``ValueError`` for a parameter that the optimiser does not have, and for a rate that is below 0 or not
+        Raises ``ValueError`` for a parameter that the optimizer does not have, and for a rate that is below 0 or not
         finite."""
         assert self._optimizer is not None
         self._check_has_all(self._optimizer)
@@ -61,7 +61,7 @@ class GradientScales:
     def rates_of(self, compressor: Compressor) -> dict[str, float] | None:
         """The learning rates that residuals of steps hold; ``None`` where they hold gradients.
 
-        Raises ``ValueError`` as ``step_sizes``, and with momentum correction unless all parameters are an optimiser's
+        Raises ``ValueError`` as ``step_sizes``, and with momentum correction unless all parameters are an optimizer's
         that has no momentum at this moment: schedulers and ``load_state_dict`` may give it one."""
         if compressor.momentum is not None:
             check_without_momentum(self._optimizer)
@@ -93,7 +93,7 @@ def check_scale(scale: float) -> float:
 
 
 def check_without_momentum(optimizer: torch.optim.Optimizer | None) -> None:
-    """Raises ``ValueError`` unless it is an optimiser without momentum of its own, as momentum correction needs it."""
+    """Raises ``ValueError`` unless it is an optimizer without momentum of its own, as momentum correction needs it."""
     if optimizer is None:
         raise ValueError(
             "momentum needs optimizer=: an SGD with momentum=0, since telegrad applies the momentum itself"

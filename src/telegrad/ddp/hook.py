@@ -103,11 +103,11 @@ class DDPState(RefusesCopies):
 
     - ``"raise"``: NonFiniteGradient on that rank, naming rank, step and parameter, and TransportError with its text
       on the others. The bucket at fault has changed nothing. On a GPU it comes as soon as the host knows, in a later
-      call or in ``synchronize()`` or ``state_dict()``, when the optimiser may have had that NaN.
+      call or in ``synchronize()`` or ``state_dict()``, when the optimizer may have had that NaN.
     - ``"skip"``: all ranks drop the whole step: all averages are zero (infinite with ``scaler``, which then skips the
       step and lowers its scale), and what is remembered is as before. Without a scaler write ``if not state.skipped:
       optimizer.step()``. It costs a sum of one number per step, and memory for a copy of residuals and velocities.
-    - ``"send"``: the optimisers of all ranks see it; an overflow arrives as infinity.
+    - ``"send"``: the optimizers of all ranks see it; an overflow arrives as infinity.
 
     A step that fails in another way leaves residuals that are finite, but what they gave to the step is lost, unless
     with ``"skip"``: go on from an earlier ``state_dict()``. DDP reports a failed operation as a RuntimeError with its
@@ -442,7 +442,7 @@ class DDPState(RefusesCopies):
 
 @_disable_dynamo  # a compiled step would follow it into the core
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages a bucket's gradients over all ranks as ``state`` says.
-
-    Register it with ``ddp.register_comm_hook(state, telegrad.ddp_hook)``."""
+    """Averages a bucket's gradients over all ranks: ``ddp.register_comm_hook(DDPState(comm, ddp), ddp_hook)``."""
+    if not isinstance(state, DDPState):
+        raise TypeError(f"state is a {type(state).__name__}: register ddp_hook with telegrad.DDPState(comm, ddp)")
     return state.reduce(bucket)

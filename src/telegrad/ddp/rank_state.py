@@ -52,7 +52,7 @@ class MemoryOrder:
 
     @classmethod
     def of_gradient(cls, parameter: nn.Parameter) -> Self:
-        """Fused optimisers walk through a parameter and its gradient side by side, in the order of memory."""
+        """Fused optimizers walk through a parameter and its gradient side by side, in the order of memory."""
         return cls(tuple(parameter.shape), tuple(torch.empty_like(parameter, device="meta").stride()))
 
     @classmethod

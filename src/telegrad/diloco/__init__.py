@@ -882,7 +882,7 @@ def _checked_parameters(model: Any, optimizers: Sequence[Any], replica: Any) -> 
         raise TypeError("model is a DistributedDataParallel: give ddp.module, and replica= the ranks that it averages")
     for one in optimizers:
         if not isinstance(one, torch.optim.Optimizer):
-            raise TypeError(f"inner_optimizer is a {type(one).__name__}: give the torch.optim.Optimizer that steps")
+            raise TypeError(f"inner_optimizer is a {type(one).__name__}: give one, as AdamW(model.parameters())")
         if (other := _of_optimizers.get(one)) is not None and other() is not None:
             raise ValueError("inner_optimizer belongs to another DiLoCo: close() that one first")
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}

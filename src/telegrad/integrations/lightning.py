@@ -51,7 +51,7 @@ class GradientExchange(Callback):
     DistributedDataParallel, and keeps what has not been sent in Lightning's checkpoints.
 
     ``options``: those of DDPState, and those of ``Communicator.from_torch`` but for its ``group``.
-    ``TopK(feedback="steps")`` and ``momentum`` find the optimiser of ``configure_optimizers`` by themselves; the scaler
+    ``TopK(feedback="steps")`` and ``momentum`` find the optimizer of ``configure_optimizers`` by themselves; the scaler
     of ``precision="16-mixed"`` is found too, with ``nonfinite="skip"``, unless these are given. Checkpoints hold the
     residuals of all ranks (``GatheredState``), and are restored on any number of them; they are to be written on all
     ranks together, as ModelCheckpoint and ``trainer.save_checkpoint`` do.
@@ -82,7 +82,7 @@ class GradientExchange(Callback):
         return self._state
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Lightning calls it when the model is wrapped and the optimisers are made."""
+        """Lightning calls it when the model is wrapped and the optimizers are made."""
         ddp = trainer.strategy.model
         if not isinstance(ddp, DistributedDataParallel):
             raise ValueError(

@@ -35,9 +35,9 @@ def divided_options(owner: str, options: Mapping[str, Any]) -> tuple[dict[str, A
 
 
 def with_found(options: Mapping[str, Any], optimizers: Sequence[Any], scaler: Any) -> dict[str, Any]:
-    """``options`` of DDPState, with the optimiser and the scaler of a trainer where they are needed and not given.
+    """``options`` of DDPState, with the optimizer and the scaler of a trainer where they are needed and not given.
 
-    Raises ``ValueError`` where momentum correction or ``feedback="steps"`` would have to choose among optimisers."""
+    Raises ``ValueError`` where momentum correction or ``feedback="steps"`` would have to choose among optimizers."""
     found = dict(options)
     compress = options.get("compress")
     if options.get("momentum") is not None or (isinstance(compress, TopK) and compress.feedback == "steps"):

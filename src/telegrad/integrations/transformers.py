@@ -51,10 +51,10 @@ def exchange_gradients(trainer: Trainer, **options: Any) -> ExchangeCallback:
     not been sent in its checkpoints.
 
     ``options``: those of DDPState, and those of ``Communicator.from_torch`` but for its ``group``.
-    ``TopK(feedback="steps")`` and ``momentum`` find the trainer's optimiser by themselves; the scaler of ``fp16`` is
+    ``TopK(feedback="steps")`` and ``momentum`` find the trainer's optimizer by themselves; the scaler of ``fp16`` is
     found too, with ``nonfinite="skip"``, unless these are given.
 
-    Each checkpoint with an optimiser's state has the residuals of all ranks in ``telegrad.safetensors``, which rank 0
+    Each checkpoint with an optimizer's state has the residuals of all ranks in ``telegrad.safetensors``, which rank 0
     writes (``GatheredState``); ``train(resume_from_checkpoint=…)`` restores them on any number of ranks. What waits
     after a ``train`` goes on in the next one of the same model. What cannot go on, as another model has come, a
     parameter was frozen, a checkpoint without it was read or ``load_best_model_at_end`` has brought other weights, is a

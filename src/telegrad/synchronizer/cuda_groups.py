@@ -118,8 +118,8 @@ def check_plan_on_device(plan: Any, waits_elsewhere: bool, compress: object) -> 
 # Quantised; and which kind of group parameters go in.
 
 _REMEDY = (
-    "the averages of that pass were NaN or infinite on all ranks, and the optimiser may have had them: go on from a "
-    "state of before, and lower the learning rate or clip, or choose nonfinite='send' (the optimiser sees it)"
+    "the averages of that pass were NaN or infinite on all ranks, and the optimizer may have had them: go on from a "
+    "state of before, and lower the learning rate or clip, or choose nonfinite='send' (the optimizer sees it)"
 )
 
 

@@ -66,7 +66,7 @@ class Elastic:
         if not isinstance(comm, Communicator):
             raise TypeError(f"comm is a {type(comm).__name__}: make one with telegrad.join()")
         if not isinstance(optimizer, torch.optim.Optimizer):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give the torch.optim.Optimizer that steps")
+            raise TypeError(f"optimizer is a {type(optimizer).__name__}: give one, as AdamW(model.parameters())")
         if not callable(synchronizer):
             raise TypeError(f"synchronizer={synchronizer!r} must make a Synchronizer of a model and a communicator")
         self._membership = comm._checked_membership("Elastic")

@@ -35,7 +35,7 @@ class MeasuredPass:
 
     ``backward_s``: until the last gradient, ``exposed_s``: from there until all sums are over, ``network_s``: time in
     which a sum was under way, ``step_s``: from the end of one pass to that of the next, with forward pass and
-    optimiser; 0 where no two passes followed each other.
+    optimizer; 0 where no two passes followed each other.
     """
 
     passes: int

@@ -1,4 +1,4 @@
-"""Averages that a step of an optimiser, the next forward pass or the next backward pass waits for, instead of the
+"""Averages that a step of an optimizer, the next forward pass or the next backward pass waits for, instead of the
 backward pass that they are of: what stands in for gradients and weights until then, and the hooks. Does not know how
 averages are made."""
 
@@ -213,7 +213,7 @@ def _was_written(shown: Tensor) -> bool:
 
 
 def checked_optimizers(given: Any, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:
-    """None, one or several. Raises ``TypeError`` for what is no optimiser, and ``ValueError`` where one of the
+    """None, one or several. Raises ``TypeError`` for what is no optimizer, and ``ValueError`` where one of the
     ``parameters`` is in none of them: whoever trains it would not wait, and take NaN for its gradient."""
     found = () if given is None else (given,) if not isinstance(given, (list, tuple)) else tuple(given)
     for one in found:

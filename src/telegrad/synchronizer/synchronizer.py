@@ -540,7 +540,7 @@ class Synchronizer:
     @_disable_dynamo
     def _end(self) -> None:
         """The pass is over: launches what had to wait for gradients that did not come, and waits for all, unless the
-        optimiser does."""
+        optimizer does."""
         if torch._C._current_graph_task_id() != self._graph_task:
             return  # of a pass that was dropped
         if self._own_norm is None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from varied_options import objects_of
 
-from telegrad import Communicator, DDPState
+from telegrad import Communicator, DDPState, ddp_hook
 from telegrad.ddp.gradient_scales import unwrapped
 
 
@@ -22,6 +22,11 @@ def test_a_state_stays_where_it_is(copied: Callable[[Any], Any]) -> None:
         message = r"a DDPState belongs to its process.*AveragedModel\(ddp.module\); .* is in state.state_dict\(\)"
         with pytest.raises(TypeError, match=message):
             copied(state)
+
+
+def test_a_hook_without_a_state_says_what_it_needs() -> None:
+    with Communicator.local(1)[0] as comm, pytest.raises(TypeError, match=r"a Communicator: .*DDPState\(comm, ddp\)"):
+        ddp_hook(comm, None)  # type: ignore[arg-type]
 
 
 def test_optimisers_of_trainers_are_unwrapped() -> None:

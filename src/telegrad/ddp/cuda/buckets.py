@@ -17,8 +17,8 @@ from telegrad.ddp.cuda.exchange import CudaExchange
 from telegrad.ddp.cuda.faults import LateFaults
 
 _REMEDY = (
-    "the averages of that step were NaN or infinite on all ranks, and the optimiser may have had them: go on from a "
-    "state of before; nonfinite='skip' drops such steps on all ranks, 'send' lets the optimiser see them"
+    "the averages of that step were NaN or infinite on all ranks, and the optimizer may have had them: go on from a "
+    "state of before; nonfinite='skip' drops such steps on all ranks, 'send' lets the optimizer see them"
 )
 
 

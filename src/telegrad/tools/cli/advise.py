@@ -56,9 +56,9 @@ def table_of(advice: Advice) -> Table:
     title = escape(f"{advice.workload.model} with {advice.recipe.title} on {ranks:,} ranks, {where}{each}")
     table = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, padding=0)
     table.caption = (
-        "step: of the optimizer, after dense first ones. job: the whole job's speed beside the first row. efficiency: "
-        "of the samples a second that ranks without communication would have. accuracy: beside dense training, in a "
-        "study of small models"
+        "step: of the optimizer, after the dense first ones. job: the whole job's speed, with the dense first steps of "
+        "selected entries, beside the first row. efficiency: of the samples a second without communication. "
+        "accuracy: beside dense training, in a study of small models"
     )
     table.caption_justify = "left"
     table.add_column("scheme", no_wrap=True)

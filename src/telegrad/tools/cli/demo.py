@@ -231,7 +231,7 @@ _LAST_LINES = 25
 
 def demo(
     ranks: Annotated[int, typer.Option(min=1, max=64, help="Training processes to start on this machine.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each run.")] = 220,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each run.")] = 220,
     density: Annotated[
         float, typer.Option(help="Share of each large tensor's gradient entries that the sparse run sends in a step.")
     ] = 0.01,
@@ -298,10 +298,9 @@ def demo(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a run is given up.")] = 1800.0,
 ) -> None:
-    """Train a byte-level GPT (5.3 million parameters by default) on the source code of Python's standard library,
-    several times for the same number of steps: by PyTorch's DDP over Gloo, by telegrad with dense and with sparse
-    gradients.
+    """Train a small GPT by DDP over Gloo, by telegrad dense and by telegrad sparse; compare time, bytes and loss.
 
+    It has 5.3 million parameters by default, and reads bytes of the source code of Python's standard library.
     All runs start with the same weights, see the same data in the same order and meet the same network. [bold]held-out
     loss[/] is in nats per byte, on files that no run trains on. [bold]training time[/] is without start-up and
     validation. [bold]exposed comm.[/] is the time from the moment when a step has computed its last gradient until all

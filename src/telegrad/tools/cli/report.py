@@ -261,15 +261,13 @@ def report(
         str | None, typer.Option(help="Only this communicator: its name stands before -rank in the files' names.")
     ] = None,
 ) -> None:
-    """Say why a job hangs: which operation is stuck, who has not called it or called something else, who waits for
-    whom.
+    """Say why a job hangs: which rank is missing in which operation. Or show the telemetry of a training.
 
-    Each rank of telegrad writes a report when an operation runs into its time limit, and when its process gets SIGUSR1
-    ([bold]kill -USR1 PID[/]). This command reads the reports of all ranks and tells the culprit.
+    Each rank of telegrad writes a report when an operation exceeds timeout_s, and when its process gets SIGUSR1
+    ([bold]kill -USR1 PID[/]). This command reads the reports of all ranks. A rank that crashed leaves none.
 
-    Given a file of [bold]telegrad.ddp.JsonLines[/] it shows a training's telemetry instead: of each tensor the
-    selected entries, the compression, the residual's norm beside the gradient's and the threshold, as a table and a
-    picture.
+    Given a file of [bold]telegrad.ddp.JsonLines[/] it shows the telemetry: of each tensor the selected entries, the
+    compression, the norms of residual and gradient, and the threshold, as a table and a picture.
 
     Exit status: 0 where nothing is stuck, or nobody had waited for a second when the job was asked; 1 where something
     is stuck, 2 where there is nothing to read.
@@ -299,7 +297,8 @@ def report(
         where = ", ".join(map(str, places))
         what = f"no report of communicator {communicator}" if communicator else "no report"
         others = f"; there are reports of {', '.join(known)}" if known else ""
-        errors.print(f"{what} in {where}{others}", markup=False)
+        hint = others or ": kill -USR1 PID asks a rank that hangs; of a rank that crashed, read its log"
+        errors.print(f"{what} in {where}{hint}", markup=False)
         raise typer.Exit(2)
     if as_json_text:
         typer.echo(json.dumps(as_json(current, stale, found.notes), indent=1, allow_nan=False))

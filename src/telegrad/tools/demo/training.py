@@ -162,7 +162,7 @@ class StepClock(Protocol):
         """``backward()`` has returned."""
 
     def end(self) -> StepTimes:
-        """The optimiser's step has been called."""
+        """The optimizer's step has been called."""
 
 
 class HostStepClock:

@@ -160,6 +160,7 @@ def test_nothing_to_read(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = run(tmp_path)
     assert result.exit_code == 2
     assert "no report in" in result.output
+    assert "of a rank that crashed, read its log" in result.output
     monkeypatch.setenv("TELEGRAD_REPORT_DIR", str(tmp_path / "nowhere"))
     result = run()
     assert result.exit_code == 2
