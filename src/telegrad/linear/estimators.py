@@ -399,7 +399,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         if begins:
             self.classes_ = known
         if self._is_softmax:
-            text = f"fit with multi_class={self.multi_class!r} found a softmax, and partial_fit tells one class from the"
+            text = (
+                f"fit with multi_class={self.multi_class!r} found a softmax, but partial_fit tells one class from the"
+            )
             warnings.warn(f"{text} rest: accuracy may fall; fit with multi_class='ovr' first", stacklevel=2)
         states: list[State | None] = [*(self._states or self._fitted_states())]
         new = sum(said["rows"] for said in every)
