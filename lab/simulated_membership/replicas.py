@@ -26,7 +26,7 @@ from telegrad.diloco import replica_ranks
 from telegrad.diloco.replica_ranks import ReplicaGroup
 
 _EVERY = 4
-_GLOO_S = 40.0  # the time-out of a replica's process group
+_GLOO_S = 100.0  # the time-out of a replica's process group
 _OPTIONS: dict[str, dict[str, Any]] = {
     "dense": {},
     "sparse": {"compress": telegrad.TopK(0.25, small_elements=0, combine="allgather"), "decay": 0.9},
@@ -228,7 +228,7 @@ class ReplicaWorld(World):
         limits: dict[str, Any] = {"timeout_s": program.timeout_s, "liveness_timeout_s": program.liveness_s}
         group = ReplicaGroup(self.store, program.size, join_timeout_s=program.join_s, **limits)
         given: Any = inside if program.ranks > 1 else 1
-        with self.timed(process, "DiLoCo()", lambda: math.inf if not self._decided else 1.0):
+        with self.timed(process, "DiLoCo()", lambda: 2.0 if self._decided else math.inf):
             trained = telegrad.DiLoCo(model, group, optimizer, every=_EVERY, replica=given, **_OPTIONS[program.kind])
         self.counts["joined"] += 1
         step = 0
@@ -249,7 +249,7 @@ class ReplicaWorld(World):
 
     def _timed(self, process: Process, what: str, call: Callable[[], Any]) -> None:
         together = self._insides[process.number // self.replicas.ranks]._processes
-        with self.timed(process, what, lambda: float(any(map(self._is_troubled, together)))):
+        with self.timed(process, what, lambda: 2.0 * any(map(self._is_troubled, together))):
             call()
 
     def _check(self, process: Process, trained: telegrad.DiLoCo, position: int) -> None:

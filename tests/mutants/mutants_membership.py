@@ -257,12 +257,6 @@ MEMBERSHIP_MUTANTS = (
         "if any(left) or watch.look_here([self._name]) or watch.silent_s(self._name) > most_s:",
         "if any(left):",
     ),
-    mutant(
-        "replicas: a rank that goes says so after others have gone",
-        REPLICAS,
-        "            one._part()\n",
-        "            pass\n",
-    ),
     mutant("replicas: newcomers keep their parameters", DILOCO, "takes=lacks)", "takes=False)"),
     mutant(
         "replicas: newcomers begin with a momentum of nothing",
@@ -275,12 +269,6 @@ MEMBERSHIP_MUTANTS = (
         DILOCO,
         "elif worst == 1 and error is None:",
         "elif worst == 3:",
-    ),
-    mutant(
-        "replicas: what was in flight goes on after a failure",
-        DILOCO,
-        "if one.flight is not None and (failed or lacks[place]):",
-        "if one.flight is not None and lacks[place]:",
     ),
     mutant(
         "replicas: a round that others have ended is lost",
