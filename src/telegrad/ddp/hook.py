@@ -443,6 +443,6 @@ class DDPState(RefusesCopies):
 @_disable_dynamo  # a compiled step would follow it into the core
 def ddp_hook(state: DDPState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages a bucket's gradients over all ranks: ``ddp.register_comm_hook(DDPState(comm, ddp), ddp_hook)``."""
-    if not isinstance(state, DDPState):
+    if isinstance(state, Communicator) or not hasattr(state, "reduce"):
         raise TypeError(f"state is a {type(state).__name__}: register ddp_hook with telegrad.DDPState(comm, ddp)")
     return state.reduce(bucket)

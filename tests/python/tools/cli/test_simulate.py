@@ -369,7 +369,7 @@ def test_one_rank_that_takes_no_time_can_be_drawn(tmp_path: Path) -> None:
 def test_options_that_the_document_names_exist() -> None:
     text = (Path(__file__).resolve().parents[4] / "docs" / "explanation" / "simulation.md").read_text()
     named = set(re.findall(r"`(--[a-z-]+)", text))
-    lab = experiments.app(["simulated-faults", "collectives", "sparse-sweep"])
+    lab = experiments.app(["simulated-faults", "simulated-membership", "collectives", "sparse-sweep"])
     options = {*_options_of(typer.main.get_command(app)), *_options_of(typer.main.get_command(lab))}
     assert {"--critical-path", "--timeline", "--oversubscription"} <= named
     assert named <= options
