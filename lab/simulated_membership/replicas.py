@@ -101,7 +101,7 @@ class VirtualReplica:
         return self._processes.index(self._world.running.process)
 
     def told(self, own: Any) -> list[Any]:
-        """What all have given in this call, by rank."""
+        """Gives ``own`` to the others. Returns what each has given, by rank."""
         rank, world = self.rank(), self._world
         turn, until_s = self._turns[rank], world.now_s + _GLOO_S
         self._turns[rank] += 1
@@ -172,9 +172,6 @@ class ReplicaWorld(World):
             self.running.process.enter("align")
             align(own, failed)
 
-        def own_mark() -> str:
-            return self.running.process.mark
-
         with super().in_place(), contextlib.ExitStack() as stack:
             for place, name, value in (
                 (groups, "join_core", self.join_core),
@@ -185,7 +182,7 @@ class ReplicaWorld(World):
                 (replica_ranks, "all_gather_object", _all_gather_object),
                 (replica_ranks, "get_process_group_ranks", lambda group: [*range(group.size())]),
                 (replica_ranks, "get_rank", lambda group: group.rank()),
-                (replica_ranks, "process_mark", own_mark),
+                (replica_ranks, "process_mark", self.own_mark),
                 (replica_ranks, "uuid", types.SimpleNamespace(uuid4=self.own_uuid)),
                 (telegrad.DiLoCo, "_regroup", regrouped),
                 (telegrad.DiLoCo, "_align", aligned),

@@ -224,6 +224,9 @@ class World(Clock):
             if address in addresses and group in self.groups:
                 group.close(addresses.index(address))
 
+    def own_mark(self) -> str:
+        return self.running.process.mark
+
     def own_uuid(self) -> Any:
         return types.SimpleNamespace(hex=f"{self._uuids.getrandbits(128):032x}")
 
@@ -238,7 +241,6 @@ class World(Clock):
         uuids = types.SimpleNamespace(uuid4=self.own_uuid)
         exits = types.SimpleNamespace(register=lambda _: None, unregister=lambda _: None)
         torch_stores = types.SimpleNamespace(PrefixStore=VirtualPrefixStore)
-        own_mark = lambda: self.running.process.mark  # noqa: E731
         open_before = set(base._open)
         with contextlib.ExitStack() as stack:
             for module, name, value in (
@@ -249,11 +251,11 @@ class World(Clock):
                 (membership, "atexit", exits),
                 (membership, "Future", functools.partial(VirtualFuture, self)),
                 (membership, "wait", lambda futures, seconds: futures[0].wait(seconds)),
-                (membership, "process_mark", own_mark),
+                (membership, "process_mark", self.own_mark),
                 (membership, "state_here", self.state_here),
                 (store_exchange, "time", clock),
                 (store_exchange, "uuid", uuids),
-                (tuning, "process_mark", own_mark),
+                (tuning, "process_mark", self.own_mark),
                 (tuning, "label_of", lambda _: f"m{self.running.process.machine}"),
                 (tuning, "tuning_cache", types.SimpleNamespace(candidates=lambda _: [])),
                 (communicator, "join_core", self.join_core),

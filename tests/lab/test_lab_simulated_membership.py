@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ _app.command()(command.command)
 def not_too_long() -> Iterator[None]:
     """A program that hangs in real time would hang the tests."""
     yield
-    assert virtual._idle  # threads are back
+    has_played = any(isinstance(one, virtual._Hand) for one in threading.enumerate())
+    assert virtual._idle or not has_played  # threads are back
 
 
 @pytest.mark.parametrize("first", range(0, 60, 20))

@@ -120,7 +120,7 @@ def _why_no_rank(environment: Mapping[str, str]) -> str:
             f"{job}, or was started by srun --preserve-env, which must be left out (SLURM_NTASKS={tasks!r}, but "
             f"SLURM_STEP_NUM_TASKS={size!r})"
         )
-    # Where mpiexec starts a daemon on each node by srun, the ranks have the variables of the daemon's task.
+    # mpiexec may start its daemons by srun. Ranks then have the variables of their daemon's task.
     rank = environment["SLURM_PROCID"]
     for name, of_size in _LAUNCHED_BY_MPI.items():
         place = (environment.get(name, rank), environment.get(of_size, size))
