@@ -150,32 +150,13 @@ def join_core(
 ) -> _core.Communicator:
     """The core's communicator of ranks that are processes, over the driver that ``options`` name. Raises
     ``TransportError`` and ``ValueError``."""
-    timeout_s, liveness_timeout_s = options.timeout_s, options.liveness_timeout_s
+    timeouts_s = options.timeout_s, options.liveness_timeout_s
+    more: dict[str, Any] = {"group": group, "parent_ranks": parent_ranks, "stall_s": stall_s()}
     if options.make_driver is not None:
         driver = options.make_driver(rank, size)
-        return _core.Communicator.over(
-            driver,
-            exchange,
-            timeout_s,
-            liveness_timeout_s,
-            report_folder,
-            group=group,
-            parent_ranks=parent_ranks,
-            stall_s=stall_s(),
-        )
-    return _core.Communicator.ucx(
-        rank,
-        size,
-        exchange,
-        timeout_s,
-        liveness_timeout_s,
-        options.interface,
-        report_folder,
-        group=group,
-        parent_ranks=parent_ranks,
-        devices=options.devices,
-        stall_s=stall_s(),
-    )
+        return _core.Communicator.over(driver, exchange, *timeouts_s, report_folder, **more)
+    network = (options.interface, report_folder)
+    return _core.Communicator.ucx(rank, size, exchange, *timeouts_s, *network, devices=options.devices, **more)
 
 
 def connect(group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str) -> Joined | None:

@@ -540,8 +540,8 @@ class Transfers:
 
 # Device tensors are cut into operations of the engine.
 
-# With the addresses of input and output, how long they are, and the gate.
-Begin = Callable[[int, int, Any, _core.Gate], _core.Request]
+Begin = Callable[[int, int, Any, _core.Gate | None], _core.Request]
+"""With the addresses of input and output, how long they are, and the gate; without one, of host memory."""
 
 Piece = tuple[Any, int, int]
 """A contiguous tensor of a device, from which of its bytes on, and how many."""
@@ -657,19 +657,14 @@ def _of_each(x: Any, block: int, ranks: int, first: int, nbytes: int) -> list[Pi
     return [(x, rank * block + first, nbytes) for rank in range(ranks)]
 
 
-def broadcast_parts(
-    x: Any, is_root: bool, begin: Callable[[int, int, _core.Gate], _core.Request]
-) -> list[StagedOperation]:
-    """For one that copies the root's ``x``; ``begin`` gets an address and a length in bytes."""
+def broadcast_parts(x: Any, is_root: bool, begin: Begin) -> list[StagedOperation]:
+    """For one that copies the root's ``x``: the input there, and the output elsewhere. Lengths: in bytes."""
     item = x.element_size()
     parts: list[StagedOperation] = []
     for first, length in _cuts(x.numel(), item):
-        nbytes = length * item
-        piece = [(x, first * item, nbytes)]
-        if is_root:
-            parts.append(Pieces(piece, [], lambda given, _, nbytes, gate: begin(given, nbytes, gate), nbytes))
-        else:
-            parts.append(Pieces([], piece, lambda _, taken, nbytes, gate: begin(taken, nbytes, gate), nbytes))
+        piece = [(x, first * item, length * item)]
+        given, taken = (piece, []) if is_root else ([], piece)
+        parts.append(Pieces(given, taken, begin, length * item))
     return parts
 
 
