@@ -8,6 +8,7 @@ chosen first rather than hiding in a residual for ever. Among equal ones the low
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -35,82 +36,17 @@ class Chosen:
 
 
 class SelectionKernels(Protocol):
-    """The selections for arrays of one kind. What each promises is said in ``cpu``."""
+    """The selections for arrays of one kind. Arguments, and what each promises, are said in ``cpu``."""
 
-    def accumulate_all(self, residual: Array, gradient: Array, indices: Array, values: Array, offset: int) -> None: ...
-
-    def accumulate_select(
-        self,
-        residual: Array,
-        gradient: Array | None,
-        threshold: float,
-        indices: Array,
-        values: Array,
-        offset: int,
-        sign: Sign = 0,
-    ) -> int: ...
-
-    def accumulate_topk(
-        self,
-        residual: Array,
-        gradient: Array | None,
-        k: int,
-        indices: Array,
-        values: Array,
-        offset: int,
-        sign: Sign = 0,
-    ) -> Chosen: ...
-
-    def accumulate_trimmed(
-        self,
-        residual: Array,
-        gradient: Array | None,
-        k: int,
-        step: float,
-        indices: Array,
-        values: Array,
-        offset: int,
-        sign: Sign = 0,
-    ) -> Chosen: ...
-
-    def accumulate_search(
-        self,
-        residual: Array,
-        gradient: Array | None,
-        k: int,
-        tolerance: float,
-        indices: Array,
-        values: Array,
-        offset: int,
-        sign: Sign = 0,
-    ) -> Chosen: ...
-
-    def accumulate_buckets(
-        self,
-        residual: Array,
-        gradient: Array | None,
-        bucket: int,
-        per_bucket: int,
-        of_last: int,
-        indices: Array,
-        values: Array,
-        offset: int,
-    ) -> Chosen: ...
-
-    def accumulate_random(
-        self,
-        residual: Array,
-        gradient: Array | None,
-        k: int,
-        draw: tuple[int, int, int, int],
-        indices: Array,
-        values: Array,
-        offset: int,
-    ) -> Chosen: ...
-
-    def accumulate_normal(self, residual: Array, gradient: Array | None) -> tuple[float, float]: ...
-
-    def put_back(self, residual: Array, indices: Array, values: Array, offset: int) -> None: ...
+    accumulate_all: Callable[..., None]
+    accumulate_select: Callable[..., int]
+    accumulate_topk: Callable[..., Chosen]
+    accumulate_trimmed: Callable[..., Chosen]
+    accumulate_search: Callable[..., Chosen]
+    accumulate_buckets: Callable[..., Chosen]
+    accumulate_random: Callable[..., Chosen]
+    accumulate_normal: Callable[..., tuple[float, float]]
+    put_back: Callable[..., None]
 
 
 def kernels_of(residual: Array) -> SelectionKernels:
