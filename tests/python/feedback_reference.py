@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rounded_floats import narrowed
 
 from telegrad.kernels.feedback import Collected, Kept, Moved, Remade
-from telegrad.kernels.floats import as_float32, narrowed
+from telegrad.kernels.floats import as_float32
 
 Vector = npt.NDArray[Any]
 

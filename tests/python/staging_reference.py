@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rounded_floats import narrowed, widened
 
-from telegrad.kernels.floats import narrowed, widened
 from telegrad.kernels.staging import DENSE
 from telegrad.sparse_vector.formats import as_bits
 

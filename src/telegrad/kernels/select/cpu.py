@@ -24,12 +24,6 @@ _FLOAT32, _UINT32 = _core.DType.f32, _core.DType.u32
 _NO_VELOCITY = (None, None, 0.0, False, False)
 
 
-def accumulate(residual: Floats, gradient: Floats) -> None:
-    """``residual += gradient``."""
-    check_inputs(residual, gradient)
-    _core.accumulate(_address(residual), _address(gradient), residual.size)
-
-
 def accumulate_all(residual: Floats, gradient: Floats, indices: Indices, values: Floats, offset: int) -> None:
     """Moves every entry."""
     size = residual.size

@@ -38,7 +38,6 @@ from telegrad.kernels.triton import launch, numbers_on, told
 
 __all__ = [
     "Reusing",
-    "accumulate",
     "accumulate_all",
     "accumulate_buckets",
     "accumulate_normal",
@@ -200,12 +199,6 @@ def queue_all(
 
 _MOST_OF_A_BUCKET = 8192  # entries that one program holds in registers
 _LANES = 2048  # entries of smaller buckets that it takes together
-
-
-def accumulate(residual: torch.Tensor, gradient: torch.Tensor) -> None:
-    """``residual += gradient``. Does not wait."""
-    check_inputs(residual, gradient)
-    residual.add_(gradient)
 
 
 def accumulate_all(
