@@ -20,7 +20,7 @@ from typing import Any, Self, TypedDict, cast
 
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import pool_of, runtime_of
-from telegrad.communicator.cuda.staging import staging_of
+from telegrad.communicator.cuda.staging import staging_of, succeeded
 from telegrad.communicator.cuda.transfers import Begin, DeviceWork, StagedOperation, Transfers
 from telegrad.communicator.operands import on_device
 from telegrad.communicator.trace import start_trace, write_trace
@@ -416,13 +416,13 @@ class CommunicatorBase:
         try:
             kept = self._kept
             while kept and kept[0][0].done() and not self._over:
-                self._over = not _succeeded(kept[0][0])
+                self._over = not succeeded(kept[0][0])
                 if not self._over:
                     kept.popleft()
             if len(kept) >= self._crowded:  # one that is long under way is before all others
                 for _ in range(len(kept)):
                     entry = kept.popleft()
-                    if not entry[0].done() or not _succeeded(entry[0]):
+                    if not entry[0].done() or not succeeded(entry[0]):
                         kept.append(entry)
                 self._crowded = 2 * len(kept) + _CROWDED
         finally:
@@ -444,10 +444,3 @@ def _is_plain(x: Any) -> bool:
     """Whether it is a tensor of torch's own class: others may have streams, or memory, of another kind."""
     torch = sys.modules["torch"]
     return type(x) is torch.Tensor or type(x) is torch.nn.Parameter
-
-
-def _succeeded(request: _core.Request) -> bool:
-    try:
-        return request.wait(0.0)
-    except Exception:
-        return False

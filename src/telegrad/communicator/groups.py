@@ -186,7 +186,7 @@ class _AsksAgain(Exception):  # noqa: N818
 
 def _connected(group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str) -> Joined | None:
     if group is None:
-        _told(gather, b"", ())
+        told_by(gather, b"", ())
         return None
     members, swapped = group.members, False
 
@@ -195,7 +195,7 @@ def _connected(group: Group | None, gather: Gather, options: InheritedOptions, r
         if swapped:
             raise _AsksAgain
         swapped = True
-        blobs = _told(gather, blob, members)
+        blobs = told_by(gather, blob, members)
         _check_all_there(group, [bool(blob) for blob in blobs])
         return blobs
 
@@ -205,12 +205,12 @@ def _connected(group: Group | None, gather: Gather, options: InheritedOptions, r
         core = join_core(rank, size, agreement.swap, options, report_folder, group.name_in(options.group), members)
     except Exception:
         if not swapped:  # the others wait for an address, and are to hear that there is none
-            _told(gather, b"", ())
+            told_by(gather, b"", ())
         raise
     return Joined(core, agreement.place, agreement.tuning)
 
 
-def _told(gather: Gather, blob: bytes, members: Sequence[int]) -> list[bytes]:
+def told_by(gather: Gather, blob: bytes, members: Sequence[int]) -> list[bytes]:
     """The bytes of ``members``, in their order; every rank gives its own."""
     lengths = gather(np.array([len(blob)], np.int64))[:, 0].tolist()
     padded = np.zeros(max(lengths), np.uint8)

@@ -453,17 +453,14 @@ class ProcessGroup(dist.ProcessGroup):
         work = self.communicator.send(moved(tensor).held, dst_rank, tag=tag, async_op=True)
         return begun([work], tensors)
 
-    def recv(self, tensors: Tensors, src_rank: int, tag: int) -> GroupWork:
+    def recv(self, tensors: Tensors, src_rank: int | None, tag: int) -> GroupWork:
         (tensor,) = tensors
         operand = written(tensor)
         work = self.communicator.recv(operand.held, src_rank, tag=tag, async_op=True)
         return begun([work], tensors, operand.finish, operand.tensors)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> GroupWork:
-        (tensor,) = tensors
-        operand = written(tensor)
-        work = self.communicator.recv(operand.held, None, tag=tag, async_op=True)
-        return begun([work], tensors, operand.finish, operand.tensors)
+        return self.recv(tensors, None, tag)
 
     # Names of torch before 2.13
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.communicator import Communicator
+from telegrad.communicator.groups import told_by
 from telegrad.cost import Costs
 
 KINDS = ("round", "one_way", "exchange", "addition")
@@ -150,11 +151,7 @@ def _pair_of(communicator: Communicator, of: Partners, timeout_s: float) -> Comm
     pair = [] if partner is None else sorted((communicator.rank, partner))
 
     def exchange(mine: bytes) -> list[bytes]:
-        lengths = communicator.all_gather(np.array([len(mine)], np.int64))[:, 0]
-        padded = np.zeros(max(1, int(lengths.max())), np.uint8)
-        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
-        everybodys = communicator.all_gather(padded)
-        return [everybodys[one, : lengths[one]].tobytes() for one in pair]
+        return told_by(communicator.all_gather, mine, pair)
 
     if not pair:
         exchange(b"")
