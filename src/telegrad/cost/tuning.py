@@ -252,7 +252,8 @@ class Tuning:
             str(found["measured_at"]),
             str(found["telegrad_version"]),
             float(found["residual"]),
-            *(None if found.get(name) is None else _costs_from(found[name]) for name in ("within", "alone")),
+            None if found.get("within") is None else _costs_from(found["within"]),
+            None if found.get("alone") is None else _costs_from(found["alone"]),
             None if found.get("on_device") is None else DeviceTuning.from_data(found["on_device"]),
             None if found.get("gloo") is None else _cost_from(found["gloo"]),
         )
