@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from telegrad.kernels.placement import is_on_gpu
+from telegrad.kernels import is_on_gpu
 
 Array = Any
 """A numpy array, for the oracle; or a contiguous torch tensor on a GPU, of one dimension."""
@@ -54,7 +54,7 @@ class Kept(NamedTuple):
 
 
 def kernels_of(x: Array) -> Any:
-    """The module of functions, ``triton``, for tensors such as ``x``. Raises as ``placement.is_on_gpu``;
+    """The module of functions, ``triton``, for tensors such as ``x``. Raises as ``is_on_gpu``;
     ``TypeError`` for a numpy array."""
     if not is_on_gpu(x, "x"):
         raise TypeError("x is a numpy array, whose error feedback is a Compressor's: give a tensor on a GPU")

@@ -1,4 +1,4 @@
-"""Selection with the core's kernels. Arrays are as ``arguments`` demands.
+"""Selection with the core's kernels. Arrays are as ``check_arguments`` demands.
 
 What functions have in common: ``gradient`` is added to ``residual`` (``None``: nothing is). The chosen entries are
 moved out of it: written, in ascending order, into ``indices`` (position + ``offset``) and ``values``; zero in the
@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.kernels.select import Chosen, Sign
-from telegrad.kernels.select.arguments import check_arguments, check_buckets, check_inputs
+from telegrad.kernels.select import Chosen, Sign, check_arguments, check_buckets, check_inputs
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from telegrad.kernels.placement import is_on_gpu
+from telegrad.kernels import is_on_gpu
 
 Array = Any
 """A numpy array, for the oracle; or a torch tensor on a GPU, or in pinned memory where that is said."""
@@ -21,7 +21,7 @@ DENSE = -2
 
 def kernels_of(x: Array) -> Any:
     """The module of functions, ``triton``, for tensors such as ``x``. None of them waits. Raises as
-    ``placement.is_on_gpu``; ``TypeError`` for a numpy array."""
+    ``is_on_gpu``; ``TypeError`` for a numpy array."""
     if not is_on_gpu(x, "x"):
         raise TypeError("x is a numpy array, which nothing needs to stage: give a tensor on a GPU")
     from telegrad.kernels.staging import triton
