@@ -132,10 +132,8 @@ class Moves(StreamReductions):
         def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
             return core.gather(given, taken, nbytes, buffer.dtype, root, lengths, not (async_op or gate), gate)
 
-        at, parts = (
-            (buffer.pointer, to, buffer.nbytes),
-            partial(gathered_parts, x, taken, lengths, self.world_size, begin),
-        )
+        at = (buffer.pointer, to, buffer.nbytes)
+        parts = partial(gathered_parts, x, taken, lengths, self.world_size, begin)
         return self._run("gather", begin, at, parts, (x, taken), taken, async_op) or taken
 
     def scatter(self, x: Any, out: Any, root: int, *, counts: Any = None, async_op: bool = False) -> Any:
