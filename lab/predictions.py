@@ -7,6 +7,7 @@ second, each time in another order: whatever else the machine does meets all of 
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -49,16 +50,16 @@ from telegrad.tuning.probes import (
     Pairs,
     Probe,
     calls_of_sample,
-    first_counts,
     fit_costs,
     open_pairs,
     probes,
-    sample,
     timed_sample,
 )
 
 # What is measured
 
+FEWEST_CALLS = 3
+"""Of a sample of so many calls, or fewer, the first one counts: they are so long that there are but few."""
 ENTRY_BYTES = 8
 """Of a sparse vector's entry in memory: a 4-byte index and a float."""
 
@@ -166,7 +167,9 @@ def rank_main(plan_json: str) -> None:
             _say(communicator, index=index, calls=count)
         for number in range(plan.repetitions):
             for index in map(int, np.random.default_rng(number).permutation(len(calls))):  # alike on all ranks
-                _say(communicator, index=index, seconds=sample(communicator, calls[index], counts[index]))
+                call, count = calls[index], counts[index]
+                taken = timed_sample(communicator, call, count, warm=count > FEWEST_CALLS)
+                _say(communicator, index=index, seconds=taken.per_call_s)
 
 
 def _say(communicator: Communicator, **what: float) -> None:
@@ -353,9 +356,28 @@ def predict(one: Measurement, ranks: int, costs: Mapping[str, float], calls: int
         )
         return np.asarray(outcome["finish_by_rank_s"])
 
-    if first_counts(calls):
+    if calls <= FEWEST_CALLS:
         return float(finish_s(calls).max()) / calls
     return float((finish_s(1 + calls) - finish_s(1)).max()) / calls
+
+
+def beta_exchange_s_per_byte(fit: CostFit, message_bytes: int) -> float:
+    """Between measured lengths on a straight line over the logarithm of the length; beyond them as at the ends."""
+    sizes, betas = zip(*fit.exchange, strict=True)
+    return float(np.interp(math.log(max(1, message_bytes)), [math.log(size) for size in sizes], betas))
+
+
+def costs_of(fit: CostFit, message_bytes: int) -> dict[str, float]:
+    """As the simulator takes them. ``message_bytes``: of messages that two ranks send to each other at once. That a
+    cost per byte depends on the length is what parameterised LogP adds to LogP: Kielmann, Bal, Verstoep, "Fast
+    measurement of LogP parameters for message passing platforms", IPDPS workshops 2000, §2.
+    """
+    return {
+        "alpha_s": fit.alpha_s,
+        "beta_s_per_byte": fit.beta_s_per_byte,
+        "beta_exchange_s_per_byte": beta_exchange_s_per_byte(fit, message_bytes),
+        "gamma_s_per_byte": fit.gamma_s_per_byte,
+    }
 
 
 def rows_of(plan: PredictionPlan, measured: Measured, calibration: CostFit) -> list[Row]:
@@ -365,7 +387,7 @@ def rows_of(plan: PredictionPlan, measured: Measured, calibration: CostFit) -> l
 
 def _row(plan: PredictionPlan, one: Measurement, measured: Measured, calibration: CostFit) -> Row:
     timing, calls = Timing.of(measured.times[one]), measured.calls[one]
-    predicted_s = predict(one, plan.ranks, calibration.costs(min(one.bytes, CARD_BYTES)), calls)
+    predicted_s = predict(one, plan.ranks, costs_of(calibration, min(one.bytes, CARD_BYTES)), calls)
     ratio = predicted_s / timing.median_s
     return {
         "op": one.operation,

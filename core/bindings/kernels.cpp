@@ -15,13 +15,6 @@ namespace telegrad::bindings {
 void bind_kernels(nb::module_& module) {
   const nb::call_guard<Unlocked> unlocked;
   module.def(
-      "accumulate",
-      [](std::uintptr_t residual, std::uintptr_t gradient, std::size_t n) {
-        kernels::add(DType::f32, memory<std::byte>(residual, n * sizeof(float)),
-                     memory<const std::byte>(gradient, n * sizeof(float)));
-      },
-      nb::arg("residual"), nb::arg("gradient"), nb::arg("n"), unlocked);
-  module.def(
       "compact",
       [](std::uintptr_t dense, std::size_t n, DType dtype, std::uint64_t absent_bits, std::uintptr_t indices,
          std::uintptr_t values, std::size_t capacity) {

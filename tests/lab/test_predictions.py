@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,9 +16,11 @@ from lab.predictions import (
     Measured,
     Measurement,
     PredictionPlan,
+    beta_exchange_s_per_byte,
     calibration,
     calibration_from,
     collectives_of,
+    costs_of,
     count_of,
     measurements_of,
     predict,
@@ -154,7 +157,9 @@ def test_rows_say_how_far_off_a_prediction_is(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_calibration_takes_medians_of_samples() -> None:
     times = {one: [seconds, seconds, seconds * 50] for one, seconds in _medians(_COSTS, 4).items()}
-    assert calibration_from(_PLAN, times).costs(1 << 20) == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
+    assert costs_of(calibration_from(_PLAN, times), 1 << 20) == {
+        name: pytest.approx(cost) for name, cost in _COSTS.items()
+    }
 
 
 @pytest.mark.parametrize("one", collectives_of(_PLAN), ids=str)
@@ -188,7 +193,15 @@ def test_a_small_job_on_the_laboratory() -> None:
     found = calibration_from(plan, times)
     assert isinstance(found, CostFit)
     assert min(beta for _, beta in found.exchange) >= found.beta_s_per_byte > 0
-    json.dumps(found.costs(1 << 20), allow_nan=False)
+    json.dumps(costs_of(found, 1 << 20), allow_nan=False)
     rows = rows_of(plan, measured, found)
     assert [row["bytes"] for row in rows] == [64 << 10] * len(collectives_of(plan))
     assert not any(row["judged"] for row in rows)
+
+
+def test_the_cost_of_a_byte_in_exchange_depends_on_the_length() -> None:
+    found = dataclasses.replace(_CALIBRATION, exchange=((1 << 10, 1e-8), (1 << 20, 3e-8)))
+    lengths = (0, 1 << 10, 1 << 15, 1 << 20, 1 << 30)
+    assert [beta_exchange_s_per_byte(found, length) for length in lengths] == pytest.approx(
+        [1e-8, 1e-8, 2e-8, 3e-8, 3e-8]
+    )

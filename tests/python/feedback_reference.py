@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rounded_floats import narrowed
 
 from telegrad.kernels.feedback import Collected, Kept, Moved, Remade
-from telegrad.kernels.floats import as_float32, narrowed
+from telegrad.kernels.floats import as_float32
 
 Vector = npt.NDArray[Any]
 
@@ -27,7 +28,7 @@ def accumulate_velocities(
     faults: Vector,
     nesterov: bool,
 ) -> None:
-    """See ``Kernels.accumulate_velocities``; ``table`` is not looked at."""
+    """See ``triton.accumulate_velocities``; ``table`` is not looked at."""
     m = np.float32(momentum)
     for part in parts:
         if not active[part.place]:
@@ -56,7 +57,7 @@ def collect(
     faults: Vector,
     most: float = math.inf,
 ) -> None:
-    """See ``Kernels.collect``; ``table`` is not looked at."""
+    """See ``triton.collect``; ``table`` is not looked at."""
     for part, count, end in zip(parts, counts, ends, strict=True):
         if broken[part.place]:
             to_indices[end - 1] = part.offset
@@ -80,21 +81,21 @@ def collect(
 
 
 def clear_faults(parts: Sequence[Collected], table: object, faults: Vector) -> None:
-    """See ``Kernels.clear_faults``; ``table`` is not looked at."""
+    """See ``triton.clear_faults``; ``table`` is not looked at."""
     for part in parts:
         if faults[part.place]:
             part.residual[~np.isfinite(part.residual)] = 0
 
 
 def restore(parts: Sequence[Kept], table: object, wanted: Vector) -> None:
-    """See ``Kernels.restore``; ``table`` is not looked at."""
+    """See ``triton.restore``; ``table`` is not looked at."""
     if wanted[0] > 0:
         for part in parts:
             part.values[:] = part.before
 
 
 def change_units(parts: Sequence[Remade], table: object, wanted: Vector, ratios: Vector) -> None:
-    """See ``Kernels.change_units``; ``table`` is not looked at."""
+    """See ``triton.change_units``; ``table`` is not looked at."""
     ratios[:] = 1.0
     if not 0 < wanted[0] < np.inf:
         return
@@ -108,7 +109,7 @@ def change_units(parts: Sequence[Remade], table: object, wanted: Vector, ratios:
 
 
 def rescale(parts: Sequence[Remade], table: object, ratios: Vector) -> None:
-    """See ``Kernels.rescale``; ``table`` is not looked at."""
+    """See ``triton.rescale``; ``table`` is not looked at."""
     for part, ratio in zip(parts, ratios, strict=True):
         if ratio != 1:
             near = 2.0**-100 < ratio < 2.0**100

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rounded_floats import narrowed, widened
 
-from telegrad.kernels.floats import narrowed, widened
 from telegrad.kernels.staging import DENSE
 from telegrad.sparse_vector.formats import as_bits
 
@@ -17,7 +17,7 @@ Vector = npt.NDArray[Any]
 def stage(
     indices: Vector, values: Vector, count: Vector, to_count: Vector, to_indices: Vector, to_values: Vector
 ) -> None:
-    """See ``Kernels.stage``."""
+    """See ``triton.stage``."""
     to_count[0] = count[0]
     for place in range(min(int(count[0]), len(indices))):
         index = int(indices[place])
@@ -26,7 +26,7 @@ def stage(
 
 
 def write_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values: Vector, absent: float) -> None:
-    """See ``Kernels.write_sum``."""
+    """See ``triton.write_sum``."""
     if form[0] == DENSE:
         out[:] = dense
     elif form[0] < 0:
@@ -37,7 +37,7 @@ def write_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values:
 
 
 def add_sum(out: Vector, form: Vector, dense: Vector, indices: Vector, values: Vector) -> None:
-    """See ``Kernels.add_sum``."""
+    """See ``triton.add_sum``."""
     if form[0] == DENSE:
         out += dense
     else:

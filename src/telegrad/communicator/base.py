@@ -20,8 +20,9 @@ from typing import Any, Self, TypedDict, cast
 
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import pool_of, runtime_of
-from telegrad.communicator.cuda.staging import staging_of
-from telegrad.communicator.cuda.transfers import DeviceWork, StagedOperation, Transfers
+from telegrad.communicator.cuda.staging import staging_of, succeeded
+from telegrad.communicator.cuda.transfers import Begin, DeviceWork, StagedOperation, Transfers
+from telegrad.communicator.operands import on_device
 from telegrad.communicator.trace import start_trace, write_trace
 from telegrad.communicator.work import Work, never_destroy, process_id, stop_completion_thread
 from telegrad.errors import TransportError
@@ -313,6 +314,31 @@ class CommunicatorBase:
             self._let_go()
         return Work(request, operation, self._core.rank, finish, held, None if self._over else self)
 
+    def _begun(self, request: _core.Request, operation: str, held: Any, result: Any, async_op: bool) -> Work | None:
+        """With ``async_op`` a Work of ``result``, else waits."""
+        if async_op:
+            return self._work(request, operation, held, lambda _: result)
+        self._block(request, held)
+        return None
+
+    def _run(
+        self,
+        operation: str,
+        begin: Begin,
+        at: tuple[int, int, Any],
+        parts: Callable[[], list[StagedOperation]],
+        tensors: tuple[Any, ...],
+        result: Any,
+        async_op: bool,
+        lane: Hashable = None,
+    ) -> Work | None:
+        """What ``begin`` hands to the engine: host memory at once, ``at`` being addresses and length, a device's in
+        ``parts()``. ``tensors``: all that it uses, ``None`` where there is none."""
+        used = tuple(tensor for tensor in tensors if tensor is not None)
+        if on_device(used[0]):
+            return self._run_on_device(operation, parts(), used, result, async_op, lane)
+        return self._begun(begin(*at, None), operation, tensors, result, async_op)
+
     def _block(self, request: _core.Request, held: Any) -> None:
         try:
             request.wait()
@@ -330,13 +356,12 @@ class CommunicatorBase:
         result: Any,
         async_op: bool,
         lane: Hashable = None,
-    ) -> Any:
-        """Puts it into a stream; returns ``result``, or with ``async_op`` a Work. ``tensors``: all on one device.
+    ) -> DeviceWork | None:
+        """Puts it into a stream; returns a Work with ``async_op``. ``tensors``: all on one device.
         ``lane``: of operations that may have to wait for one another; None is that of all ranks' ones."""
         device = tensors[0].device
         transfers = self._transfers_of(operation, tensors)
-        work = transfers.run(operation, device, parts, tensors, self.abort, result=result, async_op=async_op, lane=lane)
-        return result if work is None else work
+        return transfers.run(operation, device, parts, tensors, self.abort, result=result, async_op=async_op, lane=lane)
 
     def _begin_shortly(self, x: Any, op: str) -> DeviceWork | None:
         """See ``Transfers.begin_shortly``. Called by the core, where ``_device_fast_path`` has streams."""
@@ -391,13 +416,13 @@ class CommunicatorBase:
         try:
             kept = self._kept
             while kept and kept[0][0].done() and not self._over:
-                self._over = not _succeeded(kept[0][0])
+                self._over = not succeeded(kept[0][0])
                 if not self._over:
                     kept.popleft()
             if len(kept) >= self._crowded:  # one that is long under way is before all others
                 for _ in range(len(kept)):
                     entry = kept.popleft()
-                    if not entry[0].done() or not _succeeded(entry[0]):
+                    if not entry[0].done() or not succeeded(entry[0]):
                         kept.append(entry)
                 self._crowded = 2 * len(kept) + _CROWDED
         finally:
@@ -419,10 +444,3 @@ def _is_plain(x: Any) -> bool:
     """Whether it is a tensor of torch's own class: others may have streams, or memory, of another kind."""
     torch = sys.modules["torch"]
     return type(x) is torch.Tensor or type(x) is torch.nn.Parameter
-
-
-def _succeeded(request: _core.Request) -> bool:
-    try:
-        return request.wait(0.0)
-    except Exception:
-        return False

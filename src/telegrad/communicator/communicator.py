@@ -194,10 +194,9 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
 
         Raises ``RendezvousError`` if no peers are found, ``TransportError`` if one fails meanwhile, ``ImportError``
         without torch or UCX, ``ValueError`` for bad arguments."""
-        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        _checked_options(timeout_s, liveness_timeout_s, interface, node)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
-        checked_node(node)
         device_group = nccl_group(group, check_setting(device_algorithm))
         peers = find_peers(group, join_timeout_s=join_timeout_s)
         job_ranks: Sequence[int] = ()
@@ -245,7 +244,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         group, whose NCCL may sum CUDA tensors (``telegrad.communicator.cuda.nccl.TorchGroup(group)``), or ``None`` on
         all ranks. ``job_ranks``: by rank the number in the job, for errors; empty: the same. Other arguments and errors
         are those of ``from_torch``."""
-        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        options = _checked_options(timeout_s, liveness_timeout_s, interface, node)
         if check_setting(device_algorithm) == NCCL and device_group is None:
             raise ValueError("device_algorithm='nccl' needs a device_group of NCCL's: give one, or 'auto'")
         rank, size = checked_integer(rank, "rank"), checked_integer(size, "size")
@@ -261,12 +260,9 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 "this telegrad was built without UCX (TELEGRAD_UCX=none), so it reaches no other process: install "
                 "it again with `pip install .` (bundles UCX) or `pip install . -C cmake.define.TELEGRAD_UCX=system`"
             )
-        options = InheritedOptions(
-            timeout_s,
-            liveness_timeout_s,
-            interface,
+        options = replace(
+            options,
             group=OF_JOB if job_ranks else "",
-            node=checked_node(node),
             device_algorithm=device_algorithm,
             device_group=None if device_algorithm == HOST_TRANSFER else device_group,
         )
@@ -295,10 +291,9 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
         Raises ``TypeError`` or ``ValueError`` for bad arguments and for ``"mpi"`` with a job's key, ``ImportError``
         without a driver for this MPI, and ``RendezvousError`` if MPI is not running. Raises ``TransportError`` below
         ``THREAD_MULTIPLE``, and if a peer fails or does not join. See docs/how-to/mpi.md."""
-        timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
+        options = _checked_options(timeout_s, liveness_timeout_s, interface, node)
         join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
         checked_tuning(tuning)
-        label = checked_node(node)
         if driver == "mpi" and interface is not None:
             raise ValueError(
                 f"interface={interface!r} is for driver='ucx': MPI chooses its network by its own settings"
@@ -309,7 +304,7 @@ class Communicator(Reductions, TopkReductions, Moves, PointToPoint):
                 "driver='ucx'"
             )
         peers = find_mpi_peers(comm, driver=driver, join_timeout_s=join_timeout_s)
-        options = InheritedOptions(timeout_s, liveness_timeout_s, interface, node=label, make_driver=peers.make_driver)
+        options = replace(options, make_driver=peers.make_driver)
         return cls._join(peers.rank, peers.size, peers.exchange, tuning, options)
 
     @classmethod
@@ -606,16 +601,15 @@ def join(
         raise TypeError(f"name={name!r} must be a str: one for each job")
     if ranks is not None and checked_integer(ranks, "ranks") < 1:
         raise ValueError(f"ranks={ranks} must be at least 1: how many make the job")
-    timeout_s, liveness_timeout_s = _checked_options(timeout_s, liveness_timeout_s, interface)
-    join_timeout_s, label = check_timeout(join_timeout_s, "join_timeout_s"), checked_node(node)
-    told: dict[str, Any] = {"timeout_s": timeout_s, "liveness_timeout_s": liveness_timeout_s}
+    options = _checked_options(timeout_s, liveness_timeout_s, interface, node)
+    join_timeout_s = check_timeout(join_timeout_s, "join_timeout_s")
+    told: dict[str, Any] = {"timeout_s": options.timeout_s, "liveness_timeout_s": options.liveness_timeout_s}
     prefix = f"telegrad/jobs/{name}"
     if ranks is None:
         prefix, told = running_job(store, RUNNING.format(name=name), join_timeout_s)
     limits: dict[str, Any] = dict.fromkeys(("join_timeout_s", "store_timeout_s", "wait_s"), join_timeout_s)
     membership = Membership(store, prefix, first=ranks, **told, **limits)
-    options = InheritedOptions(told["timeout_s"], told["liveness_timeout_s"], interface, node=label)
-    connect = functools.partial(_connected, Communicator, membership, options, None)
+    connect = functools.partial(_connected, Communicator, membership, replace(options, **told), None)
     try:
         made, _ = membership.agree(connect, admit=False)
         if made.rank == 0:
@@ -662,9 +656,9 @@ def _network_devices(rank: int, exchange: Exchange, interface: str | None) -> st
 
 
 def _checked_options(
-    timeout_s: float, liveness_timeout_s: float | None, interface: str | None
-) -> tuple[float, float | None]:
+    timeout_s: float, liveness_timeout_s: float | None, interface: str | None, node: str | int | None
+) -> InheritedOptions:
     seconds = check_timeout(timeout_s, "timeout_s")
     silence = None if liveness_timeout_s is None else check_timeout(liveness_timeout_s, "liveness_timeout_s")
     check_interface(interface)
-    return seconds, silence
+    return InheritedOptions(seconds, silence, interface, node=checked_node(node))

@@ -150,32 +150,13 @@ def join_core(
 ) -> _core.Communicator:
     """The core's communicator of ranks that are processes, over the driver that ``options`` name. Raises
     ``TransportError`` and ``ValueError``."""
-    timeout_s, liveness_timeout_s = options.timeout_s, options.liveness_timeout_s
+    timeouts_s = options.timeout_s, options.liveness_timeout_s
+    more: dict[str, Any] = {"group": group, "parent_ranks": parent_ranks, "stall_s": stall_s()}
     if options.make_driver is not None:
         driver = options.make_driver(rank, size)
-        return _core.Communicator.over(
-            driver,
-            exchange,
-            timeout_s,
-            liveness_timeout_s,
-            report_folder,
-            group=group,
-            parent_ranks=parent_ranks,
-            stall_s=stall_s(),
-        )
-    return _core.Communicator.ucx(
-        rank,
-        size,
-        exchange,
-        timeout_s,
-        liveness_timeout_s,
-        options.interface,
-        report_folder,
-        group=group,
-        parent_ranks=parent_ranks,
-        devices=options.devices,
-        stall_s=stall_s(),
-    )
+        return _core.Communicator.over(driver, exchange, *timeouts_s, report_folder, **more)
+    network = (options.interface, report_folder)
+    return _core.Communicator.ucx(rank, size, exchange, *timeouts_s, *network, devices=options.devices, **more)
 
 
 def connect(group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str) -> Joined | None:
@@ -205,7 +186,7 @@ class _AsksAgain(Exception):  # noqa: N818
 
 def _connected(group: Group | None, gather: Gather, options: InheritedOptions, report_folder: str) -> Joined | None:
     if group is None:
-        _told(gather, b"", ())
+        told_by(gather, b"", ())
         return None
     members, swapped = group.members, False
 
@@ -214,7 +195,7 @@ def _connected(group: Group | None, gather: Gather, options: InheritedOptions, r
         if swapped:
             raise _AsksAgain
         swapped = True
-        blobs = _told(gather, blob, members)
+        blobs = told_by(gather, blob, members)
         _check_all_there(group, [bool(blob) for blob in blobs])
         return blobs
 
@@ -224,12 +205,12 @@ def _connected(group: Group | None, gather: Gather, options: InheritedOptions, r
         core = join_core(rank, size, agreement.swap, options, report_folder, group.name_in(options.group), members)
     except Exception:
         if not swapped:  # the others wait for an address, and are to hear that there is none
-            _told(gather, b"", ())
+            told_by(gather, b"", ())
         raise
     return Joined(core, agreement.place, agreement.tuning)
 
 
-def _told(gather: Gather, blob: bytes, members: Sequence[int]) -> list[bytes]:
+def told_by(gather: Gather, blob: bytes, members: Sequence[int]) -> list[bytes]:
     """The bytes of ``members``, in their order; every rank gives its own."""
     lengths = gather(np.array([len(blob)], np.int64))[:, 0].tolist()
     padded = np.zeros(max(lengths), np.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -89,8 +90,8 @@ class Moves(StreamReductions):
             formats_named(wire, stream.dtype)  # refuses one of sums: nothing is summed
             how = self._sparse_reduction(stream, "sum", "auto", 1.0, wire, error, seed)
             indices, values = stream.entries(0.0)
-            at, of, dtype = address(indices), address(values), DTYPES[stream.dtype]
-            request = self._usable().all_gather_sparse(at, of, indices.size, stream.n, dtype, how, not async_op)
+            entries = (address(indices), address(values), indices.size, stream.n, DTYPES[stream.dtype])
+            request = self._usable().all_gather_sparse(*entries, how, not async_op)
 
             def finish(done: _core.Request) -> Any:
                 return [like(stream.result(*arrays)) for arrays in done.sparse_results()]
@@ -108,11 +109,9 @@ class Moves(StreamReductions):
         def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
             return core.all_gather(given, taken, nbytes, buffer.dtype, lengths, not (async_op or gate), gate)
 
-        if on_device(x):
-            parts = gathered_parts(x, result, lengths, self.world_size, begin)
-            return self._run_on_device("all_gather", parts, (x, result), result, async_op)
-        request = begin(buffer.pointer, into.pointer, buffer.nbytes, None)
-        return self._begun(request, "all_gather", (x, result), result, async_op)
+        at = (buffer.pointer, into.pointer, buffer.nbytes)
+        parts = partial(gathered_parts, x, result, lengths, self.world_size, begin)
+        return self._run("all_gather", begin, at, parts, (x, result), result, async_op) or result
 
     def gather(self, x: Any, root: int, *, out: Any = None, counts: Any = None, async_op: bool = False) -> Any:
         """All ranks' ``x`` on rank ``root``, as ``all_gather`` returns them: stacked or, with ``counts``, in sequence.
@@ -133,10 +132,9 @@ class Moves(StreamReductions):
         def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
             return core.gather(given, taken, nbytes, buffer.dtype, root, lengths, not (async_op or gate), gate)
 
-        if on_device(x):
-            parts = gathered_parts(x, taken, lengths, self.world_size, begin)
-            return self._run_on_device("gather", parts, (x, x if taken is None else taken), taken, async_op)
-        return self._begun(begin(buffer.pointer, to, buffer.nbytes, None), "gather", (x, taken), taken, async_op)
+        at = (buffer.pointer, to, buffer.nbytes)
+        parts = partial(gathered_parts, x, taken, lengths, self.world_size, begin)
+        return self._run("gather", begin, at, parts, (x, taken), taken, async_op) or taken
 
     def scatter(self, x: Any, out: Any, root: int, *, counts: Any = None, async_op: bool = False) -> Any:
         """Sends block r of rank ``root``'s ``x`` to rank r, into ``out``, which is returned (with ``async_op=True`` a
@@ -160,11 +158,9 @@ class Moves(StreamReductions):
             return core.scatter(given, taken, nbytes, buffer.dtype, root, lengths, not (async_op or gate), gate)
 
         def begun(given: int) -> Any:
-            if on_device(out):
-                parts = scattered_parts(x, out, listed, begin, at_once=lengths is not None)
-                return self._run_on_device("scatter", parts, (out, out if x is None else x), out, async_op)
-            request = begin(given, buffer.pointer, listed, None)
-            return self._begun(request, "scatter", (x, out), out, async_op)
+            at = (given, buffer.pointer, listed)
+            parts = partial(scattered_parts, x, out, listed, begin, at_once=lengths is not None)
+            return self._run("scatter", begin, at, parts, (out, x), out, async_op) or out
 
         if self.rank != root:
             if x is not None:
@@ -232,32 +228,28 @@ class Moves(StreamReductions):
         result, into = result_of(out, x, shape, device=True)
         check_together(x, result)
         check_apart(buffer, into, None, _OWN_MEMORY)
-        if on_device(x):
-            parts: list[StagedOperation] = [Pieces([whole(x)], [whole(result)], begin, 0)]
+        at = (buffer.pointer, into.pointer, buffer.nbytes)
+
+        def parts() -> list[StagedOperation]:
             if send_counts is None:
-                parts = exchanged_parts(x, result, ranks, begin)
-            return self._run_on_device("all_to_all", parts, (x, result), result, async_op)
-        request = begin(buffer.pointer, into.pointer, buffer.nbytes, None)
-        return self._begun(request, "all_to_all", (x, result), result, async_op)
+                return exchanged_parts(x, result, ranks, begin)
+            return [Pieces([whole(x)], [whole(result)], begin, 0)]
+
+        return self._run("all_to_all", begin, at, parts, (x, result), result, async_op) or result
 
     def broadcast(self, x: Any, root: int, *, async_op: bool = False) -> Work | None:
         """Overwrites ``x`` (same shape and dtype on all ranks) with rank ``root``'s."""
         check_async(async_op)
         root = checked_rank(root, "root", self.world_size)
-        core, buffer = self._usable(), movable(x, "x", writable=root != self.rank, device=True)
-        if on_device(x):
-            parts = broadcast_parts(
-                x,
-                root == self.rank,
-                lambda address, nbytes, gate: core.broadcast(address, nbytes, buffer.dtype, root, False, gate),
-            )
-            work: Work | None = self._run_on_device("broadcast", parts, (x,), x if async_op else None, async_op)
-            return work
-        request = core.broadcast(buffer.pointer, buffer.nbytes, buffer.dtype, root, not async_op)
-        if async_op:
-            return self._work(request, "broadcast", x, lambda _: x)
-        self._block(request, x)
-        return None
+        is_root = root == self.rank
+        core, buffer = self._usable(), movable(x, "x", writable=not is_root, device=True)
+
+        def begin(given: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
+            at = given if is_root else taken
+            return core.broadcast(at, nbytes, buffer.dtype, root, not (async_op or gate), gate)
+
+        at, parts = (buffer.pointer, buffer.pointer, buffer.nbytes), partial(broadcast_parts, x, is_root, begin)
+        return self._run("broadcast", begin, at, parts, (x,), x, async_op)
 
     def broadcast_state(self, state: Any, root: int) -> Any:
         """Returns the ``state`` of rank ``root`` on all ranks, as a ``state_dict()`` of a model, an optimizer or a
@@ -306,17 +298,7 @@ class Moves(StreamReductions):
     def barrier(self, *, async_op: bool = False) -> Work | None:
         """Returns once every rank has called it."""
         check_async(async_op)
-        request = self._usable().barrier(not async_op)
-        if async_op:
-            return self._work(request, "barrier", None, lambda _: None)
-        self._block(request, None)
-        return None
-
-    def _begun(self, request: _core.Request, operation: str, held: Any, result: Any, async_op: bool) -> Any:
-        if async_op:
-            return self._work(request, operation, held, lambda _: result)
-        self._block(request, held)
-        return result
+        return self._begun(self._usable().barrier(not async_op), "barrier", None, None, async_op)
 
     def _gathered(self, x: Any, nbytes: int, counts: Any) -> tuple[tuple[int, ...], list[int] | None]:
         """The shape of what is gathered, and the blocks' lengths in bytes where they are unequal."""
@@ -364,6 +346,8 @@ def _itemsize(x: Any) -> int:
 _TAGS = 1 << 31
 
 
+# On a device each peer and direction has a lane of its own: nobody knows when a peer answers, and others may wait for
+# this rank.
 class PointToPoint(CommunicatorBase):
     """Operations between two ranks. The other ranks need not call anything, and both may call them between any
     collectives.
@@ -385,14 +369,12 @@ class PointToPoint(CommunicatorBase):
         2³¹). With ``async_op=True`` a Work is returned."""
         check_async(async_op)
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
+        peer, number = self._peer(to, "to"), _tag(tag)
         if on_device(x):
-            part = _sending(core, x, buffer, self._peer(to, "to"), _tag(tag))
-            return self._between_devices("send", [part], (x,), x, async_op, (to, None))
-        request = core.send(buffer.pointer, buffer.nbytes, buffer.dtype, self._peer(to, "to"), _tag(tag), not async_op)
-        if async_op:
-            return self._work(request, "send", x, lambda _: x)
-        self._block(request, x)
-        return None
+            part = _given(core, x, buffer, peer, number)
+            return self._run_on_device("send", [part], (x,), x, async_op, ("send", to, None))
+        request = core.send(buffer.pointer, buffer.nbytes, buffer.dtype, peer, number, not async_op)
+        return self._begun(request, "send", x, x, async_op)
 
     def recv(self, x: Any, source: int | None = None, *, tag: int = 0, async_op: bool = False) -> Work | int | None:
         """Overwrites ``x`` with the oldest message from rank ``source`` with ``tag`` that is not yet received.
@@ -406,14 +388,13 @@ class PointToPoint(CommunicatorBase):
         peer = None if source is None else self._peer(source, "source")
         if peer is None and self.world_size == 1:
             raise ValueError("source=None, but there is no other rank to receive from")
+        number = _tag(tag)
         if on_device(x):
-            part = _receiving(core, x, buffer, peer, _tag(tag))
-            return self._between_devices("recv", [part], (x,), x, async_op, (None, source))
-        request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, peer, _tag(tag), not async_op)
-        if async_op:
-            return self._work(request, "recv", x, lambda _: x)
-        self._block(request, x)
-        return request.source()
+            part = _taken(core, x, buffer, peer, number)
+            return self._run_on_device("recv", [part], (x,), x, async_op, ("recv", None, source))
+        request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, peer, number, not async_op)
+        work = self._begun(request, "recv", x, x, async_op)
+        return request.source() if work is None else work
 
     def sendrecv(self, x: Any, to: int, out: Any, source: int, *, tag: int = 0, async_op: bool = False) -> Work | None:
         """Sends ``x`` to rank ``to`` and receives ``out`` from rank ``source`` at once, both with ``tag``; waits for
@@ -427,43 +408,13 @@ class PointToPoint(CommunicatorBase):
         check_together(x, out)
         if overlap(buffer, into):
             raise ValueError("out shares memory with x: give it memory of its own")
+        peer, origin, number = self._peer(to, "to"), self._peer(source, "source"), _tag(tag)
         if on_device(x):
-            parts = [
-                _receiving(core, out, into, self._peer(source, "source"), _tag(tag)),
-                _sending(core, x, buffer, self._peer(to, "to"), _tag(tag)),
-            ]
-            return self._between_devices("sendrecv", parts, (x, out), out, async_op, (to, source))
-        request = core.sendrecv(
-            buffer.pointer,
-            buffer.nbytes,
-            buffer.dtype,
-            self._peer(to, "to"),
-            into.pointer,
-            into.nbytes,
-            into.dtype,
-            self._peer(source, "source"),
-            _tag(tag),
-            not async_op,
-        )
-        if async_op:
-            return self._work(request, "sendrecv", (x, out), lambda _: out)
-        self._block(request, (x, out))
-        return None
-
-    # Each peer and direction in a lane of its own: nobody knows when a peer answers, and others may wait for this rank.
-    def _between_devices(
-        self,
-        operation: str,
-        parts: list[StagedOperation],
-        tensors: tuple[Any, ...],
-        result: Any,
-        async_op: bool,
-        lane: tuple[int | None, int | None],
-    ) -> Work | None:
-        work: Work | None = self._run_on_device(
-            operation, parts, tensors, result if async_op else None, async_op, (operation, *lane)
-        )
-        return work
+            parts = [_taken(core, out, into, origin, number), _given(core, x, buffer, peer, number)]
+            return self._run_on_device("sendrecv", parts, (x, out), out, async_op, ("sendrecv", to, source))
+        sent, received = ((one.pointer, one.nbytes, one.dtype) for one in (buffer, into))
+        request = core.sendrecv(*sent, peer, *received, origin, number, not async_op)
+        return self._begun(request, "sendrecv", (x, out), out, async_op)
 
     def _peer(self, value: Any, argument: str) -> int:
         peer = checked_rank(value, argument, self.world_size)
@@ -473,22 +424,18 @@ class PointToPoint(CommunicatorBase):
 
 
 # In one piece each: the other side may be a host tensor, which is not cut.
-def _sending(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> StagedOperation:
-    return Pieces(
-        [whole(x)],
-        [],
-        lambda given, _, nbytes, gate: core.send(given, nbytes, buffer.dtype, to, tag, False, gate),
-        buffer.nbytes,
-    )
+def _given(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> StagedOperation:
+    def begin(given: int, _: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
+        return core.send(given, nbytes, buffer.dtype, to, tag, False, gate)
+
+    return Pieces([whole(x)], [], begin, buffer.nbytes)
 
 
-def _receiving(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> StagedOperation:
-    return Pieces(
-        [],
-        [whole(x)],
-        lambda _, taken, nbytes, gate: core.recv(taken, nbytes, buffer.dtype, source, tag, False, gate),
-        buffer.nbytes,
-    )
+def _taken(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> StagedOperation:
+    def begin(_: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
+        return core.recv(taken, nbytes, buffer.dtype, source, tag, False, gate)
+
+    return Pieces([], [whole(x)], begin, buffer.nbytes)
 
 
 def _tag(value: Any) -> int:

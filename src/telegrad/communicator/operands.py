@@ -216,14 +216,9 @@ def _numpy_remedy(dtype: np.dtype[Any]) -> str:
     return "give numbers" if wider is None else f"use .astype(numpy.{wider})"
 
 
-def _moved_as(name: str) -> _core.DType:
-    """What peers compare a tensor's dtype by; where messages have no name for it, bytes: of two such dtypes nobody
-    sees that they differ."""
-    return _DTYPES.get(name, _core.DType.u8)
-
-
 def movable(x: Any, argument: str, *, writable: bool = True, device: bool = False) -> HostBuffer:
-    """The memory of a tensor of any plain element type; ``device``: it may be a device's.
+    """The memory of a tensor of any plain element type; ``device``: it may be a device's. Its dtype is what peers
+    compare; where messages have no name for it, bytes: of two such dtypes nobody sees that they differ.
 
     Raises ``TypeError`` or ``ValueError`` with the remedy."""
     if type(x) is np.ndarray:
@@ -232,8 +227,8 @@ def movable(x: Any, argument: str, *, writable: bool = True, device: bool = Fals
             return found
     if is_torch_tensor(x):
         pointer = _pointer_of(x, argument, device)
-        nbytes = x.numel() * x.element_size()
-        return HostBuffer(pointer, x.numel(), nbytes, _moved_as(str(x.dtype).removeprefix("torch.")))
+        dtype = _DTYPES.get(str(x.dtype).removeprefix("torch."), _core.DType.u8)
+        return HostBuffer(pointer, x.numel(), x.numel() * x.element_size(), dtype)
     _check_numpy(x, argument, writable=writable)
     if x.dtype.hasobject:
         raise TypeError(f"{argument} has dtype {x.dtype}, which holds Python objects: use a numeric dtype")
@@ -242,7 +237,7 @@ def movable(x: Any, argument: str, *, writable: bool = True, device: bool = Fals
             f"{argument} has dtype {x.dtype}, in another byte order than this machine's: use "
             ".astype(x.dtype.newbyteorder('='))"
         )
-    return HostBuffer(address(x), x.size, x.nbytes, _moved_as(x.dtype.name))
+    return HostBuffer(address(x), x.size, x.nbytes, _DTYPES.get(x.dtype.name, _core.DType.u8))
 
 
 def overlap(one: HostBuffer, other: HostBuffer) -> bool:

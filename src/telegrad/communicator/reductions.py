@@ -273,17 +273,10 @@ class StreamReductions(CommunicatorBase):
             )
         if overlaps_stream(buffer, stream):
             raise ValueError("out shares memory with the stream: give it memory of its own")
-        indices, values = stream.memory(neutral_element(sparse_reduction_of(op)))
-        marks = stream.marks
+        entries, held = _memory_in(stream, neutral_element(sparse_reduction_of(op)))
         how = self._sparse_reduction(stream, op, algorithm, switch_factor, wire, error, seed, out=buffer, slices=slices)
-        at, marked = (0 if one is None else address(one) for one in (indices, marks))
-        entries = (at, address(values), values.size, marked, stream.n, dtype)
         request = core.all_reduce_sparse_into(*entries, how, buffer.pointer, not async_op)
-        held = (indices, values, marks, out, error)
-        if async_op:
-            return self._work(request, "all_reduce_into", held, lambda _: out)
-        self._block(request, held)
-        return None
+        return self._begun(request, "all_reduce_into", (held, out, error), out, async_op)
 
     def _begin_average_into(
         self, indices: npt.NDArray[np.uint32], values: Bits, out: Bits, wire: str, error: Bits | None
@@ -363,19 +356,14 @@ class StreamReductions(CommunicatorBase):
     def _reduce_stream(
         self, given: StreamInput, op: Any, how: _core.SparseReduction, async_op: bool, error: Any
     ) -> Any:
-        core, absent, stream = self._usable(), neutral_element(sparse_reduction_of(op)), given.stream
-        indices, values = stream.memory(absent)
-        marks = stream.marks
-        at, marked = (0 if one is None else address(one) for one in (indices, marks))
-        entries = (at, address(values), values.size, marked, stream.n, DTYPES[stream.dtype])
-        request = core.all_reduce_sparse(*entries, how, not async_op)
-        held = (indices, values, marks, error)
+        absent, stream = neutral_element(sparse_reduction_of(op)), given.stream
+        entries, held = _memory_in(stream, absent)
+        request = self._usable().all_reduce_sparse(*entries, how, not async_op)
 
         def finish(done: _core.Request) -> Any:
-            sum_indices, sum_values = done.sparse_result()
-            return given.like(stream.result(sum_indices, sum_values, absent))
+            return given.like(stream.result(*done.sparse_result(), absent))
 
-        return self._stream_work(request, "all_reduce", held, finish, async_op)
+        return self._stream_work(request, "all_reduce", (held, error), finish, async_op)
 
     def _run_entries(
         self,
@@ -406,7 +394,7 @@ class StreamReductions(CommunicatorBase):
         own = [tensor for one in (entries, *found) for tensor in (one.indices, one.values, one.count)]
         tensors = (*own, form, *([] if found else [out]), *([] if error is None else [error]))
         operation = "all_gather" if call == "average_gathered" else call
-        return self._run_on_device(operation, [part], tensors, out, async_op)
+        return self._run_on_device(operation, [part], tensors, out, async_op) or out
 
     def _gather_entries(self, entries: DeviceEntries, wire: Any, error: Any, seed: Any, async_op: bool) -> Any:
         formats_named(wire, entries.dtype)  # refuses one of sums: nothing is summed
@@ -435,6 +423,15 @@ class StreamReductions(CommunicatorBase):
             return self._work(request, operation, held, once(finish))
         self._block(request, held)
         return finish(request)
+
+
+def _memory_in(stream: SparseVector, absent: float) -> tuple[tuple[int, int, int, int, int, _core.DType], Any]:
+    """Its entries as the core takes them, and what must stay where it is until they are read."""
+    indices, values = stream.memory(absent)
+    marks = stream.marks
+    at, marked = (0 if one is None else address(one) for one in (indices, marks))
+    entries = (at, address(values), values.size, marked, stream.n, DTYPES[stream.dtype])
+    return entries, (indices, values, marks)
 
 
 def _balanced(slices: object, algorithm: str) -> bool:
@@ -488,29 +485,24 @@ class DeviceSums(CommunicatorBase):
         Raises ``ValueError`` where ``algorithm`` demands what cannot be."""
         if algorithm not in ("auto", NCCL):
             return False
+        refusal = ""
         if reduction not in _SUMS:
-            if algorithm == NCCL:
-                raise ValueError("algorithm='nccl' sums and averages: use 'auto' for other reductions")
-            return False
-        if str(x.dtype).removeprefix("torch.") not in _BY_NCCL:
-            if algorithm == NCCL:
-                raise ValueError(f"algorithm='nccl' is for {', '.join(_BY_NCCL)}: use 'auto' for {x.dtype}")
-            return False
-        if self._nccl is None:
-            if algorithm == NCCL:
-                raise ValueError(
-                    "algorithm='nccl' is not there: make the communicator with from_torch() of a group whose CUDA "
-                    "tensors go by NCCL, and device_algorithm='auto'; or use 'auto'"
-                )
-            return False
-        if not x.numel():
-            return False
-        verdict = self._verdict_on(x.device)
-        if verdict.refusal:
-            if algorithm == NCCL:
-                raise ValueError(f"algorithm='nccl' cannot be: {verdict.refusal}")
-            return False
-        return algorithm == NCCL or self._nccl.chosen(x.nbytes, verdict, self._tuning) == NCCL
+            refusal = "sums and averages: use 'auto' for other reductions"
+        elif str(x.dtype).removeprefix("torch.") not in _BY_NCCL:
+            refusal = f"is for {', '.join(_BY_NCCL)}: use 'auto' for {x.dtype}"
+        elif self._nccl is None:
+            refusal = (
+                "is not there: make the communicator with from_torch() of a group whose CUDA tensors go by NCCL, and "
+                "device_algorithm='auto'; or use 'auto'"
+            )
+        elif x.numel():
+            verdict = self._verdict_on(x.device)
+            if not verdict.refusal:
+                return algorithm == NCCL or self._nccl.chosen(x.nbytes, verdict, self._tuning) == NCCL
+            refusal = f"cannot be: {verdict.refusal}"
+        if refusal and algorithm == NCCL:
+            raise ValueError(f"algorithm='nccl' {refusal}")
+        return False
 
     def _verdict_on(self, device: Any) -> Verdict:
         assert self._nccl is not None
@@ -655,38 +647,29 @@ class Reductions(StreamReductions, DeviceSums):
             raise ValueError("error takes what wire= loses: name a wire, or leave error out")
         core, buffer = self._usable(), reducible(x, "x", writable=out is None, device=True)
         into = buffer if out is None else _result_of(buffer, x, out)
+        target = x if out is None else out
         if isinstance(op, CustomReduction):
             op.check(buffer, x, algorithm)
-            result = x if out is None else out
-            return self._reduce_custom("all_reduce", op, buffer, into, (x, out), result, async_op)
-        reduction = reduction_of(op, buffer.dtype)
-        if on_device(x):
-            target = x if out is None else out
-            chosen = algorithm_of(algorithm, DENSE_DEVICE_ALGORITHMS)
-            if self._goes_by_nccl(x, reduction, algorithm):
-                return self._sum_by_nccl(x, target, buffer.dtype, reduction, async_op)
-            parts = element_parts(
-                x,
-                target,
-                lambda given, taken, length, gate: core.all_reduce(
-                    given, taken, length, buffer.dtype, reduction, chosen, False, gate
-                ),
-            )
-            work = self._run_on_device("all_reduce", parts, (x, target), target if async_op else None, async_op)
-            is_plain = out is None and algorithm == "auto" and self._nccl is None
-            if is_plain and len(parts) == 1 and buffer.nbytes:
-                transfers = self._transfers[x.device.type]
-                self._device_fast_path = transfers.fast_path(core, x, async_op=async_op) or self._device_fast_path
-            return work
-        chosen = algorithm_of(algorithm, DENSE_ALGORITHMS)
-        request = core.all_reduce(
-            buffer.pointer, into.pointer, buffer.elements, buffer.dtype, reduction, chosen, not async_op
-        )
-        if async_op:
-            result = x if out is None else out
-            return self._work(request, "all_reduce", (x, out), lambda _: result)
-        self._block(request, (x, out))
-        return None
+            return self._reduce_custom("all_reduce", op, buffer, into, (x, out), target, async_op)
+        reduction, is_of_device = reduction_of(op, buffer.dtype), on_device(x)
+        chosen = algorithm_of(algorithm, DENSE_DEVICE_ALGORITHMS if is_of_device else DENSE_ALGORITHMS)
+
+        def begin(given: int, taken: int, length: int, gate: _core.Gate | None) -> _core.Request:
+            blocks = not (async_op or gate)
+            return core.all_reduce(given, taken, length, buffer.dtype, reduction, chosen, blocks, gate)
+
+        if not is_of_device:
+            request = begin(buffer.pointer, into.pointer, buffer.elements, None)
+            return self._begun(request, "all_reduce", (x, out), target, async_op)
+        if self._goes_by_nccl(x, reduction, algorithm):
+            return self._sum_by_nccl(x, target, buffer.dtype, reduction, async_op)
+        parts = element_parts(x, target, begin)
+        work = self._run_on_device("all_reduce", parts, (x, target), target, async_op)
+        is_plain = out is None and algorithm == "auto" and self._nccl is None
+        if is_plain and len(parts) == 1 and buffer.nbytes:
+            transfers = self._transfers[x.device.type]
+            self._device_fast_path = transfers.fast_path(core, x, async_op=async_op) or self._device_fast_path
+        return work
 
     def _average_in_turn(self, x: Any, gate: _core.Gate, words: Any) -> Work:
         """As ``all_reduce(x, "avg", async_op=True)`` of a host's tensor, but begins once ``gate`` is open, whose
@@ -706,31 +689,19 @@ class Reductions(StreamReductions, DeviceSums):
         reduction = reduction_of(op, buffer.dtype)
         check_encodable(buffer, x, reduction, algorithm)
         lost, number = error_of(error, x, (buffer, into)), checked_seed(seed)
-        if on_device(x):
+        target = x if out is None else out
 
-            def begin(given: int, taken: int, length: int, gate: _core.Gate) -> _core.Request:
-                behind = taken + length * x.element_size() if lost else 0
-                call = self._next_encoded_call()  # another one for each chunk, whose elements are counted from 0
-                return core.all_reduce_quantised(
-                    given, taken, behind, length, reduction, encoding, number, call, False, gate
-                )
+        def begin(given: int, taken: int, length: int, gate: _core.Gate | None) -> _core.Request:
+            lost_to = taken + length * x.element_size() if gate and lost else lost  # staged behind the sum
+            call = self._next_encoded_call()  # another one for each chunk, whose elements are counted from 0
+            how = (reduction, encoding, number, call, not (async_op or gate), gate)
+            return core.all_reduce_quantised(given, taken, lost_to, length, *how)
 
-            target = x if out is None else out
-            parts = element_parts(x, target, begin, error)
-            tensors = (x, target) if error is None else (x, target, error)
-            result = target if async_op else None
-            work: Work | None = self._run_on_device("all_reduce", parts, tensors, result, async_op)
-            return work
-        call = self._next_encoded_call()
-        request = core.all_reduce_quantised(
-            buffer.pointer, into.pointer, lost, buffer.elements, reduction, encoding, number, call, not async_op
+        at = (buffer.pointer, into.pointer, buffer.elements)
+        held = (x, target, error)
+        return self._run(
+            "all_reduce", begin, at, lambda: element_parts(x, target, begin, error), held, target, async_op
         )
-        held = (x, out, error)
-        if async_op:
-            result = x if out is None else out
-            return self._work(request, "all_reduce", held, lambda _: result)
-        self._block(request, held)
-        return None
 
     def reduce(self, x: Any, root: int, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Work | None:
         """Reduces ``x`` over all ranks to rank ``root``.
@@ -743,32 +714,20 @@ class Reductions(StreamReductions, DeviceSums):
         check_async(async_op)
         root = checked_rank(root, "root", self.world_size)
         at_root = root == self.rank
-        result = x if out is None else out
+        result = (x if out is None else out) if at_root else None
         core, buffer = self._usable(), reducible(x, "x", writable=at_root and out is None, device=True)
         into = _result_of(buffer, x, out) if at_root and out is not None else buffer
         if isinstance(op, CustomReduction):
             op.check(buffer, x)
-            held = (x, out)
-            return self._reduce_custom(
-                "reduce", op, buffer, into, held, result if at_root else None, async_op, root=root
-            )
+            return self._reduce_custom("reduce", op, buffer, into, (x, result), result, async_op, root=root)
         reduction = reduction_of(op, buffer.dtype)
 
         def begin(given: int, taken: int, count: int, gate: _core.Gate | None) -> _core.Request:
             to = taken if at_root else given
             return core.reduce(given, to, count, buffer.dtype, reduction, root, not (async_op or gate), gate)
 
-        if on_device(x):
-            target = result if at_root else None
-            parts = element_parts(x, target, begin)
-            tensors = (x, x if target is None else target)
-            work: Work | None = self._run_on_device("reduce", parts, tensors, target if async_op else None, async_op)
-            return work
-        request = begin(buffer.pointer, into.pointer, buffer.elements, None)
-        if async_op:
-            return self._work(request, "reduce", (x, out), lambda _: result if at_root else None)
-        self._block(request, (x, out))
-        return None
+        at = (buffer.pointer, into.pointer, buffer.elements)
+        return self._run("reduce", begin, at, lambda: element_parts(x, result, begin), (x, result), result, async_op)
 
     def reduce_scatter(
         self,
@@ -800,7 +759,7 @@ class Reductions(StreamReductions, DeviceSums):
         ``switch_factor``, ``wire``, ``error`` and ``seed`` as for a sparse all_reduce. Source: SparCML §5.3.2."""
         check_async(async_op)
         if (sparse := x if isinstance(x, DeviceEntries) else sparse_input(x)) is not None:
-            return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, switch_factor, wire, error, seed)
+            return self._reduce_scatter_sparse(sparse, op, out, counts, async_op, (switch_factor, wire, error, seed))
         if wire is not None or error is not None:
             raise TypeError("wire and error are for sparse vectors: leave them out for a dense x")
         check_dense_options(seed=seed, switch_factor=switch_factor)
@@ -821,24 +780,16 @@ class Reductions(StreamReductions, DeviceSums):
         if isinstance(op, CustomReduction):
             op.check(buffer, x)
             held = (x, block)
-            work = self._reduce_custom("reduce_scatter", op, buffer, into, held, block, async_op, counts=lengths)
-            return block if work is None else work
+            custom = self._reduce_custom("reduce_scatter", op, buffer, into, held, block, async_op, counts=lengths)
+            return custom or block
         reduction = reduction_of(op, buffer.dtype)
-        if on_device(x):
-            parts = scattered_parts(
-                x,
-                block,
-                lengths,
-                lambda given, taken, counted, gate: core.reduce_scatter(
-                    given, taken, counted, buffer.dtype, reduction, False, gate
-                ),
-            )
-            return self._run_on_device("reduce_scatter", parts, (x, block), block, async_op)
-        request = core.reduce_scatter(buffer.pointer, into.pointer, lengths, buffer.dtype, reduction, not async_op)
-        if async_op:
-            return self._work(request, "reduce_scatter", (x, block), lambda _: block)
-        self._block(request, (x, block))
-        return block
+
+        def begin(given: int, taken: int, counted: list[int], gate: _core.Gate | None) -> _core.Request:
+            return core.reduce_scatter(given, taken, counted, buffer.dtype, reduction, not (async_op or gate), gate)
+
+        at = (buffer.pointer, into.pointer, lengths)
+        parts = partial(scattered_parts, x, block, lengths, begin)
+        return self._run("reduce_scatter", begin, at, parts, (x, block), block, async_op) or block
 
     def _reduce_custom(
         self,
@@ -853,21 +804,9 @@ class Reductions(StreamReductions, DeviceSums):
         root: int | None = None,
         counts: list[int] | None = None,
     ) -> Work | None:
-        request = self._usable().reduce_custom(
-            buffer.pointer,
-            into.pointer,
-            buffer.elements,
-            buffer.dtype,
-            op.address,
-            op.digest,
-            root,
-            counts,
-            not async_op,
-        )
-        if async_op:
-            return self._work(request, name, (*held, op), lambda _: result)
-        self._block(request, (*held, op))
-        return None
+        what = (buffer.pointer, into.pointer, buffer.elements, buffer.dtype, op.address, op.digest)
+        request = self._usable().reduce_custom(*what, root, counts, not async_op)
+        return self._begun(request, name, (*held, op), result, async_op)
 
     def _reduce_scatter_sparse(
         self,
@@ -876,11 +815,9 @@ class Reductions(StreamReductions, DeviceSums):
         out: Any,
         counts: Sequence[int] | None,
         async_op: bool,
-        switch_factor: float | None,
-        wire: str | None,
-        error: Any,
-        seed: int,
+        options: tuple[Any, ...],
     ) -> Any:
+        switch_factor, wire, error, _ = options
         n = given.n if isinstance(given, DeviceEntries) else given.stream.n
         if out is not None and not isinstance(given, DeviceEntries):
             raise TypeError("out is for a dense x: a slice of a sparse sum is a new sparse vector")
@@ -892,16 +829,14 @@ class Reductions(StreamReductions, DeviceSums):
         if isinstance(given, DeviceEntries):
             share, more = divmod(given.n, self.world_size)
             dense_for(given, out, error, share + (self.rank < more) if lengths is None else lengths[self.rank])
-            how = self._sparse_reduction(given, op, "auto", switch_factor, wire, error, seed)
+            how = self._sparse_reduction(given, op, "auto", *options)
             lost = _lost_to(error, wire, given)
             return self._run_entries("reduce_scatter", given, how, out, lost, async_op, lengths, absent=absent)
         stream, like = given.stream, given.like
-        how = self._sparse_reduction(stream, op, "auto", switch_factor, wire, error, seed)
-        core, (indices, values) = self._usable(), stream.entries(absent)
-        at, of = address(indices), address(values)
-        request = core.reduce_scatter_sparse(
-            at, of, indices.size, stream.n, lengths, DTYPES[stream.dtype], how, not async_op
-        )
+        how = self._sparse_reduction(stream, op, "auto", *options)
+        indices, values = stream.entries(absent)
+        entries = (address(indices), address(values), indices.size, stream.n)
+        request = self._usable().reduce_scatter_sparse(*entries, lengths, DTYPES[stream.dtype], how, not async_op)
 
         def finish(done: _core.Request) -> Any:
             return like(stream.result(*done.sparse_result(), absent))

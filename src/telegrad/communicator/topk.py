@@ -331,16 +331,8 @@ class TopkReductions(StreamReductions):
         state._check_idle("call again")
         how = self._sparse_reduction(stream, op, "auto", 1.0, wire, error, seed)
         indices, values = stream.entries(0.0)
-        request = core.all_reduce_topk(
-            address(indices),
-            address(values),
-            indices.size,
-            stream.n,
-            DTYPES[stream.dtype],
-            how,
-            state._core,
-            not async_op,
-        )
+        entries = (address(indices), address(values), indices.size, stream.n, DTYPES[stream.dtype])
+        request = core.all_reduce_topk(*entries, how, state._core, not async_op)
 
         def finish(done: _core.Request) -> TopkSum:
             total, left, report = done.topk_result()

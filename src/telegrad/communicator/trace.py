@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from telegrad import _core
+from telegrad.communicator.nodes import machine_id
 
 _END = b"\n]}\n"
 _KIND = "telegrad trace 1"
@@ -44,9 +45,9 @@ def _append(path: Path, job: str, lines: bytes) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # until the descriptor is closed
         head = _head_of(descriptor, path)
-        if head is not None and head["boot"] != _boot() and head["job"] == job:
+        if head is not None and head["boot"] != machine_id() and head["job"] == job:
             return False
-        if head is not None and head["boot"] == _boot() and head["begun_s"] >= _process_start_s():
+        if head is not None and head["boot"] == machine_id() and head["begun_s"] >= _process_start_s():
             at, separator = _end_of_events(descriptor)
         else:
             os.ftruncate(descriptor, 0)
@@ -67,7 +68,7 @@ def _new_head(job: str) -> bytes:
     about = {
         "kind": _KIND,
         "host": socket.gethostname(),
-        "boot": _boot(),
+        "boot": machine_id(),
         "begun_s": time.clock_gettime(time.CLOCK_BOOTTIME),
         "job": job,
     }
@@ -107,13 +108,6 @@ def _write(descriptor: int, text: bytes, at: int) -> None:
     while rest:
         written = os.pwrite(descriptor, rest, at)
         rest, at = rest[written:], at + written
-
-
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
 
 
 def _process_start_s() -> float:

@@ -8,7 +8,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from telegrad.cost.closed_forms import (
@@ -67,6 +67,9 @@ class TableEntry:
     from_bytes: int
     algorithm: str
 
+    def __str__(self) -> str:
+        return f"  from {self.from_bytes:>13,} bytes  {self.algorithm}"
+
 
 @dataclass(frozen=True)
 class DecisionTable:
@@ -96,14 +99,9 @@ class DecisionTable:
             raise ValueError(f"size={size} must be 0 bytes or more")
         return self.choices[bisect.bisect_right([choice.from_bytes for choice in self.choices], size) - 1].algorithm
 
-    def to_data(self) -> dict[str, Any]:
-        """The table as JSON holds it."""
-        choices = [{"from_bytes": choice.from_bytes, "algorithm": choice.algorithm} for choice in self.choices]
-        return {"ranks": self.ranks, "choices": choices}
-
     @classmethod
     def from_data(cls, found: Any) -> Self:
-        """The reverse of ``to_data``. Raises ``ValueError`` for what is no table."""
+        """The reverse of ``asdict``. Raises ``ValueError`` for what is no table."""
         try:
             choices = tuple(TableEntry(_whole(one, "from_bytes"), str(one["algorithm"])) for one in found["choices"])
             return cls(_whole(found, "ranks"), choices)
@@ -111,7 +109,7 @@ class DecisionTable:
             raise ValueError(f"{str(found)[:80]!r} is no decision table: give what to_json() returned") from error
 
     def to_json(self) -> str:
-        return json.dumps(self.to_data())
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -123,9 +121,7 @@ class DecisionTable:
         return cls.from_data(found)
 
     def __str__(self) -> str:
-        lines = [f"allreduce, {self.ranks} ranks"]
-        lines += [f"  from {choice.from_bytes:>13,} bytes  {choice.algorithm}" for choice in self.choices]
-        return "\n".join(lines)
+        return "\n".join([f"allreduce, {self.ranks} ranks", *map(str, self.choices)])
 
 
 def _whole(found: Any, name: str) -> int:

@@ -69,13 +69,9 @@ class DeviceTuning:
                 most = middle
         return (TableEntry(0, first), TableEntry(most, self.algorithm(most)))
 
-    def to_data(self) -> dict[str, Any]:
-        """The costs as JSON holds them."""
-        return asdict(self)
-
     @classmethod
     def from_data(cls, found: Any) -> Self:
-        """The reverse of ``to_data``. Raises ``KeyError``, ``TypeError`` and ``ValueError`` for what is none."""
+        """The reverse of ``asdict``. Raises ``KeyError``, ``TypeError`` and ``ValueError`` for what is none."""
         return cls(
             str(found["device"]),
             None if found["nccl"] is None else _cost_from(found["nccl"]),
@@ -84,9 +80,7 @@ class DeviceTuning:
         )
 
     def __str__(self) -> str:
-        lines = [f"allreduce on {self.device}"]
-        lines += [f"  from {choice.from_bytes:>13,} bytes  {choice.algorithm}" for choice in self.choices]
-        return "\n".join(lines)
+        return "\n".join([f"allreduce on {self.device}", *map(str, self.choices)])
 
     def _costs(self) -> dict[str, LinearCost]:
         own = {HOST_TRANSFER: self.host_transfer}
@@ -171,8 +165,8 @@ class Tuning:
     telegrad_version: str
     residual: float
     within: Costs | None = None
-    on_device: DeviceTuning | None = None
     alone: Costs | None = None
+    on_device: DeviceTuning | None = None
     gloo: LinearCost | None = None
 
     def __post_init__(self) -> None:
@@ -213,30 +207,9 @@ class Tuning:
 
     def to_json(self) -> str:
         """Seconds and bytes, as the names end."""
-        return json.dumps(
-            {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "place": {
-                    "driver": self.place.driver,
-                    "hosts": dict(self.place.hosts),
-                    "interface": self.place.interface,
-                    "environment": dict(self.place.environment),
-                    "nodes": list(self.place.nodes),
-                },
-                "costs": asdict(self.costs),
-                "allreduce": self.allreduce.to_data(),
-                "measured_at": self.measured_at,
-                "telegrad_version": self.telegrad_version,
-                "residual": self.residual,
-                "within": None if self.within is None else asdict(self.within),
-                "alone": None if self.alone is None else asdict(self.alone),
-                "on_device": None if self.on_device is None else self.on_device.to_data(),
-                "gloo": None if self.gloo is None else asdict(self.gloo),
-            },
-            indent=1,
-            allow_nan=False,
-        )
+        found = {"format": FORMAT, "format_version": FORMAT_VERSION, **asdict(self)}
+        found["place"] |= {"hosts": dict(self.place.hosts), "environment": dict(self.place.environment)}
+        return json.dumps(found, indent=1, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -280,8 +253,8 @@ class Tuning:
             str(found["telegrad_version"]),
             float(found["residual"]),
             None if found.get("within") is None else _costs_from(found["within"]),
-            None if found.get("on_device") is None else DeviceTuning.from_data(found["on_device"]),
             None if found.get("alone") is None else _costs_from(found["alone"]),
+            None if found.get("on_device") is None else DeviceTuning.from_data(found["on_device"]),
             None if found.get("gloo") is None else _cost_from(found["gloo"]),
         )
 

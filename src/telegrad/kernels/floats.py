@@ -1,4 +1,4 @@
-"""Floats of 16 and 32 bits in numpy: how many are NaN or infinite, and rounding as GPU kernels do."""
+"""Floats of 16 and 32 bits in numpy: bfloat16 widened, and how many are NaN or infinite."""
 
 from __future__ import annotations
 
@@ -24,32 +24,3 @@ def count_nonfinite(bits: npt.NDArray[Any]) -> int:
     if dtype is None:
         return int(np.count_nonzero(~np.isfinite(bits)))
     return _core.count_nonfinite(bits.__array_interface__["data"][0], bits.size, dtype)
-
-
-# float32 rounded to 16 bits and widened again, in numpy: what the references of GPU kernels compute with.
-
-Floats = npt.NDArray[np.float32]
-Bits = npt.NDArray[Any]
-
-
-def canonical(x: Floats) -> Floats:
-    """Every NaN the one quiet NaN."""
-    return np.where(np.isnan(x), np.uint32(0x7FC00000).view(np.float32), x).astype(np.float32)
-
-
-def narrowed(x: Floats, dtype: np.dtype[Any]) -> Bits:
-    """float32 ``x`` as float32, float16 or (uint16) bfloat16, to nearest even."""
-    with np.errstate(all="ignore"):
-        if dtype == np.float32:
-            return canonical(x)
-        if dtype == np.float16:
-            return np.where(np.isnan(x), np.uint16(0x7E00).view(np.float16), x.astype(np.float16)).astype(np.float16)
-        word = x.view(np.uint32).astype(np.uint64)
-        upper = (word + 0x7FFF + (word >> 16 & 1)) >> 16
-        return np.where(np.isnan(x), 0x7FC0, upper).astype(np.uint16)
-
-
-def widened(x: Bits) -> Floats:
-    """The other way, exactly."""
-    wide = (x.astype(np.uint32) << 16).view(np.float32) if x.dtype == np.uint16 else x.astype(np.float32)
-    return canonical(wide)

@@ -9,6 +9,7 @@ import signal
 import socket
 import struct
 from dataclasses import dataclass, field
+from functools import partial
 
 from telegrad.communicator import Communicator
 from telegrad.cost import Tuning
@@ -79,26 +80,29 @@ class SocketExchange:
 
 
 @dataclass
-class _Connection:
+class Connection:
+    """The launcher's end to one rank."""
+
     socket: socket.socket
     received: bytearray = field(default_factory=bytearray)
     blob: bytes | None = None  # this rank's, for the round under way
+    in_barrier: bool = False
     gone: str = ""  # how the rank ended
 
 
-class ExchangeServer:
-    """The launcher's end. It has no thread: whoever runs ``selector`` calls the registered functions (``key.data``)."""
+class RankServer:
+    """The launcher's ends to all ranks. It has no thread: whoever runs ``selector`` calls the registered functions
+    (``key.data``)."""
 
     def __init__(self, size: int, selector: selectors.BaseSelector) -> None:
         self._selector = selector
-        self._connections: list[_Connection] = []
+        self._connections: list[Connection] = []
         self._ends: list[socket.socket] = []  # the ranks' own
-        for rank in range(size):
+        for _ in range(size):
             ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            self._connections.append(_Connection(ours))
+            self._connections.append(Connection(ours))
             self._ends.append(theirs)
-            selector.register(ours, selectors.EVENT_READ, lambda rank=rank: self._take(rank))
+            selector.register(ours, selectors.EVENT_READ, partial(self._take, self._connections[-1]))
 
     def end_of(self, rank: int) -> int:
         """The descriptor that process ``rank`` inherits."""
@@ -109,25 +113,46 @@ class ExchangeServer:
         self._ends[rank].close()
 
     def close(self) -> None:
-        for rank, connection in enumerate(self._connections):
+        for connection, end in zip(self._connections, self._ends, strict=True):
             if not connection.gone:
                 self._selector.unregister(connection.socket)
             connection.socket.close()
-            self._ends[rank].close()
+            end.close()
 
-    def _take(self, rank: int) -> None:
-        connection = self._connections[rank]
+    def _take(self, connection: Connection) -> None:
         try:
-            data = connection.socket.recv(1 << 16)
+            data = connection.socket.recv(1 << 16, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except OSError:
             data = b""
-        if not data:
+        connection.received += data
+        if data:
+            self._read(connection)
+        else:
             self._lose(connection, "ended")
-            return
+
+    def _read(self, connection: Connection) -> None:
+        """Something has been received."""
+        raise NotImplementedError
+
+    def _lose(self, connection: Connection, how: str) -> None:
+        """Nothing will come from this rank any more; those who wait for it, now or later, are told ``how`` it ended."""
+        connection.gone = how
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._conclude()
+
+    def _conclude(self) -> None:
+        """Answers those who wait, once all have come or one cannot come any more."""
+        raise NotImplementedError
+
+
+class ExchangeServer(RankServer):
+    """For their ``SocketExchange``."""
+
+    def _read(self, connection: Connection) -> None:
         received = connection.received
-        received += data
         if len(received) < _LENGTH.size:
             return
         (length,) = _LENGTH.unpack_from(received)
@@ -138,14 +163,7 @@ class ExchangeServer:
             del received[: _LENGTH.size + length]
             self._conclude()
 
-    def _lose(self, connection: _Connection, how: str) -> None:
-        """Nothing will come from this rank any more; those who wait for it, now or later, are told ``how`` it ended."""
-        connection.gone = how
-        self._selector.unregister(connection.socket)
-        self._conclude()
-
     def _conclude(self) -> None:
-        """Answers those who wait, once all have come or one cannot come any more."""
         lost = [rank for rank, other in enumerate(self._connections) if other.blob is None and other.gone]
         waiting = [other for other in self._connections if other.blob is not None]
         if lost:

@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE, ExchangeServer
+from telegrad.launch.joining import EXCHANGE, LAUNCHER, RANK, WORLD_SIZE, Connection, ExchangeServer, RankServer
 
 # What MPICH's MPI_Init asks of whoever started the process: its rank, and a place where ranks leave their addresses.
 # Version 1.1 of PMI: lines of ``cmd=NAME key=value …`` on an inherited socket. With it our own launcher keeps its hold
@@ -31,59 +30,22 @@ _MOST_KEY_BYTES, _MOST_VALUE_BYTES = 64, 1024
 _LONGEST_PMI_LINE_BYTES = 1 << 14
 
 
-@dataclass
-class _PmiConnection:
-    socket: socket.socket
-    received: bytearray = field(default_factory=bytearray)
-    in_barrier: bool = False
-    gone: bool = False
-
-
-class PmiServer:
-    """The launcher's end. It has no thread: whoever runs ``selector`` calls the registered functions (``key.data``)."""
+class PmiServer(RankServer):
+    """For MPI_Init of the ranks."""
 
     def __init__(self, size: int, selector: selectors.BaseSelector) -> None:
-        self._selector = selector
-        self._connections: list[_PmiConnection] = []
-        self._ends: list[socket.socket] = []  # the ranks' own
+        super().__init__(size, selector)
         self._values: dict[str, str] = {}
         # MPICH names its shared memory after this: two jobs of one name, or what a killed one left, would meet in it.
         self._keyspace = f"telegrad_{os.getpid()}_{uuid.uuid4().hex}"
-        for rank in range(size):
-            ours, theirs = socket.socketpair()
-            self._connections.append(_PmiConnection(ours))
-            self._ends.append(theirs)
-            selector.register(ours, selectors.EVENT_READ, lambda rank=rank: self._take(self._connections[rank]))
-
-    def end_of(self, rank: int) -> int:
-        """The descriptor that process ``rank`` inherits."""
-        return self._ends[rank].fileno()
 
     def environment_of(self, rank: int) -> Mapping[str, str]:
         """By what MPI_Init finds the descriptor and who it is."""
         return {"PMI_FD": str(self.end_of(rank)), "PMI_RANK": str(rank), "PMI_SIZE": str(len(self._ends))}
 
-    def started(self, rank: int) -> None:
-        """Process ``rank`` has its own copy of the descriptor now."""
-        self._ends[rank].close()
-
-    def close(self) -> None:
-        for connection, end in zip(self._connections, self._ends, strict=True):
-            if not connection.gone:
-                self._lose(connection)
-            end.close()
-
-    def _take(self, connection: _PmiConnection) -> None:
-        try:
-            data = connection.socket.recv(1 << 16, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        connection.received += data
-        if not data or len(connection.received) > _LONGEST_PMI_LINE_BYTES:
-            self._lose(connection)
-            self._conclude_barrier()
+    def _read(self, connection: Connection) -> None:
+        if len(connection.received) > _LONGEST_PMI_LINE_BYTES:
+            self._lose(connection, "said too much")
             return
         while not connection.gone and (end := connection.received.find(b"\n")) >= 0:
             line = connection.received[:end].decode(errors="replace")
@@ -92,7 +54,7 @@ class PmiServer:
             if answer := self._answer(connection, words):
                 self._say(connection, answer)
 
-    def _answer(self, connection: _PmiConnection, words: Mapping[str, str]) -> str:
+    def _answer(self, connection: Connection, words: Mapping[str, str]) -> str:
         match words.get("cmd"):
             case "init":
                 return "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0"
@@ -117,15 +79,14 @@ class PmiServer:
                 )
             case "barrier_in":
                 connection.in_barrier = True
-                self._conclude_barrier()
+                self._conclude()
                 return ""
             case "finalize":
                 return "cmd=finalize_ack rc=0"
             case _:  # such as spawn and abort: the one is not offered, after the other the rank ends, which is seen
                 return ""
 
-    def _conclude_barrier(self) -> None:
-        """Lets all go on once all have come, with an error if one cannot come any more."""
+    def _conclude(self) -> None:
         waiting = [one for one in self._connections if one.in_barrier and not one.gone]
         lost = any(one.gone and not one.in_barrier for one in self._connections)
         if lost or len(waiting) == len(self._connections):
@@ -134,14 +95,9 @@ class PmiServer:
             for one in waiting:
                 self._say(one, f"cmd=barrier_out rc={-1 if lost else 0}")
 
-    def _say(self, connection: _PmiConnection, line: str) -> None:
+    def _say(self, connection: Connection, line: str) -> None:
         with contextlib.suppress(OSError):  # it has just ended, which is reported by itself
             connection.socket.sendall(line.encode() + b"\n")
-
-    def _lose(self, connection: _PmiConnection) -> None:
-        connection.gone = True
-        self._selector.unregister(connection.socket)
-        connection.socket.close()
 
 
 # The start of one rank's process. Tests replace `start_process`.
@@ -332,8 +288,7 @@ class Ranks:
         self._ranks: list[_Rank] = []
         self._exits: list[RankExit] = []  # in the order in which they happened
         self._selector: selectors.BaseSelector = selectors.DefaultSelector()
-        self._exchange: ExchangeServer | None = None
-        self._pmi: PmiServer | None = None
+        self._servers: list[RankServer] = []
         self._shared: set[Path] = set()  # files that killed ranks would leave
 
     def __enter__(self) -> Self:
@@ -351,20 +306,22 @@ class Ranks:
 
     def start(self) -> None:
         """Starts the processes; ``with`` does this."""
-        exchange = self._exchange = ExchangeServer(self._size, self._selector)
-        pmi = self._pmi = PmiServer(self._size, self._selector) if self._mpich else None
+        exchange = ExchangeServer(self._size, self._selector)
+        self._servers.append(exchange)
+        pmi = PmiServer(self._size, self._selector) if self._mpich else None
+        if pmi is not None:
+            self._servers.append(pmi)
         for rank in range(self._size):
-            self._ranks.append(self._start_rank(rank, exchange.end_of(rank), pmi))
-            exchange.started(rank)
-            if pmi is not None:
-                pmi.started(rank)
+            self._ranks.append(self._start_rank(rank, exchange, pmi))
+            for server in self._servers:
+                server.started(rank)
 
-    def _start_rank(self, rank: int, exchange: int, pmi: PmiServer | None) -> _Rank:
+    def _start_rank(self, rank: int, exchange: ExchangeServer, pmi: PmiServer | None) -> _Rank:
         own = self._environment_of(rank) if self._environment_of else {}
         about = {
             RANK: str(rank),
             WORLD_SIZE: str(self._size),
-            EXCHANGE: str(exchange),
+            EXCHANGE: str(exchange.end_of(rank)),
             LAUNCHER: str(os.getpid()),
             **(pmi.environment_of(rank) if pmi else {}),
         }
@@ -374,7 +331,7 @@ class Ranks:
                 arguments=self._arguments,
                 prefix=self._prefix_of(rank) if self._prefix_of else (),
                 environment={**os.environ, **self._environment, **own, **about},
-                descriptors=[exchange, *([pmi.end_of(rank)] if pmi else [])],
+                descriptors=[server.end_of(rank) for server in self._servers],
             )
         )
         started = _Rank(process, os.pidfd_open(process.pid))
@@ -440,12 +397,9 @@ class Ranks:
             self._reap(rank)
         remove_mpich_segments(self._shared)
         self._shared.clear()
-        if self._exchange is not None:
-            self._exchange.close()
-            self._exchange = None
-        if self._pmi is not None:
-            self._pmi.close()
-            self._pmi = None
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
         for started in self._ranks:
             started.process.stdout.close()
             started.process.stderr.close()

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad.communicator import Communicator
+from telegrad.communicator.groups import told_by
 from telegrad.cost import Costs
 
 KINDS = ("round", "one_way", "exchange", "addition")
@@ -96,59 +97,42 @@ Partners = Callable[[int], int | None]
 """Of a rank the one with whom it is a pair, or nobody."""
 
 
-def neighbours(distance: int, size: int) -> Partners:
-    """Whose number differs in the bit ``distance``."""
-
-    def partner(rank: int) -> int | None:
-        return other if (other := rank ^ distance) < size else None
-
-    return partner
+LEVELS = ("flat", "within", "between", "alone")
 
 
-def within_nodes(distance: int, nodes: Sequence[int]) -> Partners:
-    """Whose place among the ranks of its node does."""
-    return _by_place(distance, nodes, inside=True)
+def partners(level: str, distance: int, nodes: Sequence[int]) -> Partners:
+    """``nodes``: by rank. ``level``:
 
+    - ``flat``: whose number differs in the bit ``distance``;
+    - ``within``: whose place among the ranks of its node does;
+    - ``between``: who has the same place in the node whose number does: every rank of a node at once, as in a sum by
+      two levels;
+    - ``alone``: the same of the first rank of every node alone, as few ranks of a ring send to another node.
 
-def between_nodes(distance: int, nodes: Sequence[int]) -> Partners:
-    """Who has the same place in the node whose number does: every rank of a node at once, as in a sum by two levels."""
-    return _by_place(distance, nodes, inside=False)
-
-
-def first_of_nodes(distance: int, nodes: Sequence[int]) -> Partners:
-    """The same of the first rank of every node alone, as few ranks of a ring send to another node."""
-    between = between_nodes(distance, nodes)
-    return lambda rank: between(rank) if nodes.index(nodes[rank]) == rank else None
-
-
-def _by_place(distance: int, nodes: Sequence[int], *, inside: bool) -> Partners:
+    Raises ``ValueError`` for a level that does not exist."""
+    if level not in LEVELS:
+        raise ValueError(f"level={level!r} is none: use flat, within, between or alone")
+    nodes = [0] * len(nodes) if level == "flat" else nodes
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
 
     def partner(rank: int) -> int | None:
-        node, place = nodes[rank], members[nodes[rank]].index(rank)
-        found = members[node] if inside else members.get(node ^ distance, [])
-        at = place ^ distance if inside else place
-        return found[at] if at < len(found) else None
+        node = nodes[rank]
+        place = members[node].index(rank)
+        if level in ("flat", "within"):
+            found, place = members[node], place ^ distance
+        else:
+            found = members.get(node ^ distance, []) if level == "between" or place == 0 else []
+        return found[place] if place < len(found) else None
 
     return partner
 
 
 def partners_of(communicator: Communicator, level: str) -> list[Partners]:
-    """Near ones and, where all ranks have them, far ones. ``level``: ``flat``, ``within``, ``between`` or ``alone``."""
-    nodes, size = communicator.nodes, communicator.world_size
-    if level == "flat":
-        both = [neighbours(distance, size) for distance in (1, 2)]
-    elif level == "within":
-        both = [within_nodes(distance, nodes) for distance in (1, 2)]
-    elif level == "between":
-        both = [between_nodes(distance, nodes) for distance in (1, 2)]
-    elif level == "alone":
-        both = [first_of_nodes(distance, nodes) for distance in (1, 2)]
-    else:
-        raise ValueError(f"level={level!r} is none: use flat, within, between or alone")
-    everybody = all(of(rank) is not None for of in both for rank in range(size))
+    """Near ones and, where all ranks have them, far ones; ``level`` as for ``partners``."""
+    both = [partners(level, distance, communicator.nodes) for distance in (1, 2)]
+    everybody = all(of(rank) is not None for of in both for rank in range(communicator.world_size))
     return both if everybody else both[:1]
 
 
@@ -156,22 +140,18 @@ def partners_of(communicator: Communicator, level: str) -> list[Partners]:
 def open_pairs(communicator: Communicator, *, timeout_s: float, level: str = "flat") -> Iterator[Pairs]:
     """All ranks call this. ``level`` as for ``partners_of``."""
     with contextlib.ExitStack() as stack:
-        made = [_pair_of(communicator, partners, timeout_s) for partners in partners_of(communicator, level)]
+        made = [_pair_of(communicator, of, timeout_s) for of in partners_of(communicator, level)]
         opened = [None if one is None else stack.enter_context(one) for one in made]
         yield Pairs(opened[0], opened[1] if len(opened) > 1 else None)
 
 
-def _pair_of(communicator: Communicator, partners: Partners, timeout_s: float) -> Communicator | None:
+def _pair_of(communicator: Communicator, of: Partners, timeout_s: float) -> Communicator | None:
     """None if this rank has no partner."""
-    partner = partners(communicator.rank)
+    partner = of(communicator.rank)
     pair = [] if partner is None else sorted((communicator.rank, partner))
 
     def exchange(mine: bytes) -> list[bytes]:
-        lengths = communicator.all_gather(np.array([len(mine)], np.int64))[:, 0]
-        padded = np.zeros(max(1, int(lengths.max())), np.uint8)
-        padded[: len(mine)] = np.frombuffer(mine, np.uint8)
-        everybodys = communicator.all_gather(padded)
-        return [everybodys[one, : lengths[one]].tobytes() for one in pair]
+        return told_by(communicator.all_gather, mine, pair)
 
     if not pair:
         exchange(b"")
@@ -202,16 +182,6 @@ def addition_of(size: int) -> Call:
 def calls_of_sample(call_s: float, sample_s: float) -> int:
     """Calls of ``call_s`` seconds that make up a sample of about ``sample_s`` seconds."""
     return int(np.clip(sample_s / max(call_s, 1e-7), _FEWEST_CALLS, _MOST_CALLS))
-
-
-def first_counts(count: int) -> bool:
-    """Whether in a sample of ``count`` calls the first one counts: they are so long that there are but few."""
-    return count <= _FEWEST_CALLS
-
-
-def sample(communicator: Communicator, call: Call, count: int) -> float:
-    """Seconds per call; the same number on all ranks."""
-    return timed_sample(communicator, call, count, warm=not first_counts(count)).per_call_s
 
 
 class Sample(NamedTuple):
@@ -261,23 +231,6 @@ class CostFit:
     gamma_s_per_byte: float
     message_s: float
     round_s: float
-
-    def beta_exchange_s_per_byte(self, message_bytes: int) -> float:
-        """Between measured lengths on a straight line over the logarithm of the length; beyond them as at the ends."""
-        sizes, betas = zip(*self.exchange, strict=True)
-        return float(np.interp(math.log(max(1, message_bytes)), [math.log(size) for size in sizes], betas))
-
-    def costs(self, message_bytes: int) -> dict[str, float]:
-        """As the simulator takes them. ``message_bytes``: of messages that two ranks send to each other at once. That a
-        cost per byte depends on the length is what parameterised LogP adds to LogP: Kielmann, Bal, Verstoep, "Fast
-        measurement of LogP parameters for message passing platforms", IPDPS workshops 2000, §2.
-        """
-        return {
-            "alpha_s": self.alpha_s,
-            "beta_s_per_byte": self.beta_s_per_byte,
-            "beta_exchange_s_per_byte": self.beta_exchange_s_per_byte(message_bytes),
-            "gamma_s_per_byte": self.gamma_s_per_byte,
-        }
 
     def plain_costs(self) -> Costs:
         """As the closed forms take them, which know one cost for exchanges of any length: the long ones' median."""

@@ -182,9 +182,6 @@ def close_calls(samples: Samples) -> list[tuple[int, list[str]]]:
 
 
 # The time of dense allreduces of device tensors by each way, for a few lengths, until streams have the sums.
-# All ranks take the same decisions, since all hold the same times.
-
-"""Seconds per call by size in bytes and algorithm."""
 
 _SIZES = tuple(1 << power for power in range(10, 27, 2))  # 1 KiB to 64 MiB
 _FEWEST_SIZES = 2  # a line needs as many

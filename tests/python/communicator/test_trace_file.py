@@ -75,7 +75,7 @@ def test_a_file_of_an_earlier_job_or_boot_is_replaced(tmp_path: Path, monkeypatc
     monkeypatch.setattr(trace_file, "_process_start_s", lambda: began_s)
     append_events(path, "later", [_event(2)])
     assert _numbers(path) == [1, 2]
-    monkeypatch.setattr(trace_file, "_boot", lambda: "another")
+    monkeypatch.setattr(trace_file, "machine_id", lambda: "another")
     append_events(path, "after a boot", [_event(3)])
     assert _numbers(path) == [3]
 
@@ -87,7 +87,7 @@ def test_a_process_knows_when_it_began() -> None:
 def test_another_host_of_the_same_job_writes_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trace.json"
     append_events(path, "job", [_event(0)])
-    monkeypatch.setattr(trace_file, "_boot", lambda: "of another host")
+    monkeypatch.setattr(trace_file, "machine_id", lambda: "of another host")
     for number in (1, 2):
         append_events(path, "job", [_event(number)])
     assert _numbers(path) == [0]

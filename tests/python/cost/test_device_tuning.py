@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -77,9 +77,9 @@ def test_files_of_before_have_none() -> None:
     "damage",
     [
         {"device": "H200"},
-        {**MEASURED.to_data(), "nccl": {"startup_s": "fast", "s_per_byte": 0}},
-        {**MEASURED.to_data(), "host_transfer": {"startup_s": -1.0, "s_per_byte": 0.0}},
-        {**MEASURED.to_data(), "residual": float("nan")},
+        {**asdict(MEASURED), "nccl": {"startup_s": "fast", "s_per_byte": 0}},
+        {**asdict(MEASURED), "host_transfer": {"startup_s": -1.0, "s_per_byte": 0.0}},
+        {**asdict(MEASURED), "residual": float("nan")},
         7,
     ],
 )

@@ -102,7 +102,6 @@ CALLED_BY_KERNELS = {
         "key_of",
         "put_cut",
         "ones_of",
-        "put_sample_bound",
         "added",
         "put_marks",
         "mark_block",

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import staging_reference
-
-from telegrad.kernels.floats import narrowed
+from rounded_floats import narrowed
 
 DTYPES = ("float32", "float16", "uint16")  # the last one holds bfloat16
 FUNCTIONS = ("scatter_add", "scatter_set")

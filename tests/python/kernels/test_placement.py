@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from telegrad.kernels.placement import is_on_gpu
+from telegrad.kernels import is_on_gpu
 
 
 def tensor_on(kind: str) -> SimpleNamespace:

@@ -215,15 +215,6 @@ def test_outputs_that_are_too_short(call: Callable[..., Chosen]) -> None:
         call(np.ones(105, np.float32), *checks.outputs(10))
 
 
-@at_every_level
-@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
-def test_accumulate(size: int) -> None:
-    x = np.random.default_rng(1).standard_normal((2, size)).astype(np.float32)
-    got = x[0].copy()
-    cpu.accumulate(got, x[1].copy())
-    np.testing.assert_array_equal(got, x[0] + x[1])
-
-
 @pytest.mark.parametrize("size", [1, 17, 1000])
 def test_accumulate_all(size: int) -> None:
     checks.check_all(cpu, size)

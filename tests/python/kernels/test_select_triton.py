@@ -292,13 +292,6 @@ def test_what_is_not_finite_has_no_distribution(value: float) -> None:
     assert not math.isfinite(GPU.accumulate_normal(x, None)[1])
 
 
-def test_accumulate() -> None:
-    x = np.random.default_rng(1).standard_normal((2, 1000)).astype(np.float32)
-    got = x[0].copy()
-    GPU.accumulate(got, x[1].copy())
-    np.testing.assert_array_equal(got, x[0] + x[1])
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_all_ranks_find_the_same(
         return measure_device_sums(comms[rank], like, 60.0, lambda part, what: said.append(what) if rank == 0 else None)
 
     found = on_each(device, streams, run)
-    assert len({json.dumps([one.tuning.to_data(), one.rows()]) for one in found}) == 1
+    assert len({json.dumps([asdict(one.tuning), one.rows()]) for one in found}) == 1
     names = ["nccl", "host_transfer"] if places is None else ["host_transfer"]
     rows = found[0].rows()
     assert [(row["bytes"], row["algorithm"]) for row in rows] == [(size, name) for size in SIZES for name in names]

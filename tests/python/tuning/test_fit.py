@@ -71,25 +71,17 @@ def test_too_few_points_make_no_line(points: list[tuple[int, float]], message: s
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_the_costs_of_a_plain_network_are_found_again(ranks: int) -> None:
     found = fit_costs(_medians(_COSTS, ranks), ranks)
-    assert found.costs(1 << 20) == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
+    assert dataclasses.asdict(found.plain_costs()) == {name: pytest.approx(cost) for name, cost in _COSTS.items()}
     assert found.round_s == pytest.approx(2e-5)
     assert found.message_s == pytest.approx(0, abs=1e-12)
     slower = {one: seconds + 5e-6 * (one.kind == "one_way") for one, seconds in _medians(_COSTS, ranks).items()}
     assert fit_costs(slower, ranks).message_s == pytest.approx(5e-6)
 
 
-def test_the_cost_of_a_byte_in_exchange_depends_on_the_length() -> None:
-    found = dataclasses.replace(_FIT, exchange=((1 << 10, 1e-8), (1 << 20, 3e-8)))
-    lengths = (0, 1 << 10, 1 << 15, 1 << 20, 1 << 30)
-    assert [found.beta_exchange_s_per_byte(length) for length in lengths] == pytest.approx(
-        [1e-8, 1e-8, 2e-8, 3e-8, 3e-8]
-    )
-
-
 def test_costs_that_cannot_be_are_not_found() -> None:
     faster = fit_costs(_medians({**_COSTS, "alpha_s": -1e-5, "beta_exchange_s_per_byte": 7e-9}, 4), 4)
     assert faster.alpha_s == 0
-    assert faster.beta_exchange_s_per_byte(1 << 20) == faster.beta_s_per_byte
+    assert {beta for _, beta in faster.exchange} == {faster.beta_s_per_byte}
     with pytest.raises(ValueError, match="medians lack round, exchange"):
         fit_costs({one: 1.0 for one in probes([8], [8]) if one.kind in ("one_way", "addition")}, 4)
 

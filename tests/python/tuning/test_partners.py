@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from telegrad.communicator import Communicator
-from telegrad.tuning.probes import between_nodes, first_of_nodes, partners_of, within_nodes
+from telegrad.tuning.probes import LEVELS, partners, partners_of
 
 
 class Ranks:
@@ -44,11 +44,11 @@ def test_one_rank_of_each_node_alone() -> None:
     assert pairs("alone", 0, 1, 0, 1, 2, 2, 3) == [[1, 0, None, None, 6, None, 4]]
 
 
-@pytest.mark.parametrize("of", [within_nodes, between_nodes, first_of_nodes])
-def test_partners_are_each_others(of: object) -> None:
+@pytest.mark.parametrize("level", LEVELS)
+def test_partners_are_each_others(level: str) -> None:
     nodes = (0, 1, 1, 0, 2, 1, 0)
     for distance in (1, 2):
-        partner = of(distance, nodes)  # type: ignore[operator]
+        partner = partners(level, distance, nodes)
         for rank in range(len(nodes)):
             other = partner(rank)
             assert other is None or (partner(other) == rank and other != rank)

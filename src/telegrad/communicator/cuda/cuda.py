@@ -315,15 +315,8 @@ class CudaRuntime:
         given, taken = self._on_device(device, words.ready), self._on_device(device, words.done)
         if (given, taken) != (words.ready, words.done):
             return None
-        return way.lend(
-            lease.key[0],
-            lease.input_address,
-            lease.output_address,
-            words.ready,
-            words.done,
-            words.value,
-            int(event.driven),
-        )
+        buffers = (lease.key[0], lease.input_address, lease.output_address)
+        return way.lend(*buffers, words.ready, words.done, words.value, int(event.driven))
 
     def lend_streams(self, way: _core.DeviceFastPath, inputs: Any, results: Any) -> None:
         way.use(inputs.handle, results.handle)
@@ -382,10 +375,7 @@ class CudaRuntime:
             self._pop()
 
     def _push(self, device: int) -> None:
-        context = self._contexts.get(device)
-        if context is None:
-            context = self._context(device)
-        self._check("cuCtxPushCurrent", self._driver.cuCtxPushCurrent(context)[0])
+        self._check("cuCtxPushCurrent", self._driver.cuCtxPushCurrent(self._context(device))[0])
 
     def _context(self, device: int) -> Any:
         context = self._contexts.get(device)

@@ -205,23 +205,11 @@ class EntriesPart:
         return _viewed(lease, ("input", room, dtype), make)
 
     def _sum_views(self, lease: Lease) -> tuple[Any, ...]:
-        nbytes, dtype = self._dense_bytes, self._out.dtype
-
-        def make() -> tuple[Any, ...]:
-            whole = lease.output[:nbytes].view(dtype)
-            return whole, *_sections(lease.output[self._first :], self._sum_room, dtype)
-
-        return _viewed(lease, ("sum", nbytes, dtype, self._first), make)
+        return _output_views(lease, 0, self._dense_bytes, self._first, self._sum_room, self._out.dtype)
 
     def _lost_views(self, lease: Lease) -> tuple[Any, ...]:
-        first, dtype = self._lost_first, self._error.dtype
-        last = first + self._entries.length * _LOST_BYTES
-
-        def make() -> tuple[Any, ...]:
-            lost = lease.output[first:last].view(dtype)
-            return lost, *_sections(lost, self._lost_room, dtype)
-
-        return _viewed(lease, ("lost", first, last), make)
+        first, nbytes = self._lost_first, self._entries.length * _LOST_BYTES
+        return _output_views(lease, first, nbytes, first, self._lost_room, self._error.dtype)
 
     def _compiled_for(self) -> tuple[Any, ...]:
         """What Triton compiles kernels anew for."""
@@ -280,6 +268,15 @@ def _viewed(lease: Lease, key: Hashable, make: Callable[[], tuple[Any, ...]]) ->
             lease.views.clear()
         found = lease.views[key] = make()
     return found
+
+
+def _output_views(lease: Lease, first: int, nbytes: int, listed: int, room: int, dtype: Any) -> tuple[Any, ...]:
+    """The dense vector of so many bytes from ``first`` on, and the entries from ``listed`` on."""
+
+    def make() -> tuple[Any, ...]:
+        return lease.output[first : first + nbytes].view(dtype), *_sections(lease.output[listed:], room, dtype)
+
+    return _viewed(lease, ("output", first, nbytes, listed, room, dtype), make)
 
 
 def _sections(buffer: Any, room: int, dtype: Any) -> tuple[Any, Any]:

@@ -227,7 +227,7 @@ class Staging:
         request, handed = lease.request, lease.handed
         lease.request, lease.handed = None, False
         counts = self.counts
-        if handed and (request is None or not _succeeded(request)):
+        if handed and (request is None or not succeeded(request)):
             self._words.append(lease.words)
             counts.dropped += 1  # the network may still use the buffers
             return
@@ -311,7 +311,8 @@ def rounded(nbytes: int) -> int:
     return 1 << (nbytes - 1).bit_length()
 
 
-def _succeeded(request: _core.Request) -> bool:
+def succeeded(request: _core.Request) -> bool:
+    """Whether it is over, and has not failed."""
     try:
         return request.wait(0.0)
     except Exception:

@@ -9,7 +9,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from telegrad import _core
@@ -229,12 +229,8 @@ class Transfers:
         as there may be, if that ends without this thread; otherwise that is a ``MemoryError``. Raises what an earlier
         operation failed with.
         """
-        if self._outstanding or self._fast_path is not None:
-            self.raise_failure()
         runtime = self._runtime
-        runtime.enter(device)
-        try:
-            queued = _Queued(runtime.current_stream(device))
+        with self._entered(device) as queued:
             try:
                 if async_op:
                     has_input = any(part.has_input for part in parts)
@@ -247,8 +243,6 @@ class Transfers:
             except BaseException as error:
                 self._break_off(queued, tensors, operation, error, abort)
                 raise
-        finally:
-            runtime.leave()
         if not async_op:
             return None
         return DeviceWork(
@@ -272,12 +266,8 @@ class Transfers:
         what is in the stream that it is given, which is the current one; ``finish`` what is left to do into that of
         results. ``announce`` tells the engine of the call: a rank that does not make it, or dies, is heard of by that.
         """
-        if self._outstanding or self._fast_path is not None:
-            self.raise_failure()
         runtime = self._runtime
-        runtime.enter(device)
-        try:
-            queued = _Queued(runtime.current_stream(device))
+        with self._entered(device) as queued:
             if async_op:
                 self._leave(queued, device, tensors, None, has_input=True, in_parts=False)
             request = announce()
@@ -293,11 +283,20 @@ class Transfers:
             except BaseException as error:  # the others have begun it
                 abort(f"{operation} of device tensors broke off: {type(error).__name__}: {error}")
                 raise
-        finally:
-            runtime.leave()
         if not async_op:
             return None
         return GroupSumWork([request], operation, self._rank, result, device, runtime, queued.results, over, tensors)
+
+    @contextlib.contextmanager
+    def _entered(self, device: Any) -> Iterator[_Queued]:
+        """Raises what an earlier operation failed with; inside, the runtime is about ``device``."""
+        if self._outstanding or self._fast_path is not None:
+            self.raise_failure()
+        self._runtime.enter(device)
+        try:
+            yield _Queued(self._runtime.current_stream(device))
+        finally:
+            self._runtime.leave()
 
     def fast_path(self, core: _core.Communicator, x: Any, *, async_op: bool) -> _core.DeviceFastPath | None:
         """For the next operations like one of ``x`` that was just called: what lets the core put them into streams
@@ -540,8 +539,8 @@ class Transfers:
 
 # Device tensors are cut into operations of the engine.
 
-# With the addresses of input and output, how long they are, and the gate.
-Begin = Callable[[int, int, Any, _core.Gate], _core.Request]
+Begin = Callable[[int, int, Any, _core.Gate | None], _core.Request]
+"""With the addresses of input and output, how long they are, and the gate; without one, of host memory."""
 
 Piece = tuple[Any, int, int]
 """A contiguous tensor of a device, from which of its bytes on, and how many."""
@@ -657,19 +656,14 @@ def _of_each(x: Any, block: int, ranks: int, first: int, nbytes: int) -> list[Pi
     return [(x, rank * block + first, nbytes) for rank in range(ranks)]
 
 
-def broadcast_parts(
-    x: Any, is_root: bool, begin: Callable[[int, int, _core.Gate], _core.Request]
-) -> list[StagedOperation]:
-    """For one that copies the root's ``x``; ``begin`` gets an address and a length in bytes."""
+def broadcast_parts(x: Any, is_root: bool, begin: Begin) -> list[StagedOperation]:
+    """For one that copies the root's ``x``: the input there, and the output elsewhere. Lengths: in bytes."""
     item = x.element_size()
     parts: list[StagedOperation] = []
     for first, length in _cuts(x.numel(), item):
-        nbytes = length * item
-        piece = [(x, first * item, nbytes)]
-        if is_root:
-            parts.append(Pieces(piece, [], lambda given, _, nbytes, gate: begin(given, nbytes, gate), nbytes))
-        else:
-            parts.append(Pieces([], piece, lambda _, taken, nbytes, gate: begin(taken, nbytes, gate), nbytes))
+        piece = [(x, first * item, length * item)]
+        given, taken = (piece, []) if is_root else ([], piece)
+        parts.append(Pieces(given, taken, begin, length * item))
     return parts
 
 

@@ -20,7 +20,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from telegrad._interfaces import Interface, host_name, interfaces, rdma_ports
 from telegrad.communicator.nodes import machine_id, space_of_memory
@@ -303,16 +303,8 @@ def _present() -> list[Interface]:
     with contextlib.suppress(OSError):
         for one in interfaces(only_addresses=True):
             kept = [pair for pair in zip(one.addresses, one.prefixes, strict=True) if not pair[0].startswith("fe80:")]
-            found.append(
-                Interface(
-                    one.name,
-                    up=one.up,
-                    loopback=one.loopback,
-                    addresses=tuple(address for address, _ in kept),
-                    bridge=one.bridge,
-                    prefixes=tuple(prefix for _, prefix in kept),
-                )
-            )
+            addresses, prefixes = zip(*kept, strict=True) if kept else ((), ())
+            found.append(replace(one, addresses=addresses, prefixes=prefixes))
     return found
 
 

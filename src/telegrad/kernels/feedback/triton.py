@@ -1,4 +1,8 @@
-"""Error feedback with Triton kernels. What is not to be done reads and writes nothing of a residual."""
+"""Error feedback with Triton kernels. What is not to be done reads and writes nothing of a residual.
+
+None of the functions waits. Each is one launch, however many parts it has; a table is what it knows of them: int64,
+made in host memory, to be copied to the device, and good as long as arrays stay where they are. ``faults`` (int32, one
+for each gradient) become 1 where something that is not finite is found."""
 
 from __future__ import annotations
 
@@ -247,7 +251,7 @@ _PARTS = 128  # units that one program changes
 
 
 def velocity_table(parts: Sequence[Moved]) -> torch.Tensor:
-    """See ``Kernels.velocity_table``. Its rows are those of ``updates.move_velocities``."""
+    """For ``accumulate_velocities``. Its rows are those of ``move_velocities``."""
     velocities = [part.velocity for part in parts]
     return table_of(
         [[_blocks_of(one.numel()) for one in velocities]],
@@ -268,7 +272,11 @@ def accumulate_velocities(
     faults: torch.Tensor,
     nesterov: bool,
 ) -> None:
-    """See ``Kernels.accumulate_velocities``."""
+    """velocity = momentum · velocity + gradient, which is also written to ``out``; with ``nesterov``
+    momentum · (velocity + gradient), and gradient + that to ``out``.
+
+    ``gradient`` and ``out``: of all parts, and maybe more; the latter float32 or as the former, which it may be.
+    Where a velocity overflows it becomes 0. ``active``: int64, by place; where it is 0, nothing is done."""
     programs = sum(_blocks_of(part.velocity.numel()) for part in parts)
     given = (bits_of(gradient), bits_of(out), momentum, active, faults)
     launch(
@@ -284,7 +292,7 @@ def accumulate_velocities(
 
 
 def table(parts: Sequence[Collected]) -> torch.Tensor:
-    """See ``Kernels.table``. Its rows are those of ``updates.collect_entries``."""
+    """For ``collect`` and ``clear_faults``. Its rows are those of ``collect_entries``."""
     residuals = [part.residual for part in parts]
     velocities = [part.residual if part.velocity is None else part.velocity for part in parts]
     return table_of(
@@ -312,7 +320,13 @@ def collect(
     faults: torch.Tensor,
     most: float = math.inf,
 ) -> None:
-    """See ``Kernels.collect``."""
+    """Of each part copies the first ``counts`` of its entries to where they end before ``ends``; as ``to_values``
+    holds them.
+
+    Entries have left ``residual``: what rounding loses goes back to it, and ``velocity`` becomes 0 there. Of a
+    finite float32 beyond ``most`` that much goes, and the rest goes back, too. Where ``broken`` is not 0 the count
+    is 0, and one NaN is written, at ``offset``. ``counts`` and ``ends`` are int64, by part; ``broken``, int64, and
+    ``faults`` are by ``place``. Indices are uint32; ``to_indices`` and ``to_values`` are all parts'."""
     masks, limits = parts[0].velocity is not None, most < math.inf
     launch(
         collect_entries,
@@ -328,23 +342,23 @@ def collect(
 
 
 def clear_faults(parts: Sequence[Collected], table: torch.Tensor, faults: torch.Tensor) -> None:
-    """See ``Kernels.clear_faults``."""
+    """Of each part whose fault is not 0 what is not finite becomes 0."""
     launch(clear_nonfinite, sum(map(_clearing, parts)), *by_parts(table, parts), faults, BLOCK=_CLEARED)
 
 
 def kept_table(parts: Sequence[Kept]) -> torch.Tensor:
-    """See ``Kernels.kept_table``. Its rows are those of ``updates.restore_elements``."""
+    """For ``restore``. Its rows are those of ``restore_elements``."""
     return _table_of_idle([part.values for part in parts], [part.before.data_ptr() for part in parts])
 
 
 def restore(parts: Sequence[Kept], table: torch.Tensor, wanted: torch.Tensor) -> None:
-    """See ``Kernels.restore``."""
+    """If ``wanted`` (int32, one element) is above 0, all ``values`` become what they were ``before``."""
     programs = sum(_idle(part.values) for part in parts)
     launch(restore_elements, programs, *by_parts(table, parts), wanted, BLOCKS=_BLOCKS, BLOCK=BLOCK)
 
 
 def unit_table(parts: Sequence[Remade]) -> torch.Tensor:
-    """See ``Kernels.unit_table``. Its rows are those of ``updates.set_units``."""
+    """For ``change_units`` and ``rescale``. Its rows are those of ``set_units``."""
     return _table_of_idle(
         [part.values for part in parts],
         [part.unit.data_ptr() for part in parts],
@@ -353,12 +367,14 @@ def unit_table(parts: Sequence[Remade]) -> torch.Tensor:
 
 
 def change_units(parts: Sequence[Remade], table: torch.Tensor, wanted: torch.Tensor, ratios: torch.Tensor) -> None:
-    """See ``Kernels.change_units``."""
+    """Each ``unit`` becomes ``wanted`` (float64, one element), and of ``ratios`` (float64, by part) its own what an
+    array in it must be multiplied by to say the same, at most 1e300; its ``threshold`` is multiplied, and becomes 0
+    where float32 cannot hold it. Where ``wanted`` is not above 0 and finite, ratios are 1, and nothing changes."""
     launch(set_units, -(-len(parts) // _PARTS), table, len(parts), wanted, ratios, warps=1, BLOCK=_PARTS)
 
 
 def rescale(parts: Sequence[Remade], table: torch.Tensor, ratios: torch.Tensor) -> None:
-    """See ``Kernels.rescale``."""
+    """Each ``values`` times its ratio, unless that is 1. What float32 cannot hold becomes its largest number."""
     programs = sum(_idle(part.values) for part in parts)
     launch(rescale_elements, programs, *by_parts(table, parts), ratios, BLOCKS=_BLOCKS, BLOCK=BLOCK)
 

@@ -1,4 +1,4 @@
-"""Selection with the core's kernels. Arrays are as ``arguments`` demands.
+"""Selection with the core's kernels. Arrays are as ``check_arguments`` demands.
 
 What functions have in common: ``gradient`` is added to ``residual`` (``None``: nothing is). The chosen entries are
 moved out of it: written, in ascending order, into ``indices`` (position + ``offset``) and ``values``; zero in the
@@ -14,20 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from telegrad import _core
-from telegrad.kernels.select import Chosen, Sign
-from telegrad.kernels.select.arguments import check_arguments, check_buckets, check_inputs
+from telegrad.kernels.select import Chosen, Sign, check_arguments, check_buckets, check_inputs
 
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.uint32]
 
 _FLOAT32, _UINT32 = _core.DType.f32, _core.DType.u32
 _NO_VELOCITY = (None, None, 0.0, False, False)
-
-
-def accumulate(residual: Floats, gradient: Floats) -> None:
-    """``residual += gradient``."""
-    check_inputs(residual, gradient)
-    _core.accumulate(_address(residual), _address(gradient), residual.size)
 
 
 def accumulate_all(residual: Floats, gradient: Floats, indices: Indices, values: Floats, offset: int) -> None:
@@ -52,10 +45,8 @@ def accumulate_select(
 
     If there are more than the outputs hold, the first ones are moved and the others stay in the residual.
     """
-    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, 0)
-    return _core.accumulate_select(
-        at, gradient_at, residual.size, threshold, sign, indices_at, values_at, indices.size, offset
-    )
+    given, out = _addresses(residual, gradient, indices, values, 0)
+    return _core.accumulate_select(*given, threshold, sign, *out, indices.size, offset)
 
 
 class VelocityStep(NamedTuple):
@@ -102,25 +93,9 @@ def accumulate_reused(
     a magnitude of the gradient is at least that, or NaN (NaN: there is no limit); what was to be written is undefined
     then. So it needs ``before``, also of the velocity.
     """
-    at, was, factor, nesterov, masks = _NO_VELOCITY if velocity is None else velocity
-    found = _core.accumulate_reused(
-        residual,
-        before,
-        gradient,
-        at,
-        was,
-        factor,
-        nesterov,
-        masks,
-        k,
-        (k + 1) // 2,
-        threshold or 0.0,
-        is_due,
-        indices,
-        values,
-        offset,
-        limit,
-    )
+    step: tuple[Any, Any, float, bool, bool] = _NO_VELOCITY if velocity is None else velocity
+    wanted = (k, (k + 1) // 2, threshold or 0.0, is_due)
+    found = _core.accumulate_reused(residual, before, gradient, *step, *wanted, indices, values, offset, limit)
     if found is None:
         _check_reused(residual, gradient, k, indices, values, before, velocity)
     assert found is not None
@@ -131,8 +106,8 @@ def accumulate_topk(
     residual: Floats, gradient: Floats | None, k: int, indices: Indices, values: Floats, offset: int, sign: Sign = 0
 ) -> Chosen:
     """Moves exactly the ``k`` (1 to all) entries of largest magnitude; of one sign, all of it if there are fewer."""
-    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, k, k)
-    return Chosen(*_core.accumulate_topk(at, gradient_at, residual.size, k, sign, indices_at, values_at, offset))
+    given, out = _addresses(residual, gradient, indices, values, k, k)
+    return Chosen(*_core.accumulate_topk(*given, k, sign, *out, offset))
 
 
 def accumulate_trimmed(
@@ -150,10 +125,8 @@ def accumulate_trimmed(
     The ratio is the first of 1 - step, 1 - 2 step, … 0 that ``k`` entries reach. Source: RedSync, Algorithm 2,
     corrected.
     """
-    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, k, k)
-    return Chosen(
-        *_core.accumulate_trimmed(at, gradient_at, residual.size, k, step, sign, indices_at, values_at, offset)
-    )
+    given, out = _addresses(residual, gradient, indices, values, k, k)
+    return Chosen(*_core.accumulate_trimmed(*given, k, step, sign, *out, offset))
 
 
 def accumulate_search(
@@ -171,12 +144,8 @@ def accumulate_search(
     It is found by bisection. Where that ends without one, at an interval of ``tolerance``, as among ties: exactly
     the entries of ``accumulate_topk``. Source: RedSync, Algorithm 3, corrected.
     """
-    at, gradient_at, indices_at, values_at = _addresses(
-        residual, gradient, indices, values, min(2 * k, len(residual)), k
-    )
-    return Chosen(
-        *_core.accumulate_search(at, gradient_at, residual.size, k, tolerance, sign, indices_at, values_at, offset)
-    )
+    given, out = _addresses(residual, gradient, indices, values, min(2 * k, len(residual)), k)
+    return Chosen(*_core.accumulate_search(*given, k, tolerance, sign, *out, offset))
 
 
 def accumulate_buckets(
@@ -192,12 +161,8 @@ def accumulate_buckets(
     """Moves the ``per_bucket`` largest of every ``bucket`` consecutive entries, and the ``of_last`` of what is left."""
     check_buckets(residual.size, bucket, per_bucket, of_last)
     room = residual.size // bucket * per_bucket + of_last
-    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, room)
-    return Chosen(
-        *_core.accumulate_buckets(
-            at, gradient_at, residual.size, bucket, per_bucket, of_last, indices_at, values_at, offset
-        )
-    )
+    given, out = _addresses(residual, gradient, indices, values, room)
+    return Chosen(*_core.accumulate_buckets(*given, bucket, per_bucket, of_last, *out, offset))
 
 
 def accumulate_random(
@@ -210,8 +175,8 @@ def accumulate_random(
     offset: int,
 ) -> Chosen:
     """Moves ``k`` random entries, the same ones for the same ``draw``: seed (64 bits), call, rank, stream (32 bits)."""
-    at, gradient_at, indices_at, values_at = _addresses(residual, gradient, indices, values, k, k)
-    return Chosen(*_core.accumulate_random(at, gradient_at, residual.size, k, *draw, indices_at, values_at, offset))
+    given, out = _addresses(residual, gradient, indices, values, k, k)
+    return Chosen(*_core.accumulate_random(*given, k, *draw, *out, offset))
 
 
 def accumulate_normal(residual: Floats, gradient: Floats | None) -> tuple[float, float]:
@@ -227,9 +192,9 @@ def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) ->
 
 def _addresses(
     residual: Floats, gradient: Floats | None, indices: Indices, values: Floats, room: int, k: int | None = None
-) -> tuple[int, int, int, int]:
-    """Where they lie. Raises as ``check_arguments``, which is asked only where one look does not find all as it must
-    be: a bucket takes less time than that."""
+) -> tuple[tuple[int, int, int], tuple[int, int]]:
+    """Where residual and gradient lie, and how long they are; where the outputs lie. Raises as ``check_arguments``,
+    which is asked only where one look does not find all as it must be: a bucket takes less time than that."""
     look = _core.buffer_of
     inside, given, to, of = look(residual, True), None, look(indices, True), look(values, True)
     if gradient is not None:
@@ -244,10 +209,10 @@ def _addresses(
         and (k is None or 1 <= k <= inside.elements)
         and (gradient is None or (given is not None and given.dtype == _FLOAT32 and given.elements == inside.elements))
     ):
-        return inside.pointer, 0 if given is None else given.pointer, to.pointer, of.pointer
+        return (inside.pointer, 0 if given is None else given.pointer, residual.size), (to.pointer, of.pointer)
     check_arguments(residual, gradient, indices, values, room, k)
     gradient_at = 0 if gradient is None else _address(gradient)
-    return _address(residual), gradient_at, _address(indices), _address(values)
+    return (_address(residual), gradient_at, residual.size), (_address(indices), _address(values))
 
 
 def _check_reused(

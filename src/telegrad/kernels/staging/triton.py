@@ -88,7 +88,10 @@ def stage(
     to_indices: torch.Tensor,
     to_values: torch.Tensor,
 ) -> None:
-    """See ``Kernels.stage``."""
+    """``to_count[0] = count[0]``; as many entries as that says, of those that are given, into the other two.
+
+    ``count`` (int32 or int64) has one element. What begins with ``to_`` is pinned: int64, uint32, and as
+    ``values``. An int64 index beyond 32 bits becomes 2**32 - 1, which no stream has."""
     room = indices.numel()
     targets = (to_count, to_indices, _bits(to_values))
     launch(stage_entries, max(1, -(-room // BLOCK)), indices, _bits(values), count, room, *targets, BLOCK=BLOCK)
@@ -102,7 +105,10 @@ def write_sum(
     values: torch.Tensor,
     absent: float,
 ) -> None:
-    """See ``Kernels.write_sum``."""
+    """Writes all of ``out``: the sum that ``form`` (int64, one element, on the GPU) tells of.
+
+    A dense one is in ``dense``. Entries, in the first of ``indices`` (uint32) and ``values``, are written over
+    ``absent``. Of one that failed, ones in all bits: NaN. These three are pinned."""
     size = out.numel()
     if size == 0:
         return
@@ -114,7 +120,7 @@ def write_sum(
 def add_sum(
     out: torch.Tensor, form: torch.Tensor, dense: torch.Tensor, indices: torch.Tensor, values: torch.Tensor
 ) -> None:
-    """See ``Kernels.add_sum``."""
+    """Adds to ``out``, float32, what ``form`` tells of, which lies as for ``write_sum``; nothing of what failed."""
     size = out.numel()
     if size == 0:
         return

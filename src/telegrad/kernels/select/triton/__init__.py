@@ -1,10 +1,10 @@
 """Selection on GPUs, with Triton kernels: the functions of ``cpu``, with the same contracts, on torch tensors.
 
-Tensors are as ``arguments`` demands, on one GPU, CUDA or HIP. Entries, their order, thresholds and what stays have the
-same bits as on a CPU, but for two things: mean and deviation come from sums of doubles in another order, so that
-``accumulate_normal`` may differ in the last bits, and a bound that ``accumulate_search`` makes of the mean by one unit
-in its last place (k to 2k entries reach it all the same: its own entries are counted, not the CPU's); and a NaN that
-the addition makes is the GPU's. Of one tensor on one kind of GPU the result is always the same, bit for bit.
+Tensors are as ``check_arguments`` demands, on one GPU, CUDA or HIP. Entries, their order, thresholds and what stays
+have the same bits as on a CPU, but for two things: mean and deviation come from sums of doubles in another order, so
+that ``accumulate_normal`` may differ in the last bits, and a bound that ``accumulate_search`` makes of the mean by one
+unit in its last place (k to 2k entries reach it all the same: its own entries are counted, not the CPU's); and a NaN
+that the addition makes is the GPU's. Of one tensor on one kind of GPU the result is always the same, bit for bit.
 
 Each function says how often the CPU waits for the GPU; all else is queued. Where nothing else is said it moves 12 bytes
 of every element (gradient and residual read once, residual written once) and a few dozen of every chosen entry.
@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from telegrad.kernels.select import Chosen, Sign
-from telegrad.kernels.select.arguments import check_arguments, check_buckets, check_inputs
+from telegrad.kernels.select import Chosen, Sign, check_arguments, check_buckets, check_inputs
 from telegrad.kernels.select.triton import launches, passes
 from telegrad.kernels.select.triton.launches import (
     Candidates,
@@ -38,7 +37,6 @@ from telegrad.kernels.triton import launch, numbers_on, told
 
 __all__ = [
     "Reusing",
-    "accumulate",
     "accumulate_all",
     "accumulate_buckets",
     "accumulate_normal",
@@ -200,12 +198,6 @@ def queue_all(
 
 _MOST_OF_A_BUCKET = 8192  # entries that one program holds in registers
 _LANES = 2048  # entries of smaller buckets that it takes together
-
-
-def accumulate(residual: torch.Tensor, gradient: torch.Tensor) -> None:
-    """``residual += gradient``. Does not wait."""
-    check_inputs(residual, gradient)
-    residual.add_(gradient)
 
 
 def accumulate_all(

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from telegrad.kernels.select import TINY, Chosen, Sign
-from telegrad.kernels.select.arguments import check_arguments
+from telegrad.kernels.select import TINY, Chosen, Sign, check_arguments
 from telegrad.kernels.select.triton import passes, passes_of_many
 from telegrad.kernels.triton import by_parts, launch, numbers_on, table_of, told
 

@@ -233,27 +233,9 @@ def sample_bound(
 ):
     """The greatest key of 20 bits, and zeros behind them, that more than ``rank`` of the sampled sums reach; at least
     1. By one program. The bits that it leaves out are a 4,096th of a sum."""
-    if UNLESS is None:
-        put_sample_bound(residual, gradient, size, words, rank, bound, ADD, FLIP, MASK, SAMPLE)
-    else:
-        if tl.load(bound) == UNLESS:
-            put_sample_bound(residual, gradient, size, words, rank, bound, ADD, FLIP, MASK, SAMPLE)
-
-
-@triton.jit
-def put_sample_bound(
-    residual,
-    gradient,
-    size,
-    words,
-    rank,
-    bound,
-    ADD: tl.constexpr,
-    FLIP: tl.constexpr,
-    MASK: tl.constexpr,
-    SAMPLE: tl.constexpr,
-):
-    """See ``sample_bound``."""
+    if UNLESS is not None:  # noqa: SIM102 (a kernel has no "and" that looks at one side alone)
+        if tl.load(bound) != UNLESS:
+            return
     where = (tl.load(words + tl.arange(0, SAMPLE)) * size) >> 31
     x = tl.load(residual + where)
     if ADD:
