@@ -17,6 +17,7 @@ And lanes that the mask of a load leaves out hold garbage where no ``other`` is 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from bisect import bisect_right
 from enum import IntEnum
@@ -80,9 +81,9 @@ class Launch:
 
     def add(self, pointers: Any, mask: Any, kind: Kind, *, ordered: bool = False) -> None:
         """``ordered``: an atomic operation that releases and acquires."""
-        addresses = pointers.data.ravel().astype(np.int64)
-        lanes = np.arange(addresses.size)
-        if mask is not None:
+        addresses = pointers.data.ravel().view(np.int64)
+        lanes = _lanes(addresses.size)
+        if mask is not None and not mask.data.all():
             let_in = np.broadcast_to(mask.data, pointers.data.shape).ravel().astype(bool)
             addresses, lanes = addresses[let_in], lanes[let_in]
         if not addresses.size:
@@ -165,6 +166,13 @@ class Launch:
     def _outside(self, first: int, end: int) -> bool:
         place = bisect_right(self._starts, first)
         return place == 0 or end > self._ends[place - 1]
+
+
+@functools.cache
+def _lanes(count: int) -> np.ndarray:
+    lanes = np.arange(count)
+    lanes.flags.writeable = False
+    return lanes
 
 
 def _holds_addresses(table: torch.Tensor) -> bool:
