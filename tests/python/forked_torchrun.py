@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
+FORKING_TORCHRUN = HERE / "forking_torchrun.py"
 
 
 @pytest.fixture(scope="session")
