@@ -1,8 +1,8 @@
 """torchrun, whose ranks are forked from it, as its own options have it: it has imported what they import.
 
 A rank that is executed imports torch, and torch's compiler as soon as it makes an optimizer: 3 s of processor time, and
-torchrun has done both. A script must be named by its absolute path. Ranks are executed by the page on DDP, by
-``test_ddp.py`` and by one job each of ``test_restarts.py`` and ``test_named_backend.py``.
+torchrun has done both. A script must be named by its absolute path. Ranks are executed by ``test_site.py`` (as the README
+says), ``test_ddp.py``, ``test_named_backend.py`` and one job of ``test_restarts.py``.
 """
 
 from __future__ import annotations
