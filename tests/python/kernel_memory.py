@@ -17,6 +17,7 @@ And lanes that the mask of a load leaves out hold garbage where no ``other`` is 
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from bisect import bisect_right
 from enum import IntEnum
@@ -80,9 +81,9 @@ class Launch:
 
     def add(self, pointers: Any, mask: Any, kind: Kind, *, ordered: bool = False) -> None:
         """``ordered``: an atomic operation that releases and acquires."""
-        addresses = pointers.data.ravel().astype(np.int64)
-        lanes = np.arange(addresses.size)
-        if mask is not None:
+        addresses = pointers.data.ravel().view(np.int64)
+        lanes = _lanes(addresses.size)
+        if mask is not None and not mask.data.all():
             let_in = np.broadcast_to(mask.data, pointers.data.shape).ravel().astype(bool)
             addresses, lanes = addresses[let_in], lanes[let_in]
         if not addresses.size:
@@ -99,19 +100,21 @@ class Launch:
 
     def conflicts(self) -> list[str]:
         """One line for every pair of lines of the kernel that meet in the same memory unordered."""
-        if not self._accesses:
+        numbers = self._may_meet()
+        if not numbers:
             return []
-        grain = min(access.size for access in self._accesses)
-        words = [max(1, access.size // grain) for access in self._accesses]
+        accesses = [self._accesses[number] for number in numbers]
+        grain = min(access.size for access in accesses)
+        words = [max(1, access.size // grain) for access in accesses]
         place = np.concatenate(
             [
                 (access.addresses[:, None] // grain + np.arange(n)).ravel()
-                for access, n in zip(self._accesses, words, strict=True)
+                for access, n in zip(accesses, words, strict=True)
             ]
         )
-        lane = np.concatenate([access.lanes.repeat(n) for access, n in zip(self._accesses, words, strict=True)])
-        number = np.arange(len(self._accesses)).repeat(
-            [access.addresses.size * n for access, n in zip(self._accesses, words, strict=True)]
+        lane = np.concatenate([access.lanes.repeat(n) for access, n in zip(accesses, words, strict=True)])
+        number = np.array(numbers).repeat(
+            [access.addresses.size * n for access, n in zip(accesses, words, strict=True)]
         )
         order = np.argsort(place, kind="stable")
         place, lane, number = place[order], lane[order], number[order]
@@ -135,6 +138,18 @@ class Launch:
             piece = slice(begins[group], ends[group])
             self._compare(list(zip(number[piece].tolist(), lane[piece].tolist(), strict=True)), found)
         return [f"{self._name}: {text}" for text in found]
+
+    def _may_meet(self) -> list[int]:
+        """The numbers of all accesses but loads that lie beside all that is written: most of a launch's."""
+        first = [int(access.addresses.min()) for access in self._accesses]
+        last = [int(access.addresses.max()) + access.size for access in self._accesses]
+        written = [number for number, access in enumerate(self._accesses) if access.kind != Kind.LOAD]
+        spans = {(first[number], last[number]) for number in written}
+        return [
+            number
+            for number, access in enumerate(self._accesses)
+            if access.kind != Kind.LOAD or any(begin < last[number] and first[number] < end for begin, end in spans)
+        ]
 
     def _compare(self, touched: list[tuple[int, int]], found: dict[str, None]) -> None:
         for place, (number, lane) in enumerate(touched):
@@ -165,6 +180,13 @@ class Launch:
     def _outside(self, first: int, end: int) -> bool:
         place = bisect_right(self._starts, first)
         return place == 0 or end > self._ends[place - 1]
+
+
+@functools.cache
+def _lanes(count: int) -> np.ndarray:
+    lanes = np.arange(count)
+    lanes.flags.writeable = False
+    return lanes
 
 
 def _holds_addresses(table: torch.Tensor) -> bool:

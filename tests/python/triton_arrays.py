@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from types import ModuleType
 from typing import Any
 
@@ -90,6 +91,7 @@ def _spare_the_interpreter() -> None:
         if seen not in patched:
             patch(function)
             patched.add(seen)
+        function.__signature__ = inspect.signature(function)  # which each launch asks for twice
         return Kept()
 
     interpreter._patch_lang = patch_once
@@ -105,6 +107,54 @@ def _spare_the_interpreter() -> None:
         (scope.set_attr if scope else setattr)(obj, name, called)  # Triton 3.4 has no scopes
 
     interpreter._patch_attr = call_at_once
+    _remember_operands()
+
+
+def _remember_operands() -> None:
+    """Operands of one type are taken as they are, and a number beside a block is made one once. The interpreter would
+    find out for each operation anew what types, casts and shapes these come to, which took a third of its time."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    semantic = type(interpreter.interpreter_semantic)
+    check = semantic.binary_op_type_checking_impl
+    builder = interpreter.interpreter_builder
+    numbers = {bool, int, float}
+    made: dict[tuple[Any, ...], Any] = {}
+    """What stands for a number, by the block or scalar beside it, and by the operation's rules."""
+    spread: dict[tuple[Any, ...], tuple[Any, Any]] = {}
+    """The blocks that operands become, by their types; ``None``: an operand stays as it is."""
+
+    def check_once(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> tuple[Any, Any]:
+        if type(lhs) is not core.tensor:
+            return check(self, lhs, rhs, *how, **named)  # type: ignore[no-any-return]
+        if type(rhs) is core.tensor:
+            key = lhs.type.name, rhs.type.name, *how, *named.items()
+            if key in spread:
+                return splat(lhs, spread[key][0]), splat(rhs, spread[key][1])
+            found = check(self, lhs, rhs, *how, **named)
+            given = lhs, rhs
+            if all(new is old or is_splat(new, old) for new, old in zip(found, given, strict=True)):
+                spread[key] = tuple(None if new is old else new.type for new, old in zip(found, given, strict=True))
+            return found  # type: ignore[no-any-return]
+        if type(rhs) not in numbers:
+            return check(self, lhs, rhs, *how, **named)  # type: ignore[no-any-return]
+        key = lhs.type.name, type(rhs), rhs, *how, *named.items()
+        if key in made:
+            return lhs, made[key]
+        found = check(self, lhs, rhs, *how, **named)
+        if found[0] is lhs:
+            found[1].handle.data.flags.writeable = False
+            made[key] = found[1]
+        return found  # type: ignore[no-any-return]
+
+    def is_splat(new: Any, old: Any) -> bool:
+        return new.type.is_block() and not old.type.is_block() and new.dtype == old.dtype
+
+    def splat(one: Any, kind: Any) -> Any:
+        return one if kind is None else core.tensor(builder.create_splat(kind, one.handle), kind)
+
+    semantic.binary_op_type_checking_impl = check_once
 
 
 if DEVICE == "cpu":

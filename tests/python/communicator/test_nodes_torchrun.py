@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_torchrun import FORKING_TORCHRUN
 
 from telegrad.tools.bench import netlab
 from telegrad.tools.bench.netlab import Netlab
@@ -31,7 +32,7 @@ def run(lab: Netlab, ranks_per_node: int, report: Path, size: int) -> dict[str, 
                 [
                     *lab.prefix_of(node),
                     *("unshare", "--ipc", "--pid", "--fork", "--kill-child", "--mount-proc"),
-                    *(sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--node-rank={node}"),
+                    *(sys.executable, str(FORKING_TORCHRUN), *rendezvous, f"--node-rank={node}"),
                     *(
                         f"--master-addr={lab.address_of(0)}",
                         "--master-port=29511",

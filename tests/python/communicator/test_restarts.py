@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from forked_torchrun import FORKING_TORCHRUN
 from ports import free_port
 
 from telegrad.launch import SINGLE_THREADED, Ranks
@@ -22,8 +23,10 @@ def test_torchrun_starts_the_ranks_again(backend: str | None) -> None:
     environment = {**os.environ, **_ENVIRONMENT}
     if backend == "gloo":  # whose ranks do not find each other in a store that is not new
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command = [*torchrun, "--monitor-interval=0.1", str(HERE / "restart_program.py"), *([backend] if backend else [])]
+    real = ["-m", "torch.distributed.run"]  # of all that it starts anew, ranks of one job are enough
+    torchrun = [sys.executable, *(real if backend == "telegrad" else [str(FORKING_TORCHRUN)])]
+    options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
+    command = [*torchrun, *options, str(HERE / "restart_program.py"), *([backend] if backend else [])]
     for _ in range(3):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
         if "EADDRINUSE" not in done.stderr:  # a port that torchrun had found free, and another process took

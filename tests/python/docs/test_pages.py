@@ -54,10 +54,6 @@ PRELUDES = {
 """By page: what its blocks begin with, of ``torchrun_server.PRELUDES``, if not ``"training"``."""
 
 
-ITSELF = {"how-to/ddp.md"}
-"""Pages that call torchrun itself. The others call what stands for it and for ``telegrad`` (forked_torchrun.py)."""
-
-
 @dataclass(frozen=True)
 class Block:
     line: int
@@ -110,8 +106,8 @@ def test_shell_runs(page: Path, torchrun_server: str, tmp_path: Path) -> None:
     if not any(one.language == "sh" for one in blocks):
         pytest.skip("the page has no such block")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    stand_in = [] if name_of(page) in ITSELF else [str(Path(torchrun_server).parent)]
-    path = os.pathsep.join([*stand_in, str(Path(sys.executable).parent), os.environ["PATH"]])
+    stand_ins = Path(torchrun_server).parent  # of torchrun and telegrad (forked_torchrun.py)
+    path = os.pathsep.join([str(stand_ins), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "TELEGRAD_CACHE": str(tmp_path / "cache")}
     said = ""
     for block in blocks:

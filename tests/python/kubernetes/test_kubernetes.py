@@ -10,6 +10,7 @@ from typing import Any
 
 import pods
 import pytest
+from forked_torchrun import FORKING_TORCHRUN
 
 from telegrad import _core
 
@@ -119,7 +120,7 @@ def test_a_job_trains_in_pods(job: Any, network: str, changed: dict[str, str], t
     """With 64 MB of /dev/shm, as where no volume is mounted there."""
     name, command, environments = job()
     assert command == ["torchrun", "/workspace/train.py"]
-    command = [sys.executable, "-m", "torch.distributed.run", str(EXAMPLES / "ddp.py")]
+    command = [sys.executable, str(FORKING_TORCHRUN), str(EXAMPLES / "ddp.py")]
     container = {
         "PATH": os.environ["PATH"],
         "HOME": str(tmp_path),
