@@ -155,7 +155,7 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing(tmp_path: Path) -
     pages = {str(page.relative_to(tmp_path)): page.read_text() for page in tmp_path.rglob("*.html")}
     assert "telegrad.DDPState" in pages["reference/api/training.html"]
     assert (tmp_path / "repository" / "examples" / "ddp.py.html").exists()
-    assert "<code>--flight-recorder</code>" in pages["reference/command-line.html"]
+    assert "<code>--communicator</code>" in pages["reference/command-line.html"]
     loaded = (
         r'<(?:script|img|iframe)[^>]*\ssrc="(?:https?:)?//[^"]*|<link[^>]*rel="stylesheet"[^>]*href="https?://[^"]*'
     )

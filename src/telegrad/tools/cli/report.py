@@ -16,12 +16,11 @@ from rich.table import Table
 
 from telegrad.tools.cli.outputs import check_writable, say_file, written
 from telegrad.tools.doctor.installation import is_installed
-from telegrad.tools.report import flight_recorder, telemetry
-from telegrad.tools.report.figures import BLACK, COLORS, VERMILION, picture
+from telegrad.tools.report import telemetry
 from telegrad.tools.report.hang import HangVerdict, Lane, told_ranks, told_seconds, verdicts
 from telegrad.tools.report.hang_files import Operation, default_folder, find
 
-# A hang as a sentence and a table, as JSON, and as a plot of the last operations of each rank.
+# A hang as a sentence and a table, and as JSON.
 
 _LEFT_OUT_OF_TABLE = 64
 _COLUMNS = ("rank", "host:pid", "done/calls", "operation", "since", "waits for", "sends to", "remark")
@@ -160,72 +159,6 @@ def _lane_as_json(lane: Lane, tag: int | None) -> dict[str, Any]:
     }
 
 
-_COLORS = tuple(color for color in COLORS if color != VERMILION)
-_STUCK = VERMILION
-
-
-def plot(verdict: HangVerdict, path: Path, most_operations: int = 24) -> None:
-    """Writes a PNG: a lane per rank with its last operations against the time at which they ran, by the ranks' own
-    clocks. A hatched bar did not end before its rank's report.
-    """
-    from matplotlib.patches import Patch
-
-    lanes = verdict.lanes
-    latest_s = max((lane.report.written_unix_s for lane in lanes if lane.report), default=0.0)
-    bars = [(lane, bar) for lane in lanes for bar in _bars(lane, latest_s, most_operations)]
-    first_s = min((begin_s for _, (_, begin_s, _) in bars), default=-1.0)
-    thinnest_s = max(-first_s, 1e-6) / 400  # so that a short operation is seen at all
-    names = sorted({operation.operation for _, (operation, _, _) in bars})
-    colors = {name: _COLORS[at % len(_COLORS)] for at, name in enumerate(names)}
-    stuck: dict[str, Any] = {"facecolor": "white", "edgecolor": _STUCK, "hatch": "////"}
-    with picture(path, verdict.sentence, height=1.6 + 0.28 * min(len(lanes), 256)) as figure:
-        axes = figure.subplots()
-        for lane, (operation, begin_s, end_s) in bars:
-            look = {"facecolor": colors[operation.operation], "edgecolor": "white", "linewidth": 0.5}
-            if operation.state != "completed":
-                look = {**stuck, "linewidth": 1.5}
-            axes.barh(lane.rank, max(end_s - begin_s, thinnest_s), left=begin_s, height=0.7, **look)
-            if operation.tag == verdict.tag:
-                axes.annotate(
-                    f"{operation.tag}: {operation.operation}",
-                    (begin_s, lane.rank),
-                    xytext=(5, 0),
-                    textcoords="offset points",
-                    va="center",
-                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
-                )
-        for lane in lanes:
-            if lane.report is None:
-                axes.text(first_s, lane.rank, "no report", va="center", color=_STUCK)
-        axes.set_yticks([lane.rank for lane in lanes], [_lane_name(lane) for lane in lanes])
-        for label, lane in zip(axes.get_yticklabels(), lanes, strict=True):
-            label.set_color(_STUCK if lane.rank in verdict.culprits else BLACK)
-        axes.set(xlabel="time before the latest report (s)", xlim=(1.02 * first_s, -0.01 * first_s))
-        axes.set_ylim(len(lanes) - 0.4, -0.6)
-        axes.grid(visible=False, axis="y")
-        handles = [Patch(color=colors[name], label=name) for name in names]
-        handles.append(Patch(**stuck, label="not complete"))
-        figure.legend(handles=handles, loc="outside lower center", ncols=4)
-
-
-def _bars(lane: Lane, latest_s: float, most: int) -> list[tuple[Operation, float, float]]:
-    """Operations with their begin and end, in seconds relative to ``latest_s``."""
-    report = lane.report
-    if report is None:
-        return []
-    written_s = report.written_unix_s - latest_s
-    bars = []
-    for operation in report.operations[-most:]:
-        begin_s = written_s - operation.called_s_ago
-        ended = operation.took_s is not None and operation.state != "running"
-        bars.append((operation, begin_s, begin_s + (operation.took_s or 0.0) if ended else written_s))
-    return bars
-
-
-def _lane_name(lane: Lane) -> str:
-    return f"rank {lane.rank}" + (f" ({lane.host})" if lane.host else "")
-
-
 _WIDTH_OF_FILES = 160
 _OLD_S = 600.0
 
@@ -246,15 +179,7 @@ def report(
         typer.Option(
             "--plot",
             dir_okay=False,
-            help="Draw the last operations of each rank into this PNG file; or the telemetry (default: RUN.png).",
-        ),
-    ] = None,
-    flight_recorder_folder: Annotated[
-        Path | None,
-        typer.Option(
-            "--flight-recorder",
-            file_okay=False,
-            help="Write the reports into this new folder in the form that torch's analyser (torchfrtrace) reads.",
+            help="Draw the telemetry into this PNG file. Default: RUN.png.",
         ),
     ] = None,
     communicator: Annotated[
@@ -282,7 +207,8 @@ def report(
             raise typer.BadParameter(f"a file of telemetry goes alone: leave out all but {places[0]}")
         _report_run(console, errors, places[0], plot_file, as_json_text)
         return
-    check_writable(plot_file, "--plot")
+    if plot_file is not None:
+        raise typer.BadParameter("hang reports have no plot: name a file of telemetry", param_hint="--plot")
     try:
         found = find(places)
     except OSError as error:
@@ -307,11 +233,6 @@ def report(
         age_s = time.time() - max(one.written_unix_s for one in found.reports)
         if age_s > _OLD_S:
             console.print(f"note: the latest report was written {told_seconds(age_s)} ago: is it of this hang?")
-    if plot_file is not None:
-        _plot(current[0], plot_file)
-        errors.print(f"plot of communicator {current[0].communicator}: {plot_file}", markup=False)
-    if flight_recorder_folder is not None:
-        _write_flight_recorder(errors, current, flight_recorder_folder)
     if any(verdict.kind not in ("nothing", "running") for verdict in current):
         raise typer.Exit(1)
 
@@ -334,36 +255,6 @@ def _show(console: Console, current: list[HangVerdict], stale: list[HangVerdict]
         console.print(f"note: {what}", markup=False, style="dim")
     for note in notes:
         console.print(f"note: {note}", markup=False)
-
-
-def _plot(verdict: HangVerdict, path: Path) -> None:
-    try:
-        plot(verdict, path)
-    except ModuleNotFoundError as error:
-        raise typer.BadParameter(f"needs {error.name}: pip install 'telegrad[cli]'", param_hint="--plot") from error
-    except OSError as error:
-        raise typer.BadParameter(str(error), param_hint="--plot") from error
-
-
-def _write_flight_recorder(console: Console, current: list[HangVerdict], folder: Path) -> None:
-    """Into ``folder`` itself, or, of several communicators, each into a folder of its own there."""
-    for verdict in current:
-        own = folder if len(current) == 1 else folder / _as_file_name(verdict.communicator)
-        try:
-            written, notes = flight_recorder.write(verdict, own)
-        except OSError as error:
-            raise typer.BadParameter(str(error), param_hint="--flight-recorder") from error
-        for note in notes:
-            console.print(f"note: {note}", markup=False)
-        incomplete = "" if len(written) == verdict.world_size else " --allow-incomplete-ranks"
-        console.print(
-            f"{len(written)} dumps: torchfrtrace {own} --prefix {flight_recorder.PREFIX}{incomplete}", markup=False
-        )
-
-
-def _as_file_name(text: str) -> str:
-    """Reports come from anywhere: no name may lead out of the folder."""
-    return "".join(character if character.isalnum() else "_" for character in text)[:64] or "_"
 
 
 def _report_run(console: Console, errors: Console, file: Path, plot_file: Path | None, as_json_text: bool) -> None:
