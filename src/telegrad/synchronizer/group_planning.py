@@ -15,7 +15,7 @@ from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.compress.arguments import checked_count
 from telegrad.cost.send_method import GroupCost
 from telegrad.ddp.options import check_choice
-from telegrad.synchronizer import merge, shared_processor, shared_ways
+from telegrad.synchronizer import merge, shared_ways
 from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.measured_ways import measured_ways
 from telegrad.synchronizer.merge_plan import MergePlan
@@ -211,12 +211,11 @@ class _DenseCosts:
         if self._scheme == "greedy":
             cut = merge.greedy(trace.sizes, trace.backward_times, cost=self._idle)
             return self.plan_of("greedy", trace, _stops(cut), self.ways_of(cut))
-        return shared_processor.optimal(trace.sizes, trace.backward_times, idle=self._idle, busy=self._busy)
+        return shared_ways.optimal(trace.sizes, trace.backward_times, idle=self._idle, busy=self._busy)
 
     def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
-        return shared_processor.planned(
-            scheme, trace.sizes, trace.backward_times, stops, idle=self._idle, busy=self._busy
-        )
+        costs = {"idle": self._idle, "busy": self._busy}
+        return shared_ways.of_cuts(scheme, trace.sizes, trace.backward_times, stops, **costs)
 
     def ways_of(self, plan: MergePlan) -> list[int]:
         return [1] * len(plan.groups)
