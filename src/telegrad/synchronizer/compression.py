@@ -290,12 +290,13 @@ def _entries_and_formats(
 
 
 class _EarlierAverage(NamedTuple):
-    """An average that a parameter still has from an earlier pass, and that no gradient of this one has joined."""
+    """What a parameter still has from an earlier pass, and no gradient of this one has joined; on a device it may be
+    nothing."""
 
     flat: Flat
     number: int  # of its flag
     part: PlacedResidual | None  # of a node, if there is none
-    bits: Any  # in the group's memory, as an array or a tensor
+    place: Any  # in the group's memory, as an array or a tensor
     values: Any
 
 
@@ -350,9 +351,10 @@ class CompressedGroup(GradientGroup):
         """As a GradientGroup's."""
         super().finish()
         held, self._held = self._held, []
+        flags = {id(one.flat): self._flags_of(one.flat) for one in held}
         for one in held:
-            if one.flat.flags[one.number] == 0:
-                one.bits[:] = one.values
+            if flags[id(one.flat)][one.number] == 0:
+                one.place[:] = one.values
             elif one.part is None:
                 name = self._compression.names[id(one.flat.parameters[one.number])]
                 raise RuntimeError(
@@ -360,20 +362,27 @@ class CompressedGroup(GradientGroup):
                     "node= cannot add up: call zero_grad() before each backward pass"
                 )
             else:  # others have sent theirs: this rank's share follows
-                values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
-                self._compression.compressor.keep_all((PlacedResidual(one.part.entry, 0),), values)
+                self._keep(PlacedResidual(one.part.entry, 0), one.values)
 
-    def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: Set[int]) -> None:
+    def _set_aside(self, flat: Flat, layout: BucketLayout, memory: Any, present: Set[int]) -> None:
         """What is compressed, or sent with what waits, cannot be had back if no rank has a gradient for it."""
         parts = {part.entry.name: part for part in layout.parts}
         for number, one in enumerate(flat.parameters):
             part = parts.get(self._compression.names[id(one)])
             if part is None or id(one) in present:
                 continue
-            own = bits[part.offset : part.offset + part.entry.values.size]
-            if own.any():
-                self._held.append(_EarlierAverage(flat, number, part, own, own.copy()))
+            own = memory[part.offset : part.offset + part.entry.size]
+            if (values := self._copied(own)) is not None:
+                self._held.append(_EarlierAverage(flat, number, part, own, values))
                 own[:] = 0
+
+    def _copied(self, own: Any) -> Any:
+        """``None`` where it is known that there is nothing in it."""
+        return own.copy() if own.any() else None
+
+    def _keep(self, part: PlacedResidual, values: Any) -> None:
+        finite = np.nan_to_num(as_float32(values), posinf=0, neginf=0)
+        self._compression.compressor.keep_all((part,), finite)
 
     def _layout_of(self, flat: Flat) -> BucketLayout:
         layout = self._layouts.get(id(flat))
