@@ -101,6 +101,10 @@ class Compressor:
         """Whether entries of this parameter are chosen."""
         return name in self.residuals and name not in self.matrices and name not in self.whole
 
+    def remembers(self, name: str) -> bool:
+        """Whether there is a residual or a velocity of this parameter."""
+        return name in self.residuals or (self.momentum is not None and name in self.momentum)
+
     def one_signed(self, part: PlacedResidual) -> bool:
         """Whether all entries of a call have the same sign."""
         return getattr(self.policy_of(part.entry), "same_sign", False)

@@ -430,7 +430,7 @@ class HostBuckets:
         averaging, compressor = self._averaging, self._averaging.compressor
         averaging.open_pass()
         if self._has_units:
-            compressor.set_units(averaging.scales.gradient_unit(), averaging.scales.rates_of(compressor))
+            compressor.set_units(averaging.scales.gradient_unit(), averaging.scales.rates())
         if self._exchange.topk_states is not None:
             self._exchange.topk_states.set_unit(compressor.gradient_unit)
         step, observed = averaging.progress.step, None

@@ -140,16 +140,10 @@ class CudaGroupCompression(GroupCompression):
             check_selections(self.compressor)
             self.device.prepare(parameters.values())
 
-    def move_to(self, comm: Communicator, across: Communicator | None = None) -> None:
-        """As Compression's; before anything has been summed."""
-        low_rank = self._low_rank
-        self.device = CudaExchange(comm, self.compressor, self.values, self.encoding, self.stats, low_rank=low_rank)
+    def _memory_for(self, comm: Communicator) -> Revertible:
+        how = self.values, self.encoding, self.combine, self._exchange.topk_states
+        self.device = CudaExchange(comm, self.compressor, *how, self.stats, self._low_rank)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
-        super().move_to(comm, across)
-        self.device.combine, self.device.sums = self.combine, self._exchange.topk_states
-
-    @property
-    def _memory(self) -> Revertible:
         return self.device.feedback
 
     def open_pass(self) -> None:

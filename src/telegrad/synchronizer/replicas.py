@@ -24,7 +24,7 @@ from telegrad.ddp.choices import ChoiceWatch, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP
 from telegrad.ddp.hook import DDPState
 from telegrad.ddp.options import TopK, Warmup, check_choice
-from telegrad.ddp.pass_use import PassUse, use_of
+from telegrad.ddp.pass_use import PassUse
 from telegrad.ddp.rank_checks import check_alike
 from telegrad.ddp.telemetry import DDPStats, Telemetry
 from telegrad.synchronizer.gradient_group import zeros
@@ -204,7 +204,7 @@ class _ReplicaState(DDPState):
         self._leave_job(error)
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
-        return use_of(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
+        return PassUse(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
 
     @property
     def _job_rank(self) -> int:

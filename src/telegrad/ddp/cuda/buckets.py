@@ -153,7 +153,7 @@ class DeviceBuckets:
             self._compression.telemetry.begin(passes)
         compressor = averaging.compressor
         if self._compression.remembers:
-            compressor.set_units(1.0, averaging.scales.rates_of(compressor))  # what the host knows of them
+            compressor.set_units(1.0, averaging.scales.rates())  # what the host knows of them
         compressor.residuals.raise_density(averaging.warmup.least_density(passes))
         self._compression.open_pass()
         if self._nonfinite == "skip":

@@ -65,10 +65,13 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
     if most < math.inf:
         values, excess = _cut(values, most)
     kept = [one.residual for one in addends if one.residual is not None]
-    with_residual = [number for number, one in enumerate(addends) if one.residual is not None]
+
+    def of_kept(whole: torch.Tensor) -> list[torch.Tensor]:
+        parts = zip(torch.split(whole, sizes), addends, strict=True)
+        return [part for part, one in parts if one.residual is not None]
+
     if kept:
-        parts = torch.split(released, sizes)
-        torch._foreach_sub_(kept, [parts[number] for number in with_residual])
+        torch._foreach_sub_(kept, of_kept(released))
     released.masked_fill_(overflowed, 0.0)
     lost = torch.empty_like(values)
     work: DeviceWork = comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True)
@@ -80,8 +83,7 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
                 lost.add_(excess)
             if kept:
                 left = torch.where(values.isfinite(), lost.nan_to_num_(0.0, 0.0, 0.0), released)
-                parts = torch.split(left, sizes)
-                torch._foreach_add_(kept, [parts[number] for number in with_residual])
+                torch._foreach_add_(kept, of_kept(left))
 
     work.then(take, [values, lost, released, *gradients, *kept, *([] if excess is None else [excess])])
     return QuantisedSum(work, of_each)
@@ -484,23 +486,22 @@ class CudaExchange:
     for ``TopK``; ``sums``: the states of sums that keep a part. The host waits where such a sum, of the same bucket and
     the pass before, is not over."""
 
-    combine: Combine = "allreduce"
-    sums: TopkStates | None = None
-
     def __init__(
         self,
         comm: Communicator,
         compressor: Compressor,
         wire: str,
         encoding: _core.ValueEncoding,
+        combine: Combine,
+        sums: TopkStates | None,
         stats: DDPStats,
+        low_rank: LowRankRounds | None,
         scale: LossScale | None = None,
         telemetry: DeviceTelemetry | None = None,
-        low_rank: LowRankRounds | None = None,
     ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
         self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
-        self.scale, self.telemetry = scale, telemetry
+        self.combine, self.sums, self.scale, self.telemetry = combine, sums, scale, telemetry
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: GatheredReads[None] = GatheredReads()
         self._keeping: list[DeviceWork] = []
@@ -610,11 +611,7 @@ class CudaExchange:
         if work is None:
             return
         work.communicated()
-        report = TopkReport(*work.request.topk_result()[2])
-        self._stats.kept += report.selected
-        self._stats.overflow += report.overflow
-        self._stats.words_sent += report.words_sent
-        self._stats.words_received += report.words_received
+        self._stats.add_sum(TopkReport(*work.request.topk_result()[2]))
 
     def _prepared(self, plan: Plan, buffer: torch.Tensor) -> Made | None:
         """What a stream makes of the bucket before anything of it is communicated; ``None``: there is nothing in it."""
@@ -713,9 +710,8 @@ class CudaExchange:
         table = self._tables.of(("move", members[0]), contents, lambda: kernels.velocity_table(parts), gradient)
         runtime, stream = _stream_of(gradient)
 
-        def move(
-            table: torch.Tensor, gradient: torch.Tensor, out: torch.Tensor, active: torch.Tensor, faults: torch.Tensor
-        ) -> None:
+        def move(*given: torch.Tensor) -> None:
+            table, gradient, out, active, faults = given
             kernels.accumulate_velocities(parts, table, gradient, out, factor, active, faults, nesterov)
 
         runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
@@ -948,17 +944,8 @@ class CudaExchange:
         kernels = kernels_of(parts[0].residual)
         runtime, stream = _stream_of(parts[0].residual)
 
-        def collect(
-            table: torch.Tensor,
-            indices: torch.Tensor,
-            values: torch.Tensor,
-            counts: torch.Tensor,
-            broken: torch.Tensor,
-            ends: torch.Tensor,
-            to_indices: torch.Tensor,
-            to_values: torch.Tensor,
-            faults: torch.Tensor,
-        ) -> None:
+        def collect(*given: torch.Tensor) -> None:
+            table, indices, values, counts, broken, ends, to_indices, to_values, faults = given
             taken = (indices, values, counts, broken, ends)
             kernels.collect(parts, table, *taken, to_indices, to_values, faults, most)
             kernels.clear_faults(parts, table, faults)

@@ -59,11 +59,7 @@ class DeviceTelemetry:
     def add_bucket(self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool) -> None:
         """``sparse``: its parts are compressed."""
         if self._open is not None and self._open.record is not None:
-            dense = layout.dense if sparse else layout.members
-            record = self._open.record
-            record.elements += buffer.numel()
-            record.dense_elements += sum(one.size for one in dense)
-            record.element_bytes = buffer.element_size()
+            self._open.record.add(buffer, layout.dense if sparse else layout.members)
 
     def add_selections(
         self,
