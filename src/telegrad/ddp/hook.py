@@ -51,11 +51,12 @@ from telegrad.ddp.rank_checks import (
     HAS_FEWER_BATCHES,
     HOOK_IS_MISSING,
     STATE_IS_MISSING,
-    alike_of,
+    alike_options,
     can_ask,
     check_alike,
     check_group,
     check_ranks,
+    described,
     tell_of_broadcasts,
     told_to_all,
 )
@@ -177,7 +178,8 @@ class DDPState(RefusesCopies):
             on_devices = any(map(on_device, self._parameters.values()))
             if on_devices:
                 self._check_device_options()
-            alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
+            options = alike_options(self._config, self._compressor)
+            alike |= described(self._parameters, {**options, "whether a scaler": str(scaler is not None)})
             if self._nodes is not None:
                 alike |= {"what is compressed": "", "ranks of a node": str(self._nodes.size)}
         self._comm = comm
@@ -404,10 +406,10 @@ class DDPState(RefusesCopies):
 
         (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
         scale = None if scaler is None else LossScale(scaler)
-        figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
+        figures = DeviceTelemetry(telemetry, self._comm, self.stats)
         sums = self._combine, self._exchange.topk_states
         about = self._across, self._compressor, wire, encoding, *sums, self.stats, self._low_rank
-        compression = CudaExchange(*about, scale, figures)
+        compression = CudaExchange(*about, figures, scale)
         self._memories.add(compression.feedback)
         unit_of: Callable[[torch.Tensor], torch.Tensor | None] = (lambda _: None) if scale is None else scale.unit
         return self._with_node(DeviceBuckets(self._averaging, compression), unit_of)

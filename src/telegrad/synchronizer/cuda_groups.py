@@ -22,6 +22,7 @@ from telegrad.ddp.bucket import BucketLayout
 from telegrad.ddp.cuda.exchange import CudaExchange
 from telegrad.ddp.cuda.faults import LateFaults
 from telegrad.ddp.cuda.selection import check_selections
+from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.node_ranks import NodeRanks
 from telegrad.ddp.options import QUANTISED, Cheapest, Compress, LowRank, TopK
 from telegrad.ddp.pass_use import Revertible
@@ -142,7 +143,8 @@ class CudaGroupCompression(GroupCompression):
 
     def _memory_for(self, comm: Communicator) -> Revertible:
         how = self.values, self.encoding, self.combine, self._exchange.topk_states
-        self.device = CudaExchange(comm, self.compressor, *how, self.stats, self._low_rank)
+        unobserved = DeviceTelemetry(None, comm, self.stats)
+        self.device = CudaExchange(comm, self.compressor, *how, self.stats, self._low_rank, unobserved)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
         return self.device.feedback
 

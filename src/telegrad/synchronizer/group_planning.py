@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
@@ -74,27 +74,13 @@ _RIVALS = (merge.single, merge.fixed, merge.greedy, *map(_even, _PARTS))
 _NOT_WORTH_A_CHANGE = 0.05  # by which other groups must be ahead of those that there are; times are not better known
 
 
-class _Costs(Protocol):
-    """Of sums, as they were timed. Ways of groups are numbers from 1 on."""
-
-    def best(self, trace: Trace) -> MergePlan: ...
-
-    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan: ...
-
-    def ways_of(self, plan: MergePlan) -> list[int]: ...
-
-    def rivals(self, trace: Trace) -> list[MergePlan]:
-        """Plans of simple rules."""
-        ...
-
-
 class GroupPlanner:
     """``scheme``: one of ``TIMED``. ``compression``: of the gradients, if any. ``device_cost``: of a dense sum on the
     device where they are, if they are on one. All ranks call all methods, alike."""
 
     def __init__(self, scheme: str, compression: GroupCompression | None, device_cost: GroupCost | None = None) -> None:
         self._scheme, self._compression, self._device_cost = scheme, compression, device_cost
-        self._costs: _Costs | None = None
+        self._costs: _DenseCosts | _WayCosts | None = None
 
     @property
     def has_costs(self) -> bool:
@@ -123,13 +109,11 @@ class GroupPlanner:
         """Made on rank 0, for all: plans of large models take seconds, and processors may round differently. ``kept``:
         the plan of the same gradients that there is, which stays unless another one is well ahead. What goes wrong
         on rank 0 is raised there, and as ``RuntimeError`` on the others."""
-        costs = self._costs
-        assert costs is not None
 
-        def make() -> list[MergePlan]:
+        def make(costs: _DenseCosts | _WayCosts) -> list[MergePlan]:
             plan = costs.best(trace)
             if kept is not None:
-                again = costs.plan_of(kept.scheme, trace, _stops(kept), costs.ways_of(kept))
+                again = _again(costs, kept, trace)
                 if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
                     plan = again
             return [plan]
@@ -138,19 +122,13 @@ class GroupPlanner:
 
     def again(self, plan: MergePlan, trace: Trace, comm: Communicator) -> MergePlan:
         """The same groups with the times of ``trace``, which has the same gradients. Errors as for ``plan``."""
-        costs = self._costs
-        assert costs is not None
-        return self._from_rank_0(
-            lambda: [costs.plan_of(plan.scheme, trace, _stops(plan), costs.ways_of(plan))], trace, comm
-        )[0]
+        return self._from_rank_0(lambda costs: [_again(costs, plan, trace)], trace, comm)[0]
 
     def rivals(self, plan: MergePlan, trace: Trace, comm: Communicator) -> list[MergePlan]:
         """Plans of other groups of the same gradients, which measured steps may prefer to ``plan``; none with
         compression. Errors as for ``plan``."""
-        costs = self._costs
-        assert costs is not None
 
-        def make() -> list[MergePlan]:
+        def make(costs: _DenseCosts | _WayCosts) -> list[MergePlan]:
             found = {plan.groups: plan}
             for rival in costs.rivals(trace):
                 found.setdefault(rival.groups, rival)
@@ -158,13 +136,15 @@ class GroupPlanner:
 
         return self._from_rank_0(make, trace, comm)
 
-    def _from_rank_0(self, make: Callable[[], list[MergePlan]], trace: Trace, comm: Communicator) -> list[MergePlan]:
+    def _from_rank_0(
+        self, make: Callable[[_DenseCosts | _WayCosts], list[MergePlan]], trace: Trace, comm: Communicator
+    ) -> list[MergePlan]:
         costs = self._costs
         assert costs is not None
         made, error, told = [], None, ""
         if comm.rank == 0:
             try:
-                made = make()
+                made = make(costs)
                 told = json.dumps({"plans": [[one.scheme, _stops(one), costs.ways_of(one)] for one in made]})
             except Exception as found:  # whatever it is, the others must not wait for a plan
                 error, told = found, json.dumps({"error": f"{type(found).__name__}: {found}"})
@@ -248,6 +228,10 @@ class _WayCosts:
         """Bytes of each gradient that no way compresses."""
         sizes = zip(trace.names, trace.sizes, strict=True)
         return [0 if self._compression.compresses(name) else size for name, size in sizes]
+
+
+def _again(costs: _DenseCosts | _WayCosts, plan: MergePlan, trace: Trace) -> MergePlan:
+    return costs.plan_of(plan.scheme, trace, _stops(plan), costs.ways_of(plan))
 
 
 def _stops(plan: MergePlan) -> list[int]:

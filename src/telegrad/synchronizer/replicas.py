@@ -84,14 +84,14 @@ class ReplicaSynchronizer:
             trained = cast(Mapping[str, nn.Parameter], self._parameters)
             options = {"compress": compress, "warmup": warmup, "nonfinite": nonfinite, "telemetry": telemetry}
             self._state = _ReplicaState(comm, model, self._shards, self._shard, trained, options)
-            description = self._state.alike
+            description = self._state._alike
         except (ValueError, TypeError) as found:
             error = found
         check_alike(comm, {}, error)
         _check_places(comm, self._shard)
         check_alike(comm, description, None)
         self._model, self._comm = model, comm
-        self._steps = BackwardSteps(self._parameters, _OWNER, self._state.fail)
+        self._steps = BackwardSteps(self._parameters, _OWNER, self._state._leave_job)
         self._buckets = list(_buckets_of(self._shards))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(_local(tensor).detach(), comm)
@@ -199,10 +199,6 @@ class _ReplicaState(DDPState):
     def _named_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         return self._own_shards.items()
 
-    def fail(self, error: Exception) -> None:
-        """The other replicas must not wait for this one."""
-        self._leave_job(error)
-
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
         return PassUse(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
 
@@ -220,11 +216,6 @@ class _ReplicaState(DDPState):
         self._use.close()
         if self._choices is not None and not self._choices.is_over:
             self._choices.averages_came(warmed_up=self._is_warmed_up)
-
-    @property
-    def alike(self) -> dict[str, str]:
-        """What all replicas must have alike."""
-        return self._alike
 
 
 @dataclass(slots=True)

@@ -212,7 +212,7 @@ class DeviceLowRank:
         comm: Communicator,
         low_rank: LowRankRounds,
         feedback: DeviceFeedback,
-        telemetry: DeviceTelemetry | None,
+        telemetry: DeviceTelemetry,
         scale: LossScale | None,
     ) -> None:
         self._comm, self._low_rank, self._feedback = comm, low_rank, feedback
@@ -280,14 +280,14 @@ class DeviceLowRank:
         known = len(parts) - sum(fresh) if self._low_rank.wire is not None else 0
         sums, work = self._average([averages[number] for number in order], known)
         norms: Sequence[torch.Tensor] = ()
-        if self._telemetry is not None and self._telemetry.observes:
+        if self._telemetry.observes:
             gradients = [buffer[part.offset : part.offset + part.entry.size] for part in parts]
             norms = torch._foreach_norm(gradients, dtype=torch.float32)
         return DeviceFirstRound(buffer, matrices, order, known, sums, work, norms)
 
     def _observe(self, first: DeviceFirstRound) -> None:
         """After the second round."""
-        if first.norms and self._telemetry is not None:
+        if first.norms:
             matrices = first.matrices
             tensors = [(one.part.entry.name, one.part.entry.size, one.shape.words) for one in matrices]
             unit = None if self._scale is None else self._scale.unit(first.buffer)
@@ -496,8 +496,8 @@ class CudaExchange:
         sums: TopkStates | None,
         stats: DDPStats,
         low_rank: LowRankRounds | None,
+        telemetry: DeviceTelemetry,
         scale: LossScale | None = None,
-        telemetry: DeviceTelemetry | None = None,
     ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
         self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
@@ -551,8 +551,7 @@ class CudaExchange:
         parts = layout.selected if sparse else ()
         dense = layout.dense if sparse else layout.members
         self._stats.dense_elements += sum(one.size for one in (dense if wire is None else layout.dense))
-        if self.telemetry is not None:
-            self.telemetry.add_bucket(layout, buffer, sparse=sparse)
+        self.telemetry.add_bucket(layout, buffer, sparse=sparse)
         with torch.no_grad():
             if wire is not None:
                 return self._start_quantised(layout, buffer, wire)
@@ -648,8 +647,9 @@ class CudaExchange:
                 torch.logical_or(found.broken, found.faults != 0, out=made.faulty)
 
         about = self._about_to_change(plan, buffer)
-        observes = self.telemetry is not None and self.telemetry.observes
-        return self._captured.run(name_of(plan.layout), plan.layout, about, buffer, make, prepare, replays=not observes)
+        return self._captured.run(
+            name_of(plan.layout), plan.layout, about, buffer, make, prepare, replays=not self.telemetry.observes
+        )
 
     def _about_to_change(self, plan: Plan, buffer: torch.Tensor) -> Hashable:
         """Has the current stream make what is remembered fit for this pass; returns all that the rest depends on but
@@ -890,7 +890,7 @@ class CudaExchange:
                 for part, held, start in zip(taken, residuals, starts[:-1], strict=True)
             ]
             queue_selections(choices, chosen, self._tables, *_stream_of(buffer))
-            if given is not None and self.telemetry is not None:
+            if given is not None:
                 unit = None if self.scale is None else self.scale.unit(buffer)
                 self.telemetry.add_selections(choices, chosen, [given[part.entry.name] for part in taken], unit)
             if taken:
@@ -905,7 +905,7 @@ class CudaExchange:
 
     def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> dict[str, torch.Tensor] | None:
         """Of the gradients that selections will be from, by name; ``None``: nobody wants them."""
-        if self.telemetry is None or not self.telemetry.observes:
+        if not self.telemetry.observes:
             return None
         parts = self._used(layout.selected)
         gradients = [buffer[part.offset : part.offset + part.entry.size] for part in parts]

@@ -36,11 +36,12 @@ class _ObservedPass:
 
 
 class DeviceTelemetry:
-    """``telemetry``: where records go. Their step is the number of the pass, dropped ones counted, since whether they
-    were is known too late. When one begins, sums of earlier ones may still be under way: their bytes count for it."""
+    """``telemetry``: where records go; ``None``: nothing is observed. Their step is the number of the pass, dropped
+    ones counted, since whether they were is known too late. When one begins, sums of earlier ones may still be under
+    way: their bytes count for it."""
 
-    def __init__(self, telemetry: Telemetry, comm: Communicator, stats: DDPStats) -> None:
-        self._telemetry: Telemetry | None = telemetry
+    def __init__(self, telemetry: Telemetry | None, comm: Communicator, stats: DDPStats) -> None:
+        self._telemetry = telemetry
         self._comm, self._stats = comm, stats
         self._passes: deque[_ObservedPass] = deque()
         self._open: _ObservedPass | None = None
