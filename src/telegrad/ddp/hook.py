@@ -199,6 +199,8 @@ class DDPState(RefusesCopies):
             None if self._clip_norm is None or self._nodes is not None else self._most_norm,
             nonfinite,
             0.0 if scaler is None else math.inf,
+            self._remedy,
+            self._among if self._nodes is None else ", for its node",
             telemetry,
             self.stats,
             self._progress,
@@ -207,9 +209,8 @@ class DDPState(RefusesCopies):
             self._failed,
         )
         self._averaging, self._wire, self._scaler = averaging, (topk.values, encoding), scaler
-        remedy, among = self._remedy, self._among if self._nodes is None else ", for its node"
-        of_host = averaging, self._exchange, self._orders, self._low_rank
-        self._host = self._with_node(HostBuckets(*of_host, remedy=remedy, among=among), self._unit_on_host)
+        host = HostBuckets(averaging, self._exchange, self._orders, self._low_rank)
+        self._host = self._with_node(host, self._unit_on_host)
         self._device: Buckets | None = None  # once a parameter or a gradient is on one
         self._buckets: Buckets = self._host
         if on_devices:
