@@ -101,6 +101,10 @@ class Compressor:
         """Whether entries of this parameter are chosen."""
         return name in self.residuals and name not in self.matrices and name not in self.whole
 
+    def remembers(self, name: str) -> bool:
+        """Whether there is a residual or a velocity of this parameter."""
+        return name in self.residuals or (self.momentum is not None and name in self.momentum)
+
     def one_signed(self, part: PlacedResidual) -> bool:
         """Whether all entries of a call have the same sign."""
         return getattr(self.policy_of(part.entry), "same_sign", False)
@@ -239,18 +243,10 @@ class Compressor:
                 entry.rescale(unit)
         return unit > 0
 
-    def add(self, part: PlacedResidual, gradient: Floats) -> bool:
-        """Adds a finite ``gradient`` to the residual; False, and nothing is changed, where the step's unit is 0."""
-        entry = part.entry
-        if not self._prepare(entry):
-            return False
-        entry.values += gradient
-        entry.peak += norm(gradient)
-        return True
-
     def add_matrix(self, part: PlacedResidual, gradient: Floats, lines: Floats, out: Floats) -> bool:
-        """As ``add``, and in the same pass over memory writes lines @ residual.T into ``out``. The residual is a matrix
-        by rows, of as many columns as ``lines``."""
+        """Adds a finite ``gradient`` to the residual, and in the same pass over memory writes lines @ residual.T into
+        ``out``; False, and nothing is changed, where the step's unit is 0. The residual is a matrix by rows, of as many
+        columns as ``lines``."""
         entry, before = part.entry, None
         if self.unit_of(entry) == entry.unit:
             before = self.residuals.renew(entry)

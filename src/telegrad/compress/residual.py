@@ -6,7 +6,6 @@ Keyed by the parameter's name, never by bucket: DDP rebuilds its buckets after t
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import numbers
@@ -77,6 +76,7 @@ class EntryStore(Generic[E]):
             if entry.values.size < 1:
                 raise ValueError(f"sizes[{entry.name!r}]=0: a parameter with a {kind} needs at least one element")
             self._by_name[entry.name] = entry
+            self._fields = [one.name for one in dataclasses.fields(entry)]
         self.records = False
         self.is_open = False
         self._before: dict[str, E] = {}  # what the open step has changed, as it was
@@ -126,7 +126,7 @@ class EntryStore(Generic[E]):
             return None
         before, free = entry.values, self._copies.get(name)
         fresh = free.pop() if free else np.empty_like(before)
-        kept[name] = copy.copy(entry)
+        kept[name] = self._twin(entry)
         entry.values = fresh
         return before
 
@@ -179,13 +179,21 @@ class EntryStore(Generic[E]):
         free = self._copies.get(entry.name)
         values = free.pop() if free else np.empty_like(entry.values)
         np.copyto(values, entry.values)
-        return dataclasses.replace(entry, values=values)
+        held = self._twin(entry)
+        held.values = values
+        return held
+
+    def _twin(self, entry: E) -> E:
+        held = object.__new__(type(entry))
+        for name in self._fields:
+            setattr(held, name, getattr(entry, name))
+        return held
 
     def _restore(self, held: E) -> None:
         entry = self._by_name[held.name]
         changed = entry.values
-        for one in dataclasses.fields(held):
-            setattr(entry, one.name, getattr(held, one.name))
+        for name in self._fields:
+            setattr(entry, name, getattr(held, name))
         held.values = changed
         self._free(held)
 

@@ -31,7 +31,7 @@ from telegrad.ddp.bucket import (
     rounded_to_bf16,
     tensor_of,
 )
-from telegrad.ddp.exchange import Exchange, Fault, Sending, correct_around, error_of, find_fault
+from telegrad.ddp.exchange import Exchange, Sending, correct_around, error_of, find_fault
 from telegrad.ddp.gradient_scales import GradientScales
 from telegrad.ddp.low_rank import FirstRound, LowRankRounds
 from telegrad.ddp.options import Warmup
@@ -56,7 +56,8 @@ class Progress:
 @dataclass(frozen=True)
 class Averaging:
     """``names``: parameters' names by id. ``most_norm``: to which this rank scales the gradients of a pass down, all
-    together; ``None``: never. ``nonfinite``: the policy; ``dropped_value``: what averages of a dropped pass are.
+    together; ``None``: never. ``nonfinite``: the policy; ``dropped_value``: what averages of a dropped pass are;
+    ``remedy`` and ``among``: what NonFiniteGradient says of gradients on the host.
     ``open_pass`` is called before a pass changes what ``compressor`` remembers, ``close_pass`` after its last bucket,
     ``failed`` with the error of an operation."""
 
@@ -68,6 +69,8 @@ class Averaging:
     most_norm: float | None
     nonfinite: str
     dropped_value: float
+    remedy: str
+    among: str
     telemetry: Telemetry | None
     stats: DDPStats
     progress: Progress
@@ -358,20 +361,12 @@ class TwoRounds:
 
 class HostBuckets:
     """As ``Buckets``. ``exchange``: how buckets travel; ``low_rank``: of those that do so in two rounds. ``orders``: in
-    which ``averaging.compressor`` has what it remembers. ``remedy`` and ``among``: what NonFiniteGradient says."""
+    which ``averaging.compressor`` has what it remembers."""
 
     def __init__(
-        self,
-        averaging: Averaging,
-        exchange: Exchange,
-        orders: MemoryOrders,
-        low_rank: LowRankRounds | None,
-        *,
-        remedy: str,
-        among: str,
+        self, averaging: Averaging, exchange: Exchange, orders: MemoryOrders, low_rank: LowRankRounds | None
     ) -> None:
         self._averaging, self._exchange, self._orders, self._low_rank = averaging, exchange, orders, low_rank
-        self._remedy, self._among = remedy, among
         self._telemetry = averaging.telemetry
         compressor = averaging.compressor
         self._has_units = (
@@ -430,13 +425,13 @@ class HostBuckets:
         averaging, compressor = self._averaging, self._averaging.compressor
         averaging.open_pass()
         if self._has_units:
-            compressor.set_units(averaging.scales.gradient_unit(), averaging.scales.rates_of(compressor))
+            compressor.set_units(averaging.scales.gradient_unit(), averaging.scales.rates())
         if self._exchange.topk_states is not None:
             self._exchange.topk_states.set_unit(compressor.gradient_unit)
         step, observed = averaging.progress.step, None
         if self._telemetry is not None and step % self._telemetry.every == 0:
             observed = StepRecord.begin(step, averaging.comm, averaging.stats)
-        self._pass = BackwardPass(averaging, self._exchange, self._low_rank, observed, self._write, self._raise)
+        self._pass = BackwardPass(averaging, self._exchange, self._low_rank, observed, self._write)
         return self._pass
 
     def _layout(self, bucket: GradBucket) -> BucketLayout:
@@ -456,15 +451,10 @@ class HostBuckets:
         if self._telemetry is not None:
             self._telemetry = write_record(self._telemetry, record)
 
-    def _raise(self, fault: Fault) -> None:
-        rank, step = self._averaging.comm.rank, self._averaging.progress.step
-        raise error_of(fault, rank, step, remedy=self._remedy, among=self._among)
-
 
 class BackwardPass:
     """One backward pass, from its first bucket to its last: what of it is held back until all buckets are there, what
-    all ranks agree on, and what is recorded of it. ``record``: if it is observed; ``write`` gets it in the end.
-    ``raise_fault``: for the policy ``"raise"``."""
+    all ranks agree on, and what is recorded of it. ``record``: if it is observed; ``write`` gets it in the end."""
 
     def __init__(
         self,
@@ -473,7 +463,6 @@ class BackwardPass:
         low_rank: LowRankRounds | None,
         record: StepRecord | None,
         write: Callable[[StepRecord], None],
-        raise_fault: Callable[[Fault], None],
     ) -> None:
         self._averaging, self._exchange = averaging, exchange
         compressor, passes = averaging.compressor, averaging.progress.warmup_passes
@@ -488,7 +477,7 @@ class BackwardPass:
         if averaging.nonfinite == "skip":
             undoable = [compressor, *exchange.undoable]
             self._agreed = AgreedStep(undoable, self._settle, averaging.failed)
-        self._record, self._write, self._raise_fault = record, write, raise_fault
+        self._record, self._write = record, write
         compressor.observer = None if record is None else record.tensors.append
         self.is_open = True
 
@@ -538,7 +527,8 @@ class BackwardPass:
         if fault is not None:
             stats.nonfinite_buckets += 1
             if averaging.nonfinite == "raise":
-                self._raise_fault(fault)
+                said = {"remedy": averaging.remedy, "among": averaging.among}
+                raise error_of(fault, averaging.comm.rank, averaging.progress.step, **said)
         if self._agreed is not None:
             self._agreed.unsound |= fault is not None
             if self._agreed.unsound:

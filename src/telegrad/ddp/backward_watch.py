@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -119,30 +119,6 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         one.check(optimizer)
 
 
-class HookedParameters:
-    """Of ``parameters``, by name, those whose gradients somebody else's hooks get before DistributedDataParallel does:
-    such a hook may change the parameter by itself. Others cost one look for each backward pass."""
-
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        self._parameters = parameters
-        self._versions: dict[int, int] = {}
-        self._handles: dict[int, Any] = {}
-        self.look()
-
-    def look(self) -> None:
-        """In each backward pass, before ``changed``. Hooks that are found now are followed from the next pass on."""
-        for one in self._parameters.values():
-            if one._post_accumulate_grad_hooks and id(one) not in self._handles and one.requires_grad:
-                self._handles[id(one)] = before_gradient(one, _noting(self._versions, one))
-
-    def changed(self, parameters: Iterable[Tensor]) -> Tensor | None:
-        """The first of these that was changed since its gradient began to come in this pass."""
-        versions = self._versions
-        if not versions:
-            return None
-        return next((one for one in parameters if versions.pop(id(one), one._version) != one._version), None)
-
-
 def _noting(versions: dict[int, int], parameter: Tensor) -> Callable[[Tensor], None]:
     name, found = id(parameter), weakref.ref(parameter)
 
@@ -175,7 +151,11 @@ class BucketWatch:
         self._parameters = parameters
         self._names = {id(one): name for name, one in parameters.items()}
         self._frozen = [(name, weakref.ref(one)) for name, one in frozen.items()]
-        self._hooked = HookedParameters(parameters)
+        # Of parameters whose gradients somebody else's hooks get before DistributedDataParallel does, which may change
+        # the parameter: the handles of our hooks, and the versions when their gradients began to come.
+        self._handles: dict[int, Any] = {}
+        self._versions: dict[int, int] = {}
+        self._follow_hooked()
         self._steps = BackwardSteps(parameters, _OWNER, fail, self._is_averaged)
         self._seen: set[int] = set()  # of the pass that is under way
         self._task = -1  # autograd's number of it
@@ -196,20 +176,25 @@ class BucketWatch:
                 _check_divisor()
             if self._frozen:
                 self._check_frozen()
-            self._hooked.look()
+            self._follow_hooked()
         members = bucket.parameters()
         self._seen.update(map(id, members))
-        changed = (
-            self._hooked.changed(members) if self._task != -1 else None
-        )  # by hand there is no gradient to wait for
-        if changed is not None:
-            raise changed_error(self._names[id(changed)], _OWNER)
+        if self._versions and self._task != -1:  # by hand there is no gradient to wait for
+            for one in members:
+                if self._versions.pop(id(one), one._version) != one._version:
+                    raise changed_error(self._names[id(one)], _OWNER)
         if bucket.is_last() and len(self._seen) < len(self._names):
             self._check_all_seen()
 
     def started(self, bucket: GradBucket, outcome: Future) -> None:
         """A bucket will be the average when ``outcome`` is done."""
         self._outcomes.append((frozenset(map(id, bucket.parameters())), outcome))
+
+    def _follow_hooked(self) -> None:
+        """In each backward pass: hooks that are found now are followed from the next one on."""
+        for one in self._parameters.values():
+            if one._post_accumulate_grad_hooks and id(one) not in self._handles and one.requires_grad:
+                self._handles[id(one)] = before_gradient(one, _noting(self._versions, one))
 
     def _check_frozen(self) -> None:
         for name, found in self._frozen:

@@ -508,10 +508,7 @@ class Exchange:
         def write() -> None:
             total, _, report = work.result()
             bits[total.raw_indices] = total.raw_values
-            self._stats.kept += report.selected
-            self._stats.overflow += report.overflow
-            self._stats.words_sent += report.words_sent
-            self._stats.words_received += report.words_received
+            self._stats.add_sum(report)
 
         def keep() -> None:
             left = work.result().left

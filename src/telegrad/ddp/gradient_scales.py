@@ -13,14 +13,16 @@ from telegrad.compress import Compressor
 class GradientScales:
     """Asked at the first bucket of each backward pass.
 
-    ``parameters``: by name. ``optimizer``: whose learning rates count, or ``None``. ``scaler``: torch's GradScaler by
-    which the loss is multiplied, or ``None``."""
+    ``compressor``: whose residuals and velocities have these units. ``parameters``: by name. ``optimizer``: whose
+    learning rates count, or ``None``. ``scaler``: torch's GradScaler by which the loss is multiplied, or ``None``.
+    Raises ``TypeError``, and ``ValueError`` as ``rates``: an optimizer of other parameters is refused now."""
 
     def __init__(
         self,
+        compressor: Compressor,
         parameters: Mapping[str, torch.nn.Parameter],
         optimizer: torch.optim.Optimizer | None,
-        scaler: torch.amp.GradScaler | None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}: give the torch.optim.Optimizer that will step")
@@ -28,7 +30,8 @@ class GradientScales:
             raise TypeError(f"scaler is a {type(scaler).__name__}: give the torch.amp.GradScaler that scales the loss")
         self._names = {id(parameter): name for name, parameter in parameters.items()}
         self._optimizer = None if optimizer is None else unwrapped(optimizer)
-        self._scaler = scaler
+        self._scaler, self._compressor = scaler, compressor
+        self.rates()
 
     @property
     def can_change(self) -> bool:
@@ -58,16 +61,16 @@ class GradientScales:
                     found[name] = rate
         return found
 
-    def rates_of(self, compressor: Compressor) -> dict[str, float] | None:
+    def rates(self) -> dict[str, float] | None:
         """The learning rates that residuals of steps hold; ``None`` where they hold gradients.
 
         Raises ``ValueError`` as ``step_sizes``, and with momentum correction unless all parameters are an optimizer's
         that has no momentum at this moment: schedulers and ``load_state_dict`` may give it one."""
-        if compressor.momentum is not None:
+        if self._compressor.momentum is not None:
             check_without_momentum(self._optimizer)
             assert self._optimizer is not None
             self._check_has_all(self._optimizer)
-        return self.step_sizes() if compressor.feedback == "steps" else None
+        return self.step_sizes() if self._compressor.feedback == "steps" else None
 
     def _check_has_all(self, optimizer: torch.optim.Optimizer) -> None:
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

@@ -27,7 +27,8 @@ from telegrad.ddp.choices import (
     watch_choices,
 )
 from telegrad.ddp.exchange import NONFINITE_POLICIES, REMEDY, Exchange
-from telegrad.ddp.low_rank import LowRankRounds, fitting_factors
+from telegrad.ddp.gradient_scales import GradientScales
+from telegrad.ddp.low_rank import LowRankRounds, load_remembered
 from telegrad.ddp.node_ranks import NodeBuckets, NodeRanks
 from telegrad.ddp.options import (
     AUTO,
@@ -44,18 +45,18 @@ from telegrad.ddp.options import (
     encoding_of,
     plain_options,
     resolved_compress,
-    scales_of,
 )
-from telegrad.ddp.pass_use import Memories, PassUse, use_of
+from telegrad.ddp.pass_use import Memories, PassUse
 from telegrad.ddp.rank_checks import (
     HAS_FEWER_BATCHES,
     HOOK_IS_MISSING,
     STATE_IS_MISSING,
-    alike_of,
+    alike_options,
     can_ask,
     check_alike,
     check_group,
     check_ranks,
+    described,
     tell_of_broadcasts,
     told_to_all,
 )
@@ -164,7 +165,7 @@ class DDPState(RefusesCopies):
                 self._compressor = self._low_rank.compressor
             else:
                 self._compressor = compressor_of(self._parameters, sends, momentum, optimizer, held)
-            self._scales = scales_of(self._compressor, self._parameters, optimizer, scaler)
+            self._scales = GradientScales(self._compressor, self._parameters, optimizer, scaler)
             if scaler is not None and nonfinite == "raise":
                 raise ValueError(
                     "nonfinite='raise' does not fit scaler=, which finds its scale by overflows: use nonfinite='skip'"
@@ -177,7 +178,8 @@ class DDPState(RefusesCopies):
             on_devices = any(map(on_device, self._parameters.values()))
             if on_devices:
                 self._check_device_options()
-            alike |= alike_of(self._parameters, self._config, self._compressor, scaled=scaler is not None)
+            options = alike_options(self._config, self._compressor)
+            alike |= described(self._parameters, {**options, "whether a scaler": str(scaler is not None)})
             if self._nodes is not None:
                 alike |= {"what is compressed": "", "ranks of a node": str(self._nodes.size)}
         self._comm = comm
@@ -197,6 +199,8 @@ class DDPState(RefusesCopies):
             None if self._clip_norm is None or self._nodes is not None else self._most_norm,
             nonfinite,
             0.0 if scaler is None else math.inf,
+            self._remedy,
+            self._among if self._nodes is None else ", for its node",
             telemetry,
             self.stats,
             self._progress,
@@ -205,9 +209,8 @@ class DDPState(RefusesCopies):
             self._failed,
         )
         self._averaging, self._wire, self._scaler = averaging, (topk.values, encoding), scaler
-        remedy, among = self._remedy, self._among if self._nodes is None else ", for its node"
-        of_host = averaging, self._exchange, self._orders, self._low_rank
-        self._host = self._with_node(HostBuckets(*of_host, remedy=remedy, among=among), self._unit_on_host)
+        host = HostBuckets(averaging, self._exchange, self._orders, self._low_rank)
+        self._host = self._with_node(host, self._unit_on_host)
         self._device: Buckets | None = None  # once a parameter or a gradient is on one
         self._buckets: Buckets = self._host
         if on_devices:
@@ -271,7 +274,7 @@ class DDPState(RefusesCopies):
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
         keeps_all = self._exchange.topk_states is None and (self._low_rank is None or self._low_rank.keeps_all)
-        return use_of(self._parameters, self._compressor, self._memories, self.stats, optimizer, keeps_all=keeps_all)
+        return PassUse(self._parameters, self._compressor, self._memories, self.stats, optimizer, keeps_all=keeps_all)
 
     @property
     def step(self) -> int:
@@ -327,15 +330,9 @@ class DDPState(RefusesCopies):
         state = own_part(state, own, {} if self._low_rank is None else self._low_rank.state_dict())
         passes = checked_count(state.get("warmup_passes", step), "state['warmup_passes']")
         self._buckets.leave()
-        sums = self._exchange.topk_states
-        fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        factors = fitting_factors(self._low_rank, state)
-        compressor = self._orders.from_rows(state["compressor"])
-        self._compressor.load_state_dict(compressor, least_density=self._warmup.least_density(passes))
-        if sums is not None:
-            sums.load(fitting)
-        if self._low_rank is not None:
-            self._low_rank.load(factors)
+        kept = self._compressor, self._exchange.topk_states, self._low_rank
+        entries, least = self._orders.from_rows(state["compressor"]), self._warmup.least_density(passes)
+        load_remembered(state, entries, *kept, least_density=least)
         self._progress.step, self._progress.warmup_passes, self._progress.skipped = step, passes, False
         self._buckets.forget()
         self._is_loaded, self._has_checked_ranks = True, False
@@ -410,10 +407,10 @@ class DDPState(RefusesCopies):
 
         (wire, encoding), telemetry, scaler = self._wire, self._averaging.telemetry, self._scaler
         scale = None if scaler is None else LossScale(scaler)
-        figures = None if telemetry is None else DeviceTelemetry(telemetry, self._comm, self.stats)
-        about = self._across, self._compressor, wire, encoding, self.stats, scale, figures, self._low_rank
-        compression = CudaExchange(*about)
-        compression.combine, compression.sums = self._combine, self._exchange.topk_states
+        figures = DeviceTelemetry(telemetry, self._comm, self.stats)
+        sums = self._combine, self._exchange.topk_states
+        about = self._across, self._compressor, wire, encoding, *sums, self.stats, self._low_rank
+        compression = CudaExchange(*about, figures, scale)
         self._memories.add(compression.feedback)
         unit_of: Callable[[torch.Tensor], torch.Tensor | None] = (lambda _: None) if scale is None else scale.unit
         return self._with_node(DeviceBuckets(self._averaging, compression), unit_of)

@@ -27,7 +27,7 @@ from telegrad.compress import Compressor, PlacedResidual
 from telegrad.compress.compressor import Observation
 from telegrad.compress.residual import all_zero, norm
 from telegrad.ddp.bucket import COMPRESSIBLE, Bits, BucketLayout, rounded_to_bf16
-from telegrad.ddp.exchange import Exchange, Sending
+from telegrad.ddp.exchange import Exchange, Sending, TopkStates
 from telegrad.ddp.options import LowRank, compressions_by
 from telegrad.kernels.floats import as_float32, count_nonfinite
 
@@ -377,10 +377,23 @@ class LowRankRounds:
         }
 
 
-def fitting_factors(low_rank: LowRankRounds | None, state: Mapping[str, Any]) -> dict[str, Floats]:
-    """What a rank's ``state`` has for ``low_rank.load``. Raises ``ValueError`` where it is of other options."""
-    if low_rank is not None:
-        return low_rank.fitting(state.get("factors"))
-    if "factors" in state:
+def load_remembered(
+    state: Mapping[str, Any],
+    entries: Any,
+    compressor: Compressor,
+    sums: TopkStates | None,
+    low_rank: LowRankRounds | None,
+    *,
+    least_density: float,
+) -> None:
+    """Takes a rank's ``state`` over, with the compressor's ``entries`` in the order of memory. Raises ``ValueError``
+    where it does not fit, or is of other options; then nothing is changed."""
+    fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
+    factors = {} if low_rank is None else low_rank.fitting(state.get("factors"))
+    if low_rank is None and "factors" in state:
         raise ValueError("state has factors of compress=LowRank(…): load it with the same compress=")
-    return {}
+    compressor.load_state_dict(entries, least_density=least_density)
+    if sums is not None:
+        sums.load(fitting)
+    if low_rank is not None:
+        low_rank.load(factors)

@@ -33,7 +33,7 @@ from telegrad.compress.policies import check_selections, compressions_of
 from telegrad.compress.residual import check_density
 from telegrad.ddp.backward_watch import check_no_optimizer_in_backward
 from telegrad.ddp.bucket import COMPRESSIBLE, check_dtype
-from telegrad.ddp.gradient_scales import GradientScales, check_without_momentum
+from telegrad.ddp.gradient_scales import check_without_momentum
 
 Named = dict[str, torch.nn.Parameter]
 
@@ -549,18 +549,6 @@ def compressions_by(
                 "with two dimensions or more are matrices"
             )
     return {name: one for name, one in said.items() if one.selection is not None or one.rank is not None}
-
-
-def scales_of(
-    compressor: Compressor,
-    parameters: Mapping[str, torch.nn.Parameter],
-    optimizer: torch.optim.Optimizer | None,
-    scaler: torch.amp.GradScaler | None = None,
-) -> GradientScales:
-    """As ``GradientScales``; an optimizer of other parameters is refused now."""
-    scales = GradientScales(parameters, optimizer, scaler)
-    scales.rates_of(compressor)
-    return scales
 
 
 def compressed_by(compressor: Compressor) -> dict[str, tuple[int, str, bool]]:

@@ -52,9 +52,9 @@ class Revertible(Protocol):
 
 
 class PassUse:
-    """Confirms or reverts what ``memory`` has taken up in backward passes. ``parameters``: by name, those that it
-    remembers something of. ``optimizer``: of which it is known that it steps them, or ``None``. ``stats`` count passes
-    that are reverted.
+    """Confirms or reverts what ``memory`` has taken up in backward passes, of those ``averaged`` parameters, by name,
+    of which ``compressor`` remembers something. ``optimizer``: of which it is known that it steps them, or ``None``.
+    ``stats`` count passes that are reverted.
 
     Its owner calls ``open`` when a pass begins to change the memory, and ``close`` when the pass is over. Optimizers
     tell it of their steps by torch's global hooks. For a parameter that none of them has ever stepped, such as one that
@@ -70,14 +70,16 @@ class PassUse:
 
     def __init__(
         self,
-        parameters: Mapping[str, torch.nn.Parameter],
+        averaged: Mapping[str, torch.nn.Parameter],
+        compressor: Compressor,
         memory: Revertible,
         stats: DDPStats,
+        optimizer: torch.optim.Optimizer | None,
         *,
-        optimizer: torch.optim.Optimizer | None = None,
         explicit: bool = False,
         keeps_all: bool = True,
     ) -> None:
+        parameters = {name: one for name, one in averaged.items() if compressor.remembers(name)}
         self._parameters, self._memory, self._stats, self._explicit = parameters, memory, stats, explicit
         self._keeps_all = keeps_all
         self._names = {id(one): name for name, one in parameters.items()}
@@ -376,22 +378,3 @@ class Memories:
     def revert(self, names: Sequence[str]) -> None:
         for one in self._memories:
             one.revert(names)
-
-
-def use_of(
-    parameters: Mapping[str, torch.nn.Parameter],
-    compressor: Compressor,
-    memory: Revertible,
-    stats: DDPStats,
-    optimizer: torch.optim.Optimizer | None,
-    *,
-    explicit: bool = False,
-    keeps_all: bool = True,
-) -> PassUse:
-    """Of those ``parameters`` of which ``compressor`` remembers something."""
-    remembered = {
-        name: one
-        for name, one in parameters.items()
-        if name in compressor.residuals or (compressor.momentum is not None and name in compressor.momentum)
-    }
-    return PassUse(remembered, memory, stats, optimizer=optimizer, explicit=explicit, keeps_all=keeps_all)

@@ -56,14 +56,6 @@ def told_to_all(comm: Communicator, *, asks: bool) -> Iterator[dict[str, str]]:
         check_alike(comm, own, error)
 
 
-def alike_of(
-    parameters: Mapping[str, torch.nn.Parameter], options: Mapping[str, Any], compressor: Compressor, *, scaled: bool
-) -> dict[str, str]:
-    """What all ranks must have alike. ``options``: of DDPState, as it saves them."""
-    scalers = {"whether a scaler": str(scaled)}
-    return described(parameters, {**alike_options(options, compressor), **scalers})
-
-
 def alike_options(options: Mapping[str, Any], compressor: Compressor) -> dict[str, str]:
     """Of ``options`` as they are saved, and of what they choose, what all ranks must have alike."""
     alike = {name: str(value) for name, value in options.items() if name != "policy"}  # repr() has addresses
@@ -85,21 +77,16 @@ def check_ranks(comm: Communicator, group: Any, alike: dict[str, str], *, asked:
     have now. Raises ``ValueError`` where ``comm`` does not fit DDP's process group, or ranks differ."""
     if not torch.distributed.is_initialized():
         return asked  # no DDP without it: somebody calls the hook by hand
-    check_ranks_of_ddp(comm, group)
-    if not asked and can_ask(comm):  # the state was made before the process group
-        check_alike(comm, alike, None)
-        return True
-    return asked
-
-
-def check_ranks_of_ddp(comm: Communicator, group: Any) -> None:
-    """Raises ``ValueError`` unless this process has the same rank in ``comm`` as in the process group."""
     rank, size = torch.distributed.get_rank(group), torch.distributed.get_world_size(group)
     if (rank, size) != (comm.rank, comm.world_size):
         raise ValueError(
             f"comm is rank {comm.rank} of {comm.world_size}, but this process is rank {rank} of {size} in DDP's "
             "process group: make comm with Communicator.from_torch(group) and give DDPState the same group"
         )
+    if not asked and can_ask(comm):  # the state was made before the process group
+        check_alike(comm, alike, None)
+        return True
+    return asked
 
 
 def described(

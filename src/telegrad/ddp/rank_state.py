@@ -180,9 +180,8 @@ def checked_step(state: Mapping[str, Any], comm: Communicator, owner: str) -> in
 
 def _tensors_of(state: Mapping[str, Any]) -> dict[str, Any]:
     """A compressor's state with torch tensors for its arrays, which share their memory."""
-    arrays = {"parameters": "residual", "velocities": "velocity"}
     wrapped = dict(state)
-    for group, kind in arrays.items():
+    for group, kind in GROUPS.items():
         if group in state:
             wrapped[group] = {
                 name: {**entry, kind: torch.from_numpy(entry[kind])} for name, entry in state[group].items()

@@ -12,7 +12,6 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from telegrad.compress import Observation
@@ -20,7 +19,10 @@ from telegrad.compress.arguments import checked_count
 from telegrad.ddp.bucket import Bits, ParameterSpan
 
 if TYPE_CHECKING:
+    import torch
+
     from telegrad.communicator import Communicator
+    from telegrad.communicator.topk import TopkReport
 
 
 @dataclass(slots=True)
@@ -43,6 +45,13 @@ class DDPStats:
     discarded_passes: int = 0  # gradients cleared before an optimizer stepped; residuals are as before the pass
     hook_s: float = 0.0  # time in the hook on the thread of the backward pass, most of it selection
 
+    def add_sum(self, report: TopkReport) -> None:
+        """Of a sum that keeps a part."""
+        self.kept += report.selected
+        self.overflow += report.overflow
+        self.words_sent += report.words_sent
+        self.words_received += report.words_received
+
     @property
     def selected_to_wanted(self) -> float:
         """selected / wanted; 1 for exact top-k."""
@@ -50,6 +59,9 @@ class DDPStats:
 
 
 FORMAT, VERSION = "telegrad-telemetry", 1
+_TOTALS = ("bytes_sent", "kept", "words_sent", "words_received")
+_STEP = ("step", "unix_s", "dropped", "elements", "dense_elements", "element_bytes", *_TOTALS)
+"""Of a record, as a line has it."""
 
 
 @dataclass(slots=True)
@@ -88,11 +100,11 @@ class StepRecord:
             words_received=stats.words_received,
         )
 
-    def add(self, bits: Bits, dense: tuple[ParameterSpan, ...]) -> None:
+    def add(self, buffer: Bits | torch.Tensor, dense: tuple[ParameterSpan, ...]) -> None:
         """A bucket, and which of its members are summed densely."""
-        self.elements += bits.size
+        self.element_bytes = buffer.itemsize
+        self.elements += buffer.nbytes // buffer.itemsize
         self.dense_elements += sum(member.size for member in dense)
-        self.element_bytes = bits.itemsize
 
     def close(self, *, dropped: bool) -> None:
         """The pass is over, on this rank."""
@@ -146,34 +158,12 @@ class JsonLines:
 
     def _write(self, record: StepRecord) -> None:
         if self._last is None or _begins_anew(self._last, record):
-            self._line(
-                {
-                    "kind": "run",
-                    "format": FORMAT,
-                    "version": VERSION,
-                    "rank": record.rank,
-                    "world_size": record.world_size,
-                    "columns": self.COLUMNS,
-                }
-            )
+            about = {"kind": "run", "format": FORMAT, "version": VERSION}
+            self._line(about | {"rank": record.rank, "world_size": record.world_size, "columns": self.COLUMNS})
         self._last = record
-        self._line(
-            {
-                "kind": "step",
-                "step": record.step,
-                "unix_s": record.unix_s,
-                "dropped": record.dropped,
-                "elements": record.elements,
-                "dense_elements": record.dense_elements,
-                "element_bytes": record.element_bytes,
-                "bytes_sent": record.bytes_sent,
-                "kept": record.kept,
-                "words_sent": record.words_sent,
-                "words_received": record.words_received,
-                "tensors": [[_json_number(value) for value in one] for one in record.tensors],
-                **({} if record.round is None else {"round": record.round}),
-            }
-        )
+        step = {"kind": "step", **{name: getattr(record, name) for name in _STEP}}
+        step["tensors"] = [[_json_number(value) for value in one] for one in record.tensors]
+        self._line(step if record.round is None else {**step, "round": record.round})
         self._file.flush()
 
     def _line(self, value: dict[str, Any]) -> None:
@@ -186,9 +176,7 @@ class JsonLines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -223,7 +211,7 @@ class TensorBoard:
             for figure, value in figures_of(one).items():
                 if value is not None and math.isfinite(value):
                     self._writer.add_scalar(f"telegrad/{figure}/{one.name}", value, record.step)
-        for total in ("bytes_sent", "kept", "words_sent", "words_received"):
+        for total in _TOTALS:
             self._writer.add_scalar(f"telegrad/{total}", getattr(record, total), record.step)
         for figure, value in (record.round or {}).items():
             self._writer.add_scalar(f"telegrad/round/{figure}", value, record.step)

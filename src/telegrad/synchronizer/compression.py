@@ -28,7 +28,8 @@ from telegrad.ddp.bucket import (
 )
 from telegrad.ddp.choices import tell_of_density, tell_of_nothing_compressed, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP, Exchange, Sending, correct_around, error_of, find_fault
-from telegrad.ddp.low_rank import FirstRound, LowRankRounds, fitting_factors
+from telegrad.ddp.gradient_scales import GradientScales
+from telegrad.ddp.low_rank import FirstRound, LowRankRounds, load_remembered
 from telegrad.ddp.node_ranks import NodePieces, NodeRanks
 from telegrad.ddp.options import (
     QUANTISED,
@@ -42,9 +43,8 @@ from telegrad.ddp.options import (
     compressor_of,
     encoding_of,
     plain_options,
-    scales_of,
 )
-from telegrad.ddp.pass_use import Revertible, use_of
+from telegrad.ddp.pass_use import PassUse, Revertible
 from telegrad.ddp.rank_checks import alike_options
 from telegrad.ddp.rank_state import MemoryOrder, MemoryOrders, checked_step, own_part, state_of
 from telegrad.ddp.telemetry import DDPStats
@@ -96,7 +96,7 @@ class GroupCompression:
             self.compressor = self._low_rank.compressor
             if not len(self.compressor.residuals):
                 tell_of_nothing_compressed(compress, rank=comm.rank)
-        self._scales = scales_of(self.compressor, parameters, optimizer)
+        self._scales = GradientScales(self.compressor, parameters, optimizer)
         self.stats = DDPStats()
         self.values, self.combine = topk.values, topk.combine
         self.encoding = encoding_of(topk, parameters)
@@ -122,16 +122,16 @@ class GroupCompression:
         if self._low_rank is not None:
             self._low_rank.move_to(sums)
         self._exchange = Exchange(sums, self.compressor, self.values, self.encoding, self.combine, self.stats)
-        memory, rounds = self._memory, self._low_rank
+        memory, rounds = self._memory_for(sums), self._low_rank
         keeps_all = self._exchange.topk_states is None and (rounds is None or rounds.keeps_all)
         parameters = {} if self._delayed else self._parameters  # what has an average counts as used, see ``settle``
         if self._delayed:
             memory.record(True)
-        self._use = use_of(parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
+        self._memory = memory
+        self._use = PassUse(parameters, self.compressor, memory, self.stats, self._optimizer, keeps_all=keeps_all)
 
-    @property
-    def _memory(self) -> Revertible:
-        """What remembers the gradients of passes."""
+    def _memory_for(self, comm: Communicator) -> Revertible:
+        """What remembers the gradients of passes, whose sums are made there."""
         return self.compressor
 
     @property
@@ -168,9 +168,9 @@ class GroupCompression:
         return alike_options(self._config, self.compressor)
 
     def open_pass(self) -> None:
-        """A backward pass begins. Raises ``ValueError`` as ``GradientScales.rates_of``."""
+        """A backward pass begins. Raises ``ValueError`` as ``GradientScales.rates``."""
         self._use.open()
-        self.compressor.set_units(1.0, self._scales.rates_of(self.compressor))
+        self.compressor.set_units(1.0, self._scales.rates())
         self.compressor.residuals.raise_density(self._warmup.least_density(self.step))
 
     def close_pass(self) -> None:
@@ -252,16 +252,10 @@ class GroupCompression:
         step = checked_step(state, self._comm, "Synchronizer")
         node = None if self._nodes is None else self._nodes.as_saved()
         state = own_part(state, node, {} if self._low_rank is None else self._low_rank.state_dict())
-        sums = self._exchange.topk_states
-        fitting = {} if sums is None else sums.fitting(state.get("sums", ()))
-        factors = fitting_factors(self._low_rank, state)
         orders = MemoryOrders(self._parameters)  # as they are now
-        compressor = orders.from_rows(state["compressor"])
-        self.compressor.load_state_dict(compressor, least_density=self._warmup.least_density(step))
-        if sums is not None:
-            sums.load(fitting)
-        if self._low_rank is not None:
-            self._low_rank.load(factors)
+        kept = self.compressor, self._exchange.topk_states, self._low_rank
+        entries, least = orders.from_rows(state["compressor"]), self._warmup.least_density(step)
+        load_remembered(state, entries, *kept, least_density=least)
         self._orders, self.step = orders, step
         if self._choices is not None:
             self._choices.is_loaded = True
@@ -290,12 +284,13 @@ def _entries_and_formats(
 
 
 class _EarlierAverage(NamedTuple):
-    """An average that a parameter still has from an earlier pass, and that no gradient of this one has joined."""
+    """What a parameter still has from an earlier pass, and no gradient of this one has joined; on a device it may be
+    nothing."""
 
     flat: Flat
     number: int  # of its flag
     part: PlacedResidual | None  # of a node, if there is none
-    bits: Any  # in the group's memory, as an array or a tensor
+    place: Any  # in the group's memory, as an array or a tensor
     values: Any
 
 
@@ -350,9 +345,10 @@ class CompressedGroup(GradientGroup):
         """As a GradientGroup's."""
         super().finish()
         held, self._held = self._held, []
+        flags = {id(one.flat): self._flags_of(one.flat) for one in held}
         for one in held:
-            if one.flat.flags[one.number] == 0:
-                one.bits[:] = one.values
+            if flags[id(one.flat)][one.number] == 0:
+                one.place[:] = one.values
             elif one.part is None:
                 name = self._compression.names[id(one.flat.parameters[one.number])]
                 raise RuntimeError(
@@ -360,20 +356,27 @@ class CompressedGroup(GradientGroup):
                     "node= cannot add up: call zero_grad() before each backward pass"
                 )
             else:  # others have sent theirs: this rank's share follows
-                values = np.nan_to_num(as_float32(one.values), posinf=0, neginf=0)
-                self._compression.compressor.keep_all((PlacedResidual(one.part.entry, 0),), values)
+                self._keep(PlacedResidual(one.part.entry, 0), one.values)
 
-    def _set_aside(self, flat: Flat, layout: BucketLayout, bits: Bits, present: Set[int]) -> None:
+    def _set_aside(self, flat: Flat, layout: BucketLayout, memory: Any, present: Set[int]) -> None:
         """What is compressed, or sent with what waits, cannot be had back if no rank has a gradient for it."""
         parts = {part.entry.name: part for part in layout.parts}
         for number, one in enumerate(flat.parameters):
             part = parts.get(self._compression.names[id(one)])
             if part is None or id(one) in present:
                 continue
-            own = bits[part.offset : part.offset + part.entry.values.size]
-            if own.any():
-                self._held.append(_EarlierAverage(flat, number, part, own, own.copy()))
+            own = memory[part.offset : part.offset + part.entry.size]
+            if (values := self._copied(own)) is not None:
+                self._held.append(_EarlierAverage(flat, number, part, own, values))
                 own[:] = 0
+
+    def _copied(self, own: Any) -> Any:
+        """``None`` where it is known that there is nothing in it."""
+        return own.copy() if own.any() else None
+
+    def _keep(self, part: PlacedResidual, values: Any) -> None:
+        finite = np.nan_to_num(as_float32(values), posinf=0, neginf=0)
+        self._compression.compressor.keep_all((part,), finite)
 
     def _layout_of(self, flat: Flat) -> BucketLayout:
         layout = self._layouts.get(id(flat))

@@ -18,10 +18,11 @@ from telegrad.communicator.cuda.transfers import DeviceWork
 from telegrad.communicator.operands import on_device
 from telegrad.compress import PlacedResidual
 from telegrad.cost.send_method import GroupCost
-from telegrad.ddp.bucket import BucketLayout, ParameterSpan, has_current_density, layout_of_members
+from telegrad.ddp.bucket import BucketLayout
 from telegrad.ddp.cuda.exchange import CudaExchange
 from telegrad.ddp.cuda.faults import LateFaults
 from telegrad.ddp.cuda.selection import check_selections
+from telegrad.ddp.cuda.telemetry import DeviceTelemetry
 from telegrad.ddp.node_ranks import NodeRanks
 from telegrad.ddp.options import QUANTISED, Cheapest, Compress, LowRank, TopK
 from telegrad.ddp.pass_use import Revertible
@@ -43,8 +44,8 @@ class DeviceGroup(GradientGroup):
     """As a GradientGroup. The host waits for the device only where a gradient of this rank has not come: whether
     another rank has it decides what a parameter's gradient is."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Sequence[nn.Parameter], *compression: Any, **options: Any) -> None:
+        super().__init__(parameters, *compression, **options)
         self._late: deque[_Late] = deque()
         self._end: Mark = None
 
@@ -140,16 +141,11 @@ class CudaGroupCompression(GroupCompression):
             check_selections(self.compressor)
             self.device.prepare(parameters.values())
 
-    def move_to(self, comm: Communicator, across: Communicator | None = None) -> None:
-        """As Compression's; before anything has been summed."""
-        low_rank = self._low_rank
-        self.device = CudaExchange(comm, self.compressor, self.values, self.encoding, self.stats, low_rank=low_rank)
+    def _memory_for(self, comm: Communicator) -> Revertible:
+        how = self.values, self.encoding, self.combine, self._exchange.topk_states
+        unobserved = DeviceTelemetry(None, comm, self.stats)
+        self.device = CudaExchange(comm, self.compressor, *how, self.stats, self._low_rank, unobserved)
         self._faults = LateFaults(comm, self.stats, _REMEDY)
-        super().move_to(comm, across)
-        self.device.combine, self.device.sums = self.combine, self._exchange.topk_states
-
-    @property
-    def _memory(self) -> Revertible:
         return self.device.feedback
 
     def open_pass(self) -> None:
@@ -207,72 +203,21 @@ class CudaGroupCompression(GroupCompression):
             raise
 
 
-class _EarlierAverageOnDevice(NamedTuple):
-    """What a parameter still has from an earlier pass, and no gradient of this one has joined; it may be nothing."""
-
-    flat: Flat
-    number: int  # of its flag
-    part: PlacedResidual
-    place: torch.Tensor  # in the group's memory
-    values: torch.Tensor
-
-
-class CudaCompressedGroup(DeviceGroup):
+class CudaCompressedGroup(DeviceGroup, CompressedGroup):
     """As a DeviceGroup, with parameters that ``compression`` compresses; see CompressedGroup."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], compression: CudaGroupCompression, *, way: str) -> None:
-        self._compression = compression  # first: the group's views ask
-        super().__init__(parameters)
-        self.way = way
-        self._layouts: dict[int, BucketLayout] = {}
-        self._held: list[_EarlierAverageOnDevice] = []
-
-    def _make_view(self, parameter: nn.Parameter) -> torch.Tensor:
-        self._compression.check_order(parameter)
-        return super()._make_view(parameter)
-
-    def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
-        """As a GradientGroup's."""
-        self._held = []
-        return super().launch(comm, earlier, number)
-
-    def finish(self) -> None:
-        """As a DeviceGroup's."""
-        super().finish()
-        held, self._held = self._held, []
-        flags = {id(one.flat): self._flags_of(one.flat) for one in held}
-        with torch.no_grad():
-            for one in held:
-                if flags[id(one.flat)][one.number] == 0:
-                    one.place.copy_(one.values)
-                else:  # others have sent theirs: this rank's share follows
-                    share = one.values.float().nan_to_num(posinf=0.0, neginf=0.0)
-                    self._compression.device.keep(PlacedResidual(one.part.entry, 0), share)
+    _compression: CudaGroupCompression
 
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
         layout = self._layout_of(flat)
-        self._set_aside(flat, layout, present)
+        self._set_aside(flat, layout, flat.buffer, present)
         return [self._compression.start_in_stream(layout, flat.buffer, way=self.way)]
 
-    def _set_aside(self, flat: Flat, layout: BucketLayout, present: Set[int]) -> None:
-        """What is compressed, or sent with what waits, cannot be had back if no rank has a gradient for it."""
-        parts = {part.entry.name: part for part in layout.parts}
-        for number, one in enumerate(flat.parameters):
-            part = parts.get(self._compression.names[id(one)])
-            if part is not None and id(one) not in present:
-                own = flat.buffer[part.offset : part.offset + part.entry.size]
-                self._held.append(_EarlierAverageOnDevice(flat, number, part, own, own.clone()))
-                own.zero_()
+    def _copied(self, own: torch.Tensor) -> torch.Tensor:
+        return own.clone()
 
-    def _layout_of(self, flat: Flat) -> BucketLayout:
-        layout = self._layouts.get(id(flat))
-        if layout is None or not has_current_density(layout):
-            names = self._compression.names
-            members = [ParameterSpan(names[id(one)], flat.starts[id(one)], one.numel()) for one in flat.parameters]
-            tail, compressor = len(flat.parameters) + 1, self._compression.compressor
-            layout = layout_of_members(members, flat.buffer.numel(), compressor, tail=tail)
-            self._layouts[id(flat)] = layout
-        return layout
+    def _keep(self, part: PlacedResidual, values: torch.Tensor) -> None:
+        self._compression.device.keep(part, values.float().nan_to_num(posinf=0.0, neginf=0.0))
 
 
 def group_of(

@@ -33,8 +33,6 @@ def zeros(count: int, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(room[begin : begin + size]).view(dtype)[:count]
 
 
-# Gradients that travel together: flat memory of which they are views. Does not know when a group leaves.
-
 version_of: Callable[[Tensor], int] = vars(torch._C.TensorBase)["_version"].__get__
 """How often a tensor has been changed in place; quick with ``map``."""
 

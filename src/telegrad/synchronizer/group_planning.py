@@ -6,22 +6,32 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 from torch import nn
 
 from telegrad.communicator import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
+from telegrad.compress import Compressor, Velocities
 from telegrad.compress.arguments import checked_count
-from telegrad.cost.send_method import GroupCost
+from telegrad.cost.send_method import GroupCost, SendMethod
+from telegrad.ddp.bucket import ParameterSpan, layout_of_members
+from telegrad.ddp.exchange import Exchange
 from telegrad.ddp.options import check_choice
-from telegrad.synchronizer import merge, shared_processor, shared_ways
+from telegrad.ddp.telemetry import DDPStats
+from telegrad.synchronizer import merge, shared_ways
 from telegrad.synchronizer.compression import GroupCompression
-from telegrad.synchronizer.measured_ways import measured_ways
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.replanning import checked_factor
 from telegrad.synchronizer.trace import Trace
-from telegrad.tuning.group_cost import group_cost_while_computing, measured_group_cost
+from telegrad.tuning.group_cost import (
+    Begun,
+    group_cost_while_computing,
+    measured_group_cost,
+    measured_way,
+    way_cost_while_computing,
+)
 
 PLANS: dict[str, Callable[..., MergePlan]] = {
     "auto": merge.optimal,
@@ -74,27 +84,13 @@ _RIVALS = (merge.single, merge.fixed, merge.greedy, *map(_even, _PARTS))
 _NOT_WORTH_A_CHANGE = 0.05  # by which other groups must be ahead of those that there are; times are not better known
 
 
-class _Costs(Protocol):
-    """Of sums, as they were timed. Ways of groups are numbers from 1 on."""
-
-    def best(self, trace: Trace) -> MergePlan: ...
-
-    def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan: ...
-
-    def ways_of(self, plan: MergePlan) -> list[int]: ...
-
-    def rivals(self, trace: Trace) -> list[MergePlan]:
-        """Plans of simple rules."""
-        ...
-
-
 class GroupPlanner:
     """``scheme``: one of ``TIMED``. ``compression``: of the gradients, if any. ``device_cost``: of a dense sum on the
     device where they are, if they are on one. All ranks call all methods, alike."""
 
     def __init__(self, scheme: str, compression: GroupCompression | None, device_cost: GroupCost | None = None) -> None:
         self._scheme, self._compression, self._device_cost = scheme, compression, device_cost
-        self._costs: _Costs | None = None
+        self._costs: _DenseCosts | _WayCosts | None = None
 
     @property
     def has_costs(self) -> bool:
@@ -123,13 +119,11 @@ class GroupPlanner:
         """Made on rank 0, for all: plans of large models take seconds, and processors may round differently. ``kept``:
         the plan of the same gradients that there is, which stays unless another one is well ahead. What goes wrong
         on rank 0 is raised there, and as ``RuntimeError`` on the others."""
-        costs = self._costs
-        assert costs is not None
 
-        def make() -> list[MergePlan]:
+        def make(costs: _DenseCosts | _WayCosts) -> list[MergePlan]:
             plan = costs.best(trace)
             if kept is not None:
-                again = costs.plan_of(kept.scheme, trace, _stops(kept), costs.ways_of(kept))
+                again = _again(costs, kept, trace)
                 if again.finish_s <= plan.finish_s * (1 + _NOT_WORTH_A_CHANGE):
                     plan = again
             return [plan]
@@ -138,19 +132,13 @@ class GroupPlanner:
 
     def again(self, plan: MergePlan, trace: Trace, comm: Communicator) -> MergePlan:
         """The same groups with the times of ``trace``, which has the same gradients. Errors as for ``plan``."""
-        costs = self._costs
-        assert costs is not None
-        return self._from_rank_0(
-            lambda: [costs.plan_of(plan.scheme, trace, _stops(plan), costs.ways_of(plan))], trace, comm
-        )[0]
+        return self._from_rank_0(lambda costs: [_again(costs, plan, trace)], trace, comm)[0]
 
     def rivals(self, plan: MergePlan, trace: Trace, comm: Communicator) -> list[MergePlan]:
         """Plans of other groups of the same gradients, which measured steps may prefer to ``plan``; none with
         compression. Errors as for ``plan``."""
-        costs = self._costs
-        assert costs is not None
 
-        def make() -> list[MergePlan]:
+        def make(costs: _DenseCosts | _WayCosts) -> list[MergePlan]:
             found = {plan.groups: plan}
             for rival in costs.rivals(trace):
                 found.setdefault(rival.groups, rival)
@@ -158,13 +146,15 @@ class GroupPlanner:
 
         return self._from_rank_0(make, trace, comm)
 
-    def _from_rank_0(self, make: Callable[[], list[MergePlan]], trace: Trace, comm: Communicator) -> list[MergePlan]:
+    def _from_rank_0(
+        self, make: Callable[[_DenseCosts | _WayCosts], list[MergePlan]], trace: Trace, comm: Communicator
+    ) -> list[MergePlan]:
         costs = self._costs
         assert costs is not None
         made, error, told = [], None, ""
         if comm.rank == 0:
             try:
-                made = make()
+                made = make(costs)
                 told = json.dumps({"plans": [[one.scheme, _stops(one), costs.ways_of(one)] for one in made]})
             except Exception as found:  # whatever it is, the others must not wait for a plan
                 error, told = found, json.dumps({"error": f"{type(found).__name__}: {found}"})
@@ -211,12 +201,11 @@ class _DenseCosts:
         if self._scheme == "greedy":
             cut = merge.greedy(trace.sizes, trace.backward_times, cost=self._idle)
             return self.plan_of("greedy", trace, _stops(cut), self.ways_of(cut))
-        return shared_processor.optimal(trace.sizes, trace.backward_times, idle=self._idle, busy=self._busy)
+        return shared_ways.optimal(trace.sizes, trace.backward_times, idle=self._idle, busy=self._busy)
 
     def plan_of(self, scheme: str, trace: Trace, stops: Sequence[int], ways: Sequence[int]) -> MergePlan:
-        return shared_processor.planned(
-            scheme, trace.sizes, trace.backward_times, stops, idle=self._idle, busy=self._busy
-        )
+        costs = {"idle": self._idle, "busy": self._busy}
+        return shared_ways.of_cuts(scheme, trace.sizes, trace.backward_times, stops, **costs)
 
     def ways_of(self, plan: MergePlan) -> list[int]:
         return [1] * len(plan.groups)
@@ -251,6 +240,10 @@ class _WayCosts:
         return [0 if self._compression.compresses(name) else size for name, size in sizes]
 
 
+def _again(costs: _DenseCosts | _WayCosts, plan: MergePlan, trace: Trace) -> MergePlan:
+    return costs.plan_of(plan.scheme, trace, _stops(plan), costs.ways_of(plan))
+
+
 def _stops(plan: MergePlan) -> list[int]:
     return [group[-1] + 1 for group in plan.groups]
 
@@ -271,3 +264,78 @@ def checked_groups(groups: Any, parameters: Mapping[str, nn.Parameter]) -> list[
     if missing := [name for name in parameters if name not in set(named)]:
         raise ValueError(f"plan leaves {missing[0]!r} out: every parameter that requires a gradient must be in it")
     return [[*group] for group in groups]
+
+
+# What it takes to send a group in each way, measured on a live communicator: the ways of a joint plan.
+
+_Prepare = Callable[[], Callable[[], Begun]]
+
+_NAME = "probe"
+_GRADIENTS, _SETTLING = 64, 8
+"""How many gradients are drawn, and how many are compressed before the first is sent: residuals begin empty."""
+
+
+def measured_ways(compression: GroupCompression, comm: Communicator, *, most_bytes: int) -> list[SendMethod]:
+    """Those of ``compression.ways``; the same on all ranks but for rounding.
+
+    Those that compress are of random float32 gradients in one tensor, and their delay is what that takes on this rank's
+    thread; sparse ones are at the density that all compressed parameters have together, with the selection of the
+    largest. Called on all ranks, alike, after the plans' ``after``. Raises ``ValueError`` for ``most_bytes``
+    below 1.
+    """
+    dense = measured_group_cost(comm, most_bytes=most_bytes)
+    busy = group_cost_while_computing(comm, most_bytes=most_bytes)
+    ways = []
+    for name in compression.ways:
+        if name == "dense":
+            ways.append(SendMethod(name, dense, busy=busy))
+            continue
+        probe = _probe_of(compression, comm, name)
+        alone = measured_way(comm, name, probe, most_bytes=most_bytes, beside=dense)
+        of_busy = way_cost_while_computing(comm, probe, most_bytes=most_bytes)
+        ways.append(replace(alone, busy=of_busy, busy_beside=busy))
+    return ways
+
+
+def _probe_of(compression: GroupCompression, comm: Communicator, way: str) -> Callable[[int], _Prepare]:
+    largest = max(compression.compressor.residuals, key=lambda one: one.values.size)
+    selection = compression.compressor.policy_of(largest)
+    given = compression.compressor.momentum
+
+    def of_length(elements: int) -> _Prepare:
+        momentum: Velocities | None = None if given is None else given.anew({_NAME: elements})
+        compressor = Compressor(
+            {_NAME: elements}, density=compression.density, selections={_NAME: selection}, momentum=momentum
+        )
+        exchange = Exchange(comm, compressor, compression.values, compression.encoding, compression.combine, DDPStats())
+        layout = layout_of_members([ParameterSpan(_NAME, 0, elements)], elements, compressor)
+        drawn = np.random.default_rng(comm.rank).standard_normal(elements + _GRADIENTS, np.float32)  # ranks' differ
+        bits = np.empty(elements, np.float32)
+        calls = 0
+
+        def prepare() -> Callable[[], Begun]:
+            # Another gradient in each call: one that repeats itself makes thresholds useless that are kept from call
+            # to call.
+            nonlocal calls
+            bits[:] = drawn[calls % _GRADIENTS :][:elements]
+            calls += 1
+            return start
+
+        def start() -> Begun:
+            if way == "sparse":
+                sending = exchange.send(layout, bits, sound=True)
+            else:
+                sending = exchange.send_quantised(layout, bits, way)
+
+            def conclude() -> None:
+                sending.keep()
+                sending.write()
+
+            return Begun(sending.works, conclude)
+
+        for _ in range(_SETTLING):
+            prepare()
+            compressor.compress(layout.parts, bits, *layout.scratch())
+        return prepare
+
+    return of_length

@@ -8,7 +8,7 @@ a plan is.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 _QUICK, _MOST = 4, 20_000
-"""Pairs that are kept: of each prefix in the quick search, and of all prefixes together in the thorough one."""
+"""Frontier that are kept: of each prefix in the quick search, and of all prefixes together in the thorough one."""
 _SLACK = 1 + 1e-9
 """Bounds add the same numbers in another order."""
 _FINITE = float(np.finfo(np.float64).max)
@@ -40,6 +40,47 @@ class _Found(NamedTuple):
     groups: list[tuple[int, int]]
     end: float
     exact: bool
+
+
+class Frontier:
+    """Pairs of prefixes: when the network is free of their last group, how late the backward pass is then, and which
+    groups and ways led there. The first one is of no group."""
+
+    def __init__(self) -> None:
+        self.end, self.late = np.zeros(1), np.zeros(1)
+        self.prefix, self._before, self._way = (np.zeros(1, np.int64) for _ in range(3))
+
+    def add(
+        self,
+        stop: int,
+        found: Sequence[tuple[Floats, Floats, Integers, Integers]],
+        next_s: float | None,
+        thinned: Callable[[Integers, Floats, Floats], Integers],
+    ) -> Integers:
+        """Frontier of the prefix ``stop``, of which none is better in both: ends, delays, pairs before them, and ways.
+        ``next_s``: when the next gradient is there without delays. ``thinned`` chooses among them where there are too
+        many. Returns the numbers of those that are kept."""
+        end, late, before, way = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        # The next gradient comes no sooner than that: until then it does not matter when the network was free.
+        kept = thinned(undominated(end if next_s is None else np.maximum(end, next_s + late), late), end, late)
+        first = self.end.size
+        self.end, self.late = np.concatenate([self.end, end[kept]]), np.concatenate([self.late, late[kept]])
+        self.prefix = np.concatenate([self.prefix, np.full(kept.size, stop)])
+        self._before = np.concatenate([self._before, before[kept]])
+        self._way = np.concatenate([self._way, way[kept]])
+        return np.arange(first, first + kept.size)
+
+    def first_to_end(self, stop: int) -> tuple[list[tuple[int, int]], float]:
+        """The groups and ways of the pair of this prefix that ends first, and when; none: infinity."""
+        finals = np.flatnonzero(self.prefix == stop)
+        if not finals.size:
+            return [], math.inf
+        pair, groups = int(finals[self.end[finals].argmin()]), []
+        end = float(self.end[pair])
+        while pair:
+            groups.append((int(self.prefix[pair]), int(self._way[pair])))
+            pair = int(self._before[pair])
+        return groups[::-1], end
 
 
 def search(
@@ -133,18 +174,26 @@ def _bounds(table: Sequence[_JointCosts], backward_s: float) -> Floats:
 def _swept(table: Sequence[_JointCosts], ready: Sequence[float], bounds: Floats, most: float, wide: int) -> _Found:
     """The best plan that ends at ``most`` or before; none: it ends at infinity. ``wide``: how many pairs of a prefix
     are kept at most, those with the least bounds."""
-    count, exact = len(table), True
+    count, exact, pairs = len(table), True, Frontier()
     least_after = _least_after(table, bounds) if most < math.inf else None
     open_ = np.zeros(1, np.int64)  # pairs that a group may still begin at
-    end_, late_ = np.zeros(1), np.zeros(1)
-    prefix_, before_, way_ = (np.zeros(1, np.int64) for _ in range(3))
+
+    def thinned(kept: Integers, end: Floats, late: Floats) -> Integers:
+        nonlocal exact
+        if kept.size <= wide:
+            return kept
+        exact = False
+        least = (_WEIGHTS * end[kept] + (1 - _WEIGHTS) * late[kept] + bounds[:, stop : stop + 1]).max(axis=0)
+        return kept[np.sort(np.argsort(least, kind="stable")[:wide])]
+
     for stop in range(1, count + 1):
         if least_after is not None:
-            open_ = open_[end_[open_] + least_after[stop - 1, prefix_[open_]] <= most]
+            open_ = open_[pairs.end[open_] + least_after[stop - 1, pairs.prefix[open_]] <= most]
         found = []
         for way, (cost, delay) in enumerate(zip(*table[stop - 1], strict=True)):
-            late = late_[open_] + delay[prefix_[open_]]
-            end = np.maximum(end_[open_], ready[stop - 1] + late) + cost[prefix_[open_]]
+            held = pairs.prefix[open_]
+            late = pairs.late[open_] + delay[held]
+            end = np.maximum(pairs.end[open_], ready[stop - 1] + late) + cost[held]
             which = np.flatnonzero(end <= min(most, _FINITE))
             for w, rest in (
                 zip(_WEIGHTS[:, 0], bounds[:, stop], strict=True) if stop < count and most < math.inf else ()
@@ -152,29 +201,10 @@ def _swept(table: Sequence[_JointCosts], ready: Sequence[float], bounds: Floats,
                 which = which[w * end[which] + (1 - w) * late[which] + rest <= most]
             if which.size:
                 found.append((end[which], late[which], open_[which], np.full(which.size, way)))
-        if not found:
-            continue
-        end, late, before, which = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        # The next gradient comes no sooner than that: until then it does not matter when the network was free.
-        free = np.maximum(end, ready[stop] + late) if stop < count else end
-        kept = undominated(free, late)
-        if kept.size > wide:
-            exact = False
-            least = (_WEIGHTS * end[kept] + (1 - _WEIGHTS) * late[kept] + bounds[:, stop : stop + 1]).max(axis=0)
-            kept = kept[np.sort(np.argsort(least, kind="stable")[:wide])]
-        open_ = np.concatenate([open_, np.arange(end_.size, end_.size + kept.size)])
-        end_, late_ = np.concatenate([end_, end[kept]]), np.concatenate([late_, late[kept]])
-        prefix_ = np.concatenate([prefix_, np.full(kept.size, stop)])
-        before_, way_ = np.concatenate([before_, before[kept]]), np.concatenate([way_, which[kept]])
-    finals = np.flatnonzero(prefix_ == count)
-    if not finals.size:
-        return _Found([], math.inf, exact)
-    state = int(finals[end_[finals].argmin()])
-    least_end, plan = float(end_[state]), []
-    while state:
-        plan.append((int(prefix_[state]), int(way_[state])))
-        state = int(before_[state])
-    return _Found(plan[::-1], least_end, exact)
+        if found:
+            added = pairs.add(stop, found, ready[stop] if stop < count else None, thinned)
+            open_ = np.concatenate([open_, added])
+    return _Found(*pairs.first_to_end(count), exact)
 
 
 def _least_after(table: Sequence[_JointCosts], bounds: Floats) -> Floats:

@@ -9,14 +9,13 @@ is sent, nor how anything was measured.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
 from telegrad.cost.send_method import GroupCost, SendMethod, check_amount, no_delay, seconds_of
-from telegrad.synchronizer.joint import search
+from telegrad.synchronizer.joint import Floats, search
 from telegrad.synchronizer.merge_plan import MergePlan
 
 DDP_CAP_MB, DDP_FIRST_MB = 25.0, 1.0
@@ -67,7 +66,7 @@ def greedy(sizes: Sequence[int], backward_times: Sequence[float], *, cost: Group
     The saving is the latency where ``cost`` is a + b·bytes, as in the paper, but for rounding. It looks one tensor
     ahead, so it is not the best cut, whatever the paper's Theorem 1 says. Arguments and errors as for ``optimal``.
     """
-    ready = _ready(sizes, backward_times)
+    ready = ready_times(sizes, backward_times)
     stops, held, free = [], 0, 0.0
     for position, size in enumerate(sizes):
         held += size
@@ -99,12 +98,11 @@ def optimal(
     as ``joint`` has it. L²/2 calls of ``cost`` for L tensors.
     Raises ``ValueError`` for lists of different lengths, and where a size, time or cost is negative or not finite.
     """
-    ready = _ready(sizes, backward_times)
-    prefix = [0, *accumulate(sizes)]
+    ready = ready_times(sizes, backward_times)
     if delay is None:
-        stops = _stops(prefix, ready, cost)
+        stops = earliest_stops(sizes, ready, lambda start, held: start + costs_of_sizes(cost, held))
     else:
-        stops = [stop for stop, _ in search(prefix, ready, [SendMethod("", cost, delay)])]
+        stops = [stop for stop, _ in search([0, *accumulate(sizes)], ready, [SendMethod("", cost, delay)])]
     return of_cuts("optimal", sizes, backward_times, stops, cost=cost, delay=delay)
 
 
@@ -128,7 +126,7 @@ def joint(
     """
     if not ways or len({way.name for way in ways}) < len(ways):
         raise ValueError(f"ways={[way.name for way in ways]} must be one or more, each with a name of its own")
-    ready = _ready(sizes, backward_times)
+    ready = ready_times(sizes, backward_times)
     dense = _checked_dense(sizes, dense)
     found = search([0, *accumulate(sizes)], ready, ways, [0, *accumulate(dense)])
     stops, taken = [stop for stop, _ in found], [ways[number] for _, number in found]
@@ -162,7 +160,7 @@ def of_ways(
 ) -> MergePlan:
     """As ``of_cuts``, with the way of each group, and ``dense`` as for ``joint``. ``ValueError`` also unless there is a
     way for each."""
-    _ready(sizes, backward_times)
+    ready_times(sizes, backward_times)
     dense = _checked_dense(sizes, dense)
     edges = [0, *stops]
     if any(a >= b for a, b in pairwise(edges)) or edges[-1] != len(sizes):
@@ -181,27 +179,38 @@ def of_ways(
     )
 
 
-def _stops(prefix: list[int], ready: list[float], cost: GroupCost) -> list[int]:
-    count = len(ready)
-    finish: npt.NDArray[np.float64] = np.zeros(count + 1)
-    last = [0] * (count + 1)
-    for stop in range(1, count + 1):
-        whole = prefix[stop]
-        costs = np.array([cost(whole - before) for before in prefix[:stop]], np.float64)
-        if not (np.isfinite(costs).all() and (costs >= 0).all()):
-            for before in prefix[:stop]:
-                seconds_of(cost, whole - before)
-        ends = np.maximum(finish[:stop], ready[stop - 1]) + costs
-        last[stop] = int(ends.argmin())
-        finish[stop] = ends[last[stop]]
-    stops = [count] if count else []
-    while stops and last[stops[-1]]:
-        stops.append(last[stops[-1]])
+Ends = Callable[[Floats, Sequence[int]], Floats]
+"""When groups end, by when each may begin and how many bytes it has."""
+
+
+def earliest_stops(sizes: Sequence[int], ready: Sequence[float], ends: Ends) -> list[int]:
+    """Where the groups of the cut end whose last group ends first: F(i) = min over j < i of the end of group j+1..i,
+    which begins at max(F(j), ``ready`` of i). Exact if a group that begins later ends no sooner."""
+    prefix, finish = [0, *accumulate(sizes)], np.zeros(len(ready) + 1)
+    last = [0] * len(finish)
+    for stop in range(1, len(finish)):
+        held = [prefix[stop] - before for before in prefix[:stop]]
+        found = ends(np.maximum(finish[:stop], ready[stop - 1]), held)
+        last[stop] = int(found.argmin())
+        finish[stop] = found[last[stop]]
+    stops, stop = [], len(ready)
+    while stop:
+        stops.append(stop)
+        stop = last[stop]
     return stops[::-1]
 
 
-def _ready(sizes: Sequence[int], backward_times: Sequence[float]) -> list[float]:
-    """When each gradient is there, from the start of the backward pass."""
+def costs_of_sizes(cost: GroupCost, sizes: Sequence[int]) -> Floats:
+    """Raises ``ValueError`` for what is no time."""
+    costs = np.array([cost(size) for size in sizes], np.float64)
+    if not (np.isfinite(costs).all() and (costs >= 0).all()):
+        for size in sizes:
+            seconds_of(cost, size)
+    return costs
+
+
+def ready_times(sizes: Sequence[int], backward_times: Sequence[float]) -> list[float]:
+    """When each gradient is there, from the start of the backward pass. Raises ``ValueError`` as ``optimal``."""
     if len(sizes) != len(backward_times):
         raise ValueError(f"sizes has {len(sizes)} tensors and backward_times {len(backward_times)}: give one of each")
     for name, values in (("sizes", sizes), ("backward_times", backward_times)):

@@ -6,7 +6,7 @@ import json
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, Self
@@ -87,19 +87,8 @@ class MergePlan:
 
     def to_json(self) -> str:
         """What ``from_json`` reads: the same plan, bit for bit."""
-        return json.dumps(
-            {
-                "format": _FORMAT,
-                "version": _VERSION,
-                "scheme": self.scheme,
-                "sizes": self.sizes,
-                "backward_times": self.backward_times,
-                "groups": [len(group) for group in self.groups],
-                "costs": self.costs,
-                "delays": self.delays,
-                "ways": self.ways,
-            }
-        )
+        held = {**asdict(self), "groups": [len(group) for group in self.groups]}
+        return json.dumps({"format": _FORMAT, "version": _VERSION, **held})
 
     @classmethod
     def from_json(cls, text: str) -> Self:

@@ -24,7 +24,7 @@ from telegrad.ddp.choices import ChoiceWatch, watch_choices
 from telegrad.ddp.exchange import REMEDY_WITHOUT_SKIP
 from telegrad.ddp.hook import DDPState
 from telegrad.ddp.options import TopK, Warmup, check_choice
-from telegrad.ddp.pass_use import PassUse, use_of
+from telegrad.ddp.pass_use import PassUse
 from telegrad.ddp.rank_checks import check_alike
 from telegrad.ddp.telemetry import DDPStats, Telemetry
 from telegrad.synchronizer.gradient_group import zeros
@@ -84,14 +84,14 @@ class ReplicaSynchronizer:
             trained = cast(Mapping[str, nn.Parameter], self._parameters)
             options = {"compress": compress, "warmup": warmup, "nonfinite": nonfinite, "telemetry": telemetry}
             self._state = _ReplicaState(comm, model, self._shards, self._shard, trained, options)
-            description = self._state.alike
+            description = self._state._alike
         except (ValueError, TypeError) as found:
             error = found
         check_alike(comm, {}, error)
         _check_places(comm, self._shard)
         check_alike(comm, description, None)
         self._model, self._comm = model, comm
-        self._steps = BackwardSteps(self._parameters, _OWNER, self._state.fail)
+        self._steps = BackwardSteps(self._parameters, _OWNER, self._state._leave_job)
         self._buckets = list(_buckets_of(self._shards))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(_local(tensor).detach(), comm)
@@ -199,12 +199,8 @@ class _ReplicaState(DDPState):
     def _named_parameters(self, model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
         return self._own_shards.items()
 
-    def fail(self, error: Exception) -> None:
-        """The other replicas must not wait for this one."""
-        self._leave_job(error)
-
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
-        return use_of(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
+        return PassUse(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
 
     @property
     def _job_rank(self) -> int:
@@ -220,11 +216,6 @@ class _ReplicaState(DDPState):
         self._use.close()
         if self._choices is not None and not self._choices.is_over:
             self._choices.averages_came(warmed_up=self._is_warmed_up)
-
-    @property
-    def alike(self) -> dict[str, str]:
-        """What all replicas must have alike."""
-        return self._alike
 
 
 @dataclass(slots=True)

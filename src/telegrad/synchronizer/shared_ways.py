@@ -1,5 +1,6 @@
 """Cuts, and the way of each group, where computation and communication share processors: a sum that runs beside the
-backward pass takes longer than one after it, and a way may hold the backward pass up. Not exact: see ``joint``.
+backward pass takes longer than one after it, and a way may hold the backward pass up (``joint``, which is not exact).
+Other plans are in telegrad.synchronizer.merge. Does not know how anything was measured.
 """
 
 from __future__ import annotations
@@ -10,20 +11,16 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from telegrad.cost.send_method import SendMethod
+from telegrad.cost.send_method import GroupCost, SendMethod
 from telegrad.synchronizer import merge
-from telegrad.synchronizer.joint import costs_of, undominated
+from telegrad.synchronizer.joint import Floats, Frontier, Integers, costs_of
 from telegrad.synchronizer.merge_plan import MergePlan
-from telegrad.synchronizer.shared_processor import ends_of
-
-Floats = npt.NDArray[np.float64]
 
 _BOUNDS, _LEAST_BOUNDS, _TENSORS = 8, 3, 2_000
 """Of the total delay so many are tried, besides 0 and those of plans that were found; fewer with many tensors."""
 _WIDE, _MOST = 64, 6_000
-"""Pairs that are kept: of each prefix, and of all prefixes together."""
+"""Frontier that are kept: of each prefix, and of all prefixes together."""
 _SLACK = 1 + 1e-9
 
 
@@ -35,6 +32,44 @@ class _SharedCosts(NamedTuple):
     delay: Floats
 
 
+def optimal(sizes: Sequence[int], backward_times: Sequence[float], *, idle: GroupCost, busy: GroupCost) -> MergePlan:
+    """The cut by which the last group ends first; of several such cuts, always the same one.
+
+    ``sizes``, ``backward_times``, errors: as for ``telegrad.synchronizer.merge.optimal``. ``idle``: what a group costs
+    once the backward pass is over, ``busy``: while it goes on, which counts as ``idle`` where it is less. A group that
+    begins before the end of the backward pass and does not finish until then has done the share of it that the time was
+    of ``busy``; the rest takes its share of ``idle``. The plan's ``costs`` are what its groups then take. Exact."""
+    ready = merge.ready_times(sizes, backward_times)
+
+    def ends(start: Floats, held: Sequence[int]) -> Floats:
+        alone = merge.costs_of_sizes(idle, held)
+        return ends_of(start, alone, np.maximum(merge.costs_of_sizes(busy, held), alone), ready[-1])
+
+    stops = merge.earliest_stops(sizes, ready, ends)
+    return of_cuts("optimal", sizes, backward_times, stops, idle=idle, busy=busy)
+
+
+def of_cuts(
+    scheme: str,
+    sizes: Sequence[int],
+    backward_times: Sequence[float],
+    stops: Sequence[int],
+    *,
+    idle: GroupCost,
+    busy: GroupCost,
+) -> MergePlan:
+    """As ``planned``, of one way that has no name."""
+    ways = [SendMethod("", idle, busy=busy)] * len(stops)
+    return replace(planned(scheme, sizes, backward_times, stops, ways), ways=())
+
+
+def ends_of(start: Floats, alone: Floats, beside: Floats, over_s: float) -> Floats:
+    """When groups end that begin at ``start`` and take ``alone`` seconds after ``over_s``, and ``beside`` before it."""
+    before = np.clip(over_s - start, 0.0, beside)
+    left = 1.0 - np.divide(before, beside, out=np.zeros_like(beside), where=beside > 0)
+    return np.where(beside > 0, start + before + left * alone, start)
+
+
 def joint(
     sizes: Sequence[int],
     backward_times: Sequence[float],
@@ -43,8 +78,7 @@ def joint(
     dense: Sequence[int] | None = None,
 ) -> MergePlan:
     """As ``telegrad.synchronizer.merge.joint``, arguments and errors too, with ``SendMethod.busy``: what a group costs
-    while the backward pass goes on, as ``telegrad.synchronizer.shared_processor.optimal`` has it. The plan's ``costs``
-    are what its groups then take.
+    while the backward pass goes on, as ``optimal`` has it. The plan's ``costs`` are what its groups then take.
 
     When the backward pass is over depends on the delays of all groups. So for a bound of their sum the best plan within
     it is searched as if it were reached, which no plan within it takes longer than; and the bounds are 0, some more,
@@ -98,7 +132,7 @@ def planned(
     plan = merge.of_ways(scheme, sizes, backward_times, stops, ways, dense=dense)
     prefix, apart = [0, *accumulate(sizes)], [0, *accumulate(dense or [0] * len(sizes))]
     ready = [*accumulate(map(float, backward_times))]
-    over_s = plan.backward_s
+    over_s = (ready[-1] if ready else 0.0) + sum(plan.delays)
     costs, free, late = [], 0.0, 0.0
     for (begin, stop), way, alone, delay in zip(pairwise([0, *stops]), ways, plan.costs, plan.delays, strict=True):
         late += delay
@@ -124,33 +158,22 @@ def _table(sizes: Sequence[int], dense: Sequence[int] | None, ways: Sequence[Sen
 def _search(table: Sequence[_SharedCosts], ready: Sequence[float], bound: float) -> list[tuple[int, int]]:
     """Where groups end and their ways, for the plan that ends first if all delays together are no more than ``bound``
     and the backward pass is as late as that; nothing where no plan is within it."""
-    count, over_s = len(table), ready[-1] + bound
+    count, over_s, pairs = len(table), ready[-1] + bound, Frontier()
     wide = max(4, min(_WIDE, _MOST // count))
-    end_, late_ = np.zeros(1), np.zeros(1)
-    prefix_, before_, way_ = (np.zeros(1, np.int64) for _ in range(3))
+
+    def thinned(kept: Integers, _: Floats, __: Floats) -> Integers:
+        return kept if kept.size <= wide else kept[np.linspace(0, kept.size - 1, wide).astype(np.int64)]
+
     for stop in range(1, count + 1):
         found = []
         for way, (idle, busy, delay) in enumerate(zip(*table[stop - 1], strict=True)):
-            late = late_ + delay[prefix_]
+            late = pairs.late + delay[pairs.prefix]
             which = np.flatnonzero(late <= bound * _SLACK)
-            held, late = prefix_[which], late[which]
-            start = np.maximum(end_[which], ready[stop - 1] + late)
-            found.append((ends_of(start, idle[held], busy[held], over_s), late, which, np.full(which.size, way)))
-        end, late, before, which = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        if not end.size:
-            continue
-        free = np.maximum(end, ready[stop] + late) if stop < count else end
-        kept = undominated(free, late)
-        if kept.size > wide:
-            kept = kept[np.linspace(0, kept.size - 1, wide).astype(np.int64)]
-        end_, late_ = np.concatenate([end_, end[kept]]), np.concatenate([late_, late[kept]])
-        prefix_ = np.concatenate([prefix_, np.full(kept.size, stop)])
-        before_, way_ = np.concatenate([before_, before[kept]]), np.concatenate([way_, which[kept]])
-    finals = np.flatnonzero(prefix_ == count)
-    if not finals.size:
-        return []
-    state, found_plan = int(finals[end_[finals].argmin()]), []
-    while state:
-        found_plan.append((int(prefix_[state]), int(way_[state])))
-        state = int(before_[state])
-    return found_plan[::-1]
+            held, late = pairs.prefix[which], late[which]
+            start = np.maximum(pairs.end[which], ready[stop - 1] + late)
+            if which.size:
+                ends = ends_of(start, idle[held], busy[held], over_s)
+                found.append((ends, late, which, np.full(which.size, way)))
+        if found:
+            pairs.add(stop, found, ready[stop] if stop < count else None, thinned)
+    return pairs.first_to_end(count)[0]

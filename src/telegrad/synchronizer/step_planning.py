@@ -14,7 +14,7 @@ from telegrad.communicator import Communicator
 from telegrad.cost.send_method import GroupCost
 from telegrad.synchronizer.clocks import Clock, PausedClock
 from telegrad.synchronizer.compression import GroupCompression
-from telegrad.synchronizer.group_planning import GroupPlanner, names_of
+from telegrad.synchronizer.group_planning import AutoPlan, GroupPlanner, names_of
 from telegrad.synchronizer.measured_timeline import NOT_TYPICAL, WINDOW, MeasuredTimeline
 from telegrad.synchronizer.merge_plan import MergePlan
 from telegrad.synchronizer.profile import StepProfile
@@ -23,22 +23,19 @@ from telegrad.synchronizer.trace import Trace
 
 
 class StepPlanning:
-    """Of a ``model`` whose passes ``comm`` averages. ``scheme``: one of ``group_planning.TIMED``. ``plan_after``,
-    ``replan_factor``, ``compression``: as the Synchronizer's. ``leaves_at_end``: no gradient is sent before the
-    backward pass is over. ``clock``: by which passes are timed, on all ranks of one kind; where it tells times later
-    than it marks them, what is to be decided waits until all ranks know them, some passes later, and no host waits for
-    a device. ``device_cost``: as a GroupPlanner's. Called on all ranks, alike; the hooks that take times stay on
-    ``model`` until ``plan_after`` passes are over, or until ``close()``.
+    """Of a ``model`` whose passes ``comm`` averages. ``compression``: as the Synchronizer's. ``leaves_at_end``: no
+    gradient is sent before the backward pass is over. ``clock``: by which passes are timed, on all ranks of one kind;
+    where it tells times later than it marks them, what is to be decided waits until all ranks know them, some passes
+    later, and no host waits for a device. ``device_cost``: as a GroupPlanner's. Called on all ranks, alike; the hooks
+    that take times stay on ``model`` until ``options.after`` passes are over, or until ``close()``.
     """
 
     def __init__(
         self,
         model: nn.Module,
         comm: Communicator,
-        scheme: str,
+        options: AutoPlan,
         *,
-        plan_after: int,
-        replan_factor: float | None,
         compression: GroupCompression | None,
         leaves_at_end: bool = False,
         clock: Clock | None = None,
@@ -49,12 +46,12 @@ class StepPlanning:
         self.trace: Trace | None = None
         self.replans = 0
         self._model: nn.Module | None = model
-        self._comm, self._scheme = comm, scheme
-        self._plan_after = plan_after
-        self._turn_passes = NOT_TYPICAL + max(1, (plan_after - NOT_TYPICAL) // 2)
-        self._planner = GroupPlanner(scheme, compression, device_cost)
+        self._comm, self._scheme, self._plan_after = comm, options.scheme, options.after
+        self._turn_passes = NOT_TYPICAL + max(1, (options.after - NOT_TYPICAL) // 2)
+        self._planner = GroupPlanner(options.scheme, compression, device_cost)
         self._leaves_at_end = leaves_at_end
-        self._replanning = Replanning(replan_factor) if scheme == "auto" and replan_factor is not None else None
+        is_auto, factor = options.scheme == "auto", options.replan_factor
+        self._replanning = Replanning(factor) if is_auto and factor is not None else None
         self._trial: Trial | None = None
         self._profile: StepProfile | None = None
         self._plan_at = self._planned_at = 0

@@ -70,37 +70,17 @@ class StepReport:
         waits_for: int | None,
     ) -> Self:
         """``names``: of the parameters in each group; ``plan``: by which they were cut, if by one."""
+        found = measured or MeasuredPass(0, (), 0.0, 0.0, 0.0, 0.0)
         groups = []
-        for number, group in enumerate(measured.groups if measured else ()):
-            slot = plan.timeline[number] if plan else None
-            groups.append(
-                GroupReport(
-                    tuple(names[number]),
-                    group.size,
-                    group.ready_s,
-                    group.launched_s,
-                    group.finish_s,
-                    slot.ready_s if slot else None,
-                    slot.start_s if slot else None,
-                    slot.finish_s if slot else None,
-                )
-            )
-        return cls(
-            rank,
-            ranks,
-            False,
-            scheme,
-            measured.passes if measured else 0,
-            tuple(groups),
-            measured.backward_s if measured else 0.0,
-            measured.exposed_s if measured else 0.0,
-            measured.network_s if measured else 0.0,
-            measured.step_s if measured else 0.0,
-            plan.backward_s if plan else None,
-            max(0.0, plan.finish_s - plan.backward_s) if plan else None,  # as measured: after what held the pass up
-            sum(plan.costs) if plan else None,
-            waits_for,
-        )
+        for number, group in enumerate(found.groups):
+            times = group.size, group.ready_s, group.launched_s, group.finish_s
+            predicted = plan.timeline[number][1:] if plan else (None, None, None)
+            groups.append(GroupReport(tuple(names[number]), *times, *predicted))
+        expected: tuple[float | None, float | None, float | None] = (None, None, None)
+        if plan:  # exposed as measured: after what held the pass up
+            expected = plan.backward_s, max(0.0, plan.finish_s - plan.backward_s), sum(plan.costs)
+        seconds = found.backward_s, found.exposed_s, found.network_s, found.step_s
+        return cls(rank, ranks, False, scheme, found.passes, tuple(groups), *seconds, *expected, waits_for)
 
     @property
     def bytes(self) -> int:

@@ -90,17 +90,15 @@ def check_fits(plan: Any, compress: object) -> None:
 def check_fits_nodes(plan: Any, compress: object, late: str, *, on_device: bool) -> None:
     """Raises ``ValueError`` for what does not go with nodes of several ranks. ``late``: averages that come later than
     in their own step."""
-    timed = f"plan={plan!r}" if plan in ("optimal", "greedy") else "compress=Cheapest()"
-    for is_wrong, text in (
-        (
-            timed[0] == "p" or isinstance(compress, Cheapest),
-            f"{timed} needs times of sums, which nodes lack: use 'auto'",
-        ),
-        (late, f"node= shares averages in one order, and {late} waits for each in another: leave one out"),
-        (on_device, "node= of a Synchronizer is for parameters on the CPU: use DDPState(comm, ddp, node=…) on a GPU"),
-    ):
-        if is_wrong:
-            raise ValueError(text)
+    if plan in ("optimal", "greedy") or isinstance(compress, Cheapest):
+        timed = f"plan={plan!r}" if plan in ("optimal", "greedy") else "compress=Cheapest()"
+        raise ValueError(f"{timed} needs times of sums, which nodes lack: use 'auto'")
+    if late:
+        raise ValueError(f"node= shares averages in one order, and {late} waits for each in another: leave one out")
+    if on_device:
+        raise ValueError(
+            "node= of a Synchronizer is for parameters on the CPU: use DDPState(comm, ddp, node=…) on a GPU"
+        )
 
 
 def check_waits(

@@ -141,7 +141,7 @@ class Synchronizer:
             self._delay, self._is_forward = delay == 1, wait_in == "forward"
             if isinstance(delay, bool) or delay not in (0, 1):
                 raise ValueError(f"delay={delay!r} must be 0 or 1: averages are of this pass or of the one before")
-            times = plan if isinstance(plan, AutoPlan) else AutoPlan()
+            times = plan if isinstance(plan, AutoPlan) else AutoPlan(plan) if plan in TIMED else AutoPlan()
             plan = plan.scheme if isinstance(plan, AutoPlan) else plan
             groups = self._take_arguments(model, plan, clip_norm)
             late = "delay=1" if self._delay else "wait_in='forward'" if self._is_forward else ""
@@ -231,13 +231,11 @@ class Synchronizer:
             undo.callback(self._drop)
             first = "dense" if self._compression is None else self._compression.ways[0]
             self._set_groups(groups, [first] * len(groups))
-            if plans and self._scheme is not None:
+            if plans:
                 self._planning = StepPlanning(
                     model,
                     own,
-                    self._scheme,
-                    plan_after=times.after,
-                    replan_factor=times.replan_factor,
+                    times,
                     compression=self._compression,
                     leaves_at_end=self._own_norm is not None,
                     clock=self._clock,

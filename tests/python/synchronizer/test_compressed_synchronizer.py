@@ -19,7 +19,7 @@ from telegrad.cost.send_method import SendMethod
 from telegrad.ddp import ByShape, BySize
 from telegrad.errors import NonFiniteGradient
 from telegrad.synchronizer import group_planning
-from telegrad.synchronizer.measured_ways import measured_ways
+from telegrad.synchronizer.group_planning import measured_ways
 
 STEPS = 9
 

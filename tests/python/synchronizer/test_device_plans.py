@@ -23,7 +23,7 @@ from tunings import tuning_of
 from telegrad import Communicator, Synchronizer
 from telegrad.cost import DeviceTuning, Place, Tuning
 from telegrad.cost.send_method import LinearCost
-from telegrad.synchronizer import StepProfile, group_planning, merge, shared_processor, step_planning
+from telegrad.synchronizer import StepProfile, group_planning, merge, shared_ways, step_planning
 from telegrad.synchronizer import cuda_groups as device_group
 from telegrad.tuning.group_cost import timed_sizes
 
@@ -135,7 +135,7 @@ def test_the_plan_is_that_of_the_devices_times_and_costs(planned: Plans, device:
         assert trace is not None
         assert trace.names == tuple(WIDTHS)
         assert trace.backward_times == pytest.approx([*BACKWARD_S.values()])
-        assert plan == shared_processor.optimal(trace.sizes, trace.backward_times, idle=DEAR, busy=DEAR)
+        assert plan == shared_ways.optimal(trace.sizes, trace.backward_times, idle=DEAR, busy=DEAR)
         assert plan.groups == best.groups
         assert [len(group) for group in rank.sync.groups] == [len(group) for group in best.groups]
         assert device.host_waits == before

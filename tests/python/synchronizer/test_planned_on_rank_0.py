@@ -11,7 +11,7 @@ from synchronised_net import OnRanks, loss_of, model_of
 
 from telegrad import AutoPlan, Cheapest, Communicator, Synchronizer, TopK
 from telegrad.cost.send_method import SendMethod
-from telegrad.synchronizer import group_planning, shared_processor, shared_ways
+from telegrad.synchronizer import group_planning, shared_ways
 from telegrad.synchronizer.compression import GroupCompression
 from telegrad.synchronizer.group_planning import GroupPlanner
 from telegrad.synchronizer.merge_plan import MergePlan
@@ -24,13 +24,13 @@ def test_only_rank_0_searches_and_all_ranks_get_its_plan(on_ranks: OnRanks, monk
     monkeypatch.setattr(group_planning, "measured_group_cost", lambda *_, **__: lambda size: 0.01 + 1e-3 * size)
     monkeypatch.setattr(group_planning, "group_cost_while_computing", lambda *_, **__: lambda _: 0.0)
     searched: list[int] = []
-    search = shared_processor.optimal
+    search = shared_ways.optimal
 
     def optimal(sizes: Sequence[int], *arguments: Any, **options: Any) -> MergePlan:
         searched.append(len(sizes))
         return search(sizes, *arguments, **options)
 
-    monkeypatch.setattr(shared_processor, "optimal", optimal)
+    monkeypatch.setattr(shared_ways, "optimal", optimal)
 
     def run(comm: Communicator) -> list[MergePlan]:
         planner = GroupPlanner("auto", None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from telegrad.cost.send_method import SendMethod
-from telegrad.synchronizer import merge, shared_processor, shared_ways
+from telegrad.synchronizer import merge, shared_ways
 
 
 def drawn(
@@ -110,7 +110,7 @@ def test_one_dense_way_is_the_plan_of_dense_sums() -> None:
         sizes, times, (dense, _), _ = drawn(rng)
         assert dense.busy is not None
         plan = shared_ways.joint(sizes, times, ways=[dense])
-        other = shared_processor.optimal(sizes, times, idle=dense.cost, busy=dense.busy)
+        other = shared_ways.optimal(sizes, times, idle=dense.cost, busy=dense.busy)
         assert plan.finish_s == pytest.approx(other.finish_s, rel=1e-12)
 
 

@@ -97,8 +97,7 @@ class DeviceBuckets:
             self._close_reads()  # of a pass that was broken off
         self._settle(wait=wait)
         self._compression.take_counts(wait=wait)
-        if self._compression.telemetry is not None:
-            self._compression.telemetry.write(wait=wait)
+        self._compression.telemetry.write(wait=wait)
         self._faults.check(wait=wait)
         if self._compression.scale is not None:
             self._compression.scale.check(wait=wait)
@@ -128,8 +127,7 @@ class DeviceBuckets:
         self._faults.forget()
         if self._compression.scale is not None:
             self._compression.scale.forget()
-        if self._compression.telemetry is not None:
-            self._compression.telemetry.forget()
+        self._compression.telemetry.forget()
         self._verdicts.clear()
         self._last_verdict = None
         self._compression.forget()
@@ -149,11 +147,10 @@ class DeviceBuckets:
         self._compression.feedback.apply_reverts()
         if self._compression.scale is not None:
             self._compression.scale.begin()
-        if self._compression.telemetry is not None:
-            self._compression.telemetry.begin(passes)
+        self._compression.telemetry.begin(passes)
         compressor = averaging.compressor
         if self._compression.remembers:
-            compressor.set_units(1.0, averaging.scales.rates_of(compressor))  # what the host knows of them
+            compressor.set_units(1.0, averaging.scales.rates())  # what the host knows of them
         compressor.residuals.raise_density(averaging.warmup.least_density(passes))
         self._compression.open_pass()
         if self._nonfinite == "skip":
@@ -182,8 +179,7 @@ class DeviceBuckets:
             else:
                 work.complete(one.future, one.buffer)
         self._close_reads()
-        if self._compression.telemetry is not None:
-            self._compression.telemetry.close()
+        self._compression.telemetry.close()
         if self._nonfinite == "skip":
             self._agree()
         else:
@@ -197,8 +193,7 @@ class DeviceBuckets:
         self._averaging.settle(dropped=dropped)
         if (sums := self._compression.sums) is not None:
             sums.drop_step() if dropped else sums.keep_step()
-        if self._compression.telemetry is not None:
-            self._compression.telemetry.settled(dropped)
+        self._compression.telemetry.settled(dropped)
 
     def _hold(self, layout: BucketLayout, buffer: torch.Tensor, held: list[_HeldBucket]) -> Future:
         future: Future = runtime_of(buffer.device.type).future(buffer.device)

@@ -65,10 +65,13 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
     if most < math.inf:
         values, excess = _cut(values, most)
     kept = [one.residual for one in addends if one.residual is not None]
-    with_residual = [number for number, one in enumerate(addends) if one.residual is not None]
+
+    def of_kept(whole: torch.Tensor) -> list[torch.Tensor]:
+        parts = zip(torch.split(whole, sizes), addends, strict=True)
+        return [part for part, one in parts if one.residual is not None]
+
     if kept:
-        parts = torch.split(released, sizes)
-        torch._foreach_sub_(kept, [parts[number] for number in with_residual])
+        torch._foreach_sub_(kept, of_kept(released))
     released.masked_fill_(overflowed, 0.0)
     lost = torch.empty_like(values)
     work: DeviceWork = comm.all_reduce(values, "avg", wire=wire, error=lost, async_op=True)
@@ -80,8 +83,7 @@ def sum_quantised(comm: Communicator, addends: Sequence[Addend], wire: str, most
                 lost.add_(excess)
             if kept:
                 left = torch.where(values.isfinite(), lost.nan_to_num_(0.0, 0.0, 0.0), released)
-                parts = torch.split(left, sizes)
-                torch._foreach_add_(kept, [parts[number] for number in with_residual])
+                torch._foreach_add_(kept, of_kept(left))
 
     work.then(take, [values, lost, released, *gradients, *kept, *([] if excess is None else [excess])])
     return QuantisedSum(work, of_each)
@@ -210,7 +212,7 @@ class DeviceLowRank:
         comm: Communicator,
         low_rank: LowRankRounds,
         feedback: DeviceFeedback,
-        telemetry: DeviceTelemetry | None,
+        telemetry: DeviceTelemetry,
         scale: LossScale | None,
     ) -> None:
         self._comm, self._low_rank, self._feedback = comm, low_rank, feedback
@@ -278,14 +280,14 @@ class DeviceLowRank:
         known = len(parts) - sum(fresh) if self._low_rank.wire is not None else 0
         sums, work = self._average([averages[number] for number in order], known)
         norms: Sequence[torch.Tensor] = ()
-        if self._telemetry is not None and self._telemetry.observes:
+        if self._telemetry.observes:
             gradients = [buffer[part.offset : part.offset + part.entry.size] for part in parts]
             norms = torch._foreach_norm(gradients, dtype=torch.float32)
         return DeviceFirstRound(buffer, matrices, order, known, sums, work, norms)
 
     def _observe(self, first: DeviceFirstRound) -> None:
         """After the second round."""
-        if first.norms and self._telemetry is not None:
+        if first.norms:
             matrices = first.matrices
             tensors = [(one.part.entry.name, one.part.entry.size, one.shape.words) for one in matrices]
             unit = None if self._scale is None else self._scale.unit(first.buffer)
@@ -484,23 +486,22 @@ class CudaExchange:
     for ``TopK``; ``sums``: the states of sums that keep a part. The host waits where such a sum, of the same bucket and
     the pass before, is not over."""
 
-    combine: Combine = "allreduce"
-    sums: TopkStates | None = None
-
     def __init__(
         self,
         comm: Communicator,
         compressor: Compressor,
         wire: str,
         encoding: _core.ValueEncoding,
+        combine: Combine,
+        sums: TopkStates | None,
         stats: DDPStats,
+        low_rank: LowRankRounds | None,
+        telemetry: DeviceTelemetry,
         scale: LossScale | None = None,
-        telemetry: DeviceTelemetry | None = None,
-        low_rank: LowRankRounds | None = None,
     ) -> None:
         self.comm, self.compressor, self._wire, self._stats = comm, compressor, wire, stats
         self._rounds, self._most = encoding != _core.ValueEncoding.native, most_of(encoding)
-        self.scale, self.telemetry = scale, telemetry
+        self.combine, self.sums, self.scale, self.telemetry = combine, sums, scale, telemetry
         self.feedback = DeviceFeedback(compressor, scale)
         self._counts: GatheredReads[None] = GatheredReads()
         self._keeping: list[DeviceWork] = []
@@ -550,8 +551,7 @@ class CudaExchange:
         parts = layout.selected if sparse else ()
         dense = layout.dense if sparse else layout.members
         self._stats.dense_elements += sum(one.size for one in (dense if wire is None else layout.dense))
-        if self.telemetry is not None:
-            self.telemetry.add_bucket(layout, buffer, sparse=sparse)
+        self.telemetry.add_bucket(layout, buffer, sparse=sparse)
         with torch.no_grad():
             if wire is not None:
                 return self._start_quantised(layout, buffer, wire)
@@ -610,11 +610,7 @@ class CudaExchange:
         if work is None:
             return
         work.communicated()
-        report = TopkReport(*work.request.topk_result()[2])
-        self._stats.kept += report.selected
-        self._stats.overflow += report.overflow
-        self._stats.words_sent += report.words_sent
-        self._stats.words_received += report.words_received
+        self._stats.add_sum(TopkReport(*work.request.topk_result()[2]))
 
     def _prepared(self, plan: Plan, buffer: torch.Tensor) -> Made | None:
         """What a stream makes of the bucket before anything of it is communicated; ``None``: there is nothing in it."""
@@ -651,8 +647,9 @@ class CudaExchange:
                 torch.logical_or(found.broken, found.faults != 0, out=made.faulty)
 
         about = self._about_to_change(plan, buffer)
-        observes = self.telemetry is not None and self.telemetry.observes
-        return self._captured.run(name_of(plan.layout), plan.layout, about, buffer, make, prepare, replays=not observes)
+        return self._captured.run(
+            name_of(plan.layout), plan.layout, about, buffer, make, prepare, replays=not self.telemetry.observes
+        )
 
     def _about_to_change(self, plan: Plan, buffer: torch.Tensor) -> Hashable:
         """Has the current stream make what is remembered fit for this pass; returns all that the rest depends on but
@@ -713,9 +710,8 @@ class CudaExchange:
         table = self._tables.of(("move", members[0]), contents, lambda: kernels.velocity_table(parts), gradient)
         runtime, stream = _stream_of(gradient)
 
-        def move(
-            table: torch.Tensor, gradient: torch.Tensor, out: torch.Tensor, active: torch.Tensor, faults: torch.Tensor
-        ) -> None:
+        def move(*given: torch.Tensor) -> None:
+            table, gradient, out, active, faults = given
             kernels.accumulate_velocities(parts, table, gradient, out, factor, active, faults, nesterov)
 
         runtime.launch(stream, move, table, gradient, out, found.active, found.faults)
@@ -894,7 +890,7 @@ class CudaExchange:
                 for part, held, start in zip(taken, residuals, starts[:-1], strict=True)
             ]
             queue_selections(choices, chosen, self._tables, *_stream_of(buffer))
-            if given is not None and self.telemetry is not None:
+            if given is not None:
                 unit = None if self.scale is None else self.scale.unit(buffer)
                 self.telemetry.add_selections(choices, chosen, [given[part.entry.name] for part in taken], unit)
             if taken:
@@ -909,7 +905,7 @@ class CudaExchange:
 
     def _norms(self, layout: BucketLayout, buffer: torch.Tensor) -> dict[str, torch.Tensor] | None:
         """Of the gradients that selections will be from, by name; ``None``: nobody wants them."""
-        if self.telemetry is None or not self.telemetry.observes:
+        if not self.telemetry.observes:
             return None
         parts = self._used(layout.selected)
         gradients = [buffer[part.offset : part.offset + part.entry.size] for part in parts]
@@ -948,17 +944,8 @@ class CudaExchange:
         kernels = kernels_of(parts[0].residual)
         runtime, stream = _stream_of(parts[0].residual)
 
-        def collect(
-            table: torch.Tensor,
-            indices: torch.Tensor,
-            values: torch.Tensor,
-            counts: torch.Tensor,
-            broken: torch.Tensor,
-            ends: torch.Tensor,
-            to_indices: torch.Tensor,
-            to_values: torch.Tensor,
-            faults: torch.Tensor,
-        ) -> None:
+        def collect(*given: torch.Tensor) -> None:
+            table, indices, values, counts, broken, ends, to_indices, to_values, faults = given
             taken = (indices, values, counts, broken, ends)
             kernels.collect(parts, table, *taken, to_indices, to_values, faults, most)
             kernels.clear_faults(parts, table, faults)

@@ -84,9 +84,6 @@ class DeviceTables:
         return made
 
 
-# What a rank remembers of gradients on a device: residuals, velocities and thresholds there. Saved and loaded through
-# the Compressor of host memory, so that a state says nothing of where it was made.
-
 _LARGEST = float(np.finfo(np.float32).max)
 
 

@@ -36,11 +36,12 @@ class _ObservedPass:
 
 
 class DeviceTelemetry:
-    """``telemetry``: where records go. Their step is the number of the pass, dropped ones counted, since whether they
-    were is known too late. When one begins, sums of earlier ones may still be under way: their bytes count for it."""
+    """``telemetry``: where records go; ``None``: nothing is observed. Their step is the number of the pass, dropped
+    ones counted, since whether they were is known too late. When one begins, sums of earlier ones may still be under
+    way: their bytes count for it."""
 
-    def __init__(self, telemetry: Telemetry, comm: Communicator, stats: DDPStats) -> None:
-        self._telemetry: Telemetry | None = telemetry
+    def __init__(self, telemetry: Telemetry | None, comm: Communicator, stats: DDPStats) -> None:
+        self._telemetry = telemetry
         self._comm, self._stats = comm, stats
         self._passes: deque[_ObservedPass] = deque()
         self._open: _ObservedPass | None = None
@@ -59,11 +60,7 @@ class DeviceTelemetry:
     def add_bucket(self, layout: BucketLayout, buffer: torch.Tensor, *, sparse: bool) -> None:
         """``sparse``: its parts are compressed."""
         if self._open is not None and self._open.record is not None:
-            dense = layout.dense if sparse else layout.members
-            record = self._open.record
-            record.elements += buffer.numel()
-            record.dense_elements += sum(one.size for one in dense)
-            record.element_bytes = buffer.element_size()
+            self._open.record.add(buffer, layout.dense if sparse else layout.members)
 
     def add_selections(
         self,

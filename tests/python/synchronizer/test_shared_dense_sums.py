@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from telegrad.synchronizer import merge
-from telegrad.synchronizer.shared_processor import optimal, planned
+from telegrad.synchronizer.shared_ways import of_cuts, optimal
 
 Cost = Callable[[int], float]
 
@@ -50,7 +50,7 @@ def test_no_cut_ends_earlier() -> None:
         assert plan.finish_s == pytest.approx(best, rel=1e-12)
         blind = merge.optimal(sizes, times, cost=idle)
         stops = [group[-1] + 1 for group in blind.groups]
-        better += plan.finish_s < planned("blind", sizes, times, stops, idle=idle, busy=busy).finish_s * 0.999
+        better += plan.finish_s < of_cuts("blind", sizes, times, stops, idle=idle, busy=busy).finish_s * 0.999
     assert better > 50
 
 
@@ -64,7 +64,7 @@ def test_where_nothing_is_shared_it_is_the_optimum_of_one_cost() -> None:
 
 def test_a_sum_beside_the_backward_pass_and_after_it() -> None:
     """Begins 1 s before the end, when it has done a quarter of its 4 s; the rest of its 2 s are 1.5."""
-    plan = planned("by hand", [10, 10, 10], [1.0, 1.0, 2.0], [1, 2, 3], idle=lambda _: 2.0, busy=lambda _: 4.0)
+    plan = of_cuts("by hand", [10, 10, 10], [1.0, 1.0, 2.0], [1, 2, 3], idle=lambda _: 2.0, busy=lambda _: 4.0)
     first, second, third = plan.timeline
     assert (first.start_s, first.finish_s) == (1.0, 4.0 + 0.25 * 2.0)
     assert (second.start_s, second.finish_s) == (4.5, 6.5)
@@ -109,7 +109,7 @@ def test_misuse_is_refused(change: dict[str, object], said: str) -> None:
         optimal(**{**arguments, **change})  # type: ignore[arg-type]
     if "sizes" not in change:
         with pytest.raises(ValueError, match=said):
-            planned("x", stops=[2], **{**arguments, **change})  # type: ignore[arg-type]
+            of_cuts("x", stops=[2], **{**arguments, **change})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strange", [float("inf"), float("nan"), -1.0], ids=str)
@@ -120,9 +120,9 @@ def test_a_cost_of_larger_groups_that_is_no_time_is_refused(name: str, strange: 
     with pytest.raises(ValueError, match=r"cost\(3\) is .*: it must be finite and 0 or more"):
         optimal([1, 2], [1.0, 1.0], **costs)
     with pytest.raises(ValueError, match=r"cost\(3\) is .*: it must be finite and 0 or more"):
-        planned("x", [1, 2], [1.0, 1.0], [2], **costs)
+        of_cuts("x", [1, 2], [1.0, 1.0], [2], **costs)
 
 
 def test_stops_must_cut() -> None:
     with pytest.raises(ValueError, match="must rise"):
-        planned("x", [1, 2], [1.0, 1.0], [1], idle=lambda _: 1.0, busy=lambda _: 1.0)
+        of_cuts("x", [1, 2], [1.0, 1.0], [1], idle=lambda _: 1.0, busy=lambda _: 1.0)
