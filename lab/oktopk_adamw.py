@@ -99,6 +99,9 @@ VARIANTS: Mapping[str, Variant] = {
     "whole-steps-50": Variant(
         "at the places kept, what all ranks hold, too", "whole", in_steps=True, betas=(0.5, 0.999)
     ),
+    "whole-steps-50-cold": Variant(
+        "the same without dense first steps", "whole", in_steps=True, first=0.0, betas=(0.5, 0.999)
+    ),
     "steps-0": Variant("residuals of steps, beta1 = 0", in_steps=True, betas=(0.0, 0.999)),
     "beta2-95": Variant("AdamW with beta2 = 0.95", betas=(0.9, 0.95)),
     "at-once": Variant("a rank selects from all tensors together", at_once=True),

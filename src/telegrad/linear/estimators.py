@@ -411,8 +411,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         found = []
         for labels, state in zip(self._labels(y), states, strict=True):
             if state is not None and state.squares is None and settings.method == "adagrad" and new:
-                still = replace(settings, learning_rate=1e-30)  # sums grow, and no weight moves
-                state = train_further(replace(rows, labels=labels), still, self.comm, state, self._passes)
+                own_rows = replace(rows, labels=labels)
+                state = train_further(own_rows, settings, self.comm, state, self._passes, moves=False)
                 state = _as_after(state, self._rows / new)
             found.append(train_further(replace(rows, labels=labels), settings, self.comm, state, self._passes))
         if not all(state.is_finite for state in found):

@@ -101,11 +101,12 @@ class MiniBatches:
             self._gradient = _core.RankGradient(self._descent, numbering, team)
         self.steps = -(-problem.share.trained_total // settings.rows_a_step)
 
-    def epoch(self, number: int, on_step: Callable[[int, int], None]) -> Pass:
-        """One pass over the rows, in the order of epoch ``number``, from 0."""
+    def epoch(self, number: int, on_step: Callable[[int, int], None], *, moves: bool = True) -> Pass:
+        """One pass over the rows, in the order of epoch ``number``, from 0. Without ``moves`` the model stays where it
+        is, and only AdaGrad's sums grow."""
         settings, found, sent = self._problem.settings, Pass(self.steps), None
         for step, (chosen, rows) in enumerate(self._problem.share.batches(number, settings.rows_a_step)):
-            rate = self._problem.rate_at(number * self.steps + step, rows)
+            rate = self._problem.rate_at(number * self.steps + step, rows) if moves else 0.0
             if self._direct:
                 self._step_alone(found, chosen, rate)
             elif settings.overlap:

@@ -213,16 +213,22 @@ def train_softmax(rows: Rows, classes: int, settings: TrainingSettings, comm: Co
 
 
 def train_further(
-    rows: Rows, settings: TrainingSettings, comm: Communicator | None, state: State | None, number: int
+    rows: Rows,
+    settings: TrainingSettings,
+    comm: Communicator | None,
+    state: State | None,
+    number: int,
+    *,
+    moves: bool = True,
 ) -> State:
     """One pass of SGD or AdaGrad from ``state``, which has all features of ``rows``, or from zeros; ``number`` passes
-    were before. Raises as ``train``."""
+    were before. Without ``moves`` the model stays, and only AdaGrad's sums grow. Raises as ``train``."""
     optimizer = MiniBatches(Problem(rows, settings, comm, alone=False), SparseSum(comm))
     if state is not None:
         # the optimizer may be another than before
         squares = np.zeros(state.model.weights.size, np.float32) if state.squares is None else state.squares
         optimizer.restore(replace(state, squares=squares if settings.method == "adagrad" else None))
-    optimizer.epoch(number, lambda step, steps: None)
+    optimizer.epoch(number, lambda step, steps: None, moves=moves)
     optimizer.settle()
     return optimizer.state()
 

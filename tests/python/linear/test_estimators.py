@@ -27,7 +27,10 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
 from telegrad import Communicator
-from telegrad.linear import LinearSVC, LogisticRegression, Ridge, estimators
+from telegrad.linear import LinearModel, LinearSVC, LogisticRegression, Ridge, Rows, TrainingSettings, estimators
+from telegrad.linear.model import State
+from telegrad.linear.problem import Problem
+from telegrad.linear.training import train_further
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
 
@@ -644,13 +647,32 @@ def test_partial_fit_goes_on_near_what_fit_has_found(rows_a_call: int) -> None:
     assert reached() < 1.1 * best
 
 
+def test_a_pass_without_moves_sums_squares_and_leaves_the_model() -> None:
+    random = np.random.default_rng(4)
+    x = random.normal(size=(50, 6)).astype(np.float32)
+    rows = Rows.from_csr(sparse.csr_array(x), np.where(x[:, 0] > 0, 1, -1))
+    settings = TrainingSettings(optimizer="adagrad", learning_rate=0.1, l2=0.1, batch=10, epochs=1)
+    begun = State(LinearModel(random.normal(size=6).astype(np.float32), 0.3, "logistic"))
+    after = train_further(rows, settings, None, begun, 0, moves=False)
+    assert np.array_equal(after.model.weights, begun.model.weights)
+    assert after.model.bias == begun.model.bias
+    w, y = begun.model.weights.astype(np.float64), np.where(x[:, 0] > 0, 1.0, -1.0)
+    slopes = -y / (1 + np.exp(y * (x @ w + 0.3)))
+    order = np.concatenate([chosen for chosen, _ in Problem(rows, settings, None, alone=False).share.batches(0, 10)])
+    batches = order.astype(int).reshape(5, 10)
+    assert sorted(order.tolist()) == list(range(50))
+    expected = [np.square((slopes[chosen, None] * x[chosen]).mean(0)) for chosen in batches]
+    assert after.squares is not None
+    np.testing.assert_allclose(after.squares, np.sum(expected, axis=0), rtol=1e-4)
+
+
 def test_the_rows_of_fit_count_in_partial_fit_s_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[float] = []
     further = estimators.train_further
 
-    def noting(rows: Any, settings: Any, *others: Any) -> Any:
+    def noting(rows: Any, settings: Any, *others: Any, **also: Any) -> Any:
         seen.append(settings.l2)
-        return further(rows, settings, *others)
+        return further(rows, settings, *others, **also)
 
     monkeypatch.setattr(estimators, "train_further", noting)
     x, y = data(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import io
 import os
 import sys
@@ -119,6 +120,9 @@ def _as_called(program: str, command: Command, function: Callable[..., None]) ->
         with ended_by_interrupt(Console(stderr=True), "interrupted"):
             function(*arguments, **options)
 
+    # Typer keeps the ends of a docstring's lines, of which a narrower terminal would break every one twice.
+    paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+    call.__doc__ = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
     return call
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from importlib import metadata
 
 import pytest
@@ -30,3 +31,13 @@ def test_the_version_is_told() -> None:
     done = CliRunner().invoke(make_app(), ["--version"])
     assert done.exit_code == 0
     assert done.output == f"telegrad {metadata.version('telegrad')}\n"
+
+
+def test_the_help_fills_the_lines_of_a_narrow_terminal() -> None:
+    """Lines of the source, each broken twice, left some with three words."""
+    said = CliRunner().invoke(make_app(), ["linear", "train", "--help"], terminal_width=80).output
+    about = said[said.index("Each rank reads") : said.index("╭")]
+    lines = [line.strip() for line in about.splitlines() if line.strip()]
+    assert len(lines) > 4
+    for line, after in itertools.pairwise(lines):
+        assert len(line) + 1 + len(after.split()[0]) > 78, f"{after.split()[0]!r} has room behind {line!r}"
