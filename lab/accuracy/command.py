@@ -18,7 +18,7 @@ from lab.accuracy.fashion import DEFAULT_FOLDER, DataMissing
 from lab.accuracy.job import Place, Result, check_sources, missing, prepare, results, time_steps, train
 from lab.accuracy.plots import plot
 from lab.accuracy.results import Row, best_rates, rows_of
-from lab.accuracy.runs import GROWN, METHODS, SIZES, TASKS, Run
+from lab.accuracy.runs import GROWN, METHODS, SELDOM, SIZES, TASKS, Run
 from lab.accuracy.study import MAIN, SWEEPS, SWEPT_TASK, Study, in_order
 from lab.accuracy.tables import StudyProgress, sweep_table, tables_of
 from lab.accuracy.time_to_accuracy import plot_over_time, read_iterations, timed, times_table
@@ -35,7 +35,7 @@ from telegrad.tools.report.figures import dated
 from telegrad.tools.sim.measure import network_of
 
 _LAST_LINES = 15
-_SMALL_TASKS = ",".join(name for name in TASKS if name not in GROWN)
+_SMALL_TASKS = ",".join(name for name in TASKS if name not in (*GROWN, *SELDOM))
 _LARGE: dict[str, Any] = {
     "tasks": ",".join(GROWN),
     "methods": "dense,reused,momentum,oktopk,lowrank-16",

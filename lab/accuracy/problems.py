@@ -231,7 +231,11 @@ class Problem(ABC):
         task = self.task
         if task.optimizer == "adamw":
             return torch.optim.AdamW(
-                model.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, fused=True
+                model.parameters(),
+                lr=task.learning_rate,
+                betas=(task.beta1, 0.999),
+                weight_decay=task.weight_decay,
+                fused=True,
             )
         return torch.optim.SGD(
             model.parameters(),

@@ -25,7 +25,7 @@ class Task:
     nats), ``"words"`` (the same per token) or ``"masked"`` (per masked token). ``model``: a name of ``problems``, with
     the dimensions of each size. ``batch``: samples per step, of all ranks. ``context``: bytes or tokens in a window of
     text. ``momentum`` and ``nesterov``: of SGD. ``warmup``: the share of the steps that are dense at first with sparse
-    methods too. ``clip``: the norm to which gradients are clipped.
+    methods too. ``clip``: the norm to which gradients are clipped. ``beta1``: of AdamW.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Task:
     weight_decay: float = 0.0
     nesterov: bool = False
     clip: float | None = None
+    beta1: float = 0.9
 
     @property
     def judged_at(self) -> float:
@@ -96,6 +97,20 @@ TASKS = {
             context=32,
             warmup=0.1,  # Adam's second moments, taken from rare large entries, hold later steps back
             weight_decay=0.1,
+        ),
+        Task(
+            "gpt-beta1-50",
+            f"small GPT on {_SOURCES}, AdamW with beta1 = 0.5",
+            "text",
+            "gpt",
+            _GPT,
+            16,
+            "adamw",
+            5e-3,
+            context=32,
+            warmup=0.1,
+            weight_decay=0.1,
+            beta1=0.5,
         ),
         Task(
             "vgg-momentum",
@@ -166,6 +181,8 @@ TASKS = {
     )
 }
 
+SELDOM = ("gpt-beta1-50",)
+"""Tasks of which ``--task`` must say that they are wanted."""
 GROWN = ("resnet18", "lstm-words", "gpt-clipped", "masked")
 """The tasks of a study of large models: 7 to 11 million parameters, BatchNorm, Nesterov momentum and clipping."""
 
@@ -199,7 +216,8 @@ class Method:
         """Whether a study of ``task`` has this method; one with momentum has few."""
         if task.momentum:
             return self.name in (DENSE, _DEFAULT) or self.is_torchs or self.needs == "momentum" or self.rank is not None
-        return {None: True, "sgd": task.optimizer == "sgd", "warmup": task.warmup > 0, "momentum": False}[self.needs]
+        takes_steps = task.optimizer == "sgd" or task.beta1 < 0.9  # entries that wait are momentum enough
+        return {None: True, "sgd": takes_steps, "warmup": task.warmup > 0, "momentum": False}[self.needs]
 
     @property
     def takes_momentum(self) -> bool:
