@@ -22,7 +22,7 @@ void Newton::sum_duals(std::span<const double> duals, std::span<const std::uint8
     slopes[i] = counts ? weight(row) * static_cast<double>(problem_.targets[row]) * duals[i] : 0;
   }
   sum_columns(slopes, false, heaviest_, out);
-  reduce({out, width()}, classes());
+  reduce_columns({out, width()});
   for (std::size_t i = 0; i < weights(); ++i) out[i] /= total_weight_ * problem_.l2;
 }
 

@@ -52,8 +52,7 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 class _Fitted:
     """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
     objective of a model without weights, ``reached`` of this one; ``ended_by``: tol, max_iter or rounding, for a
-    warning; ``better_rate``: to try if that is no better; ``is_early``: max_iter came before tol, so that ``gap`` may
-    be an estimate that is too low."""
+    warning; ``better_rate``: to try if that is no better; ``is_early``: max_iter came before tol."""
 
     weights: F32
     bias: Any
@@ -176,7 +175,9 @@ class _Linear(BaseEstimator):
         negligible = max(_NEGLIGIBLE * trained.loss_without_weights, _NEGLIGIBLE_OF_ZEROS * trained.loss_at_zero)
         gap = 0.0
         if settings.method in SECOND_ORDER:
-            gap = trained.epochs[-1].gap
+            last = trained.epochs[-1]  # whose weights were not yet float32
+            above = reached - last.objective * (1 - last.gap)
+            gap = max(last.gap, above / reached) if above > _NEGLIGIBLE_OF_ZEROS * trained.loss_at_zero else 0.0
         elif negligible > 0:
             # what the objective can be at least, by a training that finds the optimum
             tol, bias = _CONVERGED / 10, settings.bias
@@ -185,16 +186,16 @@ class _Linear(BaseEstimator):
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without, rate = trained.loss_to_beat, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
-        ended_by, is_early = self._ended_by(settings, epochs, gap)
+        ended_by, is_early = self._ended_by(settings, epochs, trained.epochs[-1].gap)
         return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate, is_early)
 
     def _ended_by(self, settings: TrainingSettings, epochs: int, gap: float) -> tuple[str, bool]:
         """Also whether that was before ``tol``, if the method has one."""
         if settings.method not in SECOND_ORDER:
             return f"max_iter={epochs}", False
-        if epochs >= settings.most_epochs:
-            return f"max_iter={epochs}", gap > settings.tol
-        return f"tol={self.tol}" if gap <= settings.tol else "rounding", False
+        if gap <= settings.tol:
+            return f"tol={self.tol}", False
+        return f"max_iter={epochs}" if epochs >= settings.most_epochs else "rounding", epochs >= settings.most_epochs
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""

@@ -702,3 +702,41 @@ def test_checkpoints_do_not_hold_the_hinge_up(every: int, tmp_path: Path) -> Non
         train(rows, settings, checkpoint=tmp_path / "state.npz").model.weights.tobytes() == kept.model.weights.tobytes()
     )
     assert kept.epochs[-1].objective < plain.epochs[-1].objective * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
+@pytest.mark.parametrize("c", [1.0, 100.0])
+@pytest.mark.parametrize("columns", [40, 400])
+@pytest.mark.parametrize("times", [1e3, 1e4])
+def test_a_row_of_far_larger_values_hides_no_other(loss: str, c: float, columns: int, times: float) -> None:
+    """The reference is a Newton method in numpy, whose steps are solved by the rows' QR factors."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(300, columns))
+    y = np.where(x @ random.normal(size=columns) + random.normal(size=300) * np.sqrt(columns) / 3 > 0, 1.0, -1.0)
+    x[0] *= times
+    x = x.astype(np.float32).astype(np.float64)
+    l2 = 1 / (300 * c)
+
+    def at(w: Any) -> tuple[float, Any, Any]:
+        margins = x @ w * y
+        short, small = np.maximum(0, 1 - margins), np.exp(-np.abs(margins))
+        if loss == "squared_hinge":
+            value, slopes, curvatures = short**2, -2 * short, 2.0 * (short > 0)
+        else:
+            value = np.logaddexp(0, -margins)
+            slopes, curvatures = -np.where(margins < 0, 1, small) / (1 + small), small / (1 + small) ** 2
+        return float(value.mean() + l2 / 2 * w @ w), x.T @ (slopes * y) / 300 + l2 * w, curvatures / 300
+
+    w = np.zeros(columns)
+    for _ in range(200):
+        value, gradient, curvatures = at(w)
+        factor = np.linalg.qr(np.vstack([np.sqrt(curvatures)[:, None] * x, np.sqrt(l2) * np.eye(columns)]), "r")
+        step = np.linalg.solve(factor, np.linalg.solve(factor.T, -gradient))
+        parts = (0.5**k for k in range(40))
+        part = next((one for one in parts if at(w + one * step)[0] <= value + 1e-4 * one * (gradient @ step)), 0.0)
+        w = w + part * step
+        if value - at(w)[0] <= 1e-13 * value:
+            break
+    found = train(Rows.from_csr(sparse.csr_array(x), y), TrainingSettings(loss=loss, l2=l2, bias=False))
+    assert found.converged
+    assert at(found.model.weights.astype(np.float64))[0] <= at(w)[0] * (1 + 1e-4)
