@@ -33,7 +33,7 @@ constexpr double kRounding = 1e-13;          // of the objective: what its sums 
 constexpr std::size_t kMostNoise = 30;       // steps that win less than that
 constexpr double kSingular = 1e-13;          // of a diagonal element
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
-constexpr double kUneven = 8;                // mean logarithm of how many times columns' largest values are larger than others
+constexpr double kUneven = 6;                // mean logarithm of how many times columns' largest values are larger than others
 
 int exponent_of(double x) { return static_cast<int>(std::bit_cast<std::uint64_t>(x) >> 52); }
 
@@ -518,14 +518,13 @@ Newton::Step Newton::step() {
   } else {
     done.gap = before > 0 ? predicted / before : 0;
     done.converged = done.gap <= problem_.tolerance;
-    if (problem_.l2 > 0) prove(done);
+    if ((done.converged || done.stuck) && problem_.l2 > 0) prove(done);
   }
   done.sums = sums_;
   return done;
 }
 
-// Replaces the estimate of the gap by its bound, from the gradient that the next step needs anyway. It converges where both
-// are within the tolerance, or where no step wins more.
+// Replaces the estimate of the gap by its bound. The next step, if there is one, has its gradient then.
 void Newton::prove(Step& done) {
   find_gradient();
   has_gradient_ = true;

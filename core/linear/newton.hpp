@@ -9,10 +9,9 @@
 // and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal (Hsia, Wei and Lin 2018). With few
 // features the Hessian itself is summed and factorised.
 //
-// The gap of a step is a bound by the gradient g after it: with l2 the curvature is at least that, so that
-// f − f* ≤ |g|²/(2·l2). A bias has no penalty: of its slope the bound is for optima whose bias is not more than 1 + |bias|
-// away. Without l2 the gap is the fall that the quadratic model predicts, an estimate. A step ends the training where both are
-// within the tolerance.
+// The gap of a step is the fall that its quadratic model predicts, an estimate. At the end the gradient g there replaces it by
+// a bound: with l2 the curvature is at least that, so that f − f* ≤ |g|²/(2·l2). A bias has no penalty: of its slope the
+// bound is for optima whose bias is not more than 1 + |bias| away. Without l2, and where steps end first, the estimate stays.
 //
 // Sums over rows have the same bits in any order, hence for any number of ranks and threads: each term is first rounded
 // to a multiple of a number so large that no sum of such multiples rounds (Demmel and Nguyen 2013). That number follows
@@ -80,7 +79,7 @@ class Newton {
   struct Step {
     double loss = 0;       // weighted mean, afterwards
     double objective = 0;  // afterwards
-    double gap = 0;        // the part of it by which it is above the optimum, at most; without l1 and l2 an estimate of that before
+    double gap = 0;        // estimate of the part of the objective by which it was above the optimum before; in the end a bound
     std::size_t sums = 0;  // over ranks
     bool converged = false;
     bool stuck = false;  // no step makes the objective lower, but for rounding

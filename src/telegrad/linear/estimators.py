@@ -52,7 +52,8 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 class _Fitted:
     """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
     objective of a model without weights, ``reached`` of this one; ``ended_by``: tol, max_iter or rounding, for a
-    warning; ``better_rate``: to try if that is no better; ``is_early``: max_iter came before tol."""
+    warning; ``better_rate``: to try if that is no better; ``is_early``: max_iter came before tol, so that ``gap`` may
+    be an estimate that is too low."""
 
     weights: F32
     bias: Any
