@@ -489,7 +489,7 @@ Newton::Step Newton::descend() {
           .stuck = false};
 }
 
-Newton::Step Newton::step() {
+Newton::Step Newton::step(bool last) {
   if (descent_) return descend();
   begin();
   sums_ = 0;
@@ -518,7 +518,7 @@ Newton::Step Newton::step() {
   } else {
     done.gap = before > 0 ? predicted / before : 0;
     done.converged = done.gap <= problem_.tolerance;
-    if ((done.converged || done.stuck) && problem_.l2 > 0) prove(done);
+    if ((done.converged || done.stuck || last) && problem_.l2 > 0) prove(done);
   }
   done.sums = sums_;
   return done;

@@ -85,8 +85,9 @@ class Newton {
     bool stuck = false;  // no step makes the objective lower, but for rounding
   };
 
-  /// One step. If `reduce` throws, the model is as before, or as after the step.
-  Step step();
+  /// One step. If `reduce` throws, the model is as before, or as after the step. After the `last` one, too, the gap is a
+  /// bound.
+  Step step(bool last = false);
 
   /// By feature, and of each by class.
   void write_weights(std::span<float> out) const;

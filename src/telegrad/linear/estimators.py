@@ -20,7 +20,7 @@ import numpy.typing as npt
 from telegrad import Communicator
 from telegrad.communicator.operands import checked_flag, checked_number
 from telegrad.communicator.texts import all_gather_text, own_error_first
-from telegrad.linear.losses import F32
+from telegrad.linear.losses import F32, is_classification
 from telegrad.linear.model import LinearModel, State
 from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
 from telegrad.linear.rows import Rows
@@ -178,7 +178,9 @@ class _Linear(BaseEstimator):
         if settings.method in SECOND_ORDER:
             last = trained.epochs[-1]  # whose weights were not yet float32
             above = reached - last.objective * (1 - last.gap)
-            gap = max(last.gap, above / reached) if above > _NEGLIGIBLE_OF_ZEROS * trained.loss_at_zero else 0.0
+            # an error of 0 is reached only but for rounding
+            least = 0.0 if settings.l2 and is_classification(settings.loss) else _NEGLIGIBLE_OF_ZEROS
+            gap = max(last.gap, above / reached) if above > least * trained.loss_at_zero else 0.0
         elif negligible > 0:
             # what the objective can be at least, by a training that finds the optimum
             tol, bias = _CONVERGED / 10, settings.bias
