@@ -21,6 +21,7 @@ constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
 constexpr double kEnoughOfKinks = 0.03;       // the same for the squared hinge, whose curvature changes suddenly
+constexpr double kFading = 0.8;              // of the largest gain by the next iteration: of uneven rows these go up and down
 constexpr double kOfBound = 0.3;             // of the tolerance, by the bound of the quadratic model, where that may be the last
 constexpr double kCertain = 0.003;           // likewise without an l2, of the gain that the tolerance asks
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
@@ -797,7 +798,8 @@ double Newton::solve_iteratively() {
   const double objective = smoothed_ + penalty_;
   const bool quadratic = problem_.loss == Loss::squared_error;
   const double ends_at = problem_.loss == Loss::squared_hinge ? kEnoughOfKinks : kEnough;
-  double predicted = 0, enough = 0;  // the latter of the hinge's dual bound, see move_duals()
+  const double fading = uneven_ && problem_.loss == Loss::squared_hinge ? kFading : 0;
+  double predicted = 0, recent = 0, enough = 0;  // the latter of the hinge's dual bound, see move_duals()
   if (is_hinge()) {
     dual_bound(enough);
     enough = std::max(kExact * enough, kInner / 2 * std::max(problem_.tolerance * objective, best_value_ - bound_));
@@ -829,12 +831,13 @@ double Newton::solve_iteratively() {
       next.add_each(weights(), [&](std::size_t i) { return residual_[i] * (diagonal_[i] * residual_[i]); });
     }
     predicted += gain;
+    recent = std::max(fading * recent, gain);
     // a small gain may be that of a few iterations alone, and no sign of the optimum: the residual tells, if there is an l2
     const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
     const double certain = problem_.tolerance * std::max(objective - predicted, 0.0);
     if (doubtful && problem_.l2 > 0) {
       if (most_to_win(residual_) <= (is_hinge() ? enough : kOfBound * certain)) break;
-    } else if (static_cast<double>(iteration) * gain <= (doubtful ? kCertain * certain : ends_at * predicted)) {
+    } else if (static_cast<double>(iteration) * recent <= (doubtful ? kCertain * certain : ends_at * predicted)) {
       break;
     }
     double sum = next.high + next.low;

@@ -759,6 +759,18 @@ def test_a_row_of_far_larger_values_hides_no_other(loss: str, c: float, columns:
     assert data.at(found.model.weights.astype(np.float64))[0] <= data.least() * (1 + 1e-4)
 
 
+@pytest.mark.parametrize(("what", "times", "c", "steps"), [("row", 1e3, 100.0, 60), ("rows", 1e3, 1.0, 150)])
+def test_conjugate_gradients_of_uneven_rows_do_not_end_at_one_small_gain(
+    what: str, times: float, c: float, steps: int
+) -> None:
+    """Their gains go up and down. By the last gain alone these took 176 steps, and more than 1,000."""
+    data = Uneven(what, times, "squared_hinge", c, (200, 400))
+    found = train(data.rows, TrainingSettings(loss="squared_hinge", l2=data.l2, bias=False))
+    assert found.converged
+    assert len(found.epochs) <= steps
+    assert data.at(found.model.weights.astype(np.float64))[0] <= data.least() * (1 + 1e-4)
+
+
 @pytest.mark.parametrize("epochs", [1, 7, None])
 @pytest.mark.parametrize(
     ("what", "times", "loss", "c", "shape"),
