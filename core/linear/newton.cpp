@@ -968,16 +968,6 @@ Newton::Step Newton::take(std::span<const double> duals) {
   return done;
 }
 
-void Newton::write_weights(std::span<float> out) const {
-  TELEGRAD_CHECK(out.size() == weights());
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(best()[i]);
-}
-
-void Newton::write_biases(std::span<double> out) const {
-  TELEGRAD_CHECK(out.size() == classes());
-  std::copy(best().end() - static_cast<std::ptrdiff_t>(classes()), best().end(), out.begin());
-}
-
 void Newton::restore(std::span<const float> weights, double bias, std::span<const double> duals) {
   TELEGRAD_CHECK(classes() == 1 && weights.size() == problem_.features && (duals.empty() || duals.size() == duals_.size()));
   for (std::size_t i = 0; i < weights.size(); ++i) w_[i] = static_cast<double>(weights[i]);
@@ -992,21 +982,6 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   best_.clear();
   begun_ = false;
   taken_ = duals_.size() > 0 && duals_.back() == kOfFewRows;
-}
-
-void Newton::settle(bool ends) {
-  if (descent_) {
-    descent_->restore(duals_, w_.back());
-    return;
-  }
-  if (ends && !best_.empty()) {
-    w_ = best_;
-  } else if (minimised_) {
-    next_duals();
-  }
-  for (std::size_t i = 0; i < weights(); ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
-  best_.clear();
-  begun_ = false;
 }
 
 }  // namespace telegrad::linear
