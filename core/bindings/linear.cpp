@@ -298,7 +298,7 @@ void bind_linear(nb::module_& module) {
           nb::arg("l1"), nb::arg("with_bias"), nb::arg("tolerance"), nb::arg("descends"), nb::arg("seed"),
           nb::arg("total_features"), nb::arg("counted"), nb::arg("rank"), nb::arg("ranks"), nb::arg("team"),
           nb::arg("reduce"), nb::keep_alive<1, 21>())
-      .def("step", &Newton::step, unlocked)
+      .def("step", &Newton::step, nb::arg("last") = false, unlocked)
       .def(
           "write_weights",
           [](const Newton& newton, std::uintptr_t out, std::size_t count) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -20,6 +21,7 @@ constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
 constexpr double kEnoughOfKinks = 0.03;       // the same for the squared hinge, whose curvature changes suddenly
+constexpr double kFading = 0.8;              // of the largest gain by the next iteration: of uneven rows these go up and down
 constexpr double kOfBound = 0.3;             // of the tolerance, by the bound of the quadratic model, where that may be the last
 constexpr double kCertain = 0.003;           // likewise without an l2, of the gain that the tolerance asks
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
@@ -32,6 +34,9 @@ constexpr double kRounding = 1e-13;          // of the objective: what its sums 
 constexpr std::size_t kMostNoise = 30;       // steps that win less than that
 constexpr double kSingular = 1e-13;          // of a diagonal element
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
+constexpr double kUneven = 6;                // mean logarithm of how many times columns' largest values are larger than others
+
+int exponent_of(double x) { return static_cast<int>(std::bit_cast<std::uint64_t>(x) >> 52); }
 
 // A sum with the same bits in any order, of terms of which none is above `largest`, in two parts of their digits.
 struct Sum {
@@ -226,10 +231,22 @@ void Newton::begin_bounds() {
   largest_.resize(problem_.features);
   for (std::size_t i = 0; i < problem_.features; ++i) largest_[i] = uniform_ ? column_ : power_of_two(found[i]);
   Sum sum(heaviest_, rounding_);
-  for (const std::uint64_t row : problem_.chosen) sum.add(weight(row));
-  double both[2] = {sum.high, sum.low};
+  std::int64_t entries = 0, smaller = 0;
+  for (const std::uint64_t row : problem_.chosen) {
+    sum.add(weight(row));
+    for (std::uint64_t e = problem_.rows.offsets[row]; e < problem_.rows.offsets[row + 1]; ++e) {
+      const double value = std::abs(static_cast<double>(problem_.rows.values[e]));
+      if (value == 0) continue;
+      ++entries;
+      smaller += exponent_of(largest_[problem_.rows.indices[e]]) - exponent_of(value);
+    }
+  }
+  double both[4] = {sum.high, sum.low, static_cast<double>(entries), static_cast<double>(smaller)};
   reduce(both, 0);
   total_weight_ = both[0] + both[1];
+  uneven_ = both[3] > kUneven * both[2];
+  tail_ = std::ldexp(rounding_ / 1.5, -52);
+  rest_.resize(uneven_ ? width() : 0);
   bounded_ = true;
 }
 
@@ -306,6 +323,7 @@ void Newton::sum_columns(const std::vector<double>& by_row, bool squared, double
   const std::uint32_t* const indices = problem_.rows.indices.data();
   const float* const values = problem_.rows.values.data();
   std::fill(out, out + width(), 0.0);
+  std::fill(rest_.begin(), rest_.end(), 0.0);
   by_rounding(largest, squared, [&](const auto& magic) {
     team_.run([&](std::size_t part) {
       const std::size_t first = borders_[part], last = borders_[part + 1];
@@ -319,12 +337,11 @@ void Newton::sum_columns(const std::vector<double>& by_row, bool squared, double
           begin = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, first) - indices);
           end = static_cast<std::uint64_t>(std::lower_bound(indices + begin, indices + end, last) - indices);
         }
-        if (classes() > 1) {
+        if (classes() > 1 || uneven_) {
           for (std::uint64_t e = begin; e < end; ++e) {
             const auto value = static_cast<double>(values[e]);
             const double term = squared ? value * value : value, own = magic(indices[e]);
-            double* const sums = out + indices[e] * classes();
-            for (std::size_t k = 0; k < classes(); ++k) sums[k] += rounded(factors[k] * term, own);
+            for (std::size_t k = 0; k < classes(); ++k) add(factors[k] * term, own, out, indices[e] * classes() + k);
           }
         } else if (squared) {
           for (std::uint64_t e = begin; e < end; ++e) {
@@ -341,7 +358,15 @@ void Newton::sum_columns(const std::vector<double>& by_row, bool squared, double
   });
   if (!problem_.with_bias) return;
   const double magic = rounding_ * power_of_two(largest);
-  for (std::size_t i = 0; i < by_row.size(); ++i) out[weights() + i % classes()] += rounded(by_row[i], magic);
+  for (std::size_t i = 0; i < by_row.size(); ++i) add(by_row[i], magic, out, weights() + i % classes());
+}
+
+// Over ranks; of vectors that sum_columns() made.
+void Newton::reduce_columns(std::span<double> numbers) {
+  reduce(numbers, classes());
+  if (!uneven_) return;
+  reduce(rest_, classes());
+  for (std::size_t i = 0; i < width(); ++i) numbers[i] += rest_[i];
 }
 
 void Newton::reduce(std::span<double> numbers, std::size_t of_feature, Over over) {
@@ -446,7 +471,7 @@ void Newton::begin() {
 void Newton::find_gradient() {
   if (std::exchange(has_gradient_, false)) return;
   sum_columns(slopes_, false, bound_of_slopes(), gradient_.data());
-  reduce(gradient_, classes());
+  reduce_columns(gradient_);
   for (std::size_t i = 0; i < width(); ++i) {
     gradient_[i] = gradient_[i] / total_weight_ + (i < weights() ? problem_.l2 * w_[i] : 0);
   }
@@ -465,7 +490,7 @@ Newton::Step Newton::descend() {
           .stuck = false};
 }
 
-Newton::Step Newton::step() {
+Newton::Step Newton::step(bool last) {
   if (descent_) return descend();
   begin();
   sums_ = 0;
@@ -494,7 +519,7 @@ Newton::Step Newton::step() {
   } else {
     done.gap = before > 0 ? predicted / before : 0;
     done.converged = done.gap <= problem_.tolerance;
-    if (done.converged && problem_.l2 > 0) prove(done);
+    if ((done.converged || done.stuck || last) && problem_.l2 > 0) prove(done);
   }
   done.sums = sums_;
   return done;
@@ -504,8 +529,13 @@ Newton::Step Newton::step() {
 void Newton::prove(Step& done) {
   find_gradient();
   has_gradient_ = true;
-  done.gap = done.objective > 0 ? std::min(most_to_win(gradient_) / done.objective, 1.0) : 0;  // no loss is below 0
-  done.converged = done.gap <= problem_.tolerance;
+  double most = done.objective > 0 ? most_to_win(gradient_) : 0;  // no loss is below 0
+  done.converged = (done.converged || done.stuck || most == 0) && most <= problem_.tolerance * done.objective;
+  for (std::size_t k = weights(); k < width() && classes() > 1; ++k) {  // whose curvature is not known
+    most += std::abs(gradient_[k]) * (1 + std::abs(w_[k]));
+  }
+  done.gap = done.objective > 0 ? std::min(most / done.objective, 1.0) : 0;
+  done.stuck = done.stuck && !done.converged;
 }
 
 // By how much the objective can be above the optimum where it has this gradient: its curvature along weights is at least l2,
@@ -655,7 +685,26 @@ void Newton::sum_hessian() {
     magics[i] = rounding_ * largest_[i];
     inverses[i] = 1 / largest_[i];
   }
-  team_.run([&](std::size_t part) {
+  std::vector<double> rests(uneven_ ? n * n : 0);
+  const auto add_finely = [&](std::size_t place, double term, double magic) {
+    const double most = rounded(term, magic);
+    hessian_[place] += most;
+    rests[place] += rounded(term - most, magic * tail_);
+  };
+  for (std::size_t i = 0; i < rows() && uneven_; ++i) {
+    const std::uint64_t row = problem_.chosen[i], end = problem_.rows.offsets[row + 1];
+    const double curvature = curvatures_[i] / largest;
+    for (std::uint64_t e = problem_.rows.offsets[row]; e < end && curvature != 0; ++e) {
+      const std::size_t column = problem_.rows.indices[e];
+      const double one = static_cast<double>(problem_.rows.values[e]) * inverses[column];
+      for (std::uint64_t f = problem_.rows.offsets[row]; f <= e; ++f) {
+        const std::size_t other = problem_.rows.indices[f];
+        add_finely(column * n + other, curvature * one * static_cast<double>(problem_.rows.values[f]), magics[other]);
+      }
+      if (problem_.with_bias) add_finely((n - 1) * n + column, curvature * one, rounding_);
+    }
+  }
+  if (!uneven_) team_.run([&](std::size_t part) {
     const auto& [offsets, indices, values] = problem_.rows;
     kernels::add_row_products({offsets, indices, values, problem_.chosen, curvatures_.data(), largest, inverses.data(),
                                magics.data(), rounding_, hessian_.data(), problem_.with_bias ? last : nullptr, n,
@@ -665,6 +714,10 @@ void Newton::sum_hessian() {
     for (const double curvature : curvatures_) last[n - 1] += rounded(curvature / largest, rounding_);
   }
   reduce(hessian_, 0);
+  if (uneven_) {
+    reduce(rests, 0);
+    for (std::size_t i = 0; i < rests.size(); ++i) hessian_[i] += rests[i];
+  }
   for (std::size_t i = 0; i < n; ++i) {
     for (std::size_t k = 0; k <= i; ++k) {
       const double of_column = i + 1 < n ? largest_[i] : k + 1 < n ? largest_[k] : 1;
@@ -723,7 +776,7 @@ double Newton::solve_iteratively() {
     }
     sum_columns(weighted_, true, bound_of_curvatures(), diagonal_.data());
   }
-  reduce(diagonal_, classes());
+  reduce_columns(diagonal_);
   for (std::size_t i = 0; i < width(); ++i) {
     double found = diagonal_[i] / total_weight_ + (i < weights() ? problem_.l2 : 0);
     if (i == problem_.features && is_hinge() && problem_.with_bias) found += of_bias_;
@@ -745,7 +798,8 @@ double Newton::solve_iteratively() {
   const double objective = smoothed_ + penalty_;
   const bool quadratic = problem_.loss == Loss::squared_error;
   const double ends_at = problem_.loss == Loss::squared_hinge ? kEnoughOfKinks : kEnough;
-  double predicted = 0, enough = 0;  // the latter of the hinge's dual bound, see move_duals()
+  const double fading = uneven_ && problem_.loss == Loss::squared_hinge ? kFading : 0;
+  double predicted = 0, recent = 0, enough = 0;  // the latter of the hinge's dual bound, see move_duals()
   if (is_hinge()) {
     dual_bound(enough);
     enough = std::max(kExact * enough, kInner / 2 * std::max(problem_.tolerance * objective, best_value_ - bound_));
@@ -777,12 +831,13 @@ double Newton::solve_iteratively() {
       next.add_each(weights(), [&](std::size_t i) { return residual_[i] * (diagonal_[i] * residual_[i]); });
     }
     predicted += gain;
+    recent = std::max(fading * recent, gain);
     // a small gain may be that of a few iterations alone, and no sign of the optimum: the residual tells, if there is an l2
     const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
     const double certain = problem_.tolerance * std::max(objective - predicted, 0.0);
     if (doubtful && problem_.l2 > 0) {
       if (most_to_win(residual_) <= (is_hinge() ? enough : kOfBound * certain)) break;
-    } else if (static_cast<double>(iteration) * gain <= (doubtful ? kCertain * certain : ends_at * predicted)) {
+    } else if (static_cast<double>(iteration) * recent <= (doubtful ? kCertain * certain : ends_at * predicted)) {
       break;
     }
     double sum = next.high + next.low;
@@ -810,7 +865,7 @@ double Newton::multiply(double most, double most_scaled) {
   const double of_scores = bound_of_scores(direction_, most_scaled);
   const double largest = (classes() > 1 ? 2 : 1) * bound_of_curvatures() * of_scores;
   Sum curved(largest * of_scores, product_rounding_), square(most * most, product_rounding_);
-  if (team_.size() > 1 || classes() > 1) {
+  if (team_.size() > 1 || classes() > 1 || uneven_) {
     score_rows(direction_, along_);
     weighted_.resize(along_.size());
     for (std::size_t i = 0; i < rows(); ++i) {
@@ -860,7 +915,7 @@ double Newton::multiply(double most, double most_scaled) {
   along[1] = curved.low;
   along[2] = problem_.split ? square.high : 0;
   along[3] = problem_.split ? square.low : 0;
-  reduce(product_, classes());
+  reduce_columns(product_);
   double inner = (along[0] + along[1]) / total_weight_;
   inner += problem_.l2 * (problem_.split ? along[2] + along[3] : square.high + square.low);
   for (std::size_t i = 0; i < width(); ++i) {
@@ -913,16 +968,6 @@ Newton::Step Newton::take(std::span<const double> duals) {
   return done;
 }
 
-void Newton::write_weights(std::span<float> out) const {
-  TELEGRAD_CHECK(out.size() == weights());
-  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(best()[i]);
-}
-
-void Newton::write_biases(std::span<double> out) const {
-  TELEGRAD_CHECK(out.size() == classes());
-  std::copy(best().end() - static_cast<std::ptrdiff_t>(classes()), best().end(), out.begin());
-}
-
 void Newton::restore(std::span<const float> weights, double bias, std::span<const double> duals) {
   TELEGRAD_CHECK(classes() == 1 && weights.size() == problem_.features && (duals.empty() || duals.size() == duals_.size()));
   for (std::size_t i = 0; i < weights.size(); ++i) w_[i] = static_cast<double>(weights[i]);
@@ -937,21 +982,6 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   best_.clear();
   begun_ = false;
   taken_ = duals_.size() > 0 && duals_.back() == kOfFewRows;
-}
-
-void Newton::settle(bool ends) {
-  if (descent_) {
-    descent_->restore(duals_, w_.back());
-    return;
-  }
-  if (ends && !best_.empty()) {
-    w_ = best_;
-  } else if (minimised_) {
-    next_duals();
-  }
-  for (std::size_t i = 0; i < weights(); ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
-  best_.clear();
-  begun_ = false;
 }
 
 }  // namespace telegrad::linear

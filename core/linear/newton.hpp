@@ -9,15 +9,15 @@
 // and Sofer 1990 for when conjugate gradients end), scaled by the Hessian's diagonal (Hsia, Wei and Lin 2018). With few
 // features the Hessian itself is summed and factorised.
 //
-// The gap of a step is the fall that its quadratic model predicts. Where that is within the tolerance the gradient g there
-// replaces it by a bound: with l2 the curvature is at least that, so that f − f* ≤ |g|²/(2·l2). A bias has no penalty: of its
-// slope the bound is for optima whose bias is not more than 1 + |bias| away. Without l2 the estimate stays, and of several
-// classes the biases' part is an estimate.
+// The gap of a step is the fall that its quadratic model predicts, an estimate. At the end the gradient g there replaces it by
+// a bound: with l2 the curvature is at least that, so that f − f* ≤ |g|²/(2·l2). A bias has no penalty: of its slope the
+// bound is for optima whose bias is not more than 1 + |bias| away. Without l2, and where steps end first, the estimate stays.
 //
 // Sums over rows have the same bits in any order, hence for any number of ranks and threads: each term is first rounded
 // to a multiple of a number so large that no sum of such multiples rounds (Demmel and Nguyen 2013). That number follows
 // from bounds of the terms: of their columns' largest values, of scores by the largest weight, and of what conjugate
-// gradients sum by the last iteration. Inner products are such sums, too.
+// gradients sum by the last iteration. Inner products are such sums, too. Where rows differ so much in size that such bounds
+// are far above most terms, what this rounding takes off is summed as well, in a vector of its own.
 //
 // With an L1 penalty a step minimises the quadratic model and that penalty (linear/lasso.hpp), over the weights that are not
 // 0 or may leave it. Ranks then hold all weights, and sum products for these few alone. Of the least subgradient v at w, and
@@ -35,6 +35,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/row_products.hpp"
 #include "linear/large.hpp"
 #include "linear/loss.hpp"
 #include "linear/model.hpp"
@@ -84,8 +85,9 @@ class Newton {
     bool stuck = false;  // no step makes the objective lower, but for rounding
   };
 
-  /// One step. If `reduce` throws, the model is as before, or as after the step.
-  Step step();
+  /// One step. If `reduce` throws, the model is as before, or as after the step. After the `last` one, too, the gap is a
+  /// bound.
+  Step step(bool last = false);
 
   /// By feature, and of each by class.
   void write_weights(std::span<float> out) const;
@@ -184,6 +186,12 @@ class Newton {
   double multiply(double most, double most_scaled);
   double search();
   void reduce(std::span<double> numbers, std::size_t of_feature, Over over = Over::sum);
+  void reduce_columns(std::span<double> numbers);
+  void add(double term, double magic, double* sums, std::size_t place) {
+    const double most = kernels::rounded(term, magic);
+    sums[place] += most;
+    if (uneven_) rest_[place] += kernels::rounded(term - most, magic * tail_);
+  }
 
   Problem problem_;
   Team& team_;
@@ -207,6 +215,10 @@ class Newton {
   double score_bound_ = 0, moved_bound_ = 0, column_ = 1, of_bias_ = 0;
   bool uniform_ = true;
   LargeVector<double> largest_;
+  // Where few rows have far larger values than the others, sums over rows have a second part: of what rounding took off.
+  bool uneven_ = false;
+  double tail_ = 0;
+  LargeVector<double> rest_;
   std::vector<std::size_t> borders_;  // of threads' features
   std::vector<double> duals_;
   std::unique_ptr<DualDescent> descent_;  // while it is fast

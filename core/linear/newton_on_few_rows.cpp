@@ -1,7 +1,9 @@
-// What descents on few rows need of the hinge's Newton steps: other rows' part of the weights, and the best bias.
+// What others take of Newton's steps: a model, and, for descents on few rows, other rows' part of the weights and the best bias.
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.hpp"
+#include "linear/dual_descent.hpp"
 #include "linear/newton.hpp"
 
 namespace telegrad::linear {
@@ -22,7 +24,7 @@ void Newton::sum_duals(std::span<const double> duals, std::span<const std::uint8
     slopes[i] = counts ? weight(row) * static_cast<double>(problem_.targets[row]) * duals[i] : 0;
   }
   sum_columns(slopes, false, heaviest_, out);
-  reduce({out, width()}, classes());
+  reduce_columns({out, width()});
   for (std::size_t i = 0; i < weights(); ++i) out[i] /= total_weight_ * problem_.l2;
 }
 
@@ -59,6 +61,31 @@ double Newton::best_bias() {
     low += size * static_cast<double>(std::min(part, kParts - 1));
   }
   return low + size / 2;
+}
+
+void Newton::write_weights(std::span<float> out) const {
+  TELEGRAD_CHECK(out.size() == weights());
+  for (std::size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(best()[i]);
+}
+
+void Newton::write_biases(std::span<double> out) const {
+  TELEGRAD_CHECK(out.size() == classes());
+  std::copy(best().end() - static_cast<std::ptrdiff_t>(classes()), best().end(), out.begin());
+}
+
+void Newton::settle(bool ends) {
+  if (descent_) {
+    descent_->restore(duals_, w_.back());
+    return;
+  }
+  if (ends && !best_.empty()) {
+    w_ = best_;
+  } else if (minimised_) {
+    next_duals();
+  }
+  for (std::size_t i = 0; i < weights(); ++i) w_[i] = static_cast<double>(static_cast<float>(w_[i]));
+  best_.clear();
+  begun_ = false;
 }
 
 }  // namespace telegrad::linear

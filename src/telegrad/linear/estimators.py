@@ -20,7 +20,7 @@ import numpy.typing as npt
 from telegrad import Communicator
 from telegrad.communicator.operands import checked_flag, checked_number
 from telegrad.communicator.texts import all_gather_text, own_error_first
-from telegrad.linear.losses import F32
+from telegrad.linear.losses import F32, is_classification
 from telegrad.linear.model import LinearModel, State
 from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
 from telegrad.linear.rows import Rows
@@ -176,7 +176,11 @@ class _Linear(BaseEstimator):
         negligible = max(_NEGLIGIBLE * trained.loss_without_weights, _NEGLIGIBLE_OF_ZEROS * trained.loss_at_zero)
         gap = 0.0
         if settings.method in SECOND_ORDER:
-            gap = trained.epochs[-1].gap
+            last = trained.epochs[-1]  # whose weights were not yet float32
+            above = reached - last.objective * (1 - last.gap)
+            # an error of 0 is reached only but for rounding
+            least = 0.0 if settings.l2 and is_classification(settings.loss) else _NEGLIGIBLE_OF_ZEROS
+            gap = max(last.gap, above / reached) if above > least * trained.loss_at_zero else 0.0
         elif negligible > 0:
             # what the objective can be at least, by a training that finds the optimum
             tol, bias = _CONVERGED / 10, settings.bias
@@ -185,16 +189,16 @@ class _Linear(BaseEstimator):
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without, rate = trained.loss_to_beat, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
-        ended_by, is_early = self._ended_by(settings, epochs, gap)
+        ended_by, is_early = self._ended_by(settings, epochs, trained.epochs[-1].gap)
         return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate, is_early)
 
     def _ended_by(self, settings: TrainingSettings, epochs: int, gap: float) -> tuple[str, bool]:
         """Also whether that was before ``tol``, if the method has one."""
         if settings.method not in SECOND_ORDER:
             return f"max_iter={epochs}", False
-        if epochs >= settings.most_epochs:
-            return f"max_iter={epochs}", gap > settings.tol
-        return f"tol={self.tol}" if gap <= settings.tol else "rounding", False
+        if gap <= settings.tol:
+            return f"tol={self.tol}", False
+        return f"max_iter={epochs}" if epochs >= settings.most_epochs else "rounding", epochs >= settings.most_epochs
 
     def _warn_of(self, models: list[_Fitted]) -> None:
         """Called by ``fit``, whose caller the warning names."""

@@ -86,7 +86,7 @@ class Newton:
     def _next(self, number: int) -> tuple[_core.NewtonStep, int]:
         """A step, the last part of it if it has several, and how many sums over the ranks all took."""
         if not self._newton.taken:
-            step = self._newton.step()
+            step = self._newton.step(last=number + 1 == self._problem.settings.most_epochs)
         elif self._settled:
             step = self._newton.take(self._own_duals().ctypes.data, self._solved[0].size)
         else:

@@ -702,3 +702,125 @@ def test_checkpoints_do_not_hold_the_hinge_up(every: int, tmp_path: Path) -> Non
         train(rows, settings, checkpoint=tmp_path / "state.npz").model.weights.tobytes() == kept.model.weights.tobytes()
     )
     assert kept.epochs[-1].objective < plain.epochs[-1].objective * (1 + 1e-3)
+
+
+class Uneven:
+    """Rows of which one, or a tenth, or a column is ``times`` as large, and the optimum by a Newton method in numpy,
+    whose steps are solved by the rows' QR factors."""
+
+    def __init__(self, what: str, times: float, loss: str, c: float, shape: tuple[int, int]) -> None:
+        random = np.random.default_rng(3)
+        count, columns = shape
+        x = random.normal(size=shape)
+        scores = x @ random.normal(size=columns) + random.normal(size=count) * np.sqrt(columns) / 3
+        self.y = np.where(scores > 0, 1.0, -1.0)
+        larger = {"row": np.s_[0], "rows": np.s_[: count // 10], "column": np.s_[:, 0]}
+        x[larger[what]] *= times
+        self.x = x.astype(np.float32).astype(np.float64)
+        self.loss, self.l2 = loss, 1 / (count * c)
+        self.rows = Rows.from_csr(sparse.csr_array(self.x), self.y)
+
+    def at(self, w: Any) -> tuple[float, Any, Any]:
+        margins = self.x @ w * self.y
+        short, small = np.maximum(0, 1 - margins), np.exp(-np.abs(margins))
+        if self.loss == "squared_hinge":
+            value, slopes, curvatures = short**2, -2 * short, 2.0 * (short > 0)
+        else:
+            value = np.logaddexp(0, -margins)
+            slopes, curvatures = -np.where(margins < 0, 1, small) / (1 + small), small / (1 + small) ** 2
+        gradient = self.x.T @ (slopes * self.y) / len(self.y) + self.l2 * w
+        return float(value.mean() + self.l2 / 2 * w @ w), gradient, curvatures / len(self.y)
+
+    def least(self) -> float:
+        columns = self.x.shape[1]
+        w = np.zeros(columns)
+        for _ in range(200):
+            value, gradient, curvatures = self.at(w)
+            factor = np.linalg.qr(
+                np.vstack([np.sqrt(curvatures)[:, None] * self.x, np.sqrt(self.l2) * np.eye(columns)]), "r"
+            )
+            step = np.linalg.solve(factor, np.linalg.solve(factor.T, -gradient))
+            parts = (0.5**k for k in range(40))
+            slope = gradient @ step
+            part = next((one for one in parts if self.at(w + one * step)[0] <= value + 1e-4 * one * slope), 0.0)
+            w = w + part * step
+            if value - self.at(w)[0] <= 1e-13 * value:
+                break
+        return self.at(w)[0]
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
+@pytest.mark.parametrize(("columns", "c"), [(40, 1.0), (40, 100.0), (400, 1.0)])
+@pytest.mark.parametrize("times", [1e3, 1e4])
+def test_a_row_of_far_larger_values_hides_no_other(loss: str, c: float, columns: int, times: float) -> None:
+    data = Uneven("row", times, loss, c, (300, columns))
+    found = train(data.rows, TrainingSettings(loss=loss, l2=data.l2, bias=False))
+    assert found.converged
+    assert data.at(found.model.weights.astype(np.float64))[0] <= data.least() * (1 + 1e-4)
+
+
+@pytest.mark.parametrize(("what", "times", "c", "steps"), [("row", 1e3, 100.0, 60), ("rows", 1e3, 1.0, 150)])
+def test_conjugate_gradients_of_uneven_rows_do_not_end_at_one_small_gain(
+    what: str, times: float, c: float, steps: int
+) -> None:
+    """Their gains go up and down. By the last gain alone these took 176 steps, and more than 1,000."""
+    data = Uneven(what, times, "squared_hinge", c, (200, 400))
+    found = train(data.rows, TrainingSettings(loss="squared_hinge", l2=data.l2, bias=False))
+    assert found.converged
+    assert len(found.epochs) <= steps
+    assert data.at(found.model.weights.astype(np.float64))[0] <= data.least() * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("epochs", [1, 7, None])
+@pytest.mark.parametrize(
+    ("what", "times", "loss", "c", "shape"),
+    [
+        ("row", 1e4, "squared_hinge", 100.0, (300, 40)),
+        ("row", 1e6, "squared_hinge", 1.0, (300, 40)),
+        ("rows", 1e6, "squared_hinge", 100.0, (300, 40)),
+        ("rows", 1e4, "logistic", 1.0, (300, 40)),
+        ("column", 1e6, "logistic", 1e4, (300, 40)),
+        ("column", 1e3, "squared_hinge", 1.0, (200, 400)),
+        ("row", 1e6, "squared_hinge", 1e4, (200, 400)),
+        ("rows", 1e6, "squared_hinge", 1e-2, (200, 400)),
+        ("row", 1e3, "logistic", 1e4, (200, 400)),
+    ],
+)
+def test_no_end_on_uneven_data_is_told_to_be_better_than_it_is(
+    what: str, times: float, loss: str, c: float, shape: tuple[int, int], epochs: int | None
+) -> None:
+    """By the tolerance, by rounding, or by the limit of steps: the gap, and the warning of a fit."""
+    data = Uneven(what, times, loss, c, shape)
+    least = data.least()
+    found = train(data.rows, TrainingSettings(loss=loss, l2=data.l2, bias=False, epochs=epochs))
+    last = found.epochs[-1]
+    assert 1 - least / last.objective <= 2 * last.gap + 1e-9
+    options: dict[str, Any] = {"C": c, "fit_intercept": False, "max_iter": epochs}
+    fitted = LogisticRegression(**options) if loss == "logistic" else LinearSVC(**options, loss=loss)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        fitted.fit(data.x, data.y)
+    reached = data.at(fitted.coef_[0].astype(np.float64))[0]
+    said = [str(one.message) for one in caught]
+    told = [re.search(r"may be ([0-9.,e+]+) % above", one) for one in said]
+    if 1 - least / reached > 2e-3:
+        assert said
+        assert all(one is None or float(one[1].replace(",", "")) / 50 >= 1 - least / reached for one in told), said
+
+
+@pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
+@pytest.mark.parametrize("what", ["row", "rows"])
+def test_uneven_rows_give_the_same_bits_on_any_number_of_ranks(what: str, loss: str) -> None:
+    data = Uneven(what, 1e4, loss, 1.0, (300, 40))
+    settings = TrainingSettings(loss=loss, l2=data.l2)
+    alone = train(data.rows, settings)
+    assert alone.converged
+    for ranks in (2, 4):
+        for one in train_in_parts(data.rows, settings, ranks):
+            assert one.model.weights.tobytes() == alone.model.weights.tobytes()
+            assert one.model.bias == alone.model.bias
+            assert [(each.objective, each.gap) for each in one.epochs] == [
+                (each.objective, each.gap) for each in alone.epochs
+            ]
+    threaded = train(data.rows, replace(settings, threads=2))
+    assert threaded.model.weights.tobytes() == alone.model.weights.tobytes()
