@@ -531,7 +531,8 @@ void Newton::prove(Step& done) {
   has_gradient_ = true;
   double most = done.objective > 0 ? most_to_win(gradient_) : 0;  // no loss is below 0
   done.converged = (done.converged || done.stuck || most == 0) && most <= problem_.tolerance * done.objective;
-  for (std::size_t k = weights(); k < width() && classes() > 1; ++k) {  // whose curvature is not known
+  // most_to_win() takes the biases of several classes to have a curvature of l2, and that decides; what is told has this, too.
+  for (std::size_t k = weights(); k < width() && classes() > 1; ++k) {
     most += std::abs(gradient_[k]) * (1 + std::abs(w_[k]));
   }
   done.gap = done.objective > 0 ? std::min(most / done.objective, 1.0) : 0;

@@ -17,7 +17,7 @@
 // to a multiple of a number so large that no sum of such multiples rounds (Demmel and Nguyen 2013). That number follows
 // from bounds of the terms: of their columns' largest values, of scores by the largest weight, and of what conjugate
 // gradients sum by the last iteration. Inner products are such sums, too. Where rows differ so much in size that such bounds
-// are far above most terms, what this rounding takes off is summed as well, in a vector of its own.
+// are far above most terms, what this rounding takes off is summed as well, in a vector of its own; not with an L1 penalty.
 //
 // With an L1 penalty a step minimises the quadratic model and that penalty (linear/lasso.hpp), over the weights that are not
 // 0 or may leave it. Ranks then hold all weights, and sum products for these few alone. Of the least subgradient v at w, and

@@ -76,7 +76,7 @@ class EntryStore(Generic[E]):
             if entry.values.size < 1:
                 raise ValueError(f"sizes[{entry.name!r}]=0: a parameter with a {kind} needs at least one element")
             self._by_name[entry.name] = entry
-            self._fields = [one.name for one in dataclasses.fields(entry)]
+        self._fields = [one.name for entry in [*self._by_name.values()][:1] for one in dataclasses.fields(entry)]
         self.records = False
         self.is_open = False
         self._before: dict[str, E] = {}  # what the open step has changed, as it was

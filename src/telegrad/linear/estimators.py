@@ -189,14 +189,14 @@ class _Linear(BaseEstimator):
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
         without, rate = trained.loss_to_beat, trained.better_rate(reached)
         model, epochs = trained.model, len(trained.epochs)
-        ended_by, is_early = self._ended_by(settings, epochs, trained.epochs[-1].gap)
+        ended_by, is_early = self._ended_by(settings, epochs, trained.converged)
         return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate, is_early)
 
-    def _ended_by(self, settings: TrainingSettings, epochs: int, gap: float) -> tuple[str, bool]:
+    def _ended_by(self, settings: TrainingSettings, epochs: int, converged: bool) -> tuple[str, bool]:
         """Also whether that was before ``tol``, if the method has one."""
         if settings.method not in SECOND_ORDER:
             return f"max_iter={epochs}", False
-        if gap <= settings.tol:
+        if converged:
             return f"tol={self.tol}", False
         return f"max_iter={epochs}" if epochs >= settings.most_epochs else "rounding", epochs >= settings.most_epochs
 
@@ -217,7 +217,7 @@ class _Linear(BaseEstimator):
             ended = max((model for model in models if model.gap == farthest), key=lambda model: model.epochs).ended_by
             remedies = {"tol": "give a smaller one, or ", "max_iter": "give more, another learning_rate, or "}
             remedy = remedies.get(ended.partition("=")[0], "")
-            said = f"{ended} ended the training, and the objective may be {100 * farthest:,.2g} % above the optimum, "
+            said = f"{ended} ended the training, and the objective may be {100 * farthest:,.3g} % above the optimum, "
             said += f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
         elif early := [model for model in models if model.is_early]:
@@ -491,7 +491,10 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
 
     def _fitted_softmax(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
         found = train_softmax(rows, self.classes_.size, settings, self.comm)
-        without, (ended_by, is_early) = found.loss_without_weights, self._ended_by(settings, found.steps, found.gap)
+        without, (ended_by, is_early) = (
+            found.loss_without_weights,
+            self._ended_by(settings, found.steps, found.converged),
+        )
         reached, biases = found.objective, found.biases
         return _Fitted(found.weights, biases, found.steps, found.gap, reached, without, ended_by, is_early=is_early)
 

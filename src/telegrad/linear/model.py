@@ -208,7 +208,7 @@ def _check(arrays: Mapping[str, Any]) -> None:
 @dataclass
 class Pass:
     """``loss``: mean over rows; ``entries``: that this rank has sent, over all steps. ``has_ended``: another pass would
-    not make the model better."""
+    not make the model better; ``has_converged``: because it is within the tolerance."""
 
     steps: int
     loss: float = 0.0
@@ -218,6 +218,7 @@ class Pass:
     objective: float = math.nan
     gap: float = math.nan
     has_ended: bool = False
+    has_converged: bool = False
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,8 @@ class Newton:
             self._kept = self._every() if self._problem.keeps_models else None
         compute_s = time.perf_counter() - began_s - self._comm_s
         on_step(1, 1)
-        return Pass(sums, step.loss, compute_s, self._comm_s, self._sent, step.objective, step.gap, ended)
+        found = (step.objective, step.gap, ended, step.converged)
+        return Pass(sums, step.loss, compute_s, self._comm_s, self._sent, *found)
 
     def _next(self, number: int) -> tuple[_core.NewtonStep, int]:
         """A step, the last part of it if it has several, and how many sums over the ranks all took."""

@@ -190,7 +190,8 @@ def train(
 @dataclass(frozen=True)
 class Softmax:
     """A model of several classes, the same bits on every rank and for any number of ranks: ``weights``, float32,
-    (classes, features), and ``biases``. ``objective`` and ``gap``: see ``EpochReport``."""
+    (classes, features), and ``biases``. ``objective`` and ``gap``: see ``EpochReport``. ``converged``: within ``tol``,
+    the biases aside, of which ``gap`` has a part besides."""
 
     weights: npt.NDArray[np.float32]
     biases: npt.NDArray[np.float64]
@@ -198,6 +199,7 @@ class Softmax:
     objective: float
     gap: float
     loss_without_weights: float
+    converged: bool
 
 
 def train_softmax(rows: Rows, classes: int, settings: TrainingSettings, comm: Communicator | None = None) -> Softmax:
@@ -209,7 +211,7 @@ def train_softmax(rows: Rows, classes: int, settings: TrainingSettings, comm: Co
     while steps < settings.most_epochs and not last.has_ended:
         last = newton.epoch(steps, lambda step, all_steps: None)
         steps += 1
-    return Softmax(*newton.softmax(), steps, last.objective, last.gap, problem.loss_without_weights)
+    return Softmax(*newton.softmax(), steps, last.objective, last.gap, problem.loss_without_weights, last.has_converged)
 
 
 def train_further(

@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 _QUICK, _MOST = 4, 20_000
-"""Frontier that are kept: of each prefix in the quick search, and of all prefixes together in the thorough one."""
+"""Pairs that are kept: of each prefix in the quick search, and of all prefixes together in the thorough one."""
 _SLACK = 1 + 1e-9
 """Bounds add the same numbers in another order."""
 _FINITE = float(np.finfo(np.float64).max)
@@ -57,7 +57,7 @@ class Frontier:
         next_s: float | None,
         thinned: Callable[[Integers, Floats, Floats], Integers],
     ) -> Integers:
-        """Frontier of the prefix ``stop``, of which none is better in both: ends, delays, pairs before them, and ways.
+        """Pairs of the prefix ``stop``, of which none is better in both: ends, delays, pairs before them, and ways.
         ``next_s``: when the next gradient is there without delays. ``thinned`` chooses among them where there are too
         many. Returns the numbers of those that are kept."""
         end, late, before, way = (np.concatenate(parts) for parts in zip(*found, strict=True))

@@ -20,7 +20,7 @@ from telegrad.synchronizer.merge_plan import MergePlan
 _BOUNDS, _LEAST_BOUNDS, _TENSORS = 8, 3, 2_000
 """Of the total delay so many are tried, besides 0 and those of plans that were found; fewer with many tensors."""
 _WIDE, _MOST = 64, 6_000
-"""Frontier that are kept: of each prefix, and of all prefixes together."""
+"""Pairs that are kept: of each prefix, and of all prefixes together."""
 _SLACK = 1 + 1e-9
 
 

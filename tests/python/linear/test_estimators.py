@@ -30,7 +30,7 @@ from telegrad import Communicator
 from telegrad.linear import LinearModel, LinearSVC, LogisticRegression, Ridge, Rows, TrainingSettings, estimators
 from telegrad.linear.model import State
 from telegrad.linear.problem import Problem
-from telegrad.linear.training import train_further
+from telegrad.linear.training import train_further, train_softmax
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
 
@@ -645,6 +645,21 @@ def test_partial_fit_goes_on_near_what_fit_has_found(rows_a_call: int) -> None:
         own.partial_fit(x[chosen], y[chosen])
         assert reached() < 1.5 * best
     assert reached() < 1.1 * best
+
+
+def test_a_softmax_that_reached_tol_is_not_said_to_have_ended_by_rounding() -> None:
+    """What is told of its biases comes on top of what tol is compared with."""
+    random = np.random.default_rng(2)
+    x = (random.normal(size=(120, 5)) + 3).astype(np.float32)
+    y = np.argmax(x[:, :3] + random.normal(size=(120, 3)), 1)
+    settings = TrainingSettings(l2=1e-3, tol=1e-3)
+    found = train_softmax(Rows.from_csr(sparse.csr_array(x), y), 3, settings)
+    assert found.converged
+    assert found.gap > settings.tol, "else nothing is shown"
+    with pytest.warns(ConvergenceWarning, match=r"^tol=0.001 ended the training, .* give a smaller one"):
+        LogisticRegression(C=1 / (120 * 1e-3), tol=1e-3).fit(x, y)
+    with pytest.warns(ConvergenceWarning, match=r"^tol=0.001 ended the training"):
+        LogisticRegression(C=1 / (120 * 1e-3), tol=1e-3, max_iter=found.steps).fit(x, y)
 
 
 def test_a_pass_without_moves_sums_squares_and_leaves_the_model() -> None:

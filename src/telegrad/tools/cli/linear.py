@@ -569,7 +569,7 @@ def _still_falls(settings: TrainingSettings, end: dict[str, Any]) -> str:
 def _ended_early(epochs: Sequence[Mapping[str, Any]], end: dict[str, Any]) -> str:
     return (
         f"{_counted(len(epochs), 'step')} ended the training when the objective was up to about "
-        f"{100 * end['gap']:.2g} % above the optimum: give more --epochs"
+        f"{100 * end['gap']:.3g} % above the optimum: give more --epochs"
     )
 
 
