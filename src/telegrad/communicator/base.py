@@ -332,8 +332,9 @@ class CommunicatorBase:
         async_op: bool,
         lane: Hashable = None,
     ) -> Work | None:
-        """What ``begin`` hands to the engine: host memory at once, ``at`` being addresses and length, a device's in
-        ``parts()``. ``tensors``: all that it uses, ``None`` where there is none."""
+        """An operation that ``begin`` hands to the engine. In host memory it is begun at once, with the addresses and
+        the length ``at``; on a device, where ``parts()`` are staged. ``tensors``: all that it uses, some of them
+        perhaps ``None``."""
         used = tuple(tensor for tensor in tensors if tensor is not None)
         if on_device(used[0]):
             return self._run_on_device(operation, parts(), used, result, async_op, lane)

@@ -371,7 +371,7 @@ class PointToPoint(CommunicatorBase):
         core, buffer = self._usable(), movable(x, "x", writable=False, device=True)
         peer, number = self._peer(to, "to"), _tag(tag)
         if on_device(x):
-            part = _given(core, x, buffer, peer, number)
+            part = _send_part(core, x, buffer, peer, number)
             return self._run_on_device("send", [part], (x,), x, async_op, ("send", to, None))
         request = core.send(buffer.pointer, buffer.nbytes, buffer.dtype, peer, number, not async_op)
         return self._begun(request, "send", x, x, async_op)
@@ -390,7 +390,7 @@ class PointToPoint(CommunicatorBase):
             raise ValueError("source=None, but there is no other rank to receive from")
         number = _tag(tag)
         if on_device(x):
-            part = _taken(core, x, buffer, peer, number)
+            part = _recv_part(core, x, buffer, peer, number)
             return self._run_on_device("recv", [part], (x,), x, async_op, ("recv", None, source))
         request = core.recv(buffer.pointer, buffer.nbytes, buffer.dtype, peer, number, not async_op)
         work = self._begun(request, "recv", x, x, async_op)
@@ -410,7 +410,7 @@ class PointToPoint(CommunicatorBase):
             raise ValueError("out shares memory with x: give it memory of its own")
         peer, origin, number = self._peer(to, "to"), self._peer(source, "source"), _tag(tag)
         if on_device(x):
-            parts = [_taken(core, out, into, origin, number), _given(core, x, buffer, peer, number)]
+            parts = [_recv_part(core, out, into, origin, number), _send_part(core, x, buffer, peer, number)]
             return self._run_on_device("sendrecv", parts, (x, out), out, async_op, ("sendrecv", to, source))
         sent, received = ((one.pointer, one.nbytes, one.dtype) for one in (buffer, into))
         request = core.sendrecv(*sent, peer, *received, origin, number, not async_op)
@@ -424,14 +424,14 @@ class PointToPoint(CommunicatorBase):
 
 
 # In one piece each: the other side may be a host tensor, which is not cut.
-def _given(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> StagedOperation:
+def _send_part(core: _core.Communicator, x: Any, buffer: HostBuffer, to: int, tag: int) -> StagedOperation:
     def begin(given: int, _: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
         return core.send(given, nbytes, buffer.dtype, to, tag, False, gate)
 
     return Pieces([whole(x)], [], begin, buffer.nbytes)
 
 
-def _taken(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> StagedOperation:
+def _recv_part(core: _core.Communicator, x: Any, buffer: HostBuffer, source: int | None, tag: int) -> StagedOperation:
     def begin(_: int, taken: int, nbytes: int, gate: _core.Gate | None) -> _core.Request:
         return core.recv(taken, nbytes, buffer.dtype, source, tag, False, gate)
 

@@ -76,7 +76,8 @@ class EntryStore(Generic[E]):
             if entry.values.size < 1:
                 raise ValueError(f"sizes[{entry.name!r}]=0: a parameter with a {kind} needs at least one element")
             self._by_name[entry.name] = entry
-        self._fields = [one.name for entry in [*self._by_name.values()][:1] for one in dataclasses.fields(entry)]
+        first = next(iter(self._by_name.values()), None)  # all are of one class
+        self._fields = [] if first is None else [one.name for one in dataclasses.fields(first)]
         self.records = False
         self.is_open = False
         self._before: dict[str, E] = {}  # what the open step has changed, as it was

@@ -8,6 +8,7 @@ import selectors
 import signal
 import socket
 import struct
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -90,7 +91,7 @@ class Connection:
     gone: str = ""  # how the rank ended
 
 
-class RankServer:
+class RankServer(ABC):
     """The launcher's ends to all ranks. It has no thread: whoever runs ``selector`` calls the registered functions
     (``key.data``)."""
 
@@ -132,9 +133,9 @@ class RankServer:
         else:
             self._lose(connection, "ended")
 
+    @abstractmethod
     def _read(self, connection: Connection) -> None:
         """Something has been received."""
-        raise NotImplementedError
 
     def _lose(self, connection: Connection, how: str) -> None:
         """Nothing will come from this rank any more; those who wait for it, now or later, are told ``how`` it ended."""
@@ -143,9 +144,9 @@ class RankServer:
         connection.socket.close()
         self._conclude()
 
+    @abstractmethod
     def _conclude(self) -> None:
         """Answers those who wait, once all have come or one cannot come any more."""
-        raise NotImplementedError
 
 
 class ExchangeServer(RankServer):

@@ -491,12 +491,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
 
     def _fitted_softmax(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
         found = train_softmax(rows, self.classes_.size, settings, self.comm)
-        without, (ended_by, is_early) = (
-            found.loss_without_weights,
-            self._ended_by(settings, found.steps, found.converged),
-        )
-        reached, biases = found.objective, found.biases
-        return _Fitted(found.weights, biases, found.steps, found.gap, reached, without, ended_by, is_early=is_early)
+        ended_by, is_early = self._ended_by(settings, found.steps, found.converged)
+        of_end = (found.objective, found.loss_without_weights, ended_by)
+        return _Fitted(found.weights, found.biases, found.steps, found.gap, *of_end, is_early=is_early)
 
     def decision_function(self, X: Any) -> F64:  # noqa: N803
         """The score of each row, (rows,) for two classes, else (rows, classes)."""

@@ -62,7 +62,7 @@ class Operand:
 
     @property
     def finish(self) -> Callable[[], None] | None:
-        """What is left to do once ``held`` has its contents, if that is not ``tensor``'s memory."""
+        """To be called once ``held`` has its contents; ``None`` where nothing is left to do."""
         return None if self._is_own and self.divisor == 1 else self.give_back
 
     @property

@@ -193,7 +193,7 @@ def put_back(residual: Floats, indices: Indices, values: Floats, offset: int) ->
 def _addresses(
     residual: Floats, gradient: Floats | None, indices: Indices, values: Floats, room: int, k: int | None = None
 ) -> tuple[tuple[int, int, int], tuple[int, int]]:
-    """Where residual and gradient lie, and how long they are; where the outputs lie. Raises as ``check_arguments``,
+    """Addresses and length of residual and gradient, and addresses of the outputs. Raises as ``check_arguments``,
     which is asked only where one look does not find all as it must be: a bucket takes less time than that."""
     look = _core.buffer_of
     inside, given, to, of = look(residual, True), None, look(indices, True), look(values, True)
