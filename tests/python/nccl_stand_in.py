@@ -1,5 +1,6 @@
-"""What stands for NCCL on the fake device: a group of this process's ranks, each with a stream of the group's own, in
-which sums wait for each other as NCCL's do. It adds in the order of the ranks, and refuses two ranks on one device.
+"""What stands for NCCL on the fake device: groups of this process's ranks, each with a stream of the group's own, in
+which operations wait for each other as NCCL's do. One adds in the order of the ranks, and refuses two ranks on one
+device; the other has Gloo move what ranks of a node exchange.
 """
 
 from __future__ import annotations
@@ -7,9 +8,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream
 
 from telegrad import Communicator
@@ -38,6 +41,54 @@ class StandInWork:
     def wait(self) -> bool:
         self._runtime.wait_event(self._runtime.current_stream(DEVICE), self._over)
         return True
+
+
+class StreamGroup(dist.ProcessGroup):
+    """Torch's process group of a node's ranks, whose operations Gloo makes in a stream of its own, behind the current
+    one. ``calls``: their names, as this rank has begun them."""
+
+    def __init__(self, runtime: FakeRuntime, store: dist.Store, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=30))  # type: ignore[attr-defined]
+        self._runtime, self._stream = runtime, runtime.new_stream()
+        self.calls: list[str] = []
+
+    def alltoall_base(self, output: Any, given: Any, coming: Any, leaving: Any, options: Any) -> Any:
+        return self._begin("alltoall_base", lambda *x: self._gloo.alltoall_base(*x, coming, leaving), [output, given])
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any) -> Any:
+        def gather(own: torch.Tensor, *rows: torch.Tensor) -> Any:
+            return self._gloo.allgather([[*rows]], [own])
+
+        return self._begin("allgather", gather, [inputs[0], *outputs[0]])
+
+    all_to_all_single, all_gather = alltoall_base, allgather  # as torch 2.13 calls them
+
+    def _begin(self, name: str, operation: Callable[..., Any], tensors: Sequence[Any]) -> StandInWork:
+        self.calls.append(name)
+        runtime, stream = self._runtime, self._stream
+        runtime.wait_event(stream, runtime.record(runtime.current_stream(DEVICE)))
+        for one in tensors:
+            runtime.keep(one, stream)
+        plain = [one.plain for one in tensors]
+        stream.put(lambda: operation(*plain).wait())
+        return StandInWork(runtime, runtime.record(stream))
+
+
+def node_groups(runtime: FakeRuntime, sizes: Sequence[int]) -> Callable[[int], StreamGroup]:
+    """Makes a rank's group of its node, of nodes of these sizes; waits for the node's other ranks."""
+    store, nodes = dist.HashStore(), numbers_of(sizes)
+
+    def make(rank: int) -> StreamGroup:
+        node = nodes[rank]
+        return StreamGroup(runtime, dist.PrefixStore(str(node), store), rank - nodes.index(node), sizes[node])
+
+    return make
+
+
+def numbers_of(sizes: Sequence[int]) -> list[int]:
+    """By rank its node's."""
+    return [node for node, size in enumerate(sizes) for _ in range(size)]
 
 
 class StandIn:

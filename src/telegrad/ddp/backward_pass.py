@@ -57,7 +57,7 @@ class Progress:
 class Averaging:
     """``names``: parameters' names by id. ``most_norm``: to which this rank scales the gradients of a pass down, all
     together; ``None``: never. ``nonfinite``: the policy; ``dropped_value``: what averages of a dropped pass are;
-    ``remedy`` and ``among``: what NonFiniteGradient says of gradients on the host.
+    ``remedy`` (of gradients on the host) and ``among``: what NonFiniteGradient says.
     ``open_pass`` is called before a pass changes what ``compressor`` remembers, ``close_pass`` after its last bucket,
     ``failed`` with the error of an operation."""
 

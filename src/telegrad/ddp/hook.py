@@ -183,7 +183,7 @@ class DDPState(RefusesCopies):
             if self._nodes is not None:
                 alike |= {"what is compressed": "", "ranks of a node": str(self._nodes.size)}
         self._comm = comm
-        self._across = comm if self._nodes is None else self._connect_node(self._nodes, group, asks=asks)
+        self._across = comm if self._nodes is None else self._connect_node(self._nodes, asks=asks)
         self._alike, self._asked = alike, asks
         self._group = group
         self._memories = Memories([self._compressor])
@@ -228,9 +228,9 @@ class DDPState(RefusesCopies):
         if isinstance(sends, LowRank) and compress != AUTO and not len(self._compressor.residuals):
             tell_of_nothing_compressed(sends, rank=self._job_rank)
 
-    def _connect_node(self, nodes: NodeRanks, group: Any, *, asks: bool) -> Communicator:
+    def _connect_node(self, nodes: NodeRanks, *, asks: bool) -> Communicator:
         """Averages are made between nodes from now on."""
-        across = nodes.connect(self._comm, group)
+        across = nodes.connect(self._comm)
         if asks:
             check_alike(across, {"what is compressed": str(compressed_by(self._compressor))}, None)
         self._exchange.move_to(across)

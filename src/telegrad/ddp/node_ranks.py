@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from telegrad.communicator import Communicator
-from telegrad.communicator.cuda.runtime import runtime_of
+from telegrad.communicator.cuda.runtime import LateRead, runtime_of
 from telegrad.communicator.operands import on_device
 from telegrad.ddp.backward_pass import Buckets, Future, clip_tensors
 from telegrad.ddp.bucket import GradBucket, ParameterSpan, identity_of, members_of, parts_of
@@ -112,19 +112,18 @@ class NodeRanks:
             for name, shape in shapes.items()
         }
 
-    def connect(self, comm: Communicator, group: Any = None) -> Communicator:
+    def connect(self, comm: Communicator) -> Communicator:
         """The communicator of the ranks at this position, which ends with ``comm``, that of all ranks; all of them
-        call this. ``group``: the process group of all ranks. Raises ``ValueError`` unless nodes have as many ranks."""
-        device = next(iter(self._parameters.values())).device
-        if self._group is None and device.type != "cpu":
-            all_ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-            members = [all_ranks[rank] for rank in self._members]
-            self._group = dist.new_group(members, use_local_synchronization=True)
-        first = self._members[0]
+        call this. On devices the host waits. Raises ``ValueError`` unless nodes have as many ranks, and on devices
+        where ``"auto"`` has no torch.distributed to make a group with."""
+        like, first = next(iter(self._parameters.values())).detach(), self._members[0]
+        if self._group is None and on_device(like):
+            self._group = _group_of(comm, self._members)
         if self._group is not None:
-            ranks = torch.empty(self.size, dtype=torch.int64, device=device)
-            dist.all_gather([*ranks.unbind()], torch.tensor(comm.rank, device=device), group=self._group)
-            first = int(ranks[0])
+            ranks = like.new_zeros(self.size, dtype=torch.int64)
+            own = torch.full_like(ranks[:1], comm.rank)
+            dist.all_gather([*torch.split(ranks, 1)], own, group=self._group)
+            first = int((LateRead(ranks).values() if on_device(ranks) else ranks)[0])
         check_places(comm, first, self.position, self.size, "node")
         across, inside = comm.split(self.position, first), comm.split(first, self.position)
         assert across is not None
@@ -137,6 +136,18 @@ class NodeRanks:
         """Closes what ``connect`` has made."""
         self._across.close()
         self._inside.close()
+
+
+def _group_of(comm: Communicator, members: list[int]) -> Any:
+    """Torch's process group of these ranks of ``comm``, all of which call this."""
+    own = dist.get_rank() if dist.is_available() and dist.is_initialized() else -1
+    ranks: list[int] = comm.all_gather(np.array([own])).reshape(-1).tolist()
+    if min(ranks) < 0:
+        raise ValueError(
+            "node='auto' on a GPU makes process groups, and torch.distributed is not initialised on all ranks: call "
+            "init_process_group() before"
+        )
+    return dist.new_group([ranks[one] for one in members], use_local_synchronization=True)
 
 
 class _SumInside:
@@ -165,12 +176,14 @@ class NodePieces:
     has this rank's own. When these are averages of all nodes, ``gather`` starts to share them, and ``write`` puts all
     pieces into the buffer. Ranks of a node start these in one order.
 
-    ``memory`` has at least one element. On the host it is kept from pass to pass."""
+    ``memory`` has at least one element. It is kept from pass to pass; on a device only where ``write`` has ended the
+    pass before, as streams may still have work with it."""
 
     def __init__(self, ranks: NodeRanks, layout: NodeLayout, whole: Tensor) -> None:
         self._ranks, self.layout, self.whole = ranks, layout, whole
         self.work: Any = None
         self._given: Tensor | None = None
+        self._is_over = True
 
     @property
     def elements(self) -> int:
@@ -183,9 +196,10 @@ class NodePieces:
             with contextlib.suppress(Exception):
                 self.work.wait()
         with torch.no_grad():
-            if self._given is None or on_device(self.whole):
+            if self._given is None or not (self._is_over or self.whole.device.type == "cpu"):
                 self._given = _memory_like(self.whole, sum(layout.sizes))
                 self.memory = _memory_like(self.whole, max(1, *layout.sizes)).zero_()
+            self._is_over = False
             parts = torch.split(self._given, layout.sizes)
             for source, position, place in layout.moves:
                 parts[position][place] = self.whole[source]
@@ -213,6 +227,7 @@ class NodePieces:
         with torch.no_grad():
             for source, position, place in self.layout.moves:
                 self.whole[source] = self._parts[position][place]
+        self._is_over = True
 
 
 def _memory_like(one: Tensor, elements: int) -> Tensor:
@@ -284,6 +299,14 @@ class _PieceBucket(NodePieces):
         on = runtime_of(self.whole.device.type) if on_device(self.whole) else None
         self.future: Future = Future() if on is None else on.future(self.whole.device)
         self.outcome: Future | None = None
+
+    def end(self) -> None:
+        """``whole`` has the averages, on a device where the current stream comes to here."""
+        if on_device(self.whole):
+            runtime = runtime_of(self.whole.device.type)
+            runtime.complete(self.future, runtime.current_stream(self.whole.device), self.whole)
+        else:
+            self.future.set_result(self.whole)
 
     def index(self) -> int:
         return self._number
@@ -397,7 +420,7 @@ class NodeBuckets:
             one.gather()
         for one in self._held:
             one.write()
-            one.future.set_result(one.whole)
+            one.end()
         self._is_open, self._held = False, []
 
     def _clip(self, most: float) -> None:

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from threading import Barrier
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from handmade_buckets import ONE, REBUILT, SHAPES, Trainer, gradients_of, plain_
 from torch.distributed import HashStore, PrefixStore, ProcessGroup
 
 from telegrad import Communicator, LowRank
-from telegrad.ddp import node_ranks
 from telegrad.ddp.node_ranks import cuts_of
 from telegrad.ddp.rank_state import reshard
 from telegrad.errors import NonFiniteGradient, TransportError
@@ -127,37 +125,6 @@ def test_dense_averages_are_those_of_flat_ranks(on_ranks: OnRanks, options: dict
             for name in SHAPES:
                 expected = sum(gradients_of(rank, step)[name] for rank in range(4)) / 4
                 np.testing.assert_array_equal(averages[name], expected)
-
-
-@pytest.mark.parametrize(
-    "options", [{"compress": None}, {"density": 0.05, "select": "topk"}, {"nonfinite": "skip"}], ids=id_of
-)
-def test_torchs_group_sums_what_is_on_a_device(
-    on_ranks: OnRanks, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
-    """Gloo stands in for NCCL, and host memory for the device's: where a stream waits, here the host does."""
-    nodes = Nodes(2, 2)
-    expected = on_ranks(4, lambda comm: _trained(comm, nodes, **options).applied)  # type: ignore[attr-defined]
-    summed: list[int] = []
-
-    class Summed(node_ranks._SumInside):
-        def wait(self) -> None:
-            super().wait()
-            summed.append(1)
-
-    def future_on(_: Any) -> Any:
-        return SimpleNamespace(future=lambda _: torch.futures.Future())
-
-    monkeypatch.setattr(node_ranks, "_SumInside", Summed)
-    monkeypatch.setattr(node_ranks, "on_device", lambda _: True)
-    monkeypatch.setattr(node_ranks, "runtime_of", future_on)
-
-    nodes = Nodes(2, 2)
-    found = on_ranks(4, lambda comm: _trained(comm, nodes, **options).applied)  # type: ignore[attr-defined]
-    assert len(summed) >= 4 * STEPS
-    for one in found:
-        for name in SHAPES:
-            np.testing.assert_array_equal(one[name], expected[0][name])
 
 
 def test_clipping_is_that_of_flat_ranks(on_ranks: OnRanks) -> None:

@@ -45,12 +45,13 @@ class DeviceBuckets:
         self._averaging, self._compression = averaging, compression
         self._comm, self._nonfinite, self._most_norm = averaging.comm, averaging.nonfinite, averaging.most_norm
         self._layouts: dict[int, BucketLayout] = {}
-        self._faults = LateFaults(averaging.comm, averaging.stats, _REMEDY)
+        self._faults = LateFaults(averaging.comm, averaging.stats, _REMEDY, averaging.among)
         self._verdicts: deque[_Verdict] = deque()
         self._last_verdict: DeviceWork | None = None
         self._unstarted: list[_HeldBucket] = []  # of the pass, with a norm
         self._held: list[_HeldBucket] = []  # of the pass, with "skip"
         self._faulty: list[torch.Tensor] = []
+        self._sums: list[DeviceWork] = []  # of the pass, with "skip", where nodes sum over another communicator
 
     def prepare(self, tensors: Iterable[torch.Tensor]) -> None:
         """As ``CudaExchange.prepare``."""
@@ -134,7 +135,7 @@ class DeviceBuckets:
 
     def _open_pass(self) -> None:
         averaging, passes = self._averaging, self._averaging.progress.warmup_passes
-        self._held, self._faulty, self._unstarted = [], [], []  # of a pass that was broken off
+        self._held, self._faulty, self._unstarted, self._sums = [], [], [], []  # of a pass that was broken off
         if self._last_verdict is not None:
             self._last_verdict.wait()  # what it undoes is undone before it changes
         self._close_reads()  # of a pass that was broken off
@@ -164,6 +165,8 @@ class DeviceBuckets:
             self._faults.add(started.names, started.faulty, progress.step, remembered=self._compression.remembers)
         elif started.faulty is not None and self._nonfinite == "skip":
             self._faulty.append(started.faulty.any())
+        if self._nonfinite == "skip" and self._compression.comm is not self._comm:
+            self._sums.append(started.work)
         return started.work
 
     def _close_pass(self) -> None:
@@ -204,6 +207,7 @@ class DeviceBuckets:
         """The averages of the pass stay, or become ``dropped_value``, on all ranks, or NaN where the ranks could not
         agree: in the stream, behind the sums. What is remembered stays, or becomes what it was."""
         held, faulty, self._held, self._faulty = self._held, self._faulty, [], []
+        sums, self._sums = self._sums, []
         like, feedback = held[0].buffer, self._compression.feedback
         with torch.no_grad():
             own = torch.stack(faulty).any() if faulty else like.new_zeros((), dtype=torch.bool)
@@ -212,6 +216,8 @@ class DeviceBuckets:
         reads: list[LateRead] = []
 
         def drop() -> None:
+            for of_bucket in sums:  # those of one communicator end in order
+                of_bucket.wait()
             with torch.no_grad():
                 is_dropped, is_unknown = dropped > 0, dropped < 0  # integers of a sum that failed are -1
                 for one in held:

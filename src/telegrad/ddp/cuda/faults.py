@@ -71,10 +71,10 @@ class _Look(NamedTuple):
 
 
 class LateFaults:
-    """Of the policy ``"raise"``. ``remedy``: what an error advises."""
+    """Of the policy ``"raise"``. ``remedy`` and ``among``: as for ``error_of``."""
 
-    def __init__(self, comm: Communicator, stats: DDPStats, remedy: str) -> None:
-        self.comm, self._stats, self._remedy = comm, stats, remedy
+    def __init__(self, comm: Communicator, stats: DDPStats, remedy: str, among: str = "") -> None:
+        self.comm, self._stats, self._remedy, self._among = comm, stats, remedy, among
         self._looks: GatheredReads[_Look] = GatheredReads()
 
     def add(self, names: list[str], faulty: torch.Tensor, step: int, *, remembered: bool) -> None:
@@ -95,7 +95,7 @@ class LateFaults:
                 text = f"the gradient of {name!r} has entries that are NaN or infinite"
                 if remembered:
                     text += ", or what waits of it has overflowed"
-                raise error_of(Fault(name, text), self.comm.rank, step, remedy=self._remedy)
+                raise error_of(Fault(name, text), self.comm.rank, step, remedy=self._remedy, among=self._among)
 
     def forget(self) -> None:
         """What is not yet known is of no account."""
