@@ -79,8 +79,9 @@ class GroupCompression:
         delayed: bool = False,
     ) -> None:
         for name, one in parameters.items():
-            check_dtype(one.dtype, name, on_device=on_device(one))
+            check_dtype(one.dtype, name, on_device=on_device(one) and compress is not None)
         self.compress, self._nodes = compress, nodes
+        self._among = "" if nodes is None else ", for its node"
         held = None if nodes is None else nodes.held()
         self.names = {id(one): name for name, one in parameters.items()}
         self._parameters, self._orders = parameters, MemoryOrders(parameters)
@@ -211,8 +212,7 @@ class GroupCompression:
         if fault is not None:
             self.stats.nonfinite_buckets += 1
             if self._nonfinite == "raise":
-                among = "" if self._nodes is None else ", for its node"
-                error = error_of(fault, self._comm.rank, self.step, remedy=REMEDY_WITHOUT_SKIP, among=among)
+                error = error_of(fault, self._comm.rank, self.step, remedy=REMEDY_WITHOUT_SKIP, among=self._among)
                 self._comm.abort(f"{type(error).__name__}: {error}")
                 raise error
         dense = layout.dense if sparse else layout.members
@@ -291,7 +291,7 @@ class _EarlierAverage(NamedTuple):
     number: int  # of its flag
     part: PlacedResidual | None  # of a node, if there is none
     place: Any  # in the group's memory, as an array or a tensor
-    values: Any
+    values: Any  # None: there is nothing
 
 
 class CompressedGroup(GradientGroup):
@@ -317,12 +317,18 @@ class CompressedGroup(GradientGroup):
         return super().launch(comm, earlier, number)
 
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
-        bits = bits_of(flat.buffer, self._compression.names[id(flat.parameters[0])])
-        layout = self._layout_of(flat)
-        self._set_aside(flat, layout, bits, present)
-        sending = self._compression.start(layout, bits, way=self.way)
+        self._set_aside(flat, self._layout_of(flat), self._elements(flat, flat.buffer), present)
+        return self._start(flat, flat.buffer)
+
+    def _start(self, flat: Flat, memory: Tensor) -> list[Work]:
+        """Begins to average ``memory``, which has what is sent of ``flat``."""
+        sending = self._compression.start(self._layout_of(flat), self._elements(flat, memory), way=self.way)
         self._sendings.append(sending)
         return sending.works
+
+    def _elements(self, flat: Flat, memory: Tensor) -> Any:
+        """As compression takes them."""
+        return bits_of(memory, self._compression.names[id(flat.parameters[0])])
 
     def launch_second(self) -> list[Work]:
         """As a GradientGroup's. Errors are those of the first round."""
@@ -350,6 +356,8 @@ class CompressedGroup(GradientGroup):
             if flags[id(one.flat)][one.number] == 0:
                 one.place[:] = one.values
             elif one.part is None:
+                if not self._has_something(one.values):
+                    continue
                 name = self._compression.names[id(one.flat.parameters[one.number])]
                 raise RuntimeError(
                     f"parameter {name!r} has an average of an earlier pass here, and a gradient on another rank, which "
@@ -366,13 +374,19 @@ class CompressedGroup(GradientGroup):
             if part is None or id(one) in present:
                 continue
             own = memory[part.offset : part.offset + part.entry.size]
-            if (values := self._copied(own)) is not None:
-                self._held.append(_EarlierAverage(flat, number, part, own, values))
-                own[:] = 0
+            self._hold(_EarlierAverage(flat, number, part, own, self._copied(own)))
+
+    def _hold(self, one: _EarlierAverage) -> None:
+        if one.values is not None:
+            self._held.append(one)
+            one.place[:] = 0
 
     def _copied(self, own: Any) -> Any:
         """``None`` where it is known that there is nothing in it."""
         return own.copy() if own.any() else None
+
+    def _has_something(self, values: Any) -> bool:
+        return bool(values.any())
 
     def _keep(self, part: PlacedResidual, values: Any) -> None:
         finite = np.nan_to_num(as_float32(values), posinf=0, neginf=0)
@@ -402,6 +416,7 @@ class NodeGroup(CompressedGroup):
     ) -> None:
         super().__init__(parameters, compression, way=way)
         self._pieces: dict[int, NodePieces] = {}  # of a Flat, by its id
+        self._across: list[list[Work]] = []  # of the pass, by Flat
         for flat in self._flats:
             whole = torch.view_as_real(flat.buffer).view(-1) if flat.buffer.is_complex() else flat.buffer
             members, elements = super()._sent_of(flat)
@@ -412,30 +427,35 @@ class NodeGroup(CompressedGroup):
         layout = self._pieces[id(flat)].layout
         return layout.own, self._pieces[id(flat)].elements
 
+    def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
+        """As a GradientGroup's."""
+        self._across = []
+        return super().launch(comm, earlier, number)
+
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
+        pieces, parts = self._pieces[id(flat)], parts_of(flat.buffer)
         for number, one in enumerate(flat.parameters):
-            own = self._views[id(one)]
-            if id(one) not in present and own.any():
-                self._held.append(_EarlierAverage(flat, number, None, own, own.clone()))
-                own.zero_()
-        self._pieces[id(flat)].send()
+            if id(one) not in present:
+                start = flat.starts[id(one)] * parts
+                own = self._elements(flat, pieces.whole[start : start + one.numel() * parts])
+                self._hold(_EarlierAverage(flat, number, None, own, self._copied(own)))
+        pieces.send()
         return []
 
     def go_on(self, *, waits: bool) -> bool:
         """As a GradientGroup's. Raises ``NonFiniteGradient`` as ``GroupCompression.start``."""
-        for flat in self._flats[len(self._sendings) :]:
+        for flat in self._flats[len(self._across) :]:
             pieces = self._pieces[id(flat)]
             if not (waits or pieces.work.is_completed()):
                 return False
             pieces.work.wait()
-            bits = bits_of(pieces.memory[: pieces.elements], self._compression.names[id(flat.parameters[0])])
-            self._sendings.append(self._compression.start(self._layout_of(flat), bits, way=self.way))
+            self._across.append(self._start(flat, pieces.memory[: pieces.elements]))
         return True
 
     def launch_second(self) -> list[Work]:
         """As a CompressedGroup's, with the works of ``go_on``."""
-        super().launch_second()
-        return [work for one in self._sendings for work in one.works]
+        second = super().launch_second()
+        return [*(work for works in self._across for work in works), *second]
 
     def receive(self) -> None:
         """As a GradientGroup's, of flags and the number of the pass only."""

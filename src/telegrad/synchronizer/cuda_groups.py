@@ -1,5 +1,5 @@
-"""Groups of gradients on a device: averaged in streams, densely, or by a TopK or a Quantised; and which kind of group
-parameters go in.
+"""Groups of gradients on a device: averaged in streams, densely, or by a TopK or a Quantised, of single ranks and of
+nodes; and which kind of group parameters go in.
 """
 
 from __future__ import annotations
@@ -49,9 +49,11 @@ class DeviceGroup(GradientGroup):
         self._late: deque[_Late] = deque()
         self._end: Mark = None
 
-    def launch(self, comm: Communicator, earlier: set[int], number: int) -> list[Work]:
-        """As a GradientGroup's."""
-        works = super().launch(comm, earlier, number)
+    def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
+        return self._timed(super()._begin(flat, comm, present))
+
+    def _timed(self, works: list[Work]) -> list[Work]:
+        """Of one dtype, the last of which is the last of all."""
         last = works[-1]
         assert isinstance(last, DeviceWork)
         self._end = last.timed_end()
@@ -125,11 +127,11 @@ _REMEDY = (
 
 
 class CudaGroupCompression(GroupCompression):
-    """As GroupCompression, of a TopK, a LowRank or a Quantised. What is wrong with a gradient is raised as soon as the
-    host knows, in a later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
+    """As GroupCompression, but of no Cheapest. What is wrong with a gradient is raised as soon as the host knows, in a
+    later pass or by ``state_dict``. Raises ``TypeError``, too, for options that streams cannot do."""
 
     def __init__(
-        self, compress: Compress, comm: Communicator, parameters: Mapping[str, nn.Parameter], **options: Any
+        self, compress: Compress | None, comm: Communicator, parameters: Mapping[str, nn.Parameter], **options: Any
     ) -> None:
         super().__init__(compress, comm, parameters, **options)
         if isinstance(compress, Cheapest):
@@ -145,7 +147,7 @@ class CudaGroupCompression(GroupCompression):
         how = self.values, self.encoding, self.combine, self._exchange.topk_states
         unobserved = DeviceTelemetry(None, comm, self.stats)
         self.device = CudaExchange(comm, self.compressor, *how, self.stats, self._low_rank, unobserved)
-        self._faults = LateFaults(comm, self.stats, _REMEDY)
+        self._faults = LateFaults(self._comm, self.stats, _REMEDY, self._among)
         return self.device.feedback
 
     def open_pass(self) -> None:
@@ -176,7 +178,7 @@ class CudaGroupCompression(GroupCompression):
     def state_dict(self) -> dict[str, Any]:
         """As Compression's; waits for the device. Raises what has gone wrong, ``NonFiniteGradient`` and
         ``TransportError``."""
-        self._comm.synchronize()
+        self.synchronize()
         self._close_reads()  # of a pass that was broken off
         self._look(wait=True)
         self.device.settle()
@@ -189,6 +191,11 @@ class CudaGroupCompression(GroupCompression):
         super().load_state_dict(state)
         self.device.forget()
         self._faults.forget()
+
+    def synchronize(self) -> None:
+        """The host waits for all that was begun. Raises ``TransportError``."""
+        for comm in {self._comm, self.device.comm}:
+            comm.synchronize()
 
     def _close_reads(self) -> None:
         self.device.close_pass()
@@ -209,15 +216,27 @@ class CudaCompressedGroup(DeviceGroup, CompressedGroup):
     _compression: CudaGroupCompression
 
     def _begin(self, flat: Flat, comm: Communicator, present: Set[int]) -> list[Work]:
-        layout = self._layout_of(flat)
-        self._set_aside(flat, layout, flat.buffer, present)
-        return [self._compression.start_in_stream(layout, flat.buffer, way=self.way)]
+        return CompressedGroup._begin(self, flat, comm, present)
+
+    def _start(self, flat: Flat, memory: torch.Tensor) -> list[Work]:
+        return self._timed([self._compression.start_in_stream(self._layout_of(flat), memory, way=self.way)])
+
+    def _elements(self, flat: Flat, memory: torch.Tensor) -> torch.Tensor:
+        return memory
 
     def _copied(self, own: torch.Tensor) -> torch.Tensor:
         return own.clone()
 
+    def _has_something(self, values: torch.Tensor) -> bool:
+        """The host has waited for this pass already, to know of which parameters others have gradients."""
+        return bool(LateRead(values.count_nonzero().view(1)).values()[0] > 0)
+
     def _keep(self, part: PlacedResidual, values: torch.Tensor) -> None:
         self._compression.device.keep(part, values.float().nan_to_num(posinf=0.0, neginf=0.0))
+
+
+class CudaNodeGroup(NodeGroup, CudaCompressedGroup):
+    """As a NodeGroup, whose sums inside the node are torch's: streams wait for them, and the host does not."""
 
 
 def group_of(
@@ -230,7 +249,7 @@ def group_of(
 ) -> GradientGroup:
     """Of ``parameters`` that are all on a device, or all in host memory. ``way``: see ``GroupCompression.ways``."""
     if nodes is not None and compression is not None:
-        return NodeGroup(parameters, compression, nodes, way=way)
+        return (CudaNodeGroup if on_device else NodeGroup)(parameters, compression, nodes, way=way)
     if compression is None:
         return DeviceGroup(parameters) if on_device else GradientGroup(parameters)
     if isinstance(compression, CudaGroupCompression):

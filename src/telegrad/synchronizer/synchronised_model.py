@@ -87,7 +87,7 @@ def check_fits(plan: Any, compress: object) -> None:
         )
 
 
-def check_fits_nodes(plan: Any, compress: object, late: str, *, on_device: bool) -> None:
+def check_fits_nodes(plan: Any, compress: object, late: str) -> None:
     """Raises ``ValueError`` for what does not go with nodes of several ranks. ``late``: averages that come later than
     in their own step."""
     if plan in ("optimal", "greedy") or isinstance(compress, Cheapest):
@@ -95,10 +95,6 @@ def check_fits_nodes(plan: Any, compress: object, late: str, *, on_device: bool)
         raise ValueError(f"{timed} needs times of sums, which nodes lack: use 'auto'")
     if late:
         raise ValueError(f"node= shares averages in one order, and {late} waits for each in another: leave one out")
-    if on_device:
-        raise ValueError(
-            "node= of a Synchronizer is for parameters on the CPU: use DDPState(comm, ddp, node=…) on a GPU"
-        )
 
 
 def check_waits(

@@ -106,7 +106,7 @@ class Synchronizer:
     unscale them. ``delay``: with 1, ``backward()`` leaves the averages of the pass before it, and ``None`` the first
     time. After the last step, and before you save, call ``finish()``, and step once more.
 
-    ``node``: for nodes of as many ranks each, on the CPU: as for DDPState. With ``"auto"`` groups are ``"fixed"``. Call
+    ``node``: for nodes of as many ranks each: as for DDPState. With ``"auto"`` groups are ``"fixed"``. Call
     ``zero_grad()`` before each pass: an average that meets new gradients of some ranks only is a ``RuntimeError``.
 
     After an exception in a backward pass call ``zero_grad()``. If only some ranks raised, the next pass is a
@@ -146,7 +146,7 @@ class Synchronizer:
             groups = self._take_arguments(model, plan, clip_norm)
             late = "delay=1" if self._delay else "wait_in='forward'" if self._is_forward else ""
             if node is not None:
-                check_fits_nodes(plan, compress, late, on_device=self._is_on_device)
+                check_fits_nodes(plan, compress, late)
             optimizers = () if wait_in == "backward" else checked_optimizers(optimizer, self._parameters)
             if optimizers:
                 optimizer = optimizers[0] if compress is not None and len(optimizers) == 1 else None
@@ -215,7 +215,7 @@ class Synchronizer:
             if self._nodes is not None:
                 across = self._nodes.connect(own)
                 undo.callback(self._nodes.close)
-                self._sums = self._compression or GroupCompression(None, own, self._parameters, nodes=self._nodes)
+                self._sums = self._compression or self._compression_for(None, own, nonfinite="send")
                 check_alike(across, self._sums.description(), None)
                 self._sums.move_to(own, across)
             elif self._compression is not None:
@@ -223,9 +223,10 @@ class Synchronizer:
             self._clock = DeviceClock(device) if self._is_on_device else None
             copy_model_from_rank_0(model, own)
             if self._is_on_device:  # the host waits here, not in a pass
-                own.device_algorithms(device)
-                own.synchronize()
-                undo.callback(self._end_on_device)
+                for one in (own,) if self._nodes is None else (own, across):
+                    one.device_algorithms(device)
+                    one.synchronize()
+                    undo.callback(_end_on_device, one)
             device_cost = dense_cost(own, self._parameters) if self._is_on_device and plans else None
             undo.callback(self._give_back)
             undo.callback(self._drop)
@@ -288,11 +289,13 @@ class Synchronizer:
                 if name != "warmup":
                     raise ValueError(f"{name}={value!r} is not used with compress=None: give compress=TopK() too")
             return None
-        kind = CudaGroupCompression if self._is_on_device else GroupCompression
-        options |= {"delayed": self._delay, "nodes": self._nodes}
-        made = kind(compress, comm, self._parameters, nonfinite=nonfinite or "raise", **options)
+        made = self._compression_for(compress, comm, nonfinite=nonfinite or "raise", delayed=self._delay, **options)
         check_fits(plan, compress)
         return made
+
+    def _compression_for(self, compress: Compress | None, comm: Communicator, **options: Any) -> GroupCompression:
+        kind = CudaGroupCompression if self._is_on_device else GroupCompression
+        return kind(compress, comm, self._parameters, nodes=self._nodes, **options)
 
     @property
     def groups(self) -> list[list[str]]:
@@ -432,10 +435,6 @@ class Synchronizer:
                 with contextlib.suppress(TransportError):
                     work.wait()
         self._undo.close()  # all of it, also where some of it is interrupted
-
-    def _end_on_device(self) -> None:
-        with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
-            self._comm.synchronize()
 
     def _give_back(self) -> None:
         """No hook is left on a parameter, and no gradient is a view."""
@@ -714,3 +713,8 @@ class Synchronizer:
     def _say_what_is_before(self) -> None:
         if self.trace is not None:
             self._timeline.before_first_s = self.trace.backward_times[0]
+
+
+def _end_on_device(comm: Communicator) -> None:
+    with contextlib.suppress(TransportError, ValueError):  # it has failed, or its owner has closed it
+        comm.synchronize()
