@@ -1,5 +1,5 @@
-// Sparse sums of entries that a stream stages behind a gate: the bits of a sum of streams, the form that fits, and errors
-// for what no vector is.
+// Sums, slices of sums, and copies of entries that a stream stages behind a gate: the bits of the same calls of vectors,
+// the form that fits, and errors for what no vector is.
 #include "session/staged.hpp"
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 
 #include "base/random.hpp"
 #include "collectives/sparse/auto.hpp"
+#include "session/moves.hpp"
 #include "session/reductions.hpp"
 #include "sparse_samples.hpp"
 #include "testing.hpp"
@@ -45,10 +46,11 @@ struct Staged {
     std::ranges::copy(input.values, values.begin());
     count = static_cast<std::int64_t>(input.indices.size());
   }
-  RequestPtr request(const SparseReduction& how) {
-    return make_all_reduce_staged<V>({.dimension = dimension, .count = &count, .indices = indices, .values = values},
-                                     {.form = &form, .indices = sum_indices, .values = sum_values, .dense = dense}, how);
+  StagedEntries<V> mine() const {
+    return {.dimension = dimension, .count = &count, .indices = indices, .values = values};
   }
+  StagedSum<V> sum() { return {.form = &form, .indices = sum_indices, .values = sum_values, .dense = dense}; }
+  RequestPtr request(const SparseReduction& how) { return make_all_reduce_staged<V>(mine(), sum(), how); }
   RequestPtr gated(const SparseReduction& how) {
     RequestPtr made = request(how);
     made->set_gate({.ready = &ready,
@@ -380,6 +382,169 @@ TEST("a sum of more entries than there is room for becomes dense") {
       EXPECT_EQ(one.form, room < entries ? kDenseForm : static_cast<std::int64_t>(entries));
       if (room < entries) EXPECT(one.dense == expected);
     }
+  }
+}
+
+namespace {
+
+// The bits of the same call of vectors, whose indices count from the beginning of the whole; `room`: for entries.
+template <class V>
+void check_slices(World world, const Partition& slices, double density, const SparseReduction& how, std::size_t room,
+                  std::uint64_t seed) {
+  const std::uint64_t n = slices.count();
+  const auto size = static_cast<Rank>(slices.blocks());
+  const auto inputs = inputs_of<V>(size, n, density, seed);
+  std::vector<std::shared_ptr<std::optional<SparseVector<V>>>> sums;
+  const Ended plain = run_ranks(
+      world, size,
+      [&](Rank rank) {
+        auto begun = make_reduce_scatter(inputs[rank].vector(n), slices, how);
+        sums.push_back(begun.result);
+        return begun.request;
+      },
+      seed);
+  REQUIRE(plain.all_succeeded());
+  std::vector<Staged<V>> staged;
+  for (Rank rank = 0; rank < size; ++rank) {
+    staged.emplace_back(n, inputs[rank], 3 * rank, room);
+    staged[rank].dense.resize(slices[rank].size());
+  }
+  const Ended ended = run_ranks(
+      world, size,
+      [&](Rank rank) { return make_reduce_scatter_staged<V>(staged[rank].mine(), slices, staged[rank].sum(), how); },
+      seed);
+  REQUIRE(ended.all_succeeded());
+  for (Rank rank = 0; rank < size; ++rank) {
+    const SparseVector<V>& wanted = **sums[rank];
+    std::vector<std::uint32_t> indices(wanted.indices().begin(), wanted.indices().end());
+    for (std::uint32_t& index : indices) index -= static_cast<std::uint32_t>(slices[rank].begin);
+    const auto slice = SparseVector<V>::sparse(slices[rank].size(), indices, wanted.values());
+    if (indices.size() <= room) {
+      EXPECT(staged[rank].holds(slice));
+    } else {
+      std::vector<V> dense(slices[rank].size());
+      slice.write_dense(dense, how.reduction);
+      EXPECT(staged[rank].holds(SparseVector<V>::dense(dense)));
+    }
+  }
+}
+
+}  // namespace
+
+TEST("slices of a sum have the bits of a sum of vectors, and count from their own beginning") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {1U, 2U, 3U, 5U}) {
+      for (const std::uint64_t n : {0UL, 3UL, 900UL}) {
+        std::vector<std::uint64_t> lengths(size);
+        lengths[size - 1] = n / 3;
+        lengths[0] += n - n / 3;
+        for (const Partition& slices : {Partition(n, size), Partition(std::span<const std::uint64_t>(lengths))}) {
+          for (const double density : {0.0, 0.05, 1.0}) {
+            for (const std::size_t room : {std::size_t{0}, std::size_t{20}, std::size_t{n}}) {
+              check_slices<float>(world, slices, density, {.wire = {.packs_values = size % 2 == 0}}, room, size + n);
+            }
+            check_slices<bf16>(world, slices, density, {.reduction = Reduction::avg}, n, n + 1);
+            check_slices<double>(world, slices, density, {.reduction = Reduction::max}, 20, n + 2);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST("a rank has all ranks' entries, each behind the other's room") {
+  constexpr std::uint64_t kN = 700;
+  for (const World world : kWorlds) {
+    for (const Rank size : {1U, 2U, 3U, 6U}) {
+      for (const double density : {0.0, 0.1, 1.0}) {
+        for (const ValueEncoding values : {ValueEncoding::native, ValueEncoding::int8}) {
+          const auto inputs = inputs_of<float>(size, kN, density, size);
+          const SparseReduction how{.wire = {.values = values, .key = {.seed = 3, .call = 7}}};
+          std::vector<std::shared_ptr<std::optional<std::vector<SparseVector<float>>>>> gathered;
+          const Ended plain = run_ranks(world, size, [&](Rank rank) {
+            auto begun = make_all_gather(inputs[rank].vector(kN), how);
+            gathered.push_back(begun.result);
+            return begun.request;
+          });
+          REQUIRE(plain.all_succeeded());
+          std::vector<Staged<float>> staged;
+          std::vector<std::vector<std::int64_t>> counts(size, std::vector<std::int64_t>(size, kUnset));
+          for (Rank rank = 0; rank < size; ++rank) staged.emplace_back(kN, inputs[rank], rank, size * kN);
+          const Ended ended = run_ranks(world, size, [&](Rank rank) {
+            StagedSum<float> all = staged[rank].sum();
+            all.form = counts[rank].data();
+            return make_all_gather_staged<float>(staged[rank].mine(), all, how);
+          });
+          REQUIRE(ended.all_succeeded());
+          for (Rank rank = 0; rank < size; ++rank) {
+            for (Rank source = 0; source < size; ++source) {
+              const SparseVector<float>& wanted = (**gathered[rank])[source];
+              EXPECT_EQ(counts[rank][source], static_cast<std::int64_t>(wanted.nnz()));
+              const std::size_t first = source * kN;
+              EXPECT(std::ranges::equal(std::span(staged[rank].sum_indices).subspan(first, wanted.nnz()), wanted.indices()));
+              EXPECT(std::ranges::equal(std::span(staged[rank].sum_values).subspan(first, wanted.nnz()), wanted.values()));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST("what a gather's wire loses is what a vector's residual gets") {
+  constexpr std::uint64_t kN = 700;
+  const auto inputs = inputs_of<float>(2, kN, 0.2, 9);
+  std::vector<std::vector<float>> residuals(2, std::vector<float>(kN));
+  SparseReduction how{.wire = {.values = ValueEncoding::int8, .key = {.seed = 3, .call = 7}}};
+  const Ended plain = run_ranks(World::local, 2, [&](Rank rank) {
+    SparseReduction own = how;
+    own.residual = residuals[rank];
+    return make_all_gather(inputs[rank].vector(kN), own).request;
+  });
+  REQUIRE(plain.all_succeeded());
+  std::vector<Staged<float>> staged;
+  std::vector<StagedLoss> lost(2, StagedLoss(kN));
+  std::vector<std::vector<std::int64_t>> counts(2, std::vector<std::int64_t>(2, kUnset));
+  for (Rank rank = 0; rank < 2; ++rank) staged.emplace_back(kN, inputs[rank], 0, 2 * kN);
+  const Ended ended = run_ranks(World::local, 2, [&](Rank rank) {
+    StagedSum<float> all = staged[rank].sum();
+    all.form = counts[rank].data();
+    return make_all_gather_staged<float>(staged[rank].mine(), all, how, lost[rank].where());
+  });
+  REQUIRE(ended.all_succeeded());
+  for (Rank rank = 0; rank < 2; ++rank) {
+    EXPECT(std::ranges::count(residuals[rank], 0.0F) < static_cast<std::ptrdiff_t>(kN));
+    EXPECT(lost[rank].scattered() == residuals[rank]);
+  }
+}
+
+TEST("a rank with more entries than there is room for ends a gather on all ranks") {
+  std::vector<Staged<float>> staged{Staged<float>(10, 4, 6), Staged<float>(10, 4, 6)};
+  std::vector<std::vector<std::int64_t>> counts(2, std::vector<std::int64_t>(2, kUnset));
+  LocalRanks ranks(2, {.agreement_s = 0.0});
+  std::vector<RequestPtr> requests;
+  staged[0].fill({{1, 2}, {1.0F, 2.0F}});
+  staged[1].fill({{1, 2, 5, 7}, {1.0F, 2.0F, 3.0F, 4.0F}});
+  for (Rank rank = 0; rank < 2; ++rank) {
+    StagedSum<float> all = staged[rank].sum();
+    all.form = counts[rank].data();
+    requests.push_back(make_all_gather_staged<float>(staged[rank].mine(), all, {}));
+    requests[rank]->set_gate({.ready = &staged[rank].ready,
+                              .ready_value = 1,
+                              .done = &staged[rank].done,
+                              .done_value = 1,
+                              .output = std::as_writable_bytes(std::span(counts[rank]))});
+    ranks.session(rank).begin(requests[rank], 0.0);
+    staged[rank].open();
+  }
+  run(ranks, 2);
+  for (Rank rank = 0; rank < 2; ++rank) {
+    REQUIRE(requests[rank]->done() && requests[rank]->failure());
+    const std::string& reason = requests[rank]->failure()->reason;
+    EXPECT(reason.find("rank 1 has 4 entries, but rank ") != std::string::npos);
+    EXPECT(reason.find(" has room for 3 of each: give tensors of the same length on all ranks") != std::string::npos);
+    EXPECT(counts[rank] == std::vector<std::int64_t>(2, -1));
+    EXPECT_EQ(staged[rank].done, 1U);
   }
 }
 
