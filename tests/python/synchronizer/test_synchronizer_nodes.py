@@ -273,6 +273,17 @@ def test_a_nan_of_one_rank(policy: str) -> None:
     assert [isinstance(found[rank], TransportError) for rank in (0, 1, 3)] == [True] * 3
 
 
+def test_a_nan_arrives_where_nothing_is_compressed() -> None:
+    def run(comm: Communicator) -> dict[str, Tensor]:
+        bad = gradients_of(comm.rank, 0)
+        if comm.rank == 3:
+            bad["embedding"][0, 5] = torch.nan
+        return Rank(comm, plan=NAMED, node="auto", compress=None).step(bad)
+
+    for averages in on_nodes((2, 2), run):
+        assert averages["embedding"].isnan().sum() == 1
+
+
 def test_a_rank_that_stays_away_is_an_error_on_all_others() -> None:
     def run(comm: Communicator) -> Any:
         rank, _ = trained(comm, steps=2)

@@ -384,15 +384,14 @@ def advise(
     density: float | None = None,
     schemes: Sequence[Scheme] = SCHEMES,
 ) -> Advice:
-    """What to do with a job of this workload on this cluster; at least one of ``schemes`` is dense and at least one
-    compresses.
+    """What to do with a job of this workload on this cluster; at least one of ``schemes`` is dense.
 
     ``optimizer``: whose recipe is followed, a name in ``RECIPES``. ``steps``: optimizer steps of the job; ``None``: so
     many that a tenth of them is a tenth. ``density``: ``None`` for the recipe's.
 
     Compression is recommended if it makes the job shorter by ``WORTH`` or more, with a scheme whose accuracy was
     measured if there is one. Of dense schemes DDP's buckets are, unless another one is more than 1 % ahead. Raises
-    ``ValueError`` for one rank, an unknown optimizer, no step, a density outside (0, 1], and schemes of one kind only.
+    ``ValueError`` for one rank, an unknown optimizer, no step, a density outside (0, 1], and no dense scheme.
     """
     recipe = recipe_of(optimizer)
     chosen = recipe.density if density is None else density
@@ -400,12 +399,12 @@ def advise(
         raise ValueError("ranks=1 must be 2 or more: one rank alone sends nothing")
     if not 0 < chosen <= 1:
         raise ValueError(f"density={chosen} is no share: use a number above 0, up to 1")
-    if not {one.compresses for one in schemes} == {False, True}:
-        raise ValueError("schemes must have one that is dense and one that compresses")
+    if all(one.compresses for one in schemes):
+        raise ValueError("schemes must have one that is dense")
     job = _Job(workload, cluster, device, recipe, steps, chosen)
     found = tuple(job.prediction(one) for one in schemes if job.knows(one))
     plain = _best([one for one in found if not one.scheme.compresses], _NEAR)
-    lossy = [one for one in found if one.scheme.compresses]
+    lossy = [one for one in found if one.scheme.compresses] or [plain]
     worth = [one for one in lossy if _ratio(plain.mean_s, one.mean_s) >= 1 + WORTH]
     known = [one for one in worth if one.accuracy is not None]
     small = _best(known or worth or lossy, WORTH)
@@ -485,6 +484,8 @@ def _best(predictions: Sequence[Prediction], near: float) -> Prediction:
 
 
 def _verdict(plain: Prediction, small: Prediction, density: float, *, compress: bool, gloo: Prediction | None) -> str:
+    if small is plain:
+        return "Do not compress: no scheme takes these gradients."
     times = _ratio(plain.mean_s, small.mean_s)
     which = _named(small, density)
     if compress:
@@ -543,15 +544,16 @@ def _reasons(job: _Job, found: Sequence[Prediction], plain: Prediction, small: P
         f"{_ms(step.exposed_s)} longer ({plain.scheme.name}, scaling efficiency {plain.efficiency:.0%})."
     )
     extra = small.step.select_s + small.step.decompress_s
-    reasons.append(
-        f"{small.scheme.name} sends for {_ms(small.step.communicate_s)}, but selection holds the backward pass up for "
-        f"{_ms(small.step.select_s)} and unpacking takes {_ms(small.step.decompress_s)}"
-        + (
-            f": at most {_ms(step.exposed_s)} could be saved."
-            if step.exposed_s < 2 * extra
-            else f"; its step is {_ms(small.step.exposed_s)} longer than the computation."
+    if small is not plain:
+        reasons.append(
+            f"{small.scheme.name} sends for {_ms(small.step.communicate_s)}, but selection holds the backward pass up "
+            f"for {_ms(small.step.select_s)} and unpacking takes {_ms(small.step.decompress_s)}"
+            + (
+                f": at most {_ms(step.exposed_s)} could be saved."
+                if step.exposed_s < 2 * extra
+                else f"; its step is {_ms(small.step.exposed_s)} longer than the computation."
+            )
         )
-    )
     filled = fill_in(cluster.ranks, max(1, trace.bytes // 4), density)
     if any(one.scheme.name == "topk" for one in found) and filled > min(2 * density, _DENSE_FROM):
         said = f"The sum of {cluster.ranks:,} ranks' random {density:.3g} has {filled:.0%} of the entries"

@@ -285,6 +285,10 @@ _ONE_PASS = (
     "--samples {0:g} is taken as one pass, all of whose backward pass hides the exchange. If you accumulate smaller "
     "mini-batches, say so: --samples {1} --accumulate N."
 )
+_FLOAT16 = (
+    "float16 gradients are sent densely: only float32 and bfloat16 are compressed. With autocast, parameters and their "
+    "gradients stay float32 (docs/how-to/mixed-precision.md)."
+)
 _NO_SAMPLES = "The mini-batch is not known, so samples/s counts passes: --samples names it."
 _BOTH_WAYS = 2
 _BUSY = (
@@ -425,7 +429,12 @@ def advise(
     recipe = _chosen_recipe(optimizer or ("adamw" if known is None else known[0].optimizer))
     with ended_by_interrupt(console, "interrupted: nothing was written"):
         with as_bad_parameter_of_costs():
-            found = advice.advise(workload, cluster, chosen, optimizer=recipe.optimizer, steps=steps, density=density)
+            schemes = [one for one in advice.SCHEMES if gradients != "float16" or not one.compresses]
+            found = advice.advise(
+                workload, cluster, chosen, optimizer=recipe.optimizer, steps=steps, density=density, schemes=schemes
+            )
+        if gradients == "float16":
+            found = replace(found, cautions=(*found.cautions, _FLOAT16))
         if trace is not None and not is_given(context, "device"):
             found = replace(found, cautions=(*found.cautions, _DEVICE_ASSUMED.format(device)))
         if known is not None and accumulate is None and samples is not None and samples >= _MANY * known[1]:

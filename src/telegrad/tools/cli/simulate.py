@@ -714,6 +714,8 @@ def training_step(
     width = bytes_of_values(context, gradients, known=model in ARCHITECTURES and trace is None)
     if width != ELEMENT_BYTES and any(one.startswith("qsgd") for one in schemes):
         raise typer.BadParameter(f"{gradients} is not quantised: leave qsgd out", param_hint="--gradients")
+    if gradients == "float16" and {*schemes} != {"dense"}:
+        raise typer.BadParameter("float16 is sent densely: give --scheme dense", param_hint="--gradients")
     of_float32 = _clusters(network, ranks)
     if not SELECTING.intersection(schemes):
         refuse_given(context, ("density",), f"--scheme {scheme} selects no entries")

@@ -64,8 +64,8 @@ ComputeOption = Annotated[
 GradientsOption = Annotated[
     str,
     typer.Option(
-        help="What gradients of a known model are: float32, or bfloat16, which has shorter messages and no quantised "
-        "ones. Computation is the device's, or --compute-ms.",
+        help="What gradients of a known model are: float32; bfloat16, which has shorter messages and no quantised "
+        "ones; or float16, which is sent densely. Computation is the device's, or --compute-ms.",
         rich_help_panel=_COMPUTATION,
     ),
 ]
@@ -73,9 +73,9 @@ GradientsOption = Annotated[
 
 def bytes_of_values(context: typer.Context, gradients: str, *, known: bool) -> int:
     """Of an element of ``gradients``. Raises ``BadParameter``, also for a step that is not ``known`` by its model."""
-    widths = {"float32": 4, "bfloat16": 2}
+    widths = {"float32": 4, "bfloat16": 2, "float16": 2}
     if gradients not in widths:
-        raise typer.BadParameter(f"{gradients!r} is not float32 or bfloat16", param_hint="--gradients")
+        raise typer.BadParameter(f"{gradients!r} is not {', '.join(widths)}", param_hint="--gradients")
     if not known:
         refuse_given(context, ("gradients",), "the recorded or counted bytes of gradients are used")
     return widths[gradients]

@@ -151,8 +151,8 @@ def test_what_makes_no_sense_is_refused() -> None:
     for density in (0.0, 1.5):
         with pytest.raises(ValueError, match=f"density={density} is no share"):
             advice_of("resnet50", "10gbit", density=density)
-    for schemes in (SCHEMES[:4], SCHEMES[4:]):
-        with pytest.raises(ValueError, match="schemes must have one that is dense and one that compresses"):
+    for schemes in ([], SCHEMES[5:]):
+        with pytest.raises(ValueError, match="schemes must have one that is dense"):
             advice_of("resnet50", "10gbit", schemes=schemes)
 
 

@@ -58,6 +58,19 @@ def test_resnet_on_a_fast_network() -> None:
     assert "divided by multiplications" in words(output)
 
 
+def test_gradients_of_float16_are_sent_densely(tmp_path: Path) -> None:
+    options = ("--model", "gpt2-small", "--network", "1gbit", "--gradients", "float16")
+    status, output = advice(*options)
+    assert status == 0
+    assert "Do not compress: no scheme takes these gradients." in words(output)
+    assert "float16 gradients are sent densely: only float32 and bfloat16 are compressed." in words(output)
+    half = written(*options, file=tmp_path / "half.json")
+    brain = written(*options[:-1], "bfloat16", file=tmp_path / "brain.json")
+    of_half, of_brain = ({one["scheme"]: one for one in found["rows"]} for found in (half, brain))
+    assert {*of_half} == {"ddp", "optimal", "wfbp", "single"} < {*of_brain}
+    assert all(one["step_s"] == of_brain[name]["step_s"] for name, one in of_half.items())
+
+
 def test_the_line_of_code_is_one_line_however_narrow_the_terminal() -> None:
     status, output = advice("--model", "vgg16", "--network", "1gbit", columns=60)
     assert status == 0

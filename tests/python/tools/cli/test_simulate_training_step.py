@@ -28,6 +28,13 @@ def written(*arguments: str, file: Path) -> dict[str, Any]:
     return dict(json.loads(file.read_text()))
 
 
+def test_gradients_of_float16_take_what_those_of_bfloat16_take(tmp_path: Path) -> None:
+    options = ("--ranks", "16", "--network", "1gbit", "--scheme", "dense", "--gradients")
+    half = written(*options, "float16", file=tmp_path / "half.json")
+    brain = written(*options, "bfloat16", file=tmp_path / "brain.json")
+    assert (half["gradients"], half["rows"]) == ("float16", brain["rows"])
+
+
 def test_gradients_of_bfloat16_take_half_the_network(tmp_path: Path) -> None:
     options = ("--ranks", "16", "--network", "1gbit", "--scheme", "dense,sparse")
     wide = written(*options, file=tmp_path / "wide.json")
@@ -42,7 +49,8 @@ def test_gradients_of_bfloat16_take_half_the_network(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--gradients", "float16"), "'float16' is not float32 or bfloat16"),
+        (("--gradients", "float64"), "'float64' is not float32, bfloat16, float16"),
+        (("--gradients", "float16"), "float16 is sent densely: give --scheme dense"),
         (("--gradients", "bfloat16", "--scheme", "qsgd8"), "bfloat16 is not quantised: leave qsgd out"),
         (("--gradients", "bfloat16", "--outer", "30", "--ranks", "4"), "--outer has no use for it"),
     ],
