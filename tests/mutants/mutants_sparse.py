@@ -24,9 +24,40 @@ KNOWN_VALUES = "codec/known_values.cpp"
 LEFT_OUT = "codec/left_out.cpp"
 REDUCE_SORTED = "kernels/reduce_sorted.cpp"
 ASSEMBLY = "codec/assembly.cpp"
+STAGED = "session/staged.cpp"
 PACKED_VALUES = "codec/pack_values.cpp"
 
 SPARSE_MUTANTS = (
+    mutant(
+        "staged slice: indices count from the beginning of the whole",
+        STAGED,
+        "index -= static_cast<std::uint32_t>(own.begin);",
+        "index -= static_cast<std::uint32_t>(0 * own.begin);",
+    ),
+    mutant(
+        "staged gather: the indices of all ranks are in one place",
+        STAGED,
+        "all.indices.subspan(rank * room, view.nnz())",
+        "all.indices.subspan(0, view.nnz())",
+    ),
+    mutant(
+        "staged gather: a rank's values are where its neighbour's are",
+        STAGED,
+        "all.values.subspan(rank * room, view.nnz())",
+        "all.values.subspan((rank + 1) % net.size() * room, view.nnz())",
+    ),
+    mutant(
+        "staged gather: every rank has as many entries as this one",
+        STAGED,
+        "all.form[rank] = static_cast<std::int64_t>(view.nnz());",
+        "all.form[rank] = *mine.count;",
+    ),
+    mutant(
+        "staged: the values are the last that there is room for",
+        STAGED,
+        "co_await copy_to(net, mine.values.first(count), values);",
+        "co_await copy_to(net, mine.values.last(count), values);",
+    ),
     mutant(
         "sparse: who waits for an earlier sum is not told that it is over",
         SUM_OBSERVATION,

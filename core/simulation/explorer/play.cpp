@@ -78,6 +78,47 @@ ReadResult reader(std::shared_ptr<std::optional<std::vector<SparseVector<V>>>> r
   };
 }
 
+// What a rank's stream puts there and takes, in place of vectors. `results`: of as many vectors, of `room` entries each.
+template <class V>
+struct StagedCall {
+  StagedCall(OwnEntries<V> given, std::size_t results, std::size_t room)
+      : own(std::move(given)),
+        count(static_cast<std::int64_t>(own.indices.size())),
+        forms(results),
+        indices(results * room),
+        values(results * room),
+        dense(room) {
+    own.indices.resize(own.indices.size() + own.indices.size() % 3, ~std::uint32_t{0});  // more than it counts
+    own.values.resize(own.indices.size());
+  }
+  StagedEntries<V> mine(std::uint64_t dimension) const { return {dimension, &count, own.indices, own.values}; }
+  StagedSum<V> taken() { return {forms.data(), indices, values, dense}; }
+
+  OwnEntries<V> own;
+  std::int64_t count;
+  std::vector<std::int64_t> forms;
+  std::vector<std::uint32_t> indices;
+  std::vector<V> values;
+  std::vector<V> dense;
+};
+
+// `first`: the element of the first vector's index 0; those of each vector are `dimension` behind the one before.
+template <class V>
+ReadResult reader(std::shared_ptr<StagedCall<V>> staged, std::uint64_t first, std::uint64_t dimension) {
+  return [=](SeenCall& seen) {
+    seen.dense_result = false;
+    const std::size_t room = staged->indices.size() / staged->forms.size();
+    for (std::size_t i = 0; i < staged->forms.size(); ++i) {
+      const auto count = static_cast<std::size_t>(staged->forms[i]);
+      for (const std::uint32_t index : std::span(staged->indices).subspan(i * room, count)) {
+        seen.indices.push_back(static_cast<std::uint32_t>(first + i * dimension + index));
+      }
+      const auto bytes = std::as_bytes(std::span(staged->values).subspan(i * room, count));
+      seen.values.insert(seen.values.end(), bytes.begin(), bytes.end());
+    }
+  };
+}
+
 template <class V>
 ReadResult reader(std::shared_ptr<std::optional<OkTopkSum<V>>> result, OkTopkState before) {
   return [result = std::move(result), before = std::move(before)](SeenCall& seen) {
@@ -391,6 +432,24 @@ class Play {
     return addend_of<V>(call.count, kept->indices, kept->values, how, kept->marks);
   }
 
+  // Of ranks that have entries about half call as streams do; null: this one does not.
+  template <class V>
+  RequestPtr make_staged(const PlannedCall& call, const Contribution& share, const SparseReduction& how, Rank rank,
+                         ReadResult& read) {
+    const bool gathers = call.operation == Operation::sparse_allgather;
+    if ((!gathers && call.operation != Operation::sparse_reduce_scatter) || mix(~call.seed + rank) % 2 == 0) return nullptr;
+    for (Rank other = 0; other < program_.size; ++other) {  // who stages may be given entries only
+      if (Contribution(call, other, program_.size).dense()) return nullptr;
+    }
+    const Range own = gathers ? Range{0, call.count} : call.partition(program_.size)[rank];
+    auto staged = std::make_shared<StagedCall<V>>(OwnEntries<V>(call, share), gathers ? program_.size : 1, own.size());
+    lent_.push_back(staged);
+    read = reader<V>(staged, own.begin, call.count);
+    const StagedEntries<V> mine = staged->mine(call.count);
+    if (gathers) return make_all_gather_staged<V>(mine, staged->taken(), how);
+    return make_reduce_scatter_staged<V>(mine, call.partition(program_.size), staged->taken(), how);
+  }
+
   template <class V>
   RequestPtr make_sparse_of(const PlannedCall& call, const Contribution& share, SeenCall& seen, Rank rank,
                             std::size_t index) {
@@ -406,6 +465,7 @@ class Play {
                               .choice = choice_of(call, caller),
                               .nodes = nodes_of(call, rank),
                               .is_unsigned = is_unsigned(call.dtype)};
+    if (RequestPtr staged = make_staged<V>(call, share, how, rank, read)) return staged;
     SparseVector<V> mine = vector_of<V>(call, share, how, mix(call.seed + rank));
     if constexpr (!std::is_integral_v<V>) {
       if (call.operation == Operation::allreduce_topk) {
