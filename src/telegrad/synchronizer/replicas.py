@@ -17,6 +17,8 @@ from torch import nn
 from torch._compile import _disable_dynamo
 
 from telegrad.communicator import Communicator
+from telegrad.communicator.cuda.runtime import has_runtime
+from telegrad.communicator.operands import on_device
 from telegrad.communicator.texts import all_gather_text
 from telegrad.ddp.backward_watch import BackwardSteps, check_no_optimizer_in_backward
 from telegrad.ddp.bucket import GradBucket, check_dtype
@@ -44,7 +46,8 @@ class ReplicaSynchronizer:
     """Averages gradients over the replicas of a sharded model: call ``average()`` between ``backward()`` and
     ``optimizer.step()``.
 
-    - ``model``: ``fully_shard`` has sharded all trained parameters on one mesh of one dimension, on the CPU.
+    - ``model``: ``fully_shard`` has sharded all trained parameters on one mesh of one dimension, on the CPU or on CUDA
+      (docs/explanation/gpu.md).
     - ``comm``: a Communicator of the ranks that hold the same shard, one of each replica, such as
       ``Communicator.from_torch(mesh["replica"].get_group())``. Parameters and buffers of replica 0 are copied to all.
     - ``compress``, ``warmup``, ``telemetry``: as for DDPState. Sizes, densities and residuals are of a rank's shards.
@@ -93,8 +96,11 @@ class ReplicaSynchronizer:
         self._model, self._comm = model, comm
         self._steps = BackwardSteps(self._parameters, _OWNER, self._state._leave_job)
         self._buckets = list(_buckets_of(self._shards))
+        self._is_on_device = any(map(on_device, self._shards.values()))
         for tensor in (*model.parameters(), *model.buffers()):
             copy_from_rank_0(_local(tensor).detach(), comm)
+            if self._is_on_device:  # few are in pinned memory at once
+                comm.synchronize()
 
     @property
     def comm(self) -> Communicator:
@@ -114,7 +120,7 @@ class ReplicaSynchronizer:
     @_disable_dynamo  # as ddp_hook
     def average(self) -> None:
         """Replaces gradients by their averages over the replicas. All ranks call it, once for each step of the
-        optimizer.
+        optimizer. On a GPU the stream waits for averages; the host waits for the other replicas' calls.
 
         A parameter that has a gradient on some replicas gets one on all of them; one that has none keeps none. Raises
         ``TransportError``; ``NonFiniteGradient`` on the rank that has a NaN or an infinity, unless
@@ -200,7 +206,7 @@ class _ReplicaState(DDPState):
         return self._own_shards.items()
 
     def _use_of_passes(self, optimizer: torch.optim.Optimizer | None) -> PassUse:
-        return PassUse(self._trained, self._compressor, self._compressor, self.stats, optimizer, explicit=True)
+        return PassUse(self._trained, self._compressor, self._memories, self.stats, optimizer, explicit=True)
 
     @property
     def _job_rank(self) -> int:
@@ -266,9 +272,10 @@ def sharded_parameters(model: nn.Module) -> dict[str, DTensor]:
         first = next(iter(found.values()), one)
         if one.device_mesh != first.device_mesh:
             raise ValueError(f"parameter {name!r} is on another mesh than those before: shard all of them on one")
-        if one.device.type != "cpu":
-            raise ValueError(f"parameter {name!r} is on {one.device}: this version trains on the CPU")
-        check_dtype(one.dtype, name)
+        place = one.to_local().device
+        if place.type != "cpu" and not has_runtime(place.type):
+            raise ValueError(f"parameter {name!r} is on {place}: train on the CPU or on CUDA")
+        check_dtype(one.dtype, name, on_device=place.type != "cpu")
         found[name] = one
     check_no_optimizer_in_backward(found, _OWNER)
     if not found:
@@ -312,7 +319,8 @@ def _buckets_of(shards: Mapping[str, nn.Parameter]) -> Iterator[_Bucket]:
         size += one.nbytes
     for place, names in enumerate(groups):
         held = [shards[name] for name in names]
-        memory = zeros(sum(one.numel() for one in held), held[0].dtype)
+        size, like = sum(one.numel() for one in held), held[0].detach()
+        memory = like.new_zeros(size) if on_device(like) else zeros(size, like.dtype)
         pieces = torch.split(memory, [one.numel() for one in held])
         yield _Bucket(place, place == len(groups) - 1, memory, held, dict(zip(names, pieces, strict=True)))
 
