@@ -1,5 +1,5 @@
-"""Replicas of a sharded model whose shards are on a device whose streams compute: the host's bits, errors that come late,
-and residuals that follow what the program throws away."""
+"""Replicas of a sharded model whose shards are on a device whose streams compute: the host's bits, errors that come
+late, and residuals that follow what the program throws away."""
 
 from __future__ import annotations
 
