@@ -31,8 +31,17 @@ from telegrad.ddp.options import Combine, Quantised, TopK, check_choice, compres
 from telegrad.ddp.rank_checks import check_alike, described
 from telegrad.ddp.rank_state import MemoryOrders, checked_step, state_of
 from telegrad.ddp.telemetry import DDPStats, StepRecord, Telemetry, check_telemetry, write_record
-from telegrad.diloco.fragment import Fragment, Streaming, crc_of, layer_of, layers_of, on_device_of, on_host
-from telegrad.diloco.replica_ranks import ReplicaGroup, ReplicaRanks, local_of, reshard
+from telegrad.diloco.fragment import (
+    Fragment,
+    Streaming,
+    crc_of,
+    layer_of,
+    layers_of,
+    local_of,
+    on_device_of,
+    on_host,
+)
+from telegrad.diloco.replica_ranks import ReplicaGroup, ReplicaRanks, reshard
 from telegrad.errors import NonFiniteGradient, RendezvousError, TransportError
 
 _STEP_WRAPPER_FILE = torch.optim.Optimizer.profile_hook_step.__code__.co_filename

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from telegrad.communicator import Communicator, Work
 from telegrad.communicator.cuda.runtime import DeviceRuntime, has_runtime, runtime_of
@@ -22,7 +23,6 @@ from telegrad.compress.arguments import check_gain, checked_count, checked_whole
 from telegrad.ddp.bucket import ParameterSpan, layout_of_members
 from telegrad.ddp.exchange import Exchange, Fault, Floats, PlacedState, Sending, TopkStates, find_fault
 from telegrad.ddp.telemetry import StepRecord
-from telegrad.diloco.replica_ranks import local_of
 from telegrad.kernels.floats import count_nonfinite
 
 
@@ -90,6 +90,11 @@ def crc_of(tensors: Iterable[Tensor], found: int = 0) -> int:
 
 _copying: weakref.WeakKeyDictionary[Any, dict[torch.device, Any]] = weakref.WeakKeyDictionary()
 """Of a runtime, and a device: the stream that copies from it."""
+
+
+def local_of(one: Tensor) -> Tensor:
+    """What this rank holds of a parameter: its own shard of one that ``fully_shard`` has sharded."""
+    return one.to_local() if isinstance(one, DTensor) else one
 
 
 class Reading:

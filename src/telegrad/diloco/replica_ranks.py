@@ -31,11 +31,7 @@ from telegrad.communicator.torch_terms import first_line
 from telegrad.communicator.work import check_timeout
 from telegrad.compress.arguments import checked_count, checked_whole
 from telegrad.ddp.node_ranks import check_places
-
-
-def local_of(one: Tensor) -> Tensor:
-    """What this rank holds of a parameter: its own shard of one that ``fully_shard`` has sharded."""
-    return one.to_local() if isinstance(one, DTensor) else one
+from telegrad.diloco.fragment import local_of, on_device_of, on_host
 
 
 def reshard(model: nn.Module) -> None:
@@ -262,8 +258,8 @@ def _is_sharded(one: Tensor) -> bool:
 @torch.no_grad()
 def _write(one: Tensor, values: Tensor) -> None:
     own = local_of(one)
-    own.copy_(values.view(own.dtype).view(own.shape))
+    own.copy_(on_device_of(own, values.view(own.dtype).view(own.shape)))
 
 
 def _bytes_of(one: Tensor) -> Tensor:
-    return local_of(one.detach()).cpu().contiguous().reshape(-1).view(torch.uint8)
+    return on_host(local_of(one.detach())).contiguous().reshape(-1).view(torch.uint8)

@@ -101,6 +101,36 @@ def test_a_device_has_the_bits_of_the_host(
     assert together(comms, run) == expected
 
 
+@pytest.mark.parametrize(
+    "options", [{}, SPARSE, {"streaming": Streaming(2, delay=3, mix=0.25)}], ids=["dense", "sparse", "late"]
+)
+def test_replicas_of_two_ranks_have_the_bits_of_the_host(device: ComputingRuntime, options: dict[str, Any]) -> None:
+    """Each rank exchanges a part of them."""
+
+    def run(comm: Communicator, runtime: ComputingRuntime | None) -> Replica:
+        replica = Replica(comm, runtime, replica=2, **options)
+        replica.number //= 2
+        for number in range(2 * EVERY + 4):
+            replica.step(number)
+        replica.diloco.exchange()
+        return replica
+
+    def run_there(comm: Communicator) -> list[bytes]:
+        with device.on(device.new_stream()) as stream:
+            replica = run(comm, device)
+            stream.synchronize()
+            return replica.state()
+
+    expected, comms = (Communicator.local(4, timeout_s=60.0) for _ in range(2))
+    try:
+        found = together(comms, run_there)
+        assert found == together(expected, lambda comm: run(comm, None).state())
+        assert found.count(found[0]) == 4
+    finally:
+        for comm in (*comms, *expected):
+            comm.close()
+
+
 @pytest.mark.parametrize("sparse", [False, True])
 def test_the_host_waits_for_no_device_until_the_delay_is_over(
     device: ComputingRuntime, comms: list[Communicator], streams: list[FakeStream], sparse: bool

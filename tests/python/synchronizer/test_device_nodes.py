@@ -38,6 +38,7 @@ def on_nodes(device: ComputingRuntime) -> Iterator[OnNodes]:
     """``on_nodes(function, sizes=(2, 2), **options)`` calls ``function(rank)`` on a DeviceRank of each rank of nodes of
     these sizes; returns by rank. ``flat``: without ``node=``."""
     made: list[Communicator] = []
+    groups: list[Any] = []  # kept: a rank that is over would end what its node's others still exchange
 
     def run(
         function: Callable[[DeviceRank], Any], sizes: tuple[int, ...] = (2, 2), *, flat: bool = False, **options: Any
@@ -51,7 +52,8 @@ def on_nodes(device: ComputingRuntime) -> Iterator[OnNodes]:
             with device.on(streams[number]):
                 try:
                     if not flat and "node" not in own:
-                        own["node"] = group_of(number)
+                        groups.append(group_of(number))
+                        own["node"] = groups[-1]
                     rank = DeviceRank(device, comm, streams[number], **own)
                     rank.group = own.get("node")  # type: ignore[attr-defined]
                     try:
@@ -68,6 +70,9 @@ def on_nodes(device: ComputingRuntime) -> Iterator[OnNodes]:
     yield run
     for comm in made:
         comm.close()
+    for stream in device.streams:
+        stream.synchronize()
+    groups.clear()
 
 
 def on_host(function: Callable[[Any], Any], sizes: tuple[int, ...] = (2, 2), **options: Any) -> list[Any]:
@@ -227,20 +232,31 @@ def test_a_parameter_that_only_some_ranks_use(on_nodes: OnNodes) -> None:
 
 
 def test_an_earlier_average_that_meets_gradients_of_others_is_an_error(on_nodes: OnNodes) -> None:
-    def run(rank: DeviceRank) -> str:
+    all_stepped, has_aborted = threading.Barrier(4), threading.Event()
+
+    def run(rank: DeviceRank) -> None:
         rank.step(gradients_of(rank.comm.rank, 0))
         names = ("norm",) if rank.comm.rank == 1 else ("norm", "hidden")
-        try:
-            for step in range(1, 4):
-                rank.step(gradients_of(rank.comm.rank, step, names), keeps=True)
-                rank.sync.comm.synchronize()
-        except (RuntimeError, TransportError) as error:
-            return str(error)
-        return ""
+        comm, said = rank.sync.comm, "'hidden' has an average of an earlier pass here, and a gradient on another rank"
+        if rank.comm.rank == 1:
+            ends = comm.abort
 
-    texts = on_nodes(run, plan=NAMED, select="topk")
-    assert "'hidden' has an average of an earlier pass here, and a gradient on another rank" in texts[1]
-    assert all("call zero_grad() before each backward pass" in text for text in texts)
+            def abort(reason: str) -> None:
+                all_stepped.wait(60)  # it ends also what another rank has not finished
+                ends(reason)
+                has_aborted.set()
+
+            comm.abort = abort  # type: ignore[method-assign]
+            with pytest.raises(RuntimeError, match=f"{said}.* call zero_grad\\(\\) before each backward pass"):
+                rank.step(gradients_of(rank.comm.rank, 1, names), keeps=True)
+            return
+        rank.step(gradients_of(rank.comm.rank, 1, names), keeps=True)
+        all_stepped.wait(60)
+        has_aborted.wait(60)
+        with pytest.raises(TransportError, match=said):
+            comm.barrier()
+
+    on_nodes(run, plan=NAMED, select="topk")
 
 
 def test_a_nan_is_raised_late_by_the_rank_that_has_the_piece(on_nodes: OnNodes) -> None:
