@@ -42,7 +42,7 @@ void scatter(std::span<V> dense, const Entries<V>& entries, std::uint64_t base, 
 template <class V>
 void fill(std::span<V> dense, V value) {
   using Bits = std::array<std::byte, sizeof(V)>;
-  if (std::bit_cast<Bits>(value) == Bits{}) {  // memset does not read the lines that it overwrites
+  if (!dense.empty() && std::bit_cast<Bits>(value) == Bits{}) {  // memset does not read the lines that it overwrites
     std::memset(static_cast<void*>(dense.data()), 0, dense.size_bytes());
   } else {
     std::fill(dense.begin(), dense.end(), value);
