@@ -73,53 +73,61 @@ TELEGRAD_AVX2 inline unsigned byte_mask_avx2(__m256i equal) {
   return static_cast<unsigned>(_mm256_movemask_epi8(equal));
 }
 
+// From the last element to the first: gradients are looked at as soon as they are written, when their end is in the nearest
+// caches, and then added from the first one on, which this leaves there.
 TELEGRAD_AVX2 std::size_t count_f32_avx2(const std::byte* values, std::size_t count) {
   const __m256i exponent = _mm256_set1_epi32(0x7f800000);
+  std::size_t i = count / 16 * 16;
+  const std::size_t found = count_tail<std::uint32_t>(values, i, count);
   std::size_t set_bytes = 0;
-  std::size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
+  while (i != 0) {
+    i -= 16;
     const __m256i low = _mm256_cmpeq_epi32(_mm256_and_si256(load_avx2(values + i * 4), exponent), exponent);
     const __m256i high = _mm256_cmpeq_epi32(_mm256_and_si256(load_avx2(values + i * 4 + 32), exponent), exponent);
     if (_mm256_testz_si256(_mm256_or_si256(low, high), _mm256_set1_epi32(-1))) continue;
     set_bytes += static_cast<std::size_t>(std::popcount(byte_mask_avx2(low)) + std::popcount(byte_mask_avx2(high)));
   }
-  return set_bytes / 4 + count_tail<std::uint32_t>(values, i, count);
+  return found + set_bytes / 4;
 }
 
 TELEGRAD_AVX2 std::size_t count_bf16_avx2(const std::byte* values, std::size_t count) {
   const __m256i exponent = _mm256_set1_epi16(0x7f80);
+  std::size_t i = count / 16 * 16;
+  const std::size_t found = count_tail<std::uint16_t>(values, i, count);
   std::size_t set_bytes = 0;
-  std::size_t i = 0;
-  for (; i + 16 <= count; i += 16) {
+  while (i != 0) {
+    i -= 16;
     const __m256i equal = _mm256_cmpeq_epi16(_mm256_and_si256(load_avx2(values + i * 2), exponent), exponent);
     set_bytes += static_cast<std::size_t>(std::popcount(byte_mask_avx2(equal)));
   }
-  return set_bytes / 2 + count_tail<std::uint16_t>(values, i, count);
+  return found + set_bytes / 2;
 }
 
 TELEGRAD_AVX512 std::size_t count_f32_avx512(const std::byte* values, std::size_t count) {
   const __m512i exponent = _mm512_set1_epi32(0x7f800000);
-  std::size_t found = 0;
-  std::size_t i = 0;
-  for (; i + 32 <= count; i += 32) {
+  std::size_t i = count / 32 * 32;
+  std::size_t found = count_tail<std::uint32_t>(values, i, count);
+  while (i != 0) {
+    i -= 32;
     const __m512i low = _mm512_and_si512(_mm512_loadu_si512(values + i * 4), exponent);
     const __m512i high = _mm512_and_si512(_mm512_loadu_si512(values + i * 4 + 64), exponent);
     const __mmask16 low_set = _mm512_cmpeq_epi32_mask(low, exponent);
     const __mmask16 high_set = _mm512_cmpeq_epi32_mask(high, exponent);
     found += static_cast<std::size_t>(std::popcount(static_cast<std::uint32_t>(low_set) << 16 | high_set));
   }
-  return found + count_tail<std::uint32_t>(values, i, count);
+  return found;
 }
 
 TELEGRAD_AVX512 std::size_t count_bf16_avx512(const std::byte* values, std::size_t count) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
-  std::size_t found = 0;
-  std::size_t i = 0;
-  for (; i + 32 <= count; i += 32) {
+  std::size_t i = count / 32 * 32;
+  std::size_t found = count_tail<std::uint16_t>(values, i, count);
+  while (i != 0) {
+    i -= 32;
     const __m512i block = _mm512_and_si512(_mm512_loadu_si512(values + i * 2), exponent);
     found += static_cast<std::size_t>(std::popcount(_mm512_cmpeq_epi16_mask(block, exponent)));
   }
-  return found + count_tail<std::uint16_t>(values, i, count);
+  return found;
 }
 
 // AVX2 compares signed only: flipping the top bit turns unsigned order into signed order.

@@ -1,6 +1,10 @@
 #include "kernels/scatter.hpp"
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstring>
 
 #include "base/check.hpp"
 #include "kernels/operations.hpp"
@@ -37,7 +41,12 @@ void scatter(std::span<V> dense, const Entries<V>& entries, std::uint64_t base, 
 
 template <class V>
 void fill(std::span<V> dense, V value) {
-  std::fill(dense.begin(), dense.end(), value);
+  using Bits = std::array<std::byte, sizeof(V)>;
+  if (!dense.empty() && std::bit_cast<Bits>(value) == Bits{}) {  // memset does not read the lines that it overwrites
+    std::memset(static_cast<void*>(dense.data()), 0, dense.size_bytes());
+  } else {
+    std::fill(dense.begin(), dense.end(), value);
+  }
 }
 
 template <class V>

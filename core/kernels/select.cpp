@@ -41,6 +41,19 @@ constexpr std::size_t kBlock = 32;
 // cache.
 constexpr std::size_t kListed = 4096;
 
+// Elements between those that are added and those that are fetched: the CPU itself fetches nothing beyond the end of a page
+// of 4 KiB, and begins slowly in the next one. A prefetch beyond the end of an array does nothing.
+constexpr std::size_t kAhead = 512;
+
+inline void prefetch_block(const Pass& pass, std::size_t first) {
+  constexpr std::size_t kLine = 64 / sizeof(float);
+  for (std::size_t i = first + kAhead; i < first + kAhead + kBlock; i += kLine) {
+    __builtin_prefetch(pass.before + i);
+    __builtin_prefetch(pass.gradient + i);
+    if (pass.residual != pass.before) __builtin_prefetch(pass.residual + i, 1);
+  }
+}
+
 void gather(Gathered& gathered, KeyBits key, float sum, std::size_t position) {
   const std::int32_t own = key(sum);
   gathered.sums[position % 16] += static_cast<double>(std::bit_cast<float>(std::max(own, 0)));
@@ -102,6 +115,7 @@ std::size_t select_portable(const Pass& given, Gathered* gathered) {
     float* const residual = pass.residual + i;
     float sum[kBlock];
     std::int32_t keys[kBlock];
+    if constexpr (adds) prefetch_block(pass, i);
     for (std::size_t j = 0; j < kBlock; ++j) sum[j] = pass.before[i + j];
     if constexpr (adds) {
       for (std::size_t j = 0; j < kBlock; ++j) sum[j] += pass.gradient[i + j];
@@ -160,6 +174,7 @@ TELEGRAD_AVX2 std::size_t select_avx2(const Pass& given, Gathered* gathered) {
     const std::size_t end = std::min(i + kListed, whole);
     std::size_t listed = 0;
     for (; i < end; i += kBlock) {
+      if constexpr (adds) prefetch_block(pass, i);
       unsigned survivors = 0, above_zero = 0;
       for (unsigned j = 0; j < 4; ++j) {
         float* const residual = pass.residual + i + 8 * j;
@@ -247,6 +262,7 @@ TELEGRAD_AVX512 std::size_t select_avx512(const Pass& given, Gathered* gathered)
     const std::size_t end = std::min(i + kListed, whole);
     std::size_t listed = 0;
     for (; i < end; i += kBlock) {
+      if constexpr (adds) prefetch_block(pass, i);
       float* const residual = pass.residual + i;
       __m512 low = _mm512_loadu_ps(pass.before + i);
       __m512 high = _mm512_loadu_ps(pass.before + i + 16);

@@ -73,7 +73,7 @@ def timed_rows(
     density: float,
     *,
     network: str,
-    ranks: int = RANKS,
+    ranks: int,
     blocks: int,
     samples: int,
     on_sample: Callable[[str], None] = lambda about: None,

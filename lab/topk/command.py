@@ -454,6 +454,7 @@ def _count_bytes(console: Console, plan: _BytesPlan, recorder: _Recorder, folder
                     recording,
                     plan.density,
                     network=network,
+                    ranks=beside.RANKS,
                     blocks=count,
                     samples=plan.samples,
                     on_sample=done,

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from forked_torchrun import torchrun_server
+from torchrun_stand_ins import torchrun_server
 
 from telegrad import Communicator
 

@@ -10,8 +10,10 @@ from device_ranks import RANKS
 from fake_device import DEVICE_TYPE, FakeRuntime, FakeStream
 from new_tensors import garbage_in_new_tensors
 
+from rank_server import SAMPLE_S
 from telegrad import Communicator
 from telegrad.communicator.cuda import runtime as runtimes
+from telegrad.tuning import group_cost
 
 
 @pytest.fixture
@@ -36,3 +38,9 @@ def comms(device: FakeRuntime) -> Iterator[list[Communicator]]:
 @pytest.fixture
 def streams(device: FakeRuntime, comms: list[Communicator]) -> list[FakeStream]:
     return [device.new_stream() for _ in comms]
+
+
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For folders whose tests make synchronizers, which time sums for a plan."""
+    monkeypatch.setattr(group_cost, "_SAMPLE_S", SAMPLE_S)

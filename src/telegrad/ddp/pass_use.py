@@ -283,12 +283,13 @@ def _warn_of(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=program_level())
 
 
-_LOOK = 1 << 14  # entries per look for one that is not zero: the first look finds one, as a rule
+_FIRST_LOOK, _LOOK = 64, 1 << 14  # entries per look for one that is not zero: the first look finds one, as a rule
 
 
 def _is_zero(x: torch.Tensor) -> bool:
     flat = x.reshape(-1)
-    return not any(bool(flat[start : start + _LOOK].any()) for start in range(0, flat.numel(), _LOOK))
+    looks = (flat[start : start + _LOOK] for start in range(0, flat.numel(), _LOOK))
+    return not bool(flat[:_FIRST_LOOK].any()) and not any(bool(one.any()) for one in looks)
 
 
 def _begin_of(seen: weakref.ref[PassUse]) -> Any:

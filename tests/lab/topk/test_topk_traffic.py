@@ -162,13 +162,14 @@ def test_calls_over_a_network_are_of_both_versions_in_turn(
     tmp_path: Path, other_python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept, written = tmp_path / "gradients.npz", tmp_path / "rows.json"
-    recording(8).save(kept)
+    recording(2).save(kept)
+    monkeypatch.setattr(beside, "RANKS", 2)
     monkeypatch.setattr(beside, "BLOCKS", (1, 2))
     monkeypatch.setattr(beside, "_CALIBRATION_S", 0.5)
     options = ["--bytes", "--ranks", "2", "--k", "20", "--calls", "1", "--gradients", str(kept), "--samples", "3"]
     status, said = _run(*options, "--beside", str(other_python), "--network", "tcp", "--json", str(written))
     assert status == 0
-    assert "8 ranks over tcp, recorded gradients, k = 36" in said
+    assert "2 ranks over tcp, recorded gradients, k = 36" in said
     rows = json.loads(written.read_text())["timed"]
     assert [(row["version"], row["blocks"], row["k"]) for row in rows] == [
         ("this", 1, 36),
@@ -177,7 +178,7 @@ def test_calls_over_a_network_are_of_both_versions_in_turn(
         ("beside", 2, 72),
     ]
     for row in rows:
-        assert (row["network"], row["ranks"], row["samples"], row["exact"]) == ("tcp", 8, 3, 1)
+        assert (row["network"], row["ranks"], row["samples"], row["exact"]) == ("tcp", 2, 3, 1)
         assert row["n"] == row["blocks"] * recording().elements
         assert 0 < row["min_s"] <= row["median_s"]
     for this, other in zip(rows[::2], rows[1::2], strict=True):

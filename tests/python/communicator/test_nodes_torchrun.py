@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked_torchrun import FORKING_TORCHRUN
+from torchrun_stand_ins import FORKING_TORCHRUN
 
 from telegrad.tools.bench import netlab
 from telegrad.tools.bench.netlab import Netlab

@@ -9,8 +9,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from forked_torchrun import FORKING_TORCHRUN
 from ports import free_port
+from torchrun_stand_ins import FORKING_TORCHRUN
 
 from telegrad.launch import SINGLE_THREADED, Ranks
 

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from device_fixtures import comms, device, streams
+from device_fixtures import comms, device, short_samples, streams
 from device_ranks import RANKS
 from device_trainer import make
 from handmade_buckets import Trainer
 
-from rank_server import SAMPLE_S
 from telegrad import Communicator
-from telegrad.tuning import group_cost
 
-__all__ = ["comms", "device", "make", "on_host", "streams"]
+__all__ = ["comms", "device", "make", "on_host", "short_samples", "streams"]
 
 
 @pytest.fixture
@@ -30,8 +28,3 @@ def on_host() -> Iterator[Callable[..., list[Trainer]]]:
     yield trainers
     for comm in made:
         comm.close()
-
-
-@pytest.fixture(autouse=True)
-def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_cost, "_SAMPLE_S", SAMPLE_S)

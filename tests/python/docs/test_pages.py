@@ -106,7 +106,7 @@ def test_shell_runs(page: Path, torchrun_server: str, tmp_path: Path) -> None:
     if not any(one.language == "sh" for one in blocks):
         pytest.skip("the page has no such block")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    stand_ins = Path(torchrun_server).parent  # of torchrun and telegrad (forked_torchrun.py)
+    stand_ins = Path(torchrun_server).parent  # of torchrun and telegrad (torchrun_stand_ins.py)
     path = os.pathsep.join([str(stand_ins), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "TELEGRAD_CACHE": str(tmp_path / "cache")}
     said = ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pods
 import pytest
-from forked_torchrun import FORKING_TORCHRUN
+from torchrun_stand_ins import FORKING_TORCHRUN
 
 from telegrad import _core
 
