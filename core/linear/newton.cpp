@@ -493,7 +493,7 @@ Newton::Step Newton::descend() {
 Newton::Step Newton::step(bool last) {
   if (descent_) return descend();
   begin();
-  sums_ = 0;
+  sums_ = iterations_ = 0;
   if (problem_.l1 > 0) return step_with_l1();
   find_gradient();
   Step done;
@@ -522,6 +522,7 @@ Newton::Step Newton::step(bool last) {
     if ((done.converged || done.stuck || last) && problem_.l2 > 0) prove(done);
   }
   done.sums = sums_;
+  done.iterations = iterations_;
   return done;
 }
 
@@ -809,6 +810,7 @@ double Newton::solve_iteratively() {
   std::vector<double> travelling(2 + 2 * problem_.ranks);
   for (std::size_t iteration = 1; iteration <= most_iterations && product > 0; ++iteration) {
     const double curved = multiply(most[0], most[1]);
+    iterations_ = iteration;
     if (!(curved > 0)) break;
     const double length = product / curved, gain = length * product / 2;
     if (moves_known_) {
