@@ -18,7 +18,7 @@ import pytest
 from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import expit
-from sklearn.datasets import load_breast_cancer, load_digits, make_classification
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine, make_classification
 from sklearn.exceptions import ConvergenceWarning
 from typer.testing import CliRunner
 
@@ -836,3 +836,15 @@ def test_uneven_rows_give_the_same_bits_on_any_number_of_ranks(what: str, loss: 
             ]
     threaded = train(data.rows, replace(settings, threads=2))
     assert threaded.model.weights.tobytes() == alone.model.weights.tobytes()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("load", [load_iris, load_wine])
+def test_a_softmax_at_its_optimum_warns_of_nothing(load: Callable[..., Any], scaled: bool) -> None:
+    """Where tol was reached but for the bound of the biases' part, a fit took no further step, and warned."""
+    x, y = load(return_X_y=True)
+    x = (x - x.mean(0)) / x.std(0) if scaled else x
+    for strength in (0.01, 1.0, 100.0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            LogisticRegression(C=strength).fit(x, y)
