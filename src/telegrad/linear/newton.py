@@ -132,7 +132,8 @@ class Newton:
         own, lengths = chosen[moves], lengths[moves]
         entries = np.repeat(rows.offsets[own].astype(np.int64) - (np.cumsum(lengths) - lengths), lengths)
         entries += np.arange(entries.size)
-        by_row, by_entry = self._gather(np.array([own.size, entries.size], np.int64), [2] * problem.world_size).reshape(-1, 2).T.tolist()
+        sizes = self._gather(np.array([own.size, entries.size], np.int64), [2] * problem.world_size)
+        by_row, by_entry = sizes.reshape(-1, 2).T.tolist()
         shares = np.ones(own.size, np.float32) if weights is None else weights[own]
         labels, shares, lengths, fixed, moved = (
             self._gather(one, by_row) for one in (targets[own], shares, lengths, scores[moves], duals[moves])

@@ -208,8 +208,8 @@ def bytes_needed(
             alone, rows, nnz = True, total, most_occurring
             pooled = nnz * 8 + rows * (2 * 8 + 3 * 4)
         occurring = min(features, nnz if alone else most_occurring)
-        # numbers for each feature and class, one of them of uneven rows; the model, a bound; of rows numbers, scores, what
-        # is of a loss; places
+        # numbers for each feature and class, one of them of uneven rows; the model, a bound; of rows numbers, scores,
+        # what is of a loss; places
         needed = occurring * ((8 * 11 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
         needed += pooled + nnz * 4 + features * 4 * classes
         if settings.l1:  # places of features, those that may move, and their entries
@@ -439,8 +439,8 @@ class Problem:
     ``all_features``. Otherwise ``numbering`` tells. Second-order optimizers number the features of all ranks' rows
     likewise, or with ``shared`` those of this rank's. ``used``: which these are; ``occurring``: how many any rank's
     rows have. ``may_split=False``: without ``shared``. ``descends``: for the hinge, are all ranks' rows few, and here?
-    ``gathered``: if not, the part of them that each rank may take at a time. ``keeps_models``: models are asked for where
-    not all ranks take part.
+    ``gathered``: if not, the part of them that each rank may take at a time. ``keeps_models``: models are asked for
+    where not all ranks take part.
     ``classes``: above 1, labels are numbers of classes, from 0, and the loss is that of their softmax.
     """
 
