@@ -35,7 +35,7 @@ from rich.table import Table
 from lab.common.commands import rank_counts
 from lab.common.growing_result import GrowingResult
 from lab.common.synthetic_rows import SHAPES, synthetic_rows
-from lab.linear_solution import LOSSES, NEAR, SCHEMES, newton_of
+from lab.linear_solution import LOSSES, NEAR, SCHEMES, as_of_many, newton_of
 from telegrad.launch.joining import die_with
 from telegrad.linear import Rows, TrainingSettings
 from telegrad.tools.bench.machine import describe_machine, machine_text
@@ -235,9 +235,8 @@ _made: list[Rows] = []
 
 def _measured(*case: Any) -> Row:
     # what ranks need together need not be this machine's, and an upper bound is far above what they take
-    # however few rows there are, ranks exchange what they would of many
     in_memory = unittest.mock.patch("telegrad.linear.problem.available_bytes", return_value=-1)
-    with in_memory, unittest.mock.patch("telegrad.linear.problem._POOLED", 0):
+    with in_memory, as_of_many(_made[0].nnz):
         return measured(_made[0], *case)
 
 

@@ -25,7 +25,7 @@ from telegrad import Communicator
 from telegrad.launch import LaunchError, join
 from telegrad.linear import Rows, TrainingSettings
 from telegrad.linear.newton import Newton
-from telegrad.linear.problem import Problem
+from telegrad.linear.problem import _POOLED, Problem
 from telegrad.tools.bench.netlab import NetlabError
 from telegrad.tools.bench.plan import JsonFields, run_job
 from telegrad.tools.cli.options import JobTimeout, RowsFile, among, networks_of
@@ -76,6 +76,11 @@ class DenseNewton(Newton):
         numbers[:] = every[places]
 
 
+def as_of_many(entries: int) -> Any:
+    """However few entries the rows have, the hinge's ranks do what they do with many."""
+    return unittest.mock.patch("telegrad.linear.problem._POOLED", _POOLED if entries > _POOLED else 0)
+
+
 def newton_of(rows: Rows, settings: TrainingSettings, comm: Any, scheme: str) -> tuple[Problem, Newton]:
     """The dense schemes hold the weights of all features that occur, on each rank."""
     alone = comm is None or comm.world_size == 1
@@ -111,18 +116,18 @@ def solved(rows: Rows, loss: str, comm: Communicator, scheme: str, best: float |
 def rank_main(plan_json: str) -> None:
     """One rank. Rank 0 prints a row as JSON for each scheme."""
     plan = SolutionPlan.from_json(plan_json)
-    # however few rows there are, ranks exchange what they would of many
-    several = unittest.mock.patch("telegrad.linear.problem._POOLED", 0)
-    with several, join(timeout_s=300.0, join_timeout_s=120.0) as comm:
+    with join(timeout_s=300.0, join_timeout_s=120.0) as comm:
         calibrate(comm, keep=False)
         for data in plan.data:
             rows = synthetic_rows(SHAPES[data], comm.rank * plan.rows, (comm.rank + 1) * plan.rows)
+            entries = int(comm.all_gather(np.array([rows.nnz], np.int64)).sum())
             for loss in plan.losses:
-                best = solved(rows, loss, comm, "sparse", None)[1]
-                for scheme in plan.schemes:
-                    row = {"data": data, "rows_a_rank": plan.rows, **solved(rows, loss, comm, scheme, best)[0]}
+                with as_of_many(entries):
+                    best = solved(rows, loss, comm, "sparse", None)[1]
+                    every = [solved(rows, loss, comm, scheme, best)[0] for scheme in plan.schemes]
+                for row in every:
                     if comm.rank == 0:
-                        print(json.dumps(row), flush=True)
+                        print(json.dumps({"data": data, "rows_a_rank": plan.rows, **row}), flush=True)
 
 
 def table_of(rows: Sequence[Row], title: str) -> Table:

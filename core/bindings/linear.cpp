@@ -262,6 +262,7 @@ void bind_linear(nb::module_& module) {
       .def_ro("objective", &Newton::Step::objective)
       .def_ro("gap", &Newton::Step::gap)
       .def_ro("sums", &Newton::Step::sums)
+      .def_ro("iterations", &Newton::Step::iterations)
       .def_ro("converged", &Newton::Step::converged)
       .def_ro("stuck", &Newton::Step::stuck);
   nb::class_<Newton>(module, "Newton")

@@ -23,6 +23,7 @@ constexpr double kEnough = 0.25;              // of the mean gain of an iteratio
 constexpr double kEnoughOfKinks = 0.03;       // the same for the squared hinge, whose curvature changes suddenly
 constexpr double kFading = 0.8;              // of the largest gain by the next iteration: of uneven rows these go up and down
 constexpr double kOfBound = 0.3;             // of the tolerance, by the bound of the quadratic model, where that may be the last
+constexpr double kOfSmall = 1e-6;  // of that, for a softmax of few weights
 constexpr double kCertain = 0.003;           // likewise without an l2, of the gain that the tolerance asks
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates
@@ -493,7 +494,7 @@ Newton::Step Newton::descend() {
 Newton::Step Newton::step(bool last) {
   if (descent_) return descend();
   begin();
-  sums_ = 0;
+  sums_ = iterations_ = 0;
   if (problem_.l1 > 0) return step_with_l1();
   find_gradient();
   Step done;
@@ -522,6 +523,7 @@ Newton::Step Newton::step(bool last) {
     if ((done.converged || done.stuck || last) && problem_.l2 > 0) prove(done);
   }
   done.sums = sums_;
+  done.iterations = iterations_;
   return done;
 }
 
@@ -529,24 +531,20 @@ Newton::Step Newton::step(bool last) {
 void Newton::prove(Step& done) {
   find_gradient();
   has_gradient_ = true;
-  double most = done.objective > 0 ? most_to_win(gradient_) : 0;  // no loss is below 0
+  const double most = done.objective > 0 ? most_to_win(gradient_) : 0;  // no loss is below 0
   done.converged = (done.converged || done.stuck || most == 0) && most <= problem_.tolerance * done.objective;
-  // most_to_win() takes the biases of several classes to have a curvature of l2, and that decides; what is told has this, too.
-  for (std::size_t k = weights(); k < width() && classes() > 1; ++k) {
-    most += std::abs(gradient_[k]) * (1 + std::abs(w_[k]));
-  }
   done.gap = done.objective > 0 ? std::min(most / done.objective, 1.0) : 0;
   done.stuck = done.stuck && !done.converged;
 }
 
 // By how much the objective can be above the optimum where it has this gradient: its curvature along weights is at least l2,
-// and the best bias is taken to be no more than 1 + |bias| away. Several biases are taken to have a curvature of l2.
+// and the best biases are taken to be no more than 1 + |bias| away.
 double Newton::most_to_win(const LargeVector<double>& gradient) {
   double square[1];
   sum_features([&](std::size_t i, auto& out) { out[0] = gradient[i] * gradient[i]; }, square);
-  if (classes() == 1) return square[0] / (2 * problem_.l2) + std::abs(gradient.back()) * (1 + std::abs(w_.back()));
-  for (std::size_t k = weights(); k < width(); ++k) square[0] += gradient[k] * gradient[k];
-  return square[0] / (2 * problem_.l2);
+  double most = square[0] / (2 * problem_.l2);
+  for (std::size_t k = weights(); k < width(); ++k) most += std::abs(gradient[k]) * (1 + std::abs(w_[k]));
+  return most;
 }
 
 void Newton::keep_best() {
@@ -805,10 +803,14 @@ double Newton::solve_iteratively() {
     dual_bound(enough);
     enough = std::max(kExact * enough, kInner / 2 * std::max(problem_.tolerance * objective, best_value_ - bound_));
   }
+  // a small softmax ends as near the optimum as a direct step would: rows and weights that mean the same find the same
+  const bool is_small = classes() > 1 && (problem_.total_features + 1) * classes() <= kMostDirect;
+  const double of_bound = kOfBound * (is_small ? kOfSmall : 1);
   const std::size_t most_iterations = std::max<std::size_t>(problem_.total_features * classes() + classes(), 10) * 2;
   std::vector<double> travelling(2 + 2 * problem_.ranks);
   for (std::size_t iteration = 1; iteration <= most_iterations && product > 0; ++iteration) {
     const double curved = multiply(most[0], most[1]);
+    iterations_ = iteration;
     if (!(curved > 0)) break;
     const double length = product / curved, gain = length * product / 2;
     if (moves_known_) {
@@ -837,7 +839,7 @@ double Newton::solve_iteratively() {
     const bool doubtful = quadratic || predicted <= problem_.tolerance * objective;
     const double certain = problem_.tolerance * std::max(objective - predicted, 0.0);
     if (doubtful && problem_.l2 > 0) {
-      if (most_to_win(residual_) <= (is_hinge() ? enough : kOfBound * certain)) break;
+      if (most_to_win(residual_) <= (is_hinge() ? enough : of_bound * certain)) break;
     } else if (static_cast<double>(iteration) * recent <= (doubtful ? kCertain * certain : ends_at * predicted)) {
       break;
     }

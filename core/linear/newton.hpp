@@ -64,7 +64,7 @@ class Newton {
     double l1 = 0;  // 0 for the hinge, for several classes and where vectors are split
     bool with_bias = true;
     double tolerance = 1e-4;  // of the gap to the optimum, as a part of the objective
-    bool descends = false;    // for the hinge, by one rank: coordinates of the dual, as long as that is fast
+    bool descends = false;    // for the hinge, where the rows are all there are: coordinates of the dual, as long as that is fast
     std::uint64_t seed = 0;   // of their order
   };
 
@@ -81,6 +81,7 @@ class Newton {
     double objective = 0;  // afterwards
     double gap = 0;        // estimate of the part of the objective by which it was above the optimum before; in the end a bound
     std::size_t sums = 0;  // over ranks
+    std::size_t iterations = 0;  // of conjugate gradients, the same for any number of ranks
     bool converged = false;
     bool stuck = false;  // no step makes the objective lower, but for rounding
   };
@@ -196,7 +197,7 @@ class Newton {
   Problem problem_;
   Team& team_;
   Reduce reduce_;
-  std::size_t sums_ = 0, noise_ = 0;
+  std::size_t sums_ = 0, iterations_ = 0, noise_ = 0;
   bool bounded_ = false, begun_ = false, moves_known_ = false, direct_ = false;
   bool taken_ = false;      // w_ is that of duals_
   bool minimised_ = false;  // what the steps for the hinge minimise

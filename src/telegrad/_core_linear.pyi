@@ -123,6 +123,7 @@ class NewtonStep:
     objective: float
     gap: float
     sums: int
+    iterations: int
     converged: bool
     stuck: bool
 

@@ -4,10 +4,11 @@ The core takes the steps (``core/linear/newton.hpp``). A step sums some vectors 
 with the Hessian. Each rank has the weights of the features of its own rows. A feature of several ranks has an owner, to
 which these send their terms and which sends back the sum: no other feature travels. Where that would save little, all
 ranks have the weights of all features that occur, and sum dense vectors. These sums do not round, so that any number of
-ranks finds the same bits. With ``optimizer="dual"`` one rank alone first descends by the coordinates of the dual
-(``core/linear/dual_descent.hpp``). Among ranks with more rows than each may take, all descend so on the rows with most
-of the gap, or nearest to the margin, once the gap is small. Other rows' duals are held. The gap is that of all rows,
-and the next descent is on other rows (Osuna, Freund and Girosi 1997).
+ranks finds the same bits. With ``optimizer="dual"`` each rank takes all rows, if these are few, and first descends by
+the coordinates of the dual (``core/linear/dual_descent.hpp``). With more rows, all descend so on the rows with most of
+the gap, or nearest to the margin, once the gap is small. Other rows' duals are held. The gap is that of all rows, and
+the next descent is on other rows (Osuna, Freund and Girosi 1997). Which these are does not depend on the number of
+ranks, and neither do the bits.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.linear.losses import F32, F64
@@ -25,10 +27,20 @@ from telegrad.linear.model import LinearModel, Pass, State
 from telegrad.linear.problem import Problem
 
 _NEAR = 0.1  # times the square of the part of the rows that is gathered: a gap at which these suffice
+_SLOW = 200  # iterations of a step: what a descent on few rows may save, which all ranks take alike
 _ROUNDS = 16  # of descents on few rows in a step: the gap need not fall in each
 _STEPS = 4  # of such a descent
 _NO_PART, _FAR = 0.1, 1e20  # of a mean row's part of `tol`; of distances from the margin, so that these come behind
 _BINS, _OF_TWO = 2000, 8  # in which rows are ordered: so many for each power of two
+_DRAWS = 4096  # parts that rows of a bin are drawn into
+
+
+def _drawn(numbers: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.int64]:
+    """A random part for each row, which follows from its number and the seed alone (splitmix64; Steele et al. 2014)."""
+    z = (numbers + np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((z ^ (z >> np.uint64(31))) % np.uint64(_DRAWS)).astype(np.int64)
 
 
 class Newton:
@@ -55,7 +67,7 @@ class Newton:
             problem.settings.l1,
             problem.settings.bias,
             problem.settings.tol,
-            problem.settings.method == "dual" and ranks == 1,
+            problem.descends,
             problem.settings.seed,
             problem.occurring,
             0 if self._shared is None else self._shared.counted.ctypes.data,
@@ -95,7 +107,8 @@ class Newton:
             step = self._last
         sums = 0 if step is self._last else step.sums
         self._settled = False
-        if step.gap <= _NEAR * self._problem.gathered**2 or self._newton.taken:
+        is_near = step.gap <= _NEAR * self._problem.gathered**2
+        if (is_near and step.iterations >= _SLOW) or self._newton.taken:
             for part in range(_ROUNDS):
                 if step.converged:
                     break
@@ -106,8 +119,7 @@ class Newton:
 
     def _on_few_rows(self, number: int, gap: float) -> _core.NewtonStep:
         """A descent on as many rows as each rank may take, the same on all: its bits do not depend on the rank."""
-        problem, comm, (trained, targets, weights) = self._problem, self._problem.comm, self._solved
-        assert comm is not None
+        problem, (trained, targets, weights) = self._problem, self._solved
         assert problem.used is not None
         settings, rows, chosen = problem.settings, problem.numbered, trained.astype(np.int64)
         lengths = np.diff(rows.offsets.astype(np.int64))[chosen]
@@ -120,13 +132,14 @@ class Newton:
         own, lengths = chosen[moves], lengths[moves]
         entries = np.repeat(rows.offsets[own].astype(np.int64) - (np.cumsum(lengths) - lengths), lengths)
         entries += np.arange(entries.size)
-        by_row, by_entry = comm.all_gather(np.array([own.size, entries.size], np.int64)).T.tolist()
+        sizes = self._gather(np.array([own.size, entries.size], np.int64), [2] * problem.world_size)
+        by_row, by_entry = sizes.reshape(-1, 2).T.tolist()
         shares = np.ones(own.size, np.float32) if weights is None else weights[own]
         labels, shares, lengths, fixed, moved = (
-            comm.all_gather(one, counts=by_row) for one in (targets[own], shares, lengths, scores[moves], duals[moves])
+            self._gather(one, by_row) for one in (targets[own], shares, lengths, scores[moves], duals[moves])
         )
-        numbers = comm.all_gather(problem.used[rows.indices[entries]], counts=by_entry)
-        values = comm.all_gather(rows.values[entries], counts=by_entry)
+        numbers = self._gather(problem.used[rows.indices[entries]], by_entry)
+        values = self._gather(rows.values[entries], by_entry)
         offsets = np.append(0, np.cumsum(lengths)).astype(np.uint64)
         numbering = _core.Numbering(numbers.ctypes.data, numbers.size, problem.all_features)
         numbering.renumber(numbers.ctypes.data, numbers.ctypes.data, numbers.size)
@@ -152,23 +165,35 @@ class Newton:
         duals[moves] = moved[first : first + own.size]
         return self._newton.take(duals.ctypes.data, duals.size)
 
+    def _gather(self, own: Any, counts: list[int]) -> Any:
+        """Those of all ranks, in the order of ranks."""
+        comm = self._problem.comm
+        return own if comm is None else comm.all_gather(own, counts=counts)
+
     def _nearest(self, lacking: F64, duals: F64, lengths: Any, number: int) -> Any:
-        """Which of this rank's rows move: those first of which most of the gap is, then the nearest to the margin."""
+        """Which of this rank's rows move: those first of which most of the gap is, then the nearest to the margin. Of
+        rows that are alike random ones, the same for any number of ranks."""
         problem, parts = self._problem, np.maximum(lacking, 0) - duals * lacking
-        assert problem.comm is not None
         least = _NO_PART * problem.settings.tol * self._newton.objective
         far = np.where(parts > least, 1 / np.maximum(parts, least), np.abs(lacking) * _FAR + 1 / least)
         bins = np.clip(_OF_TWO * np.log2(far) + _BINS / 2, 0, _BINS - 1).astype(np.int64)
-        entries: F64 = np.bincount(bins, lengths, _BINS).astype(np.float64)
-        problem.comm.all_reduce(entries)
-        before, most = np.append(0, np.cumsum(entries)), problem.gathered * float(entries.sum())
+        before = self._entries(bins, lengths, _BINS)
+        most = problem.gathered * before[-1]
         last = int(np.searchsorted(before[1:], most, side="right"))
         moves = bins < last
-        # of those that come next as many as there is room for
-        random = np.random.default_rng([problem.settings.seed, number, problem.rank])
-        others = random.permutation(np.flatnonzero(bins == last))
-        moves[others[np.cumsum(lengths[others]) <= (most - before[last]) / problem.world_size]] = True
+        alike = np.flatnonzero(bins == last)
+        numbers = (problem.share.trained_first + alike).astype(np.uint64)
+        drawn = _drawn(numbers, np.random.default_rng([problem.settings.seed, number]).integers(2**62))
+        room = np.searchsorted(before[last] + self._entries(drawn, lengths[alike], _DRAWS)[1:], most, side="right")
+        moves[alike[drawn < room]] = True
         return moves
+
+    def _entries(self, bins: Any, lengths: Any, count: int) -> F64:
+        """How many entries the rows of all ranks have before each bin, and in all."""
+        entries: F64 = np.bincount(bins, lengths, count).astype(np.float64)
+        if self._problem.comm is not None:
+            self._problem.comm.all_reduce(entries)
+        return np.append(0, np.cumsum(entries))
 
     def model(self) -> LinearModel:
         """Called by all ranks, unless the problem keeps models."""

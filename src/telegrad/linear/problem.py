@@ -59,9 +59,8 @@ class TrainingSettings:
 
     - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``,
       and for the hinge with ``l1`` AdaGrad. An option that one optimizer alone has chooses that one.
-      ``"dual"`` descends by coordinates where that is fast, on one rank, and where all ranks' rows together are so few
-      that each takes them all. With more rows one rank's bits are not those of several.
-      ``"newton"`` has the same bits for any number of ranks.
+      ``"dual"`` descends by coordinates where that is fast, and all ranks' rows together are so few that each takes
+      them all. Both have the same bits for any number of ranks.
     - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
       optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.
     - ``batch``: rows of all ranks together in a step of SGD or AdaGrad, by default 1,000. ``held_out``: the share of
@@ -209,12 +208,14 @@ def bytes_needed(
             alone, rows, nnz = True, total, most_occurring
             pooled = nnz * 8 + rows * (2 * 8 + 3 * 4)
         occurring = min(features, nnz if alone else most_occurring)
-        # ten numbers for each feature and class, the model, a bound; of rows numbers, scores, what is of a loss; places
-        needed = occurring * ((8 * 10 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
+        # numbers for each feature and class, one of them of uneven rows; the model, a bound; of rows numbers, scores,
+        # what is of a loss; places
+        needed = occurring * ((8 * 11 + 4) * classes + 8 + 4) + rows * (2 * 8 + 4 + 7 * 8 * classes)
         needed += pooled + nnz * 4 + features * 4 * classes
         if settings.l1:  # places of features, those that may move, and their entries
             needed += occurring * (4 + 4 + 7 * 8) + nnz * 8 + rows * 8
-        if settings.method == "dual" and alone:  # weights and their correction; of rows numbers, places, kinks
+        if settings.method == "dual" and most_occurring <= _POOLED:
+            # weights and their correction; of rows numbers, places, kinks
             needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
         elif settings.method == "dual":
             # rows that each rank gathers, and their places; their features' weights; what is of each row
@@ -437,8 +438,9 @@ class Problem:
     feature needs a weight: then these are all the ``features`` there are, and ``model`` knows where they belong among
     ``all_features``. Otherwise ``numbering`` tells. Second-order optimizers number the features of all ranks' rows
     likewise, or with ``shared`` those of this rank's. ``used``: which these are; ``occurring``: how many any rank's
-    rows have. ``may_split=False``: without ``shared``. ``gathered``: for the hinge the part of all ranks' rows that
-    each rank may take at a time. ``keeps_models``: models are asked for where not all ranks take part.
+    rows have. ``may_split=False``: without ``shared``. ``descends``: for the hinge, are all ranks' rows few, and here?
+    ``gathered``: if not, the part of them that each rank may take at a time. ``keeps_models``: models are asked for
+    where not all ranks take part.
     ``classes``: above 1, labels are numbers of classes, from 0, and the loss is that of their softmax.
     """
 
@@ -534,7 +536,8 @@ class Problem:
         self.occurring = self.features if self.shared is None else self.shared.occurring
         self.numbered = self._numbered
         self.view = self._numbered.view()
-        gathers = settings.method == "dual" and comm is not None and comm.world_size > 1 and not self.pooled
+        self.descends = settings.method == "dual" and (self.pooled or self.world_size == 1) and entries <= _POOLED
+        gathers = settings.method == "dual" and not self.descends
         self.gathered = min(_POOLED / entries, 1.0) if gathers else 0.0
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = self._start_team()
