@@ -38,7 +38,8 @@ TASK = runs.TASKS["gpt"]
 @dataclass(frozen=True)
 class Variant:
     """``keeps``: of the sum of the ranks' entries: ``"all"`` (a plain sum), ``"largest"`` (Ok-Topk), the same of each
-    ``"tensor"``, or ``"whole"``: at these places, what all ranks hold there, chosen by them or not.
+    ``"tensor"``, or ``"whole"``: at the places of ``"tensor"``, what all ranks hold there, chosen by them or not;
+    ``"whole-model"``: at those of ``"largest"``.
 
     ``in_steps``: residuals hold gradients times the learning rate of their step. ``decay``: of residuals in each step.
     ``power``: entries are compared after a division by this power of the mean square of the averages. ``smooth``:
@@ -76,7 +77,7 @@ VARIANTS: Mapping[str, Variant] = {
     "oktopk-2": Variant("Ok-Topk at 2 %", density=0.02),
     "oktopk-4": Variant("Ok-Topk at 4 %", density=0.04),
     "tensor": Variant("its largest entries of each tensor", "tensor"),
-    "whole": Variant("at the places that it keeps, what all ranks hold", "whole"),
+    "whole": Variant("its largest entries of each tensor, there what all ranks hold", "whole"),
     "steps": Variant("residuals of steps", in_steps=True),
     "whole-steps": Variant("both", "whole", in_steps=True),
     "local": Variant("second moments of the ranks' own gradients", second_moments="local"),
@@ -97,7 +98,10 @@ VARIANTS: Mapping[str, Variant] = {
     "steps-50": Variant("residuals of steps, beta1 = 0.5", in_steps=True, betas=(0.5, 0.999)),
     "steps-50-cold": Variant("the same without dense first steps", in_steps=True, first=0.0, betas=(0.5, 0.999)),
     "whole-steps-50": Variant(
-        "at the places kept, what all ranks hold, too", "whole", in_steps=True, betas=(0.5, 0.999)
+        "its largest of each tensor, there what all ranks hold, too", "whole", in_steps=True, betas=(0.5, 0.999)
+    ),
+    "whole-model-steps-50": Variant(
+        "the same, its largest of all tensors together", "whole-model", in_steps=True, betas=(0.5, 0.999)
     ),
     "whole-steps-50-cold": Variant(
         "the same without dense first steps", "whole", in_steps=True, first=0.0, betas=(0.5, 0.999)
@@ -138,7 +142,7 @@ class Exchange:
         total = (self.residuals * chosen).sum(0)
         keeps = self._keeps(total)
         sent = chosen & keeps
-        if one.keeps == "whole":
+        if one.keeps in ("whole", "whole-model"):
             total, sent = self.residuals.sum(0), keeps.expand_as(chosen)
         made: Tensor = total * keeps / (RANKS * unit)
         self.residuals[sent] = 0
@@ -178,7 +182,7 @@ class Exchange:
         if self._variant.keeps == "all":
             return total != 0
         compared = self._compared(total)
-        select = self._largest_of_all if self._variant.keeps == "largest" else self._largest
+        select = self._largest_of_all if self._variant.keeps in ("largest", "whole-model") else self._largest
         return select(compared) & (total != 0)
 
     def _largest_of_all(self, compared: Tensor) -> Tensor:
