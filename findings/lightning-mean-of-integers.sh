@@ -4,7 +4,7 @@
 # Behaviour: the mean of integers is cut off to an integer, and the mean of bools is a logical or. No error, no warning.
 # Python's own numbers are taken, too: the mean of the ints 1 and 2 is 1, of 1.0 and 2.0 it is 1.5. So the mean of counts,
 # as correct predictions or tokens, is too small, and a decision by the mean of flags is that of any rank. The tensor that
-# was given holds the result afterwards, for a LightningModule's self.log it does not: that makes floats of integers first.
+# was given holds the result afterwards. self.log of a LightningModule is not concerned: it makes floats of integers first.
 #
 # Seen (rank 0's and rank 1's, the result on both ranks, its type, and what rank 0's tensor holds afterwards):
 #   1 and 2: 1, int32
