@@ -20,16 +20,16 @@ import numpy.typing as npt
 from telegrad import Communicator
 from telegrad.communicator.operands import checked_flag, checked_number
 from telegrad.communicator.texts import all_gather_text, own_error_first
-from telegrad.linear.losses import F32, is_classification
+from telegrad.linear.losses import F32, is_classification, losses_of
 from telegrad.linear.model import LinearModel, State
 from telegrad.linear.problem import SECOND_ORDER, TrainingSettings
-from telegrad.linear.rows import Rows
-from telegrad.linear.training import gains_nothing, objective, train, train_further, train_softmax
+from telegrad.linear.rows import Rows, squared_lengths
+from telegrad.linear.training import EVEN, gains_nothing, objective, train, train_further, train_softmax
 
 try:
     from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
     from sklearn.utils import check_random_state
     from sklearn.utils.extmath import safe_sparse_dot, softmax
     from sklearn.utils.multiclass import check_classification_targets
@@ -44,6 +44,15 @@ _Checked = tuple[Any, Any, Any, TrainingSettings]
 _CONVERGED = 1e-3  # above the optimum
 _ROWS_A_STEP = 100  # of partial_fit, whose callers may have but few
 _STEPS = 100  # at most, to find the optimum for a comparison
+# of the hinge without penalty: l2 by the mean squared length of rows; one of them suffices, whatever columns' scales
+_SMALL_L2 = (1e-6, 1e-10, 1e-14, 1e-18)
+# rows of the latest calls of partial_fit that are judged; parts of zero weights' loss: of one row, of rows before their
+# own step
+_JUDGED, _FEW, _UNSEEN = 100, 10, 1.5
+_HUGE = 1e9  # a loss, so that Inf does not stay
+# of a standard deviation the error of float32 that is told; of a number the spread that is float64's rounding alone
+_COARSE, _EQUAL, _MOST_COARSE = 1e-2, 1e-10, 100
+_BLOCK = 1 << 17  # numbers at a time
 # of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
 _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 
@@ -52,8 +61,8 @@ _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 class _Fitted:
     """One model, or that of all classes, and by what part of the optimum it is above it, at least. ``without``: the
     objective of a model without weights, ``reached`` of this one; ``ended_by``: tol, max_iter or rounding, for a
-    warning; ``better_rate``: to try if that is no better; ``is_early``: max_iter came before tol, so that ``gap`` may
-    be an estimate that is too low."""
+    warning; ``better_rate``: to try if that is no better, empty where there is none; ``is_early``: max_iter came before
+    tol, so that ``gap`` may be an estimate that is too low."""
 
     weights: F32
     bias: Any
@@ -62,7 +71,7 @@ class _Fitted:
     reached: float
     without: float
     ended_by: str
-    better_rate: str = "another"
+    better_rate: str = ""
     is_early: bool = False
 
 
@@ -166,13 +175,8 @@ class _Linear(BaseEstimator):
         """One model of ``rows``."""
         trained = train(rows, settings, self.comm)
         reached = objective(trained.model, rows, settings.l2, self.comm, settings.l1)
-        diverged = trained.diverged_to(reached)
-        if diverged and self.learning_rate is None:
-            raise ValueError(
-                "the training diverges with learning_rate=None, which is safe but for rounding: scale X and y"
-            )
-        if diverged:
-            raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or None")
+        if trained.diverged_to(reached):
+            raise ValueError(self._divergence(settings))
         negligible = max(_NEGLIGIBLE * trained.loss_without_weights, _NEGLIGIBLE_OF_ZEROS * trained.loss_at_zero)
         gap = 0.0
         if settings.method in SECOND_ORDER:
@@ -182,15 +186,41 @@ class _Linear(BaseEstimator):
             least = 0.0 if settings.l2 and is_classification(settings.loss) else _NEGLIGIBLE_OF_ZEROS
             gap = max(last.gap, above / reached) if above > least * trained.loss_at_zero else 0.0
         elif negligible > 0:
-            # what the objective can be at least, by a training that finds the optimum
-            tol, bias = _CONVERGED / 10, settings.bias
-            alike = TrainingSettings(settings.loss, settings.l2, _STEPS, l1=settings.l1, bias=bias, tol=tol)
-            best = train(rows, alike, self.comm).epochs[-1].objective
+            best = self._least(rows, settings, negligible)
             gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
-        without, rate = trained.loss_to_beat, trained.better_rate(reached)
+        without, rate = trained.loss_to_beat, trained.better_rate(reached) if trained.first_rate else ""
         model, epochs = trained.model, len(trained.epochs)
         ended_by, is_early = self._ended_by(settings, epochs, trained.converged)
         return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate, is_early)
+
+    def _least(self, rows: Rows, settings: TrainingSettings, negligible: float) -> float:
+        """The objective that a training which finds the optimum reaches. The dual method needs an ``l2``: without one
+        it gets so small a one that it adds next to nothing to the loss. Called by all ranks."""
+        l1, bias, tol = settings.l1, settings.bias, _CONVERGED / 10
+        if settings.loss != "hinge" or settings.l2:
+            alike = TrainingSettings(settings.loss, settings.l2, _STEPS, l1=l1, bias=bias, tol=tol)
+            return train(rows, alike, self.comm).epochs[-1].objective
+        sums = np.array([squared_lengths(rows).sum(), len(rows)])
+        if self.comm is not None:
+            self.comm.all_reduce(sums)
+        least = math.inf
+        for l2 in _SMALL_L2 if sums[0] else ():
+            alike = TrainingSettings(settings.loss, l2 * float(sums[0] / sums[1]), _STEPS, bias=bias, tol=tol)
+            least = min(least, objective(train(rows, alike, self.comm).model, rows, 0.0, self.comm))
+            if least <= negligible:
+                break
+        return least
+
+    def _divergence(self, settings: TrainingSettings) -> str:
+        """With a remedy that helps this optimizer."""
+        scale = "scale X" if is_classification(settings.loss) else "scale X and y"
+        if settings.method in SECOND_ORDER:
+            return f"the training diverges by rounding: {scale}"
+        if self.learning_rate is not None:
+            return f"learning_rate={self.learning_rate} diverges: use a smaller one, or None"
+        if settings.method == "adagrad":
+            return f"the training diverges with learning_rate=None, which is 0.1: {scale}"
+        return f"the training diverges with learning_rate=None, which is safe but for rounding: {scale}"
 
     def _ended_by(self, settings: TrainingSettings, epochs: int, converged: bool) -> tuple[str, bool]:
         """Also whether that was before ``tol``, if the method has one."""
@@ -205,8 +235,9 @@ class _Linear(BaseEstimator):
         worse = [one for one in models if one.gap >= _CONVERGED and gains_nothing(one.reached, one.without)]
         farthest = max(model.gap for model in models)
         if worse:
-            remedy = "scale X, or give more max_iter"
-            if self.learning_rate is not None:
+            more = {"tol": ", or give a smaller tol", "max_iter": ", or give more max_iter"}
+            remedy = "scale X" + more.get(worse[0].ended_by.partition("=")[0], "")
+            if worse[0].better_rate and self.learning_rate is not None:
                 remedy = f"use {worse[0].better_rate} learning_rate than {self.learning_rate:g}, or None, or scale X"
             said = (
                 f"the fit is no better than a model without weights: its objective is {worse[0].reached:.4g}, without "
@@ -214,15 +245,35 @@ class _Linear(BaseEstimator):
             said += f"weights {worse[0].without:.4g}; {remedy}"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
         elif farthest >= _CONVERGED:
-            ended = max((model for model in models if model.gap == farthest), key=lambda model: model.epochs).ended_by
-            remedies = {"tol": "give a smaller one, or ", "max_iter": "give more, another learning_rate, or "}
-            remedy = remedies.get(ended.partition("=")[0], "")
+            last = max((model for model in models if model.gap == farthest), key=lambda model: model.epochs)
+            ended, rate = last.ended_by, "another learning_rate, or " if last.better_rate else "or "
+            remedy = {"tol": "give a smaller one, or ", "max_iter": f"give more, {rate}"}.get(
+                ended.partition("=")[0], ""
+            )
             said = f"{ended} ended the training, and the objective may be {100 * farthest:,.3g} % above the optimum, "
             said += f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
         elif early := [model for model in models if model.is_early]:
             said = f"{early[0].ended_by} ended the training before tol={self.tol:g}: give more, or scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
+
+    def _warn_of_rounding(self, every: list[dict[str, Any]]) -> None:
+        """Called by ``fit``, whose caller the warning names."""
+        lost = []
+        for column in every[0]["coarse"]:
+            told = [said["coarse"].get(column) for said in every]
+            if None in told:
+                continue  # its spread is enough on some rank, hence on all together
+            first, rows, means, variances, errors = np.array(told).T
+            mean = np.average(means, weights=rows)
+            variance = np.average(variances + (means - mean) ** 2, weights=rows)
+            if _is_coarse(first[0], variance, np.average(errors, weights=rows)):
+                lost.append(int(column))
+        if lost:
+            names = getattr(self, "feature_names_in_", range(self.n_features_in_))
+            named = ", ".join(str(names[column]) for column in lost[:8]) + (", …" if len(lost) > 8 else "")
+            said = f"float32 rounds X by more than {100 * _COARSE:g} % of the standard deviation of column {named}"
+            warnings.warn(f"{said}: subtract the column's mean from X before", DataConversionWarning, stacklevel=3)
 
     def _told(self) -> dict[str, str]:
         """What all ranks must have alike: of ``random_state`` rank 0's counts."""
@@ -261,6 +312,59 @@ def _weights_of(X: Any, given: Any) -> F32 | None:  # noqa: N803
     return np.ascontiguousarray(found)
 
 
+def _is_coarse(first: Any, variance: Any, error: Any) -> Any:
+    """``error``: the mean square of a column's."""
+    return (variance > (_EQUAL * first) ** 2) & (error > _COARSE**2 * variance)
+
+
+def _coarse_columns(X: Any) -> dict[str, list[float]]:  # noqa: N803
+    """Of dense numbers of 64 bits those columns of which float32 loses much: first number, rows, mean, variance, mean
+    squared error."""
+    X = X.to_numpy() if hasattr(X, "to_numpy") else X  # noqa: N806
+    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind not in "fiu" or X.dtype.itemsize < 8:
+        return {}
+    first, sums, rows = X[0].astype(np.float64), np.zeros((3, X.shape[1])), len(X)
+    step = max(_BLOCK // X.shape[1], 1)
+    for begin in range(0, rows, step):
+        block = X[begin : begin + step].astype(np.float64)
+        error, offset = block - block.astype(np.float32), block - first
+        sums += [offset.sum(0), (offset**2).sum(0), (error**2).sum(0)]
+    offset, squares, error = sums / rows
+    variance = squares - offset**2
+    found = np.flatnonzero(_is_coarse(first, variance, error))[:_MOST_COARSE].tolist()
+    every = np.stack([first, np.full(first.size, rows), first + offset, variance, error])
+    return {str(column): every[:, column].tolist() for column in found}
+
+
+def _sorted_classes(y: Any, name: str = "y") -> tuple[Any, Any]:
+    """And the place of each row's. Raises ``TypeError`` for classes that have no order."""
+    try:
+        found, places = np.unique(y, return_inverse=True)
+    except TypeError as error:
+        types = " and ".join(sorted({type(one).__name__ for one in y}))
+        raise TypeError(
+            f"{name} has values of types {types}, which have no order: make all text, or all numbers"
+        ) from error
+    return found, places
+
+
+def _told_classes(found: Any, comm: Communicator | None) -> list[Any]:
+    """As JSON can have them. Raises ``TypeError`` for others, if there are other ranks."""
+    classes: list[Any] = found.tolist()
+    for one in classes if comm is not None else []:
+        if not isinstance(one, (str, int, float)):
+            raise TypeError(f"y has a {type(one).__name__}, which no rank can tell others: give text or numbers")
+    return classes
+
+
+def _check_types(every: list[dict[str, Any]]) -> None:
+    """Raises ``TypeError``, on every rank, where some ranks' classes are text and others' are not."""
+    types = ["text" if isinstance(said["classes"][0], str) else "numbers" for said in every]
+    for rank, own in enumerate(types):
+        if own != types[0]:
+            raise TypeError(f"y has {own} on rank {rank} and {types[0]} on rank 0: give all ranks the same")
+
+
 def _common_dtype(own: np.dtype[Any], every: list[str]) -> np.dtype[Any] | None:
     """What holds the classes of all ranks, whose ``y`` have these dtypes: their own if they have the same, and the
     longest text; ``None`` leaves it to numpy."""
@@ -294,6 +398,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     _is_softmax = False
     _states: list[State] | None = None  # of SGD or AdaGrad, between two calls of partial_fit
     _passes = _rows = 0  # of partial_fit
+    _judged = 0  # of its latest rows, and each model's mean loss of these
+    _recent: Any = 0.0
 
     @abstractmethod
     def _loss(self) -> str:
@@ -307,8 +413,10 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     def _l1_share(self) -> float:
         """Of the penalty. Raises ``ValueError`` and ``TypeError`` for what cannot be."""
         if self.penalty not in ("l1", "l2"):
-            remedy = "l1_ratio= mixes both, and C=math.inf is without any"
-            raise ValueError(f"penalty={self.penalty!r} must be 'l2' or 'l1': {remedy}")
+            remedy = "'l2' or 'l1': l1_ratio= mixes both, and C=math.inf is without any"
+            if getattr(self, "loss", None) == "hinge":
+                remedy = "'l2' for loss='hinge': a large C such as 1e6 makes it next to none"
+            raise ValueError(f"penalty={self.penalty!r} must be {remedy}")
         share = float(self.penalty == "l1")
         if self.l1_ratio is None:
             return share
@@ -339,6 +447,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         strength, share = 1 / (self.C * total) if total > 0 else 1.0, self._l1_share
         if math.isinf(strength):
             raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
+        if not strength and settings.method == "dual":
+            text = f"C={self.C} is not for loss='hinge' with optimizer={self.optimizer!r}, which needs a penalty"
+            raise ValueError(f"{text}: use a large number such as 1e6, loss='squared_hinge', or optimizer='adagrad'")
         bias = settings.bias and self.intercept_scaling is None
         return replace(settings, l2=(1 - share) * strength, l1=share * strength, seed=seed, bias=bias)
 
@@ -361,21 +472,26 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         own = self.classes_[1:] if self.classes_.size == 2 else self.classes_
         return [np.where(y == one, np.float32(1), np.float32(-1)) for one in own]
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:  # noqa: N803
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:  # noqa: N803
         """Trains on further rows, for data that come in parts: one pass of AdaGrad, or of SGD if ``optimizer`` or one
         of its options says so, in steps of ``batch`` rows of all ranks, by default 100. The coefficients of earlier
         calls, or of ``fit``, and AdaGrad's sums stay. λ is 1/(C·rows of all calls). Several classes are one against the
         rest. After ``fit`` by another optimizer AdaGrad first sums the squared gradients of these rows at that model,
         times the rows of ``fit`` for each of them, so that its steps are as short as if it had seen all those rows.
         ``classes``: all that there will be; the first call needs them. With ``comm`` all ranks call it, each with
-        its own rows. Raises as ``fit``, and ``ValueError`` for other classes than before, ``class_weight`` and other
-        optimizers. Warns where ``fit`` found a softmax."""
+        its own rows. Raises as ``fit``, and ``ValueError`` for other classes than before, ``sample_weight``,
+        ``class_weight`` and other optimizers. Warns where ``fit`` found a softmax, and (``ConvergenceWarning``) if the
+        mean loss of these rows, and of as many before that they are 100, is above that of zero weights."""
         begins = not hasattr(self, "classes_")
 
         def look() -> tuple[_Checked, dict[str, Any]]:
             settings = self._check_settings()
-            if self.class_weight is not None:
-                raise ValueError(f"class_weight={self.class_weight!r} is not for partial_fit: use fit, or None")
+            for name, given in (("class_weight", self.class_weight), ("sample_weight", sample_weight)):
+                if given is not None:
+                    named = f"{name}={given!r}" if name == "class_weight" else name
+                    raise ValueError(
+                        f"{named} is not for partial_fit, whose optimizers know no weights: use fit, or None"
+                    )
             if settings.method not in ("sgd", "adagrad"):
                 if self.optimizer != "auto":
                     raise ValueError(f"optimizer={self.optimizer!r} is not for partial_fit: use 'adagrad' or 'sgd'")
@@ -383,13 +499,14 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             if begins and classes is None:
                 raise ValueError("classes=None at the first call of partial_fit: give all classes that y will have")
             rows, own = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32, reset=begins)
+            present, _ = _sorted_classes(own)
             check_classification_targets(own)
-            known = self.classes_ if classes is None else np.unique(classes)
+            known = self.classes_ if classes is None else _sorted_classes(classes, "classes")[0]
             if not begins and not np.array_equal(known, self.classes_):
                 raise ValueError(f"classes={known.tolist()} differ from those before: {self.classes_.tolist()}")
             if known.size < 2:
                 raise ValueError(f"classes={known.tolist()} must be at least two")
-            unknown = np.setdiff1d(own, known)
+            unknown = np.setdiff1d(present, known)
             if unknown.size:
                 raise ValueError(f"y has {unknown.tolist()[0]!r}, which is not in classes={known.tolist()}")
             settings = replace(settings, epochs=1, batch=settings.batch or _ROWS_A_STEP)
@@ -412,19 +529,39 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         total = self._rows + new
         settings = self._penalised(settings, total, every[0]["seed"])
         rows = _rows_of(self._with_intercept(X), np.zeros(X.shape[0]), None)
-        found = []
+        found, losses = [], []
         for labels, state in zip(self._labels(y), states, strict=True):
             if state is not None and state.squares is None and settings.method == "adagrad" and new:
                 own_rows = replace(rows, labels=labels)
-                state = train_further(own_rows, settings, self.comm, state, self._passes, moves=False)
+                state, _ = train_further(own_rows, settings, self.comm, state, self._passes, moves=False)
                 state = _as_after(state, self._rows / new)
-            found.append(train_further(replace(rows, labels=labels), settings, self.comm, state, self._passes))
+            state, loss = train_further(replace(rows, labels=labels), settings, self.comm, state, self._passes)
+            found.append(state)
+            losses.append(loss)
         if not all(state.is_finite for state in found):
-            raise ValueError(f"learning_rate={self.learning_rate} diverges: use a smaller one, or scale X")
+            raise ValueError(self._divergence(settings))
+        ends = [
+            objective(state.model, replace(rows, labels=labels), 0.0, self.comm)
+            for state, labels in zip(found, self._labels(y), strict=True)
+        ]
+        self._judge([[end, end if new >= _JUDGED else loss] for end, loss in zip(ends, losses, strict=True)], new)
         self._states, self._rows, self._passes, self._is_softmax = found, total, self._passes + 1, False
         self._take(np.stack([one.model.weights for one in found]), [one.model.bias for one in found])
         self.n_iter_ = _n_iter(self, [self._passes])
         return self
+
+    def _judge(self, losses: list[list[float]], count: int) -> None:
+        """Warns if the latest rows, ``count`` of all ranks and some before, are told worse than by zero weights.
+        ``losses``: of each model the mean at the end, and, if these rows are few, that before their own step."""
+        before = min(self._judged, max(_JUDGED - count, 0))
+        self._judged = before + count
+        latest = np.minimum(np.array(losses), _HUGE)
+        self._recent = (before * self._recent + count * latest) / self._judged if before else latest
+        margin, at_zero = _FEW / self._judged - _FEW / _JUDGED, float(losses_of(self._loss(), 0.0, 1.0))
+        if (self._recent > (np.array([1, _UNSEEN]) + max(EVEN, margin)) * at_zero).any():
+            said = f"the latest rows of partial_fit have a mean loss above that of zero weights, {at_zero:.4g}: scale X"
+            lower = "" if self.learning_rate is None else ", or use a lower learning_rate"
+            warnings.warn(said + lower, ConvergenceWarning, stacklevel=3)  # the same text each time, to be shown once
 
     def _fitted_states(self) -> list[State | None]:
         """Of each model, from which ``partial_fit`` goes on."""
@@ -441,20 +578,27 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: N803
         """``X``: (rows, features), dense or sparse; ``y``: the class of each; ``sample_weight``: of each, 0 or more.
         With ``comm`` all ranks call it, each with its own rows; a class may be missing on some. Raises ``ValueError``,
-        on every rank, for what scikit-learn refuses, fewer than two classes, ``C`` that is not above 0 or too small,
-        and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments are of a wrong type."""
+        on every rank, for what scikit-learn refuses, fewer than two classes with weights above 0, ``C`` that is not
+        above 0 or too small, and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments are of
+        a wrong type, and on every rank if ``y`` is text on some ranks only. Warns (``DataConversionWarning``) if
+        float32 rounds a dense column of 64-bit numbers by more than 1 % of its standard deviation."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
             settings = self._check_settings()
+            if math.isinf(self.C):
+                self._penalised(settings, 1.0, 0)
             rows, classes = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
+            found, places = _sorted_classes(classes)
             check_classification_targets(classes)
             weights = _weights_of(rows, sample_weight)
-            found, places = np.unique(classes, return_inverse=True)
-            said = {"classes": found.tolist(), "dtype": classes.dtype.str}
+            said = {"classes": _told_classes(found, self.comm), "dtype": classes.dtype.str}
+            said["coarse"] = _coarse_columns(X)
             said["counts"] = np.bincount(places, weights, found.size).tolist()
             return (rows, classes, weights, settings), said
 
         (X, y, weights, settings), every = self._agree(look)  # noqa: N806
+        _check_types(every)
+        self._warn_of_rounding(every)
         counts: dict[Any, float] = {}
         for said in every:
             for one, count in zip(said["classes"], said["counts"], strict=True):
@@ -464,6 +608,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         if self.classes_.size < 2:
             raise ValueError(f"y has 1 class, {self.classes_.tolist()[0]!r}: at least two are needed")
         total = sum(counts.values())
+        shares = counts
         if self.class_weight is not None:
             balanced = {one: total / (len(found) * count) if count else 1.0 for one, count in counts.items()}
             of_class = balanced if self.class_weight == "balanced" else self.class_weight
@@ -473,17 +618,26 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             factors = np.array([of_class.get(one, 1.0) for one in found], np.float32)
             own = factors[np.searchsorted(self.classes_, y)]
             weights = own if weights is None else own * weights
-            total = sum(float(factor) * counts[one] for factor, one in zip(factors, found, strict=True))
+            shares = {one: float(factor) * counts[one] for factor, one in zip(factors, found, strict=True)}
+            total = sum(shares.values())
+        weighed = [one for one, share in shares.items() if share > 0]
+        if len(weighed) == 1:
+            raise ValueError(f"y has 1 class, {weighed[0]!r}, with weights above 0: at least two are needed")
         settings = self._penalised(settings, total, every[0]["seed"])
         rows = _rows_of(self._with_intercept(X), np.zeros(X.shape[0]), weights)
         self._is_softmax = self.classes_.size > 2 and self._has_softmax(settings)
-        self._states, self._rows, self._passes = None, sum(said["rows"] for said in every), 0
+        self._states, self._rows, self._passes, self._judged = None, sum(said["rows"] for said in every), 0, 0
         if self._is_softmax:
             labels = np.searchsorted(self.classes_, y).astype(np.float32)
             models = [self._fitted_softmax(replace(rows, labels=labels), settings)]
             self._take(models[0].weights, models[0].bias)
         else:
-            models = [self._fitted(replace(rows, labels=labels), settings) for labels in self._labels(y)]
+            of_none = _Fitted(np.zeros(rows.n_features, np.float32), -1.0, 0, 0.0, 0.0, 1.0, "tol")
+            is_hinge = settings.bias and settings.loss != "logistic"  # of no row's class this is the optimum
+            models = [
+                of_none if is_hinge and one not in weighed else self._fitted(replace(rows, labels=labels), settings)
+                for one, labels in zip(found if len(found) > 2 else found[1:], self._labels(y), strict=True)
+            ]
             self._take(np.stack([model.weights for model in models]), [model.bias for model in models])
         self.n_iter_ = _n_iter(self, [model.epochs for model in models])
         self._warn_of(models)
@@ -520,16 +674,19 @@ class LogisticRegression(_Classifier):
     ``penalty="l1"`` has Σ|w_i|/(C·rows) in place of the squares. ``l1_ratio`` is the share of Σ|w_i| in both together,
     as scikit-learn has it from 1.8 on: 1 is L1 alone.
 
-    ``class_weight``: by class, or ``"balanced"``; rows of a class weigh so much, of missing ones 1. ``tol``, ``batch``,
+    ``class_weight``: by class, or ``"balanced"``; rows of a class weigh so much, of missing ones 1. With it, and with
+    ``optimizer="newton"`` or ``"dual"``, ``partial_fit`` raises ``ValueError``. So these fail those of scikit-learn's
+    checks that call it: ``check_estimators_partial_fit_n_features``, ``check_fit_score_takes_y`` and
+    ``check_n_features_in_after_fitting``. A dict also fails where ``y`` has other classes. ``tol``, ``batch``,
     ``learning_rate``, ``decay`` and ``optimizer``: see ``TrainingSettings``, and ``max_iter``: its ``epochs``.
     ``n_iter_``: how many there were, of each model. ``comm``: a Communicator, whose ranks all call
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.
 
     SGD and AdaGrad know no weights of rows: with them ``fit`` raises ``ValueError`` for ``sample_weight`` and
-    ``class_weight``. So these fail scikit-learn's checks of weights (``check_sample_weight*``, ``check_class_weight*``
-    and ``check_classifiers_one_label_sample_weights``) and no other. That weights are as good as repeated rows could
-    not hold in any case: repeated rows come into other batches.
+    ``class_weight``. So these fail scikit-learn's checks of weights (``check_sample_weight*`` and
+    ``check_class_weight*``) and no other. That weights are as good as repeated rows could not hold in any case:
+    repeated rows come into other batches.
 
     ``fit`` warns (``ConvergenceWarning``) if the objective may be more than 0.1 % above the optimum, or is no better
     than without weights. After SGD or AdaGrad a training by Newton's method finds the optimum."""
@@ -595,7 +752,9 @@ class LogisticRegression(_Classifier):
 
 class LinearSVC(_Classifier):
     """A linear support vector machine, ``loss`` ``"squared_hinge"`` or ``"hinge"``; all else as LogisticRegression. For
-    scikit-learn's, whose intercept is regularised, set ``intercept_scaling=1``. ``penalty="l1"`` is for the former."""
+    scikit-learn's, whose intercept is regularised, set ``intercept_scaling=1``. ``penalty="l1"`` is for the former.
+    The hinge with ``C=math.inf`` is for ``optimizer`` ``"adagrad"`` and ``"sgd"`` alone: else ``fit`` raises
+    ``ValueError``."""
 
     def __init__(
         self,
@@ -666,11 +825,11 @@ class Ridge(RegressorMixin, _Linear):
             if not np.isfinite(numbers).all():
                 raise ValueError("y has numbers that float32 cannot hold: scale or remove them")
             weights = _weights_of(rows, sample_weight)
-            return (rows, numbers, weights, settings), {
-                "weight": len(numbers) if weights is None else float(weights.sum())
-            }
+            weight = len(numbers) if weights is None else float(weights.sum())
+            return (rows, numbers, weights, settings), {"weight": weight, "coarse": _coarse_columns(X)}
 
         (X, y, weights, settings), every = self._agree(look)  # noqa: N806
+        self._warn_of_rounding(every)
         total = sum(said["weight"] for said in every)
         settings = replace(settings, l2=self.alpha / total if total else 0.0, seed=every[0]["seed"])
         model = self._fitted(_rows_of(X, y, weights), settings)

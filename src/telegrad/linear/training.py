@@ -38,12 +38,12 @@ def last_fall(losses: Sequence[float]) -> float:
 
 
 _FAR = 10  # times the loss of a model that knows nothing
-_EVEN = 1e-3  # of an objective: no more than what rounding and the last steps make of a model that is as good
+EVEN = 1e-3  # of an objective: no more than what rounding and the last steps make of a model that is as good
 
 
 def gains_nothing(reached: float, without: float) -> bool:
     """Is an objective not even a thousandth below that of a model without weights?"""
-    return reached > (1 - _EVEN) * without
+    return reached > (1 - EVEN) * without
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Trained:
         """The one to try if ``reached``, of all rows, gains nothing: ``"a lower"``, ``"a higher"`` or ``"another"``."""
         if not gains_nothing(reached, self.loss_at_zero):
             return "another"
-        return "a lower" if reached > (1 + _EVEN) * self.loss_at_zero else "a higher"
+        return "a lower" if reached > (1 + EVEN) * self.loss_at_zero else "a higher"
 
     def _is_far(self, loss: float) -> bool:
         return not np.isfinite(loss) or loss > _FAR * self.loss_at_zero
@@ -222,17 +222,18 @@ def train_further(
     number: int,
     *,
     moves: bool = True,
-) -> State:
+) -> tuple[State, float]:
     """One pass of SGD or AdaGrad from ``state``, which has all features of ``rows``, or from zeros; ``number`` passes
-    were before. Without ``moves`` the model stays, and only AdaGrad's sums grow. Raises as ``train``."""
+    were before. Without ``moves`` the model stays, and only AdaGrad's sums grow. Also returns the mean loss of rows
+    before their own step. Raises as ``train``."""
     optimizer = MiniBatches(Problem(rows, settings, comm, alone=False), SparseSum(comm))
     if state is not None:
         # the optimizer may be another than before
         squares = np.zeros(state.model.weights.size, np.float32) if state.squares is None else state.squares
         optimizer.restore(replace(state, squares=squares if settings.method == "adagrad" else None))
-    optimizer.epoch(number, lambda step, steps: None, moves=moves)
+    found = optimizer.epoch(number, lambda step, steps: None, moves=moves)
     optimizer.settle()
-    return optimizer.state()
+    return optimizer.state(), found.loss
 
 
 def objective(

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 import sklearn.linear_model
 import sklearn.svm
+from estimator_ranks import among, data
 from scipy import sparse
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 from sklearn.base import clone
-from sklearn.datasets import load_breast_cancer, load_digits, load_wine, make_classification
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -30,7 +31,7 @@ from telegrad import Communicator
 from telegrad.linear import LinearModel, LinearSVC, LogisticRegression, Ridge, Rows, TrainingSettings, estimators
 from telegrad.linear.model import State
 from telegrad.linear.problem import Problem
-from telegrad.linear.training import train_further, train_softmax
+from telegrad.linear.training import objective, train_further, train_softmax
 
 ESTIMATORS: dict[str, Callable[..., Any]] = {"logistic": LogisticRegression, "svc": LinearSVC, "ridge": Ridge}
 
@@ -48,11 +49,6 @@ def test_scikit_learn_s_checks(name: str) -> None:
         "check_classifier_data_not_an_array",
         "check_regressor_data_not_an_array",
     }
-
-
-def data(classes: int = 2) -> tuple[Any, Any]:
-    x, y = make_classification(400, 20, n_informative=8, n_classes=classes, class_sep=0.7, flip_y=0.1, random_state=3)
-    return sparse.csr_array(np.where(np.abs(x) > 0.3, x, 0).astype(np.float32)), y
 
 
 def loss_of(coefficients: Any, intercept: Any, x: Any, y: Any, c: float) -> float:
@@ -415,21 +411,6 @@ def test_partial_fit_tells_that_it_goes_on_otherwise_after_a_softmax(recwarn: py
     assert not [one for one in recwarn if "softmax" in str(one.message)]
 
 
-def among(parts: list[tuple[Any, Any]], make: Callable[..., Any]) -> list[Any]:
-    """What each rank's ``fit`` gives or raises."""
-    comms = Communicator.local(len(parts), timeout_s=60)
-
-    def one(rank: int) -> Any:
-        with comms[rank]:
-            try:
-                return make(comms[rank]).fit(*parts[rank])
-            except Exception as error:
-                return str(error)
-
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return list(pool.map(one, range(len(parts))))
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_all_ranks_fit_one_model(world_size: int) -> None:
     x, y = data(3)
@@ -667,9 +648,10 @@ def test_a_pass_without_moves_sums_squares_and_leaves_the_model() -> None:
     rows = Rows.from_csr(sparse.csr_array(x), np.where(x[:, 0] > 0, 1, -1))
     settings = TrainingSettings(optimizer="adagrad", learning_rate=0.1, l2=0.1, batch=10, epochs=1)
     begun = State(LinearModel(random.normal(size=6).astype(np.float32), 0.3, "logistic"))
-    after = train_further(rows, settings, None, begun, 0, moves=False)
+    after, loss = train_further(rows, settings, None, begun, 0, moves=False)
     assert np.array_equal(after.model.weights, begun.model.weights)
     assert after.model.bias == begun.model.bias
+    assert loss == pytest.approx(objective(begun.model, rows, 0.0))
     w, y = begun.model.weights.astype(np.float64), np.where(x[:, 0] > 0, 1.0, -1.0)
     slopes = -y / (1 + np.exp(y * (x @ w + 0.3)))
     order = np.concatenate([chosen for chosen, _ in Problem(rows, settings, None, alone=False).share.batches(0, 10)])
