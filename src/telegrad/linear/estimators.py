@@ -29,7 +29,7 @@ from telegrad.linear.training import EVEN, gains_nothing, objective, train, trai
 try:
     from scipy import sparse
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, clone
-    from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
+    from sklearn.exceptions import ConvergenceWarning
     from sklearn.utils import check_random_state
     from sklearn.utils.extmath import safe_sparse_dot, softmax
     from sklearn.utils.multiclass import check_classification_targets
@@ -50,9 +50,6 @@ _SMALL_L2 = (1e-6, 1e-10, 1e-14, 1e-18)
 # own step
 _JUDGED, _FEW, _UNSEEN = 100, 10, 1.5
 _HUGE = 1e9  # a loss, so that Inf does not stay
-# of a standard deviation the error of float32 that is told; of a number the spread that is float64's rounding alone
-_COARSE, _EQUAL, _MOST_COARSE = 1e-2, 1e-10, 100
-_BLOCK = 1 << 17  # numbers at a time
 # of the objective of a model without weights, and of that of zeros: float32 weights are no more exact
 _NEGLIGIBLE, _NEGLIGIBLE_OF_ZEROS = 1e-6, 1e-9
 
@@ -257,24 +254,6 @@ class _Linear(BaseEstimator):
             said = f"{early[0].ended_by} ended the training before tol={self.tol:g}: give more, or scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
 
-    def _warn_of_rounding(self, every: list[dict[str, Any]]) -> None:
-        """Called by ``fit``, whose caller the warning names."""
-        lost = []
-        for column in every[0]["coarse"]:
-            told = [said["coarse"].get(column) for said in every]
-            if None in told:
-                continue  # its spread is enough on some rank, hence on all together
-            first, rows, means, variances, errors = np.array(told).T
-            mean = np.average(means, weights=rows)
-            variance = np.average(variances + (means - mean) ** 2, weights=rows)
-            if _is_coarse(first[0], variance, np.average(errors, weights=rows)):
-                lost.append(int(column))
-        if lost:
-            names = getattr(self, "feature_names_in_", range(self.n_features_in_))
-            named = ", ".join(str(names[column]) for column in lost[:8]) + (", …" if len(lost) > 8 else "")
-            said = f"float32 rounds X by more than {100 * _COARSE:g} % of the standard deviation of column {named}"
-            warnings.warn(f"{said}: subtract the column's mean from X before", DataConversionWarning, stacklevel=3)
-
     def _told(self) -> dict[str, str]:
         """What all ranks must have alike: of ``random_state`` rank 0's counts."""
         given = self.get_params(deep=False)
@@ -310,30 +289,6 @@ def _weights_of(X: Any, given: Any) -> F32 | None:  # noqa: N803
         return None
     found = _check_sample_weight(given, X, dtype=np.float32, ensure_non_negative=True)
     return np.ascontiguousarray(found)
-
-
-def _is_coarse(first: Any, variance: Any, error: Any) -> Any:
-    """``error``: the mean square of a column's."""
-    return (variance > (_EQUAL * first) ** 2) & (error > _COARSE**2 * variance)
-
-
-def _coarse_columns(X: Any) -> dict[str, list[float]]:  # noqa: N803
-    """Of dense numbers of 64 bits those columns of which float32 loses much: first number, rows, mean, variance, mean
-    squared error."""
-    X = X.to_numpy() if hasattr(X, "to_numpy") else X  # noqa: N806
-    if not isinstance(X, np.ndarray) or X.ndim != 2 or X.dtype.kind not in "fiu" or X.dtype.itemsize < 8:
-        return {}
-    first, sums, rows = X[0].astype(np.float64), np.zeros((3, X.shape[1])), len(X)
-    step = max(_BLOCK // X.shape[1], 1)
-    for begin in range(0, rows, step):
-        block = X[begin : begin + step].astype(np.float64)
-        error, offset = block - block.astype(np.float32), block - first
-        sums += [offset.sum(0), (offset**2).sum(0), (error**2).sum(0)]
-    offset, squares, error = sums / rows
-    variance = squares - offset**2
-    found = np.flatnonzero(_is_coarse(first, variance, error))[:_MOST_COARSE].tolist()
-    every = np.stack([first, np.full(first.size, rows), first + offset, variance, error])
-    return {str(column): every[:, column].tolist() for column in found}
 
 
 def _sorted_classes(y: Any, name: str = "y") -> tuple[Any, Any]:
@@ -580,8 +535,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         With ``comm`` all ranks call it, each with its own rows; a class may be missing on some. Raises ``ValueError``,
         on every rank, for what scikit-learn refuses, fewer than two classes with weights above 0, ``C`` that is not
         above 0 or too small, and settings that cannot be or diverge; ``TypeError`` on a rank whose own arguments are of
-        a wrong type, and on every rank if ``y`` is text on some ranks only. Warns (``DataConversionWarning``) if
-        float32 rounds a dense column of 64-bit numbers by more than 1 % of its standard deviation."""
+        a wrong type, and on every rank if ``y`` is text on some ranks only."""
 
         def look() -> tuple[_Checked, dict[str, Any]]:
             settings = self._check_settings()
@@ -592,13 +546,11 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             check_classification_targets(classes)
             weights = _weights_of(rows, sample_weight)
             said = {"classes": _told_classes(found, self.comm), "dtype": classes.dtype.str}
-            said["coarse"] = _coarse_columns(X)
             said["counts"] = np.bincount(places, weights, found.size).tolist()
             return (rows, classes, weights, settings), said
 
         (X, y, weights, settings), every = self._agree(look)  # noqa: N806
         _check_types(every)
-        self._warn_of_rounding(every)
         counts: dict[Any, float] = {}
         for said in every:
             for one, count in zip(said["classes"], said["counts"], strict=True):
@@ -826,10 +778,9 @@ class Ridge(RegressorMixin, _Linear):
                 raise ValueError("y has numbers that float32 cannot hold: scale or remove them")
             weights = _weights_of(rows, sample_weight)
             weight = len(numbers) if weights is None else float(weights.sum())
-            return (rows, numbers, weights, settings), {"weight": weight, "coarse": _coarse_columns(X)}
+            return (rows, numbers, weights, settings), {"weight": weight}
 
         (X, y, weights, settings), every = self._agree(look)  # noqa: N806
-        self._warn_of_rounding(every)
         total = sum(said["weight"] for said in every)
         settings = replace(settings, l2=self.alpha / total if total else 0.0, seed=every[0]["seed"])
         model = self._fitted(_rows_of(X, y, weights), settings)

@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 from estimator_ranks import among, data
-from scipy import sparse
 from scipy.optimize import linprog
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
-from sklearn.exceptions import ConvergenceWarning, DataConversionWarning
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import check_estimator
 
 from telegrad import Communicator
-from telegrad.linear import LinearSVC, LogisticRegression, Ridge
+from telegrad.linear import LinearSVC, LogisticRegression
 
 
 def hinge_of(fitted: Any, x: Any, y: Any) -> float:
@@ -270,56 +269,3 @@ def test_one_class_with_weights_is_refused_and_a_third_one_without_costs_nothing
     other.fit(x[40:], y[40:])
     np.testing.assert_allclose(own.coef_[1], other.coef_[0], atol=2e-3)
     assert 2 not in own.predict(x)
-
-
-def lost(call: Callable[[], Any]) -> list[str]:
-    """Texts of the ``DataConversionWarning``."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        call()
-    return [str(one.message) for one in said if one.category is DataConversionWarning]
-
-
-@pytest.mark.parametrize("dtype", ["float64", "int64"])
-@pytest.mark.parametrize("make", [LogisticRegression, Ridge])
-def test_a_column_that_float32_rounds_is_named(make: Any, dtype: str) -> None:
-    random = np.random.default_rng(0)
-    x = np.round(random.normal(size=(500, 4)) * 100)
-    x[:, 2] = 1.7e9 + np.round(random.uniform(0, 3600, 500))
-    y = x[:, 0] > 0
-    x = x.astype(dtype)
-    assert lost(lambda: make().fit(x, y)) == [
-        "float32 rounds X by more than 1 % of the standard deviation of column 2: "
-        "subtract the column's mean from X before"
-    ]
-    centred = x.copy()
-    centred[:, 2] -= 1_700_001_800
-    for fine in (centred, x.astype(np.float32), sparse.csr_array(x)):
-        assert lost(lambda: make().fit(fine, y)) == []  # noqa: B023
-
-
-def test_columns_that_float32_holds_well_enough_are_not_named() -> None:
-    random = np.random.default_rng(1)
-    x = np.stack(
-        [
-            random.integers(1990, 2026, 500),  # years
-            40.71 + random.normal(size=500) * 1e-3,  # degrees
-            np.full(500, 0.1) + random.integers(0, 2, 500) * 1e-17,  # equal numbers
-            0.1 * 3 + random.normal(size=500) * 1e-16,  # equal but for rounding
-            1.7e9 + random.uniform(0, 30 * 86400, 500),  # a month
-            random.standard_cauchy(500) * 1e6,
-        ],
-        1,
-    ).astype(np.float64)
-    assert lost(lambda: Ridge().fit(x, x[:, 0])) == []
-
-
-def test_a_column_is_judged_by_its_spread_on_all_ranks() -> None:
-    random = np.random.default_rng(2)
-    y = np.arange(200) % 2
-    by_hour = [1.7e9 + random.uniform(0, 3600, (200, 1)), 1.75e9 + random.uniform(0, 3600, (200, 1))]
-    assert lost(lambda: LinearSVC().fit(by_hour[0], y))
-    assert lost(lambda: among([(one, y) for one in by_hour], lambda comm: LinearSVC(comm=comm))) == []
-    both = lost(lambda: among([(by_hour[0], y)] * 2, lambda comm: LinearSVC(comm=comm)))
-    assert both
-    assert all("column 0" in one for one in both)
