@@ -175,7 +175,7 @@ _GIB = 2**30
 _SMALL = 2**24  # bytes that every machine has: to ask it takes longer than to train on so few rows
 # of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
 _DRAWN = 8 + 1
-_POOLED = 1 << 21  # entries of all ranks: one rank finds the optimum while several would still exchange sums
+_POOLED = 1 << 22  # entries of all ranks: one rank finds the optimum while several would still exchange sums
 _EPOCH_ROW = 5 * 8  # of each own row: its numbers, and in an epoch its place, its order and where it comes
 
 # of a control group the files with its limit and use, and how its counts of cached pages begin

@@ -232,7 +232,7 @@ def test_one_rank_s_hinge_ends_where_several_ranks_do(
     def run(rank: int) -> Any:
         return train(parts_of(rows, [0, 150, 400])[rank], settings, comms[rank])
 
-    for most in (1 << 21, 0):
+    for most in (1 << 22, 0):
         monkeypatch.setattr("telegrad.linear.problem._POOLED", most)
         with ThreadPoolExecutor(2) as pool:
             both = list(pool.map(run, range(2)))

@@ -75,12 +75,12 @@ def test_training_takes_the_memory_that_is_said(
 
 
 def test_rows_that_ranks_gather_for_the_hinge_are_counted() -> None:
-    """Of 2 Mi entries each an index, a value and a place, and of each feature in them a weight and its correction."""
+    """Of 4 Mi entries each an index, a value and a place, and of each feature in them a weight and its correction."""
     shape: dict[str, Any] = {"rows": 100_000, "total": 800_000, "most_occurring": 80_000_000}
     hinge, other = (
         bytes_needed(3_000_000, 10_000_000, TrainingSettings(loss=loss), **shape) for loss in ("hinge", "squared_hinge")
     )
-    gathered = 1 << 21
+    gathered = 1 << 22
     assert hinge - other >= gathered * (8 + 16 + 16) + 800_000 * gathered // 80_000_000 * 100 + 100_000 * 48
     assert hinge - other < gathered * 60 + 100_000 * 100
 
