@@ -183,7 +183,7 @@ class Newton:
         moves = bins < last
         alike = np.flatnonzero(bins == last)
         numbers = (problem.share.trained_first + alike).astype(np.uint64)
-        drawn = _drawn(numbers, np.random.default_rng([problem.settings.seed, number]).integers(2**62))
+        drawn = _drawn(numbers, int(np.random.default_rng([problem.settings.seed, number]).integers(2**62)))
         room = np.searchsorted(before[last] + self._entries(drawn, lengths[alike], _DRAWS)[1:], most, side="right")
         moves[alike[drawn < room]] = True
         return moves
