@@ -23,7 +23,7 @@ constexpr double kEnough = 0.25;              // of the mean gain of an iteratio
 constexpr double kEnoughOfKinks = 0.03;       // the same for the squared hinge, whose curvature changes suddenly
 constexpr double kFading = 0.8;              // of the largest gain by the next iteration: of uneven rows these go up and down
 constexpr double kOfBound = 0.3;             // of the tolerance, by the bound of the quadratic model, where that may be the last
-constexpr double kOfSmall = 1e-6;  // of that, for a softmax of few weights
+constexpr double kOfSmall = 1e-6;            // of that, for a softmax of few weights
 constexpr double kCertain = 0.003;           // likewise without an l2, of the gain that the tolerance asks
 constexpr double kFirstSmoothing = 2, kShrink = 0.5, kLeastSmoothing = 1e-9;
 constexpr double kOfDescent = 4;             // in place of the smoothing: these are the duals of a descent by coordinates

@@ -484,8 +484,8 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         total = self._rows + new
         settings = self._penalised(settings, total, every[0]["seed"])
         rows = _rows_of(self._with_intercept(X), np.zeros(X.shape[0]), None)
-        found, losses = [], []
-        for labels, state in zip(self._labels(y), states, strict=True):
+        found, losses, of_models = [], [], self._labels(y)
+        for labels, state in zip(of_models, states, strict=True):
             if state is not None and state.squares is None and settings.method == "adagrad" and new:
                 own_rows = replace(rows, labels=labels)
                 state, _ = train_further(own_rows, settings, self.comm, state, self._passes, moves=False)
@@ -497,7 +497,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             raise ValueError(self._divergence(settings))
         ends = [
             objective(state.model, replace(rows, labels=labels), 0.0, self.comm)
-            for state, labels in zip(found, self._labels(y), strict=True)
+            for state, labels in zip(found, of_models, strict=True)
         ]
         self._judge([[end, end if new >= _JUDGED else loss] for end, loss in zip(ends, losses, strict=True)], new)
         self._states, self._rows, self._passes, self._is_softmax = found, total, self._passes + 1, False
@@ -585,7 +585,7 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             self._take(models[0].weights, models[0].bias)
         else:
             of_none = _Fitted(np.zeros(rows.n_features, np.float32), -1.0, 0, 0.0, 0.0, 1.0, "tol")
-            is_hinge = settings.bias and settings.loss != "logistic"  # of no row's class this is the optimum
+            is_hinge = settings.bias and settings.loss != "logistic"  # of a class without weight that is the optimum
             models = [
                 of_none if is_hinge and one not in weighed else self._fitted(replace(rows, labels=labels), settings)
                 for one, labels in zip(found if len(found) > 2 else found[1:], self._labels(y), strict=True)

@@ -190,8 +190,8 @@ def train(
 @dataclass(frozen=True)
 class Softmax:
     """A model of several classes, the same bits on every rank and for any number of ranks: ``weights``, float32,
-    (classes, features), and ``biases``. ``objective`` and ``gap``: see ``EpochReport``. ``converged``: within ``tol``,
-    the biases aside, of which ``gap`` has a part besides."""
+    (classes, features), and ``biases``. ``objective`` and ``gap``: see ``EpochReport``. ``converged``: ``gap`` is
+    within ``tol``."""
 
     weights: npt.NDArray[np.float32]
     biases: npt.NDArray[np.float64]

@@ -841,7 +841,7 @@ def test_uneven_rows_give_the_same_bits_on_any_number_of_ranks(what: str, loss: 
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("load", [load_iris, load_wine])
 def test_a_softmax_at_its_optimum_warns_of_nothing(load: Callable[..., Any], scaled: bool) -> None:
-    """Where tol was reached but for the bound of the biases' part, a fit took no further step, and warned."""
+    """Such fits ended before the bound that is told was within tol, and so they warned."""
     x, y = load(return_X_y=True)
     x = (x - x.mean(0)) / x.std(0) if scaled else x
     for strength in (0.01, 1.0, 100.0):
