@@ -17,6 +17,7 @@ constexpr double kMostPasses = 60;      // of a step, over all rows
 constexpr double kMargin = 0.8;         // of the tolerance: the gap is estimated by scores that are a little old
 constexpr double kMostInverse = 1e300;  // of rows without entries
 constexpr double kNoMove = 1e-12;
+constexpr int kMostTries = 100;         // of biases
 
 std::uint64_t next(std::uint64_t& state) {  // SplitMix64
   std::uint64_t z = state += 0x9e3779b97f4a7c15;
@@ -29,7 +30,13 @@ std::uint64_t next(std::uint64_t& state) {  // SplitMix64
 
 DualDescent::DualDescent(const Newton::Problem& problem, const Fixed& fixed)
     : problem_(problem), fixed_imbalance_(fixed.imbalance), whole_(fixed.objective / problem.l2) {
-  TELEGRAD_CHECK(problem.loss == Loss::hinge && problem.l2 > 0 && problem.chosen.size() < (std::uint64_t{1} << 32));
+  TELEGRAD_CHECK(problem.loss == Loss::hinge || problem.loss == Loss::squared_hinge);
+  TELEGRAD_CHECK(problem.l2 > 0 && problem.chosen.size() < (std::uint64_t{1} << 32));
+  if (problem.loss == Loss::squared_hinge) {
+    TELEGRAD_CHECK(fixed.scores.empty());
+    highest_dual_ = HUGE_VAL;
+    softness_ = 0.5;
+  }
   w_.resize(problem.features + 1);
   double total = 0, square = 0;
   rows_.reserve(problem.chosen.size());
@@ -55,7 +62,7 @@ DualDescent::DualDescent(const Newton::Problem& problem, const Fixed& fixed)
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     Row& row = rows_[i];
     row.cost /= problem.l2 * total;
-    row.inverse = std::min(1 / (row.cost * (row.inverse + strength_)), kMostInverse);
+    row.inverse = std::min(1 / (row.cost * (row.inverse + strength_) + softness_), kMostInverse);
     if (row.target > 0) positive_ += row.cost;
   }
   if (problem.with_bias) {
@@ -96,22 +103,22 @@ double DualDescent::pass() {
       __builtin_prefetch(problem_.rows.values.data() + begin);
     }
     Row& row = rows_[order_[place]];
-    const double slope = row.target * (score(row) + row.fixed + bias) - 1;
-    gap += row.cost * (std::max(0.0, -slope) + row.dual * slope);
+    const double beyond = row.target * (score(row) + row.fixed + bias) - 1, slope = beyond + softness_ * row.dual;
+    gap += row.cost * (loss_of(-beyond) + row.dual * (beyond + slope) / 2);
     double projected = slope;
-    if ((row.dual == 0 && slope > highest_) || (row.dual == 1 && slope < lowest_)) {
+    if ((row.dual == 0 && slope > highest_) || (row.dual == highest_dual_ && slope < lowest_)) {
       std::swap(order_[place--], order_[--active_]);
       continue;
     }
     if (row.dual == 0) projected = std::min(slope, 0.0);
-    if (row.dual == 1) projected = std::max(slope, 0.0);
+    if (row.dual == highest_dual_) projected = std::max(slope, 0.0);
     highest = std::max(highest, projected);
     lowest = std::min(lowest, projected);
     if (std::abs(projected) <= kNoMove) continue;
     const double before = row.dual;
-    row.dual = std::clamp(before - slope * row.inverse, 0.0, 1.0);
+    row.dual = std::clamp(before - slope * row.inverse, 0.0, highest_dual_);
     const double change = row.cost * (row.dual - before), factor = change * row.target;
-    dual_ -= change * (slope + change / (row.cost * row.inverse) / 2);
+    dual_ -= change * (slope + (row.dual - before) / row.inverse / 2);
     add(row, factor, w_);
     imbalance_ += factor;
     bias += strength_ * factor;
@@ -122,8 +129,32 @@ double DualDescent::pass() {
   return gap;
 }
 
-// The bias that is best for these weights: a weighted quantile of where the rows' losses have their kinks. Reorders kinks_.
+double DualDescent::loss_of(double lacking) const {
+  const double short_by = std::max(0.0, lacking);
+  return softness_ > 0 ? short_by * short_by : short_by;
+}
+
+// The bias that is best for these weights. Where the loss is squared, the zero of its slope, by Newton's method between two
+// biases of which each is on another side. Else a weighted quantile of where the rows' losses have their kinks, reordered.
 double DualDescent::best_bias() {
+  if (softness_ > 0) {
+    double bias = w_.back(), low = -HUGE_VAL, high = HUGE_VAL;
+    for (int tries = 0; tries < kMostTries; ++tries) {
+      double slope = 0, curvature = 0;
+      for (const auto& [kink, cost] : kinks_) {
+        if (cost * (kink - bias) <= 0) continue;
+        slope += std::abs(cost) * (bias - kink);
+        curvature += std::abs(cost);
+      }
+      if (slope == 0) break;
+      (slope > 0 ? high : low) = bias;
+      double other = bias - slope / curvature;
+      if (!(std::abs(other - bias) > kNoMove * (1 + std::abs(bias)))) break;
+      if (!(other > low && other < high)) other = low + (high - low) / 2;
+      bias = other;
+    }
+    return bias;
+  }
   std::size_t first = 0, end = kinks_.size();
   for (double below = positive_ + fixed_imbalance_; end - first > 1;) {
     const std::size_t middle = first + (end - first) / 2;
@@ -151,12 +182,15 @@ void DualDescent::measure() {
       kinks_[i] = {rows_[i].target - rows_[i].fixed - score(rows_[i]), rows_[i].target * rows_[i].cost};
     }
     w_.back() = best_bias();
-    for (const auto& [kink, cost] : kinks_) lacking += std::max(0.0, cost * (kink - w_.back()));
+    for (const auto& [kink, cost] : kinks_) {
+      lacking += std::abs(cost) * loss_of(std::copysign(kink - w_.back(), cost * (kink - w_.back())));
+    }
     lacking -= fixed_imbalance_ * w_.back();
-    double of_class[2] = {}, values[2] = {};
+    double of_class[2] = {}, values[2] = {}, squares[2] = {};
     for (const Row& row : rows_) {
       of_class[row.target > 0] += row.cost * row.dual;
       values[row.target > 0] += row.cost * row.dual * (1 - row.target * row.fixed);
+      squares[row.target > 0] += softness_ / 2 * row.cost * row.dual * row.dual;
     }
     const bool larger = of_class[1] + fixed_imbalance_ > of_class[0];
     const double wanted = of_class[!larger] + (larger ? -fixed_imbalance_ : fixed_imbalance_);
@@ -167,13 +201,13 @@ void DualDescent::measure() {
     for (const Row& row : rows_) {
       if ((row.target > 0) == larger && row.dual > 0) add(row, (1 - kept) * row.cost * row.dual * row.target, excess_);
     }
-    duals = values[!larger] + kept * values[larger];
+    duals = values[!larger] - squares[!larger] + kept * (values[larger] - kept * squares[larger]);
     norm = 0;
     for (std::size_t i = 0; i < problem_.features; ++i) norm += (w_[i] - excess_[i]) * (w_[i] - excess_[i]);
   } else {
     for (const Row& row : rows_) {
-      lacking += row.cost * std::max(0.0, 1 - row.target * (score(row) + row.fixed));
-      duals += row.cost * row.dual * (1 - row.target * row.fixed);
+      lacking += row.cost * loss_of(1 - row.target * (score(row) + row.fixed));
+      duals += row.cost * row.dual * (1 - row.target * row.fixed - softness_ / 2 * row.dual);
     }
   }
   const double objective = lacking + square / 2, bound = duals - norm / 2;
@@ -193,7 +227,7 @@ DualDescent::Step DualDescent::step(const std::function<void()>& look) {
   double square = 0, visited = 0, estimated = kMargin * wanted;
   for (const Row& row : rows_) {
     imbalance_ += row.cost * row.dual * row.target;
-    dual_ += row.cost * row.dual * (1 - row.target * row.fixed);
+    dual_ += row.cost * row.dual * (1 - row.target * row.fixed - softness_ / 2 * row.dual);
   }
   for (std::size_t i = 0; i < problem_.features; ++i) square += w_[i] * w_[i];
   dual_ -= square / 2;

@@ -1,11 +1,12 @@
 #pragma once
-// Dual coordinate descent for the hinge on rows that one rank holds, with shrinking (Hsieh, Chang, Lin, Keerthi and
-// Sundararajan 2008, Algorithms 1 and 3). A step of one row costs as much as its score. Well conditioned rows, such as those
-// of text, need few passes; others need Newton's method, which step() asks for.
+// Dual coordinate descent for the hinge, squared or not, on rows that one rank holds, with shrinking (Hsieh, Chang, Lin,
+// Keerthi and Sundararajan 2008, Algorithms 1 and 3). A step of one row costs as much as its score. Well conditioned rows,
+// such as those of text, need few passes; others need Newton's method, which step() asks for.
 //
-// With C_i = weight_i / (l2·sum of weights) the duals a_i in [0, 1] give w = Σ C_i·a_i·y_i·x_i. A bias has no penalty, which
-// a descent by coordinates cannot do: Σ C_i·a_i·y_i must be 0. The method of multipliers adds (bias − center)²/(2·strength)
-// to the objective and moves the center to the bias after each pass (Hestenes 1969).
+// With C_i = weight_i / (l2·sum of weights) the duals a_i in [0, 1] give w = Σ C_i·a_i·y_i·x_i. The squared hinge's have no
+// upper bound, and cost C_i·a_i²/4. A bias has no penalty, which a descent by coordinates cannot do: Σ C_i·a_i·y_i must be 0.
+// The method of multipliers adds (bias − center)²/(2·strength) to the objective and moves the center to the bias after each
+// pass (Hestenes 1969).
 //
 // Both bounds behind the gap are exact: the objective at w and the best bias for it, and the dual objective, where duals of
 // one class are scaled down until the constraint of the bias holds.
@@ -63,13 +64,15 @@ class DualDescent {
 
   double score(const Row& row) const;
   void add(const Row& row, double factor, LargeVector<double>& out) const;
+  double loss_of(double lacking) const;  // of what a row's margin lacks
   double pass();
   void measure();
   double best_bias();
 
   Newton::Problem problem_;
   std::uint64_t random_ = 0;
-  double strength_ = 0;  // of the bias
+  double highest_dual_ = 1, softness_ = 0;  // the latter of duals: half their cost's curvature, by C_i
+  double strength_ = 0;                     // of the bias
   double center_ = 0, imbalance_ = 0;
   double fixed_imbalance_ = 0, whole_ = 0;
   double kept_[2] = {1, 1};  // of each class's duals, for the lower bound

@@ -92,7 +92,7 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
   for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) {
     vector->resize(rows() * classes());
   }
-  if (is_hinge()) {
+  if (is_hinge() || problem.descends) {
     duals_.resize(rows() + 1);
     duals_.back() = kFirstSmoothing;
     if (problem.descends && !direct_) {
@@ -981,7 +981,7 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   } else {
     descent_.reset();
   }
-  if (is_hinge() && !descent_ && duals_.back() == kOfDescent) duals_.back() = kFirstSmoothing;
+  if (!duals_.empty() && !descent_ && duals_.back() == kOfDescent) duals_.back() = kFirstSmoothing;
   best_.clear();
   begun_ = false;
   taken_ = duals_.size() > 0 && duals_.back() == kOfFewRows;

@@ -64,7 +64,7 @@ class Newton {
     double l1 = 0;  // 0 for the hinge, for several classes and where vectors are split
     bool with_bias = true;
     double tolerance = 1e-4;  // of the gap to the optimum, as a part of the objective
-    bool descends = false;    // for the hinge, where the rows are all there are: coordinates of the dual, as long as that is fast
+    bool descends = false;    // for both hinges, if the rows are all there are: coordinates of the dual, as long as that is fast
     std::uint64_t seed = 0;   // of their order
   };
 

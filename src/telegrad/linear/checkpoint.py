@@ -20,7 +20,7 @@ from telegrad import Communicator
 from telegrad.communicator.texts import all_gather_text, own_error_first
 from telegrad.linear.losses import F32
 from telegrad.linear.model import MODEL_ARRAYS, EpochReport, LinearModel, Optimizer, State, read_arrays, write_whole
-from telegrad.linear.problem import SECOND_ORDER, Problem, TrainingSettings
+from telegrad.linear.problem import Problem, TrainingSettings
 
 # of each array of its own its dimensions, and numpy's kinds of what it holds
 _OWN = {
@@ -135,10 +135,9 @@ class Checkpoint:
             ):
                 raise ValueError("numbers that no training has")
             squares = _squares_of(arrays, data.features) if settings["optimizer"] == "adagrad" else None
-            duals = arrays["duals"].astype(np.float64) if _has_duals(settings["loss"], settings["optimizer"]) else None
-            if duals is not None and not (
-                duals.size and ((duals[:-1] >= 0) & (duals[:-1] <= 1)).all() and duals[-1] > 0
-            ):
+            duals = arrays["duals"].astype(np.float64) if arrays["duals"].size else None
+            highest = 1 if settings["loss"] == "hinge" else np.finfo(np.float64).max
+            if duals is not None and not (((duals[:-1] >= 0) & (duals[:-1] <= highest)).all() and duals[-1] > 0):
                 raise ValueError("dual variables that no training has")
             return cls(State(model, squares, bias_squares, duals), reports, settings, data)
         except MemoryError:
@@ -228,7 +227,8 @@ class Checkpoints:
                 self._refuse(f"data whose {what} is {before[name]:{form}}, and here it is {value:{form}}")
         if len(found.reports) > settings.most_epochs:
             self._refuse(f"{len(found.reports)} epochs, and here are epochs={settings.most_epochs}")
-        if found.state.duals is not None and found.state.duals.size != self._problem.share.trained_total + 1:
+        duals = found.state.duals
+        if (0 if duals is None else duals.size) != self._problem.duals:
             self._refuse("dual variables of other rows")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -241,10 +241,6 @@ class Checkpoints:
 def _settings_of(settings: TrainingSettings) -> dict[str, Any]:
     chosen = dataclasses.asdict(settings) | {"optimizer": settings.method, "batch": settings.rows_a_step}
     return {name: value for name, value in chosen.items() if name not in _MAY_CHANGE}
-
-
-def _has_duals(loss: str, optimizer: str) -> bool:
-    return loss == "hinge" and optimizer in SECOND_ORDER
 
 
 def _squares_of(arrays: Mapping[str, Any], features: int) -> F32:
@@ -270,11 +266,7 @@ def _from_rank_0(
         return None, []
     if state is None:
         squares = np.zeros(problem.all_features, np.float32) if problem.settings.method == "adagrad" else None
-        duals = (
-            np.zeros(problem.share.trained_total + 1)
-            if _has_duals(problem.settings.loss, problem.settings.method)
-            else None
-        )
+        duals = np.zeros(problem.duals) if problem.duals else None
         state = State(problem.model(np.zeros(problem.all_features, np.float32), 0.0), squares, duals=duals)
     numbers = np.array([state.model.bias, state.bias_squares])
     for array in (state.model.weights, state.squares, state.duals, numbers):

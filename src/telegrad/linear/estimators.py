@@ -402,9 +402,13 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
         strength, share = 1 / (self.C * total) if total > 0 else 1.0, self._l1_share
         if math.isinf(strength):
             raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
-        if not strength and settings.method == "dual":
-            text = f"C={self.C} is not for loss='hinge' with optimizer={self.optimizer!r}, which needs a penalty"
-            raise ValueError(f"{text}: use a large number such as 1e6, loss='squared_hinge', or optimizer='adagrad'")
+        is_hinge = settings.loss == "hinge"
+        if not strength and settings.method == "dual" and (is_hinge or settings.optimizer == "dual"):
+            text = (
+                f"C={self.C} is not for loss={settings.loss!r} with optimizer={self.optimizer!r}, which needs a penalty"
+            )
+            instead = "loss='squared_hinge', or optimizer='adagrad'" if is_hinge else "or optimizer='newton'"
+            raise ValueError(f"{text}: use a large number such as 1e6, {instead}")
         bias = settings.bias and self.intercept_scaling is None
         return replace(settings, l2=(1 - share) * strength, l1=share * strength, seed=seed, bias=bias)
 

@@ -57,10 +57,10 @@ _MOST_THREADS = 1024  # so that a slip takes none from the machine's other proce
 class TrainingSettings:
     """Options of ``train``. Objective: mean loss + ``l2``/2·|w|² + ``l1``·Σ|w_i|; the bias is not regularised.
 
-    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for the hinge ``"dual"``,
-      and for the hinge with ``l1`` AdaGrad. An option that one optimizer alone has chooses that one.
-      ``"dual"`` descends by coordinates where that is fast, and all ranks' rows together are so few that each takes
-      them all. Both have the same bits for any number of ranks.
+    - ``loss``: see ``LOSSES``. ``optimizer``: see ``OPTIMIZERS``. ``"auto"`` is ``"newton"``, for both hinges with
+      ``l2`` alone ``"dual"``, and for the hinge with ``l1`` AdaGrad. An option that one optimizer alone has chooses
+      that one. ``"dual"`` descends by coordinates where that is fast, and all ranks' rows together are so few that each
+      takes them all. Both have the same bits for any number of ranks.
     - ``tol``: Newton and the dual method end when the objective is estimated to be no more than this part above the
       optimum. ``epochs``: passes, by default 10; of Newton and the dual method steps, at most, by default 1,000.
     - ``batch``: rows of all ranks together in a step of SGD or AdaGrad, by default 1,000. ``held_out``: the share of
@@ -121,9 +121,9 @@ class TrainingSettings:
             return self.optimizer
         if self.batch is not None or self.learning_rate is not None or self.decay or self.overlap:
             return "sgd"
-        if self.loss == "hinge":
-            return "dual" if self.l2 and not self.l1 else "adagrad"
-        return "newton"
+        if self.l2 and not self.l1 and self.loss in ("hinge", "squared_hinge"):
+            return "dual"
+        return "adagrad" if self.loss == "hinge" else "newton"
 
     @property
     def most_epochs(self) -> int:
@@ -137,14 +137,16 @@ class TrainingSettings:
 
     def _check_second_order(self) -> None:
         name = f"optimizer={self.method!r}"
-        if self.method == "dual" and self.loss != "hinge":
+        is_hinge = self.loss == "hinge"
+        if self.method == "dual" and self.loss not in ("hinge", "squared_hinge"):
             raise ValueError(f"{name} is not for loss={self.loss!r}: leave it out, which chooses one that is")
-        if self.loss == "hinge" and self.method == "newton":
+        if is_hinge and self.method == "newton":
             raise ValueError(f"{name} is not for loss='hinge': use 'dual', or leave it out")
-        if self.loss == "hinge" and not self.l2:
-            raise ValueError(f"l2=0 is not for {name}: give more, or use 'adagrad'")
-        if self.loss == "hinge" and self.l1:
-            raise ValueError(f"l1={self.l1} is not for {name} with loss='hinge': use 'squared_hinge', or 'adagrad'")
+        if self.method == "dual" and not self.l2:
+            raise ValueError(f"l2=0 is not for {name}: give more, or use {'adagrad' if is_hinge else 'newton'!r}")
+        if self.method == "dual" and self.l1:
+            instead = "'squared_hinge', or 'adagrad'" if is_hinge else "'newton', or leave it out"
+            raise ValueError(f"l1={self.l1} is not for {name} with loss={self.loss!r}: use {instead}")
         for option in ("batch", "learning_rate", "decay", "overlap"):
             if value := getattr(self, option):
                 raise ValueError(f"{option}={value} is not for {name}, whose steps follow from the data: leave it out")
@@ -217,7 +219,7 @@ def bytes_needed(
         if settings.method == "dual" and most_occurring <= _POOLED:
             # weights and their correction; of rows numbers, places, kinks
             needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
-        elif settings.method == "dual":
+        elif settings.method == "dual" and settings.loss == "hinge":
             # rows that each rank gathers, and their places; their features' weights; what is of each row
             gathered = min(most_occurring, _POOLED)
             needed += gathered * (8 + 4 * 8) + rows * 6 * 8 + total * gathered // max(most_occurring, 1) * (14 * 8 + 4)
@@ -537,8 +539,11 @@ class Problem:
         self.numbered = self._numbered
         self.view = self._numbered.view()
         self.descends = settings.method == "dual" and (self.pooled or self.world_size == 1) and entries <= _POOLED
-        gathers = settings.method == "dual" and not self.descends
+        gathers = settings.loss == "hinge" and settings.method == "dual" and not self.descends
         self.gathered = min(_POOLED / entries, 1.0) if gathers else 0.0
+        # what comes of each row, and one number more
+        has_duals = self.descends or (settings.loss == "hinge" and is_second)
+        self.duals = self.share.trained_total + 1 if has_duals else 0
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = self._start_team()
 

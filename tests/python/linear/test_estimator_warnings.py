@@ -52,6 +52,17 @@ def test_a_hinge_without_penalty_is_refused_but_by_first_order_optimizers(option
     own.set_params(C=math.inf, optimizer="auto").partial_fit(x, y)
 
 
+def test_a_squared_hinge_without_penalty_takes_newton_s_steps() -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(1000, 200)), random.random(1000) < 0.5
+    with pytest.raises(ValueError, match="C=inf is not for loss='squared_hinge' with optimizer='dual'.*'newton'"):
+        LinearSVC(C=math.inf, optimizer="dual").fit(x, y)
+    own, newton = LinearSVC(C=math.inf).fit(x, y), LinearSVC(C=math.inf, optimizer="newton").fit(x, y)
+    assert own.coef_.tobytes() == newton.coef_.tobytes()
+    large = LinearSVC(C=1e9).fit(x, y)
+    np.testing.assert_allclose(large.decision_function(x), own.decision_function(x), atol=0.05)
+
+
 def test_no_penalty_of_the_hinge_names_a_remedy_that_is_one() -> None:
     with pytest.raises(ValueError, match="penalty=None must be 'l2' for loss='hinge': a large C such as 1e6") as raised:
         LinearSVC(loss="hinge", penalty=None).fit(*data())

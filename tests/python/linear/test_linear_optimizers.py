@@ -201,13 +201,31 @@ def test_nan_is_not_hidden_by_penalties() -> None:
             {"optimizer": "dual", "loss": "hinge", "l1": 0.1},
             "l1=0.1 is not for optimizer='dual' with loss='hinge': use",
         ),
+        (
+            {"optimizer": "dual", "loss": "squared_hinge", "l2": 0},
+            "l2=0 is not for optimizer='dual': give more, or use 'newton'",
+        ),
+        (
+            {"optimizer": "dual", "loss": "squared_hinge", "l1": 0.1},
+            "l1=0.1 is not for optimizer='dual' with loss='squared_hinge': use 'newton', or",
+        ),
         ({"optimizer": "newton", "batch": 5}, "batch=5 is not for optimizer='newton', whose steps follow from the"),
         ({"optimizer": "newton", "learning_rate": 0.5}, "learning_rate=0.5 is not for optimizer='newton'"),
         ({"tol": 0}, "tol=0.0 must be a finite number above 0"),
     ],
     ids=[
         *("optimizer", "l1", "threads"),
-        *("newton hinge", "dual logistic", "dual without l2", "dual l1", "newton batch", "newton rate", "tol"),
+        *(
+            "newton hinge",
+            "dual logistic",
+            "dual without l2",
+            "dual l1",
+            "squared l2",
+            "squared l1",
+            "newton batch",
+            "newton rate",
+            "tol",
+        ),
     ],
 )
 def test_settings_of_optimisers_that_cannot_be(options: dict[str, Any], said: str) -> None:

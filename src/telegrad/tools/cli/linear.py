@@ -48,8 +48,8 @@ from telegrad.tools.report.figures import bars, dated, duration, picture, second
 Optimizer = Annotated[
     str,
     typer.Option(
-        help=f"One of {', '.join(OPTIMIZERS)}. [bold]auto[/]: [bold]newton[/], for the hinge [bold]dual[/], which need "
-        "no learning rate and end within --tol of the optimum; for the hinge with --l1 adagrad. An "
+        help=f"One of {', '.join(OPTIMIZERS)}. [bold]auto[/]: [bold]newton[/], for both hinges [bold]dual[/], which "
+        "need no learning rate and end within --tol of the optimum; for the hinge with --l1 adagrad. An "
         "option that one optimizer alone has chooses that one. [bold]adagrad[/] gives rare features longer steps, and "
         "often needs fewer epochs."
     ),
@@ -527,7 +527,7 @@ def _rows_for(
 
 def _steps_of(settings: TrainingSettings) -> str:
     if settings.method in SECOND_ORDER:
-        return "Newton's method" if settings.method == "newton" else "proximal dual method"
+        return "Newton's method" if settings.method == "newton" else "dual method"
     text = f"batches of {settings.rows_a_step:,}" + (", overlapped" if settings.overlap else "")
     return text if settings.method == "sgd" else f"{text}, {settings.method}"
 
