@@ -35,7 +35,9 @@ constexpr double kRounding = 1e-13;          // of the objective: what its sums 
 constexpr std::size_t kMostNoise = 30;       // steps that win less than that
 constexpr double kSingular = 1e-13;          // of a diagonal element
 constexpr double kUniform = 256;             // times the least column's largest value: all columns are rounded alike
-constexpr double kUneven = 6;                // mean logarithm of how many times columns' largest values are larger than others
+// Mean logarithms of how many times columns' largest values are larger than others: of all, or of one column, as the
+// others may be of ones and zeros.
+constexpr double kUneven = 6, kUnevenColumn = 12;
 
 int exponent_of(double x) { return static_cast<int>(std::bit_cast<std::uint64_t>(x) >> 52); }
 
@@ -233,22 +235,42 @@ void Newton::begin_bounds() {
   for (std::size_t i = 0; i < problem_.features; ++i) largest_[i] = uniform_ ? column_ : power_of_two(found[i]);
   Sum sum(heaviest_, rounding_);
   std::int64_t entries = 0, smaller = 0;
+  int most_times = 0;
   for (const std::uint64_t row : problem_.chosen) {
     sum.add(weight(row));
     for (std::uint64_t e = problem_.rows.offsets[row]; e < problem_.rows.offsets[row + 1]; ++e) {
       const double value = std::abs(static_cast<double>(problem_.rows.values[e]));
       if (value == 0) continue;
+      const int times = exponent_of(largest_[problem_.rows.indices[e]]) - exponent_of(value);
       ++entries;
-      smaller += exponent_of(largest_[problem_.rows.indices[e]]) - exponent_of(value);
+      smaller += times;
+      most_times = std::max(most_times, times);
     }
   }
-  double both[4] = {sum.high, sum.low, static_cast<double>(entries), static_cast<double>(smaller)};
-  reduce(both, 0);
-  total_weight_ = both[0] + both[1];
-  uneven_ = both[3] > kUneven * both[2];
+  double every[5] = {sum.high, sum.low, static_cast<double>(entries), static_cast<double>(smaller),
+                     most_times > kUnevenColumn ? 1.0 : 0.0};
+  reduce(every, 0);
+  total_weight_ = every[0] + every[1];
+  uneven_ = every[3] > kUneven * every[2] || (every[4] > 0 && has_uneven_column());
   tail_ = std::ldexp(rounding_ / 1.5, -52);
   rest_.resize(uneven_ ? width() : 0);
   bounded_ = true;
+}
+
+// Called by all ranks.
+bool Newton::has_uneven_column() {
+  LargeVector<double> beyond(problem_.features + 1);
+  for (const std::uint64_t row : problem_.chosen) {
+    for (std::uint64_t e = problem_.rows.offsets[row]; e < problem_.rows.offsets[row + 1]; ++e) {
+      const double value = std::abs(static_cast<double>(problem_.rows.values[e]));
+      const std::uint32_t feature = problem_.rows.indices[e];
+      if (value > 0) beyond[feature] += exponent_of(largest_[feature]) - exponent_of(value) - kUnevenColumn;
+    }
+  }
+  reduce(beyond, 1);
+  double found[1] = {std::any_of(beyond.begin(), beyond.end(), [](double one) { return one > 0; }) ? 1.0 : 0.0};
+  reduce(found, 0, Over::largest);
+  return found[0] > 0;
 }
 
 // The largest weight, times its column's largest value.

@@ -155,6 +155,7 @@ class Newton {
   double bound_of_slopes() const;
   double bound_of_curvatures() const;
   void begin_bounds();
+  bool has_uneven_column();
   void sum_columns(const std::vector<double>& by_row, bool squared, double largest, double* out);
   Step descend();
   Value evaluate(double part);

@@ -831,6 +831,18 @@ def test_no_end_on_uneven_data_is_told_to_be_better_than_it_is(
         assert all(one is None or float(one[1].replace(",", "")) / 50 >= 1 - least / reached for one in told), said
 
 
+@pytest.mark.parametrize("optimizer", ["newton", "dual"])
+@pytest.mark.parametrize("c", [1.0, 1e4])
+def test_even_columns_hide_no_uneven_one(c: float, optimizer: str) -> None:
+    """Most columns have one value, as those of ones and zeros. The gap was told to be 3e-6, and the objective was twice
+    the optimum."""
+    data = Uneven("row", 1e6, "squared_hinge", c, (300, 40))
+    rows = Rows.from_csr(sparse.csr_array(np.hstack([data.x, np.full((300, 160), 1e-30)])), data.y)
+    settings = TrainingSettings(loss="squared_hinge", l2=data.l2, bias=False, optimizer=optimizer, epochs=40)
+    last = train(rows, settings).epochs[-1]
+    assert 1 - data.least() / last.objective <= 2 * last.gap + 1e-9
+
+
 @pytest.mark.parametrize("loss", ["squared_hinge", "logistic"])
 @pytest.mark.parametrize("what", ["row", "rows"])
 def test_uneven_rows_give_the_same_bits_on_any_number_of_ranks(what: str, loss: str) -> None:
