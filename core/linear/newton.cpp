@@ -90,7 +90,11 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
     vector->resize(width());
   }
   product_.resize(width() + 4);  // with sums that travel along
-  if (direct_) hessian_.resize(width() * width());
+  if (direct_) {
+    hessian_.resize(width() * width());
+    kept_hessian_.resize(hessian_.size());
+    curved_.resize(rows());
+  }
   for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) {
     vector->resize(rows() * classes());
   }
@@ -694,10 +698,32 @@ double Newton::solve() {
   return solve_iteratively();
 }
 
+// A row of the squared hinge has one curvature or none, and what a row adds can be taken away again, as sums do not round.
+bool Newton::keeps_hessian() const { return problem_.loss == Loss::squared_hinge && !uneven_; }
+
+// hessian_ is then what to add to, and the result by which curvatures: those that differ from the step before, if these are
+// fewer.
+const std::vector<double>& Newton::begin_hessian() {
+  std::fill(hessian_.begin(), hessian_.end(), 0.0);
+  if (!keeps_hessian()) return curvatures_;
+  weighted_.resize(rows());
+  std::size_t curved = 0, changed = 0;
+  for (std::size_t i = 0; i < rows(); ++i) {
+    const double before = curved_[i] != 0 ? 2 * weight(problem_.chosen[i]) : 0;
+    weighted_[i] = curvatures_[i] - before;
+    curved += curvatures_[i] != 0;
+    changed += weighted_[i] != 0;
+    curved_[i] = curvatures_[i] != 0;
+  }
+  if (changed >= curved) return curvatures_;
+  hessian_ = kept_hessian_;
+  return weighted_;
+}
+
 // Its lower triangle.
 void Newton::sum_hessian() {
   const std::size_t n = width();
-  std::fill(hessian_.begin(), hessian_.end(), 0.0);
+  const std::vector<double>& curvatures = begin_hessian();
   double* const last = hessian_.data() + (n - 1) * n;  // the bias's row
   const double largest = power_of_two(bound_of_curvatures());
   // rows of the Hessian are those of columns divided by `largest` and their own
@@ -714,7 +740,7 @@ void Newton::sum_hessian() {
   };
   for (std::size_t i = 0; i < rows() && uneven_; ++i) {
     const std::uint64_t row = problem_.chosen[i], end = problem_.rows.offsets[row + 1];
-    const double curvature = curvatures_[i] / largest;
+    const double curvature = curvatures[i] / largest;
     for (std::uint64_t e = problem_.rows.offsets[row]; e < end && curvature != 0; ++e) {
       const std::size_t column = problem_.rows.indices[e];
       const double one = static_cast<double>(problem_.rows.values[e]) * inverses[column];
@@ -727,13 +753,14 @@ void Newton::sum_hessian() {
   }
   if (!uneven_) team_.run([&](std::size_t part) {
     const auto& [offsets, indices, values] = problem_.rows;
-    kernels::add_row_products({offsets, indices, values, problem_.chosen, curvatures_.data(), largest, inverses.data(),
+    kernels::add_row_products({offsets, indices, values, problem_.chosen, curvatures.data(), largest, inverses.data(),
                                magics.data(), rounding_, hessian_.data(), problem_.with_bias ? last : nullptr, n,
                                borders_[part], borders_[part + 1]});
   });
   if (problem_.with_bias) {
-    for (const double curvature : curvatures_) last[n - 1] += rounded(curvature / largest, rounding_);
+    for (const double curvature : curvatures) last[n - 1] += rounded(curvature / largest, rounding_);
   }
+  if (keeps_hessian()) kept_hessian_ = hessian_;
   reduce(hessian_, 0);
   if (uneven_) {
     reduce(rests, 0);

@@ -176,6 +176,8 @@ class Newton {
   void sum_duals(std::span<const double> duals, std::span<const std::uint8_t> without, double* out);
   void keep_best();
   double solve();
+  bool keeps_hessian() const;
+  const std::vector<double>& begin_hessian();
   void sum_hessian();
   bool solve_directly(double& predicted);
   Step step_with_l1();
@@ -205,6 +207,8 @@ class Newton {
   bool has_gradient_ = false;  // the next step, of w_
   double loss_ = 0, smoothed_ = 0, weighted_duals_ = 0, penalty_ = 0;  // at w_
   LargeVector<double> w_, gradient_, diagonal_, step_, residual_, direction_, product_, hessian_;
+  LargeVector<double> kept_hessian_;   // this rank's sums for the squared hinge, of the rows
+  std::vector<std::uint8_t> curved_;   // that had a curvature then
   LargeVector<double> counted_;  // of each weight 1 or 0, if vectors are split
   LargeVector<double> best_;  // of the hinge, whose steps minimise something else
   double best_value_ = 0, best_penalty_ = 0, bound_ = 0;
