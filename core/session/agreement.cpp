@@ -89,7 +89,7 @@ std::optional<Agreement::Verdict> Agreement::mismatch() const {
   // In the order of operations: numbers are near the first one, on either side.
   const std::uint32_t near = earliest->first_call - (std::uint32_t{1} << 31);
   std::ranges::sort(known, {}, [near](std::uint32_t sequence) { return sequence - near; });
-  known.erase(std::ranges::unique(known).begin(), known.end());
+  known.erase(std::unique(known.begin(), known.end()), known.end());
   for (const std::uint32_t sequence : known) {
     std::vector<std::pair<Call, std::vector<Rank>>> groups;  // by their lowest rank
     for (Rank rank = 0; rank < statements_.size(); ++rank) {

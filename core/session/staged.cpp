@@ -204,7 +204,7 @@ Task<void> average_gathered_staged(Transport& net, StagedEntries<V> mine, Sparse
     });
   }
   std::ranges::sort(touched);
-  touched.erase(std::ranges::unique(touched).begin(), touched.end());
+  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
   Array<std::uint32_t> indices(touched.size());
   Array<V> values(touched.size());
   const Sum ranks = static_cast<Sum>(all.size());

@@ -253,6 +253,7 @@ class World(Clock):
                 (membership, "wait", lambda futures, seconds: futures[0].wait(seconds)),
                 (membership, "process_mark", self.own_mark),
                 (membership, "state_here", self.state_here),
+                (membership, "remove_orphans", lambda: None),
                 (store_exchange, "time", clock),
                 (store_exchange, "uuid", uuids),
                 (tuning, "process_mark", self.own_mark),

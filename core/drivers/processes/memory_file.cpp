@@ -13,6 +13,7 @@
 #include <fstream>
 #include <string>
 #include <system_error>
+#include <utility>
 
 namespace telegrad {
 
@@ -29,7 +30,8 @@ std::vector<MemoryFile> memory_files() {
 }
 
 void put_pages_away(std::vector<MemoryFile> files) {
-  std::ranges::sort(files, {}, &MemoryFile::inode);
+  const auto place = [](const MemoryFile& file) { return std::pair(file.device, file.inode); };
+  std::ranges::sort(files, {}, place);
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {
     if (line.find("/ucx_shm_posix_") == std::string::npos) continue;
@@ -39,8 +41,7 @@ void put_pages_away(std::vector<MemoryFile> files) {
     if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %*s %*s %x:%x %" SCNu64, &begin, &end, &major, &minor, &inode) != 5) {
       continue;
     }
-    const auto same = std::ranges::equal_range(files, inode, {}, &MemoryFile::inode);
-    const bool is_one = std::ranges::any_of(same, [&](const MemoryFile& one) { return one.device == makedev(major, minor); });
+    const bool is_one = std::ranges::binary_search(files, std::pair<std::uint64_t, std::uint64_t>(makedev(major, minor), inode), {}, place);
     // NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel says where
     if (is_one) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
   }

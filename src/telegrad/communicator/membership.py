@@ -19,7 +19,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from telegrad.communicator.nodes import process_mark, state_here
+from telegrad.communicator.nodes import process_mark, remove_orphans, state_here
 from telegrad.communicator.rendezvous.store_exchange import StoreExchange
 from telegrad.communicator.torch_terms import first_line
 from telegrad.errors import RendezvousError, TransportError
@@ -185,6 +185,7 @@ class Membership:
                 names = last.names if last is not None and was_member else []
                 self.kept = tuple(names.index(name) if name in names else -1 for name in group.names)
                 self._clear_past(group, rank, cleared)
+                remove_orphans()
                 self._rest()
                 return found, was_member
         raise RendezvousError(
@@ -289,6 +290,7 @@ class Membership:
                     self._store.call("set", f"left/{name}", "ends" if ends else "fails")
         self._store.stop()
         self._forget()
+        remove_orphans()
 
     def _forget(self) -> None:
         self._group, self._name, self._ticket = None, "", -1

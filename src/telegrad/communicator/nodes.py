@@ -1,9 +1,14 @@
-"""Which ranks live together on one node: each says a label, and who says the same shares one."""
+"""Which ranks live together on one node: each says a label, and who says the same shares one. Also whether a process of
+this node has ended, and the files of those that were killed."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+import signal
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +19,8 @@ NODE_VARIABLE = "TELEGRAD_NODE"
 """Of the environment: this process's node, where the argument ``node`` does not say it."""
 
 _NAMESPACES = ("pid", "ipc")  # beyond them memory is not shared
+_SHARED_MEMORY = Path("/dev/shm")
+_ORPHAN_AGE_S = 2.0  # until then the process that makes a file may not have it open yet
 
 
 def checked_node(node: Any) -> str | None:
@@ -123,3 +130,16 @@ def state_here(mark: str) -> str:
     if found != started or state in "ZX":
         return "gone"
     return "" if state in "Tt" else "runs"
+
+
+def remove_orphans() -> None:
+    """Removes this user's files of UCX in shared memory that no process has open or mapped, in any container. UCX makes
+    such a file and removes its name at once: a process that is killed in between leaves the file."""
+    for path in _SHARED_MEMORY.glob("ucx_shm_posix_*"):
+        with contextlib.suppress(OSError):  # such as that another process has it open: there is no lease then
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and time.time() - found.st_ctime > _ORPHAN_AGE_S:
+                with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as file:
+                    fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # to one that opens it now: SIGIO would end this
+                    fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+                    path.unlink()

@@ -136,11 +136,8 @@ class TuningAgreement:
             )
 
     def _place_on(self, hosts: tuple[tuple[str, int], ...], nodes: tuple[int, ...] = ()) -> Place:
-        return Place(self._driver, hosts, self._interface, _network_environment(), nodes)
-
-
-def _network_environment() -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, os.environ[name]) for name in NETWORK_VARIABLES if os.environ.get(name)))
+        environment = sorted((name, os.environ[name]) for name in NETWORK_VARIABLES if os.environ.get(name))
+        return Place(self._driver, hosts, self._interface, tuple(environment), nodes)
 
 
 def _unpacked(blob: bytes, rank: int) -> tuple[_Word, bytes]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import telegrad
 from telegrad import Communicator, SparseVector, TransportError
-from telegrad.communicator.nodes import NODE_VARIABLE, checked_node, checked_nodes, label_of, numbered, two_levels
+from telegrad.communicator import nodes as nodes_module
+from telegrad.communicator.nodes import (
+    NODE_VARIABLE,
+    checked_node,
+    checked_nodes,
+    label_of,
+    numbered,
+    remove_orphans,
+    two_levels,
+)
 from telegrad.communicator.tuning import TuningAgreement
 from telegrad.cost import Costs, Place, Tuning, allreduce_table
 from telegrad.launch import Ranks
@@ -227,3 +240,76 @@ def test_processes_find_their_nodes() -> None:
     ) as ranks:
         ranks.wait()
     assert sorted(said) == [(rank, "(0, 1, 0) 6.0") for rank in range(3)]
+
+
+@pytest.fixture
+def orphan(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file as UCX makes it, which nobody has open."""
+    monkeypatch.setattr(nodes_module, "_ORPHAN_AGE_S", -1.0)
+    path = Path("/dev/shm") / f"ucx_shm_posix_{os.getpid():x}"
+    path.write_bytes(bytes(8192))
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_file_of_ucx_that_nobody_has_open_is_removed(orphan: Path) -> None:
+    other = orphan.with_name(f"mine{orphan.name}")
+    other.write_bytes(b"")
+    try:
+        remove_orphans()
+        assert not orphan.exists()
+        assert other.exists()
+    finally:
+        other.unlink()
+
+
+def test_a_file_of_ucx_that_a_process_has_open_stays(orphan: Path) -> None:
+    command = [sys.executable, "-c", "import sys; file = open(sys.argv[1]); print(flush=True); input()", str(orphan)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        remove_orphans()
+        assert orphan.exists()
+        process.communicate(b"\n")
+    remove_orphans()
+    assert not orphan.exists()
+
+
+@pytest.mark.parametrize("protection", [1, 3])  # to read, and to write, too
+def test_a_file_of_ucx_that_is_mapped_stays(orphan: Path, protection: int) -> None:
+    c = ctypes.CDLL(None)
+    c.mmap.restype = ctypes.c_void_p
+    c.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    c.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    file = os.open(orphan, os.O_RDONLY if protection == 1 else os.O_RDWR)
+    mapped = c.mmap(None, 8192, protection, 1, file, 0)
+    os.close(file)
+    remove_orphans()
+    assert orphan.exists()
+    assert c.munmap(mapped, 8192) == 0
+    remove_orphans()
+    assert not orphan.exists()
+
+
+def test_a_file_of_ucx_that_was_just_made_stays(orphan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes_module, "_ORPHAN_AGE_S", 1000.0)
+    remove_orphans()
+    assert orphan.exists()
+
+
+def test_a_file_of_another_user_stays(orphan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    remove_orphans()
+    assert orphan.exists()
+
+
+def test_ranks_that_join_and_leave_remove_what_killed_ones_left(orphan: Path) -> None:
+    from torch._C._distributed_c10d import HashStore
+
+    with telegrad.join(HashStore(), 1) as comm:
+        assert comm.world_size == 1
+        assert not orphan.exists()
+        orphan.write_bytes(b"")
+        assert comm._membership is not None
+        comm._membership.leave(ends=True)
+    assert not orphan.exists()

@@ -251,14 +251,11 @@ def _kept_tuning(context: typer.Context) -> Tuning | None:
 def about_tuning(tuning: Tuning) -> str:
     """Its costs in words, and while how many ranks sent at once they were measured."""
     sharing = _ranks_to_a_link(tuning.place)
+    alone = "" if tuning.alone is None else f", {_rate(tuning.alone)} while one rank of a node sends alone"
     return (
         f"measured among {tuning.place}, {sharing:.3g} rank{'' if sharing == 1 else 's'} to a link: "
-        f"{about_costs(tuning.costs)}{_alone(tuning)}"
+        f"{about_costs(tuning.costs)}{alone}"
     )
-
-
-def _alone(tuning: Tuning) -> str:
-    return "" if tuning.alone is None else f", {_rate(tuning.alone)} while one rank of a node sends alone"
 
 
 def _ranks_to_a_link(place: Place) -> float:

@@ -471,22 +471,14 @@ def _panels(
 ) -> list[tuple[str, str, list[Point]]]:
     """What to draw: time against ranks at the largest size, and against size at the most ranks."""
     size, most = asked.sizes[-1], ranks[-1]
-    counts = ranks if len(ranks) > 1 else _doubling_up_to(most)
+    counts = ranks if len(ranks) > 1 else sorted({most, *(1 << power for power in range(1, most.bit_length()))})
     about = "" if asked.operation == "barrier" else f"{text_of(size)} per rank"
     panels = [("ranks", about, asked.points(counts, [size], network, settings))]
     if asked.operation != "barrier":
-        sizes = asked.sizes if len(asked.sizes) > 1 else sorted({*_plot_sizes(asked), size})
+        least = 3 if asked.operation in SPARSE else 0  # the smallest sparse vectors have few entries, or none
+        sizes = asked.sizes if len(asked.sizes) > 1 else sorted({*_PLOT_SIZES[least:], size})
         panels.append(("bytes", f"{most:,} ranks", asked.points([most], sizes, network, settings)))
     return panels
-
-
-def _doubling_up_to(most: int) -> list[int]:
-    return sorted({min(2, most), most, *(1 << power for power in range(1, most.bit_length()) if 1 << power <= most)})
-
-
-def _plot_sizes(asked: Asked) -> Sequence[int]:
-    # Of a sparse vector the smallest have no entries to speak of.
-    return _PLOT_SIZES[3:] if asked.operation in SPARSE else _PLOT_SIZES
 
 
 def swept(console: Console, points: Sequence[Point], jobs: int | None) -> list[Measurement]:
