@@ -157,10 +157,9 @@ def _limit(bits: Bits) -> float:
     return math.inf if bits.dtype == np.float32 else _BF16_LIMIT
 
 
-MakeState = Callable[[int], TopkState]
+Places = list[list[Any]]  # [name, offset, size] of each part
+MakeState = Callable[[int, Places], TopkState]
 """Called with k."""
-
-Places = list[list[Any]]  # [name, offset] of each part
 
 
 class PlacedState(NamedTuple):
@@ -178,14 +177,18 @@ class LeftState(NamedTuple):
 
     def fitting(self, places: Places) -> dict[str, Any]:
         """Of the same parameters in these places."""
-        return self.left if places == self.places or "slices" not in self.left else {**self.left, "slices": []}
+        if places == self.places or "slices" not in self.left:
+            return self.left
+        squares = dict(zip((place[0] for place in self.places), self.left.get("squares", ()), strict=False))
+        moved = {"squares": [squares[place[0]] for place in places if squares], "tensors": _tensors(places)}
+        return {**self.left, "slices": [], **moved}
 
 
 class TopkStates:
     """One for each bucket, of sums that ``combine`` names, which ``make`` makes.
 
-    A bucket is known by which parameters it holds: DDP lays the first pass of a process out in another order. Where
-    only the order differs, slices are cut anew, and the threshold stays."""
+    A bucket is known by its parameters: DDP lays the first pass of a process out in another order. Where only that
+    differs, slices are cut anew, and the rest stays."""
 
     def __init__(self, combine: str, make: MakeState) -> None:
         self._combine, self._make = combine, make
@@ -202,13 +205,12 @@ class TopkStates:
         self._before = None
 
     def drop_step(self) -> None:
-        """Undoes the open step, if there is one: no sum that is over has left anything. What may not be changed, as the
-        sum that uses it has failed, is of no more use anyhow."""
+        """Undoes the open step, if there is one. A state in use is of a sum that has failed, and of no more use."""
         before, self._before = self._before, None
         if before is None:
             return
         for names, held in self._held.items():
-            past = before.get(names) or LeftState(held.places, self._make(held.state.k).state_dict())
+            past = before.get(names) or LeftState(held.places, self._make(held.state.k, held.places).state_dict())
             if not held.state.in_use:
                 held.state.load_state_dict(past.fitting(held.places))
 
@@ -222,8 +224,8 @@ class TopkStates:
 
     def of(self, parts: Sequence[PlacedResidual]) -> TopkState:
         """A state for the sums of ``parts``, with what their last sum has left, if it was of as many entries."""
-        places: Places = [[part.entry.name, int(part.offset)] for part in parts]
-        state = self._make(sum(part.entry.k for part in parts))
+        places: Places = [[part.entry.name, int(part.offset), part.entry.size] for part in parts]
+        state = self._make(sum(part.entry.k for part in parts), places)
         names = frozenset(part.entry.name for part in parts)
         before = self._held.get(names)
         if before is not None:
@@ -260,35 +262,41 @@ class TopkStates:
             if one.get("combine") != self._combine:
                 continue
             try:
-                state = self._make(one.get("k", 0))
+                places = [list(place) for place in one["places"]]
+                state = self._make(one.get("k", 0), places)
                 state.load_state_dict(one)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"state['sums'][{number}]: {error}") from error
-            places = [list(place) for place in one["places"]]
-            held[frozenset(name for name, _ in places)] = PlacedState(places, state)
+            held[frozenset(place[0] for place in places)] = PlacedState(places, state)
         return held
 
 
 def topk_states_of(combine: Combine) -> TopkStates | None:
     """For ``TopK``'s ``combine``; ``None`` where sums keep everything."""
     if combine == "gtopk":
-        return TopkStates(combine, GTopkState)
+        return TopkStates(combine, lambda k, _: GTopkState(k))
     if combine == "oktopk" or isinstance(combine, OkTopk):
-        return TopkStates("oktopk", (OkTopk() if isinstance(combine, str) else combine).state)
+        kept = OkTopk() if isinstance(combine, str) else combine
+        return TopkStates("oktopk", lambda k, places: kept.state(k, _tensors(places)))
     if combine == "bounded" or isinstance(combine, BoundedTopk):
-        return TopkStates("bounded", (BoundedTopk() if isinstance(combine, str) else combine).state)
+        fixed = BoundedTopk() if isinstance(combine, str) else combine
+        return TopkStates("bounded", lambda k, _: fixed.state(k))
     return None
 
 
 def _times(past: dict[str, Any], ratio: float) -> dict[str, Any]:
     """What a call has left, in another unit."""
-    return {**past, "threshold": past["threshold"] * ratio} if "threshold" in past else past
+    squares = {"squares": [one * ratio**2 for one in past["squares"]]} if "squares" in past else {}
+    return {**past, **squares, "threshold": past["threshold"] * ratio} if "threshold" in past else past
+
+
+def _tensors(places: Places) -> list[list[int]]:
+    return [place[1:] for place in places]
 
 
 def _are_places(value: object) -> bool:
     return isinstance(value, Sequence) and all(
-        isinstance(one, Sequence) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], int)
-        for one in value
+        isinstance(one, Sequence) and [type(entry) for entry in one] == [str, int, int] for one in value
     )
 
 

@@ -110,9 +110,9 @@ class OkTopk:
     def __post_init__(self) -> None:
         self.state(1)
 
-    def state(self, k: int) -> OkTopkState:
-        """The state of sums that keep about ``k`` entries."""
-        return OkTopkState(k, **asdict(self))
+    def state(self, k: int, tensors: Sequence[Sequence[int]] = ()) -> OkTopkState:
+        """The state of sums that keep about ``k`` entries of these ``tensors``."""
+        return OkTopkState(k, **asdict(self), tensors=tensors)
 
 
 @dataclass(frozen=True, slots=True)
