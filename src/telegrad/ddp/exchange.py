@@ -109,11 +109,9 @@ def error_of(fault: Fault, rank: int, step: int, *, remedy: str = REMEDY, among:
 def compress_around(
     compressor: Compressor, layout: BucketLayout, bits: Bits, *, mask: bool = True
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards.
-
-    A gradient's NaN or infinity goes as it is and leaves the residual alone; where residual + gradient overflows, the
-    infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``: see ``Compressor.compress``. Returns
-    ascending indices, and values."""
+    """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards. Where
+    residual + gradient overflows, the infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``:
+    see ``Compressor.compress``. Returns ascending indices, and values."""
     flat = as_float32(bits)
     inside = np.zeros(flat.size, bool)
     for part in layout.selected:
@@ -135,9 +133,8 @@ def compress_around(
 
 
 def correct_around(compressor: Compressor, bits: Bits, members: Iterable[ParameterSpan]) -> None:
-    """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed.
-
-    NaN and infinity stay what they are, and no velocity holds such a value afterwards."""
+    """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed. NaN
+    and infinity stay what they are, and no velocity holds such a value afterwards."""
     if compressor.momentum is None:
         return
     for name, offset, size in members:
@@ -162,16 +159,12 @@ MakeState = Callable[[int, Places], TopkState]
 """Called with k."""
 
 
-class PlacedState(NamedTuple):
-    """A state, and where the parameters lie that it is of."""
-
+class PlacedState(NamedTuple):  # and where the parameters lie that it is of
     places: Places
     state: TopkState
 
 
-class LeftState(NamedTuple):
-    """What calls have left, and where the parameters lay then."""
-
+class LeftState(NamedTuple):  # by calls, and where the parameters lay then
     places: Places
     left: dict[str, Any]
 
@@ -309,9 +302,8 @@ _MOST = {_core.ValueEncoding.f16: float(np.finfo(np.float16).max), _core.ValueEn
 
 @dataclass(slots=True)
 class Sending:
-    """A bucket under way. When all ``works`` are over, ``write`` completes its buffer, and ``keep``, called if
-    the step is kept, gives the residuals what rounding has lost and what the sum has not kept. ``nnz``: entries that
-    left sparsely."""
+    """A bucket under way. When all ``works`` are over, ``write`` completes its buffer, and ``keep``, if the step is
+    kept, gives the residuals what was not sent after all. ``nnz``: entries that left sparsely."""
 
     works: list[Work]
     nnz: int = 0
@@ -329,10 +321,9 @@ class Sending:
 
 
 class Exchange:
-    """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
-    gradients there. ``combine``: as for ``TopK``; entries that are gathered are averaged over ``average``, and their
-    values scaled by ``clip``, as DiLoCo says. ``stats`` are kept up to date. ``topk_states``: of layouts that
-    have none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``."""
+    """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of their values.
+    ``combine``: as for ``TopK``; entries that are gathered are averaged over ``average``, and their values scaled by
+    ``clip``, as DiLoCo says. ``stats`` are kept up to date. Raises ``ValueError`` as ``check_used``."""
 
     def __init__(
         self,
@@ -633,7 +624,7 @@ def _rounded(values: Floats) -> tuple[Bits, Floats]:
 
 
 def _clipped(streams: list[SparseVector], values: list[Floats], parts: Sequence[PlacedResidual]) -> list[Floats]:
-    """Of each part every rank's values, scaled down to the median of the norms of those ranks that sent any of it."""
+    """Of each part every rank's values, scaled down to the median norm of those ranks that sent any of it."""
     clipped = [one.copy() for one in values]
     for part in parts:
         ends = np.array([part.offset, part.offset + part.entry.values.size], np.uint32)
