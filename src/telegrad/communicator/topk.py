@@ -137,9 +137,9 @@ class OkTopkState(_SlicesAndThreshold):
     - ``threshold_every`` (τ′): calls between two exact thresholds; sooner if counts need it.
     - ``balance_factor``: long or very unlike shares are balanced if one rank has more than this times the mean.
     - ``as_published``: boundaries, thresholds and messages as in the paper, for comparison; traffic is not bounded.
-    - ``tensors``: the first index and the size of each tensor in the vector, ascending. The sum then keeps entries by
-      magnitude / v^(1/4), with v the mean square of their tensor's sums, as it was before the last exact threshold: by
-      what a step of Adam along them gains. It has no effect in float16.
+    - ``tensors``: the first index and the size of each tensor in the vector, ascending. The sum then keeps the entries
+      along which a step of Adam gains most, by magnitude / v^(1/4). The mean square v of their tensor's sums is that of
+      before the last exact threshold. Entries of float16 are compared by magnitude.
 
     All ranks use states that were made alike and have seen the same calls. Raises ``TypeError`` or ``ValueError``.
     Source: Li, Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1."""
