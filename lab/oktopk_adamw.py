@@ -43,7 +43,9 @@ class Variant:
 
     ``in_steps``: residuals hold gradients times the learning rate of their step. ``decay``: of residuals in each step.
     ``power``: entries are compared after a division by this power of the mean square of the averages. ``smooth``:
-    the optimizer gets this share of what has come later. ``second_moments``: of AdamW: ``"sent"``: as it forms them
+    the optimizer gets this share of what has come later. ``weight``: the sum's entries are compared after a division by
+    this power of the root mean square of their tensor's averages. ``spread``: counts of tensors go with this power of
+    their size. ``second_moments``: of AdamW: ``"sent"``: as it forms them
     of averages; ``"frozen"`` after the dense steps; ``"local"``: of the mean square of the ranks' own gradients.
     ``momentum``: in place of AdamW's, each rank sends entries of its own, which forgets what was sent (DGC).
     ``at_once``: a rank selects from all tensors together.
@@ -63,6 +65,8 @@ class Variant:
     at_once: bool = False
     first: float = 0.1
     every: int = 0
+    weight: float = 0.0
+    spread: float = 1.0
 
     def is_dense(self, step: int, steps: int) -> bool:
         """Whether everything is sent in ``step`` of ``steps``, what waits in the residuals too."""
@@ -106,6 +110,21 @@ VARIANTS: Mapping[str, Variant] = {
     "whole-steps-50-cold": Variant(
         "the same without dense first steps", "whole", in_steps=True, first=0.0, betas=(0.5, 0.999)
     ),
+    "tensor-steps-50": Variant("its largest entries of each tensor, too", "tensor", in_steps=True, betas=(0.5, 0.999)),
+    "gain-steps-50": Variant("sums compared by v^(1/4) of their tensor", weight=0.5, in_steps=True, betas=(0.5, 0.999)),
+    "unit-steps-50": Variant("the same, by v^(1/2)", weight=1.0, in_steps=True, betas=(0.5, 0.999)),
+    "at-once-steps-50": Variant("a rank selects from all, too", at_once=True, in_steps=True, betas=(0.5, 0.999)),
+    "at-once-tensor-50": Variant(
+        "the same, its largest of each tensor", "tensor", at_once=True, in_steps=True, betas=(0.5, 0.999)
+    ),
+    "spread-steps-50": Variant("counts by the root of the size", spread=0.5, in_steps=True, betas=(0.5, 0.999)),
+    "spread-tensor-50": Variant(
+        "the same, its largest of each tensor", "tensor", spread=0.5, in_steps=True, betas=(0.5, 0.999)
+    ),
+    "decay-999-tensor-50": Variant(
+        "its largest of each tensor, residuals times 0.999", "tensor", decay=0.999, in_steps=True, betas=(0.5, 0.999)
+    ),
+    "decay-99-tensor-50": Variant("the same, times 0.99", "tensor", decay=0.99, in_steps=True, betas=(0.5, 0.999)),
     "steps-0": Variant("residuals of steps, beta1 = 0", in_steps=True, betas=(0.0, 0.999)),
     "beta2-95": Variant("AdamW with beta2 = 0.95", betas=(0.9, 0.95)),
     "at-once": Variant("a rank selects from all tensors together", at_once=True),
@@ -122,7 +141,9 @@ class Exchange:
 
     def __init__(self, sizes: Sequence[int], variant: Variant) -> None:
         self._sizes, self._variant = list(sizes), variant
-        self._counts = [max(1, round(variant.density * size)) for size in sizes]
+        powers = [size**variant.spread for size in sizes]
+        share = variant.density * sum(sizes) / sum(powers)
+        self._counts = [max(1, round(share * one)) for one in powers]
         self.residuals = torch.zeros(RANKS, sum(sizes))
         self._momenta = torch.zeros(RANKS, sum(sizes))
         self._squares, self._late = torch.zeros(2, sum(sizes))
@@ -182,6 +203,10 @@ class Exchange:
         if self._variant.keeps == "all":
             return total != 0
         compared = self._compared(total)
+        if self._variant.weight:
+            roots = [(one.mean() + 1e-16).sqrt() for one in self.split(self._squares)]
+            parts = zip(self.split(compared), roots, strict=True)
+            compared = torch.cat([own / root**self._variant.weight for own, root in parts])
         select = self._largest_of_all if self._variant.keeps in ("largest", "whole-model") else self._largest
         return select(compared) & (total != 0)
 

@@ -1,5 +1,7 @@
 #include "bindings/topk_state.hpp"
 
+#include <nanobind/stl/pair.h>
+
 namespace telegrad::bindings {
 namespace {
 
@@ -22,14 +24,20 @@ void bind_past(nb::class_<KeptOkTopk>& type) {
   type.def("get",
            [](KeptOkTopk& self) {
              const OkTopkState& state = self.state();
-             return nb::make_tuple(state.calls, state.threshold, state.lengths, state.spread);
+             return nb::make_tuple(state.calls, state.threshold, state.lengths, state.spread, state.squares);
            })
       .def(
           "set",
-          [](KeptOkTopk& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths, bool spread) {
-            self.load({.calls = calls, .threshold = threshold, .lengths = std::move(lengths), .spread = spread});
+          [](KeptOkTopk& self, std::uint64_t calls, double threshold, std::vector<std::uint64_t> lengths, bool spread,
+             std::vector<double> squares) {
+            self.load({.calls = calls,
+                       .threshold = threshold,
+                       .lengths = std::move(lengths),
+                       .spread = spread,
+                       .squares = std::move(squares)});
           },
-          nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"), nb::arg("spread") = false);
+          nb::arg("calls"), nb::arg("threshold"), nb::arg("lengths"), nb::arg("spread") = false,
+          nb::arg("squares") = std::vector<double>());
 }
 
 }  // namespace
@@ -47,16 +55,20 @@ void bind_topk_state(nb::module_& module) {
       .def(
           "__init__",
           [](KeptOkTopk* self, std::uint64_t k, std::uint64_t boundaries_every, std::uint64_t threshold_every,
-             double balance_factor, bool as_published) {
+             double balance_factor, bool as_published,
+             const std::vector<std::pair<std::uint64_t, std::uint64_t>>& tensors) {
+            std::vector<IndexRange> ranges;
+            for (const auto& [first, size] : tensors) ranges.push_back({first, first + size});
             new (self) KeptOkTopk({.k = k,
                                    .boundaries_every = boundaries_every,
                                    .threshold_every = threshold_every,
                                    .balance_factor = balance_factor,
-                                   .as_published = as_published},
+                                   .as_published = as_published,
+                                   .tensors = std::move(ranges)},
                                   {});
           },
           nb::arg("k"), nb::arg("boundaries_every"), nb::arg("threshold_every"), nb::arg("balance_factor"),
-          nb::arg("as_published"))
+          nb::arg("as_published"), nb::arg("tensors") = std::vector<std::pair<std::uint64_t, std::uint64_t>>())
       .def_prop_ro("in_use", &KeptOkTopk::in_use);
   bind_past(oktopk);
   nb::class_<KeptBoundedTopk> bounded(module, "BoundedTopkState");

@@ -89,6 +89,16 @@ bool may_go_uncounted(std::uint64_t k, Rank ranks) { return ranks > 1 && k >= kU
 // Of a rank's `given` entries as many may go to one owner uncounted: so an owner receives less than 2k'.
 std::uint64_t uncounted_most(std::uint64_t given, Rank ranks) { return 2 * given / ranks; }
 
+// By which sums of each tensor are multiplied to compare them, at most 1: v^(-1/4), by roots, which all machines round alike.
+// A tensor of which nothing is known has the largest factor.
+std::vector<double> weights_of(const std::vector<double>& squares) {
+  double least = std::numeric_limits<double>::infinity();
+  for (const double square : squares) least = square > 0.0 ? std::min(least, square) : least;
+  std::vector<double> weights;
+  for (const double square : squares) weights.push_back(square > 0.0 ? std::sqrt(std::sqrt(least / square)) : 1.0);
+  return weights;
+}
+
 template <class V>
 class OkTopk {
  public:
@@ -103,17 +113,24 @@ class OkTopk {
     how_.wire = wire;
     how_.residual = residual;
     how_.switch_factor = std::numeric_limits<double>::infinity();
+    TELEGRAD_CHECK(settings_.tensors.empty() || !settings_.as_published);
+    if (state_.squares.size() != settings_.tensors.size()) state_.squares.assign(settings_.tensors.size(), 0.0);
+    weights_ = weights_of(state_.squares);
+    if (std::is_same_v<V, f16>) weights_.assign(weights_.size(), 1.0);  // there is no room below its smallest numbers
   }
 
   Task<OkTopkSum<V>> run() {
     co_await settle_slices();
     co_await split_and_reduce();
+    co_await weigh();
     co_await settle_threshold();
+    co_await restore();
     SparseVector<V> sum = co_await gather();
     SparseVector<V> left;
     co_await decide(net_, bytes_of(sum.view()) + bytes_of(mine_.view()), [&] {
       left = sparse_vector(mine_.dimension(), entries_without(mine_.view(), sum.indices()), how_.reduction);
       keep_errors(left.indices());
+      if ((state_.calls + 1) % settings_.threshold_every == 0) observe(sum);  // the next call finds a threshold
     });
     state_.threshold = settings_.as_published ? state_.threshold
                                               : corrected(state_.threshold, report_.selected, settings_.k);
@@ -210,6 +227,60 @@ class OkTopk {
     co_await cut_slices(total_, std::move(parts));
     keep_slices();
     co_await split_and_reduce();
+    co_await weigh();
+  }
+
+  // Makes of the owned sums what is compared.
+  Task<void> weigh() {
+    sums_ = {};
+    if (std::ranges::all_of(weights_, [](double weight) { return weight == 1.0; })) co_return;
+    sums_ = Array<V>(owned_.values.size());
+    co_await net_.compute(owned_.values.size() * sizeof(V), [&] {
+      std::ranges::copy(owned_.values.span(), sums_.span().begin());
+      for (std::size_t tensor = 0; tensor < weights_.size(); ++tensor) {
+        const auto weight = static_cast<kernels::Factor<V>>(weights_[tensor]);
+        for (V& value : values_of(settings_.tensors[tensor], owned_.indices.span(), owned_.values.span())) {
+          value = kernels::times(value, weight);
+        }
+      }
+    });
+  }
+
+  // Makes of those that are kept the sums that they were.
+  Task<void> restore() {
+    if (sums_.empty()) co_return;
+    co_await net_.compute(kept_.values.size() * sizeof(V), [&] {
+      std::size_t at = 0;
+      for (std::size_t i = 0; i < kept_.values.size(); ++i) {
+        while (owned_.indices[at] != kept_.indices[i]) ++at;
+        kept_.values[i] = sums_[at];
+      }
+    });
+  }
+
+  template <class T>
+  static std::span<T> values_of(IndexRange tensor, std::span<const std::uint32_t> indices, std::span<T> values) {
+    const auto begin = std::ranges::lower_bound(indices, tensor.begin);
+    const auto end = std::ranges::lower_bound(begin, indices.end(), tensor.end);
+    return values.subspan(static_cast<std::size_t>(begin - indices.begin()), static_cast<std::size_t>(end - begin));
+  }
+
+  // Half of the old, half of the new. One after another, as all machines add them. A tensor of which the sum keeps nothing
+  // has at most such as are just below its threshold, as many as k is of all.
+  void observe(const SparseVector<V>& sum) {
+    for (std::size_t tensor = 0; tensor < settings_.tensors.size(); ++tensor) {
+      const IndexRange range = settings_.tensors[tensor];
+      double total = 0.0;
+      for (const V one : values_of(range, sum.indices(), sum.values())) {
+        const auto value = static_cast<double>(static_cast<kernels::Factor<V>>(one));
+        total += value * value;
+      }
+      const double least = state_.threshold / weights_[tensor];
+      const double share = static_cast<double>(settings_.k) / static_cast<double>(mine_.dimension());
+      const double mean = total > 0.0 ? total / static_cast<double>(range.size()) : least * least * share;
+      double& square = state_.squares[tensor];
+      if (std::isfinite(mean)) square = square > 0.0 ? (square + mean) / 2 : mean;
+    }
   }
 
   // In buckets: while one is reduced, the next one's messages come. A lane does every other bucket.
@@ -554,10 +625,12 @@ class OkTopk {
   const SparseVector<V> mine_;
   const OkTopkSettings settings_;
   OkTopkState state_;
+  std::vector<double> weights_;  // by tensor
   SparseReduction how_;
   Partition slices_{0, 0};
   Array<float> errors_;  // of what has been sent, if they are kept
-  OwnedSlice<V> owned_;  // sums
+  OwnedSlice<V> owned_;  // sums, or these as they are compared
+  Array<V> sums_;        // in that case
   OwnedSlice<V> kept_;
   std::vector<std::uint64_t> kept_counts_;  // by rank
   std::vector<std::uint64_t> steps_;        // how many of these lie in each step, by rank; none if nobody has said
@@ -586,6 +659,11 @@ std::uint64_t OkTopkState::digest(const OkTopkSettings& settings) const {
   add(std::bit_cast<std::uint64_t>(threshold));
   add(spread ? 1 : 0);
   for (const std::uint64_t length : lengths) add(length);
+  for (const IndexRange& tensor : settings.tensors) {
+    add(tensor.begin);
+    add(tensor.end);
+  }
+  for (const double square : squares) add(std::bit_cast<std::uint64_t>(square));
   return digest;
 }
 

@@ -22,6 +22,11 @@ struct OkTopkSettings {
   /// As the paper has it: averaged boundaries, kept until τ whatever becomes of them; all sums gathered for the threshold,
   /// which is kept until τ' whatever it selects; shares gathered by recursive doubling.
   bool as_published = false;
+  /// Where tensors lie in the index range, ascending. Then sums are compared across tensors as an optimizer values them that
+  /// divides by the root of the second moment v of gradients: a step along an entry g gains g²/√v, so |g|/v^(1/4) is compared.
+  /// v is the tensor's: entries that are nearly always zero have a tiny v of their own. Not where sums are f16, and not as
+  /// published (CHECKed).
+  std::vector<IndexRange> tensors{};
 };
 
 /// What one call leaves to the next: derived from what all ranks have exchanged, so the same on all.
@@ -30,6 +35,7 @@ struct OkTopkState {
   double threshold = 0.0;                // a magnitude of sums
   std::vector<std::uint64_t> lengths{};  // of the ranks' slices of the index range; none before the first call
   bool spread = false;  // no rank had more than 2/P of its entries for one owner: the next call may send them uncounted
+  std::vector<double> squares{};  // of each tensor the mean square of sums at the ends of periods; none before the first
 
   /// Differs, but for bad luck, where states or settings differ.
   std::uint64_t digest(const OkTopkSettings& settings) const;
@@ -67,7 +73,8 @@ std::uint64_t oktopk_bytes_most(std::uint64_t most, std::uint64_t k, Rank ranks,
 /// 2k together, those of the lowest indices; zeros if there are fewer than k. In between it keeps what reaches the last
 /// call's threshold, gently corrected. Where that is more than a quarter of k too many or too few, the best of some
 /// thresholds near it is taken, without another exchange if it is too many, and k at least 80P; and the exact one is found where none of these is near enough. `state` is that which the last call on all ranks has left, or
-/// a new one. V is float, double, bf16 or f16; `reduction` sum or avg (CHECKed).
+/// a new one. With `tensors` the largest are those of the largest magnitudes times a weight of their tensor. It follows
+/// from sums of the periods before, and is changed where the threshold is found anew. V is float, double, bf16 or f16; `reduction` sum or avg (CHECKed).
 /// Where `wire` rounds, entries are rounded on their way to their owner, and those that the sum keeps when they are gathered:
 /// it is the top k of sums of rounded values. Where rounding would save less than a message's header takes, none is. `residual`: empty, or of one element per index, to which what rounding loses on
 /// this rank is added; `left` has what is not in the sum as it was given. Over all ranks the sum (of a mean, as often as

@@ -51,9 +51,8 @@ class TopkState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Loads a ``state_dict()``, on all ranks; nothing is changed if it does not fit.
 
-        Settings stay as they are here. If it was saved with others, its slices and threshold are dropped, and found
-        anew at the next call. Raises ``ValueError`` for anything else, and while a call that uses this state is under
-        way."""
+        Settings stay as they are here. If it was saved with others, what calls have left is dropped, and found anew.
+        Raises ``ValueError`` for anything else, and while a call that uses this state is under way."""
         self._check_idle("load it")
         if not isinstance(state, Mapping):
             raise ValueError(f"state is a {type(state).__name__}: it must come from state_dict()")
@@ -108,21 +107,23 @@ class _SlicesAndThreshold(TopkState):
         return self._core.get()[1]
 
     def _past(self) -> dict[str, Any]:
-        return dict(zip(("calls", "threshold", "slices", "spread"), self._core.get(), strict=False))
+        return dict(zip(("calls", "threshold", "slices", "spread", "squares"), self._core.get(), strict=False))
 
     def _load_past(self, state: Mapping[str, Any], is_of_others: bool) -> None:
-        calls, threshold, slices, *spread = (state[name] for name in self._past())
+        calls, threshold, slices, *more = (state[name] for name in self._past())
         if not _is_count(calls):
             raise ValueError(f"state['calls'] is {calls!r}: it must be an int of 0 or more")
         if not isinstance(threshold, float) or threshold < 0:  # NaN where k sums were NaN
             raise ValueError(f"state['threshold'] is {threshold!r}: it must be a float of 0 or more")
         if not _are_lengths(slices):
             raise ValueError("state['slices'] must be a list of ints of 0 or more: the lengths of slices")
-        if not all(isinstance(one, bool) for one in spread):
-            raise ValueError(f"state['spread'] is {spread[0]!r}: it must be a bool")
+        if more and not isinstance(more[0], bool):
+            raise ValueError(f"state['spread'] is {more[0]!r}: it must be a bool")
+        if more and not all(isinstance(one, float) and 0 <= one < math.inf for one in more[1]):
+            raise ValueError("state['squares'] must be a list of finite floats of 0 or more")
         if is_of_others:
-            calls, threshold, slices, spread = 0, 0.0, [], [False] * len(spread)
-        self._core.set(calls, threshold, list(slices), *spread)
+            calls, threshold, slices, more = 0, 0.0, [], [False, []][: len(more)]
+        self._core.set(calls, threshold, list(slices), *more)
 
     def _described(self) -> str:
         return f"{super()._described()}, calls={self.calls}"
@@ -132,16 +133,16 @@ class OkTopkState(_SlicesAndThreshold):
     """Ok-Topk: traffic per rank stays bounded as ranks are added. Each call leaves slices and a threshold to the next.
 
     - ``k``: how many entries the sum keeps, at least 1.
-    - ``boundaries_every`` (τ of the paper): calls between two finer checks of the slices. Others cut them only where
-      an owner would receive more than chance brings.
+    - ``boundaries_every`` (τ of the paper): calls between two finer checks of the slices.
     - ``threshold_every`` (τ′): calls between two exact thresholds; sooner if counts need it.
     - ``balance_factor``: long or very unlike shares are balanced if one rank has more than this times the mean.
-    - ``as_published``: boundaries, thresholds and messages as in the paper, for comparison. Traffic is not bounded
-      then.
+    - ``as_published``: boundaries, thresholds and messages as in the paper, for comparison; traffic is not bounded.
+    - ``tensors``: the first index and the size of each tensor in the vector, ascending. The sum then keeps the entries
+      along which a step of Adam gains most, by magnitude / v^(1/4). The mean square v of their tensor's sums is that of
+      before the last exact threshold. Entries of float16 are compared by magnitude.
 
-    All ranks use states that were made alike and have seen the same calls, one call at a time; otherwise it is a
-    ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: Li, Hoefler, "Near-optimal
-    sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1."""
+    All ranks use states that were made alike and have seen the same calls. Raises ``TypeError`` or ``ValueError``.
+    Source: Li, Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022, Algorithm 1."""
 
     def __init__(
         self,
@@ -151,18 +152,23 @@ class OkTopkState(_SlicesAndThreshold):
         threshold_every: int = 32,
         balance_factor: float = 4.0,
         as_published: bool = False,
+        tensors: Sequence[Sequence[int]] = (),
     ) -> None:
         balance_factor = checked_number(balance_factor, "balance_factor")
         if not balance_factor >= 1:
             raise ValueError(f"balance_factor={balance_factor} must be 1 or more: no largest share is below the mean")
         if not isinstance(as_published, bool):
             raise TypeError(f"as_published={as_published!r} must be True or False")
+        given = _checked_tensors(tensors)
+        if given and as_published:
+            raise ValueError(f"tensors={tensors!r} is not used with as_published=True: leave one of the two out")
         super().__init__(
             k=_checked_count(k, "k"),
             boundaries_every=_checked_count(boundaries_every, "boundaries_every"),
             threshold_every=_checked_count(threshold_every, "threshold_every"),
             balance_factor=balance_factor,
             as_published=as_published,
+            tensors=given,
         )
         self._core = core.OkTopkState(**self._settings)
 
@@ -171,9 +177,8 @@ class GTopkState(TopkState):
     """gTopk: a tree of sums of at most k entries, ``2k`` words a level each way. No call leaves anything to the next.
 
     ``k``: the most entries that the sum keeps, and that a rank can give of its own, at least 1; the others are left.
-    All ranks use the same k; otherwise it is a ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for a bad k.
-    Source: Shi et al., "A distributed synchronous SGD algorithm with global top-k sparsification for low bandwidth
-    networks", ICDCS 2019, Algorithms 2 and 3; unlike there nothing is lost."""
+    All ranks use the same. Raises ``TypeError`` or ``ValueError``. Source: Shi et al., "A distributed synchronous SGD
+    algorithm with global top-k sparsification for low bandwidth networks", ICDCS 2019; unlike there nothing is lost."""
 
     def __init__(self, k: int) -> None:
         super().__init__(k=_checked_count(k, "k"))
@@ -188,9 +193,8 @@ class BoundedTopkState(_SlicesAndThreshold):
     - ``slack``, at least 1: a message has room for ``ceil(slack k / P)`` entries. More room costs words in every call;
       with less, more entries are left and returned.
 
-    All ranks use states that were made alike and have seen the same calls, one call at a time; otherwise it is a
-    ``MismatchedCall``. Raises ``TypeError`` or ``ValueError`` for bad arguments. Source: ours, after Ok-Topk (Li,
-    Hoefler, PPoPP 2022) and the capacity factor of expert layers (Lepikhin et al., GShard, 2020, §3.2)."""
+    All ranks use states that were made alike and have seen the same calls. Raises ``TypeError`` or ``ValueError``.
+    Source: ours, after Ok-Topk and the capacity factor of expert layers (Lepikhin et al., GShard, 2020, §3.2)."""
 
     def __init__(self, k: int, *, slack: float = 1.5, boundaries_every: int = 64) -> None:
         slack = checked_number(slack, "slack")
@@ -209,6 +213,14 @@ def _checked_count(value: Any, argument: str) -> int:
     if not 1 <= count <= _COUNT_MOST:
         raise ValueError(f"{argument}={count} must be at least 1, and below 2**63")
     return count
+
+
+def _checked_tensors(tensors: Sequence[Sequence[int]]) -> list[list[int]]:
+    found = [[checked_integer(first, "tensors"), _checked_count(size, "tensors")] for first, size in tensors]
+    ends = [0, *(first + size for first, size in found)]
+    if any(first < end for (first, _), end in zip(found, ends, strict=False)):
+        raise ValueError(f"tensors={tensors!r} must ascend, from index 0 on, and have no index in common")
+    return found
 
 
 def _is_count(value: object) -> bool:
@@ -233,17 +245,15 @@ class TopkReport(NamedTuple):
     """Everything that was sent: entries as the wire has them, headers and counts."""
     bytes_received: int
     local_most: int
-    """The largest number of entries that a rank has given, where ranks tell each other (Ok-Topk, but in most calls with
-    ``as_published``); else of this rank."""
+    """The most entries that a rank has given, where ranks tell each other (Ok-Topk); else of this rank."""
     selected: int
     """How many entries the sum has."""
     overflow: int
-    """How many of this rank's own entries did not fit into its messages, and are left. gTopk: all but its k largest."""
+    """How many of this rank's own entries did not fit into its messages. gTopk: all but its k largest."""
     cut: bool
     """Slices were cut in this call."""
     exact: bool
-    """The threshold was found in this call: the sum has its ``k`` largest entries, and what ties with the least, at
-    most 2k. Ok-Topk's alone."""
+    """Ok-Topk found its threshold in this call: the sum has its ``k`` largest entries, and ties, at most 2k."""
     balanced: bool
     """Ranks' shares of the sum were made alike before they were gathered."""
 
@@ -302,9 +312,7 @@ class TopkReductions(StreamReductions):
         Raises ``TypeError`` or ``ValueError``, before anything is sent, for arguments that do not fit, and for a state
         in use by another call. Raises ``MismatchedCall`` if the ranks' states differ in kind, settings or past: load
         one rank's ``state.state_dict()`` on all. After a ``TransportError`` the state is as before the call.
-
-        Source: Ok-Topk (Li, Hoefler, PPoPP 2022, §3.1), with pooled boundaries and radix selection in place of the
-        paper's. Source: gTopk (Shi et al., ICDCS 2019), which here returns the entries that it drops."""
+        Sources: those of the states."""
         check_async(async_op)
         given = sparse_input(x)
         if given is None:
@@ -328,6 +336,9 @@ class TopkReductions(StreamReductions):
         if isinstance(state, BoundedTopkState):
             check_block_wire(wire, "a BoundedTopkState")
             wire = "raw"
+        tensors = state._settings.get("tensors")
+        if tensors and sum(tensors[-1]) > stream.n:
+            raise ValueError(f"tensors of the state end at {sum(tensors[-1])}, but the sparse vector has n={stream.n}")
         state._check_idle("call again")
         how = self._sparse_reduction(stream, op, "auto", 1.0, wire, error, seed)
         indices, values = stream.entries(0.0)

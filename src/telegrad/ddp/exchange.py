@@ -109,11 +109,9 @@ def error_of(fault: Fault, rank: int, step: int, *, remedy: str = REMEDY, among:
 def compress_around(
     compressor: Compressor, layout: BucketLayout, bits: Bits, *, mask: bool = True
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards.
-
-    A gradient's NaN or infinity goes as it is and leaves the residual alone; where residual + gradient overflows, the
-    infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``: see ``Compressor.compress``. Returns
-    ascending indices, and values."""
+    """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards. Where
+    residual + gradient overflows, the infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``:
+    see ``Compressor.compress``. Returns ascending indices, and values."""
     flat = as_float32(bits)
     inside = np.zeros(flat.size, bool)
     for part in layout.selected:
@@ -135,9 +133,8 @@ def compress_around(
 
 
 def correct_around(compressor: Compressor, bits: Bits, members: Iterable[ParameterSpan]) -> None:
-    """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed.
-
-    NaN and infinity stay what they are, and no velocity holds such a value afterwards."""
+    """With momentum: makes of the gradients of ``members``, which are to be summed densely, what is to be summed. NaN
+    and infinity stay what they are, and no velocity holds such a value afterwards."""
     if compressor.momentum is None:
         return
     for name, offset, size in members:
@@ -157,35 +154,34 @@ def _limit(bits: Bits) -> float:
     return math.inf if bits.dtype == np.float32 else _BF16_LIMIT
 
 
-MakeState = Callable[[int], TopkState]
+Places = list[list[Any]]  # [name, offset, size] of each part
+MakeState = Callable[[int, Places], TopkState]
 """Called with k."""
 
-Places = list[list[Any]]  # [name, offset] of each part
 
-
-class PlacedState(NamedTuple):
-    """A state, and where the parameters lie that it is of."""
-
+class PlacedState(NamedTuple):  # and where the parameters lie that it is of
     places: Places
     state: TopkState
 
 
-class LeftState(NamedTuple):
-    """What calls have left, and where the parameters lay then."""
-
+class LeftState(NamedTuple):  # by calls, and where the parameters lay then
     places: Places
     left: dict[str, Any]
 
     def fitting(self, places: Places) -> dict[str, Any]:
         """Of the same parameters in these places."""
-        return self.left if places == self.places or "slices" not in self.left else {**self.left, "slices": []}
+        if places == self.places or "slices" not in self.left:
+            return self.left
+        squares = dict(zip((place[0] for place in self.places), self.left.get("squares", ()), strict=False))
+        moved = {"squares": [squares[place[0]] for place in places if squares], "tensors": _tensors(places)}
+        return {**self.left, "slices": [], **moved}
 
 
 class TopkStates:
     """One for each bucket, of sums that ``combine`` names, which ``make`` makes.
 
-    A bucket is known by which parameters it holds: DDP lays the first pass of a process out in another order. Where
-    only the order differs, slices are cut anew, and the threshold stays."""
+    A bucket is known by its parameters: DDP lays the first pass of a process out in another order. Where only that
+    differs, slices are cut anew, and the rest stays."""
 
     def __init__(self, combine: str, make: MakeState) -> None:
         self._combine, self._make = combine, make
@@ -202,13 +198,12 @@ class TopkStates:
         self._before = None
 
     def drop_step(self) -> None:
-        """Undoes the open step, if there is one: no sum that is over has left anything. What may not be changed, as the
-        sum that uses it has failed, is of no more use anyhow."""
+        """Undoes the open step, if there is one. A state in use is of a sum that has failed, and of no more use."""
         before, self._before = self._before, None
         if before is None:
             return
         for names, held in self._held.items():
-            past = before.get(names) or LeftState(held.places, self._make(held.state.k).state_dict())
+            past = before.get(names) or LeftState(held.places, self._make(held.state.k, held.places).state_dict())
             if not held.state.in_use:
                 held.state.load_state_dict(past.fitting(held.places))
 
@@ -222,8 +217,8 @@ class TopkStates:
 
     def of(self, parts: Sequence[PlacedResidual]) -> TopkState:
         """A state for the sums of ``parts``, with what their last sum has left, if it was of as many entries."""
-        places: Places = [[part.entry.name, int(part.offset)] for part in parts]
-        state = self._make(sum(part.entry.k for part in parts))
+        places: Places = [[part.entry.name, int(part.offset), part.entry.size] for part in parts]
+        state = self._make(sum(part.entry.k for part in parts), places)
         names = frozenset(part.entry.name for part in parts)
         before = self._held.get(names)
         if before is not None:
@@ -260,35 +255,41 @@ class TopkStates:
             if one.get("combine") != self._combine:
                 continue
             try:
-                state = self._make(one.get("k", 0))
+                places = [list(place) for place in one["places"]]
+                state = self._make(one.get("k", 0), places)
                 state.load_state_dict(one)
             except (TypeError, ValueError) as error:
                 raise ValueError(f"state['sums'][{number}]: {error}") from error
-            places = [list(place) for place in one["places"]]
-            held[frozenset(name for name, _ in places)] = PlacedState(places, state)
+            held[frozenset(place[0] for place in places)] = PlacedState(places, state)
         return held
 
 
 def topk_states_of(combine: Combine) -> TopkStates | None:
     """For ``TopK``'s ``combine``; ``None`` where sums keep everything."""
     if combine == "gtopk":
-        return TopkStates(combine, GTopkState)
+        return TopkStates(combine, lambda k, _: GTopkState(k))
     if combine == "oktopk" or isinstance(combine, OkTopk):
-        return TopkStates("oktopk", (OkTopk() if isinstance(combine, str) else combine).state)
+        kept = OkTopk() if isinstance(combine, str) else combine
+        return TopkStates("oktopk", lambda k, places: kept.state(k, _tensors(places)))
     if combine == "bounded" or isinstance(combine, BoundedTopk):
-        return TopkStates("bounded", (BoundedTopk() if isinstance(combine, str) else combine).state)
+        fixed = BoundedTopk() if isinstance(combine, str) else combine
+        return TopkStates("bounded", lambda k, _: fixed.state(k))
     return None
 
 
 def _times(past: dict[str, Any], ratio: float) -> dict[str, Any]:
     """What a call has left, in another unit."""
-    return {**past, "threshold": past["threshold"] * ratio} if "threshold" in past else past
+    squares = {"squares": [one * ratio**2 for one in past["squares"]]} if "squares" in past else {}
+    return {**past, **squares, "threshold": past["threshold"] * ratio} if "threshold" in past else past
+
+
+def _tensors(places: Places) -> list[list[int]]:
+    return [place[1:] for place in places]
 
 
 def _are_places(value: object) -> bool:
     return isinstance(value, Sequence) and all(
-        isinstance(one, Sequence) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], int)
-        for one in value
+        isinstance(one, Sequence) and [type(entry) for entry in one] == [str, int, int] for one in value
     )
 
 
@@ -301,9 +302,8 @@ _MOST = {_core.ValueEncoding.f16: float(np.finfo(np.float16).max), _core.ValueEn
 
 @dataclass(slots=True)
 class Sending:
-    """A bucket under way. When all ``works`` are over, ``write`` completes its buffer, and ``keep``, called if
-    the step is kept, gives the residuals what rounding has lost and what the sum has not kept. ``nnz``: entries that
-    left sparsely."""
+    """A bucket under way. When all ``works`` are over, ``write`` completes its buffer, and ``keep``, if the step is
+    kept, gives the residuals what was not sent after all. ``nnz``: entries that left sparsely."""
 
     works: list[Work]
     nnz: int = 0
@@ -321,10 +321,9 @@ class Sending:
 
 
 class Exchange:
-    """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of the values of
-    gradients there. ``combine``: as for ``TopK``; entries that are gathered are averaged over ``average``, and their
-    values scaled by ``clip``, as DiLoCo says. ``stats`` are kept up to date. ``topk_states``: of layouts that
-    have none yet, where sums keep a part. Raises ``ValueError`` as ``check_used``."""
+    """Sends buckets. ``wire``: how messages hold the entries, as for ``all_reduce``; ``encoding``: of their values.
+    ``combine``: as for ``TopK``; entries that are gathered are averaged over ``average``, and their values scaled by
+    ``clip``, as DiLoCo says. ``stats`` are kept up to date. Raises ``ValueError`` as ``check_used``."""
 
     def __init__(
         self,
@@ -625,7 +624,7 @@ def _rounded(values: Floats) -> tuple[Bits, Floats]:
 
 
 def _clipped(streams: list[SparseVector], values: list[Floats], parts: Sequence[PlacedResidual]) -> list[Floats]:
-    """Of each part every rank's values, scaled down to the median of the norms of those ranks that sent any of it."""
+    """Of each part every rank's values, scaled down to the median norm of those ranks that sent any of it."""
     clipped = [one.copy() for one in values]
     for part in parts:
         ends = np.array([part.offset, part.offset + part.entry.values.size], np.uint32)

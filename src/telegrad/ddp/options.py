@@ -110,9 +110,9 @@ class OkTopk:
     def __post_init__(self) -> None:
         self.state(1)
 
-    def state(self, k: int) -> OkTopkState:
-        """The state of sums that keep about ``k`` entries."""
-        return OkTopkState(k, **asdict(self))
+    def state(self, k: int, tensors: Sequence[Sequence[int]] = ()) -> OkTopkState:
+        """The state of sums that keep about ``k`` entries of these ``tensors``."""
+        return OkTopkState(k, **asdict(self), tensors=tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +252,11 @@ class TopK:
         slack: float | None = None,
         feedback: str = "steps",
     ) -> TopK:
-        """Ok-Topk's choices: a threshold of each rank's own entries, and one of the sum.
-
-        Residuals hold steps, so pass ``optimizer=`` too, or ``feedback="gradients"``. Thresholds are exact every
-        ``threshold_every`` (τ′) steps; slices are checked more finely every ``boundaries_every`` (τ) steps. See
-        ``OkTopk``. ``slack``: sums go in messages of fixed sizes, with so much room (``BoundedTopk``). Source: Li,
-        Hoefler, PPoPP 2022, Algorithms 1 and 2. Raises ``ValueError`` for a ``balance_factor`` beside ``slack``, which
-        does not use it."""
+        """Ok-Topk's choices: a threshold of each rank's own entries, and one of the sum, by magnitude / v^(1/4) with v
+        the mean square of a tensor's sums. Residuals hold steps, so pass ``optimizer=`` too, or
+        ``feedback="gradients"``. Intervals and factor: see ``OkTopk``. ``slack``: sums go in messages of fixed sizes,
+        with so much room (``BoundedTopk``). Raises ``ValueError`` for a ``balance_factor`` beside ``slack``. Source:
+        Li, Hoefler, PPoPP 2022, Algorithms 1 and 2, which compare magnitudes."""
         combine: Combine = OkTopk(boundaries_every, threshold_every, balance_factor)
         if slack is not None:
             if balance_factor != 4.0:

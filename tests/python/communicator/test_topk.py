@@ -261,6 +261,27 @@ def test_a_saved_state_goes_on_where_it_was(ranks: list[Communicator]) -> None:
     assert loaded[0].state_dict() == kept[0].state_dict()
 
 
+def test_sums_are_compared_by_what_a_step_along_them_gains(ranks: list[Communicator]) -> None:
+    """By magnitude / v^(1/4), with mean squares v that the last call before an exact threshold has left."""
+    tensors = [(0, N // 2), (N // 2, N // 4)]
+    kept = states(threshold_every=2, tensors=tensors)
+
+    def given(call: int) -> list[SparseVector]:
+        scale = np.where(np.arange(N) < N // 2, np.float32(1), np.float32(0.5))
+        return [SparseVector(one.indices, one.values * scale[one.indices], N) for one in streams(call)]
+
+    for call in range(2):
+        results = called(ranks, given(call), kept)
+    squares = [float(np.square(results[0].sum.to_dense()[a : a + n], dtype=np.float64).mean()) for a, n in tensors]
+    np.testing.assert_allclose(kept[0].state_dict()["squares"], squares)
+    assert squares[0] > 2 * squares[1]
+    results = called(ranks, given(2), kept)
+    weight = np.float32((squares[1] / squares[0]) ** 0.25)
+    weighed = np.abs(sum(one.to_dense() for one in given(2))) * np.where(np.arange(N) < N // 2, weight, np.float32(1))
+    np.testing.assert_array_equal(results[0].sum.indices, np.flatnonzero(weighed >= np.sort(weighed)[-K]))
+    assert results[0].report.selected == K
+
+
 def test_a_state_of_other_settings_starts_anew() -> None:
     state = OkTopkState(K)
     state._core.set(5, 0.5, [N])
@@ -281,6 +302,8 @@ def test_a_state_of_other_settings_starts_anew() -> None:
         ({"slices": [3, -1]}, "state['slices'] must be a list"),
         ({"slices": [2**32]}, "state['slices'] must be a list"),
         ({"spread": "no"}, "state['spread'] is 'no'"),
+        ({"squares": [-1.0]}, "state['squares'] must be a list"),
+        ({"squares": [float("inf")]}, "state['squares'] must be a list"),
     ],
 )
 def test_what_is_no_state_is_not_loaded(change: dict[str, Any], message: str) -> None:
@@ -302,6 +325,10 @@ def test_what_is_no_state_is_not_loaded(change: dict[str, Any], message: str) ->
         ({"k": 1, "balance_factor": float("nan")}, ValueError, "balance_factor=nan must be"),
         ({"k": 1, "balance_factor": "4"}, TypeError, "balance_factor='4' must be a number"),
         ({"k": 1, "as_published": 1}, TypeError, "as_published=1 must be True or False"),
+        ({"k": 1, "tensors": [(0, 5), (4, 2)]}, ValueError, "tensors=[(0, 5), (4, 2)] must ascend"),
+        ({"k": 1, "tensors": [(-1, 5)]}, ValueError, "tensors=[(-1, 5)] must ascend, from index 0 on"),
+        ({"k": 1, "tensors": [(0, 0)]}, ValueError, "tensors=0 must be at least 1"),
+        ({"k": 1, "tensors": [(0, 1)], "as_published": True}, ValueError, "is not used with as_published=True"),
     ],
 )
 def test_settings_that_do_not_fit(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -325,6 +352,8 @@ def test_what_is_refused_before_anything_is_sent(ranks: list[Communicator]) -> N
         comm.all_reduce_topk(x, state, wire="bf16", error=np.zeros(5, np.float32))
     with pytest.raises(ValueError, match="wire='zip' does not exist"):
         comm.all_reduce_topk(x, state, wire="zip")
+    with pytest.raises(ValueError, match="tensors of the state end at 20001, but the sparse vector has n=20000"):
+        comm.all_reduce_topk(x, OkTopkState(K, tensors=[(0, N), (N, 1)]))
     assert comm.stats()["messages_sent"] == before
     assert state.calls == 0
 

@@ -100,11 +100,11 @@ def test_sums_of_other_groups_are_found_anew(on_ranks: OnRanks) -> None:
             first.step(gradients_of(comm.rank, step))
         state = first.sync.state_dict()
         assert [one["calls"] for one in state["sums"]] == [3] * len(state["sums"])
-        assert {name for one in state["sums"] for name, _ in one["places"]} == {*LARGE}
+        assert {name for one in state["sums"] for name, *_ in one["places"]} == {*LARGE}
         second.sync.load_state_dict(state)
         second.step(gradients_of(comm.rank, 3))
         (of_all,) = second.sync.state_dict()["sums"]
-        assert {name for name, _ in of_all["places"]} == {*LARGE}
+        assert {name for name, *_ in of_all["places"]} == {*LARGE}
         assert of_all["calls"] == 1
         as_before = Rank(comm, plan=first.sync.groups, combine="oktopk")
         as_before.sync.load_state_dict(state)

@@ -2,6 +2,7 @@
 #include "testing.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -164,6 +165,77 @@ TEST("a threshold that has become useless is moved, and found only where sums ha
   EXPECT_EQ(exact_calls<float>(4, [](int time) { return time == 2 ? 0.1F : 1.0F; }), std::string("x.x."));
 }
 
+template <class V>
+void check_tensors(Rank size, Reduction reduction) {
+  constexpr std::uint64_t kN = 3000;
+  constexpr std::array kTensors{IndexRange{0, 1000}, IndexRange{1100, 1600}, IndexRange{1600, 3000}};
+  constexpr std::array kScales{1.0F, 1.0F / 16, 2.0F};  // of their entries
+  const OkTopkSettings settings{.k = 60, .threshold_every = 3, .tensors = {kTensors.begin(), kTensors.end()}};
+  Random random(size);
+  OkTopkState state;
+  std::array<double, 3> squares{};
+  std::array<std::size_t, 3> kept{}, first{};  // entries of each
+  for (int time = 0; time < 10; ++time) {
+    std::vector<Input<V>> inputs;
+    for (Rank rank = 0; rank < size; ++rank) {
+      inputs.push_back(normal<V>(kN, 0.05, random));
+      for (std::size_t i = 0; i < inputs.back().indices.size(); ++i) {
+        const std::uint32_t index = inputs.back().indices[i];
+        const float scale = index < 1000 ? kScales[0] : index >= 1600 ? kScales[2] : index < 1100 ? 0.0F : kScales[1];
+        inputs.back().values[i] = static_cast<V>(scale * static_cast<float>(inputs.back().values[i]));
+      }
+    }
+    const auto results = call(World::local, inputs, kN, settings, state, reduction);
+    check_call(inputs, kN, settings, reduction, results);
+    state = results[0].state;
+    std::array<double, 3> weights{1.0, 1.0, 1.0};
+    if (time >= 3 && !std::is_same_v<V, f16>) {
+      for (std::size_t i = 0; i < 3; ++i) weights[i] = std::sqrt(std::sqrt(std::ranges::min(squares) / squares[i]));
+    }
+    auto weighed = sum_of(inputs, reduction);
+    for (auto& [index, value] : weighed) {
+      const double weight = index < 1000 ? weights[0] : index < 1100 ? 1.0 : index < 1600 ? weights[1] : weights[2];
+      value = kernels::times(value, static_cast<kernels::Factor<V>>(weight));
+    }
+    const auto& sum = results[0].sum;
+    if (results[0].report.exact) {
+      const std::vector<std::uint32_t> expected = largest(weighed, settings.k).indices;
+      EXPECT(std::ranges::equal(sum.indices(), expected));
+    }
+    std::array<double, 3> means{};
+    kept = {};
+    for (std::size_t i = 0; i < sum.nnz(); ++i) {
+      const std::size_t tensor = sum.indices()[i] < 1000 ? 0 : sum.indices()[i] < 1600 ? 1 : 2;
+      const auto value = static_cast<double>(static_cast<kernels::Factor<V>>(sum.values()[i]));
+      means[tensor] += value * value / static_cast<double>(kTensors[tensor].size());
+      ++kept[tensor];
+    }
+    for (std::size_t i = 0; time % 3 == 2 && i < 3; ++i) {
+      const double ratio = std::clamp(static_cast<double>(sum.nnz()) / 60, 0.5, 1.5);  // by which the threshold has moved
+      const double used = state.threshold / (1.0 + (ratio - 1.0) / 4);
+      const double below = used / weights[i];  // its threshold
+      if (kept[i] == 0) means[i] = below * below * 60 / kN;
+      squares[i] = squares[i] > 0.0 ? (squares[i] + means[i]) / 2 : means[i];
+    }
+    for (std::size_t i = 0; i < 3; ++i) EXPECT(std::abs(state.squares[i] - squares[i]) <= 1e-9 * squares[i]);
+    if (time < 3) first = kept;
+  }
+  EXPECT_EQ(first[1], 0U);
+  EXPECT(kept[2] > 0);
+  if (size > 1 && !std::is_same_v<V, f16>) EXPECT(kept[0] > first[0]);
+}
+
+TEST("sums of several tensors are compared by what a step along an entry gains") {
+  for (const Rank size : {1U, 3U, 4U}) {
+    for (const Reduction reduction : {Reduction::sum, Reduction::avg}) {
+      check_tensors<float>(size, reduction);
+      check_tensors<double>(size, reduction);
+      check_tensors<bf16>(size, reduction);
+      check_tensors<f16>(size, reduction);
+    }
+  }
+}
+
 TEST("ranks of other settings, or with another past, do not call the same") {
   const auto layout_of = [](const OkTopkSettings& settings, const OkTopkState& state) {
     return make_all_reduce_topk(SparseVector<float>(100), settings, state, Reduction::sum, {}).request->call().layout;
@@ -174,10 +246,11 @@ TEST("ranks of other settings, or with another past, do not call the same") {
   for (const OkTopkSettings& other :
        {OkTopkSettings{.k = 6}, OkTopkSettings{.k = 5, .boundaries_every = 63},
         OkTopkSettings{.k = 5, .threshold_every = 31}, OkTopkSettings{.k = 5, .balance_factor = 3.0},
-        OkTopkSettings{.k = 5, .as_published = true}}) {
+        OkTopkSettings{.k = 5, .as_published = true}, OkTopkSettings{.k = 5, .tensors = {{0, 100}}}}) {
     EXPECT(layout_of(other, {}) != first);
   }
-  for (const OkTopkState& other : {OkTopkState{.calls = 1}, OkTopkState{.threshold = 0.5}, OkTopkState{.lengths = {50, 50}}}) {
+  for (const OkTopkState& other : {OkTopkState{.calls = 1}, OkTopkState{.threshold = 0.5}, OkTopkState{.lengths = {50, 50}},
+                                    OkTopkState{.squares = {1.0}}}) {
     EXPECT(layout_of(settings, other) != first);
   }
 }
