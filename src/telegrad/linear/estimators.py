@@ -404,11 +404,9 @@ class _Classifier(ClassifierMixin, _Linear, ABC):
             raise ValueError(f"C={self.C} is too small: no float holds the penalty 1/(C·rows); use a larger one")
         is_hinge = settings.loss == "hinge"
         if not strength and settings.method == "dual" and (is_hinge or settings.optimizer == "dual"):
-            text = (
-                f"C={self.C} is not for loss={settings.loss!r} with optimizer={self.optimizer!r}, which needs a penalty"
-            )
+            by = f"loss={settings.loss!r} with optimizer={self.optimizer!r}, which needs a penalty"
             instead = "loss='squared_hinge', or optimizer='adagrad'" if is_hinge else "or optimizer='newton'"
-            raise ValueError(f"{text}: use a large number such as 1e6, {instead}")
+            raise ValueError(f"C={self.C} is not for {by}: use a large number such as 1e6, {instead}")
         bias = settings.bias and self.intercept_scaling is None
         return replace(settings, l2=(1 - share) * strength, l1=share * strength, seed=seed, bias=bias)
 

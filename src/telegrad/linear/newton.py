@@ -52,7 +52,7 @@ class Newton:
         self._kept: tuple[F32, F64] | None = None  # weights and biases of all features, if vectors are split
         self._places: dict[tuple[int, int], Any] = {}
         trained, targets, weights = self._solved
-        rank, ranks = (0, 1) if problem.pooled else (problem.rank, problem.world_size)
+        place = (0, 1) if problem.pooled else (problem.rank, problem.world_size)
         self._newton = _core.Newton(
             problem.view,
             trained.ctypes.data,
@@ -71,8 +71,7 @@ class Newton:
             problem.settings.seed,
             problem.occurring,
             0 if self._shared is None else self._shared.counted.ctypes.data,
-            rank,
-            ranks,
+            *place,
             problem.team,
             self._reduce,
         )

@@ -506,13 +506,13 @@ class Problem:
         self.all_features = self.features
         self.used: U32 | None = None
         self.numbering: _core.Numbering | None = None
-        self._numbered = rows  # whose memory the view is of
+        self.numbered = rows  # whose memory the view is of
         self.shared: Shared | None = None
         self.pooled = may_split and pools(settings, entries, alone=alone)
         # of what rows the view is; which of them are trained on, and their targets and weights
         self.solved: tuple[U64, F32, F32 | None] = (self.share.trained, self.targets, rows.weights)
         if self.pooled:
-            self._numbered = rows = self._rows_of_all(first, counts)
+            self.numbered = rows = self._rows_of_all(first, counts)
             alone = True
         # others' sums may have features behind the last of these rows
         numbering = _core.Numbering(rows.indices.ctypes.data, rows.nnz, self.features)
@@ -528,7 +528,7 @@ class Problem:
                 every = self.union(own)
                 numbering = _core.Numbering(every.ctypes.data, every.size, self.features)
         if numbering.size < self.features:
-            self._numbered = _in_places(rows, numbering)
+            self.numbered = _in_places(rows, numbering)
         if alone or is_second:
             self.used = np.empty(numbering.size, np.uint32)
             numbering.write_features(self.used.ctypes.data)
@@ -536,8 +536,7 @@ class Problem:
         else:
             self.numbering = numbering
         self.occurring = self.features if self.shared is None else self.shared.occurring
-        self.numbered = self._numbered
-        self.view = self._numbered.view()
+        self.view = self.numbered.view()
         self.descends = settings.method == "dual" and (self.pooled or self.world_size == 1) and entries <= _POOLED
         gathers = settings.loss == "hinge" and settings.method == "dual" and not self.descends
         self.gathered = min(_POOLED / entries, 1.0) if gathers else 0.0

@@ -150,10 +150,8 @@ def train(
         raise TypeError(f"aggregation is not for optimizer={settings.method!r}: leave it out")
     alone = aggregation is None and (comm is None or comm.world_size == 1)
     every = None if checkpoint is None else checkpoint_every
-    keeps = on_break_off is not None
-    problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every, keeps_models=keeps)
-    optimizer: Optimizer
-    optimizer = Newton(problem) if second_order else MiniBatches(problem, aggregation)
+    problem = Problem(rows, settings, comm, alone=alone, checkpoint_every=every, keeps_models=on_break_off is not None)
+    optimizer: Optimizer = Newton(problem) if second_order else MiniBatches(problem, aggregation)
     judges = problem.share.trained_total < problem.total
     checkpoints = None if checkpoint is None else Checkpoints(checkpoint, problem)
     reports = [] if checkpoints is None else checkpoints.restore(optimizer)
@@ -182,9 +180,8 @@ def train(
             except KeyboardInterrupt:  # a lost rank's job is told to end just as this one hears of the loss
                 on_break_off(optimizer.model())
         raise
-    least = problem.loss_at_zero, problem.loss_without_weights
-    held_out, rate = problem.share.held_out, problem.first_rate
-    return Trained(optimizer.model(), reports, problem.total, *least, held_out, rate, converged)
+    about = (problem.loss_at_zero, problem.loss_without_weights, problem.share.held_out, problem.first_rate)
+    return Trained(optimizer.model(), reports, problem.total, *about, converged)
 
 
 @dataclass(frozen=True)
