@@ -156,17 +156,12 @@ class _Linear(BaseEstimator):
         except ValueError as error:
             wanted = "an int from 0 to 4294967295, a numpy RandomState, or None"
             raise ValueError(f"random_state={self.random_state!r} must be {wanted}") from error
-        return TrainingSettings(
-            loss=loss,
-            epochs=self.max_iter,
-            batch=self.batch,
-            learning_rate=self.learning_rate,
-            decay=self.decay,
-            optimizer=self.optimizer,
-            tol=self.tol,
-            bias=checked_flag(self.fit_intercept, "fit_intercept"),
-            seed=int(random.randint(np.iinfo(np.int32).max)),
-        )
+        given = {name: getattr(self, name) for name in ("batch", "learning_rate", "decay", "optimizer", "tol")}
+        bias = checked_flag(self.fit_intercept, "fit_intercept")
+        settings = TrainingSettings(loss, epochs=self.max_iter, bias=bias, **given)
+        if self.random_state is None and settings.method in SECOND_ORDER:
+            return settings
+        return replace(settings, seed=int(random.randint(np.iinfo(np.int32).max)))
 
     def _fitted(self, rows: Rows, settings: TrainingSettings) -> _Fitted:
         """One model of ``rows``."""
@@ -633,6 +628,7 @@ class LogisticRegression(_Classifier):
     checks that call it: ``check_estimators_partial_fit_n_features``, ``check_fit_score_takes_y`` and
     ``check_n_features_in_after_fitting``. A dict also fails where ``y`` has other classes. ``tol``, ``batch``,
     ``learning_rate``, ``decay`` and ``optimizer``: see ``TrainingSettings``, and ``max_iter``: its ``epochs``.
+    ``random_state``: of the order of rows. ``None``: the same one in each fit by ``"newton"`` or ``"dual"``.
     ``n_iter_``: how many there were, of each model. ``comm``: a Communicator, whose ranks all call
     ``fit`` with their own rows, or ``None``. It is shared by clones, and not pickled. With several ranks a search such
     as ``GridSearchCV`` cannot work, as each rank scores its own folds and may choose other arguments than the rest.

@@ -52,29 +52,15 @@ class Newton:
         self._kept: tuple[F32, F64] | None = None  # weights and biases of all features, if vectors are split
         self._places: dict[tuple[int, int], Any] = {}
         trained, targets, weights = self._solved
+        settings, counted = problem.settings, 0 if self._shared is None else self._shared.counted.ctypes.data
+        weighed = 0 if weights is None else weights.ctypes.data
+        data = (problem.view, trained.ctypes.data, trained.size, targets.ctypes.data, weighed)
+        shape = (problem.share.trained_total, problem.features, problem.classes, problem.loss)
+        asked = (settings.l2, settings.l1, settings.bias, settings.tol, problem.descends, settings.seed)
         place = (0, 1) if problem.pooled else (problem.rank, problem.world_size)
-        self._newton = _core.Newton(
-            problem.view,
-            trained.ctypes.data,
-            trained.size,
-            targets.ctypes.data,
-            0 if weights is None else weights.ctypes.data,
-            problem.share.trained_total,
-            problem.features,
-            problem.classes,
-            problem.loss,
-            problem.settings.l2,
-            problem.settings.l1,
-            problem.settings.bias,
-            problem.settings.tol,
-            problem.descends,
-            problem.settings.seed,
-            problem.occurring,
-            0 if self._shared is None else self._shared.counted.ctypes.data,
-            *place,
-            problem.team,
-            self._reduce,
-        )
+        split = (problem.occurring, counted, *place)
+        arguments: Any = (*data, *shape, *asked, *split, problem.team, self._reduce)
+        self._newton = _core.Newton(*arguments)
         self._duals: F64 | None = None
         self._last: _core.NewtonStep | None = None
         self._settled = False  # or restored, since then

@@ -120,7 +120,7 @@ def train(
     the data. Newton and the dual method end at the tolerance of ``settings``, all others after their epochs.
 
     Labels are -1 and 1 or 0 and 1, or numbers for the squared error. The number of features is the largest of all
-    ranks. The result depends on the number of ranks by rounding only; of ``"dual"`` by ``tol``.
+    ranks. Newton and the dual method find the same bits on any number of ranks, all others but for rounding.
 
     - ``on_epoch`` and ``on_step(steps of the epoch so far, of all)`` are called after each.
     - ``on_break_off`` gets the model of that moment if anything, such as Ctrl-C, ends the training early.
@@ -128,7 +128,7 @@ def train(
       training resumes from it, to the same bits as without a break; with other ranks as far as the result does not
       depend on them. ``on_resume`` first gets rank 0's reports of its epochs. The file is a model's too
       (``LinearModel.load``). Writing rounds outstanding penalties, so other checkpoints may change last bits. Give more
-      ``epochs`` to train on.
+      ``epochs`` to train on, unless the last step has proved to be within ``tol``.
 
     Raises ``ValueError`` on every rank for settings that differ (except ``threads``), labels that are not two classes,
     or a checkpoint of another training. Also for no rows, too many features or threads, or too little memory. Raises
@@ -165,7 +165,7 @@ def train(
             took = (found.steps, found.loss, found.compute_s, found.comm_s, found.entries)
             report = EpochReport(epoch + 1, *took, *judged, found.objective, found.gap)
             reports.append(report)
-            converged = second_order and found.gap <= settings.tol
+            converged = second_order and found.gap <= settings.tol and np.isfinite(found.objective)
             is_best = found.has_ended or converged
             is_last = is_best or report.epoch == settings.most_epochs
             if checkpoints is not None and (report.epoch % checkpoint_every == 0 or is_last):
@@ -246,7 +246,7 @@ def objective(
     rows that do not count, as ``Trained.held_out`` has them."""
     targets = signed(rows.labels) if is_classification(model.loss) else rows.labels
     losses = np.stack(
-        [rows.weighted(losses_of(model.loss, model.scores(rows), targets)), rows.weighted(np.ones(len(rows)))]
+        [rows.weighted(losses_of(model.loss, model.exact_scores(rows), targets)), rows.weighted(np.ones(len(rows)))]
     )
     if without is not None:
         losses = np.delete(losses, without.astype(np.int64), axis=1)

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from estimator_ranks import among, data
+from scipy import sparse
 from scipy.optimize import linprog
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.preprocessing import normalize
 from sklearn.utils.estimator_checks import check_estimator
 
 from telegrad import Communicator
@@ -61,6 +63,34 @@ def test_a_squared_hinge_without_penalty_takes_newton_s_steps() -> None:
     assert own.coef_.tobytes() == newton.coef_.tobytes()
     large = LinearSVC(C=1e9).fit(x, y)
     np.testing.assert_allclose(large.decision_function(x), own.decision_function(x), atol=0.05)
+
+
+@pytest.mark.parametrize("estimator", [LinearSVC(), LinearSVC(loss="hinge"), LogisticRegression()])
+def test_fits_without_a_random_state_have_the_same_bits(estimator: Any) -> None:
+    random = np.random.default_rng(0)
+    x = sparse.random(300, 900, 0.05, format="csr", random_state=1)
+    y = random.random(300) < 0.5
+    one, other = (clone(estimator).fit(x, y).coef_ for _ in range(2))
+    assert one.tobytes() == other.tobytes()
+
+
+def test_what_float32_weights_lose_with_a_large_c_is_told() -> None:
+    """Separable rows: margins lack 1e-8 of 1, which C = 1e6 makes 0.8 % of the objective."""
+    x = normalize(sparse.random(300, 2000, 0.02, format="csr", random_state=0, dtype=np.float32))
+    y = np.where(np.random.default_rng(0).random(300) < 0.5, 1, -1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ConvergenceWarning)
+        fitted = LinearSVC(loss="hinge", C=1e6, fit_intercept=False).fit(x, y)
+        best = LinearSVC(loss="hinge", C=1e4, fit_intercept=False, tol=1e-6).fit(x, y)
+
+    def reached(w: Any, times: float = 1.0) -> float:
+        w = w.astype(np.float64).ravel() * times
+        return float(1e6 * np.maximum(0, 1 - y * (x.astype(np.float64) @ w)).sum() + w @ w / 2)
+
+    least = 1 / (y * (x.astype(np.float64) @ best.coef_.ravel().astype(np.float64))).min()
+    above = reached(fitted.coef_) / reached(best.coef_, least * (1 + 1e-12)) - 1
+    told = [float(re.search(r"may be ([0-9.]+) % above", str(one.message))[1]) for one in caught]  # type: ignore[index]
+    assert above <= 1e-3 or max(told, default=0) / 100 >= above / 1.1
 
 
 def test_no_penalty_of_the_hinge_names_a_remedy_that_is_one() -> None:

@@ -49,7 +49,7 @@ Optimizer = Annotated[
     str,
     typer.Option(
         help=f"One of {', '.join(OPTIMIZERS)}. [bold]auto[/]: [bold]newton[/], for both hinges [bold]dual[/], which "
-        "need no learning rate and end within --tol of the optimum; for the hinge with --l1 adagrad. An "
+        "need no learning rate and end within --tol of the optimum; for the hinge with --l1 or --l2 0 adagrad. An "
         "option that one optimizer alone has chooses that one. [bold]adagrad[/] gives rare features longer steps, and "
         "often needs fewer epochs."
     ),
@@ -273,8 +273,8 @@ def train_command(
 ) -> None:
     """Train a linear model among ranks, which sum their sparse gradients without loss.
 
-    Each rank reads its own lines of [bold]DATA[/]. Newton's method gives the same bits on any number of ranks,
-    all else the same but for rounding or --tol.
+    Each rank reads its own lines of [bold]DATA[/]. Newton and dual give the same bits on any number of ranks,
+    all else the same but for rounding.
     Labels are -1 and 1 or 0 and 1; numbers for [bold]squared_error[/]. [bold]compute[/] and [bold]communication[/] are
     rank 0's, the latter with its waiting for others. Under torchrun or mpiexec their ranks train, and --ranks,
     --network and --timeout have no effect. docs/reference/linear.md says more."""
