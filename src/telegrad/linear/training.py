@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -82,7 +83,7 @@ class Trained:
 
     @property
     def diverged(self) -> bool:
-        """Whether the model or the last epoch's loss has NaN or Inf, or that loss is more than ten times
+        """Whether the model or the last epoch's loss has NaN or Inf, or with a learning rate is more than ten times
         ``loss_at_zero``. The same on every rank. Losses are taken before their steps: for the last ones use
         ``diverged_to``."""
         if not (np.isfinite(self.model.bias) and np.isfinite(self.model.weights).all()):
@@ -100,7 +101,7 @@ class Trained:
         return "a lower" if reached > (1 + EVEN) * self.loss_at_zero else "a higher"
 
     def _is_far(self, loss: float) -> bool:
-        return not np.isfinite(loss) or loss > _FAR * self.loss_at_zero
+        return not np.isfinite(loss) or (self.first_rate > 0 and loss > _FAR * self.loss_at_zero)
 
 
 def train(
@@ -165,7 +166,7 @@ def train(
             took = (found.steps, found.loss, found.compute_s, found.comm_s, found.entries)
             report = EpochReport(epoch + 1, *took, *judged, found.objective, found.gap)
             reports.append(report)
-            converged = second_order and found.gap <= settings.tol and np.isfinite(found.objective)
+            converged = second_order and found.gap <= settings.tol and math.isfinite(found.objective)
             is_best = found.has_ended or converged
             is_last = is_best or report.epoch == settings.most_epochs
             if checkpoints is not None and (report.epoch % checkpoint_every == 0 or is_last):

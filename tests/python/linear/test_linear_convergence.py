@@ -831,6 +831,16 @@ def test_no_end_on_uneven_data_is_told_to_be_better_than_it_is(
         assert all(one is None or float(one[1].replace(",", "")) / 50 >= 1 - least / reached for one in told), said
 
 
+def test_the_first_pass_of_a_slow_descent_is_no_divergence() -> None:
+    """Its weights may be worse than none."""
+    data = Uneven("column", 1e3, "squared_hinge", 1.0, (200, 400))
+    trained = train(data.rows, TrainingSettings(loss="squared_hinge", l2=data.l2, bias=False, epochs=1))
+    assert trained.epochs[-1].objective > 10 * trained.loss_at_zero
+    assert not trained.diverged
+    with pytest.warns(ConvergenceWarning, match="no better than a model without weights: its objective is 16.6"):
+        LinearSVC(fit_intercept=False, max_iter=1).fit(data.x, data.y)
+
+
 @pytest.mark.parametrize("optimizer", ["newton", "dual"])
 @pytest.mark.parametrize("c", [1.0, 1e4])
 def test_even_columns_hide_no_uneven_one(c: float, optimizer: str) -> None:
