@@ -183,7 +183,8 @@ void DualDescent::measure() {
     }
     w_.back() = best_bias();
     for (const auto& [kink, cost] : kinks_) {
-      lacking += std::abs(cost) * loss_of(std::copysign(kink - w_.back(), cost * (kink - w_.back())));
+      const double target = std::copysign(1.0, cost);
+      lacking += std::abs(cost) * loss_of(target * (kink - w_.back()));
     }
     lacking -= fixed_imbalance_ * w_.back();
     double of_class[2] = {}, values[2] = {}, squares[2] = {};

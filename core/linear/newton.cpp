@@ -89,11 +89,8 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
     vector->resize(width());
   }
   product_.resize(width() + 4);  // with sums that travel along
-  if (direct_) {
-    hessian_.resize(width() * width());
-    kept_hessian_.resize(hessian_.size());
-    curved_.resize(rows());
-  }
+  if (direct_) hessian_.resize(width() * width());
+  if (direct_ && problem.loss == Loss::squared_hinge) curved_.resize(rows());
   for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) {
     vector->resize(rows() * classes());
   }
@@ -262,7 +259,7 @@ void Newton::begin_bounds() {
 
 // Called by all ranks.
 bool Newton::has_uneven_column() {
-  LargeVector<double> beyond(problem_.features + 1);
+  LargeVector<double> beyond(problem_.features + 1);  // one more, so that there is something to reduce
   for (const std::uint64_t row : problem_.chosen) {
     for (std::uint64_t e = problem_.rows.offsets[row]; e < problem_.rows.offsets[row + 1]; ++e) {
       const double value = std::abs(static_cast<double>(problem_.rows.values[e]));

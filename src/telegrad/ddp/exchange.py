@@ -109,9 +109,9 @@ def error_of(fault: Fault, rank: int, step: int, *, remedy: str = REMEDY, among:
 def compress_around(
     compressor: Compressor, layout: BucketLayout, bits: Bits, *, mask: bool = True
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-    """Compresses the bucket and sends along what is not finite; no residual holds such a value afterwards. Where
-    residual + gradient overflows, the infinity goes and the residual is zero. ``bits`` may be overwritten. ``mask``:
-    see ``Compressor.compress``. Returns ascending indices, and values."""
+    """Compresses the bucket and sends along what is not finite, and no residual holds. A gradient's NaN or infinity
+    leaves the residual alone; where residual + gradient overflows, the infinity goes and the residual is zero. ``bits``
+    may be overwritten. ``mask``: see ``Compressor.compress``. Returns ascending indices, and values."""
     flat = as_float32(bits)
     inside = np.zeros(flat.size, bool)
     for part in layout.selected:
@@ -156,15 +156,15 @@ def _limit(bits: Bits) -> float:
 
 Places = list[list[Any]]  # [name, offset, size] of each part
 MakeState = Callable[[int, Places], TopkState]
-"""Called with k."""
+"""Called with k, and where the parameters lie."""
 
 
-class PlacedState(NamedTuple):  # and where the parameters lie that it is of
+class PlacedState(NamedTuple):  # a state, and where the parameters lie that it is of
     places: Places
     state: TopkState
 
 
-class LeftState(NamedTuple):  # by calls, and where the parameters lay then
+class LeftState(NamedTuple):  # what calls have left, and where the parameters lay then
     places: Places
     left: dict[str, Any]
 

@@ -228,7 +228,7 @@ class Checkpoints:
         if len(found.reports) > settings.most_epochs:
             self._refuse(f"{len(found.reports)} epochs, and here are epochs={settings.most_epochs}")
         duals = found.state.duals
-        if (0 if duals is None else duals.size) != self._problem.duals:
+        if (0 if duals is None else duals.size) != self._problem.dual_count:
             self._refuse("dual variables of other rows")
 
     def _refuse(self, what: str) -> NoReturn:
@@ -266,7 +266,7 @@ def _from_rank_0(
         return None, []
     if state is None:
         squares = np.zeros(problem.all_features, np.float32) if problem.settings.method == "adagrad" else None
-        duals = np.zeros(problem.duals) if problem.duals else None
+        duals = np.zeros(problem.dual_count) if problem.dual_count else None
         state = State(problem.model(np.zeros(problem.all_features, np.float32), 0.0), squares, duals=duals)
     numbers = np.array([state.model.bias, state.bias_squares])
     for array in (state.model.weights, state.squares, state.duals, numbers):

@@ -59,7 +59,7 @@ class Newton:
         asked = (settings.l2, settings.l1, settings.bias, settings.tol, problem.descends, settings.seed)
         place = (0, 1) if problem.pooled else (problem.rank, problem.world_size)
         split = (problem.occurring, counted, *place)
-        arguments: Any = (*data, *shape, *asked, *split, problem.team, self._reduce)
+        arguments: Any = (*data, *shape, *asked, *split, problem.team, self._reduce)  # in the order of the binding
         self._newton = _core.Newton(*arguments)
         self._duals: F64 | None = None
         self._last: _core.NewtonStep | None = None

@@ -538,11 +538,10 @@ class Problem:
         self.occurring = self.features if self.shared is None else self.shared.occurring
         self.view = self.numbered.view()
         self.descends = settings.method == "dual" and (self.pooled or self.world_size == 1) and entries <= _POOLED
-        gathers = settings.loss == "hinge" and settings.method == "dual" and not self.descends
-        self.gathered = min(_POOLED / entries, 1.0) if gathers else 0.0
-        # what comes of each row, and one number more
-        has_duals = self.descends or (settings.loss == "hinge" and is_second)
-        self.duals = self.share.trained_total + 1 if has_duals else 0
+        is_hinge = settings.loss == "hinge" and settings.method == "dual"
+        self.gathered = min(_POOLED / entries, 1.0) if is_hinge and not self.descends else 0.0
+        # of each row one, and one number more
+        self.dual_count = self.share.trained_total + 1 if is_hinge or self.descends else 0
         self.loss = getattr(_core.Loss, settings.loss)
         self.team = self._start_team()
 
