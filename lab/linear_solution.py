@@ -25,7 +25,7 @@ from telegrad import Communicator
 from telegrad.launch import LaunchError, join
 from telegrad.linear import Rows, TrainingSettings
 from telegrad.linear.newton import Newton
-from telegrad.linear.problem import _POOLED, Problem
+from telegrad.linear.problem import _GATHERED, Problem
 from telegrad.tools.bench.netlab import NetlabError
 from telegrad.tools.bench.plan import JsonFields, run_job
 from telegrad.tools.cli.options import JobTimeout, RowsFile, among, networks_of
@@ -77,8 +77,9 @@ class DenseNewton(Newton):
 
 
 def as_of_many(entries: int) -> Any:
-    """However few entries the rows have, the hinge's ranks do what they do with many."""
-    return unittest.mock.patch("telegrad.linear.problem._POOLED", _POOLED if entries > _POOLED else 0)
+    """However few entries the rows have, ranks do what they do with many."""
+    gathered = _GATHERED if entries > _GATHERED else 0
+    return unittest.mock.patch.multiple("telegrad.linear.problem", _POOLED=0, _GATHERED=gathered)
 
 
 def newton_of(rows: Rows, settings: TrainingSettings, comm: Any, scheme: str) -> tuple[Problem, Newton]:

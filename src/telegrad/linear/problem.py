@@ -177,7 +177,8 @@ _GIB = 2**30
 _SMALL = 2**24  # bytes that every machine has: to ask it takes longer than to train on so few rows
 # of each of all ranks' rows, in ``Share``: its place in a random order or its number; whether it is trained on
 _DRAWN = 8 + 1
-_POOLED = 1 << 22  # entries of all ranks: one rank finds the optimum while several would still exchange sums
+_POOLED = 6 << 20  # entries of all ranks: up to here one rank's descent takes less time than its Newton steps
+_GATHERED = 1 << 22  # entries of few rows of all ranks, for a descent on these
 _EPOCH_ROW = 5 * 8  # of each own row: its numbers, and in an epoch its place, its order and where it comes
 
 # of a control group the files with its limit and use, and how its counts of cached pages begin
@@ -221,7 +222,7 @@ def bytes_needed(
             needed += occurring * 2 * 8 + rows * (6 * 8 + 4 + 2 * 8)
         elif settings.method == "dual" and settings.loss == "hinge":
             # rows that each rank gathers, and their places; their features' weights; what is of each row
-            gathered = min(most_occurring, _POOLED)
+            gathered = min(most_occurring, _GATHERED)
             needed += gathered * (8 + 4 * 8) + rows * 6 * 8 + total * gathered // max(most_occurring, 1) * (14 * 8 + 4)
         return max(needed + with_checkpoints * (features + occurring * 12 + total * 8), total * _DRAWN)
     # all ranks' rows in the order of an epoch, or, before anything else is held, who is held out
@@ -539,7 +540,7 @@ class Problem:
         self.view = self.numbered.view()
         self.descends = settings.method == "dual" and (self.pooled or self.world_size == 1) and entries <= _POOLED
         is_hinge = settings.loss == "hinge" and settings.method == "dual"
-        self.gathered = min(_POOLED / entries, 1.0) if is_hinge and not self.descends else 0.0
+        self.gathered = min(_GATHERED / entries, 1.0) if is_hinge and not self.descends else 0.0
         # of each row one, and one number more
         self.dual_count = self.share.trained_total + 1 if is_hinge or self.descends else 0
         self.loss = getattr(_core.Loss, settings.loss)

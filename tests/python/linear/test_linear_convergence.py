@@ -235,7 +235,7 @@ def test_one_rank_s_hinge_ends_where_several_ranks_do(
     def run(rank: int) -> Any:
         return train(parts_of(rows, [0, 150, 400])[rank], settings, comms[rank])
 
-    for most in (1 << 22, 0):
+    for most in (6 << 20, 0):
         monkeypatch.setattr("telegrad.linear.problem._POOLED", most)
         with ThreadPoolExecutor(2) as pool:
             both = list(pool.map(run, range(2)))
@@ -294,7 +294,8 @@ def test_descents_on_few_rows_have_one_rank_s_bits(
     rows = replace(made, weights=np.random.default_rng(0).integers(0, 3, 600).astype(np.float32))
     settings = TrainingSettings(loss="hinge", l2=1 / 600, tol=1e-6, bias=bias)
     on_all = train(rows, settings)
-    monkeypatch.setattr("telegrad.linear.problem._POOLED", int(0.6 * rows.nnz))
+    monkeypatch.setattr("telegrad.linear.problem._POOLED", 0)
+    monkeypatch.setattr("telegrad.linear.problem._GATHERED", int(0.6 * rows.nnz))
     monkeypatch.setattr("telegrad.linear.newton._SLOW", 20)
     moved: list[int] = []
     few_rows = Newton._on_few_rows
