@@ -9,6 +9,7 @@
 #include <mutex>
 #include <utility>
 
+#include "base/leave_signal.hpp"
 #include "progress/descriptors.hpp"
 #include "progress/engine.hpp"
 
@@ -27,6 +28,7 @@ void Engine::thread_main() {
   // Signals belong to the program's own threads.
   sigset_t all;
   ::sigfillset(&all);
+  ::sigdelset(&all, leave_signal());
   ::pthread_sigmask(SIG_BLOCK, &all, nullptr);
   ::pthread_setname_np(::pthread_self(), "telegrad");
 

@@ -36,6 +36,7 @@ _ONLY_MPI = (
     "test_a_rank_that_fails_inside_mpis_collective_is_named",
     "test_a_collective_of_mpis_that_never_ends_times_out",
     "test_an_error_of_mpis_collective_is_reported",
+    "test_a_rank_that_mpi_does_not_let_go_hears_who_has_died",
     "test_all_take_the_same_bits_where_mpis_differ",
 )
 
@@ -247,8 +248,13 @@ return PMPI_Ibarrier(MPI_COMM_SELF, request);"""
 
 def _preloaded(folder: Path, does: str, everywhere: bool = False, passed: int = 8) -> Path:
     """A library in which rank 1, or every rank, does so in the MPI_Iallreduce after so many."""
+    return _compiled(
+        folder, _INSIDE_MPI.replace("FAIL", does).replace("ALL", str(int(everywhere))).replace("PASS", str(passed))
+    )
+
+
+def _compiled(folder: Path, source: str) -> Path:
     library = folder / "inside.so"
-    source = _INSIDE_MPI.replace("FAIL", does).replace("ALL", str(int(everywhere))).replace("PASS", str(passed))
     given = ["-shared", "-fPIC", "-w", "-x", "c", "-", "-o", library]
     subprocess.run([Path(sys.prefix) / "bin" / "mpicc", *given], input=source.encode(), check=True, timeout=60)
     return library
@@ -290,6 +296,46 @@ def test_a_collective_of_mpis_that_never_ends_times_out(tmp_path: Path) -> None:
         assert "waiting for the network's own collective" in failure["text"], failure
         assert "all ranks have called it" in failure["text"], failure
         assert _only(facts, rank, "untouched")["untouched"]
+
+
+_NEVER_RETURNS = """
+#include <fcntl.h>
+#include <mpi.h>
+#include <unistd.h>
+int MPI_Improbe(int source, int tag, MPI_Comm comm, int *found, MPI_Message *message, MPI_Status *status) {
+  int rank;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  if (rank == 0 && access("FOLDER/begin", F_OK) == 0) {
+    close(open("FOLDER/begun", O_CREAT | O_WRONLY, 0600));
+    for (;;) usleep(1000);
+  }
+  return PMPI_Improbe(source, tag, comm, found, message, status);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"), [("reduce_for_ever", ("256", "recursive_doubling")), ("idle_then_reduce", ())]
+)
+def test_a_rank_that_mpi_does_not_let_go_hears_who_has_died(
+    function: str, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    """MPICH waits for ever for what a killed process has not written to its queue. In the second case the program does
+    something else: telegrad's thread is in there."""
+
+    def kill(ranks: Ranks) -> None:
+        (tmp_path / "begin").touch()
+        while not (tmp_path / "begun").exists():
+            ranks.listen()
+        ranks.signal(1, signal.SIGKILL)
+
+    library = _compiled(tmp_path, _NEVER_RETURNS.replace("FOLDER", str(tmp_path)))
+    facts, exits = _run(function, 3, *arguments, once_ready=kill, preload=library)
+    assert [end.returncode for end in exits] == [0, -9, 0], exits
+    for rank in (0, 2):
+        failure = _only(facts, rank, "error")
+        assert (failure["error"], failure["peer"], failure["rank"]) == ("PeerFailed", 1, rank), failure
+        assert ("MPI did not return from a call" in failure["text"]) == (rank == 0), failure
+        assert _only(facts, rank, "closed_s")["closed_s"] < 10.0
 
 
 def test_an_error_of_mpis_collective_is_reported(tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     epoll_event event{.events = EPOLLIN, .data = {.u64 = 1}};
     ::epoll_ctl(descriptor_, EPOLL_CTL_ADD, deaths_.descriptor(), &event);  // else they are found after a nap
   }
+  network_->calls().watch(deaths_.descriptor());
   active_s_ = now_s();
 }
 
@@ -157,7 +158,7 @@ void MpiDriver::recycle(Incoming* incoming) {
 void MpiDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pending& pending) {
   const std::scoped_lock lock(network_->gate());
   active_s_ = now_s();
-  if (!open_ || network_->finalised() || peers_[to].dead) return;
+  if (!open_ || network_->ended() || peers_[to].dead) return;
   if (bytes.size() <= kShortMost) {
     post(to, message_of(Kind::data, 0, bytes_of(envelope), bytes));
     pending.complete(0);
@@ -170,7 +171,7 @@ void MpiDriver::send(Rank to, const Envelope& envelope, ConstBytes bytes, Pendin
 
 void MpiDriver::send_control(Rank to, const Control& control) {
   const std::scoped_lock lock(network_->gate());
-  if (!open_ || network_->finalised() || peers_[to].dead) return;
+  if (!open_ || network_->ended() || peers_[to].dead) return;
   const std::string payload = payload_of(control);
   post(to, message_of(Kind::control, 0, bytes_of(header_of(control)),
                       {reinterpret_cast<const std::byte*>(payload.data()), payload.size()}));
@@ -178,14 +179,17 @@ void MpiDriver::send_control(Rank to, const Control& control) {
 
 void MpiDriver::post(Rank to, Buffer message) {
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, peers_[to].network_rank, peers_[to].tag,
-                             network_->comm(), &request);
-  if (code != MPI_SUCCESS) {
+  const int code = network_->calls().run([&] {
+    return MPI_Isend(message.data(), static_cast<int>(message.size()), MPI_BYTE, peers_[to].network_rank, peers_[to].tag,
+                     network_->comm(), &request);
+  });
+  if (code != MPI_SUCCESS && code != MpiCalls::kLeft) {
     peer_broke(to, "sending failed: " + describe_mpi(code));
     return;
   }
   int done = 0;
-  if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0) return;
+  const int tested = network_->calls().run([&] { return MPI_Test(&request, &done, MPI_STATUS_IGNORE); });
+  if (tested == MPI_SUCCESS && done != 0) return;
   requests_.push_back(request);
   actives_.push_back({std::make_shared<Transfer>(Transfer{.peer = to, .buffer = std::move(message)}), 0});
 }
@@ -198,7 +202,7 @@ void MpiDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
     const std::byte* const payload = incoming->message.data() + (incoming->message.size() - incoming->length);
     copy_bytes(into.data(), payload, into.size());
     pending.complete(into.size());
-  } else if (open_ && !network_->finalised()) {
+  } else if (open_ && !network_->ended()) {
     const auto transfer =
         std::make_shared<Transfer>(Transfer{.what = Transfer::What::receives_payload, .pending = &pending});
     receive_payload(*incoming, into, transfer);
@@ -209,23 +213,25 @@ void MpiDriver::accept(const Arrival& arrival, Bytes into, Pending& pending) {
 void MpiDriver::discard(const Arrival& arrival) {
   const std::scoped_lock lock(network_->gate());
   auto* const incoming = static_cast<Incoming*>(arrival.handle);
-  if (incoming->announced && open_ && !network_->finalised()) drop_payload(*incoming);
+  if (incoming->announced && open_ && !network_->ended()) drop_payload(*incoming);
   recycle(incoming);
 }
 
 bool MpiDriver::progress() {
   const std::scoped_lock lock(network_->gate());
   if (!open_) return false;
-  if (network_->finalised()) {
+  if (network_->ended()) {
     if (std::exchange(told_the_end_, true)) return false;
-    damage("MPI was finalised while this communicator was open: close it before MPI_Finalize");
+    tell_the_end();
     return true;
   }
   bool any = finish_requests();
   any |= look_for_messages();
+  if (network_->ended()) return true;
   if (!any) {
     deaths_.find_ended(dead_);
     for (const Rank rank : std::exchange(dead_, {})) {  // nothing of theirs is left to be read
+      network_->calls().has_ended();
       peers_[rank].dead = true;
       peer_broke(rank, "its process has ended");
     }
@@ -240,6 +246,22 @@ bool MpiDriver::progress() {
   return true;
 }
 
+void MpiDriver::tell_the_end() {
+  if (!MpiCalls::lost()) {
+    damage("MPI was finalised while this communicator was open: close it before MPI_Finalize");
+    return;
+  }
+  const char* const why = "MPI did not return from a call after a process had ended that shares memory with it. telegrad has "
+                          "left the call, and this process can use MPI no more";
+  deaths_.find_ended(dead_);
+  for (const Rank rank : dead_) {
+    peers_[rank].dead = true;
+    if (sink_ != nullptr) sink_->on_peer_failed(rank, std::string("its process has ended; ") + why);
+  }
+  if (dead_.empty()) damage(why);
+  dead_.clear();
+}
+
 // Each is matched before its length is looked at, so that no other thread of MPI's can take it in between.
 bool MpiDriver::look_for_messages() {
   bool any = false;
@@ -247,7 +269,9 @@ bool MpiDriver::look_for_messages() {
     int found = 0;
     MPI_Message matched = MPI_MESSAGE_NULL;
     MPI_Status status{};
-    const int code = MPI_Improbe(MPI_ANY_SOURCE, tag_, network_->comm(), &found, &matched, &status);
+    const int code = network_->calls().run(
+        [&] { return MPI_Improbe(MPI_ANY_SOURCE, tag_, network_->comm(), &found, &matched, &status); });
+    if (code == MpiCalls::kLeft) return any;
     if (code != MPI_SUCCESS) {
       damage("MPI cannot look for messages: " + describe_mpi(code));
       return true;
@@ -262,13 +286,14 @@ bool MpiDriver::look_for_messages() {
                                                               .length = static_cast<std::size_t>(length),
                                                               .buffer = Buffer(static_cast<std::size_t>(length))});
     MPI_Request request = MPI_REQUEST_NULL;
-    const int received = MPI_Imrecv(transfer->buffer.data(), length, MPI_BYTE, &matched, &request);
-    if (received != MPI_SUCCESS) {
+    const int received = network_->calls().run(
+        [&] { return MPI_Imrecv(transfer->buffer.data(), length, MPI_BYTE, &matched, &request); });
+    if (received != MPI_SUCCESS && received != MpiCalls::kLeft) {
       damage("MPI cannot receive a message: " + describe_mpi(received));
       return true;
     }
     int done = 0;
-    const int tested = MPI_Test(&request, &done, &status);
+    const int tested = network_->calls().run([&] { return MPI_Test(&request, &done, &status); });
     if (tested == MPI_SUCCESS && done != 0) {
       read(from, std::move(transfer->buffer));
     } else {
@@ -348,13 +373,15 @@ void MpiDriver::shut_down() {
   if (!std::exchange(open_, false)) return;
   sink_ = nullptr;
   network_->remove(this);
-  if (!network_->finalised()) {
+  if (!network_->ended()) {
     if (!peers_.empty()) drain();
     let_go();
     if (has_collectives_) network_->give_collectives();
   } else {
     leak_reductions();
+    keep_buffers();
   }
+  network_->calls().forget(deaths_.descriptor());
   deaths_.close();
   for (int* const descriptor : {&nap_, &descriptor_}) ::close(std::exchange(*descriptor, -1));
 }

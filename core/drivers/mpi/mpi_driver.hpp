@@ -92,7 +92,9 @@ class MpiDriver final : public AddressedDriver {
   void drain();
   void let_go();
   void leak_reductions();
+  void keep_buffers();
   void damage(const std::string& reason);
+  void tell_the_end();
   void peer_broke(Rank peer, std::string reason) { broken_.emplace_back(peer, std::move(reason)); }
   Rank rank_of(int network_rank) const;
   Incoming* make_incoming();
@@ -112,7 +114,7 @@ class MpiDriver final : public AddressedDriver {
   std::string collective_error_;  // not yet reported: a peer's end may explain it
   double collective_error_s_ = 0.0;
   bool open_ = true;
-  bool told_the_end_ = false;  // the sink has heard that MPI was finalised
+  bool told_the_end_ = false;  // the sink has heard that MPI must not be called any more
   int descriptor_ = -1;  // over nap_'s and that of deaths_
   int nap_ = -1;         // a timer
   double active_s_ = 0.0;  // when something happened last

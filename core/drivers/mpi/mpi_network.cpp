@@ -96,6 +96,7 @@ void wait_for(MPI_Request& request, Rank rank, const char* call, const MpiNetwor
 }  // namespace
 
 std::string describe_mpi(int code) {
+  if (code == MpiCalls::kLeft) return "MPI did not return";
   std::array<char, MPI_MAX_ERROR_STRING> text{};
   int length = 0;
   if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS) return "error " + std::to_string(code);

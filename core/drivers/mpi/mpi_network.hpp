@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/types.hpp"
+#include "drivers/mpi/mpi_calls.hpp"
 
 namespace telegrad {
 
@@ -58,8 +59,10 @@ class MpiNetwork {
 
   /// Everything that calls MPI for this network holds it: the program may call MPI_Finalize at any time.
   std::recursive_timed_mutex& gate() { return gate_; }
+  /// By them all drivers call MPI, with the gate held.
+  MpiCalls& calls() { return calls_; }
   /// With the gate held. True: MPI must not be called any more.
-  bool finalised() const { return finalised_; }
+  bool ended() const { return finalised_ || MpiCalls::lost(); }
   /// `whose` is only compared.
   void add(const void* whose, Farewell farewell);
   void remove(const void* whose);
@@ -81,6 +84,7 @@ class MpiNetwork {
   std::recursive_timed_mutex gate_;
   std::atomic<bool> finalised_ = false;
   std::vector<std::pair<const void*, Farewell>> farewells_;
+  MpiCalls calls_;
 };
 
 /// Throws TransportError with what MPI says of `code`, unless it is MPI_SUCCESS.

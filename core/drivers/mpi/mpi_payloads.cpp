@@ -64,15 +64,17 @@ void MpiDriver::send_payload(Rank to, int ticket, ConstBytes bytes, Pending& pen
       .what = Transfer::What::sends_payload, .peer = to, .pending = &pending, .length = bytes.size(), .pieces_left = 0});
   for_pieces(bytes.size(), [&](std::size_t at, std::size_t length) {
     MPI_Request request = MPI_REQUEST_NULL;
-    const int code = MPI_Isend(bytes.data() + at, static_cast<int>(length), MPI_BYTE, peers_[to].network_rank, ticket,
-                               network_->comm(), &request);
+    const int code = network_->calls().run([&] {
+      return MPI_Isend(bytes.data() + at, static_cast<int>(length), MPI_BYTE, peers_[to].network_rank, ticket,
+                       network_->comm(), &request);
+    });
     begun(transfer, code, request, length);
   });
 }
 
-// A piece of a payload.
+// A piece of a payload. A call that was left may have begun it.
 void MpiDriver::begun(const std::shared_ptr<Transfer>& transfer, int code, MPI_Request request, std::size_t length) {
-  if (code != MPI_SUCCESS) {
+  if (code != MPI_SUCCESS && code != MpiCalls::kLeft) {
     broke(*transfer, code);
     return;
   }
@@ -85,7 +87,7 @@ void MpiDriver::reduce(std::uint64_t turn, DType dtype, Reduction reduction, Buf
   const std::scoped_lock lock(network_->gate());
   waiting_.emplace(turn, Summand{dtype, reduction, &values, &pending});
   for (auto next = waiting_.find(turn_); next != waiting_.end(); next = waiting_.find(++turn_)) {
-    if (open_ && !network_->finalised()) begin_reduction(next->second);
+    if (open_ && !network_->ended()) begin_reduction(next->second);
     waiting_.erase(next);
   }
 }
@@ -98,9 +100,10 @@ void MpiDriver::begin_reduction(const Summand& one) {
   for (std::size_t at = 0; at < size; at += kReducedMost) {
     const std::size_t length = std::min(kReducedMost, size - at);
     MPI_Request request = MPI_REQUEST_NULL;
-    const int code = MPI_Iallreduce(MPI_IN_PLACE, one.values->data() + at, static_cast<int>(length / size_of(one.dtype)),
-                                    datatype_of(one.dtype, one.reduction), op_of(one.reduction), network_->collectives(),
-                                    &request);
+    const int code = network_->calls().run([&] {
+      return MPI_Iallreduce(MPI_IN_PLACE, one.values->data() + at, static_cast<int>(length / size_of(one.dtype)),
+                            datatype_of(one.dtype, one.reduction), op_of(one.reduction), network_->collectives(), &request);
+    });
     begun(transfer, code, request, length);
   }
 }
@@ -126,8 +129,10 @@ void MpiDriver::receive_payload(const Incoming& incoming, Bytes into, const std:
 
 void MpiDriver::receive_piece(const std::shared_ptr<Transfer>& transfer, Bytes into, int ticket) {
   MPI_Request request = MPI_REQUEST_NULL;
-  const int code = MPI_Irecv(into.data(), static_cast<int>(into.size()), MPI_BYTE, peers_[transfer->peer].network_rank,
-                             ticket, network_->comm(), &request);
+  const int code = network_->calls().run([&] {
+    return MPI_Irecv(into.data(), static_cast<int>(into.size()), MPI_BYTE, peers_[transfer->peer].network_rank, ticket,
+                     network_->comm(), &request);
+  });
   begun(transfer, code, request, into.size());
 }
 
@@ -153,9 +158,10 @@ bool MpiDriver::finish_requests() {
   finished_.resize(requests_.size());
   statuses_.resize(requests_.size());
   int count = 0;
-  const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(),
-                                statuses_.data());
-  if (count == MPI_UNDEFINED || count <= 0) return false;
+  const int code = network_->calls().run([&] {
+    return MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, finished_.data(), statuses_.data());
+  });
+  if (code == MpiCalls::kLeft || count == MPI_UNDEFINED || count <= 0) return false;
   std::vector<std::pair<Active, MPI_Status>> done;
   for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
     MPI_Status& status = statuses_[i];
@@ -192,7 +198,7 @@ void MpiDriver::finish(const Active& active, const MPI_Status& status) {
   }
   if (--transfer.pieces_left > 0) return;
   if (transfer.what == Transfer::What::drops_payload && transfer.length > 0) {
-    if (!network_->finalised()) drop_next(active.transfer);
+    if (!network_->ended()) drop_next(active.transfer);
     return;
   }
   if (transfer.what == Transfer::What::receives_message) {
@@ -230,17 +236,24 @@ void MpiDriver::leak_reductions() {
   }
 }
 
+// An MPI that was left in the middle of a call may write there; one that was finalised has nothing under way.
+void MpiDriver::keep_buffers() {
+  if (!MpiCalls::lost()) return;
+  for (const Active& active : actives_) keep_for_ever(std::move(active.transfer->buffer));
+}
+
 void MpiDriver::let_go() {
   leak_reductions();
   for (std::size_t i = 0; i < requests_.size(); ++i) {
     Transfer& transfer = *actives_[i].transfer;
     int done = 0;
     if (transfer.what == Transfer::What::reduces) continue;
-    if (transfer.receives() && MPI_Cancel(&requests_[i]) == MPI_SUCCESS) {
-      MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE);
+    MpiCalls& calls = network_->calls();
+    if (transfer.receives() && calls.run([&] { return MPI_Cancel(&requests_[i]); }) == MPI_SUCCESS) {
+      calls.run([&] { return MPI_Test(&requests_[i], &done, MPI_STATUS_IGNORE); });
     }
     if (done != 0) continue;
-    MPI_Request_free(&requests_[i]);
+    calls.run([&] { return MPI_Request_free(&requests_[i]); });
     if (transfer.buffer.size() != 0) keep_for_ever(std::move(transfer.buffer));
   }
   requests_.clear();
