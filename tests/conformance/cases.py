@@ -6,6 +6,7 @@ Only numpy and telegrad's public names, so that ranks start fast; bfloat16 is ha
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +144,18 @@ def groups(size: int) -> list[Group]:
     from stream_cases import stream_groups
 
     return [*every, *reduction_groups(size), *stream_groups(size), *_groups_in_flight(size)]
+
+
+def numbers_of(asked: list[Group], one_in: int) -> list[int]:
+    """The places of the first group of each family, and of one in so many behind it: an odd number, since most options
+    of cases take turns by twos."""
+    seen: Counter[str] = Counter()
+    chosen = []
+    for number, group in enumerate(asked):
+        if seen[group.family] % one_in == 0:
+            chosen.append(number)
+        seen[group.family] += 1
+    return chosen
 
 
 def replace_blocking(case: Case) -> Case:

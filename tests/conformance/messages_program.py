@@ -109,7 +109,7 @@ def exchange_main() -> None:
         print(json.dumps({"done": comm.rank}), flush=True)
 
 
-ONE_IN = 5  # of all that a whole job of that size is asked elsewhere
+ONE_IN = 15  # of all that a whole job of that size is asked elsewhere
 
 
 def run_in_group(comm: Communicator) -> list[program.Outcome]:

@@ -1,4 +1,4 @@
-"""One rank that mpiexec has started runs all cases. It writes to a file of its own: mpiexec mixes what ranks print."""
+"""One rank that mpiexec has started runs the cases. It writes to a file of its own: mpiexec mixes what ranks print."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ with (
     Communicator.from_mpi(MPI.COMM_WORLD, timeout_s=60.0) as communicator,
     (Path(sys.argv[1]) / f"rank{communicator.rank}").open("w") as file,
 ):
-    for outcome in program.run([communicator]):
+    for outcome in program.run([communicator], one_in=int(sys.argv[2])):
         file.write(json.dumps(outcome) + "\n")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 import numpy as np
-from cases import Oracle, Started, groups
+from cases import Oracle, Started, groups, numbers_of
 from cases_moves import DIFFERS_BY_RANK
 
 from telegrad import Communicator
@@ -29,12 +29,13 @@ class Outcome(TypedDict):
 
 
 def run(communicators: Sequence[Communicator], *, one_in: int = 1) -> Iterator[Outcome]:
-    """All ranks of the job in one process, or the one rank that this process is. ``one_in``: of so many groups, one."""
+    """All ranks of the job in one process, or the one rank that this process is. ``one_in``: of so many groups of a
+    family, one."""
     size, size_here = communicators[0].world_size, len(communicators)
     oracle = Oracle(size)
-    for number, group in enumerate(groups(size)):
-        if number % one_in != 0:
-            continue
+    asked = groups(size)
+    for number in numbers_of(asked, one_in):
+        group = asked[number]
         if group.staggered and len(communicators) == 1:
             time.sleep(0.002 * (communicators[0].rank * 5 % size))
         random = np.random.default_rng(number)

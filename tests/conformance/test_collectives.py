@@ -18,7 +18,7 @@ from pathlib import Path
 
 import program
 import pytest
-from cases import SIZES, groups, node_of
+from cases import SIZES, groups, node_of, numbers_of
 from cases_moves import BLOCK_OPERATIONS, DIFFERS_BY_RANK
 from joined import MPI_MISSING
 
@@ -26,15 +26,16 @@ from telegrad import Communicator, _core
 from telegrad.launch import SINGLE_THREADED, Ranks
 
 MPI_SIZES = (2, 3, 4, 8)  # what differs between drivers shows in few numbers of ranks
+SIM_SIZES = (1, 2, 3, 8)  # tests/core/collectives sums in virtual time among many more
 # Processes are many for few cores: of numbers that are no powers of two UCX has 3, the other drivers these too; and
 # ranks of MPI poll.
 _SLOW = {("ucx", 5), ("ucx", 7), ("ucx", 13), ("ucx", 16), ("mpi", 4), ("mpi", 8)}
-# Among 8 processes, of each family some groups: the driver's part in all of them shows among 2, 3 and 4, and the
-# algorithms' among 8 ranks of one process.
-ONE_IN = {("ucx", 8): 3}
+# Of each family some groups: the driver's part in all of them shows among 2 and 3 processes, the algorithms' among
+# 1 to 5 and 8 ranks of one process, and among many more in tests/core/collectives.
+ONE_IN = {("ucx", 4): 5, ("ucx", 8): 5, ("mpi", 3): 5, ("local", 7): 3, ("local", 13): 3, ("local", 16): 3}
 JOBS = [
     pytest.param(driver, size, marks=[pytest.mark.slow] if (driver, size) in _SLOW else [])
-    for driver, sizes in (("local", SIZES), ("ucx", SIZES), ("sim", SIZES), ("mpi", MPI_SIZES))
+    for driver, sizes in (("local", SIZES), ("ucx", SIZES), ("sim", SIM_SIZES), ("mpi", MPI_SIZES))
     for size in sizes
 ]
 FAMILIES = [
@@ -77,7 +78,7 @@ def _local(size: int) -> list[program.Outcome]:
     nodes = [sum(divmod(rank, 3)) % max(1, size // 2) for rank in range(size)]  # some of many ranks, some of few
     communicators = Communicator.local(size, timeout_s=60.0, nodes=nodes)
     try:
-        return list(program.run(communicators))
+        return list(program.run(communicators, one_in=ONE_IN.get(("local", size), 1)))
     finally:
         for communicator in communicators:
             communicator.close()
@@ -109,7 +110,7 @@ def _mpi(size: int) -> list[program.Outcome]:
     script = Path(__file__).with_name("mpi_program.py")
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            [mpiexec, "-n", str(size), sys.executable, script, folder],
+            [mpiexec, "-n", str(size), sys.executable, script, folder, str(ONE_IN.get(("mpi", size), 1))],
             env={**os.environ, **_ENVIRONMENT},
             timeout=_TIMEOUT_S,
             check=True,
@@ -147,8 +148,7 @@ def test_collectives(driver: str, size: int, family: str) -> None:
     by_case: dict[tuple[int, int], list[program.Outcome]] = defaultdict(list)
     for outcome in found:
         by_case[outcome["group"], outcome["case"]].append(outcome)
-    one_in = ONE_IN.get((driver, size), 1)
-    numbers = [g for g, group in enumerate(asked) if group.family == family and g % one_in == 0]
+    numbers = [g for g in numbers_of(asked, ONE_IN.get((driver, size), 1)) if asked[g].family == family]
     assert numbers
     assert set(by_case) == {(g, c) for g in numbers for c in range(len(asked[g].cases))}
     faults = []

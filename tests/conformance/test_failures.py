@@ -159,13 +159,22 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
 """
 
 
+# Where a rank waits is for its collective alone to know: each end on each network meets one of the two calls.
 @pytest.mark.parametrize(
-    ("transports", "has_pidfd"),
-    [("", True), ("all", True), ("tcp,self", True), ("", False), ("tcp,self", False)],
-    ids=["memory alone", "memory and tcp", "tcp", "memory, no pidfd", "as between hosts"],
+    ("transports", "has_pidfd", "number", "call"),
+    [
+        pytest.param("", True, signal.SIGKILL, "recv", id="memory alone, killed"),
+        pytest.param("", True, signal.SIGSTOP, "barrier", id="memory alone, frozen"),
+        pytest.param("all", True, signal.SIGKILL, "barrier", id="memory and tcp, killed"),
+        pytest.param("all", True, signal.SIGSTOP, "recv", id="memory and tcp, frozen"),
+        pytest.param("tcp,self", True, signal.SIGKILL, "recv", id="tcp, killed"),
+        pytest.param("tcp,self", True, signal.SIGSTOP, "barrier", id="tcp, frozen"),
+        pytest.param("", False, signal.SIGKILL, "barrier", id="memory, no pidfd, killed"),
+        pytest.param("", False, signal.SIGSTOP, "recv", id="memory, no pidfd, frozen"),
+        pytest.param("tcp,self", False, signal.SIGKILL, "barrier", id="as between hosts, killed"),
+        pytest.param("tcp,self", False, signal.SIGSTOP, "recv", id="as between hosts, frozen"),
+    ],
 )
-@pytest.mark.parametrize("call", ["recv", "barrier"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_a_rank_is_named_that_nobody_has_sent_anything_to(
     number: signal.Signals, call: str, transports: str, has_pidfd: bool, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import messages_program
 import program
 import pytest
-from cases import groups
+from cases import groups, numbers_of
 from cases_moves import DIFFERS_BY_RANK
 from joined import DRIVER, MPI_MISSING
 from messages_program import ONE_IN
@@ -82,19 +82,19 @@ def _look_at(found: list[tuple[int, program.Outcome]]) -> None:
     for color, outcome in found:
         results[color, outcome["group"], outcome["case"]].append(outcome)
     sizes = {0: 3, 1: 5}
+    asked = {color: groups(size) for color, size in sizes.items()}
     wanted = {
-        (c, g, i)
-        for c, n in sizes.items()
-        for g, one in enumerate(groups(n))
-        if g % ONE_IN == 0
-        for i in range(len(one.cases))
+        (color, number, place)
+        for color, of_size in asked.items()
+        for number in numbers_of(of_size, ONE_IN)
+        for place in range(len(of_size[number].cases))
     }
     assert set(results) == wanted
     for (color, group, index), outcomes in results.items():
         assert sorted(outcome["rank"] for outcome in outcomes) == list(range(sizes[color]))
-        asked = groups(sizes[color])[group].cases[index]
-        if asked.operation not in DIFFERS_BY_RANK and len({outcome["digest"] for outcome in outcomes}) != 1:
-            faults.append(f"{asked}: ranks hold different bits")
+        case = asked[color][group].cases[index]
+        if case.operation not in DIFFERS_BY_RANK and len({outcome["digest"] for outcome in outcomes}) != 1:
+            faults.append(f"{case}: ranks hold different bits")
     assert faults == []
 
 

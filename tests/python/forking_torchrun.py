@@ -2,7 +2,7 @@
 
 A rank that is executed imports torch, and torch's compiler as soon as it makes an optimizer: 3 s of processor time, and
 torchrun has done both. A script must be named by its absolute path. Ranks are executed by ``test_site.py`` (as the
-README says), ``test_ddp.py``, ``test_named_backend.py`` and one job of ``test_restarts.py``.
+README says), ``test_ddp.py`` and ``test_named_backend.py``.
 """
 
 from __future__ import annotations

@@ -107,7 +107,63 @@ def _spare_the_interpreter() -> None:
         (scope.set_attr if scope else setattr)(obj, name, called)  # Triton 3.4 has no scopes
 
     interpreter._patch_attr = call_at_once
+    _remember_types()
     _remember_operands()
+
+
+def _remember_types() -> None:
+    """Types of one name are one. The interpreter would make those of blocks anew for each operation, and compare them
+    by the texts of their names and by their shapes, as tuples of Triton's; it would also look at the size of numpy's
+    elements behind each operation of its own."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    unwrap, are_equal, with_element = core._unwrap_if_constexpr, core.dtype.__eq__, core.block_type.with_element_ty
+    semantic, builder = type(interpreter.interpreter_semantic), type(interpreter.interpreter_builder)
+    make_block, broadcast, cast = builder.get_block_ty, semantic.broadcast_impl_value, semantic.cast
+    sequences = list, tuple, core.tuple
+    kept: dict[tuple[Any, ...], Any] = {}
+
+    def unwrap_at_once(one: Any) -> Any:
+        if type(one) is core.constexpr:
+            return one.value
+        return unwrap(one) if isinstance(one, sequences) else one
+
+    def with_element_once(self: Any, element: Any) -> Any:
+        key = self.name, element.name
+        if key not in kept:
+            kept[key] = with_element(self, element)
+        return kept[key]
+
+    def make_block_once(self: Any, element: Any, shape: Any) -> Any:
+        key = element.name, *shape
+        if key not in kept:
+            kept[key] = make_block(self, element, shape)
+        return kept[key]
+
+    def broadcast_what_differs(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        kinds = lhs.type, rhs.type
+        if kinds[0].is_block() and kinds[1].is_block() and kinds[0].of_tensors is kinds[1].of_tensors:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)  # type: ignore[no-any-return]
+
+    def cast_at_once(self: Any, one: Any, target: Any, rounding: Any = None) -> Any:
+        """Between integers; all else as ever."""
+        source, element = one.dtype, target.scalar
+        if source is element or source.name == element.name:
+            return one
+        if not source.is_int() or not element.is_int() or element.is_bool():
+            return cast(self, one, target, rounding)
+        if one.type.is_block():
+            target = one.type.with_element_ty(element)
+        is_signed = source.is_int_signed() and not source.is_bool()
+        return core.tensor(self.builder.create_int_cast(one.handle, target.to_ir(self.builder), is_signed), target)
+
+    core._unwrap_if_constexpr = unwrap_at_once
+    core.dtype.__eq__ = lambda self, other: self is other or are_equal(self, other)
+    core.block_type.with_element_ty, builder.get_block_ty = with_element_once, make_block_once
+    semantic.broadcast_impl_value, semantic.cast = broadcast_what_differs, cast_at_once
+    interpreter.TensorHandle.__post_init__ = lambda self: None
 
 
 def _remember_operands() -> None:
@@ -123,7 +179,7 @@ def _remember_operands() -> None:
     made: dict[tuple[Any, ...], Any] = {}
     """What stands for a number, by the block or scalar beside it, and by the operation's rules."""
     spread: dict[tuple[Any, ...], tuple[Any, Any]] = {}
-    """The blocks that operands become, by their types; ``None``: an operand stays as it is."""
+    """The types that operands become, by their own; ``None``: an operand stays as it is."""
 
     def check_once(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> tuple[Any, Any]:
         if type(lhs) is not core.tensor:
@@ -131,10 +187,10 @@ def _remember_operands() -> None:
         if type(rhs) is core.tensor:
             key = lhs.type.name, rhs.type.name, *how, *named.items()
             if key in spread:
-                return splat(lhs, spread[key][0]), splat(rhs, spread[key][1])
+                return become(self, lhs, spread[key][0]), become(self, rhs, spread[key][1])
             found = check(self, lhs, rhs, *how, **named)
             given = lhs, rhs
-            if all(new is old or is_splat(new, old) for new, old in zip(found, given, strict=True)):
+            if all(keeps_shape(new.type, old.type) for new, old in zip(found, given, strict=True)):
                 spread[key] = tuple(None if new is old else new.type for new, old in zip(found, given, strict=True))
             return found  # type: ignore[no-any-return]
         if type(rhs) not in numbers:
@@ -148,11 +204,17 @@ def _remember_operands() -> None:
             made[key] = found[1]
         return found  # type: ignore[no-any-return]
 
-    def is_splat(new: Any, old: Any) -> bool:
-        return new.type.is_block() and not old.type.is_block() and new.dtype == old.dtype
+    def keeps_shape(new: Any, old: Any) -> bool:
+        return not old.is_block() or new.of_tensors is old.of_tensors
 
-    def splat(one: Any, kind: Any) -> Any:
-        return one if kind is None else core.tensor(builder.create_splat(kind, one.handle), kind)
+    def become(self: Any, one: Any, kind: Any) -> Any:
+        if kind is None:
+            return one
+        if one.dtype.name != kind.scalar.name:
+            one = self.cast(one, kind.scalar)
+        if not kind.is_block() or one.type.is_block():
+            return one
+        return core.tensor(builder.create_splat(kind, one.handle), kind)
 
     semantic.binary_op_type_checking_impl = check_once
 

@@ -32,11 +32,10 @@ def _anew() -> Iterator[None]:
     "options",
     [
         {"plan": "auto", "plan_after": 3},
-        {"plan": "single", "clip_norm": 0.1},
-        {"plan": "single", "wait_in": True},
+        {"plan": "single", "clip_norm": 0.1, "wait_in": True},
         {"plan": "single", "compress": "topk", "density": 0.1, "small_elements": 8, "momentum": 0.9},
     ],
-    ids=["auto", "clipped", "waits", "topk"],
+    ids=["auto", "clipped and waits", "topk"],
 )
 def test_with_a_synchronizer(on_ranks: OnRanks, options: dict[str, Any]) -> None:
     def run(comm: Communicator) -> None:

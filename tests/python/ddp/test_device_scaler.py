@@ -103,7 +103,6 @@ def make(device: ComputingRuntime, comms: list[Communicator], streams: list[Fake
 
 
 WAYS: list[dict[str, Any]] = [
-    {"select": "topk"},
     {"select": "reused", "interval": 3, "growth": 1.7},
     {"select": "topk", "dtype": torch.bfloat16},
     {"select": "topk", "momentum": 0.9, "nesterov": True, "optimizer": plain_sgd, "growth": 1.7},

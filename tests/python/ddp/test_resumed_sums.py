@@ -68,22 +68,26 @@ def _compare(
     assert resumed.state.state_dict()["sums"] == whole.state.state_dict()["sums"]
 
 
-@pytest.mark.parametrize("saved_at", [5, 64])
+SUMS: list[dict[str, Any]] = [
+    {"combine": "oktopk"},
+    {"combine": "gtopk"},
+    {"combine": "bounded"},
+    {"combine": BoundedTopk(slack=2, boundaries_every=7)},
+]
+OPTIONS: list[dict[str, Any]] = [
+    {"combine": "oktopk", "values": "int8", "nonfinite": "skip"},
+    {"combine": "oktopk", "values": "qsgd4"},
+    {"combine": "oktopk", "feedback": "steps", "optimizer": plain_sgd},
+    {"combine": "oktopk", "momentum": 0.9, "optimizer": plain_sgd, "warmup_steps": 10},
+    {"combine": "oktopk", "warmup_steps": 50, "warmup": "falling"},
+    {"combine": OkTopk(threshold_every=5)},
+    {"combine": "bounded", "dtype": torch.bfloat16, "select": "topk"},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"combine": "oktopk"},
-        {"combine": "oktopk", "values": "int8", "nonfinite": "skip"},
-        {"combine": "oktopk", "values": "qsgd4"},
-        {"combine": "oktopk", "feedback": "steps", "optimizer": plain_sgd},
-        {"combine": "oktopk", "momentum": 0.9, "optimizer": plain_sgd, "warmup_steps": 10},
-        {"combine": "oktopk", "warmup_steps": 50, "warmup": "falling"},
-        {"combine": "gtopk"},
-        {"combine": "bounded"},
-        {"combine": BoundedTopk(slack=2, boundaries_every=7)},
-        {"combine": OkTopk(threshold_every=5)},
-        {"combine": "bounded", "dtype": torch.bfloat16, "select": "topk"},
-    ],
+    ("options", "saved_at"),
+    [*((options, 5) for options in (*SUMS, *OPTIONS)), *((options, 64) for options in SUMS)],
     ids=named,
 )
 def test_a_resumed_training_is_that_which_was_not_interrupted(

@@ -47,26 +47,31 @@ def assert_same(a: Any, b: Any) -> None:
         assert a == b
 
 
+OPTIONS: list[dict[str, Any]] = [
+    {"select": "topk"},
+    {"select": "reused", "interval": 3},
+    {"density": 1.0},
+    {"compress": None},
+    {"warmup_steps": 2},
+    {"warmup_steps": BAD + 1},  # the dropped step is no warm-up step: one more follows
+    {"warmup_steps": 6, "warmup": "falling"},
+    {"clip_norm": 500.0},
+    {"momentum": 0.9, "optimizer": plain_sgd},
+    {"momentum": 0.9, "optimizer": plain_sgd, "nesterov": True, "clip_norm": 500.0},
+    {"momentum": 0.9, "optimizer": plain_sgd, "compress": None},
+    {"feedback": "steps", "optimizer": plain_sgd},
+]
+POISONS = [{1: "bias"}, {0: "embedding"}, {0: "hidden", 2: "embedding", 1: "norm"}]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"select": "topk"},
-        {"select": "reused", "interval": 3},
-        {"density": 1.0},
-        {"compress": None},
-        {"warmup_steps": 2},
-        {"warmup_steps": BAD + 1},  # the dropped step is no warm-up step: one more follows
-        {"warmup_steps": 6, "warmup": "falling"},
-        {"clip_norm": 500.0},
-        {"momentum": 0.9, "optimizer": plain_sgd},
-        {"momentum": 0.9, "optimizer": plain_sgd, "nesterov": True, "clip_norm": 500.0},
-        {"momentum": 0.9, "optimizer": plain_sgd, "compress": None},
-        {"feedback": "steps", "optimizer": plain_sgd},
+    ("poison", "buckets", "dtype", "options"),
+    [  # all pairs of two of them
+        (poison, (ONE, REBUILT)[(row + column) % 2], (torch.float32, torch.bfloat16)[(row // 2 + column) % 2], options)
+        for row, options in enumerate(OPTIONS)
+        for column, poison in enumerate(POISONS)
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("buckets", [ONE, REBUILT])
-@pytest.mark.parametrize("poison", [{1: "bias"}, {0: "embedding"}, {0: "hidden", 2: "embedding", 1: "norm"}])
 def test_the_step_never_was(
     on_ranks: OnRanks, poison: dict[int, str], buckets: list[list[str]], dtype: torch.dtype, options: dict[str, Any]
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from telegrad.kernels.select import Chosen, Sign, cpu
 
 at_every_level = pytest.mark.usefixtures("simd_level")
-examined = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+examined = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @at_every_level

@@ -27,18 +27,15 @@ pytestmark = [
 @pytest.mark.parametrize(
     "options",
     [
-        {"plan": "single", "select": "topk"},
         {"plan": NAMED, "select": "reused", "interval": 3},
         {"plan": "wfbp", "select": "topk", "momentum": 0.9, "nesterov": True, "optimizer": sgd},
-        {"plan": "single", "select": "topk", "warmup_steps": 2},
         {"plan": NAMED, "select": "topk", "dtype": torch.bfloat16, "nonfinite": "send"},
-        {"plan": NAMED, "select": "topk", "warmup_steps": 4, "warmup": "falling"},
+        {"plan": "single", "select": "topk", "warmup_steps": 4, "warmup": "falling"},
         {"plan": "single", "select": "reused", "feedback": "steps", "optimizer": sgd},
-        {"plan": NAMED, "select": "topk", "values": "packed-int8"},
+        {"plan": NAMED, "select": "topk", "values": "packed-int8", "same_sign": True, "warmup_steps": 2},
         {"plan": NAMED, "select": "search", "combine": "oktopk"},
         {"plan": NAMED, "select": "sampled", "interval": 3, "combine": "allgather"},
         {"plan": "single", "select": "topk", "combine": "gtopk", "momentum": 0.9, "optimizer": sgd},
-        {"plan": NAMED, "select": "topk", "same_sign": True},
     ],
     ids=named,
 )

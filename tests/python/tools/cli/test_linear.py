@@ -150,9 +150,15 @@ def test_a_file_without_a_byte_is_said_to_be_empty(tmp_path: Path, name: str) ->
         assert said.endswith(f"{empty}: the file is empty: name one that has rows")
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-@pytest.mark.parametrize("ranks", ["1", "2"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "ranks", "optimizer"),
+    [
+        (signal.SIGINT, "1", "sgd"),
+        (signal.SIGINT, "2", "adagrad"),
+        (signal.SIGTERM, "1", "adagrad"),
+        (signal.SIGTERM, "2", "sgd"),
+    ],
+)
 def test_what_an_interrupted_training_leaves(
     path: Path, tmp_path: Path, number: signal.Signals, ranks: str, optimizer: str
 ) -> None:
