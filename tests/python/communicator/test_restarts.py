@@ -23,7 +23,8 @@ def test_torchrun_starts_the_ranks_again(backend: str | None) -> None:
     environment = {**os.environ, **_ENVIRONMENT}
     if backend == "gloo":  # whose ranks do not find each other in a store that is not new
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    torchrun = [sys.executable, str(FORKING_TORCHRUN)]  # whose agent, store and attempts are torchrun's own
+    real = ["-m", "torch.distributed.run"]  # of all that it starts anew, ranks of one job are enough
+    torchrun = [sys.executable, *(real if backend == "telegrad" else [str(FORKING_TORCHRUN)])]
     options = ["--standalone", "--nproc-per-node=2", "--max-restarts=1", "--monitor-interval=0.1"]
     command = [*torchrun, *options, str(HERE / "restart_program.py"), *([backend] if backend else [])]
     for _ in range(3):
