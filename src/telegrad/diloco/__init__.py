@@ -894,6 +894,9 @@ def _checked_parameters(model: Any, optimizers: Sequence[Any], replica: Any) -> 
             raise TypeError(f"inner_optimizer is a {type(one).__name__}: give one, as AdamW(model.parameters())")
         if (other := _of_optimizers.get(one)) is not None and other() is not None:
             raise ValueError("inner_optimizer belongs to another DiLoCo: close() that one first")
+        if callable(getattr(one, "eval", None)):  # schedule-free: parameters are where gradients are taken
+            text = f"replicas do not exchange the weights of {type(one).__name__}.eval(), which differ in the end"
+            warnings.warn(f"{text}: save those of one replica, or give another inner_optimizer", RuntimeWarning, 3)
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
     for name, one in parameters.items():
         if isinstance(one, DTensor) and replica == 1:

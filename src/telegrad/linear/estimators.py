@@ -231,17 +231,14 @@ class _Linear(BaseEstimator):
             remedy = "scale X" + more.get(worse[0].ended_by.partition("=")[0], "")
             if worse[0].better_rate and self.learning_rate is not None:
                 remedy = f"use {worse[0].better_rate} learning_rate than {self.learning_rate:g}, or None, or scale X"
-            said = (
-                f"the fit is no better than a model without weights: its objective is {worse[0].reached:.4g}, without "
-            )
-            said += f"weights {worse[0].without:.4g}; {remedy}"
+            said = f"the fit is no better than a model without weights: its objective is {worse[0].reached:.4g}, "
+            said += f"without weights {worse[0].without:.4g}; {remedy}"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)
         elif farthest >= _CONVERGED:
             last = max((model for model in models if model.gap == farthest), key=lambda model: model.epochs)
             ended, rate = last.ended_by, "another learning_rate, or " if last.better_rate else "or "
-            remedy = {"tol": "give a smaller one, or ", "max_iter": f"give more, {rate}"}.get(
-                ended.partition("=")[0], ""
-            )
+            remedies = {"tol": "give a smaller one, or ", "max_iter": f"give more, {rate}"}
+            remedy = remedies.get(ended.partition("=")[0], "")
             said = f"{ended} ended the training, and the objective may be {100 * farthest:,.3g} % above the optimum, "
             said += f"which is more than {100 * _CONVERGED:g} %: {remedy}scale X"
             warnings.warn(said, ConvergenceWarning, stacklevel=3)

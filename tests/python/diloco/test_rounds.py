@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -591,6 +592,22 @@ class Wrapped(torch.nn.parallel.DistributedDataParallel):
 
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
+
+
+class ScheduleFree(SGD):
+    """As schedulefree's: ``eval()`` puts other weights into the parameters."""
+
+    def eval(self) -> None: ...
+
+
+def test_weights_that_replicas_do_not_exchange_are_named() -> None:
+    model = network()
+    with Communicator.local(1)[0] as comm:
+        with pytest.warns(RuntimeWarning, match=r"do not exchange the weights of ScheduleFree.eval\(\)"):
+            DiLoCo(model, comm, ScheduleFree(model.parameters(), 0.1)).close()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            DiLoCo(model, comm, SGD(model.parameters(), 0.1)).close()
 
 
 def test_objects_that_do_not_fit() -> None:
