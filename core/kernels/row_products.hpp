@@ -8,7 +8,7 @@
 
 namespace telegrad::kernels {
 
-inline constexpr std::size_t kMostColumns = 160;
+inline constexpr std::size_t kMostColumns = 512;
 
 /// x as a multiple of a number that `magic`, 1.5 times a power of two, determines.
 inline double rounded(double x, double magic) { return (x + magic) - magic; }

@@ -16,7 +16,7 @@ namespace {
 
 using kernels::rounded;
 
-constexpr std::size_t kMostDirect = kernels::kMostColumns;  // of a Hessian that is factorised
+constexpr std::size_t kMostDirect = 160;  // columns of a Hessian that is factorised
 constexpr int kHalvings = 40;
 constexpr double kSufficient = 0.01;         // of the fall that a step's slope promises
 constexpr double kEnough = 0.25;              // of the mean gain of an iteration: conjugate gradients end below it
@@ -81,7 +81,7 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
   TELEGRAD_CHECK(problem.classes > 0 && (problem.classes == 1 || problem.loss == Loss::logistic));
   TELEGRAD_CHECK(problem.l1 == 0 || (problem.classes == 1 && problem.loss != Loss::hinge && !problem.split));
   if (problem_.total_features == 0) problem_.total_features = problem.features;
-  direct_ = classes() == 1 && problem_.total_features + 1 <= kMostDirect && !problem.split;
+  const bool is_direct = classes() == 1 && problem_.total_features + 1 <= kMostDirect && !problem.split;
   TELEGRAD_CHECK(!problem.split || problem.counted.size() == problem.features);
   counted_.resize(problem.split ? weights() : 0);
   for (std::size_t i = 0; i < counted_.size(); ++i) counted_[i] = problem.counted[i / classes()];
@@ -89,15 +89,15 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
     vector->resize(width());
   }
   product_.resize(width() + 4);  // with sums that travel along
-  if (direct_) hessian_.resize(width() * width());
-  if (direct_ && problem.loss == Loss::squared_hinge) curved_.resize(rows());
+  if (is_direct) begin_directly();
   for (std::vector<double>* vector : {&scores_, &moved_, &along_, &slopes_, &curvatures_}) {
     vector->resize(rows() * classes());
   }
   if (is_hinge() || problem.descends) {
     duals_.resize(rows() + 1);
     duals_.back() = kFirstSmoothing;
-    if (problem.descends && !direct_) {
+    if (problem.descends && direct_) begin_bounds();
+    if (problem.descends && (!direct_ || uneven_)) {  // factors of uneven rows round
       descent_ = std::make_unique<DualDescent>(problem);
       duals_.back() = kOfDescent;
     }
@@ -120,6 +120,18 @@ Newton::Newton(const Problem& problem, Team& team, Reduce reduce)
 }
 
 Newton::~Newton() = default;
+
+void Newton::begin_directly() {
+  direct_ = true;
+  hessian_.resize(width() * width());
+  if (problem_.loss == Loss::squared_hinge) curved_.resize(rows());
+}
+
+// Rows for which descents are slow are so for conjugate gradients, too.
+void Newton::end_descents() {
+  descent_.reset();
+  if (problem_.descends && width() <= kernels::kMostColumns) begin_directly();
+}
 
 // act(at), where at(score, target, dual) are a row's loss and its derivatives.
 template <class Do>
@@ -507,7 +519,7 @@ Newton::Step Newton::descend() {
   descent_->write_duals(duals_);
   if (found.slow) {
     duals_.back() = std::clamp(found.gap, kLeastSmoothing, kFirstSmoothing);
-    descent_.reset();
+    end_descents();
   }
   return {.loss = found.loss, .objective = found.objective, .gap = found.gap, .sums = 0, .converged = found.converged,
           .stuck = false};
@@ -909,7 +921,7 @@ void Newton::restore(std::span<const float> weights, double bias, std::span<cons
   if (descent_ && !duals.empty() && duals.back() == kOfDescent) {
     descent_->restore(duals, bias);
   } else {
-    descent_.reset();
+    end_descents();
   }
   if (!duals_.empty() && !descent_ && duals_.back() == kOfDescent) duals_.back() = kFirstSmoothing;
   best_.clear();

@@ -158,6 +158,8 @@ class Newton {
   bool has_uneven_column();
   void sum_columns(const std::vector<double>& by_row, bool squared, double largest, double* out);
   Step descend();
+  void begin_directly();
+  void end_descents();
   Value evaluate(double part);
   double softmax(std::size_t i, double part);
   template <std::size_t kSums, class Terms>

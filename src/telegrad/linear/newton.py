@@ -243,7 +243,7 @@ class Newton:
         """Sums, or finds the largest numbers, in place over the ranks. One rank's steps call this, too, so that Ctrl-C
         ends them."""
         comm = self._problem.comm
-        if comm is None:
+        if comm is None or self._problem.pooled:
             return
         began_s = time.perf_counter()
         numbers: F64 = np.ctypeslib.as_array((ctypes.c_double * count).from_address(address))

@@ -293,7 +293,7 @@ def test_any_number_of_ranks_fits_the_same_bits(options: dict[str, Any]) -> None
     weights = np.random.default_rng(0).random(400) if not options else None
     for make, targets in made:
         alone = make(**options).fit(x, targets)
-        for ranks in (2, 4):
+        for ranks in (2, 3, 5):
             borders = [400 * rank // ranks for rank in range(ranks + 1)]
             parts = [(x[a:b], targets[a:b]) for a, b in itertools.pairwise(borders)]
             for one in among(parts, lambda comm: make(comm=comm, **options)):  # noqa: B023

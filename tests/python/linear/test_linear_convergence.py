@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import sparse
-from scipy.optimize import minimize
+from scipy.optimize import minimize, nnls
 from scipy.special import expit
 from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine, make_classification
 from sklearn.exceptions import ConvergenceWarning
@@ -258,6 +258,70 @@ def test_one_rank_s_hinge_ends_where_several_ranks_do(
         won = duals - duals**2 / 4 * (loss == "squared_hinge")
         bound = (weights * won).sum() / weights.sum() - settings.l2 / 2 * implied @ implied
         assert best * (1 - 1e-4) <= bound <= best * (1 + 1e-9)
+
+
+def _rows_of_uneven_lengths(columns: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, columns)) * np.exp(2 * random.normal(size=(120, 1)))
+    return x, (x[:, 0] + x[:, 1] / 2 > 0) ^ (random.random(120) < 0.2)
+
+
+def _columns_far_from_zero(columns: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(300, columns)) + 100
+    return x, (x[:, 0] > 100) ^ (random.random(300) < 0.2)
+
+
+def _a_few_large_values(columns: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(70022)
+    x = random.normal(size=(300, columns))
+    x = np.where(random.random(x.shape) < 0.01, x * 1e5, x)
+    return x, x @ random.normal(size=columns) > 0
+
+
+@pytest.mark.parametrize("loss", ["hinge", "squared_hinge"])
+@pytest.mark.parametrize(
+    ("make", "columns", "c", "bias"),
+    [
+        (_rows_of_uneven_lengths, 200, 1, True),
+        (_columns_far_from_zero, 400, 1, True),
+        (_a_few_large_values, 159, 100, False),
+    ],
+)
+def test_rows_on_which_descents_are_slow_take_few_steps(
+    make: Callable[[int], Any], columns: int, c: float, bias: bool, loss: str, tmp_path: Path
+) -> None:
+    """Steps by a Hessian's factors follow. They, and their resumption, have the same bits on any number of ranks."""
+    x, y = make(columns)
+    rows = Rows.from_csr(sparse.csr_matrix(x.astype(np.float32)), np.where(y, 1, -1))
+    settings = TrainingSettings(loss=loss, l2=1 / (len(y) * c), bias=bias, tol=1e-4)
+    alone = train(rows, settings)
+    assert alone.converged
+    assert len(alone.epochs) < 60
+    for one in train_in_parts(rows, settings, 3):
+        assert one.model.weights.tobytes() == alone.model.weights.tobytes()
+        assert one.model.bias == alone.model.bias
+    if make is _columns_far_from_zero:
+        whole = train(rows, settings, checkpoint=tmp_path / "whole.npz").model
+        for broken_off in (1, len(alone.epochs) // 2):
+            file = tmp_path / f"{broken_off}.npz"
+            train(rows, replace(settings, epochs=broken_off), checkpoint=file)
+            assert train(rows, settings, checkpoint=file).model.weights.tobytes() == whole.weights.tobytes()
+
+
+def test_few_columns_with_a_few_large_values_end_at_the_optimum() -> None:
+    """Of the dual of the squared hinge without a bias, which is a problem of non-negative least squares."""
+    x, y = _a_few_large_values(40)
+    x = x.astype(np.float32).astype(float)
+    settings = TrainingSettings(loss="squared_hinge", l2=1 / 30_000, bias=False)  # C = 100
+    reached = train(Rows.from_csr(sparse.csr_matrix(x.astype(np.float32)), np.where(y, 1, -1)), settings)
+    signed = x * np.where(y, 1, -1)[:, None]
+    lengths = np.sqrt((signed**2).sum(axis=1) + 1 / 200)
+    system = np.vstack([signed.T, np.eye(300) / np.sqrt(200)]) / lengths
+    duals = nnls(system, np.append(np.zeros(40), np.full(300, np.sqrt(200))), maxiter=20_000)[0] / lengths
+    bound = (duals.sum() - ((signed.T @ duals) ** 2).sum() / 2 - (duals**2).sum() / 400) / 30_000
+    assert reached.converged
+    assert bound * (1 - 1e-6) <= reached.epochs[-1].objective <= bound * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
