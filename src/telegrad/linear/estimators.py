@@ -178,11 +178,12 @@ class _Linear(BaseEstimator):
             least = 0.0 if settings.l2 and is_classification(settings.loss) else _NEGLIGIBLE_OF_ZEROS
             gap = max(last.gap, above / reached) if above > least * trained.loss_at_zero else 0.0
         elif negligible > 0:
-            best = self._least(rows, settings, negligible)
-            gap = (reached - best) / max(best, negligible) if reached - best > negligible else 0.0
+            above = reached - (best := self._least(rows, settings, negligible))
+            gap = above / max(best, negligible) if above > negligible else 0.0
         without, rate = trained.loss_to_beat, trained.better_rate(reached) if trained.first_rate else ""
         model, epochs = trained.model, len(trained.epochs)
-        ended_by, is_early = self._ended_by(settings, epochs, trained.converged)
+        is_within = trained.converged and gap <= max(_CONVERGED, 2 * settings.tol)  # else float32 weights lost it
+        ended_by, is_early = self._ended_by(settings, epochs, is_within)
         return _Fitted(model.weights, model.bias, epochs, gap, reached, without, ended_by, rate, is_early)
 
     def _least(self, rows: Rows, settings: TrainingSettings, negligible: float) -> float:

@@ -1,14 +1,11 @@
 """Newton's method for smooth losses, and dual methods for both hinges, among ranks that hold rows.
 
 The core takes the steps (``core/linear/newton.hpp``). A step sums some vectors over the ranks: a gradient, and products
-with the Hessian. Each rank has the weights of the features of its own rows. A feature of several ranks has an owner, to
-which these send their terms and which sends back the sum: no other feature travels. Where that would save little, all
-ranks have the weights of all features that occur, and sum dense vectors. These sums do not round, so that any number of
-ranks finds the same bits. With ``optimizer="dual"`` each rank takes all rows, if these are few, and first descends by
-the coordinates of the dual (``core/linear/dual_descent.hpp``). With more rows the squared hinge takes Newton's steps.
-For the hinge all descend on the rows with most of the gap, or nearest to the margin, once it is small. Other rows'
-duals are held. The gap is that of all rows, and the next descent is on other rows (Osuna, Freund and Girosi 1997).
-Which these are does not depend on the number of ranks, and neither do the bits.
+with the Hessian. Each rank has the weights of its own rows' features. A feature of several ranks has an owner, to which
+these send their terms and which sends back the sum. Where that would save little, all ranks have all weights, and sum
+dense vectors. These sums do not round, so that any number of ranks finds the same bits. With ``optimizer="dual"`` each
+rank takes all rows, if these are few, and descends by the coordinates of the dual (``core/linear/dual_descent.hpp``).
+With more rows all take Newton's steps, and for the hinge descend on some rows then (Osuna, Freund and Girosi 1997).
 """
 
 from __future__ import annotations

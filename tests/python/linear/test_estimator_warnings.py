@@ -91,6 +91,8 @@ def test_what_float32_weights_lose_with_a_large_c_is_told() -> None:
     above = reached(fitted.coef_) / reached(best.coef_, least * (1 + 1e-12)) - 1
     told = [float(re.search(r"may be ([0-9.]+) % above", str(one.message))[1]) for one in caught]  # type: ignore[index]
     assert above <= 1e-3 or max(told, default=0) / 100 >= above / 1.1
+    assert "rounding ended the training" in str(caught[0].message)  # within tol in float64: a smaller one gains nothing
+    assert "give a smaller one" not in str(caught[0].message)
 
 
 def test_no_penalty_of_the_hinge_names_a_remedy_that_is_one() -> None:

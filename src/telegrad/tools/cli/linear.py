@@ -402,10 +402,12 @@ def predict_command(
         text += "; labels are neither -1 and 1 nor 0 and 1: nothing to compare with"
     elif len(rows):
         targets = signed(rows.labels) if is_classification(found.loss) else rows.labels
-        text += f"; mean loss {losses_of(found.loss, values, targets).mean():.5f}"
+        text += f"; mean loss {(loss := losses_of(found.loss, values, targets).mean()):.5f}"
         if is_classification(found.loss):
             right, area = ((values > 0) == (targets > 0)).mean(), area_under_curve(values, targets)
             text += f", accuracy {100 * right:.2f} %" + ("" if math.isnan(area) else f", AUC {area:.4f}")
+            if loss > losses_of(found.loss, 0.0, 1.0):
+                text += "; a model of zeros does better: is the first feature 0 or 1 as in training? See --zero-based"
     console.print(text, highlight=False)
     _print_damaged(console, rows.first_damaged)
 

@@ -68,8 +68,17 @@ def test_ranks_train_the_model_of_one_and_predict_with_it(path: Path, tmp_path: 
     right = np.mean((np.loadtxt(out) > 0) == (rows.labels > 0))
     assert "300 rows; mean loss" in said
     assert f"accuracy {100 * right:.2f} %, AUC 0." in said
+    assert "a model of zeros does better" not in said
     run("predict", str(path), "--model", str(model), "--out", str(out), "--scores")
     assert np.allclose(np.loadtxt(out), found.scores(rows))
+
+
+def test_a_model_that_does_not_fit_the_rows_is_told(path: Path, tmp_path: Path) -> None:
+    model = LinearModel(np.full(80, 100, np.float32), 0.0, "logistic")
+    model.save(tmp_path / "model.npz")
+    status, said = run("predict", str(path), "--model", str(tmp_path / "model.npz"))
+    assert status == 0, said
+    assert "a model of zeros does better: is the first feature 0 or 1 as in training? See --zero-based" in said
 
 
 def test_a_hinge_whose_ranks_exchange_nothing(tmp_path: Path) -> None:
