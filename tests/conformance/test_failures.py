@@ -159,7 +159,7 @@ long syscall(long number, long a, long b, long c, long d, long e, long f) {
 """
 
 
-# Where a rank waits is for its collective alone to know: each end on each network meets one of the two calls.
+# A driver does not know which collective waits for whom: so each end and network has one of the two calls.
 @pytest.mark.parametrize(
     ("transports", "has_pidfd", "number", "call"),
     [

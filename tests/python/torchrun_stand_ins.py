@@ -1,7 +1,7 @@
 """Stand-ins for torchrun and ``telegrad``, which fork from a process that has imported torch: ten times as quick.
 
-Real ones are started by ``test_site.py`` (as the README says), ``test_ddp.py`` and ``test_named_backend.py``.
-``FORKING_TORCHRUN`` is a real one, too, which forks its ranks.
+Real ones are started by ``test_site.py`` (as the README says), ``test_ddp.py``, ``test_restarts.py`` and
+``test_named_backend.py``. ``FORKING_TORCHRUN`` is a real one, too, which forks its ranks.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "base/leave_signal.hpp"
 
@@ -32,7 +33,9 @@ pid_t this_thread() {
 // A signal that comes late finds another call, or none, and does nothing.
 void leave_call(int) {
   MpiCalls* const calls = under_way;
-  if (calls != nullptr && calls->leaves_ == calls->number_) siglongjmp(calls->way_out_, 1);
+  if (calls == nullptr) return;
+  const std::uint64_t number = calls->number_;
+  if (number % 2 != 0 && number == calls->leaves_) siglongjmp(calls->way_out_, 1);
 }
 
 // Looks for calls that go on and on. Its thread ends with the process.
@@ -53,14 +56,16 @@ class StuckCalls {
     std::erase(every_, calls);
   }
 
-  template <class Change>
-  void change(const Change& act) {
-    const std::scoped_lock lock(mutex_);
-    act();
-    if (!started_ && bell_ >= 0) std::thread([this] { look_for_ever(); }).detach();
-    started_ = true;
-    const std::uint64_t one = 1;
-    [[maybe_unused]] const auto written = ::write(bell_, &one, sizeof one);
+  void watch(int descriptor) {
+    change([&] { deaths_.push_back(descriptor); });
+  }
+
+  void forget(int descriptor) {
+    change([&] { std::erase(deaths_, descriptor); });
+  }
+
+  void suspect() {
+    change([&] { is_suspect_ = true; });
   }
 
  private:
@@ -70,32 +75,37 @@ class StuckCalls {
     sigset_t every_signal;
     ::sigfillset(&every_signal);
     ::pthread_sigmask(SIG_BLOCK, &every_signal, nullptr);
+    std::vector<pollfd> descriptors;
     while (true) {
-      std::vector<MpiCalls*> of;
-      std::vector<pollfd> descriptors{{.fd = bell_, .events = POLLIN, .revents = 0}};
       bool is_suspect = false;
+      descriptors.assign(1, {.fd = bell_, .events = POLLIN, .revents = 0});
       {
         const std::scoped_lock lock(mutex_);
-        for (MpiCalls* const calls : every_) {
-          for (const int one : calls->deaths_) {
-            is_suspect |= calls->is_suspect_;
-            of.push_back(calls);
-            descriptors.push_back({.fd = one, .events = POLLIN, .revents = 0});
-          }
-        }
+        for (const int one : deaths_) descriptors.push_back({.fd = one, .events = POLLIN, .revents = 0});
+        is_suspect = is_suspect_ && !deaths_.empty();
       }
       if (::poll(descriptors.data(), descriptors.size(), is_suspect ? 0 : -1) < 0) continue;
       std::uint64_t rung = 0;
       [[maybe_unused]] const auto taken = ::read(bell_, &rung, sizeof rung);
       {
         const std::scoped_lock lock(mutex_);
+        is_suspect_ |= std::any_of(descriptors.begin() + 1, descriptors.end(), [](const pollfd& one) { return one.revents; });
         for (MpiCalls* const calls : every_) {
-          for (std::size_t i = 0; i < of.size(); ++i) calls->is_suspect_ |= of[i] == calls && descriptors[i + 1].revents != 0;
-          if (calls->is_suspect_ && !calls->deaths_.empty()) look_at(*calls);
+          if (is_suspect_) look_at(*calls);
         }
       }
       std::this_thread::sleep_for(kPause);
     }
+  }
+
+  template <class Change>
+  void change(const Change& act) {
+    const std::scoped_lock lock(mutex_);
+    act();
+    if (!started_ && bell_ >= 0) std::thread([this] { look_for_ever(); }).detach();
+    started_ = true;
+    const std::uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(bell_, &one, sizeof one);
   }
 
   static void look_at(MpiCalls& calls) {
@@ -117,6 +127,8 @@ class StuckCalls {
 
   std::mutex mutex_;
   std::vector<MpiCalls*> every_;
+  std::vector<int> deaths_;  // readable once a rank has ended
+  bool is_suspect_ = false;  // some rank has: all calls share what it left
   bool started_ = false;
   const int bell_;
 };
@@ -126,18 +138,14 @@ MpiCalls::MpiCalls() { StuckCalls::of_this_process().add(this); }
 MpiCalls::~MpiCalls() { StuckCalls::of_this_process().remove(this); }
 
 void MpiCalls::watch(int descriptor) {
-  if (descriptor < 0) return;
-  StuckCalls::of_this_process().change([&] { deaths_.push_back(descriptor); });
+  if (descriptor >= 0) StuckCalls::of_this_process().watch(descriptor);
 }
 
 void MpiCalls::forget(int descriptor) {
-  if (descriptor < 0) return;
-  StuckCalls::of_this_process().change([&] { std::erase(deaths_, descriptor); });
+  if (descriptor >= 0) StuckCalls::of_this_process().forget(descriptor);
 }
 
-void MpiCalls::has_ended() {
-  StuckCalls::of_this_process().change([&] { is_suspect_ = true; });
-}
+void MpiCalls::rank_has_ended() { StuckCalls::of_this_process().suspect(); }
 
 bool MpiCalls::lost() { return mpi_is_lost.load(std::memory_order_relaxed); }
 

@@ -9,7 +9,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <vector>
 
 namespace telegrad {
 
@@ -22,11 +21,11 @@ class MpiCalls {
   MpiCalls(const MpiCalls&) = delete;
   MpiCalls& operator=(const MpiCalls&) = delete;
 
-  /// Readable once a rank has ended and has_ended() was not called for it yet; until forget().
-  void watch(int descriptor);
-  void forget(int descriptor);
-  /// Some rank: what it left in shared memory may be found at any time from now on.
-  void has_ended();
+  /// Readable once a rank has ended and rank_has_ended() was not called for it yet; until forget().
+  static void watch(int descriptor);
+  static void forget(int descriptor);
+  /// What a rank left in shared memory may be found at any time from now on, in calls for any communicator.
+  static void rank_has_ended();
 
   /// What `call` returns, or kLeft if it was left, then or earlier. One thread at a time. The call's frames must own nothing.
   template <class Call>
@@ -54,8 +53,6 @@ class MpiCalls {
   std::atomic<pid_t> thread_ = 0;
   sigjmp_buf way_out_{};
   // of StuckCalls
-  std::vector<int> deaths_;
-  bool is_suspect_ = false;  // some rank has ended
   std::uint64_t seen_ = 0;
   int times_seen_ = 0;
 };

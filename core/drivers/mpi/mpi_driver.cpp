@@ -130,7 +130,7 @@ void MpiDriver::connect(std::span<const std::vector<std::byte>> addresses) {
     epoll_event event{.events = EPOLLIN, .data = {.u64 = 1}};
     ::epoll_ctl(descriptor_, EPOLL_CTL_ADD, deaths_.descriptor(), &event);  // else they are found after a nap
   }
-  network_->calls().watch(deaths_.descriptor());
+  MpiCalls::watch(deaths_.descriptor());
   active_s_ = now_s();
 }
 
@@ -231,7 +231,7 @@ bool MpiDriver::progress() {
   if (!any) {
     deaths_.find_ended(dead_);
     for (const Rank rank : std::exchange(dead_, {})) {  // nothing of theirs is left to be read
-      network_->calls().has_ended();
+      MpiCalls::rank_has_ended();
       peers_[rank].dead = true;
       peer_broke(rank, "its process has ended");
     }
@@ -381,7 +381,7 @@ void MpiDriver::shut_down() {
     leak_reductions();
     keep_buffers();
   }
-  network_->calls().forget(deaths_.descriptor());
+  MpiCalls::forget(deaths_.descriptor());
   deaths_.close();
   for (int* const descriptor : {&nap_, &descriptor_}) ::close(std::exchange(*descriptor, -1));
 }
