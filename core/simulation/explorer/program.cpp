@@ -134,6 +134,21 @@ bool draw_training(Chance own, Rank size, OkTopkSettings& settings) {
   return true;
 }
 
+// In half of the programs that may have them, with room between some. From its own seed, as above.
+void draw_tensors(Chance own, const std::vector<PlannedCall>& calls, OkTopkSettings& settings) {
+  if (settings.as_published || own.happens(0.5)) return;
+  std::size_t longest = 0;
+  for (const PlannedCall& call : calls) {
+    if (call.operation == Operation::allreduce_topk) longest = std::max(longest, call.count);
+  }
+  for (std::size_t begin = 0; begin < longest && settings.tensors.size() < 8;) {
+    const auto length = static_cast<std::size_t>(static_cast<double>(longest) * own.between(0.0, 0.6));
+    const std::size_t end = std::min(longest, begin + 1 + length);
+    settings.tensors.push_back({begin, end});
+    begin = end + (own.happens(0.3) ? longest / 16 + 1 : 0);
+  }
+}
+
 std::vector<Rank> draw_odd(Chance& chance, Rank size) {
   std::vector<Rank> all(size);
   for (Rank rank = 0; rank < size; ++rank) all[rank] = rank;
@@ -230,6 +245,7 @@ Program draw(std::uint64_t seed, Rank first_ranks, Rank last_ranks) {
   if (draw_training(Chance(mix(seed)), program.size, program.topk)) {
     train(usual, program.trouble, program.size, at, program.topk.k);
   }
+  draw_tensors(Chance(mix(~seed)), usual, program.topk);
   program.calls.assign(program.size, usual);
   if (is_mismatch(program.trouble)) {
     const std::vector<Rank> odd = draw_odd(chance, program.size);

@@ -89,6 +89,10 @@ std::string describe(const Program& program) {
          static_cast<unsigned long long>(topk.k), static_cast<unsigned long long>(topk.boundaries_every),
          static_cast<unsigned long long>(topk.threshold_every), topk.balance_factor,
          topk.as_published ? ", as published" : "");
+  for (const IndexRange& tensor : topk.tensors) {
+    append(text, "%s[%zu, %zu)", &tensor == topk.tensors.data() ? "\ncompared as tensors of " : ", ",
+           static_cast<std::size_t>(tensor.begin), static_cast<std::size_t>(tensor.end));
+  }
   append(text, "\nranks%s go on calling after a failure, and%s say goodbye when they are through",
          program.persists ? "" : " do not", program.parts ? "" : " do not");
   for (Rank rank = 0; rank < program.size; ++rank) {

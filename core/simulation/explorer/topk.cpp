@@ -1,6 +1,7 @@
 #include "simulation/explorer/topk.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -12,8 +13,63 @@
 namespace telegrad::explorer {
 namespace {
 
-std::string fault_of_state(const Program& program, const PlannedCall& call, const SeenTopk& seen) {
+// By what sums of the tensor at `index` are multiplied where they are compared: 1 outside of tensors.
+class Weights {
+ public:
+  Weights(const Program& program, const PlannedCall& call, const OkTopkState& before) : tensors_(program.topk.tensors) {
+    squares_ = before.squares;
+    squares_.resize(tensors_.size());
+    double least = std::numeric_limits<double>::infinity();
+    for (const double square : squares_) {
+      if (square > 0.0) least = std::min(least, square);
+    }
+    for (const double square : squares_) {
+      const bool weighs = square > 0.0 && call.dtype != DType::f16;
+      weights_.push_back(weighs ? std::sqrt(std::sqrt(least / square)) : 1.0);
+    }
+  }
+
+  double at(std::uint32_t index) const {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (index >= tensors_[i].begin && index < tensors_[i].end) return weights_[i];
+    }
+    return 1.0;
+  }
+
+  // Whether these are the mean squares after a sum that ended a period. Of a tensor without a kept entry other than 0 they
+  // follow from a threshold that nobody tells.
+  bool lead_to(const std::vector<double>& after, SeenEntries sum, DType dtype) const {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      double total = 0.0;
+      for (std::size_t entry = 0; entry < sum.indices.size(); ++entry) {
+        const std::uint32_t index = sum.indices[entry];
+        if (index < tensors_[i].begin || index >= tensors_[i].end) continue;
+        const double value = value_at(dtype, sum.values.data() + entry * size_of(dtype));
+        total += value * value;
+      }
+      const double mean = total / static_cast<double>(tensors_[i].end - tensors_[i].begin);
+      const double wanted = squares_[i] > 0.0 ? (squares_[i] + mean) / 2 : mean;
+      if (total > 0.0 ? after[i] != wanted : !(after[i] >= squares_[i] / 2)) return false;
+    }
+    return true;
+  }
+
+  const std::vector<double>& squares() const { return squares_; }
+
+ private:
+  const std::vector<IndexRange>& tensors_;
+  std::vector<double> squares_;
+  std::vector<double> weights_{};
+};
+
+std::string fault_of_state(const Program& program, const PlannedCall& call, const SeenTopk& seen, SeenEntries sum) {
   const OkTopkState& after = seen.after;
+  const Weights weights(program, call, seen.before);
+  const bool ends = after.calls % program.topk.threshold_every == 0;
+  if (after.squares.size() != program.topk.tensors.size()) return "its state has mean squares of other tensors";
+  if (ends ? !weights.lead_to(after.squares, sum, call.dtype) : after.squares != weights.squares()) {
+    return "its state has other mean squares of tensors than follow from the sum";
+  }
   if (after.calls != seen.before.calls + 1) return "its state counts " + std::to_string(after.calls) + " calls";
   const std::uint64_t length = std::accumulate(after.lengths.begin(), after.lengths.end(), std::uint64_t{0});
   if (after.lengths.size() != program.size || length != call.count) return "its state has slices of another vector";
@@ -53,8 +109,15 @@ std::string fault_of_report(const Program& program, const SeenTopk& seen, std::s
 std::string fault_of_selection(const Program& program, const PlannedCall& call, const SeenTopk& seen, SeenEntries sum,
                                const Expected& expected) {
   const std::size_t element = size_of(call.dtype);
+  const Weights weights(program, call, seen.before);
   const auto size_at = [&](std::uint32_t index) {
-    return std::abs(value_at(call.dtype, expected.dense.data() + index * element));
+    const double size = std::abs(value_at(call.dtype, expected.dense.data() + index * element));
+    const double weight = weights.at(index);
+    if (weight == 1.0) return size;
+    if (call.dtype == DType::f64) return size * weight;
+    std::array<std::byte, sizeof(float)> rounded{};
+    put_value(call.dtype, rounded.data(), static_cast<double>(static_cast<float>(size) * static_cast<float>(weight)));
+    return value_at(call.dtype, rounded.data());
   };
   std::vector<double> sizes;
   double least_kept = std::numeric_limits<double>::infinity();
@@ -128,7 +191,7 @@ std::string fault_of_topk(const Program& program, const PlannedCall& call, Rank 
   }
   if (left != seen.left_indices || left_values != seen.left_values) return "what is handed back is not what it does not keep";
   if (seen.report.local_most < given) return "its report says that no rank has more than " + std::to_string(seen.report.local_most);
-  std::string fault = fault_of_state(program, call, seen);
+  std::string fault = fault_of_state(program, call, seen, sum);
   if (fault.empty()) fault = fault_of_report(program, seen, sum.indices.size(), expected.indices.size());
   if (fault.empty() && is_exact) fault = fault_of_selection(program, call, seen, sum, expected);
   return fault;

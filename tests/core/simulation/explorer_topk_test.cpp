@@ -90,6 +90,39 @@ TEST("kept sums are drawn with every wire that rounds, and the judge sees what r
   }
 }
 
+TEST("sums are compared across tensors, and the judge sees other weights and mean squares than follow from sums") {
+  int weighted = 0, forged = 0, ended = 0;
+  for (std::uint64_t seed = 0; weighted < 8 || forged < 3 || ended < 8; ++seed) {
+    REQUIRE(seed < 100'000);
+    const Program program = draw(seed, kFirst, kLast);
+    if (program.trouble != Trouble::none || program.topk.tensors.empty()) continue;
+    EXPECT(!program.topk.as_published);
+    EXPECT(describe(program).find("compared as tensors of [") != std::string::npos);
+    Seen seen = play(program);
+    REQUIRE(judge(program, seen).findings.empty());
+    for (std::size_t at = 0; at < program.calls[0].size(); ++at) {
+      SeenCall& call = seen.ranks[0].calls[at];
+      if (!call.topk) continue;
+      const SeenCall truth = call;
+      const auto lies = [&](const std::string& part) { return found(judge(program, seen), Sort::wrong_result, part); };
+      for (double& square : call.topk->after.squares) square += 1.0;
+      const bool ends = call.topk->after.calls % program.topk.threshold_every == 0;
+      if (!ends) EXPECT(lies("other mean squares of tensors"));
+      ended += ends && lies("other mean squares of tensors") ? 1 : 0;
+      call = truth;
+      std::vector<double>& before = call.topk->before.squares;
+      const bool has_weights = std::ranges::any_of(before, [](double square) { return square > 0.0; }) && before.size() > 1;
+      if (!has_weights || ends || !call.topk->report.exact || program.calls[0][at].dtype == DType::f16) continue;
+      ++weighted;
+      before.front() = before.back() > 0.0 ? before.back() * 1e12 : 1e12;
+      before.back() = 1e-12;
+      call.topk->after.squares = before;
+      forged += lies("it keeps ") ? 1 : 0;
+      call = truth;
+    }
+  }
+}
+
 TEST("programs train: entries go uncounted, some ranks hold theirs back, and all begin again") {
   int training = 0, uncounted = 0, again = 0;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
