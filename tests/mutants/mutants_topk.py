@@ -17,7 +17,7 @@ PACKED_VALUES = "codec/pack_values.cpp"
 
 TOPK_MUTANTS = (
     mutant(
-        "topk: sums come out as they were compared",
+        "topk: sums of tensors come out as they were compared",
         OKTOPK,
         "kept_.values[i] = sums_[at];",
         "kept_.values[i] = owned_.values[at];",
@@ -29,19 +29,19 @@ TOPK_MUTANTS = (
         "static_cast<kernels::Factor<V>>(weights_[0 * tensor]);",
     ),
     mutant(
-        "topk: mean squares follow in each call",
+        "topk: mean squares of tensors follow in each call",
         OKTOPK,
         "if ((state_.calls + 1) % settings_.threshold_every == 0) observe(sum);",
         "observe(sum);",
     ),
     mutant(
-        "topk: mean squares are of what this rank has given",
+        "topk: mean squares of tensors are of what this rank has given",
         OKTOPK,
         "for (const V one : values_of(range, sum.indices(), sum.values())) {",
         "for (const V one : values_of(range, mine_.indices(), mine_.values())) {",
     ),
     mutant(
-        "topk: after a beginning anew sums are compared as they are",
+        "topk: after a beginning anew sums of tensors are compared as they are",
         OKTOPK,
         "co_await split_and_reduce();\n    co_await weigh();\n  }",
         "co_await split_and_reduce();\n    sums_ = {};\n  }",
