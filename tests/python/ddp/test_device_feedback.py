@@ -35,7 +35,7 @@ def test_a_reverted_change_of_k_keeps_the_threshold(device: ComputingRuntime, st
     k = entry.k
     with device.on(streams[0]):
         like = computed_on(device, torch.zeros(_SIZE))
-        held = feedback.residual(entry, like)
+        held: Any = feedback.residual(entry, like)
         held.threshold.fill_(0.25)
         held.calls.fill_(7)
         feedback.record(True)
@@ -64,11 +64,12 @@ def test_a_parameter_without_a_gradient_counts_no_call(
     entry = compressor.residuals["weight"]
     with device.on(streams[0]):
         gradient = computed_on(device, torch.linspace(-1, 1, _SIZE))
-        held = DeviceFeedback(compressor, None).residual(entry, gradient)
+        held: Any = DeviceFeedback(compressor, None).residual(entry, gradient)
         choice = QueuedSelection(compressor.policy_of(entry), entry, held, 0, 0, 0)
         room, number = choice.room, torch.tensor([active])
         indices = computed_on(device, torch.zeros(room, dtype=torch.int32)).view(torch.uint32)
-        values, counts = computed_on(device, torch.zeros(room)), computed_on(device, torch.zeros(1, dtype=torch.int64))
+        values = computed_on(device, torch.zeros(room))
+        counts: Any = computed_on(device, torch.zeros(1, dtype=torch.int64))
         chosen = QueuedEntries(gradient, indices, values, counts, computed_on(device, number))
         queue_selections([choice], chosen, DeviceTables(), device, streams[0])
     wait_for(streams)
@@ -83,7 +84,7 @@ def test_what_did_not_leave_after_all_is_kept_to_the_bit(
     trainer = make(select="topk")[0]
     own = torch.linspace(-1, 1, trainer.parameters["hidden"].numel())
     with device.on(trainer.stream):
-        compression = trainer.state._device_buckets()._compression  # type: ignore[attr-defined]
+        compression = trainer.state._device_buckets()._compression
         part = compression.compressor.part("hidden", 0)
         for _ in range(2):
             compression.keep(part, computed_on(device, own))
