@@ -271,19 +271,16 @@ class EncodedSum(NamedTuple):
 
 
 class EncodedPart:
-    """A chunk of a dense sum. Kernels encode ``x`` into ``packed``, from where it goes to the host, and decode what
-    comes back there. Of more than two ranks this one's slice goes as float32, as its owner adds it unrounded, and its
-    error comes back. Two ranks get each other's values, and both add them on the device."""
+    """A chunk of a dense sum. Kernels encode ``x`` into half of ``packed``, from where it goes to the host, and decode
+    what comes back in the other half. Of more than two ranks this one's slice goes as float32, as its owner adds it
+    unrounded, and its error comes back. Two ranks get each other's values, and both add them on the device."""
 
     has_input = True
 
     def __init__(self, x: Any, out: Any, error: Any, packed: Any, how: EncodedSum, layout: Sequence[int]) -> None:
         self._x, self._out, self._error, self._how = x, out, error, how
         self._nbytes, self._first, self._end, *self._hole = layout
-        self._sent, self._come = (
-            packed[: self._nbytes],
-            packed[packed.numel() - _padded(self._nbytes) :][: self._nbytes],
-        )
+        self._sent, self._come = (packed[at : at + self._nbytes] for at in (0, packed.numel() // 2))
         self._owned = self._end - self._first
         self._number = 0  # of the call
         self._adds = how.core.size == 2
@@ -317,7 +314,7 @@ class EncodedPart:
             return
         self._encode(runtime, stream, self._x, self._sent, self._error)
         begin, end = self._hole
-        for first, last in ((0, begin), (end, self._nbytes)) if self._owned else ((0, self._nbytes),):
+        for first, last in ((0, begin), (end, self._nbytes)):
             if first < last:
                 runtime.copy_to_host(stream, lease.input_address + first, self._sent, first, last - first)
         if self._owned:
@@ -364,8 +361,7 @@ def encoded_parts(x: Any, out: Any, error: Any, how: EncodedSum) -> tuple[list[S
     kernels_of(x)  # what they need may be missing: that must be known before anything begins
     chunks = cuts(x.numel(), 4)
     layouts = [how.core.encoded_layout(length, how.encoding) for _, length in chunks]
-    copies = 2 if how.core.size == 2 else 1
-    lengths = [copies * _padded(layout[0]) for layout in layouts]
+    lengths = [2 * _padded(layout[0]) for layout in layouts]
     packed = x.new_empty(sum(lengths), dtype=sys.modules["torch"].uint8)
     parts: list[StagedOperation] = []
     for (first, length), layout, its, end in zip(chunks, layouts, lengths, accumulate(lengths), strict=True):

@@ -192,69 +192,57 @@ def draw_words(index, seed_low, seed_high, rank, call):
 
 
 @triton.jit
-def fill_gap(sums, counts, lower_sums, lower_counts):
-    """Those of a bin, or if it is empty of the nearest lower one."""
-    return tl.where(counts == 0, lower_sums, sums), tl.where(counts == 0, lower_counts, counts)
+def next_of(four):
+    return tl.gather(four, tl.minimum(tl.arange(0, 4) + 1, 3), axis=0)
 
 
 @triton.jit
-def divide_bins(fixed, inside, first, second, third):
-    """Of the values in each of four bins the sum and the number; of empty ones those of a neighbour."""
-    s3, c3 = tl.sum(tl.where(fixed >= third, fixed, 0)), tl.sum((inside & (fixed >= third)).to(tl.int32))
-    s2, c2 = tl.sum(tl.where(fixed >= second, fixed, 0)), tl.sum((inside & (fixed >= second)).to(tl.int32))
-    s1, c1 = tl.sum(tl.where(fixed >= first, fixed, 0)), tl.sum((inside & (fixed >= first)).to(tl.int32))
-    s0, c0 = tl.sum(fixed) - s1, tl.sum(inside.to(tl.int32)) - c1
-    s1, c1, s2, c2 = s1 - s2, c1 - c2, s2 - s3, c2 - c3
-    upper = fill_gap(s2, c2, s3, c3)
-    upper = fill_gap(s1, c1, upper[0], upper[1])
-    s0, c0 = fill_gap(s0, c0, upper[0], upper[1])
-    s1, c1 = fill_gap(s1, c1, s0, c0)
-    s2, c2 = fill_gap(s2, c2, s1, c1)
-    s3, c3 = fill_gap(s3, c3, s2, c2)
-    return s0, c0, s1, c1, s2, c2, s3, c3
+def place_among(x, edges):
+    """How many of the first three ``edges`` it has reached."""
+    reached = (x[:, None] >= edges[None, :]) & (tl.arange(0, 4) < 3)[None, :]
+    return tl.sum(reached.to(tl.int32), axis=1)
 
 
 @triton.jit
-def level_bits(sum, count, unit):
-    """The mean of a bin as finite bfloat16, which is never -0."""
-    mean = (sum.to(tl.float64) / count.to(tl.float64) * unit).to(tl.float32)
-    stored = rounded(mean, 1).to(tl.int32) & 0xFFFF
+def bins_of(fixed, inside, edges):
+    """Sums and numbers in four bins; in place of an empty one those of the nearest lower one, or else the lowest."""
+    four = tl.arange(0, 4)
+    is_in = (place_among(fixed, edges)[:, None] == four[None, :]) & inside[:, None]
+    sums, counts = tl.sum(tl.where(is_in, fixed[:, None], 0), axis=0), tl.sum(is_in.to(tl.int32), axis=0)
+    is_lower = (counts > 0)[None, :] & (four[None, :] <= four[:, None])
+    lowest = tl.min(tl.where(counts > 0, four, 4), axis=0)
+    held = tl.maximum(tl.max(tl.where(is_lower, four[None, :], 0), axis=1), lowest)
+    return tl.gather(sums, held, axis=0), tl.gather(counts, held, axis=0)
+
+
+@triton.jit
+def codebook_of(fixed, inside, scale):
+    """The bits of four levels, finite and never -0: two of Lloyd's iterations on parts of 2^20 of the largest value."""
+    number = tl.sum(inside.to(tl.int32), axis=0)
+    mean = tl.sum(fixed, axis=0) // number
+    outer = tl.sum(tl.where(inside, tl.abs(fixed - mean), 0), axis=0) // number * 3 // 2
+    edges = mean + (tl.arange(0, 4) - 1) * outer
+    for _ in tl.static_range(2):
+        sums, counts = bins_of(fixed, inside, edges)
+        centers = sums // counts
+        edges = (centers + next_of(centers)) >> 1
+    sums, counts = bins_of(fixed, inside, edges)
+    levels = sums.to(tl.float64) / counts.to(tl.float64) * (scale.to(tl.float64) / 1048576.0)
+    stored = rounded(levels.to(tl.float32), 1).to(tl.int32) & 0xFFFF
     stored = tl.where((stored & 0x7FFF) >= 0x7F80, stored - 1, stored)
     return tl.where(stored == 0x8000, 0, stored)
 
 
 @triton.jit
-def find_codebook(fixed, inside, scale):
-    """The bits of four levels: two iterations of Lloyd's algorithm on values as parts of 2^20 of the largest."""
-    number = tl.sum(inside.to(tl.int32))
-    second = tl.sum(fixed) // number
-    outer = tl.sum(tl.where(inside, tl.abs(fixed - second), 0)) // number * 3 // 2
-    first, third = second - outer, second + outer
-    for _ in tl.static_range(2):
-        s0, c0, s1, c1, s2, c2, s3, c3 = divide_bins(fixed, inside, first, second, third)
-        m0, m1, m2, m3 = s0 // c0, s1 // c1, s2 // c2, s3 // c3
-        first, second, third = (m0 + m1) >> 1, (m1 + m2) >> 1, (m2 + m3) >> 1
-    s0, c0, s1, c1, s2, c2, s3, c3 = divide_bins(fixed, inside, first, second, third)
-    unit = scale.to(tl.float64) / 1048576.0
-    return level_bits(s0, c0, unit), level_bits(s1, c1, unit), level_bits(s2, c2, unit), level_bits(s3, c3, unit)
-
-
-@triton.jit
-def as_level(bits):
-    return (bits << 16).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def value_of(code, first, second, third, fourth, LEVELS: tl.constexpr, BITS: tl.constexpr):
-    """``first``: the scale, or the first level of a codebook."""
+def value_of(code, levels, LEVELS: tl.constexpr, BITS: tl.constexpr):
+    """``levels``: the scale, or the bits of a codebook."""
     if LEVELS == 3:
-        value = first * (code.to(tl.float32) * (1.0 / ((1 << (BITS - 1)) - 1)))
+        value = levels * (code.to(tl.float32) * (1.0 / ((1 << (BITS - 1)) - 1)))
     elif LEVELS == 4:
         power = ((tl.abs(code) + 120) << 23) | (code & -0x80000000)
-        value = first * tl.where(code == 0, 0, power).to(tl.float32, bitcast=True)
+        value = levels * tl.where(code == 0, 0, power).to(tl.float32, bitcast=True)
     else:
-        odd = (code & 1) != 0
-        value = tl.where((code & 2) != 0, tl.where(odd, fourth, third), tl.where(odd, second, first))
+        value = (tl.gather(levels, code, axis=0) << 16).to(tl.float32, bitcast=True)
     return value
 
 
@@ -288,7 +276,6 @@ def encode_bucket(
         spoilt = largest >= 0x7F800000
         x = tl.where(spoilt, 0.0, x)
         bits = x.to(tl.int32, bitcast=True)
-        scale_bits = tl.where(spoilt, 0x7FC00000, largest)
         scale = tl.where(spoilt, 0, largest).to(tl.float32, bitcast=True)
         magnify = tl.where(scale < 8.673617379884035e-19, 1.2676506002282294e30, 1.0)  # 2^-60, 2^100
         one: tl.constexpr = 1048576.0 if LEVELS == 5 else 1.0
@@ -297,18 +284,15 @@ def encode_bucket(
         factor = tl.where(scale > 0.0, tl.div_rn(tl.zeros_like(divisor) + most, divisor), 0.0)
         part = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True) * magnify * factor
         header: tl.constexpr = 8 if LEVELS == 5 else 4
-        lane = tl.arange(0, header)
-        first, second, third, fourth = scale, scale, scale, scale
+        to = out + row * (header + BUCKET * BITS // 8)
         if LEVELS == 5:
-            fixed = (x * magnify * factor).to(tl.int32)
-            h0, h1, h2, h3 = find_codebook(fixed, inside, scale)
-            first, second, third, fourth = as_level(h0), as_level(h1), as_level(h2), as_level(h3)
-            code = (x >= 0.5 * first + 0.5 * second).to(tl.int32)
-            code += (x >= 0.5 * second + 0.5 * third).to(tl.int32) + (x >= 0.5 * third + 0.5 * fourth).to(tl.int32)
-            code = tl.where(spoilt, 0, code)
-            both = tl.where(lane < 4, tl.where(lane < 2, h0, h1), tl.where(lane < 6, h2, h3))
-            octets = tl.where(spoilt, 0x7FC0, both) >> (lane % 2 * 8)
+            levels = codebook_of((x * magnify * factor).to(tl.int32), inside, scale)
+            of_levels = (levels << 16).to(tl.float32, bitcast=True)
+            code = tl.where(spoilt, 0, place_among(x, 0.5 * of_levels + 0.5 * next_of(of_levels)))
+            written = tl.where(spoilt, 0x7FC0, levels).to(tl.int16)
+            tl.store(to.to(tl.pointer_type(tl.int16)) + tl.arange(0, 4), written)
         else:
+            levels = scale
             if LEVELS == 3:
                 fraction = 0x800000
                 if STOCHASTIC:
@@ -319,10 +303,8 @@ def encode_bucket(
                 exponent = (part.to(tl.int32, bitcast=True) + 0x400000) >> 23
                 magnitude = tl.maximum(exponent - 120, (part >= 0.0078125).to(tl.int32))
             code = tl.where(bits < 0, -magnitude, magnitude)
-            octets = scale_bits >> (lane * 8)
-        value = tl.where(spoilt, 0.0, value_of(code, first, second, third, fourth, LEVELS, BITS))
-        to = out + row * (header + BUCKET * BITS // 8)
-        tl.store(to + lane, octets.to(tl.uint8))
+            tl.store(to.to(tl.pointer_type(tl.int32)), tl.where(spoilt, 0x7FC00000, largest))
+        value = tl.where(spoilt, 0.0, value_of(code, levels, LEVELS, BITS))
         per_byte: tl.constexpr = 8 // BITS
         fields = tl.reshape(tl.where(inside, code & ((1 << BITS) - 1), 0), [BUCKET // per_byte, per_byte])
         packed = tl.sum(fields << (tl.arange(0, per_byte) * BITS)[None, :], axis=1)
@@ -339,29 +321,21 @@ def decoded_bucket(encoded, row, place, inside, LEVELS: tl.constexpr, BITS: tl.c
     """The values, and whether memory holds ones in all bits instead, which nobody encodes."""
     if LEVELS < 3:
         stored = tl.load(encoded + place, mask=inside, other=0)
-        value = canonical(widened(stored, LEVELS))
-        fails = stored == -1
+        value, fails = widened(stored, LEVELS), stored == -1
     else:
         header: tl.constexpr = 8 if LEVELS == 5 else 4
         at = encoded + row * (header + BUCKET * BITS // 8)
-        lane = tl.arange(0, header)
-        octets = tl.load(at + lane).to(tl.int32)
         bit = tl.arange(0, BUCKET) * BITS
         field = (tl.load(at + header + bit // 8, mask=inside, other=0).to(tl.int32) >> (bit % 8)) & ((1 << BITS) - 1)
+        word = tl.load(at.to(tl.pointer_type(tl.int32)))
         if LEVELS == 5:
-            h = octets << (lane % 2 * 8)
-            h0, h1 = tl.sum(tl.where(lane < 2, h, 0)), tl.sum(tl.where((lane >= 2) & (lane < 4), h, 0))
-            h2, h3 = tl.sum(tl.where((lane >= 4) & (lane < 6), h, 0)), tl.sum(tl.where(lane >= 6, h, 0))
-            value = value_of(field, as_level(h0), as_level(h1), as_level(h2), as_level(h3), LEVELS, BITS)
-            fails = h0 == 0xFFFF
+            levels = tl.load(at.to(tl.pointer_type(tl.int16)) + tl.arange(0, 4)).to(tl.int32)
+            value = value_of(field, levels, LEVELS, BITS)
         else:
-            word = tl.sum(octets << (lane * 8))
-            scale = word.to(tl.float32, bitcast=True)
             sign: tl.constexpr = 1 << (BITS - 1)
-            value = value_of((field ^ sign) - sign, scale, scale, scale, scale, LEVELS, BITS)
-            fails = word == -1
-        value = canonical(value)
-    return value, fails
+            value = value_of((field ^ sign) - sign, word.to(tl.float32, bitcast=True), LEVELS, BITS)
+        fails = word == -1
+    return canonical(value), fails
 
 
 @triton.jit(do_not_specialize=["size"])
