@@ -17,7 +17,7 @@ GPU = OnArrays(kernels)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")  # of numpy, in the interpreter
 
 SIZES = (1, 3, 255, 257, 512, 1023, 1025, 2300)
-KINDS = ("ordinary", "tiny", "huge", "zero", "constant", "two", "spoilt", "mixed", "rounded")
+KINDS = ("ordinary", "tiny", "huge", "zero", "constant", "two", "ties", "spoilt", "mixed", "rounded")
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,10 @@ def values_of(kind: str, size: int) -> np.ndarray:
         return np.full(size, -1.5, np.float32)
     if kind == "two":  # a codebook of which two bins are empty
         return np.where(rng.random(size) < 0.1, np.float32(3), np.float32(-0.25))
+    if kind == "ties":  # halfway between powers of two, and beside that
+        halves = 1.5 * 2.0 ** rng.integers(-9, 0, size)
+        x = np.nextafter(halves.astype(np.float32), rng.choice([0, 1, 2], size) * halves.astype(np.float32))
+        return np.where(np.arange(size) % 300 == 0, np.float32(-1), x).astype(np.float32)
     if kind == "spoilt":  # a bucket or two of them
         x[size // 2 : size // 2 + 1] = np.nan
         x[-1:] = -np.inf
