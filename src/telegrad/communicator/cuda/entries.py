@@ -282,7 +282,7 @@ class EncodedPart:
         self._nbytes, self._first, self._end, *self._hole = layout
         self._sent, self._come = (packed[at : at + self._nbytes] for at in (0, packed.numel() // 2))
         self._owned = self._end - self._first
-        self._number = 0  # of the call
+        self._number, self._encoded = 0, None  # of the call; an event
         self._adds = how.core.size == 2
         self.input_bytes = self._bytes_with(self._owned)
         self.output_bytes = self._bytes_with(0 if error is None else self._owned)
@@ -313,6 +313,8 @@ class EncodedPart:
         if not self._nbytes:
             return
         self._encode(runtime, stream, self._x, self._sent, self._error)
+        if self._error is not None:
+            self._encoded = runtime.record(stream)
         begin, end = self._hole
         for first, last in ((0, begin), (end, self._nbytes)):
             if first < last:
@@ -332,6 +334,8 @@ class EncodedPart:
         if not self._nbytes:
             return
         runtime.copy_to_device(stream, self._come, 0, lease.output_address, self._nbytes)
+        if self._error is not None:  # of what failed before the other stream came to it, the last word is NaN
+            runtime.wait_event(stream, self._encoded)
         self._decode(runtime, stream, self._come, self._sent, self._out, self._error)
         if self._owned and self._error is not None:
             source = lease.output_address + _padded(self._nbytes)
