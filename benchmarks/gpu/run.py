@@ -93,7 +93,7 @@ _TELEGRAD, _LAB = [sys.executable, "-m", "telegrad"], [sys.executable, "-m", "la
 _GPU_TESTS = "tests/python/gpu"
 # Those that run on the CPU alone, and those that compile what others run, are not among them.
 _KERNEL_TESTS = [
-    *(f"tests/python/kernels/test_{name}_triton.py" for name in ("feedback", "scatter", "select")),
+    *(f"tests/python/kernels/test_{name}_triton.py" for name in ("encode", "feedback", "scatter", "select")),
     *("tests/python/kernels/test_staging_triton.py", "tests/python/kernels/test_select_queued.py"),
     *("tests/python/compress/test_selection_on_tensors.py", "tests/lab/test_lab_select.py"),
 ]

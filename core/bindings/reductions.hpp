@@ -17,6 +17,7 @@
 #include "bindings/operation.hpp"
 #include "bindings/tensors.hpp"
 #include "bindings/topk_state.hpp"
+#include "codec/encode_values.hpp"
 #include "collectives/dense/choice.hpp"
 #include "collectives/sparse/choice.hpp"
 #include "session/reductions.hpp"
@@ -207,8 +208,7 @@ void bind_reductions(nb::class_<Self>& type) {
       .def(
           "all_reduce_quantised",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::uintptr_t error, std::size_t count,
-             Reduction reduction, ValueEncoding encoding, std::uint64_t seed, std::uint32_t call, bool caller_waits,
-             const Gate* gate) {
+             Reduction reduction, ValueEncoding encoding, std::uint64_t seed, std::uint32_t call, bool caller_waits) {
             const std::size_t bytes = count * sizeof(float);
             return begin(self,
                          make_all_reduce_quantised({.input = memory<const std::byte>(input, bytes),
@@ -216,10 +216,39 @@ void bind_reductions(nb::class_<Self>& type) {
                                                     .reduction = reduction},
                                                    {.encoding = encoding, .key = {.seed = seed, .call = call}},
                                                    memory<std::byte>(error, error == 0 ? 0 : bytes)),
-                         caller_waits, gate);
+                         caller_waits);
           },
           nb::arg("input"), nb::arg("output"), nb::arg("error"), nb::arg("count"), nb::arg("reduction"),
-          nb::arg("encoding"), nb::arg("seed"), nb::arg("call"), blocking, gate)
+          nb::arg("encoding"), nb::arg("seed"), nb::arg("call"), blocking)
+      .def(
+          // Of a vector that is encoded: its bytes, and where this rank's slice, which is not, begins and ends, in elements
+          // and in bytes. One or two ranks have none.
+          "encoded_layout",
+          [](const Self& self, std::size_t count, ValueEncoding encoding) {
+            const Range own = self.size() > 2 ? quantised_slice(count, self.size(), self.rank()) : Range{0, 0};
+            const auto bytes = [&](std::size_t elements) { return kernels::encoded_bytes(encoding, elements); };
+            return std::vector<std::size_t>{bytes(count), own.begin, own.end, bytes(own.begin), bytes(own.end)};
+          },
+          nb::arg("count"), nb::arg("encoding"))
+      .def(
+          // Of a vector that a GPU encodes by the same `seed` and `call`; `own` and `error`: of that slice, or 0.
+          "all_reduce_encoded",
+          [](const Pointer& self, std::uintptr_t input, std::uintptr_t own, std::uintptr_t output, std::uintptr_t error,
+             std::size_t count, Reduction reduction, ValueEncoding encoding, std::uint64_t seed, std::uint32_t call,
+             const Gate& gate) {
+            const std::size_t bytes = kernels::encoded_bytes(encoding, count);
+            const std::size_t slice = own == 0 ? 0 : quantised_slice(count, self->size(), self->rank()).size();
+            return begin(self,
+                         make_all_reduce_encoded({.encoding = encoding, .key = {seed, call}, .reduction = reduction},
+                                                 {.count = count,
+                                                  .input = memory<const std::byte>(input, bytes),
+                                                  .own = memory<const float>(own, slice),
+                                                  .output = memory<std::byte>(output, bytes),
+                                                  .error = memory<float>(error, error == 0 ? 0 : slice)}),
+                         false, &gate);
+          },
+          nb::arg("input"), nb::arg("own"), nb::arg("output"), nb::arg("error"), nb::arg("count"), nb::arg("reduction"),
+          nb::arg("encoding"), nb::arg("seed"), nb::arg("call"), nb::arg("gate"))
       .def(
           "reduce",
           [](const Pointer& self, std::uintptr_t input, std::uintptr_t output, std::size_t count, DType dtype,

@@ -202,6 +202,15 @@ TopkSum<V, State> topk_sum(SparseVector<V> vector, const Settings& settings, con
           result};
 }
 
+Call quantised_call(const QuantisedSum& how, std::size_t count) {
+  return {.operation = Operation::allreduce,
+          .dtype = DType::f32,
+          .reduction = how.reduction,
+          .algorithm = Algorithm::split_allgather,
+          .count = count,
+          .wire = how.encoding};
+}
+
 }  // namespace
 
 RequestPtr make_all_reduce(const AllreduceTable& table, const Dense& dense) {
@@ -245,17 +254,17 @@ RequestPtr make_announced_all_reduce(DType dtype, Reduction reduction, std::uint
 RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes error) {
   TELEGRAD_CHECK(dense.dtype == DType::f32 && dense.algorithm == Algorithm::automatic);
   how.reduction = dense.reduction;
-  const Call call{.operation = Operation::allreduce,
-                  .dtype = dense.dtype,
-                  .reduction = dense.reduction,
-                  .algorithm = Algorithm::split_allgather,
-                  .count = dense.input.size() / size_of(dense.dtype),
-                  .wire = how.encoding};
+  const Call call = quantised_call(how, dense.input.size() / size_of(dense.dtype));
   return request(call, [dense, how, error, count = static_cast<std::size_t>(call.count)](Transport& net) {
     return allreduce_quantised(net, how, {reinterpret_cast<const float*>(dense.input.data()), count},
                                {reinterpret_cast<float*>(dense.output.data()), count},
                                {reinterpret_cast<float*>(error.data()), error.size() / sizeof(float)});
   });
+}
+
+RequestPtr make_all_reduce_encoded(QuantisedSum how, const EncodedVectors& vectors) {
+  return request(quantised_call(how, vectors.count),
+                 [how, vectors](Transport& net) { return allreduce_encoded(net, how, vectors); });
 }
 
 RequestPtr make_reduce(Rank size, const Dense& dense, Rank root) {

@@ -56,6 +56,8 @@ RequestPtr make_announced_all_reduce(DType dtype, Reduction reduction, std::uint
 /// The same of f32, in messages that hold values as `how.encoding`; `how.reduction` is not looked at, and `algorithm` must
 /// be automatic. `error`: empty, or as long as the input; see allreduce_quantised.
 RequestPtr make_all_reduce_quantised(const Dense& dense, QuantisedSum how, Bytes error);
+/// The same call, of a rank whose GPU encodes and decodes: see allreduce_encoded.
+RequestPtr make_all_reduce_encoded(QuantisedSum how, const EncodedVectors& vectors);
 /// To `root`, on whose rank alone `output` is looked at. `algorithm` must be automatic, here and below.
 RequestPtr make_reduce(Rank size, const Dense& dense, Rank root);
 /// `output`: this rank's block of `partition`, which is the same on all ranks.

@@ -300,7 +300,21 @@ class Communicator:
         seed: int,
         call: int,
         blocking: bool = False,
-        gate: Gate | None = None,
+    ) -> Request: ...
+    def encoded_layout(self, count: int, encoding: ValueEncoding) -> list[int]:
+        """Bytes; begin and end of this rank's own slice, in elements and in bytes."""
+    def all_reduce_encoded(
+        self,
+        input: int,
+        own: int,  # 0: of one or two ranks
+        output: int,
+        error: int,  # 0: not asked for, or nobody's
+        count: int,
+        reduction: Reduction,
+        encoding: ValueEncoding,
+        seed: int,
+        call: int,
+        gate: Gate,
     ) -> Request: ...
     def reduce(
         self,

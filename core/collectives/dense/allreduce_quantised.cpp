@@ -10,6 +10,9 @@
 //
 // Two ranks send each other their whole vectors instead, encoded, and add both: as many bytes, and one message in turn in
 // place of two. A sum has then the same bits wherever in the vector its unit is.
+//
+// Where a GPU has encoded the input, shares leave as they are given, and nobody decodes the sum here but to see whether it
+// is sound. Messages are the same: other ranks may have host vectors.
 #include "collectives/dense/allreduce_quantised.hpp"
 
 #include <algorithm>
@@ -44,24 +47,32 @@ Bytes as_bytes(std::span<float> values) { return std::as_writable_bytes(values);
 
 struct Sum {
   Sum(Transport& net, const QuantisedSum& how, std::span<const float> input, std::span<float> error)
-      : net(net), how(how), input(input), error(error) {
+      : net(net), how(how), count(input.size()), held{0, count}, input(input), error(error) {
+    this->how.key.rank = net.rank();
+  }
+  Sum(Transport& net, const QuantisedSum& how, const EncodedVectors& vectors)
+      : net(net), how(how), count(vectors.count), held(slice(net.rank())), input(vectors.own), error(vectors.error),
+        given(vectors.input) {
     this->how.key.rank = net.rank();
   }
 
   Transport& net;
   QuantisedSum how;
+  std::size_t count;             // of the vector
+  Range held;                    // of it, what `input` and `error` are
   std::span<const float> input;
   std::span<float> error;
+  ConstBytes given{};            // all of it, encoded by somebody else; or empty
 
-  Range slice(Rank owner) const {
-    const std::size_t units = (input.size() + kEncodingUnit - 1) / kEncodingUnit;
-    const Range part = part_of({0, units}, net.size(), owner);
-    return {std::min(part.begin * kEncodingUnit, input.size()), std::min(part.end * kEncodingUnit, input.size())};
-  }
+  Range slice(Rank owner) const { return quantised_slice(count, net.size(), owner); }
   std::size_t encoded_bytes(std::size_t count) const { return kernels::encoded_bytes(how.encoding, count); }
   std::size_t slice_bytes(Rank owner) const { return encoded_bytes(slice(owner).size()); }
+  ConstBytes given_for(Rank owner) const {
+    return given.subspan(encoded_bytes(slice(owner).begin), slice_bytes(owner));
+  }
+  std::span<const float> input_of(Range range) const { return input.subspan(range.begin - held.begin, range.size()); }
   std::span<float> error_of(Range range) const {
-    return error.empty() ? error : error.subspan(range.begin, range.size());
+    return error.empty() ? error : error.subspan(range.begin - held.begin, range.size());
   }
   /// `range` of the vector, of which `values` are the elements; `error` too.
   void encode(Range range, std::span<const float> values, Bytes out) const {
@@ -93,7 +104,9 @@ class Split {
         come_(net_.ready()),
         added_(net_.ready()) {
     if (net_.size() == 1) return;
-    for (Buffer& share : leaving_) share = Buffer(sum.slice_bytes(0));  // a longest one
+    if (sum.given.empty()) {
+      for (Buffer& share : leaving_) share = Buffer(sum.slice_bytes(0));  // a longest one
+    }
     while (coming_.size() < std::min<Rank>(net_.size() - 1, together_ + 1)) coming_.emplace_back(mine.size());
   }
 
@@ -121,6 +134,10 @@ class Split {
   Bytes share_from(Rank round) const { return coming_[round % coming_.size()].bytes(); }
 
   Task<void> encode_shares() {
+    if (!sum_.given.empty()) {
+      encoded_.reach(before(net_.size()));
+      co_return;
+    }
     for (Rank round = 1; round < net_.size(); ++round) {
       if (round > 2) co_await left_.until(round - 2);
       const Range slice = sum_.slice(receiver(round));
@@ -130,7 +147,7 @@ class Split {
         const std::size_t at = sum_.encoded_bytes(range.begin - slice.begin);
         const Bytes part = out.subspan(at, sum_.encoded_bytes(range.size()));
         co_await net_.compute(range.size() * sizeof(float), [&] {
-          sum_.encode(range, sum_.input.subspan(range.begin, range.size()), part);
+          sum_.encode(range, sum_.input_of(range), part);
         });
         encoded_.reach(before(round) + at + part.size());
       }
@@ -147,7 +164,7 @@ class Split {
 
   // Pieces need not be whole units: they are put together again before anybody decodes.
   Task<void> exchange(Rank round) {
-    const ConstBytes leaving = share_for(round);
+    const ConstBytes leaving = sum_.given.empty() ? share_for(round) : sum_.given_for(receiver(round));
     const Bytes coming = share_from(round);
     const std::size_t sent = leaving.empty() ? 0 : pieces_of(net_, leaving.size());
     const std::size_t received = coming.empty() ? 0 : pieces_of(net_, coming.size());
@@ -216,7 +233,7 @@ class Split {
     const std::span<float> total = total_of(range);
     const std::span<float> decoded = round == 1 ? total : scratch_.span().first(range.size());
     if (!kernels::decode_values(sum_.how.encoding, encoded_part(share_from(round), range), decoded)) return false;
-    const std::span<const float> addend = round == 1 ? sum_.input.subspan(range.begin, range.size()) : decoded;
+    const std::span<const float> addend = round == 1 ? sum_.input_of(range) : decoded;
     kernels::add(DType::f32, as_bytes(total), std::as_bytes(addend));
     return true;
   }
@@ -224,7 +241,7 @@ class Split {
   Task<void> keep_own() {
     co_await compute_slices(net_, units_in(own_), kUnitBytes, [&](std::size_t begin, std::size_t end) {
       const Range range = units_of(own_, begin, end);
-      std::ranges::copy(sum_.input.subspan(range.begin, range.size()), total_of(range).begin());
+      std::ranges::copy(sum_.input_of(range), total_of(range).begin());
       finish(range);
     });
   }
@@ -263,11 +280,31 @@ class Split {
   Milestone added_;    // rounds
 };
 
-// The second half: from encoded slices to the vector.
+// Unit by unit, into `scratch`.
+bool units_decode(const Sum& sum, Range range, ConstBytes encoded, std::span<float> scratch) {
+  for (std::size_t unit = 0; unit < units_in(range); ++unit) {
+    const Range part = units_of({0, range.size()}, unit, unit + 1);
+    const ConstBytes from = encoded.subspan(sum.encoded_bytes(part.begin), sum.encoded_bytes(part.size()));
+    if (!kernels::decode_values(sum.how.encoding, from, scratch.first(part.size()))) return false;
+  }
+  return true;
+}
+
+// Whether a message can be anything else than what somebody has encoded.
+bool can_be_damaged(ValueEncoding encoding) {
+  return encoding != ValueEncoding::native && encoding != ValueEncoding::bf16 && encoding != ValueEncoding::f16;
+}
+
+// The second half: from encoded slices to the vector; without an `output` they are only checked.
 class Decoding {
  public:
   Decoding(const Sum& sum, const Partition& slices, ConstBytes encoded, std::span<float> output)
-      : sum_(sum), slices_(slices), encoded_(encoded), output_(output), decoded_(slices.blocks()) {}
+      : sum_(sum),
+        slices_(slices),
+        encoded_(encoded),
+        output_(output),
+        scratch_(output.empty() ? kEncodingUnit : 0),
+        decoded_(slices.blocks()) {}
 
   /// What of the owner's slice is there up to the end of `part`, in whole units.
   Task<void> take(Rank owner, Range part) {
@@ -283,16 +320,23 @@ class Decoding {
       const Range range = units_of(slice, first + begin, first + end);
       const ConstBytes from =
           all.subspan(sum_.encoded_bytes(range.begin - slice.begin), sum_.encoded_bytes(range.size()));
-      sound = sound && kernels::decode_values(sum_.how.encoding, from, output_.subspan(range.begin, range.size()));
+      sound = sound && (output_.empty() ? are_sound(range, from)
+                                        : kernels::decode_values(sum_.how.encoding, from,
+                                                                 output_.subspan(range.begin, range.size())));
     });
     if (!sound) co_await sum_.net.fail(owner, "rank " + std::to_string(owner) + " sent a damaged sum");
   }
 
  private:
+  bool are_sound(Range range, ConstBytes from) {
+    return !can_be_damaged(sum_.how.encoding) || units_decode(sum_, range, from, scratch_.span());
+  }
+
   const Sum& sum_;
   const Partition& slices_;
   const ConstBytes encoded_;
   const std::span<float> output_;
+  const Array<float> scratch_;  // for a unit
   std::vector<std::size_t> decoded_;  // units, by owner
 };
 
@@ -389,7 +433,49 @@ class Swap {
   Milestone come_;     // bytes
 };
 
+// The same messages of a vector that is given encoded; `output` becomes the other rank's.
+Task<void> swap_encoded(const Sum& sum, Bytes output) {
+  Transport& net = sum.net;
+  const Rank peer = 1 - net.rank();
+  co_await exchange_in_pieces(net, peer, sum.given, peer, output, pieces_of(net, output.size()), kSplitSteps);
+  if (!can_be_damaged(sum.how.encoding)) co_return;
+  const Array<float> scratch(kEncodingUnit);
+  bool sound = true;
+  co_await compute_slices(net, units_in({0, sum.count}), kUnitBytes, [&](std::size_t begin, std::size_t end) {
+    const Range range = units_of({0, sum.count}, begin, end);
+    const Bytes from = output.subspan(sum.encoded_bytes(range.begin), sum.encoded_bytes(range.size()));
+    sound = sound && units_decode(sum, range, from, scratch.span());
+  });
+  if (!sound) co_await net.fail(peer, "rank " + std::to_string(peer) + " sent damaged values");
+}
+
+// Of any other number. `encoded`: for the whole sum.
+Task<void> split_and_gather(const Sum& sum, Bytes encoded, std::span<float> output) {
+  Transport& net = sum.net;
+  std::vector<std::uint64_t> lengths;
+  for (Rank owner = 0; owner < net.size(); ++owner) lengths.push_back(sum.slice_bytes(owner));
+  const Partition slices{std::span<const std::uint64_t>(lengths)};
+  const Range own = slices[net.rank()];
+  const Bytes mine = encoded.subspan(own.begin, own.size());
+  {
+    Split split(sum, mine);
+    co_await split.run();
+  }
+  Decoding decoding(sum, slices, encoded, output);
+  // Whoever owns something has heard from all others by now, and may write it.
+  std::vector<Task<void>> both;
+  both.push_back(decoding.take(net.rank(), own));
+  both.push_back(allgather(net, mine, encoded, slices,
+                           [&](Rank owner, Range part) { return decoding.take(owner, part); }));
+  co_await when_all(std::move(both));
+}
+
 }  // namespace
+
+Range quantised_slice(std::size_t count, Rank size, Rank owner) {
+  const Range part = part_of({0, units_in({0, count})}, size, owner);
+  return {std::min(part.begin * kEncodingUnit, count), std::min(part.end * kEncodingUnit, count)};
+}
 
 Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::span<const float> input,
                                std::span<float> output, std::span<float> error) {
@@ -401,24 +487,24 @@ Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::spa
     Swap swap(sum, output);
     co_return co_await swap.run();
   }
-  std::vector<std::uint64_t> lengths;
-  for (Rank owner = 0; owner < net.size(); ++owner) lengths.push_back(sum.slice_bytes(owner));
-  const Partition slices{std::span<const std::uint64_t>(lengths)};
-  const Range own = slices[net.rank()];
+  const Buffer encoded(sum.encoded_bytes(input.size()));
+  co_await split_and_gather(sum, encoded.bytes(), output);
+}
 
-  Buffer encoded(slices.count());
-  const Bytes mine = encoded.bytes().subspan(own.begin, own.size());
-  {
-    Split split(sum, mine);
-    co_await split.run();
+Task<void> allreduce_encoded(Transport& net, const QuantisedSum& how, const EncodedVectors& vectors) {
+  const std::size_t bytes = kernels::encoded_bytes(how.encoding, vectors.count);
+  const std::size_t own = net.size() > 2 ? quantised_slice(vectors.count, net.size(), net.rank()).size() : 0;
+  TELEGRAD_CHECK(vectors.input.size() == bytes && vectors.output.size() == bytes);
+  TELEGRAD_CHECK(vectors.own.size() == own && (vectors.error.empty() || vectors.error.size() == own));
+  TELEGRAD_CHECK(how.reduction == Reduction::sum || how.reduction == Reduction::avg);
+  TELEGRAD_CHECK(how.encoding != ValueEncoding::mean);
+  if (net.size() == 1) {
+    std::ranges::copy(vectors.input, vectors.output.begin());
+    co_return;
   }
-  Decoding decoding(sum, slices, encoded.bytes(), output);
-  // Whoever owns something has heard from all others by now, and may write it.
-  std::vector<Task<void>> both;
-  both.push_back(decoding.take(net.rank(), own));
-  both.push_back(allgather(net, mine, encoded.bytes(), slices,
-                           [&](Rank owner, Range part) { return decoding.take(owner, part); }));
-  co_await when_all(std::move(both));
+  const Sum sum(net, how, vectors);
+  if (net.size() == 2) co_return co_await swap_encoded(sum, vectors.output);
+  co_await split_and_gather(sum, vectors.output, {});
 }
 
 }  // namespace telegrad

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "base/types.hpp"
+#include "collectives/support/partition.hpp"
 #include "kernels/quantise.hpp"
 #include "transport/transport.hpp"
 
@@ -23,5 +24,21 @@ struct QuantisedSum {
 /// as values are encoded, so after a failure it is of no use.
 Task<void> allreduce_quantised(Transport& net, const QuantisedSum& how, std::span<const float> input,
                                std::span<float> output, std::span<float> error = {});
+
+/// What the owner adds up and encodes of a vector of `count` elements, by more than two ranks: whole encoding units.
+Range quantised_slice(std::size_t count, Rank size, Rank owner);
+
+/// Memory that a GPU shares, of a rank whose GPU encodes and decodes.
+struct EncodedVectors {
+  std::size_t count = 0;         // elements of the vector
+  ConstBytes input{};            // all of it, encoded as allreduce_quantised would: `key` and, with an error, to the nearest
+  std::span<const float> own{};  // of more than two ranks this one's slice of the vector, not encoded
+  Bytes output{};                // as long as `input`: the sum, encoded; of two ranks the other one's input
+  std::span<float> error{};      // empty, or as long as `own`: of that slice what allreduce_quantised says
+};
+
+/// The same call, which other ranks may make with host vectors, and the same bits once `output` is decoded; of two ranks
+/// once both inputs are, added, and for a mean halved. Nothing of `output` is of use before this has succeeded.
+Task<void> allreduce_encoded(Transport& net, const QuantisedSum& how, const EncodedVectors& vectors);
 
 }  // namespace telegrad

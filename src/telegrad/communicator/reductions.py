@@ -15,7 +15,14 @@ import numpy.typing as npt
 
 from telegrad import _core
 from telegrad.communicator.base import CommunicatorBase
-from telegrad.communicator.cuda.entries import DeviceEntries, EntriesPart, GatheredPart, Staged
+from telegrad.communicator.cuda.entries import (
+    DeviceEntries,
+    EncodedSum,
+    EntriesPart,
+    GatheredPart,
+    Staged,
+    encoded_parts,
+)
 from telegrad.communicator.cuda.nccl import NcclSums, Verdict
 from telegrad.communicator.cuda.runtime import Stream, resolved_device, runtime_of
 from telegrad.communicator.cuda.transfers import DeviceWork, element_parts, flat, scattered_parts
@@ -691,17 +698,15 @@ class Reductions(StreamReductions, DeviceSums):
         lost, number = error_of(error, x, (buffer, into)), checked_seed(seed)
         target = x if out is None else out
 
-        def begin(given: int, taken: int, length: int, gate: _core.Gate | None) -> _core.Request:
-            lost_to = taken + length * x.element_size() if gate and lost else lost  # staged behind the sum
-            call = self._next_encoded_call()  # another one for each chunk, whose elements are counted from 0
-            how = (reduction, encoding, number, call, not (async_op or gate), gate)
-            return core.all_reduce_quantised(given, taken, lost_to, length, *how)
-
-        at = (buffer.pointer, into.pointer, buffer.elements)
-        held = (x, target, error)
-        return self._run(
-            "all_reduce", begin, at, lambda: element_parts(x, target, begin, error), held, target, async_op
-        )
+        if on_device(x):
+            drawn = EncodedSum(core, reduction, encoding, number, self._next_encoded_call)
+            parts, packed = encoded_parts(x, target, error, drawn)
+            used = tuple(one for one in (x, target, error, packed) if one is not None)
+            return self._run_on_device("all_reduce", parts, used, target, async_op)
+        at = (buffer.pointer, into.pointer, lost, buffer.elements)
+        call = self._next_encoded_call()
+        request = core.all_reduce_quantised(*at, reduction, encoding, number, call, not async_op)
+        return self._begun(request, "all_reduce", (x, target, error), target, async_op)
 
     def reduce(self, x: Any, root: int, op: Any = "sum", *, out: Any = None, async_op: bool = False) -> Work | None:
         """Reduces ``x`` over all ranks to rank ``root``.

@@ -128,3 +128,29 @@ def test_whether_there_is_room_for_entries_is_a_kind(
         sums(device, comms, streams, n=n, loses=loses)
         launched.append(device.launches - 2 * RANKS)
     assert launched == [2, 2, 0, 0]
+
+
+@pytest.mark.parametrize("loses", [False, True])
+@pytest.mark.parametrize("async_op", [False, True])
+def test_those_that_encode_and_decode_too(
+    device: LoadingRuntime, comms: list[Communicator], streams: list[FakeStream], async_op: bool, loses: bool
+) -> None:
+    """Once for each wire, reduction and kind of tensors; the tensors stay what they are meanwhile."""
+    loads = [f"loads {name}" for name in ("encode", "decode")]
+    for first, op, found in ((0, "sum", loads), (0, "sum", []), (1, "sum", loads), (0, "avg", [])):
+        device.journal.clear()
+        tensors = [on_fake_device(torch.full((first + 8,), rank + 1.0))[first:] for rank in range(RANKS)]
+        lost = [on_fake_device(torch.zeros(8)) if loses else None for _ in range(RANKS)]
+
+        def call(comm: Communicator, rank: int, given: Any = (tensors, lost, op)) -> Any:
+            xs, errors, op = given
+            return comm.all_reduce(xs[rank], op, wire="bf16", error=errors[rank], async_op=async_op)
+
+        works = on_all(device, comms, streams, call)
+        for rank, stream in enumerate(streams):
+            with device.on(stream):
+                if async_op:
+                    works[rank].wait()
+            stream.synchronize()
+            assert tensors[rank].tolist() == [2.0 if op == "avg" else 6.0] * 8
+        assert device.journal == found + ["waits"] * RANKS

@@ -58,7 +58,7 @@ def laid_aside(streams: Sequence[torch.cuda.Stream], *sizes: tuple[int, int]) ->
     assert staging.counts.allocated == allocated
 
 
-def chunks(nbytes: int, outputs: int = 1) -> list[tuple[int, int]]:
-    """What a dense sum of so many bytes stages, into tensors as long as its input."""
+def chunks(nbytes: int) -> list[tuple[int, int]]:
+    """What a dense sum of so many bytes stages."""
     lengths = [min(transfers.CHUNK_BYTES, nbytes - first) for first in range(0, max(nbytes, 1), transfers.CHUNK_BYTES)]
-    return [(length, outputs * length) for length in lengths]
+    return [(length, length) for length in lengths]

@@ -63,7 +63,11 @@ WHOLE = {"BLOCK": 1024}
 STAGED = {"to_count": "*i64", "to_values": "*i32"}
 FEEDBACK = {"faults": "*i32", "momentum": "fp32"}
 UNITS = {"wanted": "*fp64", "ratios": "*fp64"}
+DRAWN = dict.fromkeys(("seed_low", "seed_high", "rank", "call"), "i32")
+CODES = {"encoded": "*u8", "mine": "*u8", "out": "*fp32", "error": "*fp32"}
+HALVES = {**CODES, "encoded": "*i16", "mine": "*i16"}
 COLLECTED = {"counts": "*i64", "faults": "*i32", "most": "fp32"}
+FORMATS = ((1, 16, 1024), (2, 16, 1024), (3, 8, 256), (3, 2, 1024), (4, 4, 1024), (5, 2, 512))
 # Those with types of their own where a name says another thing than in a selection.
 OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (staging.scatter_entries, {"ADDS": True, "KIND": 0, **WHOLE}, {"dense": "*fp32", "indices": "*i64"}),
@@ -95,6 +99,23 @@ OTHER_CASES: list[tuple[JITFunction, dict[str, Any], dict[str, str]]] = [
     (feedback.restore_elements, {"BLOCKS": 8, "BLOCK": 1024}, {"wanted": "*i32"}),
     (feedback.set_units, {"BLOCK": 128}, UNITS),
     (feedback.rescale_elements, {"BLOCKS": 8, "BLOCK": 1024}, UNITS),
+    *(
+        (
+            staging.encode_bucket,
+            {"LEVELS": levels, "BITS": bits, "BUCKET": bucket, "STOCHASTIC": loses is False, "ERROR": loses},
+            {**DRAWN, "out": "*i16" if bits == 16 else "*u8", "error": "*fp32"},
+        )
+        for levels, bits, bucket in FORMATS
+        for loses in (False, True)
+    ),
+    *(
+        (
+            staging.decode_bucket,
+            {"FACTOR": 0.5, "LEVELS": levels, "BITS": bits, "BUCKET": bucket, "ADDS": True, "ERROR": True},
+            HALVES if bits == 16 else CODES,
+        )
+        for levels, bits, bucket in FORMATS
+    ),
 ]
 CALLED_BY_KERNELS = {
     *(
@@ -113,6 +134,7 @@ CALLED_BY_KERNELS = {
     *("number_of", "residual_of", "room_of", "marked", "cut_program_of", "said_of", "takes_part"),
     *("canonical", "rounded", "widened", "is_finite"),
     *("part_of", "row_of", "add_digits", "put_digit"),
+    *("draw_words", "next_of", "place_among", "bins_of", "codebook_of", "value_of", "decoded_bucket"),
 }
 MODULES = (passes, passes_of_many, shared, staging, feedback)
 

@@ -1,4 +1,5 @@
-"""DeviceEntries: a sparse vector on a device, and the operation that sums such vectors.
+"""DeviceEntries: a sparse vector on a device, and the operation that sums such vectors; and dense sums whose values the
+device encodes and decodes.
 
 How many entries there are stays on the device: kernels put them into pinned memory with their number, and write the sum
 by what the engine says of it there."""
@@ -8,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from telegrad import _core
 from telegrad.communicator.cuda.runtime import DeviceRuntime, Stream, has_runtime
 from telegrad.communicator.cuda.staging import Lease
-from telegrad.communicator.cuda.transfers import flat
+from telegrad.communicator.cuda.transfers import StagedOperation, cuts, flat
 from telegrad.kernels.staging import kernels_of
 from telegrad.sparse_vector import MAX_LENGTH, is_torch_tensor
 from telegrad.sparse_vector.formats import NAMES
@@ -256,6 +258,124 @@ class GatheredPart(EntriesPart):
         for rank in range(self._words):
             own = slice(rank * self._room, (rank + 1) * self._room)
             kernels.stage(indices[own], values[own], form[rank : rank + 1], *outs[3 * rank : 3 * rank + 3])
+
+
+class EncodedSum(NamedTuple):
+    """How vectors are summed in messages of encoded values. ``call``: draws the number of the next such call."""
+
+    core: _core.Communicator
+    reduction: _core.Reduction
+    encoding: _core.ValueEncoding
+    seed: int
+    call: Callable[[], int]
+
+
+class EncodedPart:
+    """A chunk of a dense sum. Kernels encode ``x`` into half of ``packed``, from where it goes to the host, and decode
+    what comes back in the other half. Of more than two ranks this one's slice goes as float32, as its owner adds it
+    unrounded, and its error comes back. Two ranks get each other's values, and both add them on the device."""
+
+    has_input = True
+
+    def __init__(self, x: Any, out: Any, error: Any, packed: Any, how: EncodedSum, layout: Sequence[int]) -> None:
+        self._x, self._out, self._error, self._how = x, out, error, how
+        self._nbytes, self._first, self._end, *self._hole = layout
+        self._sent, self._come = (packed[at : at + self._nbytes] for at in (0, packed.numel() // 2))
+        self._owned = self._end - self._first
+        self._number, self._encoded = 0, None  # of the call; an event
+        self._adds = how.core.size == 2
+        self.input_bytes = self._bytes_with(self._owned)
+        self.output_bytes = self._bytes_with(0 if error is None else self._owned)
+
+    def _bytes_with(self, owned: int) -> int:
+        return _padded(self._nbytes) + 4 * owned if owned else self._nbytes
+
+    def prepare(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        vectors = (self._x, self._out, self._error)
+        aligned = [None if one is None else one.data_ptr() % 16 for one in vectors]
+        how = self._how
+        key = (runtime, self._x.device, how.encoding, how.reduction, self._adds, *aligned)
+        if key in _prepared or not self._nbytes:
+            return
+        x, out, error = (None if at is None else self._x.new_empty(8)[at // 4 :] for at in aligned)
+        sent = self._sent.new_empty(64)
+        for one in (x, out, sent, *([] if error is None else [error])):
+            runtime.keep(one, stream)
+        self._encode(runtime, stream, x, sent, error)
+        self._decode(runtime, stream, sent, sent, out, error)
+        _prepared.add(key)
+
+    def spoilt(self, lease: Lease) -> tuple[int, int]:
+        return lease.output_address, self.output_bytes
+
+    def stage(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        self._number = self._how.call()
+        if not self._nbytes:
+            return
+        self._encode(runtime, stream, self._x, self._sent, self._error)
+        if self._error is not None:
+            self._encoded = runtime.record(stream)
+        begin, end = self._hole
+        for first, last in ((0, begin), (end, self._nbytes)):
+            if first < last:
+                runtime.copy_to_host(stream, lease.input_address + first, self._sent, first, last - first)
+        if self._owned:
+            to = lease.input_address + _padded(self._nbytes)
+            runtime.copy_to_host(stream, to, self._x, 4 * self._first, 4 * self._owned)
+
+    def begin(self, lease: Lease, gate: _core.Gate) -> _core.Request:
+        how, behind = self._how, _padded(self._nbytes)
+        own, lost = (lease.input_address + behind, lease.output_address + behind) if self._owned else (0, 0)
+        at = (lease.input_address, own, lease.output_address, 0 if self._error is None else lost)
+        drawn = (how.reduction, how.encoding, how.seed, self._number)
+        return how.core.all_reduce_encoded(*at, self._x.numel(), *drawn, gate)
+
+    def fetch(self, runtime: DeviceRuntime, stream: Stream, lease: Lease) -> None:
+        if not self._nbytes:
+            return
+        runtime.copy_to_device(stream, self._come, 0, lease.output_address, self._nbytes)
+        if self._error is not None:  # of what failed before the other stream came to it, the last word is NaN
+            runtime.wait_event(stream, self._encoded)
+        self._decode(runtime, stream, self._come, self._sent, self._out, self._error)
+        if self._owned and self._error is not None:
+            source = lease.output_address + _padded(self._nbytes)
+            runtime.copy_to_device(stream, self._error, 4 * self._first, source, 4 * self._owned)
+
+    def _encode(self, runtime: DeviceRuntime, stream: Stream, x: Any, sent: Any, error: Any) -> None:
+        wire, drawn = self._how.encoding.name, (self._how.seed, self._how.core.rank, self._number)
+
+        def encode(x: Any, sent: Any, *errors: Any) -> None:
+            kernels_of(x).encode(x, sent, errors[0] if errors else None, wire, *drawn)
+
+        runtime.launch(stream, encode, x, sent, *([] if error is None else [error]))
+
+    def _decode(self, runtime: DeviceRuntime, stream: Stream, come: Any, sent: Any, out: Any, error: Any) -> None:
+        wire, adds = self._how.encoding.name, self._adds
+        factor = 0.5 if adds and self._how.reduction == _core.Reduction.avg else 1.0
+
+        def decode(come: Any, sent: Any, out: Any, *errors: Any) -> None:
+            kernels_of(out).decode(come, sent if adds else None, out, errors[0] if errors else None, wire, factor)
+
+        runtime.launch(stream, decode, come, sent, out, *([] if error is None else [error]))
+
+
+def encoded_parts(x: Any, out: Any, error: Any, how: EncodedSum) -> tuple[list[StagedOperation], Any]:
+    """Chunks of a sum of float32 ``x``, and the tensor of all that is encoded of it there. ``error``: ``None``, or what
+    gets this rank's rounding error."""
+    kernels_of(x)  # what they need may be missing: that must be known before anything begins
+    chunks = cuts(x.numel(), 4)
+    layouts = [how.core.encoded_layout(length, how.encoding) for _, length in chunks]
+    lengths = [2 * _padded(layout[0]) for layout in layouts]
+    packed = x.new_empty(sum(lengths), dtype=sys.modules["torch"].uint8)
+    parts: list[StagedOperation] = []
+    for (first, length), layout, its, end in zip(chunks, layouts, lengths, accumulate(lengths), strict=True):
+        x_, out_, error_ = (None if one is None else flat(one)[first : first + length] for one in (x, out, error))
+        parts.append(EncodedPart(x_, out_, error_, packed[end - its : end], how, layout))
+    return parts, packed
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // 16) * 16
 
 
 _prepared: set[tuple[Any, ...]] = set()

@@ -594,20 +594,18 @@ def whole(x: Any) -> Piece:
     return x, 0, x.nbytes
 
 
-def element_parts(x: Any, out: Any, begin: Begin, error: Any = None) -> list[StagedOperation]:
-    """For an operation that turns elements of ``x`` into those of ``out`` at the same places, and of ``error`` if that
-    is given, which lie behind them. ``out``: ``None`` on a rank that takes nothing. Lengths: in elements."""
+def element_parts(x: Any, out: Any, begin: Begin) -> list[StagedOperation]:
+    """For an operation that turns elements of ``x`` into those of ``out`` at the same places. ``out``: ``None`` on a
+    rank that takes nothing. Lengths: in elements."""
     elements, item = x.numel(), x.element_size()
-    if error is None and elements * item <= CHUNK_BYTES and out is not None:
+    if elements * item <= CHUNK_BYTES and out is not None:
         piece = (x, 0, elements * item)
         return [Pieces((piece,), (piece if out is x else (out, 0, elements * item),), begin, elements)]
-    outputs = [one for one in (out, error) if one is not None]
-    return [
-        Pieces(
-            ((x, first * item, length * item),), [(one, first * item, length * item) for one in outputs], begin, length
-        )
-        for first, length in _cuts(elements, item)
-    ]
+    parts: list[StagedOperation] = []
+    for first, length in cuts(elements, item):
+        own = first * item, length * item
+        parts.append(Pieces(((x, *own),), () if out is None else ((out, *own),), begin, length))
+    return parts
 
 
 def scattered_parts(
@@ -619,7 +617,7 @@ def scattered_parts(
         return [Pieces([] if x is None else [whole(x)], [whole(block)], begin, lengths)]
     ranks, item = len(lengths), block.element_size()
     parts: list[StagedOperation] = []
-    for first, length in _cuts(lengths[0], item, ranks):
+    for first, length in cuts(lengths[0], item, ranks):
         nbytes = length * item
         pieces = [] if x is None else _of_each(x, lengths[0] * item, ranks, first * item, nbytes)
         parts.append(Pieces(pieces, [(block, first * item, nbytes)], begin, [length] * ranks))
@@ -633,7 +631,7 @@ def gathered_parts(x: Any, out: Any, lengths: list[int] | None, ranks: int, begi
         return [Pieces([whole(x)], [] if out is None else [whole(out)], begin, x.nbytes)]
     item = x.element_size()
     parts: list[StagedOperation] = []
-    for first, length in _cuts(x.numel(), item, ranks):
+    for first, length in cuts(x.numel(), item, ranks):
         nbytes = length * item
         pieces = [] if out is None else _of_each(out, x.nbytes, ranks, first * item, nbytes)
         parts.append(Pieces([(x, first * item, nbytes)], pieces, begin, nbytes))
@@ -645,7 +643,7 @@ def exchanged_parts(x: Any, out: Any, ranks: int, begin: Begin) -> list[StagedOp
     Lengths: of all blocks of a part, in bytes."""
     item, block = x.element_size(), x.nbytes // ranks
     parts: list[StagedOperation] = []
-    for first, length in _cuts(x.numel() // ranks, item, ranks):
+    for first, length in cuts(x.numel() // ranks, item, ranks):
         given, taken = (_of_each(one, block, ranks, first * item, length * item) for one in (x, out))
         parts.append(Pieces(given, taken, begin, ranks * length * item))
     return parts
@@ -660,14 +658,14 @@ def broadcast_parts(x: Any, is_root: bool, begin: Begin) -> list[StagedOperation
     """For one that copies the root's ``x``: the input there, and the output elsewhere. Lengths: in bytes."""
     item = x.element_size()
     parts: list[StagedOperation] = []
-    for first, length in _cuts(x.numel(), item):
+    for first, length in cuts(x.numel(), item):
         piece = [(x, first * item, length * item)]
         given, taken = (piece, []) if is_root else ([], piece)
         parts.append(Pieces(given, taken, begin, length * item))
     return parts
 
 
-def _cuts(elements: int, itemsize: int, copies: int = 1) -> list[tuple[int, int]]:
+def cuts(elements: int, itemsize: int, copies: int = 1) -> list[tuple[int, int]]:
     """The first elements and lengths of a vector's chunks, ``copies`` of which are communicated at once; of an empty
     one an empty chunk."""
     step = max(1, CHUNK_BYTES // (itemsize * copies))

@@ -115,6 +115,87 @@ TEST("sums and means are right, alike on all ranks, and errors make up for what 
   }
 }
 
+// What a GPU does around the call of a rank: encodes before it, and decodes behind.
+class OfGpu {
+ public:
+  OfGpu(Rank rank, Rank size, const std::vector<float>& x, ValueEncoding encoding, Reduction reduction, bool with_error)
+      : rank_(rank), size_(size), with_error_(with_error), how_{encoding, {.seed = 5, .rank = rank}, reduction} {
+    input_.resize(kernels::encoded_bytes(encoding, x.size()));
+    output_.assign(input_.size(), std::byte{0xff});
+    error_.assign(with_error ? x.size() : 0, kMark);
+    kernels::encode_values(encoding, how_.key, 0, x, input_, error_);
+    if (size > 2) own_range_ = quantised_slice(x.size(), size, rank);
+    own_.assign(x.begin() + static_cast<std::ptrdiff_t>(own_range_.begin), x.begin() + static_cast<std::ptrdiff_t>(own_range_.end));
+    count_ = x.size();
+  }
+
+  RequestPtr request() {
+    const auto own_error = std::span(error_).subspan(with_error_ ? own_range_.begin : 0, with_error_ ? own_.size() : 0);
+    return make_all_reduce_encoded(how_, {count_, input_, own_, output_, own_error});
+  }
+  std::vector<float> result() const {
+    std::vector<float> sum(count_), mine(count_);
+    EXPECT(kernels::decode_values(how_.encoding, output_, sum));
+    if (size_ != 2) return sum;
+    EXPECT(kernels::decode_values(how_.encoding, input_, mine));
+    for (std::size_t i = 0; i < count_; ++i) {
+      sum[i] = rank_ == 0 ? mine[i] + sum[i] : sum[i] + mine[i];
+      if (how_.reduction == Reduction::avg) sum[i] *= 0.5F;
+    }
+    return sum;
+  }
+  const std::vector<float>& error() const { return error_; }
+
+ private:
+  Rank rank_, size_;
+  bool with_error_;
+  QuantisedSum how_;
+  std::size_t count_ = 0;
+  Range own_range_{0, 0};
+  std::vector<std::byte> input_, output_;
+  std::vector<float> own_, error_;
+};
+
+void check_encoded(World world, Rank size, std::size_t count, ValueEncoding encoding, Reduction reduction, bool with_error,
+                   std::uint64_t hosts) {
+  const Vectors inputs = inputs_of(size, count);
+  const auto run = [&](std::uint64_t on_host, Vectors& outputs, Vectors& errors) {
+    outputs.assign(size, std::vector<float>(count, kMark));
+    errors.assign(size, std::vector<float>(with_error ? count : 0, kMark));
+    std::vector<OfGpu> gpus;
+    for (Rank rank = 0; rank < size; ++rank) gpus.emplace_back(rank, size, inputs[rank], encoding, reduction, with_error);
+    const auto make = [&](Rank rank) {
+      return on_host >> rank & 1 ? request_of(inputs[rank], outputs[rank], errors[rank], encoding, reduction)
+                                 : gpus[rank].request();
+    };
+    EXPECT(run_ranks(world, size, make, size).all_succeeded());
+    for (Rank rank = 0; rank < size; ++rank) {
+      if (on_host >> rank & 1) continue;
+      outputs[rank] = gpus[rank].result();
+      errors[rank] = gpus[rank].error();
+    }
+  };
+  Vectors expected, expected_errors, got, got_errors;
+  run(~std::uint64_t{0}, expected, expected_errors);
+  run(hosts, got, got_errors);
+  EXPECT(got == expected && got_errors == expected_errors);
+}
+
+TEST("a rank whose vector is given encoded has the bits of a host's, among its like and among hosts") {
+  for (const World world : kWorlds) {
+    for (const Rank size : {1U, 2U, 3U, 4U, 5U}) {
+      for (const std::size_t count : {0UL, 1UL, 1024UL, 5000UL, 40'001UL}) {
+        for (const ValueEncoding encoding : kAll) {
+          check_encoded(world, size, count, encoding, Reduction::sum, true, 0);
+          check_encoded(world, size, count, encoding, Reduction::avg, count % 2 == 0, 0b01010);
+        }
+      }
+    }
+    check_encoded(world, 2, 700'003, ValueEncoding::qsgd4, Reduction::avg, true, 0);
+    check_encoded(world, 3, 1'000'003, ValueEncoding::bf16, Reduction::avg, true, 0b001);
+  }
+}
+
 TEST("long vectors, in several pieces and chunks, and many ranks") {
   for (const World world : kWorlds) {
     for (const ValueEncoding encoding : {ValueEncoding::bf16, ValueEncoding::qsgd4, ValueEncoding::codebook2}) {
@@ -271,15 +352,19 @@ Task<void> send_damaged_vector(Transport& net) {
 }
 
 void expect_damage_is_told(Rank size, const std::string& text, const std::function<Task<void>(Transport&)>& damage) {
-  std::vector<std::vector<float>> results(size, std::vector<float>(size * 1024, kMark));
-  std::vector<float> x(size * 1024, 1.0F), error;
-  const Ended ended = run_ranks(World::local, size, [&](Rank rank) {
-    const RequestPtr sound = request_of(x, results[rank], error, ValueEncoding::qsgd8);
-    return rank == 1 ? std::make_shared<Request>(sound->call(), damage) : sound;
-  });
-  REQUIRE(ended.requests[0]->done() && ended.requests[0]->failure());
-  EXPECT(ended.requests[0]->failure()->reason.find(text) != std::string::npos);
-  EXPECT(std::ranges::count(results[0], kMark) >= 1024);
+  for (const bool encoded : {false, true}) {
+    std::vector<std::vector<float>> results(size, std::vector<float>(size * 1024, kMark));
+    std::vector<float> x(size * 1024, 1.0F), error;
+    OfGpu gpu(0, size, x, ValueEncoding::qsgd8, Reduction::sum, false);
+    const Ended ended = run_ranks(World::local, size, [&](Rank rank) {
+      const RequestPtr sound = request_of(x, results[rank], error, ValueEncoding::qsgd8);
+      if (rank == 0 && encoded) return gpu.request();
+      return rank == 1 ? std::make_shared<Request>(sound->call(), damage) : sound;
+    });
+    REQUIRE(ended.requests[0]->done() && ended.requests[0]->failure());
+    EXPECT(ended.requests[0]->failure()->reason.find(text) != std::string::npos);
+    EXPECT(std::ranges::count(results[0], kMark) >= 1024);
+  }
 }
 
 TEST("a rank that sends damaged bytes is named, and no result is given") {
