@@ -1,4 +1,4 @@
-"""What a rank remembers on a device, changed and taken back step by step."""
+"""Residuals on a device, with the threshold and number of calls of each: what steps change, and what is undone."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_a_parameter_without_a_gradient_counts_no_call(
         gradient = computed_on(device, torch.linspace(-1, 1, _SIZE))
         held: Any = DeviceFeedback(compressor, None).residual(entry, gradient)
         choice = QueuedSelection(compressor.policy_of(entry), entry, held, 0, 0, 0)
-        room, number = choice.room, torch.tensor([active])
+        room, takes_part = choice.room, computed_on(device, torch.tensor([active]))
         indices = computed_on(device, torch.zeros(room, dtype=torch.int32)).view(torch.uint32)
         values = computed_on(device, torch.zeros(room))
         counts: Any = computed_on(device, torch.zeros(1, dtype=torch.int64))
-        chosen = QueuedEntries(gradient, indices, values, counts, computed_on(device, number))
+        chosen = QueuedEntries(gradient, indices, values, counts, takes_part)
         queue_selections([choice], chosen, DeviceTables(), device, streams[0])
     wait_for(streams)
     assert held.calls.memory.item() == active

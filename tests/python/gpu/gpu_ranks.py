@@ -59,6 +59,6 @@ def laid_aside(streams: Sequence[torch.cuda.Stream], *sizes: tuple[int, int]) ->
 
 
 def chunks(nbytes: int) -> list[tuple[int, int]]:
-    """What a dense sum of so many bytes stages."""
+    """Of a dense sum of ``nbytes``: how many bytes each chunk copies to the host, and back."""
     lengths = [min(transfers.CHUNK_BYTES, nbytes - first) for first in range(0, max(nbytes, 1), transfers.CHUNK_BYTES)]
     return [(length, length) for length in lengths]

@@ -44,7 +44,7 @@ def test_gpu_all_reduce(
 
 
 def encoded_chunks(comm: Communicator, n: int, wire: str) -> list[tuple[int, int]]:
-    """What an encoded sum of n elements stages, of two ranks."""
+    """As ``chunks``, of a sum of ``n`` elements between two ranks in messages of that ``wire``."""
     encoding, step = getattr(_core.ValueEncoding, wire), transfers.CHUNK_BYTES // 4
     lengths = [min(step, n - first) for first in range(0, n, step)]
     return [(nbytes, nbytes) for nbytes in (comm._usable().encoded_layout(one, encoding)[0] for one in lengths)]

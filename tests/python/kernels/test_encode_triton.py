@@ -61,7 +61,7 @@ def values_of(kind: str, size: int) -> np.ndarray:
 
 
 class HostEncoder:
-    """What rank 0 of two sends of a host's vector, as it comes to a rank that gives and takes encoded bytes."""
+    """The core's encoding of a host's vector: rank 0 of two sends it, and rank 1 receives the bytes as they are."""
 
     def __init__(self) -> None:
         self.comms = Communicator.local(2, timeout_s=60.0)
@@ -133,7 +133,7 @@ def test_draws_are_the_cores(on_host: HostEncoder, wire: str) -> None:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_two_are_added(on_host: HostEncoder, wire: str) -> None:
-    """What both ranks of two have sent: as a host's sum, which has another NaN where infinities cancel."""
+    """Two encoded vectors are decoded and added as on the host. No infinities cancel here: their NaN would differ."""
     x, y = values_of("mixed", 1500), values_of("ordinary", 1500)
     encoded, mine = on_host(x, wire, 0, np.empty_like(x)), on_host(y, wire, 0, np.empty_like(y))
     decoded = [np.empty_like(x), np.empty_like(x)]
